@@ -3,14 +3,14 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from hanabi_grpo.envs.base import Setup
-from hanabi_grpo.evaluation.crossplay.plan import Plan, find_cells, make_plan, parse_entries, play_cells
+from hanabi_grpo.evaluation.crossplay.plan import Plan, make_plan, parse_entries, play_cells
 from hanabi_grpo.evaluation.crossplay.summary import Summary, summarise
 from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.runs.checkpoints import write_checkpoint
+from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from server_app import PEFT_CONFIG, adapter_bytes, make_identity
 from training_runs import LAPTOP
 
@@ -21,17 +21,16 @@ def plan_of(
     return make_plan(parse_entries(texts, setup), setup, deals, suite=suite, served=served)
 
 
-def play(plan: Plan, folder: Path, served: Served | None = None, progress: Any = lambda done: None) -> SimpleNamespace:
-    """Play what is missing; returns the cells, and the names of those that were played now."""
-    cells = find_cells(plan, folder)
-    begun: list[str] = []
-    play_cells(plan, folder, cells, served=served, begin=lambda cell: begun.append(cell.name), progress=progress)
-    return SimpleNamespace(cells=cells, begun=begun)
+def play(plan: Plan, folder: Path, served: Served | None = None) -> dict[str, EvaluationResult]:
+    """Play what is missing; returns the cells by name."""
+    cells: dict[str, EvaluationResult] = {}
+    play_cells(plan, folder, cells, served=served, begin=lambda cell: None, progress=lambda done: None)
+    return cells
 
 
 def summary_of(folder: Path, *texts: str, **options: Any) -> Summary:
     plan = plan_of(*texts, **options)
-    return summarise(plan, play(plan, folder).cells)
+    return summarise(plan, play(plan, folder))
 
 
 def save_checkpoint(run: Path, step: int, values: Sequence[float]) -> Path:

@@ -4,27 +4,18 @@ from importlib import import_module
 from typing import Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from hanabi_grpo import __version__
-from hanabi_grpo.errors import HanabiGrpoError, SettingsError
+from hanabi_grpo.errors import HanabiGrpoError
 
 GROUPS = {
     "Train": ("doctor", "serve", "train", "warm-start", "tiny-model", "dataset", "settings"),
     "Play": ("evaluate", "cross-play", "exploit", "play", "collect"),
     "Look": ("watch", "view", "report", "compare"),
-    "Share": ("export", "upload", "hanab-live"),
+    "Share": ("export",),
 }
 """Commands by what people want, in the order of --help. Their functions are in the module of their name."""
-RENAMED = {
-    "report-page": "report RUN --html PAGE.html",
-    "chart": "report RUN --png FOLDER",
-    "dynamics": "report RUN --alarms",
-    "conventions": "report GAMES --conventions PAGE.html",
-    "export-hanab-live": "hanab-live export",
-    "import-hanab-live": "hanab-live import",
-}
-"""Commands of version 0.1, and what takes their place."""
 _PANELS = {name: panel for panel, names in GROUPS.items() for name in names}
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -60,26 +51,18 @@ class _Commands(Group):
         return list(_PANELS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name in RENAMED:
-            raise SettingsError(f"hanabi-grpo {cmd_name}: is now hanabi-grpo {RENAMED[cmd_name]}.")
         if cmd_name in _PANELS and cmd_name not in self.commands:
             self.commands[cmd_name] = _load(cmd_name)
         return self.commands.get(cmd_name)
 
 
 def _load(name: str) -> Any:
-    """Return one command, or a group of commands, made from the module of its name."""
-    module = import_module(f"hanabi_grpo.commands.{name.replace('-', '_')}")
-    found = getattr(module, name.replace("-", "_"))
-    if not isinstance(found, typer.Typer):
-        single = typer.Typer()
-        single.command(name, context_settings=_PASS_ON if name in ("serve", "train") else None)(found)
-        found = single
-    command = typer.main.get_command(found)
-    command.name = name
-    assert isinstance(command, TyperCommand | TyperGroup)
-    command.rich_help_panel = _PANELS[name]
-    return command
+    """Return one command, made from the module of its name."""
+    word = name.replace("-", "_")
+    function = getattr(import_module(f"hanabi_grpo.commands.{word}"), word)
+    single, passes = typer.Typer(), _PASS_ON if name in ("serve", "train") else None
+    single.command(name, context_settings=passes, rich_help_panel=_PANELS[name])(function)
+    return typer.main.get_command(single)
 
 
 def all_commands() -> dict[str, Any]:

@@ -38,17 +38,16 @@ NAMED = {
     "cross-play": SERVER,
     "play": SERVER,
     "exploit": {"HANABI_MEMORY"},
-    "doctor": {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "HTTP_PROXY", "NO_PROXY", "WANDB_API_KEY"},
+    "doctor": {"CUDA_VISIBLE_DEVICES", "HTTP_PROXY", "NO_PROXY", "WANDB_API_KEY"},
     "warm-start": {"MODEL", "LORA_RANK", "HANABI_ADAPTERS", "SEED", "HANABI_PRESET"},
     "tiny-model": {"HANABI_PRESET", "HANABI_PLAYERS", "SEED"},
     "dataset": {"HANABI_PLAYERS", "HANABI_OBSERVATION"},
     "view": {"WANDB_MODE", "WANDB_ENTITY", "OUTPUT_DIR"},
     "export": {"WANDB_MODE", "WANDB_ENTITY", "HF_HOME"},
-    "upload": {"WANDB_PROJECT", "WANDB_ENTITY", "WANDB_NAME", "WANDB_MODE", "CKPT_ARTIFACT_NAME"},
     "watch": {"OUTPUT_DIR"},
 }
 # These show all settings, or look at a run folder or at nothing but their options.
-WITHOUT = {"settings", "report", "compare", "hanab-live"}
+WITHOUT = {"settings", "report", "compare"}
 
 
 def loaded(**environ: str) -> LoadedSettings:
@@ -64,11 +63,6 @@ def test_commands_stand_in_groups_and_help_and_version_of_each_start_nothing() -
         assert result.exit_code == 0 and "Usage" in result.output
         result = RUNNER.invoke(app, [*words, "--mine", "1", "--version"])
         assert (result.exit_code, result.output) == (0, f"hanabi-grpo {metadata.version('hanabi-grpo')}\n")
-
-
-def test_the_name_of_an_earlier_version_is_answered_with_the_new_one() -> None:
-    answer = CliRunner().invoke(app, ["chart", "outputs/run"])
-    assert answer.exit_code == 2 and "hanabi-grpo chart: is now hanabi-grpo report RUN --png FOLDER." in answer.stderr
 
 
 def test_the_help_of_a_command_names_what_it_reads_and_no_variable_that_does_not_exist() -> None:

@@ -80,7 +80,6 @@ def test_every_command_exists_and_its_settings_are_accepted() -> None:
             assert (ROOT / rest[0]).is_file(), words
         elif program.removeprefix(".venv/bin/") == "hanabi-grpo":
             command = known[rest[0]]
-            command = command.commands[rest[1]] if rest[0] == "hanab-live" else command
             options = {name for parameter in command.params for name in parameter.opts}
             assert {word.partition("=")[0] for word in rest if word.startswith("--")} <= options, words
         else:

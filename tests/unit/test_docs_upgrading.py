@@ -29,8 +29,8 @@ def test_the_pins_are_those_of_the_project_and_every_exact_or_capped_one_is_list
 def test_every_test_that_is_named_exists_and_every_conformance_file_about_a_pinned_package_is_named() -> None:
     assert [(path, name) for path, name in TESTS if f"def {name}(" not in (ROOT / path).read_text()] == []
     named = {Path(path).name for path, _ in TESTS}
-    # Bots' scores and hanab.live are about our own code.
-    ours = {"test_bot_scores.py", "test_hanab_live.py"}
+    # Bots' scores are about our own code.
+    ours = {"test_bot_scores.py"}
     assert {path.name for path in (ROOT / "tests" / "conformance").glob("test_*.py")} - ours <= named
 
 

@@ -82,18 +82,17 @@ def logits(model: Any) -> torch.Tensor:
         return model.eval()(torch.arange(5, 25).reshape(2, 10)).logits
 
 
-def test_each_players_folder_is_the_trained_adapter_to_peft_and_names_no_path_key_or_machine(trained: Path) -> None:
+def test_each_player_is_the_trained_adapter_to_peft_and_names_no_path_key_or_machine(trained: Path) -> None:
     assert run_export(trained / "run", "--out", "hub").exit_code == 0
     for name in PLAYERS:
         source, made = trained / "run/checkpoint-50" / name, Path("hub") / name
         assert (made / "adapter_model.safetensors").read_bytes() == (source / "adapter_model.safetensors").read_bytes()
-        one, other = (
-            logits(PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(trained / "model"), folder))
-            for folder in (source, made)
-        )
+        base = [AutoModelForCausalLM.from_pretrained(trained / "model") for _ in range(2)]
+        one = logits(PeftModel.from_pretrained(base[0], source))
+        other = logits(PeftModel.from_pretrained(base[1], "hub", subfolder=name))
         assert torch.equal(one, other)
     files = [path for path in Path("hub").rglob("*") if path.is_file()]
-    assert len(files) == 11 and not list(Path("hub").rglob("*moments*"))
+    assert len(files) == 7 and not list(Path("hub").rglob("*moments*"))
     for content in (path.read_bytes() for path in files):
         assert SECRET.encode() not in content and str(trained).encode() not in content
     assert json.loads(Path("hub/player_0/adapter_config.json").read_text())["base_model_name_or_path"] == "model"
@@ -104,8 +103,9 @@ def test_each_players_folder_is_the_trained_adapter_to_peft_and_names_no_path_ke
 
 def test_what_was_exported_is_a_checkpoint_as_a_team_and_as_one_player(trained: Path) -> None:
     assert run_export(trained / "run/checkpoint-50", "--out", "hub").exit_code == 0
+    assert run_export("hub:player_1", "--out", "one").exit_code == 0
     check_checkpoint(Path("hub"))
-    team, alone = read_adapters(Path("hub")), read_adapters(Path("hub/player_1"))
+    team, alone = read_adapters(Path("hub")), read_adapters(Path("one"))
     before = read_adapters(trained / "run/checkpoint-50")
     assert (team.step, team.lora_rank, list(team.adapters)) == (50, 8, list(PLAYERS))
     assert (alone.step, list(alone.adapters)) == (50, ["player_1"])
@@ -116,9 +116,8 @@ def test_what_was_exported_is_a_checkpoint_as_a_team_and_as_one_player(trained: 
     }
     assert len(names) == 1
     assert team.facts["model_fingerprint"] == model_fingerprint(trained / "model")
-    assert parse_line_up("./hub/player_1,iggi", 2).needs_server
-    assert run_export("hub", "--out", "again").exit_code == 0
-    assert (Path("again/player_0/README.md").read_text()).count("HANABI_OBSERVATION") >= 1
+    assert parse_line_up("./hub:player_1,iggi", 2).needs_server
+    assert "HANABI_OBSERVATION" in Path("one/README.md").read_text()
 
 
 def test_the_card_has_results_of_these_weights_only_with_their_errors(trained: Path, tmp_path: Path) -> None:
@@ -137,11 +136,11 @@ def test_the_card_has_results_of_these_weights_only_with_their_errors(trained: P
     shutil.copytree(trained / "run", run)
     write_result(run / "evaluation-team.json", of(plain, seats, pushed))
     write_result(run / "evaluation-other.json", of(plain, seats, {name: "0" * 64 for name in PLAYERS}))
-    write_result(tmp_path / "mixed.json", of(plain, (lent, "iggi")))
-    answer = run_export(run, "--out", "hub", "--evaluation", "mixed.json")
-    assert answer.exit_code == 0, answer.output
-    assert "left out:" in answer.output and "evaluation-other.json" in answer.output
-    own, partner = (ModelCard.load(f"hub/{name}/README.md") for name in PLAYERS)
+    write_result(run / "evaluations" / "mixed.json", of(plain, (lent, "iggi")))
+    for word, name in ((run, "hub"), (f"{run}:player_1", "partner")):
+        answer = run_export(word, "--out", name)
+        assert answer.exit_code == 0, answer.output
+    own, partner = (ModelCard.load(f"{name}/README.md") for name in ("hub", "partner"))
     assert own.data.library_name == "peft" and own.data.base_model is None
     assert len(own.data.eval_results) == 2 and len(partner.data.eval_results) == 1
     [result] = partner.data.eval_results
@@ -161,7 +160,7 @@ def test_a_hub_name_of_the_base_model_is_in_card_and_configuration(trained: Path
     answer = run_export(f"{trained}/run:player_1", "--out", "hub", "--base-model", "Qwen/Qwen3-4B")
     assert answer.exit_code == 0, answer.output
     assert not Path("hub/player_0").exists()
-    card = ModelCard.load("hub/player_1/README.md")
+    card = ModelCard.load("hub/README.md")
     assert card.data.base_model == "Qwen/Qwen3-4B"
     assert (
         json.loads(Path("hub/player_1/adapter_config.json").read_text())["base_model_name_or_path"] == "Qwen/Qwen3-4B"
@@ -173,7 +172,6 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(trained: Path
     Path("there/file").write_text("mine")
     damaged = Path(shutil.copytree(trained / "run", "damaged")) / "checkpoint-50/player_1/adapter_model.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    write_result(Path("random.json"), evaluate_scripted("random", SETUP, 3))
     for source, words, message in (
         (trained / "run", ["--out", "there"], "exists already"),
         (f"{trained}/run:shared", ["--out", "hub"], "no adapter shared in it; it has player_0, player_1"),
@@ -183,16 +181,11 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(trained: Path
         (trained / "run", ["--out", "there/file/hub"], "cannot be written"),
         ("damaged", ["--out", "hub"], "player_1/adapter_model.safetensors has"),
         ("damaged/checkpoint-50", ["--out", "hub"], "player_1/adapter_model.safetensors has"),
-        (
-            trained / "run",
-            ["--out", "hub", "--evaluation", "random.json"],
-            "are not those of this checkpoint (step 50)",
-        ),
     ):
         answer = run_export(source, *words)
         assert (answer.exit_code, message in answer.output) == (2, True), answer.output
     assert sorted(path.as_posix() for path in (*Path().iterdir(), *Path("there").iterdir())) == [
-        "damaged", "random.json", "there", "there/file"
+        "damaged", "there", "there/file"
     ]  # fmt: skip
 
 

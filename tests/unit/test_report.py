@@ -8,7 +8,6 @@ import struct
 from pathlib import Path
 from typing import Any
 
-import pytest
 from click.testing import Result
 from rich.console import Console
 from typer.testing import CliRunner
@@ -96,18 +95,11 @@ def test_a_report_leads_with_what_was_gained_and_holds_it_against_the_references
     assert "| attainable | 3.87 | – |" in lines and ATTAINABLE_SOURCE in lines
 
 
-def test_a_rise_below_the_limit_ends_with_exit_code_1_and_json_stays_json(tmp_path: Path) -> None:
+def test_a_rise_below_the_limit_ends_with_exit_code_1(tmp_path: Path) -> None:
     run = evaluated_run(tmp_path / "run")
-    answer = command(run, "--min-rise", 9, "--min-sigma", 99, "--json")
+    answer = command(run, "--min-rise", 9, "--min-sigma", 99)
     assert answer.exit_code == 1
     assert "wanted at least +9.000" in answer.stderr and "standard errors, wanted at least 99" in answer.stderr
-    found = json.loads(answer.stdout)
-    assert (found["run"], found["step"]) == ("run", 3)
-    [evaluations] = found["evaluations"]
-    scores = [sum(one["scores"]) / 40 for one in evaluations["results"]]
-    [rise] = evaluations["differences"]
-    assert rise["mean"] == pytest.approx(scores[1] - scores[0])
-    assert rise["interval_95"][0] < rise["mean"] < rise["interval_95"][1]
     assert command(run, "--min-rise", 0.5, "--min-sigma", 3).exit_code == 0
 
 
@@ -160,11 +152,6 @@ def test_a_collapsed_run_says_what_happened_when_and_what_to_do(tmp_path: Path) 
     table = [line.split("│")[1:-1] for line in lines if line.startswith("│")]
     assert [(row[0].strip(), row[-1].strip()) for row in table[:2]] == [("blind_play", "since 37")] * 2
     assert {row[-1].strip() for row in table[2:]} == {"quiet"}
-    found = json.loads(command(tmp_path, "--json").stdout)
-    raised = {(one["alarm"], one["of"]): one for one in found["alarms"] if one["raised_since"] is not None}
-    one = raised["blind_play", "player_1"]
-    assert one["raised_since"] == 37 and one["last_10"] > one["raised_above"]
-    assert [f"step {change['step']}: {change['message']}" for change in found["changes"]] == told
 
 
 def whole_run(folder: Path) -> Path:
@@ -221,9 +208,6 @@ def test_validations_are_a_curve_a_line_and_data(tmp_path: Path) -> None:
     picture = (tmp_path / "one.svg").read_text()
     for words in ("validation 1.40", "best 1.90, step 1", "training games 1.10", "held-out deals"):
         assert words in picture, words
-    assert [(one["step"], one["score"]) for one in json.loads(command(run, "--json").stdout)["validations"]] == [
-        (row.step, row.score) for row in rows
-    ]
     axes = read_report(run).pictures.draw("score").axes[0]
     bars = [bar.get_segments() for bar in axes.collections]
     drawn = [(float(low[0]), float(low[1]), float(high[1])) for low, high in bars[0]]

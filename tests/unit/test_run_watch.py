@@ -5,7 +5,6 @@ import os
 import pty
 import select
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -26,9 +25,7 @@ from hanabi_grpo.report.run_views.screen import RunScreen
 from hanabi_grpo.report.run_views.state import RunState
 from hanabi_grpo.runs.alarms import AlarmWatch, alarms_of
 from hanabi_grpo.runs.history import IncidentLog, cut_records, read_history
-from hanabi_grpo.runs.recordings import write_episodes
-from hanabi_grpo.runs.run_folder import LOCK
-from tracked_runs import SECRET, add_checkpoint, add_row, scripted_games, tracked_run
+from tracked_runs import SECRET, add_checkpoint, add_row, tracked_run
 
 _SECONDS = 60.0
 
@@ -39,10 +36,6 @@ def frame(state: RunState, width: int = 120, height: int | None = None) -> str:
     for line in console.render_lines(RunScreen(state), options.update(width=width), pad=False):
         console.print("".join(segment.text for segment in line), markup=False, no_wrap=True, crop=False)
     return console.export_text()
-
-
-def play(folder: Path, step: int, num_games: int = 3) -> None:
-    write_episodes(folder, step, [scripted_games("hint-bot", seed) for seed in range(num_games)])
 
 
 def test_a_run_that_is_not_there_yet_is_waited_for_and_then_followed(tmp_path: Path) -> None:
@@ -56,17 +49,13 @@ def test_a_run_that_is_not_there_yet_is_waited_for_and_then_followed(tmp_path: P
     for step in (1, 2, 3):
         add_row(folder, step, step_time=2.0)
     add_checkpoint(folder, 3)
-    play(folder, 2)
     state = watch.look()
     assert (state.step, state.max_steps, state.version, state.checkpoints) == (3, 10, 2, (3,))
     # Overlapped: the one before played.
     add_row(folder.parent, 9, staleness=1.0)
     assert RunWatch(folder.parent).look().version == 7
     assert state.seconds_left == 14.0
-    assert state.game is not None and (state.game.file, state.game.number) == ("step_000002", 2)
-    text = frame(state)
-    assert "step 3/10  games by version 2  checkpoint 3  2.0 s a step  0:00:14 left" in text
-    assert "last recorded game: step_000002, --game 2" in text
+    assert "step 3/10  games by version 2  checkpoint 3  2.0 s a step  last step 0:00:0" in frame(state)
 
 
 def test_only_new_lines_are_read_and_torn_or_foreign_ones_do_no_harm(tmp_path: Path) -> None:
@@ -87,15 +76,13 @@ def test_only_new_lines_are_read_and_torn_or_foreign_ones_do_no_harm(tmp_path: P
 
 def test_steps_that_a_resumed_run_makes_again_replace_the_old_ones(tmp_path: Path) -> None:
     folder = tracked_run(tmp_path / "run", steps=6, games=False)
-    play(folder, 5)
     watch = RunWatch(folder)
-    assert (watch.look().step, watch.look().game is None) == (6, False)
+    assert watch.look().step == 6
     cut_records(folder, 4)
     for step in (5, 6, 7):
         add_row(folder, step, **{"score/mean": 9.0})
     state = watch.look()
     assert series(state.rows, "score/mean")[1] == pytest.approx([1.0, 1.1, 1.2, 1.3, 9.0, 9.0, 9.0])
-    assert state.game is None
     cut_records(folder, 2)
     assert watch.look().step == 2
 
@@ -126,35 +113,17 @@ def test_incidents_are_counted_and_their_text_steers_no_terminal(tmp_path: Path)
     assert "[U+202E]" in text and "\x1b" not in text
 
 
-def test_the_lock_tells_whether_a_trainer_is_there(tmp_path: Path) -> None:
+def test_the_lock_tells_whether_a_trainer_is_there(
+    tmp_path: Path, start_process: Callable[..., "subprocess.Popen[str]"]
+) -> None:
     folder = tracked_run(tmp_path / "run", steps=1, games=False)
-    for lock, word in (
-        ("pid {own} on {here}\n", "running"),
-        ("pid 999999999 on {here}\n", "not running"),
-        ("pid {own} on another-machine\n", "elsewhere"),
-        ("pid x", ""),
-    ):
-        (folder / LOCK).write_text(lock.format(own=os.getpid(), here=socket.gethostname()))
-        assert RunWatch(folder).look().trainer == word
-
-
-def test_the_last_game_is_the_newest_whole_line_and_one_that_does_not_replay_is_said(tmp_path: Path) -> None:
-    folder = tracked_run(tmp_path / "run", steps=1, games=False)
-    watch = RunWatch(folder)
-    play(folder, 0, num_games=4)
-    path = folder / "episodes" / "step_000010.jsonl"
-    lines = (folder / "episodes" / "step_000000.jsonl").read_bytes().splitlines(keepends=True)
-    assert watch.look().game.number == 3  # type: ignore[union-attr]
-    path.write_bytes(lines[0] + lines[1] + lines[2][:50])
-    game = watch.look().game
-    assert game is not None and (game.file, game.number, game.deal) == ("step_000010", 1, "train/1")
-    path.write_bytes(lines[0] + lines[1] + lines[2])
-    assert watch.look().game.number == 2  # type: ignore[union-attr]
-    with path.open("ab") as file:
-        file.write(lines[0].replace(b"Play 0", b"Play 4").replace(b"Hint", b"Hunt"))
-    state = watch.look()
-    assert state.game is None
-    assert state.notes and state.notes[0].startswith("step_000010.jsonl: ")
+    assert RunWatch(folder).look().trainer == ""
+    holds = "import sys, time; from hanabi_grpo.runs.run_folder import *; lock = lock_run_folder(Path(sys.argv[1]))"
+    words = [sys.executable, "-c", f"{holds}; print(flush=True); time.sleep(600)", str(folder)]
+    process = start_process(words, stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline()
+    state = RunWatch(folder).look()
+    assert state.trainer.startswith(f"pid {process.pid} on ") and f"trainer: {state.trainer}" in frame(state, 200)
 
 
 def test_what_cannot_be_read_is_said_and_a_folder_that_holds_its_run_as_train_is_that_run(tmp_path: Path) -> None:
@@ -183,7 +152,7 @@ def test_a_frame_fits_every_terminal(tmp_path: Path) -> None:
 def test_one_frame_is_printed_and_what_cannot_be_watched_is_told_in_one_line(tmp_path: Path) -> None:
     answer = CliRunner().invoke(app, ["watch", str(tracked_run(tmp_path / "my-run", steps=3)), "--once"])
     assert answer.exit_code == 0 and SECRET not in answer.output
-    assert answer.output.splitlines()[0].startswith("my-run") and "last recorded game: step_000003" in answer.output
+    assert answer.output.splitlines()[0].startswith("my-run")
     (tmp_path / "file").write_text("")
     for words, code, message in (
         ([str(tmp_path / "none"), "--once"], 1, "No run there yet"),

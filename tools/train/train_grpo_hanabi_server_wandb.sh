@@ -6,7 +6,7 @@
 #
 # WANDB_PROJECT, WANDB_ENTITY, WANDB_NAME and WANDB_MODE (online, offline, disabled) say where the run goes;
 # WANDB_LOG_MODEL (checkpoint, end, false), UPLOAD_CKPT_TO_WANDB, CKPT_ARTIFACT_NAME and CKPT_ARTIFACT_ALIASES which
-# adapters go up with it. A run that was killed, or that W&B did not get whole: hanabi-grpo upload RUN_FOLDER
+# adapters go up with it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source tools/launch.sh

@@ -1,8 +1,7 @@
 """`hanabi-grpo compare`: learning curves and scores of several arms, each with several seeds."""
 
-import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -13,10 +12,8 @@ from hanabi_grpo.evaluation.comparison.tables import (
     comparison_markdown,
     comparison_notes,
     comparison_sheets,
-    comparison_to_json,
 )
 from hanabi_grpo.report.page import save_text
-from hanabi_grpo.runs.run_folder import finite
 
 
 def compare(
@@ -28,20 +25,16 @@ def compare(
         ),
     ],
     title: Annotated[str, typer.Option(help="Heading of picture and table.")] = "",
-    x: Annotated[
-        Literal["steps", "games"], typer.Option("--x", help="What curves are drawn against, and cut at.")
-    ] = "steps",
     window: Annotated[int, typer.Option(min=1, help="Steps of which a curve and the training mean are the mean.")] = 10,
     metric: Annotated[str, typer.Option(help="Figure of metrics.jsonl whose curves are compared.")] = SCORE,
     reference: Annotated[list[str] | None, typer.Option(help="Level line, NAME=SCORE; may be repeated.")] = None,
     out_png: Annotated[Path | None, typer.Option(help="The picture.")] = None,
     out_markdown: Annotated[Path | None, typer.Option(help="The tables.")] = None,
-    out_json: Annotated[Path | None, typer.Option(help="All figures.")] = None,
 ) -> None:
     """Compare trainings over seeds: curves with bands, held-out scores, differences with their errors."""
     levels = dict(map(parse_reference, reference or []))
-    name, loaded = load_arms(parse_arms(arms), by_games=x == "games", metric=metric)
-    found = compare_arms(name, loaded, axis=x, window=window, metric=metric, references=levels)
+    name, loaded = load_arms(parse_arms(arms), metric=metric)
+    found = compare_arms(name, loaded, window=window, metric=metric, references=levels)
     console = make_console()
     say = sayer(console)
     for sheet in comparison_sheets(found):
@@ -56,7 +49,3 @@ def compare(
     if out_markdown is not None:
         save_text(out_markdown, comparison_markdown(found, title), "--out-markdown")
         say(f"tables: {out_markdown}")
-    if out_json is not None:
-        document = finite(comparison_to_json(found, title))
-        save_text(out_json, json.dumps(document, indent=2, ensure_ascii=False) + "\n", "--out-json")
-        say(f"figures: {out_json}")

@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from hanabi_grpo.errors import ServerError
 from hanabi_grpo.runs.run_folder import finite
 from hanabi_grpo.settings import LoadedSettings, Settings, load_settings, settings_json, settings_table, variables
 from hanabi_grpo.settings.gpus import Terminal, gpu_share
@@ -64,7 +65,10 @@ def bars(console: Console) -> Progress:
 
 @contextmanager
 def interruptible(summary: Callable[[], str]) -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C, and end the command with a line on what is done and how to go on, and with 130."""
+    """Treat SIGTERM like Ctrl-C, and end the command with a line on what is done and how to go on, and with 130.
+
+    A server that fails is an error, after the same line.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -75,6 +79,9 @@ def interruptible(summary: Callable[[], str]) -> Iterator[None]:
     except KeyboardInterrupt:
         sayer(stderr_console())(summary())
         raise typer.Exit(INTERRUPTED) from None
+    except ServerError:
+        sayer(stderr_console())(summary())
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
 

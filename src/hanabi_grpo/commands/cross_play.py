@@ -8,11 +8,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from hanabi_grpo.client.lineups import short_name
+from hanabi_grpo.client.lineups import LineUp
 from hanabi_grpo.commands.console import bars, interruptible, make_console, print_json, sayer, stderr_console
 from hanabi_grpo.commands.playing import AsJson, Env, OwnServer, Players, Preset, Temperature, choose
-from hanabi_grpo.errors import HanabiGrpoError
-from hanabi_grpo.evaluation.crossplay.plan import Plan, PlannedCell, find_cells, make_plan, parse_entries, play_cells
+from hanabi_grpo.evaluation.crossplay.plan import Plan, make_plan, parse_entries, play_cells
 from hanabi_grpo.evaluation.crossplay.summary import all_sheets, describe, summarise, summary_json
 from hanabi_grpo.evaluation.evaluate import check_deals
 from hanabi_grpo.evaluation.matches import Served
@@ -25,7 +24,6 @@ _MOST_COLUMNS = 6
 
 
 def cross_play(
-    ctx: typer.Context,
     texts: Annotated[
         list[str],
         typer.Argument(
@@ -53,36 +51,23 @@ def cross_play(
     chosen = choose(env, preset, players, temperature)
     entries = parse_entries(texts, chosen.game)
     folder = out or Path("outputs") / f"cross-play-{chosen.game.spec.preset}-{datetime.now():%Y%m%d-%H%M%S}"
-    # Runs are named by the checkpoint that was found in them.
-    words = [(entry.label, str(entry.ref)) for entry in entries]
-    named = [word if label in (short_name(word), word) else f"{label}={word}" for label, word in words]
-    again = shlex.join(["hanabi-grpo", "cross-play", *named, *_options({**ctx.params, "out": folder, "texts": None})])
     aside = stderr_console()
     console = aside if as_json else make_console()
-    cells, tell = dict[str, EvaluationResult](), sayer(aside)
+    cells: dict[str, EvaluationResult] = {}
     plan: Plan | None = None
 
     def standing() -> str:
-        done = " before the games began"
-        if plan is not None and cells:
-            summary = summarise(plan, cells)
-            write_cross_play(folder, summary)
-            done = f": {len(cells)} of {len(plan.cells)} pairs are done and in {folder}, with a report on them"
-        elif plan is not None:
-            done = " before the first pair was finished; its finished deals are kept"
-        return f"stopped{done}. To go on: {again}"
+        if plan is None:
+            return "stopped before the games began."
+        if cells:
+            write_cross_play(folder, summarise(plan, cells))
+        done = f"stopped: {len(cells)} of {len(plan.cells)} pairs are done, and reported in {folder}"
+        return f"{done}; finished deals are kept. To go on: the same command with --out {shlex.quote(str(folder))}"
 
     needed = any(not isinstance(entry.ref, ScriptRef) for entry in entries)
     with interruptible(standing), chosen.serving(console, needed=needed, own=own_server) as served:
         plan = make_plan(entries, chosen.game, deals, suite=suite, served=served)
-        cells.update(find_cells(plan, folder))
-        if cells:
-            tell(f"{len(cells)} of {len(plan.cells)} cells are in {folder} already")
-        try:
-            _play(plan, folder, cells, served, aside)
-        except HanabiGrpoError:
-            tell(standing())
-            raise
+        _play(plan, folder, cells, served, aside)
         summary = summarise(plan, cells)
         files = write_cross_play(folder, summary)
     say = sayer(console)
@@ -97,24 +82,16 @@ def cross_play(
         say(f"wrote {file}")
 
 
-def _options(given: dict[str, object]) -> list[str]:
-    words = []
-    for name, value in given.items():
-        if value is not None and value is not False:
-            words += [f"--{name.removeprefix('as_').replace('_', '-')}", *([] if value is True else [str(value)])]
-    return words
-
-
 def _play(
     plan: Plan, folder: Path, cells: dict[str, EvaluationResult], served: Served | None, console: Console
 ) -> None:
     with bars(console) as shown:
-        of_cells = shown.add_task("cells", total=len(plan.cells), completed=len(cells))
+        of_cells = shown.add_task("cells", total=len(plan.cells))
         of_deals = shown.add_task("deals", total=plan.num_deals)
 
-        def begin(cell: PlannedCell) -> None:
+        def begin(line_up: LineUp) -> None:
             shown.update(of_cells, completed=len(cells))
-            shown.update(of_deals, completed=0, description=cell.label)
+            shown.update(of_deals, completed=0, description=line_up.label)
 
         def progress(done: int) -> None:
             shown.update(of_deals, completed=done)

@@ -11,7 +11,7 @@ from rich.progress import TaskID
 from hanabi_grpo.client.lineups import LineUp, parse_line_up
 from hanabi_grpo.commands.console import bars, interruptible, make_console, print_json, sayer, stderr_console
 from hanabi_grpo.commands.playing import AsJson, Env, OwnServer, Players, Preset, Temperature, choose
-from hanabi_grpo.errors import ServerError, SettingsError
+from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import check_deals, evaluate_line_up, line_up_key
 from hanabi_grpo.evaluation.tables import evaluation_document, evaluation_sheets, reference_names, reference_results
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, result_to_json, write_document
@@ -89,22 +89,17 @@ def evaluate(
                 done[name] = count
                 progress.update(bar, completed=count)
 
-            try:
-                result = evaluate_line_up(
-                    team,
-                    game,
-                    deals,
-                    suite=suite,
-                    served=served,
-                    rotate=not no_rotate,
-                    label=name,
-                    ledger=books[-1],
-                    progress=show,
-                )
-            except ServerError:
-                if any(done.values()):
-                    tell(_standing(done, deals))
-                raise
+            result = evaluate_line_up(
+                team,
+                game,
+                deals,
+                suite=suite,
+                served=served,
+                rotate=not no_rotate,
+                label=name,
+                ledger=books[-1],
+                progress=show,
+            )
             results.append(result)
         # Not again what was evaluated anyway.
         names = [name for name in reference_names(game) if name not in texts]

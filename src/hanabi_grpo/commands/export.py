@@ -17,17 +17,14 @@ def export(
         ),
     ],
     out: Annotated[Path, typer.Option(help="New folder.")],
-    evaluation: Annotated[
-        list[Path] | None, typer.Option(help="Result of evaluate --out for the card; may be repeated.")
-    ] = None,
     base_model: Annotated[
         str | None, typer.Option(help="Hub name of the base model, when it was trained from a folder.")
     ] = None,
 ) -> None:
-    """Write a hub-ready folder for each player: PEFT adapter, card with results and limits, manifest.
+    """Write a hub-ready folder: a PEFT adapter for each player, card with results and limits, manifest.
 
-    The newest whole checkpoint of a run is taken. Evaluations of these very weights are put on the card: those that lie
-    in the run folder or in its evaluations/ and those given. Nothing is uploaded.
+    The newest whole checkpoint of a run is taken. Evaluations of these very weights, in the run folder or in its
+    evaluations/, are put on the card. Nothing is uploaded.
 
     Environment: WANDB_MODE and WANDB_ENTITY say how wandb: words are resolved, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE
     how hf: words are.
@@ -43,14 +40,10 @@ def export(
     say = sayer(make_console())
     with interruptible(lambda: f"Stopped; nothing was written to {out}."):
         ref = parse_checkpoint(source)
-        origin = read_origin(local_folder(ref.place, say), evaluations=evaluation or [])
-        for text in origin.left_out:
-            say(f"left out: {text}")
+        origin = read_origin(local_folder(ref.place))
         if ref.adapter is not None:
             origin.saved.choose(ref.adapter, ref.adapter)
         players = [ref.adapter] if ref.adapter else list(origin.saved.adapters)
         write(origin, out, players=players, base_model=base_model, say=say)
     say(f"wrote {out}: {', '.join(players)} at step {origin.saved.step}, {len(origin.results)} evaluations")
-    say("to publish a player, or all as one repository:")
-    for folder in (*(out / name for name in players), out):
-        say(f"  .venv/bin/hf upload ORG/NAME {folder}")
+    say(f"to publish: .venv/bin/hf upload ORG/NAME {out}")

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from hanabi_grpo.client.lineups import RemotePolicy, parse_line_up, short_name
 from hanabi_grpo.client.rollout_client import RolloutClient
@@ -79,6 +78,11 @@ def play(
     if target.exists():
         raise SettingsError(f"--out {target}: exists already; choose another name or remove it.")
     print_lines = sayer(console)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
+    if sys.stdin.isatty():
+        # Loading it lets `input` edit lines and remember them.
+        import readline  # noqa: F401
 
     def say(text: str) -> None:
         print_lines(visible(text))
@@ -87,7 +91,7 @@ def play(
         seats, table = list(team.words), list[Player]()
         for place, ref in enumerate(team.refs):
             if ref is Role.HUMAN:
-                table.append(Person(say=say, ask=_asker(console)))
+                table.append(Person(say=say, ask=input))
             elif isinstance(ref, ScriptRef):
                 table.append(make_script(game, seats[place]))
             else:
@@ -150,21 +154,3 @@ class Person:
                 return Reply(text=line, prompt=message)
             elif line:
                 self.say("That names no action." if action is None else f"{action} is not legal now; l lists what is.")
-
-
-def _asker(console: Console) -> Callable[[str], str]:
-    """Return what shows a prompt and reads a line, which is shown too where standard input is no terminal."""
-    is_terminal = sys.stdin.isatty()
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="replace")
-    if is_terminal:
-        # Loading it lets `input` edit lines and remember them.
-        import readline  # noqa: F401
-
-    def ask(prompt: str) -> str:
-        line = input(prompt)
-        if not is_terminal:
-            console.print(line, markup=False)
-        return line
-
-    return ask

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hanabi_grpo.commands.console import make_console, print_json, sayer, stderr_console
+from hanabi_grpo.commands.console import make_console, sayer, stderr_console
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.charts.run import PICTURES
 from hanabi_grpo.report.hanabi.conventions_page import write_conventions
@@ -30,37 +30,30 @@ def report(
     beside: Annotated[
         list[Path] | None, typer.Option(help="Recorded games of others for that page; may be repeated.")
     ] = None,
-    evaluation: Annotated[
-        list[Path] | None, typer.Option(help="Result of evaluate --out that is elsewhere; may be repeated.")
-    ] = None,
     replays: Annotated[int, typer.Option(min=0, max=100, help="Most sample games on the page; 0: none.")] = 6,
     min_rise: Annotated[float | None, typer.Option(help="Exit with 1 below this rise of the mean score.")] = None,
     min_sigma: Annotated[float | None, typer.Option(help="Exit with 1 below this rise in standard errors.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
     """Show what a training changed: held-out scores against scripts, alarms of collapse, curves, sample games.
 
-    Evaluations are files of evaluate --out in the run folder, in its evaluations/, and those given. The rise is from
-    the first to the last one of the same deals, in the order of training.
+    Evaluations are files of evaluate --out in the run folder and in its evaluations/. The rise is from the first to the
+    last one of the same deals, in the order of training.
     """
     if beside and conventions is None:
         raise SettingsError("--beside: stands on the page of --conventions; give that too.")
-    console = stderr_console() if as_json else make_console()
+    console = make_console()
     say = sayer(console)
     if conventions is not None:
         for line in write_conventions(conventions, [run, *(beside or [])]):
             say(line)
         if not (run_home(run) / "metrics.jsonl").is_file():
             return
-    found = read_report(run, evaluation or [])
-    if as_json:
-        print_json(found.to_json())
-    else:
-        _show(found, say)
-        for sheet in [*found.sheets, *([found.alarm_sheet()] if alarms else [])]:
-            console.print(sheet.rich())
-        for change in found.state.changes if alarms else ():
-            say(f"step {change.step}: {change.message}")
+    found = read_report(run)
+    _show(found, say)
+    for sheet in [*found.sheets, *([found.alarm_sheet()] if alarms else [])]:
+        console.print(sheet.rich())
+    for change in found.state.changes if alarms else ():
+        say(f"step {change.step}: {change.message}")
     notes = list(found.notes)
     if html is not None:
         page, notes = run_page(found, num_replays=replays)

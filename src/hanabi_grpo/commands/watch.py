@@ -19,10 +19,9 @@ from hanabi_grpo.report.run_views.screen import RunScreen
 def watch(
     run: Annotated[Path, typer.Argument(help="Run folder (OUTPUT_DIR); it may not be there yet.")],
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one frame as JSON and end.")] = False,
     every: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between two looks.")] = 1.0,
 ) -> None:
-    """Watch a run: score, players, phase times, versions, alarms, the last game. Ctrl-C ends the watching only.
+    """Watch a run: score, players, phase times, versions, alarms. Ctrl-C ends the watching only.
 
     Nothing is written. --once exits with 1 when there is no run yet. Where standard output is no terminal, one frame is
     printed.

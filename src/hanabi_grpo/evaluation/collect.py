@@ -1,12 +1,11 @@
 """Games of a line-up as files of episodes, without a trainer: for supervised learning, or to look at.
 
-A folder holds `games_000000.jsonl` and so on (an episode a line, see `wire`), `collection.json` (what they are) and
-`collection.ledger` (how far it got). A row of the ledger is written after the games that it counts are on disk; what a
-shard holds beyond its last row was cut off in the middle and is cut away.
+A folder holds `games_000000.jsonl` and so on (an episode a line, see `wire`; the number is that of the first deal),
+`collection.json` (what they are) and `collection.ledger` (how far it got). A file appears at once, and its row in the
+ledger after it; a file without a row is played and written again.
 """
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -22,11 +21,12 @@ from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.evaluation.evaluate import line_up_key, line_up_score
 from hanabi_grpo.evaluation.matches import Served, Table, play_tables
 from hanabi_grpo.runs.ledger import Ledger
-from hanabi_grpo.runs.run_folder import write_json_atomic
+from hanabi_grpo.runs.run_folder import write_json_atomic, write_text_atomic
 from hanabi_grpo.runs.wire import episode_to_json
 from hanabi_grpo.types import Episode
 
-SHARD_GAMES = 1000
+FILE_GAMES = 200
+"""Games after which a file is written; an interruption loses fewer."""
 _LEDGER, _ABOUT = "collection.ledger", "collection.json"
 
 
@@ -40,10 +40,6 @@ class Progress(BaseModel):
     games: int = 0
     score: float = 0.0
     """Sum over the games."""
-    shard: int = 0
-    """Number of the shard that is being written."""
-    shard_games: int = 0
-    shard_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +79,8 @@ def collect_games(
     key |= {"games_per_deal": what.num_games, "prompts": what.prompts}
     orders = what.line_up.orders(rotate=what.rotate)
     with Ledger(folder / _LEDGER, key) as book:
-        state = _last(book)
+        state, waiting = _last(book), list[Episode]()
         try:
-            _cut(folder, state)
             _describe(folder, what, key, state)
             progress(state.deals, state.games)
             for groups in play_tables(
@@ -96,9 +91,11 @@ def collect_games(
                 served=served,
                 num_games=what.num_games,
             ):
-                state = _write(folder, what, groups, len(orders), state)
-                book.add(state.model_dump())
-                progress(state.deals, state.games)
+                waiting += [game for group in groups for game in group]
+                if len(waiting) >= FILE_GAMES or waiting[-1].seed + 1 == what.num_deals:
+                    state, waiting = _write(folder, what, waiting, len(orders), state), []
+                    book.add(state.model_dump())
+                    progress(state.deals, state.games)
         except OSError as error:
             if isinstance(error, ServerError):
                 raise
@@ -119,26 +116,13 @@ def fill_prompts(episode: Episode, setup: Setup[Any]) -> Episode:
     return replace(episode, turns=tuple(turns))
 
 
-def _write(
-    folder: Path, what: Collection, groups: Sequence[Sequence[Episode]], num_orders: int, state: Progress
-) -> Progress:
-    """Append whole deals to the shards; returns the state once they are on disk."""
-    now = state.model_copy()
-    if now.shard_games >= SHARD_GAMES:
-        now.shard, now.shard_games, now.shard_bytes = now.shard + 1, 0, 0
-    games = [game for group in groups for game in group]
+def _write(folder: Path, what: Collection, games: Sequence[Episode], num_orders: int, state: Progress) -> Progress:
+    """Write whole deals as one file; returns the state once it is on disk."""
     shown = [fill_prompts(game, what.setup) for game in games] if what.prompts else games
-    content = "".join(json.dumps(episode_to_json(game), ensure_ascii=False) + "\n" for game in shown).encode()
-    with _shard(folder, now.shard).open("ab") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    now.deals += len(groups)
-    now.games += len(games)
-    now.score += sum(line_up_score(what.setup.spec, game, game.seed % num_orders) for game in games)
-    now.shard_games += len(games)
-    now.shard_bytes += len(content)
-    return now
+    lines = (json.dumps(episode_to_json(game), ensure_ascii=False) + "\n" for game in shown)
+    write_text_atomic(folder / f"games_{state.deals:06d}.jsonl", "".join(lines))
+    score = sum(line_up_score(what.setup.spec, game, game.seed % num_orders) for game in games)
+    return Progress(deals=games[-1].seed + 1, games=state.games + len(games), score=state.score + score)
 
 
 def _last(book: Ledger) -> Progress:
@@ -146,21 +130,6 @@ def _last(book: Ledger) -> Progress:
         return Progress.model_validate(book.rows[-1]) if book.rows else Progress()
     except ValidationError as error:
         raise SettingsError(f"{book.path}: damaged ({error.errors()[0]['msg']}); choose a new folder.") from error
-
-
-def _cut(folder: Path, state: Progress) -> None:
-    """Cut away what was written after the last row of the ledger."""
-    current = _shard(folder, state.shard)
-    for path in folder.glob("games_*.jsonl"):
-        if path > current:
-            path.unlink()
-    found = current.stat().st_size if current.exists() else 0
-    if found < state.shard_bytes:
-        raise SettingsError(
-            f"{current}: {found} of {state.shard_bytes} bytes are left; it was changed. Choose a new folder."
-        )
-    if found > state.shard_bytes:
-        os.truncate(current, state.shard_bytes)
 
 
 def _describe(folder: Path, what: Collection, key: Mapping[str, Any], state: Progress) -> None:
@@ -178,7 +147,3 @@ def _describe(folder: Path, what: Collection, key: Mapping[str, Any], state: Pro
         "hanabi_grpo": __version__,
     }
     write_json_atomic(folder / _ABOUT, about)
-
-
-def _shard(folder: Path, number: int) -> Path:
-    return folder / f"games_{number:06d}.jsonl"

@@ -56,8 +56,7 @@ def run_page(report: RunReport, *, num_replays: int = 6) -> tuple[str, list[str]
     try:
         replays = _replays(run_home(folder), state, num_replays)
     except SettingsError as error:
-        # Games that cannot be read are said by the look at the folder already.
-        notes += [] if state.notes else [visible(str(error))]
+        notes.append(visible(str(error)))
     rows = state.rows
     small = _pictures(state, player_figures(rows), [f"{name}/" for name in players(rows)])
     first, more = small[:_NUM_FIRST], small[_NUM_FIRST:]

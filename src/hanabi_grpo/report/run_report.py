@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from hanabi_grpo.evaluation.evaluate import paired_difference
 from hanabi_grpo.evaluation.sheets import Sheet
 from hanabi_grpo.evaluation.tables import (
     ATTAINABLE,
-    evaluation_document,
     evaluation_sheets,
     reference_results,
     shortfall,
@@ -20,7 +19,7 @@ from hanabi_grpo.evaluation.tables import (
 from hanabi_grpo.report.charts.run import RunPictures
 from hanabi_grpo.report.run_views.run_watch import read_run
 from hanabi_grpo.report.run_views.state import RunState
-from hanabi_grpo.runs.evaluation_result import EvaluationResult, is_result, read_result, result_of_json
+from hanabi_grpo.runs.evaluation_result import EvaluationResult, is_result, result_of_json
 from hanabi_grpo.runs.run_folder import EVALUATIONS, TRAIN, run_home
 from hanabi_grpo.runs.validation import Validated, best_of, read_validations
 from hanabi_grpo.settings.refs import seat_adapter
@@ -132,44 +131,17 @@ class RunReport:
         found = paired_difference(results[0], results[-1])
         return shortfall(found, min_rise=min_rise, min_sigma=min_sigma)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return everything as JSON has it."""
-        return {
-            "run": self.state.name,
-            "step": self.state.step,
-            "validations": [asdict(one) for one in self.validations],
-            "evaluations": [evaluation_document(one.results, one.references) for one in self.evaluations],
-            "alarms": [
-                {
-                    "alarm": one.alarm.name,
-                    "of": one.subject,
-                    "figure": one.alarm.title,
-                    "last_10": one.mean,
-                    "raised_below" if one.alarm.below else "raised_above": one.level,
-                    "raised_since": self.state.raised.get(one.key),
-                }
-                for one in self.state.readings
-            ],
-            "changes": [
-                {name: getattr(one, name) for name in ("step", "value", "level", "message")}
-                | {"alarm": one.alarm.name, "of": one.subject, "is": "raised" if one.since is None else "over"}
-                for one in self.state.changes
-            ],
-            "notes": list(self.notes),
-        }
 
-
-def read_report(folder: Path, evaluations: Sequence[Path] = ()) -> RunReport:
+def read_report(folder: Path) -> RunReport:
     """Read a run folder, or one that holds it as `train/`, also of a run that is going on.
 
     Alarms are computed anew from the figures in `metrics.jsonl`, so a run that had other thresholds can be looked at.
-    `evaluations` are further results of `evaluate --out`.
 
     Raises:
         SettingsError: There is no run, or it has no step.
     """
     state = read_run(folder)
-    found, problems = evaluations_by_deals(run_home(folder), evaluations)
+    found, problems = evaluations_by_deals(run_home(folder))
     validations: list[Validated] = []
     try:
         validations = read_validations(run_home(folder))
@@ -179,23 +151,18 @@ def read_report(folder: Path, evaluations: Sequence[Path] = ()) -> RunReport:
     return RunReport(folder=folder, state=state, evaluations=found, notes=notes, validations=validations)
 
 
-def read_evaluations(run_folder: Path, files: Sequence[Path] = ()) -> tuple[Results, Results, list[str]]:
+def read_evaluations(run_folder: Path) -> tuple[Results, Results, list[str]]:
     """Return the results and the reference scripts' results in a run folder, and notes about files that do not fit.
 
-    Looked at are `files`, `*.json` in the folder and in its `evaluations/`, and beside a folder called `train`, where
+    Looked at are `*.json` in the folder and in its `evaluations/`, and beside a folder called `train`, where
     `tools/demo.sh` leaves them; what is no evaluation is passed over. A label gets its file's name, unless that is the
     label. A result that was also kept in `evaluations/` is there once, by the name that a person gave it.
-
-    Raises:
-        SettingsError: One of `files` is no such result.
     """
-    for path in files:
-        read_result(path)
     beside = [run_folder.parent] if run_folder.name == TRAIN else []
     lying = [path for place in (run_folder, *beside, run_folder / EVALUATIONS) for path in sorted(place.glob("*.json"))]
     found: dict[str, Results] = {"results": [], "references": []}
     notes = []
-    for path in dict.fromkeys(one.resolve() for one in (*files, *lying)):
+    for path in lying:
         for kind, data in _candidates(path):
             try:
                 result = result_of_json(data)
@@ -210,12 +177,12 @@ def read_evaluations(run_folder: Path, files: Sequence[Path] = ()) -> tuple[Resu
     return found["results"], found["references"], notes
 
 
-def evaluations_by_deals(run_folder: Path, files: Sequence[Path] = ()) -> tuple[list[SameDeals], list[str]]:
-    """Return the evaluations in a run folder and in files, those of the longest training first, and notes.
+def evaluations_by_deals(run_folder: Path) -> tuple[list[SameDeals], list[str]]:
+    """Return the evaluations in a run folder, those of the longest training first, and notes.
 
     Where no file has what the reference scripts score on the deals of the first ones, they play them now.
     """
-    results, references, notes = read_evaluations(run_folder, files)
+    results, references, notes = read_evaluations(run_folder)
     groups: dict[object, SameDeals] = {}
     for result in sorted(results, key=_trained_steps):
         groups.setdefault(_deals(result), SameDeals([], [])).results.append(result)

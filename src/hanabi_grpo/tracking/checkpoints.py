@@ -6,7 +6,7 @@ Folders are under `outputs/downloads/`: W&B's files themselves, links into the h
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -37,36 +37,29 @@ _HUB_FILES = ("*.json", "*.md", "*adapter_model.safetensors", "episodes/*.jsonl"
 _SHA_LENGTH = 12
 _KIND = "model"
 
-Say = Callable[[str], None]
 
-
-def say_aside(text: str) -> None:
-    """Print a line on standard error, which no reader of `--json` reads."""
-    sys.stderr.write(f"{text}\n")
-
-
-def local_ref(ref: Ref, say: Say = say_aside) -> Ref:
+def local_ref(ref: Ref) -> Ref:
     """Return a reference with its local folder in the place of what lies elsewhere; raises as `fetched`."""
-    return replace(ref, place=local_folder(ref.place, say)) if isinstance(ref, CheckpointRef) else ref
+    return replace(ref, place=local_folder(ref.place)) if isinstance(ref, CheckpointRef) else ref
 
 
-def local_folder(place: Place, say: Say = say_aside) -> Path:
+def local_folder(place: Place) -> Path:
     """Return a folder as it is, and that of another place as `fetched`."""
-    return place if isinstance(place, Path) else fetched(place, say)[0]
+    return place if isinstance(place, Path) else fetched(place)[0]
 
 
-def fetched(place: Moving, say: Say = say_aside) -> tuple[Path, SavedAdapters]:
+def fetched(place: Moving) -> tuple[Path, SavedAdapters]:
     """Return the folder of a place, downloaded unless it is here, and its adapters, which are those of its manifest.
 
-    `say` receives what a person should know, e.g. how to send a run that is only on this disk. A SettingsError where it
-    cannot be had, or is damaged.
+    Raises:
+        SettingsError: It cannot be had, or is damaged.
     """
     if isinstance(place, BestPlace):
         folder = best_checkpoint(place.run)
         return folder, read_adapters(folder)
     loaded = load_settings()
     with _dotenv(loaded):
-        folder = _from_hub(place) if isinstance(place, HubPlace) else _from_wandb(place, loaded, say)
+        folder = _from_hub(place) if isinstance(place, HubPlace) else _from_wandb(place, loaded)
     try:
         return folder, read_adapters(folder)
     except SettingsError as error:
@@ -138,7 +131,7 @@ def _link(link: Path, target: Path) -> Path:
     return link
 
 
-def _from_wandb(place: WandbPlace, loaded: LoadedSettings, say: Say) -> Path:
+def _from_wandb(place: WandbPlace, loaded: LoadedSettings) -> Path:
     """Return a version that was downloaded before, what W&B gives, or a folder that a run of this disk recorded."""
     settings = loaded.settings
     wanted = replace(place, entity=place.entity or settings.wandb_entity or "")
@@ -147,31 +140,33 @@ def _from_wandb(place: WandbPlace, loaded: LoadedSettings, say: Say) -> Path:
         return _kept(wanted)
     reason = f"WANDB_MODE={settings.wandb_mode}"
     if settings.wandb_mode == "online":
+        import wandb
+
+        # Crash reports to W&B's maker are of no use here.
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         try:
             return _from_service(wanted)
-        except _NotHad as error:
-            reason = str(error)
+        except (wandb.errors.Error, ValueError, OSError) as error:
+            if isinstance(error, SettingsError):
+                raise
+            lines = str(error).splitlines()
+            reason = f"W&B says: {lines[0] if lines else type(error).__name__}"
+        finally:
+            # W&B's own process would outlive this command's use of it.
+            wandb.teardown()
     here = find_recorded(wanted, [Path("outputs"), *([settings.output_dir] if settings.output_dir else [])])
-    if len(here) > 1:
+    if len(here) != 1:
+        folders = ", ".join(map(str, here.values()))
         raise SettingsError(
-            f"{place}: {reason}, and {len(here)} runs on this disk recorded such an artifact; name one of their "
-            f"folders: {', '.join(map(str, here.values()))}"
-        )
-    if not here:
-        raise SettingsError(
-            f"{place}: {reason}, and no run in outputs/ recorded such an artifact (downloaded ones are in "
-            f"{_kept(wanted).parent}). Look at the name; W&B itself needs a network, .venv/bin/wandb login and "
-            "WANDB_MODE=online. Else copy the run's folder here and name its artifacts/step_N."
+            f"{place}: {reason}, and {len(here) or 'no'} runs on this disk recorded such an artifact; name the folder "
+            f"of one: {folders or 'RUN/artifacts/step_N'}. Downloaded versions are in {_kept(wanted).parent}; W&B "
+            "itself needs a network, .venv/bin/wandb login and WANDB_MODE=online."
         )
     [(run, folder)] = here.items()
-    say(f"{place}: {reason}; taken from {folder}, as it was recorded on this disk.")
-    if unsent := unsent_folders(run):
-        say(sync_line(unsent))
+    unsent = unsent_folders(run)
+    # Standard output belongs to --json.
+    print(f"{place}: {reason}; taken from {folder}{'; ' + sync_line(unsent) if unsent else ''}", file=sys.stderr)
     return folder
-
-
-class _NotHad(Exception):
-    """W&B did not give the artifact: no key, no answer, or no such artifact. The message is a clause without a dot."""
 
 
 def _kept(place: WandbPlace) -> Path:
@@ -182,26 +177,15 @@ def _from_service(wanted: WandbPlace) -> Path:
     """Download an artifact; a version that is there is not fetched again."""
     import wandb
 
-    # Crash reports to W&B's maker are of no use here.
-    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-    try:
-        api = wandb.Api(timeout=max(1, int(time_limit(os.environ, "WANDB_HTTP_TIMEOUT"))))
-        artifact = api.artifact(wanted.path)
-        if artifact.type != _KIND:
-            raise SettingsError(f"wandb:{wanted.path}: is of type {artifact.type!r}; adapters are of type {_KIND!r}.")
-        paths = [(entry.ref, PurePosixPath(str(entry.path))) for entry in artifact.manifest.entries.values()]
-        if any(ref or path.is_absolute() or ".." in path.parts for ref, path in paths):
-            raise SettingsError(f"wandb:{wanted.path}: names files outside of it, which are not fetched.")
-        target = _kept(replace(wanted, entity=wanted.entity or artifact.entity, alias=artifact.version))
-        return target if target.is_dir() else _download(artifact, target)
-    except SettingsError:
-        raise
-    except (wandb.errors.Error, ValueError, OSError) as error:
-        lines = str(error).splitlines()
-        raise _NotHad(f"W&B says: {lines[0] if lines else type(error).__name__}") from error
-    finally:
-        # W&B's own process would outlive this command's use of it.
-        wandb.teardown()
+    api = wandb.Api(timeout=max(1, int(time_limit(os.environ, "WANDB_HTTP_TIMEOUT"))))
+    artifact = api.artifact(wanted.path)
+    if artifact.type != _KIND:
+        raise SettingsError(f"wandb:{wanted.path}: is of type {artifact.type!r}; adapters are of type {_KIND!r}.")
+    paths = [(entry.ref, PurePosixPath(str(entry.path))) for entry in artifact.manifest.entries.values()]
+    if any(ref or path.is_absolute() or ".." in path.parts for ref, path in paths):
+        raise SettingsError(f"wandb:{wanted.path}: names files outside of it, which are not fetched.")
+    target = _kept(replace(wanted, entity=wanted.entity or artifact.entity, alias=artifact.version))
+    return target if target.is_dir() else _download(artifact, target)
 
 
 def _download(artifact: Any, target: Path) -> Path:

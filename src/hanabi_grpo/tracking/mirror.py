@@ -32,7 +32,7 @@ class Mirror:
         """Start the process and wait until W&B answered, refused (a SettingsError), or had its time."""
         self.run_folder = run_folder
         self.environ = wandb_environ(run_folder, os.environ)
-        self.upload_command = f"hanabi-grpo upload {shlex.quote(str(run_folder))}"
+        self.sync_command = f".venv/bin/wandb sync {shlex.quote(str(run_folder / 'wandb'))}/*run-*"
         self._in_trouble = False
         self._messages: queue.Queue[tuple[str, str]] = queue.Queue()
         """Kind and text: first one of ready, offline, refused or trouble; later trouble, and done or incomplete."""
@@ -60,7 +60,7 @@ class Mirror:
         if not kind:
             logger.warning("W&B: no word from the mirror yet (see %s); training goes on", run_folder / LOG)
         elif kind == "ready":
-            logger.info("W&B: %s; should this process be killed: %s", text, self.upload_command)
+            logger.info("W&B: %s", text)
         else:
             self._report(kind, text)
 
@@ -93,12 +93,12 @@ class Mirror:
             logger.info("W&B: %s", sync_line(unsent) if unsent else "everything was sent")
         else:
             log = self.run_folder / LOG
-            logger.warning("W&B: not everything was sent (see %s). Later: %s", log, self.upload_command)
+            logger.warning("W&B: not everything was sent (see %s). Later: %s", log, self.sync_command)
 
     def _report(self, kind: str, text: str) -> None:
         # Once is enough: the others are in the mirror's log.
         if not self._in_trouble:
-            logger.warning("W&B: %s; training goes on. Later: %s", text, self.upload_command)
+            logger.warning("W&B: %s; training goes on. Later: %s", text, self.sync_command)
         self._in_trouble = self._in_trouble or kind == "trouble"
 
     def _next(self, deadline: float) -> tuple[str, str]:

@@ -90,7 +90,9 @@ class Publisher:
 
     def publish_new(self, *, everything: bool = False) -> None:
         """Send what came since the last call; a checkpoint whose validation is under way only with `everything`."""
-        self.rows()
+        with self._guard("metrics"):
+            for row in self.reader.new_rows():
+                self.run.log_row(row)
         with self._guard("checkpoints"):
             found = self._new_checkpoints()
             # W&B calls `latest` what comes last, so an alias cannot be given to an earlier one afterwards.
@@ -102,37 +104,17 @@ class Publisher:
                     if self.settings.wandb_log_model == "checkpoint":
                         self.artifact(folder, step, ())
 
-    def rows(self) -> None:
-        """Send the rows that came since the last call."""
-        with self._guard("metrics"):
-            for row in self.reader.new_rows():
-                self.run.log_row(row)
-
-    def close(self, exit_code: int, *, final: bool) -> bool:
+    def close(self, exit_code: int) -> bool:
         """Send the rest and finish; returns whether everything went where it should.
 
-        Finally the last checkpoint goes up with CKPT_ARTIFACT_ALIASES, when the settings say so; not of a trainer
-        that was killed: `hanabi-grpo upload` does it when somebody asks.
+        Finally the last checkpoint goes up with CKPT_ARTIFACT_ALIASES, when the settings say so.
         """
         self.publish_new(everything=True)
         wanted = self.settings.upload_ckpt_to_wandb or self.settings.wandb_log_model == "end"
         with self._guard("checkpoints"):
-            if final and wanted and (checkpoints := self._new_checkpoints()):
+            if wanted and (checkpoints := self._new_checkpoints()):
                 step, folder = checkpoints.popitem()
-                self.final(folder, step)
-        return self.finish(exit_code)
-
-    def final(self, newest: Path, step: int, evaluations: Sequence[Path] = ()) -> ArtifactRecord | None:
-        """Send the newest checkpoint, and before it the one that validation chose, unless that is there as `best`."""
-        with self._guard("validation"):
-            chosen, there = self._chosen(), self.reader.checkpoints()
-            known = [one.step for one in self.record.artifacts if "best" in one.aliases and one.mode == self.run.mode]
-            if chosen in there and chosen not in (step, *known):
-                self.artifact(there[chosen], chosen, ())
-        return self.artifact(newest, step, self.settings.ckpt_artifact_aliases, evaluations)
-
-    def finish(self, exit_code: int) -> bool:
-        """Close the run; returns whether everything went where it should, from the start."""
+                self._final(folder, step)
         with self._guard("the last validation"):
             rows = read_validations(self.run_folder)
             # It is of the version after the last step, so no row has it.
@@ -142,10 +124,17 @@ class Publisher:
             self.run.finish(exit_code)
         return not self._said
 
-    def artifact(
-        self, checkpoint: Path, step: int, aliases: Sequence[str], evaluations: Sequence[Path] = ()
-    ) -> ArtifactRecord | None:
-        """Make a checkpoint an artifact; None after a failure."""
+    def _final(self, newest: Path, step: int) -> None:
+        """Send the newest checkpoint, and before it the one that validation chose, unless that is there as `best`."""
+        with self._guard("validation"):
+            chosen, there = self._chosen(), self.reader.checkpoints()
+            known = [one.step for one in self.record.artifacts if "best" in one.aliases and one.mode == self.run.mode]
+            if chosen in there and chosen not in (step, *known):
+                self.artifact(there[chosen], chosen, ())
+        self.artifact(newest, step, self.settings.ckpt_artifact_aliases)
+
+    def artifact(self, checkpoint: Path, step: int, aliases: Sequence[str]) -> None:
+        """Make a checkpoint an artifact."""
         with self._guard(f"the artifact of {checkpoint.name}"):
             rows = self.reader.history()
             score = running_score(rows, step)
@@ -153,10 +142,8 @@ class Publisher:
             names = [f"checkpoint_global_step_{step}", *aliases]
             if self._is_best(step, score, [*self.record.scores(), *earlier]):
                 names.append("best")
-            found = [*find_evaluations(self.run_folder), *evaluations]
-            folder, metadata = build_artifact(
-                self.run_folder, checkpoint, self.settings, score, evaluations=list(dict.fromkeys(found))
-            )
+            found = find_evaluations(self.run_folder)
+            folder, metadata = build_artifact(self.run_folder, checkpoint, self.settings, score, evaluations=found)
             name = artifact_name(self.settings, self.run_folder)
             self.run.log_artifact(folder, name, names, metadata)
             made = ArtifactRecord(
@@ -171,8 +158,6 @@ class Publisher:
             )
             self.record.add(made)
             write_record(self.run_folder, self.record)
-            return made
-        return None
 
     def samples(self, step: int) -> None:
         """Send games of the newest recorded step, as a table and as a page."""

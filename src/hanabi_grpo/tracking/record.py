@@ -3,7 +3,7 @@
 import logging
 import math
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -82,7 +82,7 @@ class ArtifactRecord(BaseModel):
 
 
 class WandbRecord(BaseModel):
-    """What a resumed run, or an upload after it, must know of the run at W&B."""
+    """What a resumed run must know of the run at W&B."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -128,26 +128,22 @@ def read_record(run_folder: Path) -> WandbRecord:
     return WandbRecord(id=uuid.uuid4().hex[:12])
 
 
+def find_recorded(wanted: WandbPlace, roots: Iterable[Path]) -> dict[Path, Path]:
+    """Return, by run folder, the artifact of that name and alias that lies on this disk; `latest` is the last one.
+
+    `roots` are run folders, or folders of them. A run that was recorded without an entity may belong to any.
+    """
+    found = {}
+    for path in (path for root in roots for below in ("", "*/", "*/*/") for path in sorted(root.glob(below + RECORD))):
+        run, record = path.parent, read_record(path.parent)
+        is_of = record.project == wanted.project and (not wanted.entity or record.entity in ("", wanted.entity))
+        for one in record.artifacts if is_of else ():
+            is_it = one.name == wanted.name and (wanted.alias in ("", LATEST) or wanted.alias in one.aliases)
+            if is_it and (run / one.folder).is_dir():
+                found[run.resolve()] = (run, run / one.folder)
+    return dict(found.values())
+
+
 def write_record(run_folder: Path, record: WandbRecord) -> None:
     """Write a run's record; raises an OSError."""
     write_json_atomic(run_folder / RECORD, record.model_dump())
-
-
-def find_recorded(wanted: WandbPlace, roots: Sequence[Path]) -> dict[Path, Path]:
-    """Return, by run folder, the artifact of that name and alias whose folder is on this disk.
-
-    `roots` are run folders, or folders of them, e.g. outputs/ of outputs/demo-1/train. A run that was recorded without
-    an entity may belong to any. `latest` is the last one of that name, as at W&B.
-    """
-    found: dict[Path, tuple[Path, Path]] = {}
-    patterns = [f"{below}{RECORD}" for below in ("", "*/", "*/*/", "*/*/*/")]
-    for path in (path for root in roots for pattern in patterns for path in sorted(root.glob(pattern))):
-        run, record = path.parent, read_record(path.parent)
-        if record.project != wanted.project or (wanted.entity and record.entity not in ("", wanted.entity)):
-            continue
-        named = [one for one in record.artifacts if one.name == wanted.name and (run / one.folder).is_dir()]
-        is_latest = wanted.alias in ("", LATEST)
-        matching = named if is_latest else [one for one in named if wanted.alias in one.aliases]
-        if matching:
-            found.setdefault(run.resolve(), (run, run / matching[-1].folder))
-    return dict(found.values())

@@ -11,6 +11,7 @@ Example:
 import contextlib
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.saved_adapters import SavedAdapters, newest_checkpoint, read_adapters
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.refs import Moving, Place, parse_checkpoint, split_player
-from hanabi_grpo.tracking.checkpoints import Say, fetched, pinned, say_aside
+from hanabi_grpo.tracking.checkpoints import fetched, pinned
 
 KEY = "remote_checkpoints"
 """Of `settings.json`."""
@@ -41,7 +42,7 @@ _Used = TypeAdapter(dict[str, UsedCheckpoint])
 
 
 def fetch_used(
-    settings: Settings, run_folder: Path, *, is_resumed: bool = False, say: Say = say_aside
+    settings: Settings, run_folder: Path, *, is_resumed: bool = False, say: Callable[[str], None] = print
 ) -> dict[str, Any]:
     """Have every checkpoint of HANABI_START_FROM and HANABI_PARTNERS here; returns what `settings.json` says under KEY.
 
@@ -53,7 +54,7 @@ def fetch_used(
     places = dict.fromkeys(parse_checkpoint(split_player(entry)[1]).place for entry in entries)
     for place in [one for one in places if not isinstance(one, Path)]:
         name = str(place)
-        used[name] = _have(place, used, say)
+        used[name] = _used_again(name, used[name]) if name in used else _used(place)
         say(f"{name}: {used[name].folder}, step {used[name].step}")
     return _Used.dump_python(used)
 
@@ -72,35 +73,29 @@ def recorded(run_folder: Path | None) -> dict[str, UsedCheckpoint]:
         raise SettingsError(f"{path}: which remote checkpoints the run used cannot be read ({reason}).") from error
 
 
-def read_used(place: Place, run_folder: Path | None, *, fetch: bool = False) -> tuple[Path, SavedAdapters]:
+def read_used(place: Place, run_folder: Path | None) -> tuple[Path, SavedAdapters]:
     """Return a checkpoint and where it is: of a run its newest, of what lies elsewhere what `fetch_used` had recorded.
 
-    `fetch` has what is not here, as the doctor does; for a trainer that is a SettingsError.
+    A SettingsError where that was not fetched for this run.
     """
     if not isinstance(place, Path):
-        name, known = str(place), recorded(run_folder)
-        if not fetch and name not in known:
+        known = recorded(run_folder)
+        if str(place) not in known:
             raise SettingsError(
                 f"{place}: was not fetched for this run; start it by hanabi-grpo train, or by its script."
             )
-        used = _have(place, known, lambda _: None) if fetch else known[name]
-        place = Path(used.folder)
+        place = Path(known[str(place)].folder)
     folder = newest_checkpoint(place)
     return folder, read_adapters(folder)
 
 
-def _have(place: Moving, known: dict[str, UsedCheckpoint], say: Say) -> UsedCheckpoint:
-    name = str(place)
-    return _used_again(name, known[name], say) if name in known else _used(place, say)
-
-
-def _used(place: Moving, say: Say) -> UsedCheckpoint:
-    folder, saved = fetched(place, say)
+def _used(place: Moving) -> UsedCheckpoint:
+    folder, saved = fetched(place)
     version = str(pinned(place, folder))
     return UsedCheckpoint(folder=str(folder), version=version, step=saved.step, sha256=_sha256(saved))
 
 
-def _used_again(word: str, before: UsedCheckpoint, say: Say) -> UsedCheckpoint:
+def _used_again(word: str, before: UsedCheckpoint) -> UsedCheckpoint:
     with contextlib.suppress(OSError, SettingsError):
         if _sha256(read_adapters(Path(before.folder))) == before.sha256:
             return before
@@ -110,7 +105,7 @@ def _used_again(word: str, before: UsedCheckpoint, say: Say) -> UsedCheckpoint:
     if isinstance(place, Path):
         raise SettingsError(f"{where}. {advice}")
     try:
-        now = _used(place, say)
+        now = _used(place)
     except SettingsError as error:
         raise SettingsError(f"{where}, and it cannot be fetched again ({error}). {advice}") from error
     if now.sha256 != before.sha256:

@@ -79,14 +79,11 @@ class WandbRun:
     def __init__(self, run: Any) -> None:
         """Take what `open_run` opened.
 
-        `mode` is "online" or "offline", `url` the run's page, empty offline; `last_step` is the newest step that the
-        service has of a run that is gone on with, 0 for a new one.
+        `mode` is "online" or "offline", `url` the run's page, empty offline.
         """
         self._run = run
         self.mode = "offline" if run.offline else "online"
         self.url = "" if run.offline else str(run.url or "")
-        step = run.summary.get("step") if run.resumed else 0
-        self.last_step = int(step) if isinstance(step, int | float) else 0
 
     def log_row(self, row: Mapping[str, Any]) -> None:
         """Send a row of `metrics.jsonl`."""

@@ -45,7 +45,6 @@ PROBES = (
     Probe("torch", software.torch_checks),
     Probe("compiler", software.compiler_checks, ("server",)),
     Probe("gpus", gpus.gpu_checks),
-    Probe("cores", machine.core_checks),
     Probe("dataset", games.dataset_checks, ("trainer",)),
     Probe("batch", games.batch_checks, ("trainer",)),
     Probe("model", model.model_checks),
@@ -55,8 +54,6 @@ PROBES = (
     Probe("vocabulary", games.vocabulary_checks),
     Probe("memory", model.memory_checks),
     Probe("run folder", runs.run_folder_checks, ("trainer",)),
-    Probe("start", runs.start_checks, ("trainer",)),
-    Probe("partners", runs.partner_checks, ("trainer",)),
     Probe("shared memory", machine.shared_memory_checks),
     Probe("disk", machine.disk_checks, ("trainer",)),
     Probe("port", server.port_checks, ("server",)),
@@ -71,8 +68,8 @@ def doctor(
 ) -> None:
     """Look at everything that both terminals need, and say what to do; exits with 1 when something fails.
 
-    Environment: every variable that `hanabi-grpo settings` shows, and CUDA_VISIBLE_DEVICES, OMP_NUM_THREADS,
-    HTTP_PROXY, ALL_PROXY, NO_PROXY, HF_HUB_OFFLINE, WANDB_API_KEY, WANDB_BASE_URL, NETRC and VLLM_CPU_KVCACHE_SPACE.
+    Environment: every variable that `hanabi-grpo settings` shows, and CUDA_VISIBLE_DEVICES, HTTP_PROXY,
+    ALL_PROXY, NO_PROXY, HF_HUB_OFFLINE, WANDB_API_KEY, WANDB_BASE_URL, NETRC and VLLM_CPU_KVCACHE_SPACE.
     """
     shell = dict(os.environ)
     console = None if as_json else make_console()

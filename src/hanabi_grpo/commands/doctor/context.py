@@ -204,14 +204,11 @@ def broken_weights(folder: Path) -> list[str]:
     return problems
 
 
-def read_chat(folder: Path, thinking: bool, *, automatic: bool = False) -> "ChatFormat":
-    """Read a tokenizer and its chat format, which may be a SettingsError.
-
-    With `automatic` exactly as server and trainer do, which imports torch and takes many times as long.
-    """
+def read_chat(folder: Path, thinking: bool) -> "ChatFormat":
+    """Read a tokenizer and its chat format, which may be a SettingsError."""
     from hanabi_grpo.rollout.chat import ChatFormat
 
-    if automatic or not (folder / "tokenizer.json").is_file():
+    if not (folder / "tokenizer.json").is_file():  # else without torch, and many times as fast
         from transformers import AutoTokenizer as Reader
     else:
         from transformers import PreTrainedTokenizerFast as Reader

@@ -1,10 +1,10 @@
-"""The machine: cores, disk, memory-backed storage."""
+"""The machine: disk, memory-backed storage."""
 
 import os
 import shutil
 from pathlib import Path
 
-from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
+from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip
 from hanabi_grpo.commands.doctor.context import Context, amount
 
 _VERSIONS_IN_FLIGHT = 3
@@ -13,17 +13,6 @@ _PARALLEL_SHM = 1 << 30
 """What processes that share a model or gradients exchange through it (NCCL)."""
 _LARGE_MODELS_SHM = 200 * 10**6
 """Three versions of one adapter of rank 16 for a model of 4 billion parameters; containers have 64 MB."""
-
-
-def core_checks(context: Context) -> Check:
-    """Compare cores with the threads that OMP_NUM_THREADS asks for."""
-    cores, way = len(os.sched_getaffinity(0)), "unset OMP_NUM_THREADS"
-    threads = context.environ.get("OMP_NUM_THREADS", "").strip()
-    if threads.isdecimal() and int(threads) > cores:
-        return warn("cores", f"{cores}, but OMP_NUM_THREADS={threads}: threads wait for each other", way)
-    if threads == "1" and cores > 1 and context.settings.device == "cpu":
-        return warn("cores", f"{cores}, but OMP_NUM_THREADS=1 leaves all but one idle", way)
-    return ok("cores", f"{cores}" + (f", OMP_NUM_THREADS={threads}" if threads else ""))
 
 
 def disk_checks(context: Context) -> Check:

@@ -1,4 +1,4 @@
-"""Ports and rollout servers: may one listen, does one answer, does it fit. No session is opened on any."""
+"""Ports and rollout servers: may one listen, does one answer, whose is it. No session is opened on any."""
 
 import errno
 import socket
@@ -12,14 +12,11 @@ from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.client.waiting import NotReady
 from hanabi_grpo.commands.console import server_command
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
-from hanabi_grpo.commands.doctor.context import LOCAL, Context, ask, is_ours, read_chat
-from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.rollout.handshake import PROTOCOL, GameClaim, SessionRequest, game_claims, tokenizer_hash
-from hanabi_grpo.runs.fingerprint import model_fingerprint
+from hanabi_grpo.commands.doctor.context import LOCAL, Context, ask, is_ours
+from hanabi_grpo.errors import ServerError
 from hanabi_grpo.runs.run_folder import is_run
-from hanabi_grpo.server.identity import ServerIdentity, check_fit
+from hanabi_grpo.server.identity import ServerIdentity
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.types import SHARED_ADAPTER, player_names
 
 
 def port_checks(context: Context) -> Check:
@@ -52,7 +49,7 @@ def _listen(host: str, port: int) -> int:
 
 
 def server_checks(context: Context) -> Iterator[Check]:
-    """Tell whether the trainer's server answers, and whether it fits these settings; of several, each of them."""
+    """Tell whether the trainer's server answers, and whether it is free; of several, each of them."""
     for one, health in context.healths:
         start = server_command(replace(context.loaded, settings=one))
         if isinstance(health, dict):
@@ -77,59 +74,26 @@ def _is_not_ready(one: Settings, health: NotReady | ServerError, start: str) -> 
 
 
 def _fits(context: Context, one: Settings, start: str) -> Iterator[Check]:
-    where, restart = server_name(one), f"{start}   # after Ctrl-C in that terminal"
+    """Tell whose the server is. Whether it fits the trainer's model and rank, it says when the session is opened."""
+    where = server_name(one)
     try:
         with RolloutClient.from_settings(one) as client:
             identity = client.identity()
         there = ServerIdentity.model_validate(identity)
     except (ServerError, ValidationError):
         finding = f"{where} is healthy but does not say what it is; it may be of another version of this project"
-        yield fail("server", finding, restart)
+        yield fail("server", finding, f"{start}   # after Ctrl-C in that terminal")
         return
-    difference, run, resume = _difference(context, there), identity.get("run"), context.resume
+    run, resume = identity.get("run"), context.resume
     # The server lets the successor of its own run in.
     own = resume is not None and not resume.fork and is_run(resume.run_folder, str(run))
-    taken = bool(identity.get("session_alive")) and not own
-    port = one.vllm_server_port + 1
-    beside = f"export PORT={port} VLLM_SERVER_PORT={port}   # a second server; leave the first to its trainer"
-    session = f", working for run {run}" if run else ""
-    if difference:
-        finding = f"{where} does not fit: {difference}{session}"
-        yield fail("server", finding, f"{beside}\n{start}" if taken else restart)
-    elif taken:
-        finding = f"{where} fits, but it works for run {run}, whose trainer is alive: another is answered 409"
+    if identity.get("session_alive") and not own:
+        port = one.vllm_server_port + 1
+        beside = f"export PORT={port} VLLM_SERVER_PORT={port}   # a second server; leave the first to its trainer"
+        finding = f"{where} works for run {run}, whose trainer is alive: another is answered 409"
         yield (fail if context.role == "trainer" else warn)("server", finding, beside)
     else:
-        yield ok("server", f"{where} fits (instance {there.instance_id}, {there.model}, {there.dtype}{session})")
+        yield ok("server", f"{where} answers (instance {there.instance_id}, {there.model}, {there.dtype})")
     if there.max_model_len != one.max_model_len:
         finding = f"HANABI_MAX_MODEL_LEN is {there.max_model_len} there and {one.max_model_len} here"
         yield warn("server length", finding, f"export HANABI_MAX_MODEL_LEN={there.max_model_len}")
-
-
-def _difference(context: Context, there: ServerIdentity) -> str | None:
-    """Return what the server would answer to this trainer's session request; None: that it fits."""
-    settings, folder = context.settings, context.model_folder
-    ours = there.model_dump(include={"model_fingerprint", "tokenizer_hash", "chat_hash"})
-    try:
-        if folder is not None:
-            chat = read_chat(folder, settings.thinking, automatic=True)
-            ours = {"tokenizer_hash": tokenizer_hash(chat.tokenizer), "chat_hash": chat.hash}
-            ours["model_fingerprint"] = model_fingerprint(folder)
-        wanted = SessionRequest(
-            protocol=PROTOCOL,
-            run_id="doctor",
-            trainer_id="0" * 32,
-            secret="0" * 64,
-            adapters=[SHARED_ADAPTER] if settings.adapters == "shared" else list(player_names(settings.players)),
-            lora_rank=settings.lora_rank,
-            dtype=settings.dtype,
-            games=[GameClaim.model_validate(claim) for claim in game_claims(context.setups)],
-            **ours,
-        )
-    except (SettingsError, ValidationError):
-        return None  # the checks of the dataset and of the chat template say so
-    try:
-        check_fit(there, wanted)
-    except SettingsError as error:
-        return str(error)
-    return None

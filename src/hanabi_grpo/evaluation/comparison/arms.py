@@ -44,7 +44,7 @@ class Run:
     folder: Path
     """As typed."""
     x: NDArray[np.float64]
-    """(n,), ascending: steps with the figure, or games seen up to each of them, itself included."""
+    """(n,), ascending: steps with the figure."""
     scores: NDArray[np.float64]
     """(n,) the figure of each of them, by default the mean score of its training games."""
     last_step: int
@@ -114,14 +114,11 @@ def parse_reference(text: str) -> tuple[str, float]:
     return name.strip(), value
 
 
-def load_arms(
-    folders: Mapping[str, Sequence[Path]], *, by_games: bool = False, metric: str = SCORE
-) -> tuple[str, tuple[Arm, ...]]:
+def load_arms(folders: Mapping[str, Sequence[Path]], *, metric: str = SCORE) -> tuple[str, tuple[Arm, ...]]:
     """Read every run and return the preset, empty where runs do not say it, and the arms.
 
     A folder is a run folder, or holds one as `train/` with evaluations beside it, as `tools/demo.sh` leaves it.
-    `by_games` tells whether `Run.x` is games seen, not steps; `metric` is the figure of
-    `metrics.jsonl` that is compared.
+    `metric` is the figure of `metrics.jsonl` that is compared.
 
     Raises:
         SettingsError: A folder is no run or has no step, or the presets differ.
@@ -132,7 +129,7 @@ def load_arms(
         what = "; ".join(f"{folder}: {names or 'a preset it does not say'}" for folder, names in presets.items())
         raise SettingsError(f"the runs have different presets ({what}); compare runs of one.")
     arms = tuple(
-        Arm(name=name, runs=tuple(_run(folder, rows[folder], by_games, metric) for folder in group))
+        Arm(name=name, runs=tuple(_run(folder, rows[folder], metric) for folder in group))
         for name, group in folders.items()
     )
     return next(iter(presets.values())), arms
@@ -190,13 +187,8 @@ def _presets(rows: Iterable[Mapping[str, Any]]) -> str:
     return ", ".join(sorted(name for name in names if any(f"score/{name}" in row for row in rows)))
 
 
-def _run(folder: Path, rows: Sequence[Mapping[str, Any]], by_games: bool, metric: str) -> Run:
-    seen = np.cumsum([number(row.get("games")) or 0.0 for row in rows])
-    points = [
-        (float(games) if by_games else float(row["step"]), score)
-        for row, games in zip(rows, seen, strict=True)
-        if (score := number(row.get(metric))) is not None
-    ]
+def _run(folder: Path, rows: Sequence[Mapping[str, Any]], metric: str) -> Run:
+    points = [(float(row["step"]), score) for row in rows if (score := number(row.get(metric))) is not None]
     x, scores = (np.asarray(column) for column in zip(*points, strict=True))
     clock = [value for row in rows if (value := number(row.get("seconds"))) is not None]
     # Each part of a resumed run counts from 0.
@@ -206,7 +198,7 @@ def _run(folder: Path, rows: Sequence[Mapping[str, Any]], by_games: bool, metric
         x=x,
         scores=scores,
         last_step=rows[-1]["step"],
-        num_games=float(seen[-1]),
+        num_games=sum(number(row.get("games")) or 0.0 for row in rows),
         seconds=sum(parts) if parts else None,
         settings=recorded_settings(run_home(folder)),
         evaluations=_evaluations([folder.parent, folder] if folder.name == TRAIN else [folder]),

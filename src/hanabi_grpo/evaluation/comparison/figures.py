@@ -1,4 +1,4 @@
-"""What arms come to: learning curves with bands, and held-out scores with errors over training seeds and over deals.
+"""What arms come to: learning curves with bands, and held-out scores with errors over training seeds.
 
 A run is one observation: figures of one run say nothing about how another seed would have fared. Few seeds have wide
 intervals (with three, the 95 % interval is 4.3 standard errors to each side), and that is what is known.
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.comparison.arms import Arm, Run
 from hanabi_grpo.evaluation.smoothing import trailing_mean
-from hanabi_grpo.runs.deal_statistics import COVERAGE, clustered_error
+from hanabi_grpo.runs.deal_statistics import COVERAGE
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, mean_figures
 
 MIN_SEEDS_FOR_T = 3
@@ -56,16 +56,6 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """An arm minus the first one."""
-
-    seeds: SeedEstimate
-    """Welch's, over the runs' means."""
-    deals_error: float
-    """Standard error over deals, paired and clustered, for these very runs; NaN without common deals."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ArmScore:
     """The evaluations of one arm."""
 
@@ -75,12 +65,10 @@ class ArmScore:
     means: tuple[float, ...]
     """Mean score of each run that was evaluated."""
     seeds: SeedEstimate
-    deals_error: float
-    """Standard error over deals of the runs' mean score per deal, clustered; NaN without common deals."""
     figures: Mapping[str, float]
     """Mean over runs of each figure."""
-    difference: Difference | None
-    """None for the first arm, and where that was not evaluated."""
+    difference: SeedEstimate | None
+    """Minus the first arm, by Welch; None for the first arm, and where that was not evaluated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,30 +168,17 @@ def held_out(arms: Sequence[Arm], file: str) -> HeldOut:
                 "one game."
             )
     same_deals = all((result.suite, result.seeds) == (example.suite, example.seeds) for _, result in flat)
-    clusters = np.unique(np.asarray(example.starts), return_inverse=True)[1]
-    first = found[0]
-
-    def deals_error(results: Sequence[EvaluationResult], minus: Sequence[EvaluationResult] = ()) -> float:
-        if not same_deals:
-            return math.nan
-        per_deal, base = (np.asarray([one.scores for one in group]) for group in (results, minus or results))
-        values = per_deal.mean(axis=0)
-        return clustered_error(values - base.mean(axis=0) if minus else values, clusters)[1]
+    first = [fmean(result.scores) for result in found[0]]
 
     def score(arm: Arm, results: Sequence[EvaluationResult]) -> ArmScore:
         means = tuple(fmean(result.scores) for result in results)
-        difference = None
-        if results is not first and first:
-            seeds = welch_difference([fmean(result.scores) for result in first], means)
-            difference = Difference(seeds=seeds, deals_error=deals_error(results, first))
         return ArmScore(
             name=arm.name,
             num_runs=len(arm.runs),
             means=means,
             seeds=over_seeds(means),
-            deals_error=deals_error(results),
             figures=mean_figures([result.figures for result in results]),
-            difference=difference,
+            difference=welch_difference(first, means) if first and results is not found[0] else None,
         )
 
     heats = sorted({result.temperature for _, result in flat}, key=lambda heat: -1.0 if heat is None else heat)

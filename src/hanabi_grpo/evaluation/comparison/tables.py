@@ -1,9 +1,8 @@
 """A comparison as tables, notes and JSON."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from hanabi_grpo.evaluation.comparison.arms import SCORE, Arm, condition_notes
 from hanabi_grpo.evaluation.comparison.figures import (
@@ -20,8 +19,8 @@ from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure, figure_sheets,
 from hanabi_grpo.evaluation.tables import ATTAINABLE, ATTAINABLE_SOURCE, attainable_row, game_title
 
 _ARMS = ("arm", "runs", "games/run", "seconds/run")
-_HELD_OUT = ("arm", "mean", "± runs", "± deals", "lowest run", "highest run")
-_DIFFERENCES = ("difference", "mean ± SE over runs", "95 % interval", "± deals")
+_HELD_OUT = ("arm", "mean", "± runs", "lowest run", "highest run")
+_DIFFERENCES = ("difference", "mean ± SE over runs", "95 % interval")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,10 +29,8 @@ class Comparison:
 
     preset: str
     """Of the training games; empty where runs do not say it."""
-    axis: str
-    """Of curves: "steps" or "games"."""
     end: float
-    """Last step, or number of games, that every run has reached."""
+    """Last step that every run has reached."""
     window: int
     """Steps of the trailing mean of curves, and of the training mean."""
     metric: str
@@ -62,12 +59,11 @@ def compare_arms(
     preset: str,
     arms: Sequence[Arm],
     *,
-    axis: str = "steps",
     window: int = 10,
     metric: str = SCORE,
     references: Mapping[str, float] | None = None,
 ) -> Comparison:
-    """Compute curves, means and differences of what `load_arms` returns, by `axis`; see `Comparison`.
+    """Compute curves, means and differences of what `load_arms` returns; see `Comparison`.
 
     Raises:
         SettingsError: Runs of an arm have no step in common, or evaluations are of different games.
@@ -81,7 +77,6 @@ def compare_arms(
         levels.setdefault(ATTAINABLE, known[0])
     return Comparison(
         preset=preset,
-        axis=axis,
         end=end,
         window=window,
         metric=metric,
@@ -99,10 +94,10 @@ def comparison_sheets(found: Comparison) -> list[Sheet]:
     arms = [_arm_row(found, number) for number in range(len(found.arms))]
     most = [kind.example.attainable for kind in kinds]
     best = [(ATTAINABLE, *[UNKNOWN] * len(_ARMS), *(UNKNOWN if one is None else f"{one:.2f}" for one in most))]
-    reached = f"up to {found.axis.removesuffix('s')} {found.end:.0f}"
+    what = f"{found.preset or 'training'}: {found.label} ± SE over runs"
     sheets = [
         Sheet(
-            title=f"{found.preset or 'training'}: {found.label} ± SE over runs; training games {reached}",
+            title=f"{what}; training games up to step {found.end:.0f}",
             columns=(*_ARMS, f"training, last {found.window} steps", *(kind.name for kind in kinds)),
             groups=[arms, best] if any(one is not None for one in most) else [arms],
         )
@@ -112,13 +107,12 @@ def comparison_sheets(found: Comparison) -> list[Sheet]:
         rows: list[tuple[str, ...]] = []
         differences = []
         for score in scores:
-            errors = (score.seeds.standard_error, score.deals_error, min(score.means), max(score.means))
-            rows.append((score.name + _missing(score), *map(figure, (score.seeds.mean, *errors))))
-            if score.difference:
-                gap = score.difference.seeds
+            figures = (score.seeds.mean, score.seeds.standard_error, min(score.means), max(score.means))
+            rows.append((score.name + _missing(score), *map(figure, figures)))
+            if gap := score.difference:
                 interval = f"{figure(gap.low, '+')} to {figure(gap.high, '+')}"
-                name, error = f"{score.name} − {found.arms[0].name}", figure(score.difference.deals_error)
-                differences.append((name, with_error(gap.mean, gap.standard_error, "+"), interval, error))
+                name = f"{score.name} − {found.arms[0].name}"
+                differences.append((name, with_error(gap.mean, gap.standard_error, "+"), interval))
         sheets.append(
             Sheet(
                 title=f"{kind.name}: {game_title(kind.example) if kind.same_deals else kind.example.preset}",
@@ -128,8 +122,8 @@ def comparison_sheets(found: Comparison) -> list[Sheet]:
         )
         if differences:
             sheets.append(Sheet(title=f"{kind.name}: differences", columns=_DIFFERENCES, groups=[differences]))
-        figures = [[(score.name, score.figures) for score in scores]]
-        sheets += figure_sheets(f"{kind.name}: figures, mean over runs", "arm", figures, without=kind.example.score)
+        named = [[(score.name, score.figures) for score in scores]]
+        sheets += figure_sheets(f"{kind.name}: figures, mean over runs", "arm", named, without=kind.example.score)
     return sheets
 
 
@@ -140,21 +134,12 @@ def comparison_notes(found: Comparison) -> list[str]:
     if kinds:
         notes.append(
             "± runs: standard error over training seeds, of the runs' means: how much other seeds would change the "
-            "figure. ± deals: over held-out deals, clustered by start, of the runs' mean score on each deal: how much "
-            "other deals would change it, for these very runs."
+            "figure; differences by Welch's t. How much other deals would change it for single runs, evaluate says."
         )
-        if all(kind.same_deals for kind in kinds):
-            notes.append(
-                "All runs were evaluated on the same deals: what these deals give to every run alike drops out of "
-                "differences, and is not in ± runs."
-            )
-        if any(score.difference for kind in kinds for score in kind.arms if score):
-            notes.append("Differences: Welch's t over runs; ± deals is paired deal by deal.")
     for kind in kinds:
         if not kind.same_deals:
             notes.append(
-                f"{kind.file}: runs were evaluated on different deals, so ± runs holds the luck of the deals too, and "
-                "there is no ± deals."
+                f"{kind.file}: runs were evaluated on different deals, so ± runs holds the luck of the deals too."
             )
         if len(kind.temperatures) > 1:
             notes.append(f"{kind.file}: runs were evaluated at different temperatures.")
@@ -167,12 +152,12 @@ def comparison_notes(found: Comparison) -> list[str]:
     ends = [float(run.x[-1]) for run in runs]
     if min(ends) != max(ends):
         notes.append(
-            f"Runs have {min(ends):.0f} to {max(ends):.0f} {found.axis}: curves and training means use the first "
+            f"Runs have {min(ends):.0f} to {max(ends):.0f} steps: curves and training means use the first "
             f"{found.end:.0f}. Games, seconds and evaluations are of whole runs."
         )
     rates = [run.num_games / run.last_step for run in runs]
-    if found.axis == "steps" and max(rates) > 1.05 * min(rates):
-        notes.append("Runs differ in games per step; --x games compares them at equal games.")
+    if max(rates) > 1.05 * min(rates):
+        notes.append("Runs differ in games per step: at equal steps some have seen more games.")
     notes += condition_notes(found.arms)
     if found.references:
         notes.append(f"To compare with: {', '.join(f'{name} {value:g}' for name, value in found.references.items())}.")
@@ -186,40 +171,6 @@ def comparison_markdown(found: Comparison, title: str) -> str:
     parts = [f"### {title}\n"] if title else []
     parts += [sheet.markdown() for sheet in comparison_sheets(found)]
     return "\n".join([*parts, "".join(f"- {note}\n" for note in comparison_notes(found))])
-
-
-def comparison_to_json(found: Comparison, title: str) -> dict[str, Any]:
-    """Return everything as JSON has it; what is not known is null."""
-    return {
-        "title": title,
-        "preset": found.preset,
-        "x": found.axis,
-        "end": found.end,
-        "window": found.window,
-        "references": dict(found.references),
-        "arms": [
-            {
-                "name": arm.name,
-                "runs": [
-                    {
-                        "folder": str(run.folder),
-                        "seed": run.settings.get("SEED"),
-                        "last_step": run.last_step,
-                        "games": run.num_games,
-                        "seconds": run.seconds,
-                        "training": mean,
-                    }
-                    for run, mean in zip(arm.runs, training, strict=True)
-                ],
-                "training": asdict(over_seeds(training)),
-                "curve": {"band": curve.band}
-                | {key: getattr(curve, key).tolist() for key in ("x", "mean", "low", "high")},
-                "evaluations": {kind.file: asdict(one) for kind in found.evaluations if (one := kind.arms[number])},
-            }
-            for number, (arm, curve, training) in enumerate(zip(found.arms, found.curves, found.training, strict=True))
-        ],
-        "notes": comparison_notes(found),
-    }
 
 
 def _arm_row(found: Comparison, number: int) -> tuple[str, ...]:

@@ -1,6 +1,5 @@
-"""What is crossed, and its played cells in a folder, one file each: every entry in seat 0 with every other."""
+"""What is crossed: every entry in seat 0 with every other. A cell's deals are a ledger in the folder's `cells/`."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,13 +10,11 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import evaluate_line_up, line_up_key
 from hanabi_grpo.evaluation.matches import Served
-from hanabi_grpo.runs.evaluation_result import EvaluationResult, read_result, result_to_json, write_document
+from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint
 from hanabi_grpo.settings.refs import CheckpointRef, Ref
 
 MAX_ENTRIES = 64
-_SHOWN = 80
-"""Characters of a value in an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,18 +38,6 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedCell:
-    """One line-up that plays every deal."""
-
-    name: str
-    """Of its file: "<row>-<column>"."""
-    label: str
-    line_up: LineUp
-    key: Mapping[str, Any]
-    """Everything that its games depend on; a cell of another key is another piece of work."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A whole cross-play."""
 
@@ -64,8 +49,8 @@ class Plan:
     """Of sampling; None: only scripts play."""
     seats: tuple[tuple[str, ...], ...]
     """Who an entry is, per entry and seat; see `refs`."""
-    cells: tuple[PlannedCell, ...]
-    """N x N, row by row."""
+    cells: Mapping[str, LineUp]
+    """Who plays every deal of a cell, by its name "<row>-<column>": N x N, row by row."""
 
     @property
     def is_team(self) -> bool:
@@ -128,24 +113,18 @@ def make_plan(
         SettingsError: Two entries are the same players, or a checkpoint cannot be used.
         ServerError: The server lacks an adapter.
     """
-    cells = []
-    for i, row in enumerate(entries):
-        for j, column in enumerate(entries):
-            refs = (row.ref, *[column.ref] * (setup.spec.num_players - 1))
-            line_up = LineUp(text=",".join(map(str, refs)), refs=refs)
-            key = line_up_key(line_up, setup, suite=suite, served=served, rotate=setup.spec.payoff != "team")
-            # The seats say who plays; a checkpoint's folder may have been moved.
-            key = {name: value for name, value in key.items() if name != "line_up"} | {"deals": num_deals}
-            label = row.label if i == j else f"{row.label} × {column.label}"
-            cells.append(PlannedCell(name=f"{i}-{j}", label=label, line_up=line_up, key=key))
-    seats = tuple(tuple(cell.key["seats"][0]) for cell in cells[:: len(entries) + 1])
+    others = setup.spec.num_players - 1
+    pairs = {f"{i}-{j}": (row, *[other] * others) for i, row in enumerate(entries) for j, other in enumerate(entries)}
+    cells = {name: _line_up([entry.ref for entry in team]) for name, team in pairs.items()}
+    teams = [cells[f"{i}-{i}"] for i in range(len(entries))]
+    seats = tuple(tuple(line_up_key(team, setup, suite=suite, served=served)["seats"][0]) for team in teams)
     for number, one in enumerate(seats):
         if one in seats[:number]:
             raise SettingsError(
                 f"{entries[seats.index(one)].label} and {entries[number].label} are the same players "
                 f"({', '.join(dict.fromkeys(one))}); give each once."
             )
-    sampled = any(cell.line_up.needs_server for cell in cells)
+    sampled = any(team.needs_server for team in teams)
     return Plan(
         entries=tuple(entries),
         setup=setup,
@@ -153,40 +132,12 @@ def make_plan(
         suite=suite,
         temperature=served.temperature if served and sampled else None,
         seats=seats,
-        cells=tuple(cells),
+        cells=cells,
     )
 
 
-def find_cells(plan: Plan, folder: Path) -> dict[str, EvaluationResult]:
-    """Return the cells that were played already, by name.
-
-    Raises:
-        SettingsError: There is one of other players, deals or settings, or a file that is no cell.
-    """
-    found = {}
-    for cell in plan.cells:
-        path, ledger = _files(folder, cell)
-        if not path.exists():
-            continue
-        found[cell.name] = read_result(path)
-        key, wanted = json.loads(path.read_bytes()).get("key"), json.loads(json.dumps(cell.key))
-        if not isinstance(key, dict):
-            raise SettingsError(f"{path}: not a cell of a cross-play (no key); move it away.")
-        other = [
-            f"{name}: there {str(key.get(name))[:_SHOWN]}, here {str(wanted.get(name))[:_SHOWN]}"
-            for name in sorted({*key, *wanted})
-            if key.get(name) != wanted.get(name)
-        ]
-        if other:
-            raise SettingsError(
-                f"{path}: was played otherwise ({'; '.join(other)}). Give the entries in the order and with the "
-                "options of that folder, or choose another --out."
-            )
-        if found[cell.name].num_deals != plan.num_deals:
-            raise SettingsError(f"{path}: damaged (its scores are not of {plan.num_deals} deals); move it away.")
-        # Left where the command was stopped between writing the cell and this.
-        ledger.unlink(missing_ok=True)
-    return found
+def _line_up(refs: Sequence[Ref]) -> LineUp:
+    return LineUp(text=",".join(map(str, refs)), refs=tuple(refs))
 
 
 def play_cells(
@@ -195,38 +146,26 @@ def play_cells(
     cells: dict[str, EvaluationResult],
     *,
     served: Served | None,
-    begin: Callable[[PlannedCell], None],
+    begin: Callable[[LineUp], None],
     progress: Callable[[int], None],
 ) -> None:
-    """Play what is not in `cells`, by name; each is there and in the folder as soon as it is finished.
+    """Play every cell and put it into `cells` by name; deals that an earlier call finished are not played again.
 
     `begin` receives each cell before its first deal, `progress` the number of its deals that are done.
 
     Raises:
         ServerError: The server failed, or dropped a game.
-        SettingsError: The rest of an interrupted cell is of other work, or the disk is full.
+        SettingsError: The folder holds a cell of other players or settings, or the disk is full.
     """
-    for cell in plan.cells:
-        if cell.name in cells:
-            continue
-        begin(cell)
-        path, ledger = _files(folder, cell)
-        result = evaluate_line_up(
-            cell.line_up,
+    for name, line_up in plan.cells.items():
+        begin(line_up)
+        cells[name] = evaluate_line_up(
+            line_up,
             plan.setup,
             plan.num_deals,
             suite=plan.suite,
-            served=served if cell.line_up.needs_server else None,
+            served=served if line_up.needs_server else None,
             rotate=not plan.is_team,
-            label=cell.label,
-            ledger=ledger,
+            ledger=folder / "cells" / f"{name}.jsonl",
             progress=progress,
         )
-        write_document(path, {"key": cell.key, **result_to_json(result)})
-        ledger.unlink(missing_ok=True)
-        cells[cell.name] = result
-
-
-def _files(folder: Path, cell: PlannedCell) -> tuple[Path, Path]:
-    """Return where a cell is, and where an interrupted one keeps its finished deals."""
-    return folder / "cells" / f"{cell.name}.json", folder / "cells" / f"{cell.name}.part.jsonl"

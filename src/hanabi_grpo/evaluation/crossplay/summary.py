@@ -54,7 +54,7 @@ class Summary:
 
     def outcomes(self, row: int, column: int) -> list[float]:
         """Return wins, draws and losses of the row in percent; empty where nobody wins, or nothing was played."""
-        cell = self.cells.get(self.plan.cells[row * len(self.labels) + column].name)
+        cell = self.cells.get(f"{row}-{column}")
         roles = played_roles(cell.figures) if cell else []
         return [100 * share for share in outcome_shares(cell.figures, roles)[:3]] if cell and roles else []
 
@@ -63,7 +63,7 @@ def summarise(plan: Plan, cells: Mapping[str, EvaluationResult]) -> Summary:
     """Compute every figure that the played cells allow; the others are NaN or None."""
     count = len(plan.entries)
     unplayed = [math.nan] * plan.num_deals
-    scores = [cells[cell.name].scores if cell.name in cells else unplayed for cell in plan.cells]
+    scores = [cells[name].scores if name in cells else unplayed for name in plan.cells]
     starts = start_numbers(plan.setup, plan.suite, range(plan.num_deals))
     matrix = Matrix(
         scores=np.asarray(scores, dtype=np.float64).reshape(count, count, -1), starts=np.asarray(starts, dtype=np.int64)
@@ -80,7 +80,7 @@ def summarise(plan: Plan, cells: Mapping[str, EvaluationResult]) -> Summary:
 def summary_json(summary: Summary) -> dict[str, Any]:
     """Return everything but the scores deal by deal, which are in the files of the cells; NaN stands for unknown."""
     plan, spec, count = summary.plan, summary.plan.setup.spec, len(summary.labels)
-    cells = [_cell_json(summary.cells.get(cell.name)) for cell in plan.cells]
+    cells = [_cell_json(summary.cells.get(name)) for name in plan.cells]
     return {
         "format": _FORMAT,
         **plan.setup.row(),

@@ -48,7 +48,7 @@ def draw_bands(path: Path, found: Comparison, *, title: str = "") -> None:
     name_lines(axes)
     most = f", at most {found.score_range[1]:g}" if found.score_range else ""
     axes.set_ylabel(f"{found.label} of training games{most}" if found.metric == SCORE else found.label)
-    axes.set_xlabel("training step" if found.axis == "steps" else "games seen")
+    axes.set_xlabel("training step")
     heading = title or (f"Training on {found.preset}" if found.preset else "Training")
     axes.set_title(fill(heading, 80), loc="left", fontsize=12, parse_math=False)
     add_caption(figure, _caption(found.curves, found.window, found.preset if title else ""))

@@ -1,10 +1,9 @@
 """The exported folder: it appears at once, by a rename, or not at all.
 
 FOLDER/
-├── README.md  manifest.json                 of the team; the folder is a checkpoint to every command
+├── README.md  manifest.json                 the card; step, base model and hashes: a checkpoint to every command
 ├── episodes/step_50.jsonl                   sample games, where some were recorded
-├── player_0/                                a repository of its own
-│   ├── README.md  manifest.json             the card; who this is, its step, base model and hashes
+├── player_0/
 │   └── adapter_config.json  adapter_model.safetensors
 └── player_1/ …
 
@@ -52,14 +51,11 @@ def export(
         check_base_model(base_model)
     base, is_on_hub = (base_model, True) if base_model is not None else base_name(origin.model)
     if not is_on_hub:
-        say(f"the base model is called {base} in the cards; --base-model ORG/NAME says what it is on the hub.")
+        say(f"the base model is called {base} on the card; --base-model ORG/NAME says what it is on the hub.")
     try:
         with new_folder(out) as whole:
             for name in players:
-                folder = whole / name
-                _write_adapter(origin, name, folder, base)
-                write_card(folder, origin, [name], base=base, is_on_hub=is_on_hub)
-                _seal(folder, origin, [name])
+                _write_adapter(origin, name, whole / name, base)
             any(write_sample_games(place, whole, origin.saved.step) for place in origin.places)
             write_card(whole, origin, players, base=base, is_on_hub=is_on_hub)
             _seal(whole, origin, players)

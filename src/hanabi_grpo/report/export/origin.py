@@ -76,15 +76,13 @@ class Origin:
     """Evaluations in which one of these adapters played."""
     places: tuple[Path, ...] = ()
     """Folders that may have games of its training: its own, its run's."""
-    left_out: tuple[str, ...] = ()
-    """Evaluations beside them that are of other adapters, and why."""
 
 
-def read_origin(folder: Path, *, evaluations: Sequence[Path] = ()) -> Origin:
-    """Read a run, a checkpoint of it, an artifact's folder, or an exported one, and further result files of `evaluate`.
+def read_origin(folder: Path) -> Origin:
+    """Read a run, a checkpoint of it, an artifact's folder, or an exported one.
 
     Raises:
-        SettingsError: There are no whole adapters, or a given evaluation is of others.
+        SettingsError: There are no whole adapters.
     """
     checkpoint = newest_checkpoint(folder)
     saved = read_adapters(checkpoint)
@@ -93,18 +91,15 @@ def read_origin(folder: Path, *, evaluations: Sequence[Path] = ()) -> Origin:
     around = (own, *(run for run in runs if (run / "settings.json").is_file()))
     values = next((found for place in around if (found := recorded_settings(place))), {})
     published = saved.facts.get(PUBLISHED)
-    lying = [*sorted((checkpoint / EVALUATIONS).glob("*.json"))]
-    lying += [path for place in around for path in find_evaluations(place)]
-    results, left_out = _played_results(saved, given=evaluations, lying=lying)
+    evaluations = [path for place in (checkpoint / EVALUATIONS, *around) for path in find_evaluations(place)]
     return Origin(
         folder=checkpoint,
         saved=saved,
         settings=_for_publishing(values) or (dict(published) if isinstance(published, Mapping) else {}),
         model=str(saved.facts.get("model") or values.get("MODEL") or ""),
         score=_score(checkpoint, around, saved.step),
-        results=results,
+        results=_played_results(saved, evaluations),
         places=around,
-        left_out=left_out,
     )
 
 
@@ -131,38 +126,22 @@ def _score(checkpoint: Path, around: Sequence[Path], step: int) -> RunningScore 
     return running_score(read_history(rows), step) if rows else None
 
 
-def _played_results(
-    saved: SavedAdapters, *, given: Sequence[Path], lying: Sequence[Path]
-) -> tuple[tuple[PlayedResult, ...], tuple[str, ...]]:
-    """Return the evaluations in which one of the adapters played, and sentences about files that are of others.
-
-    Raises:
-        SettingsError: A given file is no evaluation of these adapters.
-    """
+def _played_results(saved: SavedAdapters, evaluations: Sequence[Path]) -> tuple[PlayedResult, ...]:
+    """Return the evaluations in which one of the adapters played, each once."""
     # What a server calls each adapter when a checkpoint is lent to it.
     frozen = {
         frozen_name(hashlib.sha256(weights).hexdigest(), config): name
         for name, (weights, config) in saved.adapters.items()
     }
-    pushed = _pushed(saved)
-    results: list[PlayedResult] = []
-    left_out = []
-    for path in dict.fromkeys([*given, *lying]):
-        try:
-            found = _played(read_result(path), frozen, pushed, path, saved.step)
-        except SettingsError as error:
-            if path in given:
-                raise
-            left_out.append(str(error))
-            continue
-        if found not in results:
+    pushed, results = _pushed(saved), list[PlayedResult]()
+    for path in evaluations:
+        found = _played(read_result(path), frozen, pushed)
+        if found.players & {*frozen.values()} and found not in results:
             results.append(found)
-    return tuple(results), tuple(left_out)
+    return tuple(results)
 
 
-def _played(
-    result: EvaluationResult, frozen: Mapping[str, str], pushed: Mapping[str, str], path: Path, step: int
-) -> PlayedResult:
+def _played(result: EvaluationResult, frozen: Mapping[str, str], pushed: Mapping[str, str]) -> PlayedResult:
     scripts = registry.get(result.env).policies if result.env in registry.names() else {}
 
     def name(seat: str) -> str:
@@ -171,14 +150,7 @@ def _played(
             return seat if seat in scripts or seat == BASE else OTHER
         return (frozen.get(adapter[0]) if is_frozen(seat) else pushed.get(result.policies.get(adapter[0], ""))) or OTHER
 
-    found = PlayedResult(result=result, orders=tuple(tuple(map(name, order)) for order in result.seats))
-    if not found.players & {*frozen.values()}:
-        shown = ", ".join(dict.fromkeys(seat for order in result.seats for seat in order))
-        raise SettingsError(
-            f"{path}: is of {shown}, whose weights are not those of this checkpoint (step {step}); evaluate the folder "
-            "that is exported, and give its --out."
-        )
-    return found
+    return PlayedResult(result=result, orders=tuple(tuple(map(name, order)) for order in result.seats))
 
 
 def _pushed(saved: SavedAdapters) -> dict[str, str]:

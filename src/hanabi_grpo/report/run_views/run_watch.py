@@ -1,27 +1,17 @@
 """A run folder looked at again and again, while a trainer writes it, resumes it, or has not made it yet."""
 
 import json
-import os
-import re
-import socket
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.texts import visible
-from hanabi_grpo.errors import HanabiGrpoError, SettingsError
-from hanabi_grpo.report.played import frames_of, game_words
-from hanabi_grpo.report.run_views.state import Incident, LastGame, RunState
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.report.run_views.state import Incident, RunState
 from hanabi_grpo.runs.alarms import AlarmChange, AlarmWatch, Reading, alarms_of
 from hanabi_grpo.runs.history import number, read_history
 from hanabi_grpo.runs.manifest import CHECKPOINT_NAME
-from hanabi_grpo.runs.recordings import read_episode, recorded_steps
-from hanabi_grpo.runs.run_folder import LOCK, TRAIN, recorded_settings, run_home
-
-_HOLDER = re.compile(r"pid ([0-9]{1,10}) on (.+)", re.ASCII)
-_OF_A_MOVE = ("player", "did", "earned", "bad")
+from hanabi_grpo.runs.run_folder import TRAIN, holder_of, recorded_settings, run_home
 
 
 class RunWatch:
@@ -44,8 +34,6 @@ class RunWatch:
         self._rows: list[dict[str, Any]] = []
         self._forget_alarms()
         self._incidents: tuple[Incident, ...] = ()
-        self._game: LastGame | None = None
-        self._problem = ""
 
     def _forget_alarms(self) -> None:
         self._alarms = AlarmWatch(alarms_of(recorded_settings(self._home)))
@@ -58,7 +46,7 @@ class RunWatch:
         if home != self._home:
             self._start(home)
         notes: list[str] = []
-        for read in (self._read_metrics, self._read_incidents, self._read_game):
+        for read in (self._read_metrics, self._read_incidents):
             try:
                 read()
             except OSError as error:
@@ -72,7 +60,7 @@ class RunWatch:
             # A folder called train/ is named by what it belongs to.
             name=visible(f"{whole.parent.name}/{TRAIN}" if whole.name == TRAIN else whole.name),
             is_there=bool(self._rows or settings),
-            trainer=_trainer(home),
+            trainer=visible(holder_of(home)),
             rows=self._rows,
             settings=settings,
             # Another machine's clock may be ahead.
@@ -82,8 +70,7 @@ class RunWatch:
             changes=tuple(self._changes),
             incidents=self._incidents,
             checkpoints=_checkpoints(home),
-            game=self._game,
-            notes=tuple(map(visible, filter(None, [*notes, self._problem]))),
+            notes=tuple(map(visible, notes)),
         )
 
     def _read_metrics(self) -> None:
@@ -104,19 +91,6 @@ class RunWatch:
             path = self._home / "incidents.jsonl"
             lines = path.read_bytes().splitlines() if path.exists() else []
             self._incidents = tuple(filter(None, map(_incident, lines)))
-
-    def _read_game(self) -> None:
-        steps = recorded_steps(self._home) if (self._home / "episodes").is_dir() else {}
-        if not steps:
-            self._game, self._problem = None, ""
-            return
-        path = steps[max(steps)]
-        if self._is_new(f"episodes/{path.name}"):
-            try:
-                # Until its first line is whole, the game before it stays.
-                self._game, self._problem = _last_game(path, recorded_settings(self._home)) or self._game, ""
-            except SettingsError as error:
-                self._game, self._problem = None, str(error)
 
     def _is_new(self, name: str) -> bool:
         """Tell whether a file changed since it was last asked for."""
@@ -158,51 +132,6 @@ def _incident(line: bytes) -> Incident | None:
         return None
 
 
-def _last_game(path: Path, settings: Mapping[str, Any]) -> LastGame | None:
-    """Return the newest whole game of a file of games; None while it has none.
-
-    Raises:
-        SettingsError: It is no game that this version can play again.
-        OSError: The file cannot be read.
-    """
-    lines = [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n") and line.strip()]
-    if not lines:
-        return None
-    try:
-        episode = read_episode(json.loads(lines[-1]))
-        recording = Recording(episode=episode, number=len(lines) - 1, source=path.stem)
-        frames, words = frames_of(recording, settings), game_words(recording)
-    except (HanabiGrpoError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise SettingsError(visible(f"{path.name}: {error}")) from error
-    return LastGame(
-        file=path.stem,
-        number=recording.number,
-        deal=words["task"],
-        outcome=words["outcome"],
-        moves=tuple({name: move[name] for name in _OF_A_MOVE} for move in words["moves"]),
-        table=frames[-1].text if frames else "",
-        versions=tuple(sorted({turn.version for turn in episode.turns if turn.version is not None})),
-    )
-
-
 def _checkpoints(home: Path) -> tuple[int, ...]:
     names = [path.name for path in home.glob("checkpoint-*")]
     return tuple(sorted(int(match[1]) for name in names if (match := CHECKPOINT_NAME.fullmatch(name))))
-
-
-def _trainer(home: Path) -> str:
-    """Tell who holds the folder by what the lock says; to try it would be in a starting trainer's way."""
-    try:
-        holder = _HOLDER.match((home / LOCK).read_text(encoding="utf-8", errors="replace")[:200])
-        if holder is None:
-            return ""
-        if holder[2].strip() != socket.gethostname():
-            return "elsewhere"
-        os.kill(int(holder[1]), 0)
-    except (ProcessLookupError, OverflowError):
-        return "not running"
-    except PermissionError:
-        return "running"
-    except OSError:
-        return ""
-    return "running"

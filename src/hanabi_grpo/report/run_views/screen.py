@@ -27,7 +27,7 @@ from hanabi_grpo.report.run_views.figures import (
     shown,
     team_figures,
 )
-from hanabi_grpo.report.run_views.state import LastGame, RunState
+from hanabi_grpo.report.run_views.state import RunState
 
 _WIDE = 108
 """Columns from which on two panels stand side by side."""
@@ -35,15 +35,8 @@ _QUIET = 600.0
 """Seconds without a step after which the age is marked."""
 _MOST_FIGURES = 11
 """Of the team, and of each player; the page of `report` has all."""
-_MOST_MOVES, _MOST_TABLE = 8, 4
-"""Lines of the last game."""
 _TITLE, _VALUE, _LEAST_SPARK, _MOST_SPARK = 26, 8, 4, 40
 """Characters of a figure's title and value, and of the shortest and longest curve worth drawing."""
-_TRAINER = {
-    "running": ("trainer runs", "green"),
-    "not running": ("trainer not running", "yellow"),
-    "elsewhere": ("trainer on another machine", "dim"),
-}
 _PHASE_STYLES = {
     **{"push": "magenta", "rollout": "cyan", "resample": "bright_cyan"},
     **{"wait": "yellow", "recall": "blue", "train": "green"},
@@ -84,7 +77,7 @@ class RunScreen:
             body.add_column(ratio=1)
             body.add_row(Group(score, phases, alarms), figures)
             parts = [body]
-        parts = [_header(state), *parts, *([_game(state.game)] if state.game else [])]
+        parts = [_header(state), *parts]
         lines = console.render_lines(Group(*parts), options.update(height=None))
         if height is None or len(lines) <= height:
             yield from parts
@@ -114,13 +107,13 @@ def _header(state: RunState) -> RenderableType:
             line.append(f"  checkpoint {state.checkpoints[-1]}")
         if state.step_seconds is not None:
             line.append(f"  {state.step_seconds:.1f} s a step")
-        if state.seconds_left and state.trainer != "not running":
+        if state.seconds_left and state.trainer:
             line.append(f"  {duration(state.seconds_left)} left")
         if state.age is not None:
-            late = state.age > _QUIET and state.trainer != "not running"
+            late = state.age > _QUIET and state.trainer
             line.append(f"  last step {duration(state.age)} ago", style="yellow" if late else "")
-    if state.trainer:
-        line.append(f"  {_TRAINER[state.trainer][0]}", style=_TRAINER[state.trainer][1])
+        who = f"trainer: {state.trainer}" if state.trainer else "trainer not running"
+        line.append(f"  {who}", style="green" if state.trainer else "yellow")
     parts: list[RenderableType] = [title, *([line] if line.plain else [])]
     if state.rows and state.max_steps:
         # The bar alone leaves its line open.
@@ -248,16 +241,3 @@ def _alarms(state: RunState) -> RenderableType:
         text = f"{clock(incident.time)} {incident.kind}: {' '.join(incident.message.split())}"
         lines.append(Text(text, no_wrap=True, overflow="ellipsis"))
     return Group(*lines, *(Text(note, style="yellow") for note in state.notes))
-
-
-def _game(game: LastGame) -> Panel:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(justify="right")
-    for number, move in list(enumerate(game.moves, start=1))[-_MOST_MOVES:]:
-        did = Text.assemble((f"{move['bad']} reply; instead: ", "red") if move["bad"] else "", move["did"])
-        place, player = Text(str(number), style="dim"), Text(move["player"], style="bold")
-        grid.add_row(place, player, did, Text(move["earned"], style="dim"))
-    versions = f" · version {', '.join(map(str, game.versions))}" if game.versions else ""
-    heading = Text(f"{game.outcome} · {game.deal}{versions}")
-    end = [Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in game.table.splitlines()[:_MOST_TABLE]]
-    return _panel(f"last recorded game: {game.file}, --game {game.number}", Group(heading, grid, *end))

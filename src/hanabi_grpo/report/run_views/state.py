@@ -21,24 +21,6 @@ class Incident:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LastGame:
-    """The newest recorded game in words."""
-
-    file: str
-    """e.g. "step_000190"."""
-    number: int
-    """Among the games of the file; `hanabi-grpo view RUN --game` takes it."""
-    deal: str
-    outcome: str
-    moves: tuple[dict[str, str], ...]
-    """Per turn its player, what it did and earned, and "illegal" or "unparsable" in `bad` where that was put in."""
-    table: str
-    """The last frame; "" where this version does not know what was played."""
-    versions: tuple[int, ...]
-    """Of the adapters that played, ascending."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
     """What one look found."""
 
@@ -47,7 +29,7 @@ class RunState:
     is_there: bool = False
     """False while there is neither a step nor a settings file."""
     trainer: str = ""
-    """"running" or "not running" by the folder's lock; "elsewhere": it names another machine; "": no lock."""
+    """Who holds the folder's lock, e.g. "pid 12 on gpu7"; "": nobody."""
     rows: Sequence[Mapping[str, Any]] = ()
     """Rows of `metrics.jsonl` by step."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -61,7 +43,6 @@ class RunState:
     incidents: tuple[Incident, ...] = ()
     """Oldest first."""
     checkpoints: tuple[int, ...] = ()
-    game: LastGame | None = None
     notes: tuple[str, ...] = ()
     """What could not be read."""
 

@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from hanabi_grpo.runs.manifest import read_manifest
 from hanabi_grpo.runs.resume import ResumePoint
 from hanabi_grpo.runs.saved_adapters import SavedAdapters, check_same_base
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.settings.refs import CheckpointRef, Place, parse_checkpoint, split_player
+from hanabi_grpo.settings.refs import CheckpointRef, parse_checkpoint, split_player
 from hanabi_grpo.tracking.used_checkpoints import read_used
 from hanabi_grpo.training.model.adapters import adapter_names, put_tensors
 
@@ -65,17 +65,15 @@ def parse_start(entries: Sequence[str], names: Sequence[str]) -> dict[str, tuple
     return {name: start for name, start in starts.items() if start is not None}
 
 
-def read_start(
-    settings: Settings, read: Callable[[Place, Path | None], tuple[Path, SavedAdapters]] = read_used
-) -> list[Start]:
-    """Read every checkpoint that HANABI_START_FROM names; `read` is given its place and OUTPUT_DIR.
+def read_start(settings: Settings) -> list[Start]:
+    """Read every checkpoint that HANABI_START_FROM names.
 
     Raises:
         SettingsError: A folder that is missing or damaged, or has no such adapter.
     """
     names = adapter_names(settings.players, settings.adapters)
     starts = []
-    read_once = functools.cache(read)
+    read_once = functools.cache(read_used)
     for name, (entry, ref) in parse_start(settings.start_from, names).items():
         try:
             folder, saved = read_once(ref.place, settings.output_dir)

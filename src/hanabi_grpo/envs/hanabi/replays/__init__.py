@@ -1,1 +1,1 @@
-"""Recorded games played again: every board, as text (`timeline`), and as hanab.live has them (`hanab_live`)."""
+"""Recorded games played again: every board, as data and as text."""

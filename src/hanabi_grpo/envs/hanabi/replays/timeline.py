@@ -24,8 +24,6 @@ from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import GameParameterError, SettingsError
 from hanabi_grpo.types import EpisodeStatus, Turn, player_name
 
-IMPORTED_SUITE = "hanab.live"
-"""Suite of games whose deck is written beside them; `seed` is their number at hanab.live, 0 where there is none."""
 _CARD = re.compile(rf"([{COLOR_LETTERS}])([1-5])", re.ASCII)
 _ENDINGS = {
     EpisodeStatus.FINISHED: "played to its end",
@@ -95,8 +93,6 @@ def recorded_table(recording: Recording) -> Game:
             )
         if recording.start is not None:
             return Game(spec, [_card(word, where) for word in recording.start.split()])
-        if episode.suite == IMPORTED_SUITE:
-            raise SettingsError(f"{where}: an imported game without its deck (`start`); import it again.")
         return Game(spec, shuffled_deck(spec, episode.suite, episode.seed))
     except GameParameterError as error:
         raise SettingsError(f"{where}: {error}") from error
