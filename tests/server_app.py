@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from fake_engine import CHAT, LAPTOP, TOKENIZER, sample
+from fake_engine import BASE, CHAT, LAPTOP, TOKENIZER, sample
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.environment import HANABI
@@ -237,11 +237,11 @@ def push_to(client: RolloutClient, app: RunningApp, version: int = 1) -> dict[st
 
 
 def rollout_body(
-    *, num_deals: int = 1, num_games: int = 1, seats: Sequence[str] | None = None, **other: Any
+    *, num_deals: int = 1, num_games: int = 1, seats: Sequence[str] = BASE, **other: Any
 ) -> dict[str, Any]:
     """A rollout request that this server plays."""
     tasks = [
         {"env_config": LAPTOP.model_dump(mode="json"), "suite": "train", "seed": seed} for seed in range(num_deals)
     ]
-    body = {"tasks": tasks, "num_games": num_games, "max_tokens": 4, "temperature": 1.0, **other}
-    return body if seats is None else {**body, "seats": list(seats)}
+    given = {"tasks": tasks, "num_games": num_games, "max_tokens": 4, "temperature": 1.0, "seats": list(seats)}
+    return {**given, **other}

@@ -250,7 +250,7 @@ async def test_a_rollout_that_starts_during_a_commit_plays_the_old_versions_of_a
     async with AsyncExitStack() as stack:
         with loading(engine):
             commit = await begun_commit(store, 2)
-            leased = await stack.enter_async_context(store.lease(None))
+            leased = await stack.enter_async_context(store.lease(dict.fromkeys(PLAYERS, 1)))
         await commit
         assert {held.name for held in leased.values()} == {"player_0@1", "player_1@1", "player_2@1"}
         assert all(held.folder.is_dir() for held in leased.values())

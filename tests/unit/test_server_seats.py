@@ -155,13 +155,10 @@ def test_players_who_answer_at_the_same_time_have_conversations_and_adapters_of_
 def test_deals_with_and_without_seats_and_of_two_environments_go_in_one_request(client: RolloutClient) -> None:
     poker = {**POKER.row(), "suite": "train", "seed": 5}
     deals = [deal(3), {**deal(4), "seats": ["iggi", "base"]}, poker]
-    for default, expected in ((["player_1@1", "base"], ("player_1@1", "base")), (None, ("player_0@1", "player_1@1"))):
-        result = client.play(deals, num_games=1, max_tokens=4, temperature=1.0, seats=default)
-        assert [group[0].seats for group in result.groups] == [expected, ("iggi", "base"), expected]
-        assert [group[0].env for group in result.groups] == ["hanabi", "hanabi", "kuhn"]
-    mixed = [deal(3), {**deal(4), "seats": ["player_0@1", "iggi"]}]
-    with pytest.raises(ServerError, match="some tasks name adapters and others say nothing"):
-        client.play(mixed, num_games=1, max_tokens=4, temperature=1.0, seats=None)
+    result = client.play(deals, num_games=1, max_tokens=4, temperature=1.0, seats=["player_1@1", "base"])
+    expected = ("player_1@1", "base")
+    assert [group[0].seats for group in result.groups] == [expected, ("iggi", "base"), expected]
+    assert [group[0].env for group in result.groups] == ["hanabi", "hanabi", "kuhn"]
 
 
 def test_seats_that_cannot_be_filled_are_refused_before_anything_is_sampled(

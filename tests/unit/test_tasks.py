@@ -49,7 +49,8 @@ def test_seats_of_the_request_are_those_of_tasks_that_name_none_as_far_as_they_h
         ("iggi", "base"),
         ("iggi", "base", "random"),
     ]
-    assert tasks_of(deal(3), seats=None)[0].seats is None
+    with pytest.raises(SettingsError, match=r"tasks.0: 2 players, and seats names nobody; say who sits in each"):
+        tasks_of(deal(3), seats=None)
     with pytest.raises(SettingsError, match=r"tasks.1: 3 players, but seats=\('iggi', 'base'\) names 2; name all."):
         tasks_of(deal(3), three, seats=("iggi", "base"))
 

@@ -88,7 +88,7 @@ def first_deals(
         num_games=num_games,
         max_tokens=sampling.max_tokens,
         temperature=sampling.temperature,
-        seats=seats,
+        seats=seats or ("base",) * config.players,
     )
 
 

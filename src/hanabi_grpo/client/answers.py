@@ -60,8 +60,7 @@ def _as_asked(row: EpisodeRow | None, task: RequestedTask, game: int) -> Episode
     spec = task.task.setup.spec
     asked: dict[str, Any] = {
         **{"env": spec.env, "suite": task.task.split, "seed": task.task.seed, "game": game},
-        **{"preset": spec.preset, "num_players": spec.num_players, "spec_hash": spec.hash},
-        **({} if task.seats is None else {"seats": task.seats}),
+        **{"preset": spec.preset, "num_players": spec.num_players, "spec_hash": spec.hash, "seats": task.seats},
     }
     got = {name: getattr(episode, name) for name in asked}
     if got != asked:
@@ -73,10 +72,9 @@ def _as_asked(row: EpisodeRow | None, task: RequestedTask, game: int) -> Episode
 
 
 def _named(fields: dict[str, Any]) -> str:
-    seats = f", {','.join(fields['seats'])} in its seats" if fields.get("seats") else ""
     return (
         f"game {fields['game']} of {fields['env']} {fields['suite']}/{fields['seed']} on {fields['preset']} with "
-        f"{fields['num_players']} players (rules {fields['spec_hash']}){seats}"
+        f"{fields['num_players']} players (rules {fields['spec_hash']}), {','.join(fields['seats'])} in its seats"
     )
 
 

@@ -50,7 +50,7 @@ class TaskRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     suite: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")]
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)]
     seats: _Seats | None = None
-    """Who sits in each seat (see `refs`); None: as the request says for all tasks."""
+    """Who sits in each seat: a script, "base" or an adapter with its version, see `refs`; None: as the request says."""
 
 
 class RolloutRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,8 +62,7 @@ class RolloutRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Per reply."""
     temperature: _Temperature
     seats: _Seats | None = None
-    """Who sits where in tasks that do not say: a word names an adapter with the version that must be served. A task for
-    fewer players takes the first of them. None: whatever is served now."""
+    """Who sits where in tasks that do not say; a task for fewer players takes the first of them."""
 
 
 class DroppedRow(Struct, frozen=True, kw_only=True):
@@ -155,8 +154,8 @@ class RequestedTask:
     """One task, who plays it and the numbers of its games."""
 
     task: Task[Any]
-    seats: tuple[str, ...] | None
-    """Who sits in each seat; None: whoever is served now."""
+    seats: tuple[str, ...]
+    """Who sits in each seat."""
     games: range
 
     @property
@@ -180,7 +179,7 @@ def read_tasks(request: RolloutRequest) -> list[RequestedTask]:
             "Ask for fewer at once."
         )
     setups: dict[str, Setup[Any]] = {}
-    seen: dict[tuple[Task[Any], tuple[str, ...] | None], int] = {}
+    seen: dict[tuple[Task[Any], tuple[str, ...]], int] = {}
     tasks = []
     for number, task in enumerate(request.tasks):
         try:
@@ -198,11 +197,11 @@ def read_tasks(request: RolloutRequest) -> list[RequestedTask]:
     return tasks
 
 
-def _seats(task: TaskRequest, default: tuple[str, ...] | None, found: Setup[Any]) -> tuple[str, ...] | None:
+def _seats(task: TaskRequest, default: tuple[str, ...] | None, found: Setup[Any]) -> tuple[str, ...]:
     num_players = found.spec.num_players
     if task.seats is None:
         if default is None:
-            return None
+            raise SettingsError(f"{num_players} players, and seats names nobody; say who sits in each.")
         if len(default) < num_players:
             raise SettingsError(f"{num_players} players, but seats={shown(default)} names {len(default)}; name all.")
         words = default[:num_players]

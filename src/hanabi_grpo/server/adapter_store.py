@@ -125,12 +125,12 @@ class AdapterStore:
         return await self._loader.to_the_end(self._commit(version, self.ownership.current()))
 
     @contextlib.asynccontextmanager
-    async def lease(self, wanted: Mapping[str, int] | None) -> AsyncIterator[dict[str, HeldAdapter]]:
+    async def lease(self, wanted: Mapping[str, int]) -> AsyncIterator[dict[str, HeldAdapter]]:
         """Hold adapters, served or lent, while a rollout samples from them, and yield them by name.
 
-        `wanted` says the version that each must have, a VersionError that it is not held; None takes what is served.
+        `wanted` says the version that each must have, a VersionError that it is not held.
         """
-        leased = dict(self._served) if wanted is None else {name: self._find(name, wanted[name]) for name in wanted}
+        leased = {name: self._find(name, version) for name, version in wanted.items()}
         for held in leased.values():
             held.users += 1
         try:

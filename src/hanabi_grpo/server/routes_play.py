@@ -45,7 +45,7 @@ def play_routes(store: AdapterStore, scheduler: Scheduler) -> APIRouter:
     async def rollout(request: Request) -> Response:
         # Beside the event loop: a body of many megabytes takes seconds to check.
         tasks, sampling = await asyncio.to_thread(parse_rollout_request, await request.body())
-        check_owner(request, {seat for task in tasks for seat in task.seats or ()})
+        check_owner(request, {seat for task in tasks for seat in task.seats})
         own = store.ownership.is_owner(request.headers)
 
         async def played() -> Response:

@@ -180,7 +180,7 @@ class Scheduler:
         with self._engine_faults(where):
             try:
                 return await play_episode(
-                    task, table.players, game=game, names=table.seats, instance_id=self.instance_id
+                    task, table.players, game=game, names=table.task.seats, instance_id=self.instance_id
                 )
             except _IMPOSSIBLE:
                 raise
@@ -224,11 +224,11 @@ async def _report(table: Table, games: Sequence[asyncio.Task[Episode | DroppedGa
     seconds, count = time.perf_counter() - start, len(episodes)
     turns = [turn for episode in episodes for turn in episode.turns]
     bad = sum(turn.kind is not ReplyKind.LEGAL for turn in turns)
-    returns = (sum(one.reward(player) for one in episodes) / count for player in range(len(table.seats)))
+    returns = (sum(one.reward(player) for one in episodes) / count for player in range(len(table.task.seats)))
     logger.info(
         f"{table.task.where}: {count} games ({len(results) - count} dropped), "
         f"returns {' '.join(f'{value:.2f}' for value in returns)}, {len(turns) / count:.1f} turns, {bad} bad replies, "
-        f"{sum(len(turn.reply_ids) for turn in turns) / max(seconds, 1e-9):.0f} tok/s, {' '.join(table.seats)}"
+        f"{sum(len(turn.reply_ids) for turn in turns) / max(seconds, 1e-9):.0f} tok/s, {' '.join(table.task.seats)}"
     )
 
 

@@ -13,8 +13,8 @@ from hanabi_grpo.rollout.messages import RequestedTask
 from hanabi_grpo.server.adapter_loader import HeldAdapter
 from hanabi_grpo.server.engine import Engine, Sample, SamplingConfig
 from hanabi_grpo.server.pacing import Turnstile
-from hanabi_grpo.settings.refs import BASE, is_scripted, seat_adapter
-from hanabi_grpo.types import Reply, adapter_of, player_names
+from hanabi_grpo.settings.refs import is_scripted, seat_adapter
+from hanabi_grpo.types import Reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,16 +113,11 @@ class ServedSeat:
         return replace(await self.player.ask(self.conversation, seen.message()), fresh=self.fresh)
 
 
-def wanted_adapters(tasks: Sequence[RequestedTask]) -> dict[str, int] | None:
-    """Return every adapter that a request needs and its version; None: whatever is served now."""
-    named = [seat_adapter(seat) for seats in dict.fromkeys(task.seats or () for task in tasks) for seat in seats]
-    held = [one for one in dict.fromkeys(named) if one is not None]
-    if any(task.seats is None for task in tasks):
-        if held:
-            raise VersionError("seats: some tasks name adapters and others say nothing; name them for every task.")
-        return None
+def wanted_adapters(tasks: Sequence[RequestedTask]) -> dict[str, int]:
+    """Return every adapter that a request needs and its version."""
+    named = [seat_adapter(seat) for seats in dict.fromkeys(task.seats for task in tasks) for seat in seats]
     wanted: dict[str, int] = {}
-    for name, version in held:
+    for name, version in (one for one in named if one is not None):
         if wanted.setdefault(name, version) != version:
             raise VersionError(f"{name} is asked for as @{wanted[name]} and @{version}; one request, one version.")
     return wanted
@@ -133,8 +128,6 @@ class Table:
     """Who sits at one task's games."""
 
     task: RequestedTask
-    seats: tuple[str, ...]
-    """One word per seat, see `refs`."""
     players: list[Player]
 
 
@@ -150,15 +143,12 @@ class Tables:
     made: dict[tuple[Setup[Any], str], Player] = field(default_factory=dict)
 
     def seat(self, task: RequestedTask) -> Table:
-        """Seat who a task names, else the served adapters."""
+        """Seat who a task names."""
         setup, seats = task.task.setup, task.seats
-        if seats is None:
-            names = [adapter_of(player, self.leased) for player in player_names(setup.spec.num_players)]
-            seats = tuple(self.leased[name].name if name in self.leased else BASE for name in names)
         for seat in seats:
             if (setup, seat) not in self.made:
                 self.made[setup, seat] = make_script(setup, seat) if is_scripted(seat) else self.served(seat)
-        return Table(task=task, seats=seats, players=[self.made[setup, seat] for seat in seats])
+        return Table(task=task, players=[self.made[setup, seat] for seat in seats])
 
     def served(self, seat: str) -> ServedPlayer:
         """Return the player that samples in a seat."""
