@@ -86,32 +86,28 @@ def test_the_tiny_model_is_that_of_the_board_that_is_set_and_a_missing_one_names
     assert "hanabi-grpo tiny-model --preset mini --players 3 --out outputs/tiny-mini-3-players" in result.stderr
 
 
-def test_a_curriculum_is_made_of_boards_with_shares_and_by_adding_rows(tmp_path: Path) -> None:
+def test_a_dataset_is_made_of_boards_with_shares_and_by_adding_rows(tmp_path: Path) -> None:
     out = tmp_path / "mix.jsonl"
-    said = f"wrote {out} (steps 1 to 100: laptop); train on it with DATASET={out}\n"
-    assert command("--preset", "laptop", "--until-step", 100, "--out", out) == (0, said)
+    said = f"wrote {out} (laptop); train on it with DATASET={out}\n"
+    assert command("--preset", "laptop", "--out", out) == (0, said)
     # A last line without an end is ended first.
     out.write_bytes(out.read_bytes().rstrip(b"\n"))
-    options = ("--preset", "marshal-mini=3", "--preset", "laptop", "--from-step", 101, "--observation", "full")
+    options = ("--preset", "marshal-mini=2", "--preset", "laptop", "--observation", "full")
     code, output = command(*options, "--out", out)
     assert code == 2 and "exists already; choose another name, remove it, or put the rows behind its own" in output
     assert command(*options, "--out", out, "--add")[0] == 0
     rows = load_rows(out, Settings())
-    assert [row["share"] for row in rows] == [1, 3, 1]
+    assert [row["share"] for row in rows] == [1, 2, 1]
     assert [row["env_config"]["observation"] for row in rows] == ["compact", "full", "full"]
-    assert mix_line(rows, Settings()) == (
-        "steps 1 to 100: laptop (compact); from step 101: marshal-mini (full) 75 %, laptop (full) 25 %"
-    )
+    assert mix_line(rows) == "laptop (compact) 25 %, marshal-mini (full) 50 %, laptop (full) 25 %"
 
 
 def test_what_could_not_be_trained_on_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
     out = tmp_path / "new" / "mix.jsonl"
     for words, problem in (
-        (("--preset", "laptop", "--from-step", 50), "no row plays in steps 1 to 49"),
         (("--preset", "laptop=0"), "share=0: Expected"),
         (("--preset", "laptop=much"), "--preset 'laptop=much': a share is"),
         (("--preset", "labtop=3"), "did you mean 'laptop'"),
-        (("--preset", "laptop", "--until-step", 0), "until_step=0: Expected"),
         (("--preset", "laptop", "--observation", "long"), "observation='long'"),
         (("--preset", "mini", "--players", 3, "--preset", "laptop"), "preset 'laptop' is for 2 players"),
     ):

@@ -1,4 +1,4 @@
-"""Datasets: rows of a file, and the deals that they stand for: several boards, shares, steps, and the seed."""
+"""Datasets: rows of a file, and the deals that they stand for: several boards, shares, and the seed."""
 
 import json
 from collections import Counter
@@ -18,14 +18,12 @@ from hanabi_grpo.rollout.datasets import (
     EXAMPLE_ROW,
     FURTHER_APART,
     MAX_BLOCK,
-    Terms,
+    block_order,
     deals,
     further_deal,
     load_rows,
     locate,
-    mix_line,
     num_steps,
-    plan_phases,
     played_setups,
     training_rows,
     write_dataset,
@@ -92,8 +90,6 @@ def test_missing_keys_come_from_the_settings(tmp_path: Path) -> None:
             "seeds": None,
             "first_seed": 42 * 2**32,
             "share": 1,
-            "first_deal": 0,
-            "end_deal": None,
         }
     ]
 
@@ -111,9 +107,6 @@ TERMS = {
     "share=0: Expected `float` >= 0.0001": '"share": 0',
     "all of it: Number out of range": '"share": 1e999',
     "not JSON": '"share": NaN',
-    "from_step=0: Expected `int` >= 1": '"from_step": 0',
-    "until_step=2147483648: Expected `int` <= 2147483647": '"until_step": 2147483648',
-    "until_step=4: is the row's last step, so it must be 5 (from_step) or more.": '"from_step": 5, "until_step": 4',
 }
 LINES = {
     "not JSON: JSON is malformed": b"\xff\xfe{}",
@@ -213,38 +206,13 @@ def test_rows_of_another_environment_take_what_they_leave_open_from_its_preset(t
 def test_any_stretch_of_deals_has_nearly_the_shares_and_a_whole_block_has_them_exactly(
     shares: list[Fraction], start: int, length: int
 ) -> None:
-    terms = tuple(Terms(share=share) for share in shares)
-    [phase] = plan_phases(terms)
-    block = len(phase.order)
-    counts = Counter(locate(terms, deal)[0] for deal in range(start, start + block))
+    rows = tuple(shares)
+    block = len(block_order(rows))
+    counts = Counter(locate(rows, deal)[0] for deal in range(start, start + block))
     total = sum(shares)
     assert all(counts[row] == block * share / total for row, share in enumerate(shares))
-    part = Counter(locate(terms, deal)[0] for deal in range(start, start + length))
+    part = Counter(locate(rows, deal)[0] for deal in range(start, start + length))
     assert all(abs(part[row] - length * share / total) <= len(shares) for row, share in enumerate(shares))
-
-
-def test_a_curriculum_moves_from_board_to_board_and_a_row_that_pauses_goes_on(tmp_path: Path) -> None:
-    rows = rows_of(
-        tmp_path,
-        {"preset": "laptop", "until_step": 2},
-        {"preset": "marshal-mini", "from_step": 2, "share": 3, "env_config": {"seeds": list(range(100))}},
-        {"preset": "mini", "from_step": 4, "until_step": 4},
-    )
-    settings = Settings(deals_per_step=8)
-    assert mix_line(rows, settings) == (
-        "step 1: laptop; step 2: laptop 25 %, marshal-mini 75 %; step 3: marshal-mini; "
-        "step 4: marshal-mini 75 %, mini 25 %; from step 5: marshal-mini"
-    )
-    counts = [Counter(played(rows, 8 * step, 8)) for step in range(4)]
-    assert counts == [
-        {"laptop": 8},
-        {"laptop": 2, "marshal-mini": 6},
-        {"marshal-mini": 8},
-        {"marshal-mini": 6, "mini": 2},
-    ]
-    chosen = [deal for deal in deals(rows, 0, 40) if deal["env_config"]["preset"] == "marshal-mini"]
-    assert [deal["seed"] for deal in chosen] == list(range(28))
-    assert [deal["seed"] for deal in deals(rows, 24, 8) if deal["env_config"]["preset"] == "mini"] == [26, 30]
 
 
 def test_shares_without_a_short_common_block_are_refused_and_the_finest_allowed_is_not(tmp_path: Path) -> None:
@@ -256,20 +224,6 @@ def test_shares_without_a_short_common_block_are_refused_and_the_finest_allowed_
     assert Counter(played(rows, 123, MAX_BLOCK)) == {"laptop": 9999, "mini": 1}
 
 
-def test_steps_that_no_row_plays_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="no row plays in steps 1 to 4; let one end later"):
-        rows_of(tmp_path, {"from_step": 5})
-    with pytest.raises(SettingsError, match="no row plays in steps 11 to 19;"):
-        rows_of(tmp_path, {"until_step": 10}, {"from_step": 20})
-    rows = rows_of(tmp_path, {"until_step": 10})
-    settings = Settings(max_steps=11, dataset="my.jsonl")
-    with pytest.raises(
-        SettingsError, match=r"MAX_STEPS=11: no row of my\.jsonl plays after step 10\. Set MAX_STEPS=10"
-    ):
-        num_steps(settings, rows)
-    assert num_steps(Settings(max_steps=10), rows) == 10
-
-
 def test_an_epoch_with_shares_ends_when_every_row_has_played_all_its_seeds(tmp_path: Path) -> None:
     def steps(*rows: dict[str, Any]) -> int:
         return num_steps(Settings(num_train_epochs=1.0, deals_per_step=1), rows_of(tmp_path, *rows))
@@ -278,10 +232,6 @@ def test_an_epoch_with_shares_ends_when_every_row_has_played_all_its_seeds(tmp_p
     assert steps({**seeds}, {**seeds}) == 60
     assert steps({**seeds, "share": 3}, {**seeds, "share": 1}) == 120
     assert steps({**seeds, "share": 3}, {"env_config": {"seeds": list(range(10))}}) == 40
-    with pytest.raises(
-        SettingsError, match=r"NUM_TRAIN_EPOCHS=1: .* count steps, not epochs\. Set MAX_STEPS instead\."
-    ):
-        steps({**seeds, "until_step": 5}, {**seeds, "from_step": 6})
 
 
 def test_the_seed_of_a_run_chooses_its_fresh_deals_and_no_two_seeds_share_one(tmp_path: Path) -> None:

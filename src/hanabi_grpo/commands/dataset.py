@@ -19,11 +19,9 @@ def dataset(
     observation: Annotated[str | None, typer.Option(help="compact or full; HANABI_OBSERVATION when left out.")] = None,
     suite: Annotated[str, typer.Option(help="Stream of deals.")] = "train",
     num_deals: Annotated[int, typer.Option(help="Length of a fixed list of deals; 0: fresh ones for ever.")] = 0,
-    from_step: Annotated[int | None, typer.Option(help="First step of these rows; the run's when left out.")] = None,
-    until_step: Annotated[int | None, typer.Option(help="Last step of these rows; the run's when left out.")] = None,
     add: Annotated[bool, typer.Option("--add", help="Put the rows behind those of the file.")] = False,
 ) -> None:
-    """Write a dataset: a row for each preset, with shares and steps; --add puts more rows into one."""
+    """Write a dataset: a row for each preset, with shares; --add puts more rows into one."""
     env = env or load_settings().settings.env
     rows = [
         dataset_row(
@@ -34,8 +32,6 @@ def dataset(
             num_deals=num_deals,
             observation=observation,
             share=share,
-            from_step=from_step,
-            until_step=until_step,
         )
         for board, share in map(_with_share, preset)
     ]

@@ -79,7 +79,7 @@ def train(
     with _run_folder(loaded.settings) as (folder, resume):
         loaded = replace(loaded, settings=loaded.settings.model_copy(update={"output_dir": folder}))
         say(plan_line(loaded.settings, plan, steps))
-        say(f"boards: {mix_line(rows, loaded.settings)}")
+        say(f"boards: {mix_line(rows)}")
         say(f"run folder: {folder}")
         for line in resume_lines(resume, loaded.settings, steps):
             say(line)

@@ -16,13 +16,11 @@ from hanabi_grpo.settings.game import game_defaults
 
 STREAM_KEYS = ("suite", "seeds")
 """What `env_config` may hold beside the game's settings: the stream of deals, and which deals of it."""
-ROW_KEYS = ("messages", "env", "env_config", "share", "from_step", "until_step")
+ROW_KEYS = ("messages", "env", "env_config", "share")
 SEEDS_APART = 2**32
 """Distance of the first fresh deals of two values of HANABI_DEAL_SEED: as many a run has."""
 MIN_SHARE, MAX_SHARE = 0.0001, 10_000
 SHARE_RULE = f"a share is a number from {MIN_SHARE:g} to {MAX_SHARE}, such as 3"
-
-_Step = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
 class _Message(Struct):
@@ -34,8 +32,6 @@ class _Row(Struct):
     messages: Annotated[list[_Message], Meta(min_length=1)]
     env_config: dict[str, Any] = {}
     share: Annotated[float, Meta(ge=MIN_SHARE, le=MAX_SHARE)] = 1.0
-    from_step: _Step | None = None
-    until_step: _Step | None = None
 
 
 class _Stream(Struct):
@@ -63,11 +59,6 @@ def parse_row(line: bytes, settings: Settings) -> dict[str, Any]:
     stream = read_struct(_Stream, {key: row.env_config[key] for key in STREAM_KEYS if key in row.env_config})
     if is_held_out(stream.suite):
         raise ValueError(f"suite={stream.suite!r}: these deals are held out for evaluation; train on another suite.")
-    first = row.from_step or 1
-    if row.until_step is not None and row.until_step < first:
-        raise ValueError(
-            f"until_step={row.until_step}: is the row's last step, so it must be {first} (from_step) or more."
-        )
     return {
         "messages": given["messages"],
         "env": env,
@@ -77,8 +68,6 @@ def parse_row(line: bytes, settings: Settings) -> dict[str, Any]:
         "first_seed": settings.deal_seed * SEEDS_APART,
         # The decimal that was typed: 0.1 is then a tenth.
         "share": Fraction(str(row.share)),
-        "first_deal": (first - 1) * settings.deals_per_step,
-        "end_deal": None if row.until_step is None else row.until_step * settings.deals_per_step,
     }
 
 
@@ -91,8 +80,6 @@ def dataset_row(
     players: int | None = None,
     observation: str | None = None,
     share: float = 1,
-    from_step: int | None = None,
-    until_step: int | None = None,
 ) -> dict[str, Any]:
     """Return one row; `num_deals` 0 means fresh deals for ever, and a key that is None is left out.
 
@@ -111,8 +98,6 @@ def dataset_row(
         env=None if env == "hanabi" else env,
         env_config={"preset": preset, "suite": suite, **game, **_without_none(seeds=seeds)},
         share=None if share == 1 else share,
-        from_step=from_step,
-        until_step=until_step,
     )
 
 

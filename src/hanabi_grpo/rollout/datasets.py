@@ -1,7 +1,7 @@
 """Datasets: files of rows (JSON Lines), and the endless, repeatable list of deals that they stand for.
 
-Which row a deal belongs to is a function of the rows (with shares, or playing in some steps only) and of the deal's
-number. A resumed run and every process therefore agree on it, and nothing has to be saved.
+Which row a deal belongs to is a function of the rows' shares and of the deal's number. A resumed run and
+every process therefore agree on it, and nothing has to be saved.
 """
 
 import contextlib
@@ -10,7 +10,6 @@ import json
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -31,40 +30,6 @@ MAX_BLOCK = 10_000
 FURTHER_APART = SEEDS_APART // 16
 """Distance of the numbers of a deal and of the further ones that may take its place, of which there are up to 15."""
 _DEAL_KEYS = ("messages", "env", "env_config", "suite")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """When a row plays, and how often: it may have deals `first` to `end` - 1 (None: it plays for ever)."""
-
-    share: Fraction
-    """Above 0; what counts is its ratio to the shares of the other rows that play then."""
-    first: int = 0
-    end: int | None = None
-
-    def covers(self, deal: int) -> bool:
-        """Tell whether the row may have this deal."""
-        return self.first <= deal and (self.end is None or deal < self.end)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
-    """A stretch of deals within which the same rows play, from `first` to before `end`."""
-
-    first: int
-    end: int | None
-    order: tuple[int, ...]
-    """Numbers of the rows of one block of deals, which is repeated: each row as often as its share says."""
-    before: tuple[int, ...]
-    """Per row, deals that it had before this phase."""
-
-    def visits(self, deal: int) -> tuple[int, ...]:
-        """Return per row how many deals it had before this deal."""
-        blocks, position = divmod(deal - self.first, len(self.order))
-        part = self.order[:position]
-        return tuple(
-            before + blocks * self.order.count(row) + part.count(row) for row, before in enumerate(self.before)
-        )
 
 
 def training_rows(settings: Settings) -> list[dict[str, Any]]:
@@ -94,12 +59,11 @@ def load_rows(path: Path | str, settings: Settings) -> list[dict[str, Any]]:
 
     Returns:
         Per row: `messages` as read, `env`, `env_config` (every key of its config, checked), `suite`, `seeds` (a list,
-        or None for fresh deals without end), `first_seed` (of fresh deals), `share` (a fraction), and `first_deal` and
-        `end_deal`, the numbers of deals between which the row plays (None: without end).
+        or None for fresh deals without end), `first_seed` (of fresh deals), and `share` (a fraction).
 
     Raises:
-        SettingsError: File missing or empty, or a bad row; names file, line, problem and a right row. Or rows that
-            leave steps without a game, or shares that come out exactly only in very many deals.
+        SettingsError: File missing or empty, or a bad row; names file, line, problem and a right row. Or shares that
+            come out exactly only in very many deals.
     """
     path = Path(path)
     try:
@@ -127,8 +91,7 @@ def write_dataset(out: Path, rows: Sequence[dict[str, Any]], *, add: bool = Fals
         content = out.read_bytes() if add else b""
         content += b"" if not content or content.endswith(b"\n") else b"\n"
         content += "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-        settings = _fitting(content)
-        line = mix_line(_parse_rows(content, out, settings), settings)
+        line = mix_line(_parse_rows(content, out, _fitting(content)))
         out.parent.mkdir(parents=True, exist_ok=True)
         write_text_atomic(out, content.decode())
     except OSError as error:
@@ -158,38 +121,24 @@ def _parse_rows(content: bytes, path: Path, settings: Settings) -> list[dict[str
     if not rows:
         raise SettingsError(f"{path}: no rows. Example of a row: {EXAMPLE_ROW}")
     try:
-        phases = plan_phases(_terms(rows))
+        block_order(_shares(rows))
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from error
-    free = 0
-    for phase in phases:
-        if phase.first > free:
-            first, last = free // settings.deals_per_step + 1, phase.first // settings.deals_per_step
-            raise SettingsError(
-                f"{path}: no row plays in steps {first} to {last}; let one end later (until_step) or begin earlier "
-                "(from_step)."
-            )
-        free = phase.end or free
     return rows
 
 
 def deals(rows: Sequence[dict[str, Any]], start: int, count: int) -> list[dict[str, Any]]:
     """Return deals number `start` to `start + count - 1` of the list that rows stand for.
 
-    Deals go round the rows that play, each as often as its share says. Deal n takes seed `first_seed` + n where its row
-    has no seeds, so no two deals of a run have the same one, on whatever board. A row with seeds goes round them; one
-    that pauses goes on where it was.
+    Deals go round the rows, each as often as its share says. Deal n takes seed `first_seed` + n where its row
+    has no seeds, so no two deals of a run have the same one, on whatever board. A row with seeds goes round them.
 
     Returns:
         Per deal: `messages`, `env`, `env_config`, `suite`, `seed` and `deal` (its number).
-
-    Raises:
-        SettingsError: A deal after the last row has ended.
     """
-    terms = _terms(rows)
     chosen = []
     for number in range(start, start + count):
-        index, visit = locate(terms, number)
+        index, visit = locate(_shares(rows), number)
         row = rows[index]
         if not row["seeds"] and number >= SEEDS_APART:
             raise SettingsError(f"deal {number}: a run has {SEEDS_APART} fresh deals; set another HANABI_DEAL_SEED.")
@@ -205,7 +154,7 @@ def further_deal(rows: Sequence[dict[str, Any]], deal: int, number: int) -> dict
     seeds it takes one that no other deal of the run has; else one of the row's, drawn, but not that of `deal` itself
     unless there is only one.
     """
-    index, visit = locate(_terms(rows), deal)
+    index, visit = locate(_shares(rows), deal)
     row, own = rows[index], deal + number * FURTHER_APART
     if seeds := row["seeds"]:
         apart = draw("further deal", row["first_seed"], own, below=len(seeds) - 1) + 1 if len(seeds) > 1 else 0
@@ -236,89 +185,49 @@ def num_steps(settings: Settings, rows: Sequence[dict[str, Any]]) -> int:
     One epoch visits every seed of every row at least once: with equal shares len(rows) × the longest list of seeds.
 
     Raises:
-        SettingsError: No row plays in the last steps; or NUM_TRAIN_EPOCHS alone is set and a row has no end, or plays
-            in some steps only.
+        SettingsError: NUM_TRAIN_EPOCHS alone is set and a row has no end.
     """
     if settings.max_steps is not None or settings.num_train_epochs is None:
-        steps = settings.max_steps or 0
-        end = plan_phases(_terms(rows))[-1].end
-        if end is not None and (last := end // settings.deals_per_step) < steps:
-            raise SettingsError(
-                f"MAX_STEPS={steps}: no row of {settings.dataset} plays after step {last}. Set MAX_STEPS={last}, or "
-                "give the last row no until_step."
-            )
-        return steps
-    epochs = f"NUM_TRAIN_EPOCHS={settings.num_train_epochs:g}: {settings.dataset or 'without DATASET a run'}"
+        return settings.max_steps or 0
     if any(not row["seeds"] for row in rows):
         raise SettingsError(
-            f"{epochs} has a row without seeds, which draws fresh deals for ever, so an epoch has no end. "
-            "Set MAX_STEPS, or give every row seeds."
+            f"NUM_TRAIN_EPOCHS={settings.num_train_epochs:g}: {settings.dataset or 'without DATASET a run'} has a row "
+            "without seeds, which draws fresh deals for ever, so an epoch has no end. Set MAX_STEPS, or give every row "
+            "seeds."
         )
-    phases = plan_phases(_terms(rows))
-    if len(phases) > 1 or phases[0].end is not None:
-        raise SettingsError(
-            f"{epochs} has rows with from_step or until_step, which count steps, not epochs. Set MAX_STEPS instead."
-        )
-    order = phases[0].order
+    order = block_order(_shares(rows))
     blocks = max(math.ceil(len(row["seeds"]) / order.count(index)) for index, row in enumerate(rows))
     return max(1, math.ceil(settings.num_train_epochs * blocks * len(order) / settings.deals_per_step))
 
 
-def mix_line(rows: Sequence[dict[str, Any]], settings: Settings) -> str:
-    """Return what is played when, for the terminal.
-
-    Example:
-        "steps 1 to 100: laptop 75 %, marshal-mini 25 %; from step 101: marshal-mini"
-    """
+def mix_line(rows: Sequence[dict[str, Any]]) -> str:
+    """Return what is played, for the terminal, e.g. "laptop 75 %, marshal-mini 25 %"."""
     games = [row["env_config"] for row in rows]
     styles = {game["observation"] for game in games if "observation" in game}
     names = [
         game["preset"] + (f" ({game['observation']})" if len(styles) > 1 and "observation" in game else "")
         for game in games
     ]
-    phases, parts = plan_phases(_terms(rows)), []
-    for phase in phases:
-        first, last = phase.first // settings.deals_per_step + 1, (phase.end or 0) // settings.deals_per_step
-        when = f"steps {first} to {last}: " if last > first else f"step {first}: "
-        if phase.end is None:
-            when = f"from step {first}: " if len(phases) > 1 else ""
-        counts = Counter(names[index] for index in sorted(phase.order))
-        shares = [f"{name} {100 * count / len(phase.order):.3g} %" for name, count in counts.items()]
-        parts.append(when + (", ".join(shares) if len(shares) > 1 else next(iter(counts))))
-    return "; ".join(parts)
+    order = block_order(_shares(rows))
+    counts = Counter(names[index] for index in sorted(order))
+    shares = [f"{name} {100 * count / len(order):.3g} %" for name, count in counts.items()]
+    return ", ".join(shares) if len(shares) > 1 else next(iter(counts))
 
 
-def _terms(rows: Sequence[dict[str, Any]]) -> tuple[Terms, ...]:
-    return tuple(Terms(share=Fraction(row["share"]), first=row["first_deal"], end=row["end_deal"]) for row in rows)
+def _shares(rows: Sequence[dict[str, Any]]) -> tuple[Fraction, ...]:
+    return tuple(Fraction(row["share"]) for row in rows)
 
 
-def locate(terms: tuple[Terms, ...], deal: int) -> tuple[int, int]:
-    """Return the number of a deal's row, and how many deals that row had before; SettingsError: no row plays then."""
-    for phase in plan_phases(terms):
-        if phase.first <= deal and (phase.end is None or deal < phase.end):
-            row = phase.order[(deal - phase.first) % len(phase.order)]
-            return row, phase.visits(deal)[row]
-    raise SettingsError(f"deal {deal}: no row of the dataset plays then; give one of them no until_step.")
+def locate(shares: tuple[Fraction, ...], deal: int) -> tuple[int, int]:
+    """Return the number of a deal's row, and how many deals that row had before."""
+    order = block_order(shares)
+    blocks, place = divmod(deal, len(order))
+    row = order[place]
+    return row, blocks * order.count(row) + order[:place].count(row)
 
 
 @functools.lru_cache(maxsize=8)
-def plan_phases(terms: tuple[Terms, ...]) -> tuple[Phase, ...]:
-    """Return the phases in order, see `block_order`; deals that no row covers are in none of them."""
-    cuts = sorted({row.first for row in terms} | {row.end for row in terms if row.end is not None})
-    before = (0,) * len(terms)
-    phases: list[Phase] = []
-    for first, end in zip(cuts, [*cuts[1:], None], strict=True):
-        playing = [index for index, row in enumerate(terms) if row.covers(first)]
-        if not playing:
-            continue
-        order = tuple(playing[place] for place in block_order([terms[index].share for index in playing]))
-        phases.append(Phase(first=first, end=end, order=order, before=before))
-        if end is not None:
-            before = phases[-1].visits(end)
-    return tuple(phases)
-
-
-def block_order(shares: Sequence[Fraction]) -> list[int]:
+def block_order(shares: tuple[Fraction, ...]) -> list[int]:
     """Return the shortest list in which each index occurs exactly as often as its share says, spread evenly.
 
     The k-th of n occurrences belongs at (k + 1/2) / n of the list, so a step that is a part of it has nearly the shares

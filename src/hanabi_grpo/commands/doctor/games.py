@@ -23,7 +23,7 @@ def dataset_checks(context: Context) -> Check:
     except SettingsError as error:
         return fail("dataset", str(error), "unset DATASET   # or remove its line from .env; the settings decide then")
     source = settings.dataset or "none: the board of the settings"
-    return ok("dataset", f"{source}: {len(rows)} row(s), {mix_line(rows, settings)}")
+    return ok("dataset", f"{source}: {len(rows)} row(s), {mix_line(rows)}")
 
 
 def batch_checks(context: Context) -> Iterator[Check]:
