@@ -7,7 +7,6 @@ import typer
 
 from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.runs.fingerprint import TINY_MANIFEST
 from hanabi_grpo.settings import load_settings
 from hanabi_grpo.settings.defaults import LAPTOP, TINY_MODEL, tiny_model_folder
 
@@ -37,6 +36,7 @@ def tiny_model(
     """
     # Imported here: it brings torch.
     from hanabi_grpo.sft.tiny_model import Recipe, build_tiny_model, check_shipped
+    from hanabi_grpo.sft.tiny_model.build import TINY_MANIFEST
 
     settings = load_settings().settings
     env = env or settings.env

@@ -1,15 +1,10 @@
-"""Base models on this disk: their fingerprint, by which sampler and trainer tell that they hold the same weights.
-
-Of a tiny model the manifest too: what made it, and whether its files are those that were written.
-"""
+"""Base models on this disk: their fingerprint, by which sampler and trainer tell that they hold the same weights."""
 
 import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.manifest import file_sha256
@@ -18,10 +13,6 @@ from hanabi_grpo.settings.defaults import TINY_MODEL, is_local_model
 
 logger = logging.getLogger(__name__)
 
-TINY_MANIFEST = "tiny_model.json"
-"""Of a tiny model's folder: the recipe that made it, and the sha256 of its files."""
-CARD = "README.md"
-"""The one file of it that may change: nothing is computed from it."""
 _LARGE = 64 << 20  # Bytes above which a file's digest is kept: reading a smaller one takes a moment
 
 
@@ -72,13 +63,10 @@ def resolve_model(name: str, make: str = ".venv/bin/hanabi-grpo tiny-model") -> 
     """Return the local folder of MODEL, downloading a hub id; `make` is the command for a tiny one, for the error.
 
     Raises:
-        SettingsError: Neither a folder nor a hub id that can be had from here, a model that brings code, or a tiny
-            model whose files are not those that its manifest names.
+        SettingsError: Neither a folder nor a hub id that can be had from here, or a model that brings code.
     """
     folder = Path(name)
     if folder.is_dir():
-        if damage := damage_of(folder):
-            raise SettingsError(f"MODEL={name}: {damage}. Get it back with: {way_back(folder, make)}")
         return _without_code(folder.resolve())
     if is_local_model(name):
         where = "" if folder.is_absolute() else f" in {Path.cwd()}"
@@ -110,37 +98,3 @@ def _without_code(folder: Path) -> Path:
             "Choose a model whose architecture transformers and vLLM know."
         )
     return folder
-
-
-def write_tiny_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Record `facts` and the sha256 of every file that is in the folder now, the card's apart."""
-    files = {
-        path.name: file_sha256(path) for path in sorted(folder.iterdir()) if path.name not in (TINY_MANIFEST, CARD)
-    }
-    write_json_atomic(folder / TINY_MANIFEST, {**facts, "files": files})
-
-
-def damage_of(folder: Path) -> str | None:
-    """Return what is wrong with a tiny model's files; None when nothing is, or when the folder has no manifest."""
-    if not (folder / TINY_MANIFEST).exists():
-        return None
-    try:
-        files = dict(json.loads((folder / TINY_MANIFEST).read_text(encoding="utf-8"))["files"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"its {TINY_MANIFEST} cannot be read ({type(error).__name__})"
-    for name, digest in files.items():
-        path = folder / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if (found := file_sha256(path)) != digest:
-            return (
-                f"{name} is not the file that was written (sha256 {found[:12]}…, {TINY_MANIFEST} says {digest[:12]}…)"
-            )
-    return None
-
-
-def way_back(folder: Path, make: str) -> str:
-    """Return the command that gives a tiny model's folder its files back; `make` makes a tiny model of its presets."""
-    if folder.resolve() == Path(TINY_MODEL).resolve():
-        return f"git checkout -- {TINY_MODEL}"
-    return f"{make} --out {folder} --force"

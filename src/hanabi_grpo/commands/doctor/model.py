@@ -9,7 +9,7 @@ from hanabi_grpo.commands.doctor.context import Context, amount, broken_weights
 from hanabi_grpo.commands.doctor.gpus import list_gpus
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.vocabulary import boards_of
-from hanabi_grpo.runs.fingerprint import damage_of, model_fingerprint, resolve_model, way_back
+from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
 from hanabi_grpo.server.adapter_files import linear_shapes
 from hanabi_grpo.settings.defaults import LAPTOP, is_local_model, tiny_model_command
 from hanabi_grpo.settings.steps import tokens_per_micro_batch
@@ -37,8 +37,7 @@ def model_checks(context: Context) -> Check:
         resolve_model(str(folder))
         model_fingerprint(folder)
     except SettingsError as error:
-        way = way_back(folder, _make(context)) if damage_of(folder) else _other_model(context)
-        return fail("model", str(error), way)
+        return fail("model", str(error), _other_model(context))
     if broken := broken_weights(folder):
         way = _other_model(context) if Path(name).is_dir() else f".venv/bin/hf download {name} --force-download"
         return fail("model", f"{name}: {'; '.join(broken[:3])}", way)

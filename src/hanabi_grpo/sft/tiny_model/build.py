@@ -12,12 +12,13 @@ from rich.console import Console
 from rich.progress import Progress
 
 from hanabi_grpo.errors import RunFolderError
-from hanabi_grpo.runs.fingerprint import CARD, TINY_MANIFEST, damage_of, way_back, write_tiny_manifest
 from hanabi_grpo.runs.manifest import file_sha256
-from hanabi_grpo.runs.run_folder import new_folder
+from hanabi_grpo.runs.run_folder import new_folder, write_json_atomic
 from hanabi_grpo.settings.defaults import LAPTOP, tiny_model_command
 from hanabi_grpo.sft.tiny_model.recipe import Recipe
 
+TINY_MANIFEST = "tiny_model.json"
+"""In a tiny model's folder: the recipe that made it."""
 _PACKAGES = ("hanabi-grpo", "torch", "transformers", "open_spiel")
 _CARD = """\
 ---
@@ -40,8 +41,7 @@ This makes it again; another processor, version or number of threads may round s
 {command}
 ```
 
-`{manifest}` holds the recipe and the sha256 of every file but this one. Whoever loads the folder checks them; with \
-other files of your own, remove it.
+`{manifest}` holds the recipe.
 """
 
 
@@ -77,24 +77,19 @@ def build_tiny_model(out: Path, recipe: Recipe, *, force: bool = False) -> Path:
         made: dict[str, Any] = {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
         # Their number decides how sums are rounded.
         made["threads"] = torch.get_num_threads()
-        (folder / CARD).write_text(_card(recipe, folder, made), encoding="utf-8")
-        write_tiny_manifest(folder, {"recipe_hash": recipe_hash, "recipe": asdict(recipe), "made_with": made})
+        (folder / "README.md").write_text(_card(recipe, folder, made), encoding="utf-8")
+        facts = {"recipe_hash": recipe_hash, "recipe": asdict(recipe), "made_with": made}
+        write_json_atomic(folder / TINY_MANIFEST, facts)
     console.print(f"tiny model: {out} (recipe {recipe_hash})")
     return out
 
 
 def check_shipped(folder: Path, *, legal_moves: bool, deductions: str) -> None:
-    """Say that the shipped model is whole, and when it learned from other prompts than those to come.
-
-    Raises:
-        RunFolderError: Its files are not those that were shipped.
-    """
+    """Say that the shipped model is there, and when it learned from other prompts than those to come."""
     make = tiny_model_command([LAPTOP], 2)
-    if damage := damage_of(folder):
-        raise RunFolderError(f"{folder}: {damage}. Get it back with: {way_back(folder, make)}")
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     manifest = json.loads((folder / TINY_MANIFEST).read_text(encoding="utf-8"))
-    console.print(f"tiny model: {folder} is shipped and whole (recipe {manifest['recipe_hash']})")
+    console.print(f"tiny model: {folder} is shipped (recipe {manifest['recipe_hash']})")
     others = {"LEGAL_MOVES=true": legal_moves, f"DEDUCTIONS={deductions}": deductions != "possible"}
     for name in (name for name, is_set in others.items() if is_set):
         console.print(
@@ -110,8 +105,6 @@ def _problem_of(out: Path, recipe_hash: str) -> str | None:
             f"{out}: holds something that this command did not make (no {TINY_MANIFEST}); choose another folder, "
             "or replace it with --force."
         )
-    if damage := damage_of(out):
-        return damage
     made_by = json.loads((out / TINY_MANIFEST).read_text(encoding="utf-8")).get("recipe_hash")
     return None if made_by == recipe_hash else f"it was made by another recipe ({made_by}, wanted {recipe_hash})"
 
