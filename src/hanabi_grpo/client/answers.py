@@ -10,7 +10,7 @@ from typing import Any
 
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.rollout.messages import RequestedTask, RolloutAnswer
-from hanabi_grpo.runs.wire import EpisodeRow, episode_of
+from hanabi_grpo.runs.wire import fitting
 from hanabi_grpo.types import DroppedGame, Episode, player_name
 
 
@@ -53,10 +53,13 @@ def checked_games(answer: RolloutAnswer, tasks: Sequence[RequestedTask]) -> Roll
     return RolloutResult(groups=groups, dropped=tuple(dropped), **tokens)
 
 
-def _as_asked(row: EpisodeRow | None, task: RequestedTask, game: int) -> Episode:
-    if row is None:
+def _as_asked(episode: Episode | None, task: RequestedTask, game: int) -> Episode:
+    if episode is None:
         raise ServerError(f"game {game} of {task.where} is neither played nor dropped.")
-    episode = episode_of(row)
+    try:
+        fitting(episode)
+    except ValueError as error:
+        raise ServerError(f"game {game} of {task.where}: {error}; do both sides run the same version?") from None
     spec = task.task.setup.spec
     asked: dict[str, Any] = {
         **{"env": spec.env, "suite": task.task.split, "seed": task.task.seed, "game": game},

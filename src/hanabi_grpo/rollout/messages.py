@@ -13,9 +13,9 @@ from hanabi_grpo.envs.base import Setup, Task
 from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.errors import GameParameterError, SettingsError, shown
 from hanabi_grpo.rollout.loop import check_script
-from hanabi_grpo.runs.wire import EpisodeRow, TokenId
+from hanabi_grpo.runs.wire import TokenId
 from hanabi_grpo.settings.refs import check_seat, is_scripted
-from hanabi_grpo.types import MAX_PLAYERS
+from hanabi_grpo.types import MAX_PLAYERS, Episode
 
 MAX_TASKS = 16384
 MAX_GAMES = 32768
@@ -76,7 +76,7 @@ class DroppedRow(Struct, frozen=True, kw_only=True):
 class RolloutAnswer(Struct, frozen=True, kw_only=True):
     """One object per game: by task, then by number, played or dropped."""
 
-    episodes: tuple[EpisodeRow, ...]
+    episodes: tuple[Episode, ...]
     dropped: tuple[DroppedRow, ...]
     prompt_tokens: Annotated[int, Meta(ge=0)] = 0
     """Of all prompts that the engine was given; a conversation that grows is given anew at each turn."""

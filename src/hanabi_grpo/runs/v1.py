@@ -16,7 +16,7 @@ REMOVED = {"HANABI_GROUP": "deal"}
 
 
 def episode_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a game of version 0.1 in the words of `wire.EpisodeRow`; what is malformed stays as it is.
+    """Return a game of version 0.1 in the words of `types.Episode`; what is malformed stays as it is.
 
     It knew Hanabi alone: the parts `score` and `bomb` belong to every player, the others to the one who moved.
     """

@@ -4,21 +4,19 @@ Reading trusts nothing: a missing field, a wrong type, a number that is not fini
 are an error that names the place, its value and what is allowed.
 """
 
+import math
 import re
-import sys
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from hanabi_grpo.errors import ServerError, shown
-from hanabi_grpo.types import MAX_PLAYERS, Episode, EpisodeStatus, ReplyKind, Turn
+from hanabi_grpo.types import MAX_PLAYERS, Episode
 
 SCHEMA = 2
 """Of a recorded episode; version 0.1 wrote none, see `v1.episode_row`."""
-_Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
-_Count = Annotated[int, Meta(ge=0)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 _Kind = TypeVar("_Kind")
 _PLACE = re.compile(r" - at (?P<key>`key` in )?`\$(?P<path>.*)`$")
@@ -27,66 +25,6 @@ _FIELD = re.compile(r"Object (missing required|contains unknown) field `(.*)`")
 _NOTHING = object()
 _QUOTED_BYTES = 1 << 20
 """Longer text is not read a second time for a message: as plain objects it takes many times its size."""
-
-
-class TurnRow(Struct, frozen=True, kw_only=True):
-    """See `types.Turn`."""
-
-    player: _Count
-    step: _Count
-    prompt: str
-    reply: str
-    action: str
-    kind: ReplyKind
-    rewards: Annotated[tuple[dict[str, _Finite], ...], Meta(min_length=1, max_length=MAX_PLAYERS)]
-    prompt_ids: tuple[TokenId, ...]
-    reply_ids: tuple[TokenId, ...]
-    logprobs: tuple[_Finite, ...]
-    version: int | None
-    fresh: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse lists that do not fit together."""
-        if self.logprobs and len(self.logprobs) != len(self.reply_ids):
-            raise ValueError(
-                f"{len(self.logprobs)} logprobs for {len(self.reply_ids)} reply ids; allowed: one each, or none at all"
-            )
-
-
-class EpisodeRow(Struct, frozen=True, kw_only=True):
-    """See `types.Episode`; keys that are no field of it are left alone."""
-
-    env: str
-    preset: str
-    spec_hash: str
-    num_players: Annotated[int, Meta(ge=1, le=MAX_PLAYERS)]
-    suite: str
-    seed: int
-    game: int
-    status: EpisodeStatus
-    result: dict[str, _Finite]
-    seats: Annotated[tuple[str, ...], Meta(max_length=MAX_PLAYERS)] = ()
-    instance_id: str
-    turns: tuple[TurnRow, ...]
-
-    def __post_init__(self) -> None:
-        """Refuse seats and players that the game does not have."""
-        if len(self.seats) not in (0, self.num_players):
-            raise ValueError(
-                f"seats has {len(self.seats)} entries for num_players={self.num_players}; "
-                "allowed: one each, or none at all"
-            )
-        for index, turn in enumerate(self.turns):
-            if turn.player >= self.num_players:
-                raise ValueError(
-                    f"turns.{index}.player={turn.player}, but num_players={self.num_players}; "
-                    f"allowed: 0 to {self.num_players - 1}"
-                )
-            if len(turn.rewards) != self.num_players:
-                raise ValueError(
-                    f"turns.{index}.rewards has {len(turn.rewards)} entries for num_players={self.num_players}; "
-                    "allowed: one each"
-                )
 
 
 def read_struct(kind: type[_Kind], data: Any) -> _Kind:
@@ -150,12 +88,29 @@ def episode_from_json(row: Mapping[str, Any]) -> Episode:
     try:
         if isinstance(row, Mapping) and row.get("schema", SCHEMA) != SCHEMA:
             raise ValueError(f"schema={row['schema']!r:.40}: this version reads {SCHEMA} and older")
-        return episode_of(read_struct(EpisodeRow, row))
+        return fitting(read_struct(Episode, row))
     except ValueError as error:
         raise ServerError(f"episode: {error}; does the other side run this version of hanabi_grpo?") from None
 
 
-def episode_of(row: EpisodeRow) -> Episode:
-    """Return the episode of a row."""
-    turns = tuple(Turn(**{name: getattr(turn, name) for name in turn.__struct_fields__}) for turn in row.turns)
-    return Episode(**{**{name: getattr(row, name) for name in row.__struct_fields__}, "turns": turns})
+def fitting(episode: Episode) -> Episode:
+    """Return an episode whose parts fit together and whose numbers are finite; a ValueError names what does not."""
+    players = episode.num_players
+    if not 1 <= players <= MAX_PLAYERS or len(episode.seats) not in (0, players):
+        raise ValueError(
+            f"num_players={players}, seats={episode.seats}; allowed: 1 to {MAX_PLAYERS}, and a seat each or none at all"
+        )
+    for index, turn in enumerate(episode.turns):
+        if not 0 <= turn.player < players or len(turn.rewards) != players:
+            raise ValueError(
+                f"turns.{index}: player={turn.player} with {len(turn.rewards)} rewards, but num_players={players}; "
+                f"allowed: 0 to {players - 1}, and rewards for each"
+            )
+        if turn.logprobs and len(turn.logprobs) != len(turn.reply_ids):
+            raise ValueError(
+                f"turns.{index}: {len(turn.logprobs)} logprobs for {len(turn.reply_ids)} reply ids; allowed: one each, "
+                "or none at all"
+            )
+        if not all(map(math.isfinite, (*turn.logprobs, *(value for one in turn.rewards for value in one.values())))):
+            raise ValueError(f"turns.{index}: a logprob or a reward is not finite")
+    return episode
