@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
+from hanabi_grpo.client.url_partners import UrlPartners
 from hanabi_grpo.logs import LineRing
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.handshake import tokenizer_hash
@@ -75,10 +76,13 @@ def prepare_environment(on_cpu: bool) -> None:
 
 
 @contextlib.contextmanager
-def rollout_server(settings: Settings, ring: LineRing, extra_args: Sequence[str] = ()) -> Iterator[RolloutServer]:
+def rollout_server(
+    settings: Settings, ring: LineRing, extra_args: Sequence[str] = (), partner_calls: Path | None = None
+) -> Iterator[RolloutServer]:
     """Start the engine, as `Engine` says and after `prepare_environment`, and end it with the block.
 
-    `ring` has the lines that `/log/` hands out, `extra_args` are vLLM's own.
+    `ring` has the lines that `/log/` hands out, `extra_args` are vLLM's own, and `partner_calls` is where calls of
+    HANABI_PARTNER_URLS are recorded.
     """
     from transformers import AutoConfig, AutoTokenizer
 
@@ -99,6 +103,7 @@ def rollout_server(settings: Settings, ring: LineRing, extra_args: Sequence[str]
         dtype=settings.dtype,
         session_timeout=settings.session_timeout,
     )
+    partners = UrlPartners(settings, partner_calls)
     try:
         identity = ServerIdentity(
             instance_id=uuid.uuid4().hex[:12],
@@ -111,6 +116,7 @@ def rollout_server(settings: Settings, ring: LineRing, extra_args: Sequence[str]
             max_players=settings.players,
             max_model_len=settings.max_model_len,
             session_timeout=settings.session_timeout,
+            partners=partners.described,
         )
         model = Model(
             sampler=engine,
@@ -119,7 +125,7 @@ def rollout_server(settings: Settings, ring: LineRing, extra_args: Sequence[str]
             vocab_size=AutoConfig.from_pretrained(folder).get_text_config().vocab_size,
         )
         at_once, instance = settings.games_at_once, identity.instance_id
-        scheduler = Scheduler(model, store, games_at_once=at_once, instance_id=instance)
+        scheduler = Scheduler(model, store, games_at_once=at_once, instance_id=instance, partners=partners)
         key = settings.api_key.get_secret_value() if settings.api_key else None
         limits = Limits(adapter_bytes=store.max_upload_bytes)
         app = create_app(engine, store, scheduler, identity, ring, api_key=key, host=settings.host, limits=limits)

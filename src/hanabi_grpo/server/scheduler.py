@@ -1,22 +1,26 @@
 """Tasks in, games out: plays the tasks of a request concurrently, one coroutine a game.
 
-A game that fails is played once more from its start and then dropped; the others of its request go on. Three things
-end a whole request instead: a request that could never be played, a dead engine, and failure of every single game.
+A game that fails is played once more from its start and then dropped; the others of its request go on. One with a
+partner behind a URL is dropped at once: its calls were made again already, and cost. Four things end a whole request
+instead: a request that could never be played, a dead engine, failure of every single game, and a partner behind a URL
+that is gone or loses more than half of its games.
 """
 
 import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 from jinja2 import TemplateError
 
+from hanabi_grpo.client.url_partners import UrlPartners
 from hanabi_grpo.errors import (
     GameParameterError,
     HanabiGrpoError,
+    PartnerDownError,
     ServerError,
     ServerGoneError,
     SettingsError,
@@ -25,11 +29,13 @@ from hanabi_grpo.errors import (
 from hanabi_grpo.rollout.chat import Conversation
 from hanabi_grpo.rollout.loop import play_episode
 from hanabi_grpo.rollout.messages import ReplyRequest, RequestedTask, ScoreAnswer, ScoredPrompt, ScoreRequest
+from hanabi_grpo.server.adapter_loader import HeldAdapter
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.server.pacing import Places, in_slices
 from hanabi_grpo.server.seats import Model, PromptTokens, Table, Tables, wanted_adapters
-from hanabi_grpo.settings.refs import seat_adapter
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.refs import is_url, seat_adapter
 from hanabi_grpo.types import DroppedGame, Episode, Reply, ReplyKind
 
 logger = logging.getLogger(__name__)
@@ -37,16 +43,25 @@ logger = logging.getLogger(__name__)
 ATTEMPTS = 2
 """How often a game is started before it is dropped."""
 _MAX_REASON_CHARS = 300
-_IMPOSSIBLE = (SettingsError, VersionError, GameParameterError)
+_IMPOSSIBLE = (SettingsError, VersionError, GameParameterError, PartnerDownError)
 """What these say of one game holds for the whole request, now and at the next attempt."""
 
 
 class Scheduler:
     """Plays requests on one engine, each game its own coroutine; `instance_id` is stamped on every episode."""
 
-    def __init__(self, model: Model, store: AdapterStore, *, games_at_once: int, instance_id: str) -> None:
+    def __init__(
+        self,
+        model: Model,
+        store: AdapterStore,
+        *,
+        games_at_once: int,
+        instance_id: str,
+        partners: UrlPartners | None = None,
+    ) -> None:
         self.model, self.instance_id = model, instance_id
         self._store, self._places = store, Places(games_at_once)
+        self._partners = partners or UrlPartners(Settings())
         self.games_in_flight = 0
         self.games_played = 0
         self.games_retried = 0
@@ -67,10 +82,13 @@ class Scheduler:
         Raises:
             SettingsError: Tasks that cannot be played.
             VersionError: A version that a seat names is not served; nothing was sampled.
+            PartnerDownError: A partner behind a URL failed too often, or its budget is used up.
             ServerError: Not one of the games could be played, or the engine is dead (ServerGoneError).
         """
         self._check_room(sampling.max_tokens)
+        self._partners.check(seat for task in tasks for seat in task.seats or ())
         played = await self._play_all(tasks, sampling, own, prompts or PromptTokens())
+        _check_partners(tasks, played)
         games = [game for group in played for game in group]
         dropped = [game for game in games if isinstance(game, DroppedGame)]
         if len(dropped) == len(games):
@@ -94,7 +112,7 @@ class Scheduler:
         conversation = Conversation(self.model.chat, wanted.system, window)
         with self._engine_faults(f"a reply of {wanted.seat}"):
             async with self._store.lease(dict([named]) if named else {}) as leased:
-                player = Tables(model=self.model, sampling=sampling, leased=leased).served(wanted.seat)
+                player = self._tables(sampling, leased).served(wanted.seat)
                 try:
                     for turn in wanted.turns:
                         conversation.remember(turn.prompt, list(turn.reply_ids))
@@ -130,6 +148,12 @@ class Scheduler:
         logprobs = tuple(tuple(next(found) for _ in one.replies) for one in wanted.prompts)
         return ScoreAnswer(logprobs=logprobs, version=named[1] if named else None)
 
+    def _tables(
+        self, sampling: SamplingConfig, leased: Mapping[str, HeldAdapter], prompts: PromptTokens | None = None
+    ) -> Tables:
+        prompts = prompts or PromptTokens()
+        return Tables(model=self.model, sampling=sampling, leased=leased, partners=self._partners, prompts=prompts)
+
     def _check_room(self, max_tokens: int) -> None:
         most = self.model.max_model_len
         if max_tokens >= most:
@@ -144,7 +168,7 @@ class Scheduler:
         started = []
         place = partial(self._places.place, object(), own=own)
         async with self._store.lease(wanted_adapters(tasks)) as leased:
-            tables = Tables(model=self.model, sampling=sampling, leased=leased, prompts=prompts)
+            tables = self._tables(sampling, leased, prompts)
             try:
                 async with asyncio.TaskGroup() as group:
                     async for task in in_slices(tasks):
@@ -163,19 +187,20 @@ class Scheduler:
             self.games_in_flight += 1
             try:
                 await self.model.turnstile.through()
-                for attempt in range(1, ATTEMPTS + 1):
-                    played = await self._attempt(table, game, attempt)
+                attempts = 1 if table.urls else ATTEMPTS
+                for attempt in range(1, attempts + 1):
+                    played = await self._attempt(table, game, f"{attempt} of {attempts}", attempt == attempts)
                     if isinstance(played, Episode):
                         self.games_played += 1
                         return played
-                    if attempt < ATTEMPTS:
+                    if attempt < attempts:
                         self.games_retried += 1
                 self.games_failed += 1
                 return played
             finally:
                 self.games_in_flight -= 1
 
-    async def _attempt(self, table: Table, game: int, attempt: int) -> Episode | DroppedGame:
+    async def _attempt(self, table: Table, game: int, attempt: str, is_last: bool) -> Episode | DroppedGame:
         task, where = table.task.task, f"{table.task.where}, game {game}"
         with self._engine_faults(where):
             try:
@@ -187,8 +212,8 @@ class Scheduler:
             except Exception as error:
                 if self.model.sampler.is_dead:
                     raise
-                reason, then = _reason(error), "it is played again" if attempt < ATTEMPTS else "it is dropped"
-                logger.warning("%s failed, attempt %d of %d (%s): %s", where, attempt, ATTEMPTS, then, reason)
+                reason, then = _reason(error), "it is dropped" if is_last else "it is played again"
+                logger.warning("%s failed, attempt %s (%s): %s", where, attempt, then, reason)
                 return DroppedGame(suite=task.split, seed=task.seed, game=game, reason=reason)
 
     @contextlib.contextmanager
@@ -213,6 +238,19 @@ class Scheduler:
         if self.model.sampler.is_dead:
             return ServerGoneError(f"the engine is dead; {where} ended with {reason}. A new server process is needed.")
         return ServerError(f"{where}: {reason}, though it is alive; the whole request was ended. Ask again.")
+
+
+def _check_partners(tasks: Sequence[RequestedTask], played: Sequence[Sequence[Episode | DroppedGame]]) -> None:
+    # The games that are left are no fair sample when most are missing: long games make more calls, and fail more often.
+    for word in dict.fromkeys(seat for task in tasks for seat in filter(is_url, task.seats or ())):
+        of_it = [group for task, group in zip(tasks, played, strict=True) if word in (task.seats or ())]
+        lost = [game for group in of_it for game in group if isinstance(game, DroppedGame)]
+        if 2 * len(lost) > sum(map(len, of_it)):
+            raise PartnerDownError(
+                f"{word}: {len(lost)} of {sum(map(len, of_it))} games with it were dropped, more than half, the first "
+                f"with: {lost[0].reason} Make sure that it answers (hanabi-grpo doctor --role server asks it), then "
+                "give the same command, in training with RESUME=latest."
+            )
 
 
 async def _report(table: Table, games: Sequence[asyncio.Task[Episode | DroppedGame]]) -> None:

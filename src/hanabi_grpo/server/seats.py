@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hanabi_grpo.client.url_partners import UrlPartners
 from hanabi_grpo.envs.base import Observation, Setup, Task
 from hanabi_grpo.errors import NonFiniteError, ServerError, VersionError
 from hanabi_grpo.rollout.chat import ChatFormat, Conversation
@@ -13,7 +14,7 @@ from hanabi_grpo.rollout.messages import RequestedTask
 from hanabi_grpo.server.adapter_loader import HeldAdapter
 from hanabi_grpo.server.engine import Engine, Sample, SamplingConfig
 from hanabi_grpo.server.pacing import Turnstile
-from hanabi_grpo.settings.refs import BASE, is_scripted, seat_adapter
+from hanabi_grpo.settings.refs import BASE, is_scripted, is_url, seat_adapter
 from hanabi_grpo.types import Reply, adapter_of, player_names
 
 
@@ -137,6 +138,11 @@ class Table:
     """One word per seat, see `refs`."""
     players: list[Player]
 
+    @property
+    def urls(self) -> frozenset[str]:
+        """The words of those that a URL answers for."""
+        return frozenset(filter(is_url, self.seats))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
@@ -146,6 +152,7 @@ class Tables:
     sampling: SamplingConfig
     leased: Mapping[str, HeldAdapter]
     """Adapter name to what is held of it."""
+    partners: UrlPartners
     prompts: PromptTokens = field(default_factory=PromptTokens)
     made: dict[tuple[Setup[Any], str], Player] = field(default_factory=dict)
 
@@ -157,8 +164,14 @@ class Tables:
             seats = tuple(self.leased[name].name if name in self.leased else BASE for name in names)
         for seat in seats:
             if (setup, seat) not in self.made:
-                self.made[setup, seat] = make_script(setup, seat) if is_scripted(seat) else self.served(seat)
+                self.made[setup, seat] = self._player(setup, seat)
         return Table(task=task, seats=seats, players=[self.made[setup, seat] for seat in seats])
+
+    def _player(self, setup: Setup[Any], seat: str) -> Player:
+        if is_url(seat):
+            limit, heat = self.sampling.max_tokens, self.sampling.temperature
+            return self.partners.player(seat, max_tokens=limit, temperature=heat)
+        return make_script(setup, seat) if is_scripted(seat) else self.served(seat)
 
     def served(self, seat: str) -> ServedPlayer:
         """Return the player that samples in a seat."""
