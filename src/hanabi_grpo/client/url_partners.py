@@ -99,8 +99,6 @@ class UrlPartners:
         self._said: dict[str, float] = {}
         self.spent = _spent(transcript)
         """Tokens, prompts and replies, as the URLs counted them."""
-        for word, one in self.by_word.items():
-            logger.info("%s: %s at %s, recorded in %s", word, one.model, one.base, transcript)
 
     @property
     def described(self) -> dict[str, str]:

@@ -103,7 +103,8 @@ def rollout_server(
         dtype=settings.dtype,
         session_timeout=settings.session_timeout,
     )
-    partners = UrlPartners(settings, partner_calls)
+    if (partners := UrlPartners(settings, partner_calls)).by_word:
+        logger.info("partners: %s; their calls are recorded in %s", partners.described, partner_calls)
     try:
         identity = ServerIdentity(
             instance_id=uuid.uuid4().hex[:12],

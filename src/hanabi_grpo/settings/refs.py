@@ -223,8 +223,8 @@ def parse_ref(text: str, *, where: str, roles: Sequence[Role], scripts: Collecti
     served = ", an adapter of the server (player_0@latest)" if adapters else ""
     raise SettingsError(
         f"{where}: {text[:_SHOWN]!r} is unknown; allowed are {', '.join(known)}{served}, url:NAME, or a checkpoint: a "
-        "folder with a slash in it (./checkpoint-50), wandb:team/project/name:alias or hf:org/repo, perhaps with :player_1 "
-        f"behind it.{nearest}"
+        "folder with a slash in it (./checkpoint-50), wandb:team/project/name:alias or hf:org/repo, perhaps with "
+        f":player_1 behind it.{nearest}"
     )
 
 

@@ -57,6 +57,7 @@ PROBES = (
     Probe("run folder", runs.run_folder_checks, ("trainer",)),
     Probe("start", runs.start_checks, ("trainer",)),
     Probe("partners", runs.partner_checks, ("trainer",)),
+    Probe("partner urls", server.partner_url_checks),
     Probe("shared memory", machine.shared_memory_checks),
     Probe("disk", machine.disk_checks, ("trainer",)),
     Probe("port", server.port_checks, ("server",)),

@@ -1,5 +1,6 @@
 """Ports and rollout servers: may one listen, does one answer, does it fit. No session is opened on any."""
 
+import asyncio
 import errno
 import socket
 from collections.abc import Iterator
@@ -9,11 +10,12 @@ from pydantic import ValidationError
 
 from hanabi_grpo.client.fleet import server_name
 from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.client.url_partners import UrlPartners
 from hanabi_grpo.client.waiting import NotReady
 from hanabi_grpo.commands.console import server_command
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.commands.doctor.context import LOCAL, Context, ask, is_ours, read_chat
-from hanabi_grpo.errors import ServerError, SettingsError
+from hanabi_grpo.errors import PartnerError, ServerError, SettingsError
 from hanabi_grpo.rollout.handshake import PROTOCOL, GameClaim, SessionRequest, game_claims, tokenizer_hash
 from hanabi_grpo.runs.fingerprint import model_fingerprint
 from hanabi_grpo.runs.run_folder import is_run
@@ -133,3 +135,19 @@ def _difference(context: Context, there: ServerIdentity) -> str | None:
     except SettingsError as error:
         return str(error)
     return None
+
+
+def partner_url_checks(context: Context) -> Iterator[Check]:
+    """Ask each of HANABI_PARTNER_URLS which models it has, which costs no tokens."""
+    partners = UrlPartners(context.settings)
+    for word, one in partners.by_word.items():
+        try:
+            names = asyncio.run(partners.look(word))
+        except PartnerError as error:
+            yield fail("partner urls", f"{word}: {error}", f"curl {one.base}/models")
+            continue
+        if one.model in names:
+            yield ok("partner urls", f"{word}: {one.base} has {one.model}")
+        else:
+            finding = f"{word}: {one.base} lists {', '.join(names[:10]) or 'nothing'}, and not {one.model}"
+            yield warn("partner urls", finding, f"export HANABI_PARTNER_URLS={one.name}={one.base}#MODEL")
