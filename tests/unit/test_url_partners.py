@@ -118,9 +118,8 @@ def test_a_partner_is_shown_the_conversation_of_its_seat_as_chat_messages(tmp_pa
         with table(folder, lambda body: said("<think>well</think>Discard 0")) as (partner, app, client):
             (game,) = play(client, "base", "url:big", num_games=1, setup=setup).groups[0]
         turns = game.trajectory(1)
-        assert (
-            game.seats == ("base", "url:big") and len(turns) > 2 and app.engine.num_samples == len(game.trajectory(0))
-        )
+        assert game.seats == ("base", "url:big") and len(turns) > 2
+        assert app.engine.num_samples == len(game.trajectory(0))
         check_stamps([game], ("base", "url:big"), app.identity.instance_id)
         assert {(turn.reply, turn.prompt_ids, turn.reply_ids, turn.version) for turn in turns} == {
             ("<think>well</think>Discard 0", (), (), None)
@@ -159,24 +158,22 @@ def test_what_may_pass_is_asked_again_and_the_record_says_how_often(tmp_path: Pa
 
 
 def test_what_stays_broken_is_given_up_with_a_sentence_and_never_hangs(tmp_path: Path) -> None:
-    behaviours: tuple[tuple[Behaviour, str, int], ...] = (
-        (silent, r"no answer in 0.3 s \(HANABI_PARTNER_TIMEOUT\)", 3),
-        (drips(http(b"", length=10**6), b" "), "no answer in 0.3 s", 3),
-        (resets(), r"not reached \(ReadError|not reached \(RemoteProtocolError", 3),
-        (resets(http(b"{", length=50)), "not reached", 3),
-        (
-            lambda connection, head: connection.sendall(http(f'"{KEY}"'.encode(), "401 No")),
-            r"401: .*\*\*.* Set HANABI_P",
-            1,
-        ),
-        (lambda connection, head: connection.sendall(http(b"", "404 No")), "is the model named as there", 1),
-        (lambda connection, head: connection.sendall(http(b"", "302 No", "location: /")), "it answered 302", 1),
-        (lambda connection, head: connection.sendall(http(b"", "503 No", "retry-after: 99999")), "it answered 503", 3),
-    )
-    for behave, message, tries in behaviours:
+    def answers(status: str, *headers: str, body: bytes = b"") -> Behaviour:
+        return lambda connection, head: connection.sendall(http(body, status, *headers))
+
+    for behave, message, tries, limit in (
+        (silent, r"no answer in 0.3 s \(HANABI_PARTNER_TIMEOUT\)", 3, 0.3),
+        (drips(http(b"", length=10**6), b" "), "no answer in 0.3 s", 3, 0.3),
+        (resets(), r"not reached \((ReadError|RemoteProtocolError)", 3, 60.0),
+        (resets(http(b"{", length=50)), "not reached", 3, 60.0),
+        (answers("401 No", body=KEY.encode()), r"401: .*\*\*.* Set HANABI_PARTNER_KEY", 1, 60.0),
+        (answers("404 No"), "is the model named as there", 1, 60.0),
+        (answers("302 No", "location: /"), "it answered 302", 1, 60.0),
+        (answers("503 No", "retry-after: 99999"), "it answered 503", 3, 2.0),
+    ):
         with bad_server(behave) as bad:
             with pytest.raises(PartnerError, match=f"^url:big .*{message}") as caught:
-                ask(partners_of(tmp_path, f"big={bad.url}/v1#m", partner_timeout=0.3))
+                ask(partners_of(tmp_path, f"big={bad.url}/v1#m", partner_timeout=limit))
             assert (calls(tmp_path)[-1]["tries"], KEY in str(caught.value)) == (tries, False), message
     with pytest.raises(
         PartnerDownError, match=r"not reached .*3 calls in a row were given up.*calls.jsonl.*RESUME=latest"

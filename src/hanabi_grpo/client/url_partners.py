@@ -197,14 +197,14 @@ class UrlPartners:
             raise _FailedError(f"the answer does not fit ({error}): {self._quoted(content)}.") from None
 
     async def _send(self, partner: PartnerUrl, method: str, path: str, body: Any) -> bytes:
-        limit, content = self._settings.partner_timeout, b""
+        limit, content, client = self._settings.partner_timeout, b"", self._client(partner)
         headers = {"accept-encoding": "identity", **({"authorization": f"Bearer {self._key}"} if self._key else {})}
         waits = f"no answer since {_SAY_SECONDS:g} s; a call has {limit:g} s (HANABI_PARTNER_TIMEOUT)."
         told = asyncio.get_running_loop().call_later(_SAY_SECONDS, self._say, partner, waits)
         try:
             async with (
                 asyncio.timeout(limit),
-                self._client(partner).stream(method, partner.base + path, json=body, headers=headers) as response,
+                client.stream(method, partner.base + path, json=body, headers=headers) as response,
             ):
                 async for part in response.aiter_bytes():
                     content += part
