@@ -164,7 +164,8 @@ def running_app(
     store = AdapterStore(engine, max_rank=RANK, shapes=SHAPES, session_timeout=described.session_timeout)
     limits = limits or Limits(adapter_bytes=store.max_upload_bytes)
     model = Model(sampler=engine, chat=CHAT, max_model_len=described.max_model_len, vocab_size=len(TOKENIZER))
-    scheduler = Scheduler(model, store, games_at_once=256, instance_id=described.instance_id, partners=partners)
+    model = replace(model, partners=partners) if partners else model
+    scheduler = Scheduler(model, store, games_at_once=256, instance_id=described.instance_id)
     app = create_app(engine, store, scheduler, described, ring, api_key=api_key, limits=limits)  # type: ignore[arg-type]
     running = RunningApp(
         port=listener.getsockname()[1], engine=engine, store=store, scheduler=scheduler, identity=described, ring=ring

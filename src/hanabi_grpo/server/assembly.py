@@ -124,9 +124,10 @@ def rollout_server(
             chat=chat,
             max_model_len=settings.max_model_len,
             vocab_size=AutoConfig.from_pretrained(folder).get_text_config().vocab_size,
+            partners=partners,
         )
         at_once, instance = settings.games_at_once, identity.instance_id
-        scheduler = Scheduler(model, store, games_at_once=at_once, instance_id=instance, partners=partners)
+        scheduler = Scheduler(model, store, games_at_once=at_once, instance_id=instance)
         key = settings.api_key.get_secret_value() if settings.api_key else None
         limits = Limits(adapter_bytes=store.max_upload_bytes)
         app = create_app(engine, store, scheduler, identity, ring, api_key=key, host=settings.host, limits=limits)

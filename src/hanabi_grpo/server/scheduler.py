@@ -10,13 +10,12 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 from jinja2 import TemplateError
 
-from hanabi_grpo.client.url_partners import UrlPartners
 from hanabi_grpo.errors import (
     GameParameterError,
     HanabiGrpoError,
@@ -29,12 +28,10 @@ from hanabi_grpo.errors import (
 from hanabi_grpo.rollout.chat import Conversation
 from hanabi_grpo.rollout.loop import play_episode
 from hanabi_grpo.rollout.messages import ReplyRequest, RequestedTask, ScoreAnswer, ScoredPrompt, ScoreRequest
-from hanabi_grpo.server.adapter_loader import HeldAdapter
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.server.pacing import Places, in_slices
 from hanabi_grpo.server.seats import Model, PromptTokens, Table, Tables, wanted_adapters
-from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.refs import is_url, seat_adapter
 from hanabi_grpo.types import DroppedGame, Episode, Reply, ReplyKind
 
@@ -50,18 +47,9 @@ _IMPOSSIBLE = (SettingsError, VersionError, GameParameterError, PartnerDownError
 class Scheduler:
     """Plays requests on one engine, each game its own coroutine; `instance_id` is stamped on every episode."""
 
-    def __init__(
-        self,
-        model: Model,
-        store: AdapterStore,
-        *,
-        games_at_once: int,
-        instance_id: str,
-        partners: UrlPartners | None = None,
-    ) -> None:
+    def __init__(self, model: Model, store: AdapterStore, *, games_at_once: int, instance_id: str) -> None:
         self.model, self.instance_id = model, instance_id
         self._store, self._places = store, Places(games_at_once)
-        self._partners = partners or UrlPartners(Settings())
         self.games_in_flight = 0
         self.games_played = 0
         self.games_retried = 0
@@ -86,7 +74,7 @@ class Scheduler:
             ServerError: Not one of the games could be played, or the engine is dead (ServerGoneError).
         """
         self._check_room(sampling.max_tokens)
-        self._partners.check(seat for task in tasks for seat in task.seats or ())
+        self.model.partners.check(seat for task in tasks for seat in task.seats or ())
         played = await self._play_all(tasks, sampling, own, prompts or PromptTokens())
         _check_partners(tasks, played)
         games = [game for group in played for game in group]
@@ -112,7 +100,7 @@ class Scheduler:
         conversation = Conversation(self.model.chat, wanted.system, window)
         with self._engine_faults(f"a reply of {wanted.seat}"):
             async with self._store.lease(dict([named]) if named else {}) as leased:
-                player = self._tables(sampling, leased).served(wanted.seat)
+                player = Tables(model=self.model, sampling=sampling, leased=leased).served(wanted.seat)
                 try:
                     for turn in wanted.turns:
                         conversation.remember(turn.prompt, list(turn.reply_ids))
@@ -148,12 +136,6 @@ class Scheduler:
         logprobs = tuple(tuple(next(found) for _ in one.replies) for one in wanted.prompts)
         return ScoreAnswer(logprobs=logprobs, version=named[1] if named else None)
 
-    def _tables(
-        self, sampling: SamplingConfig, leased: Mapping[str, HeldAdapter], prompts: PromptTokens | None = None
-    ) -> Tables:
-        prompts = prompts or PromptTokens()
-        return Tables(model=self.model, sampling=sampling, leased=leased, partners=self._partners, prompts=prompts)
-
     def _check_room(self, max_tokens: int) -> None:
         most = self.model.max_model_len
         if max_tokens >= most:
@@ -168,7 +150,7 @@ class Scheduler:
         started = []
         place = partial(self._places.place, object(), own=own)
         async with self._store.lease(wanted_adapters(tasks)) as leased:
-            tables = self._tables(sampling, leased, prompts)
+            tables = Tables(model=self.model, sampling=sampling, leased=leased, prompts=prompts)
             try:
                 async with asyncio.TaskGroup() as group:
                     async for task in in_slices(tasks):
@@ -187,7 +169,7 @@ class Scheduler:
             self.games_in_flight += 1
             try:
                 await self.model.turnstile.through()
-                attempts = 1 if table.urls else ATTEMPTS
+                attempts = 1 if any(map(is_url, table.seats)) else ATTEMPTS
                 for attempt in range(1, attempts + 1):
                     played = await self._attempt(table, game, f"{attempt} of {attempts}", attempt == attempts)
                     if isinstance(played, Episode):

@@ -14,6 +14,7 @@ from hanabi_grpo.rollout.messages import RequestedTask
 from hanabi_grpo.server.adapter_loader import HeldAdapter
 from hanabi_grpo.server.engine import Engine, Sample, SamplingConfig
 from hanabi_grpo.server.pacing import Turnstile
+from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.refs import BASE, is_scripted, is_url, seat_adapter
 from hanabi_grpo.types import Reply, adapter_of, player_names
 
@@ -29,6 +30,8 @@ class Model:
     vocab_size: int = 1 << 31
     """Rows of its token embedding."""
     turnstile: Turnstile = field(default_factory=Turnstile)
+    partners: UrlPartners = field(default_factory=lambda: UrlPartners(Settings()))
+    """Other models that may take a seat beside it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -138,11 +141,6 @@ class Table:
     """One word per seat, see `refs`."""
     players: list[Player]
 
-    @property
-    def urls(self) -> frozenset[str]:
-        """The words of those that a URL answers for."""
-        return frozenset(filter(is_url, self.seats))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
@@ -152,7 +150,6 @@ class Tables:
     sampling: SamplingConfig
     leased: Mapping[str, HeldAdapter]
     """Adapter name to what is held of it."""
-    partners: UrlPartners
     prompts: PromptTokens = field(default_factory=PromptTokens)
     made: dict[tuple[Setup[Any], str], Player] = field(default_factory=dict)
 
@@ -170,7 +167,7 @@ class Tables:
     def _player(self, setup: Setup[Any], seat: str) -> Player:
         if is_url(seat):
             limit, heat = self.sampling.max_tokens, self.sampling.temperature
-            return self.partners.player(seat, max_tokens=limit, temperature=heat)
+            return self.model.partners.player(seat, max_tokens=limit, temperature=heat)
         return make_script(setup, seat) if is_scripted(seat) else self.served(seat)
 
     def served(self, seat: str) -> ServedPlayer:
