@@ -276,7 +276,7 @@ def test_names_that_the_server_does_not_know_are_refused_wherever_they_are_given
         [seated] = pool.seat([{**deal(3), "deal": 0}], ("player_0@1", "player_1@1"), 1, "")
         assert seated["seats"] == ["player_0@1", "url:big"] and pool.names == {"url:big": "big"}
         with pytest.raises(SettingsError, match="HANABI_PARTNERS=url:big: the rollout server knows no URL"):
-            pool.load({}, "", ())
+            pool.load({}, "")
         # An evaluation plays it in every seat, and says which model it was.
         given = Served(client=client, resolver=resolver, max_tokens=4, temperature=0.5)
         line_up, setup = parse_line_up("url:big,iggi", 2), FULL

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,7 +46,7 @@ class PartnerSeats:
         self._instance_id = ""
         self._damaged: set[Path] = set()
 
-    def load(self, facts: Mapping[str, Any], instance_id: str, urls: Collection[str] = ()) -> None:
+    def load(self, facts: Mapping[str, Any], instance_id: str, urls: Mapping[str, str] | None = None) -> None:
         """Read every checkpoint that the pool names and lend it once, so that one that does not fit stops the start.
 
         Raises:
@@ -60,8 +60,11 @@ class PartnerSeats:
         self._instance_id = instance_id
         logger.info("%s", describe_pool(self.pool, self._settings.partner_share))
         for partner in self.pool:
-            if isinstance(partner.ref, UrlRef) and partner.word not in urls:
-                raise unknown_url(partner.word, urls, "HANABI_PARTNERS=")
+            if isinstance(partner.ref, UrlRef):
+                if partner.word not in (known := urls or {}):
+                    raise unknown_url(partner.word, known, "HANABI_PARTNERS=")
+                # The name is the server's, and may mean another model after a resume.
+                logger.info("partner %s: %s", partner.word, known[partner.word])
             if partner.place is None:
                 continue
             if partner.place not in self._saved:
