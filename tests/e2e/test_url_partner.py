@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from conftest_e2e import SERVER_SECONDS, Server, clean_environment, free_port, start_server, stop, train
+from conftest_e2e import ROOT, SERVER_SECONDS, Server, clean_environment, free_port, start_server, stop, train
 
 pytestmark = [pytest.mark.e2e, pytest.mark.rest]
 KEY = "sk-0123456789abcdef"
@@ -55,11 +55,9 @@ def _is_up(port: int) -> bool:
         return False
 
 
-def run(environment: dict[str, str], *words: str) -> str:
+def run(environment: dict[str, str], *words: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "hanabi_grpo.cli", *words]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    return done.stdout
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
 
 
 def test_it_plays_in_training_and_evaluation_and_stops_the_run_when_it_is_gone(
@@ -67,10 +65,11 @@ def test_it_plays_in_training_and_evaluation_and_stops_the_run_when_it_is_gone(
 ) -> None:
     urls = f"big={openai}#tiny,other={server.url}/v1#base"
     given = {"HANABI_PARTNER_URLS": urls, "HANABI_PARTNER_KEY": KEY, "HANABI_PARTNER_TIMEOUT": 30}
-    before = set(Path("outputs").glob("partner_calls-*.jsonl"))
+    before = set((ROOT / "outputs").glob("partner_calls-*.jsonl"))
     table = start_server(server.model, tmp_path / "server.log", **given)
     try:
-        checks = json.loads(run(table.environment(**given), "doctor", "--role", "server", "--json"))["checks"]
+        environment = table.environment(**given)
+        checks = json.loads(run(environment, "doctor", "--role", "server", "--json").stdout)["checks"]
         asked = [(one["status"], one["finding"]) for one in checks if one["name"] == "partner urls"]
         assert [status for status, _ in asked] == ["ok", "ok"], asked
         folder = tmp_path / "run"
@@ -89,12 +88,13 @@ def test_it_plays_in_training_and_evaluation_and_stops_the_run_when_it_is_gone(
         assert seats["url:big"] + seats["url:other"] == len(episodes) == 2 * 2 * 8
         for one in episodes:
             for turn in one["turns"]:
-                assert bool(turn["reply_ids"]) != one["seats"][turn["player"]].startswith("url:") and turn["reply"]
-        environment = table.environment(**given)
+                is_url = one["seats"][turn["player"]].startswith("url:")
+                assert bool(turn["reply_ids"]) != is_url and bool(turn["reply"]) >= is_url
         out = tmp_path / "result.json"
-        run(environment, "evaluate", "url:big,served", "--deals", "4", "--out", str(out))
+        done = run(environment, "evaluate", "url:big,served", "--deals", "4", "--out", str(out))
+        assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
         assert "url:big" in out.read_text()
-        [transcript] = set(Path("outputs").glob("partner_calls-*.jsonl")) - before
+        [transcript] = set((ROOT / "outputs").glob("partner_calls-*.jsonl")) - before
         calls = [json.loads(line) for line in transcript.read_text().splitlines()]
         assert {call["partner"] for call in calls} >= {"big"} and not any(call["error"] for call in calls)
         files = [table.log, transcript, folder / "settings.json", folder / "server.log", out]
@@ -107,7 +107,7 @@ def test_it_plays_in_training_and_evaluation_and_stops_the_run_when_it_is_gone(
         done = train(table, tmp_path / "new", **pool)
         assert done.returncode != 0 and "calls in a row were given up like this" in done.stdout, done.stdout[-4000:]
         transcript.unlink()
-        for left in set(Path("outputs").glob("partner_calls-*.jsonl")) - before:
+        for left in set((ROOT / "outputs").glob("partner_calls-*.jsonl")) - before:
             left.unlink()
     finally:
         stop(table.process)
