@@ -20,6 +20,7 @@ from safetensors.torch import save
 
 from fake_engine import BASE, CHAT, LAPTOP, TOKENIZER, sample
 from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.client.url_partners import UrlPartners
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.logs import LineRing
@@ -154,14 +155,16 @@ def running_app(
     poll: float = 0.05,
     port: int = 0,
     engine: WordEngine | None = None,
+    partners: UrlPartners | None = None,
     **identity: Any,
 ) -> Iterator[RunningApp]:
     """Serve the real app around a `WordEngine` in a thread, on a free port unless one is given."""
     listener, engine, ring = _listen("127.0.0.1", port), engine or WordEngine(), LineRing()
-    described = make_identity(**identity)
+    described = make_identity(**identity, partners=partners.described if partners else {})
     store = AdapterStore(engine, max_rank=RANK, shapes=SHAPES, session_timeout=described.session_timeout)
     limits = limits or Limits(adapter_bytes=store.max_upload_bytes)
     model = Model(sampler=engine, chat=CHAT, max_model_len=described.max_model_len, vocab_size=len(TOKENIZER))
+    model = replace(model, partners=partners) if partners else model
     scheduler = Scheduler(model, store, games_at_once=256, instance_id=described.instance_id)
     app = create_app(engine, store, scheduler, described, ring, api_key=api_key, limits=limits)  # type: ignore[arg-type]
     running = RunningApp(

@@ -63,6 +63,14 @@ class ServerGoneError(ServerError):
     """The rollout server was not reached, hung up or did not answer in time; asking again later may succeed."""
 
 
+class PartnerError(ServerError):
+    """A model behind a URL gave no reply that can be used; its game is dropped."""
+
+
+class PartnerDownError(PartnerError):
+    """A model behind a URL gave none again and again, or its budget is used up; the whole request ends."""
+
+
 class RequestError(HanabiGrpoError, ValueError):
     """A request that the rollout server does not read to its end: too large, too slow, too many, of another type."""
 

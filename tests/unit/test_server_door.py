@@ -23,10 +23,21 @@ from server_app import JSON, POST_ROLLOUT, RunningApp, read_to_end, rollout_body
 
 KEY = "correct-horse-battery"
 ROUTES = [
-    *(("GET", path) for path in ("/health", "/health/", "/identity/", "/log/", "/no/such/route", "/docs")),
+    *(
+        ("GET", path)
+        for path in ("/health", "/health/", "/identity/", "/log/", "/no/such/route", "/docs", "/v1/models")
+    ),
     *(
         ("POST", path)
-        for path in ("/session/", "/session/heartbeat", "/adapters/commit", "/rollout/", "/reply/", "/score/")
+        for path in (
+            "/session/",
+            "/session/heartbeat",
+            "/adapters/commit",
+            "/rollout/",
+            "/reply/",
+            "/score/",
+            "/v1/chat/completions",
+        )
     ),
     *(("PUT", path) for path in ("/adapters/player_0", "/frozen/")),
     *(("DELETE", "/session/"), ("PATCH", "/health/"), ("OPTIONS", "/rollout/"), ("HEAD", "/health/")),
@@ -84,7 +95,7 @@ def test_a_wrong_or_missing_key_is_401_on_every_route_and_the_right_one_is_not(l
                 yield from all_routes(getattr(getattr(route, "original_router", None), "routes", ()))
 
     found = set(all_routes(served.routes))
-    assert len(found) == 13 and found <= set(ROUTES), "the list of routes is complete"
+    assert len(found) == 15 and found <= set(ROUTES), "the list of routes is complete"
     for method, path in ROUTES:
         for given in ({}, {"authorization": "Bearer wrong"}, {"authorization": f"Bearer {KEY}x"}):
             answer = httpx.request(method, f"{locked.url}{path}", headers=given, trust_env=False)

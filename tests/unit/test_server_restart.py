@@ -207,7 +207,7 @@ def starting(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Settings, Callab
     monkeypatch.setattr(signal, "alarm", lambda seconds: None)
     listener = main._listen("127.0.0.1", 0)
     settings = Settings(vllm_server_port=listener.getsockname()[1])
-    run = main._run(settings, [], listener)
+    run = main._run(settings, [], listener, Path("calls.jsonl"))
     thread = threading.Thread(target=asyncio.run, args=(run,))
     thread.start()
     yield settings, go.set

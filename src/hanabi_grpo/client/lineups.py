@@ -17,7 +17,18 @@ from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
 from hanabi_grpo.runs.run_folder import find_run, run_of
 from hanabi_grpo.runs.saved_adapters import SAME_FACTS, SavedAdapters, check_same_base, newest_checkpoint, read_adapters
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.settings.refs import BASE, AdapterRef, CheckpointRef, Place, Ref, Role, ScriptRef, parse_ref
+from hanabi_grpo.settings.refs import (
+    BASE,
+    AdapterRef,
+    CheckpointRef,
+    Place,
+    Ref,
+    Role,
+    ScriptRef,
+    UrlRef,
+    parse_ref,
+    unknown_url,
+)
 from hanabi_grpo.tracking.checkpoints import local_folder, local_ref
 from hanabi_grpo.types import Reply, adapter_of, player_name
 
@@ -75,6 +86,8 @@ def _player_ref(word: str, line_up: str, *, env: str, human: bool) -> Ref:
         raise SettingsError(f"{where}: people play with hanabi-grpo play; here nobody can be asked.")
     roles = (Role.SERVED, Role.BASE, *([Role.HUMAN] if human else []))
     ref = parse_ref(word, where=where, roles=roles, scripts=registry.get(env).policies, adapters=True)
+    if isinstance(ref, UrlRef) and human:
+        raise SettingsError(f"{where}: {word} is asked by the rollout server in games that it plays itself, not here.")
     if isinstance(ref, CheckpointRef) and isinstance(ref.place, Path) and not ref.place.is_dir():
         raise SettingsError(f"{where}: {ref.place}: no such folder; give a run's folder or its checkpoint-N.")
     return ref
@@ -115,6 +128,10 @@ class SeatResolver:
         match ref:
             case ScriptRef() | Role.BASE:
                 return str(ref)
+            case UrlRef() if str(ref) not in (known := self._look().get("partners", {})):
+                raise unknown_url(str(ref), known)
+            case UrlRef():
+                return str(ref)
             case Role.SERVED:
                 return self._served(ref, player_name(player), None)
             case AdapterRef(adapter=adapter, version=version):
@@ -128,9 +145,9 @@ class SeatResolver:
         self._lent.clear()
 
     def digests(self) -> dict[str, str]:
-        """Return the digest of the weights that the server serves under each adapter's name; names repeat over runs."""
-        adapters = self._look()["adapters"] if self._client else {}
-        return {name: str(held["sha256"]) for name, held in adapters.items()}
+        """Return who is behind names that repeat: the digest of each served adapter's weights, each URL and model."""
+        look = self._look() if self._client else {"adapters": {}}
+        return {name: str(held["sha256"]) for name, held in look["adapters"].items()} | look.get("partners", {})
 
     def model(self) -> str:
         """Return the fingerprint of the server's base model, and of how it is spoken to."""

@@ -19,7 +19,7 @@ from hanabi_grpo.evaluation.outcomes import is_versus, outcome_figures, seat_of
 from hanabi_grpo.runs.deal_statistics import Estimate, difference, estimate
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, SeatOrder, mean_figures
 from hanabi_grpo.runs.ledger import Ledger
-from hanabi_grpo.settings.refs import is_frozen, seat_adapter
+from hanabi_grpo.settings.refs import is_frozen, is_url, seat_adapter
 from hanabi_grpo.types import Episode, ReplyKind
 
 SUITE = "eval"
@@ -122,6 +122,7 @@ def line_up_key(
     seats = [served.resolver.seats(order) for order in orders]
     digests = served.resolver.digests()
     names = {named[0] for order in seats for seat in order if not is_frozen(seat) and (named := seat_adapter(seat))}
+    names |= {seat for order in seats for seat in order if is_url(seat)}
     return {
         **key,
         "seats": seats,

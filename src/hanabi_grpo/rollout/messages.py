@@ -5,7 +5,7 @@ is refused in a request and left alone in an answer; no value may nest deeper th
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -105,6 +105,23 @@ class ReplyRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     prompt: _Text
     max_tokens: _MaxTokens
     temperature: _Temperature
+
+
+class ChatMessage(Struct, frozen=True, kw_only=True):
+    """One message of OpenAI's chat completions."""
+
+    role: Literal["system", "user", "assistant"]
+    content: _Text
+
+
+class ChatRequest(Struct, frozen=True, kw_only=True):
+    """What a server's partner behind a URL is asked, see `client.url_partners`: of OpenAI's fields those that count."""
+
+    model: _Seat
+    """A seat's word; an adapter without a version is its newest."""
+    messages: Annotated[tuple[ChatMessage, ...], Meta(min_length=1, max_length=2 * MAX_TURNS + 2)]
+    max_tokens: _MaxTokens
+    temperature: _Temperature = 1.0
 
 
 class ScoredPrompt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

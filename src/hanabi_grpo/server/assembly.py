@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
+from hanabi_grpo.client.url_partners import UrlPartners
 from hanabi_grpo.logs import LineRing
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.handshake import tokenizer_hash
@@ -75,10 +76,13 @@ def prepare_environment(on_cpu: bool) -> None:
 
 
 @contextlib.contextmanager
-def rollout_server(settings: Settings, ring: LineRing, extra_args: Sequence[str] = ()) -> Iterator[RolloutServer]:
+def rollout_server(
+    settings: Settings, ring: LineRing, extra_args: Sequence[str] = (), partner_calls: Path | None = None
+) -> Iterator[RolloutServer]:
     """Start the engine, as `Engine` says and after `prepare_environment`, and end it with the block.
 
-    `ring` has the lines that `/log/` hands out, `extra_args` are vLLM's own.
+    `ring` has the lines that `/log/` hands out, `extra_args` are vLLM's own, and `partner_calls` is where calls of
+    HANABI_PARTNER_URLS are recorded.
     """
     from transformers import AutoConfig, AutoTokenizer
 
@@ -99,6 +103,8 @@ def rollout_server(settings: Settings, ring: LineRing, extra_args: Sequence[str]
         dtype=settings.dtype,
         session_timeout=settings.session_timeout,
     )
+    if (partners := UrlPartners(settings, partner_calls)).by_word:
+        logger.info("partners: %s; their calls are recorded in %s", partners.described, partner_calls)
     try:
         identity = ServerIdentity(
             instance_id=uuid.uuid4().hex[:12],
@@ -111,12 +117,14 @@ def rollout_server(settings: Settings, ring: LineRing, extra_args: Sequence[str]
             max_players=settings.players,
             max_model_len=settings.max_model_len,
             session_timeout=settings.session_timeout,
+            partners=partners.described,
         )
         model = Model(
             sampler=engine,
             chat=chat,
             max_model_len=settings.max_model_len,
             vocab_size=AutoConfig.from_pretrained(folder).get_text_config().vocab_size,
+            partners=partners,
         )
         at_once, instance = settings.games_at_once, identity.instance_id
         scheduler = Scheduler(model, store, games_at_once=at_once, instance_id=instance)

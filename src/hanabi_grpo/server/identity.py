@@ -29,6 +29,8 @@ class ServerIdentity(BaseModel):
     max_model_len: int
     session_timeout: float = 60.0
     """Seconds of a trainer's silence after which another may take over."""
+    partners: dict[str, str] = {}
+    """Models behind URLs that may take a seat: the seat's word to URL#model."""
 
 
 def read_session_request(identity: ServerIdentity, body: bytes) -> SessionRequest:

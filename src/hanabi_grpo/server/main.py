@@ -14,6 +14,8 @@ import signal
 import socket
 import sys
 import time
+from datetime import datetime
+from pathlib import Path
 
 import psutil
 
@@ -39,11 +41,13 @@ def serve(settings: Settings, extra_args: list[str]) -> None:
     """Run the server until SIGINT, SIGTERM or too many deaths; a ServerError says that the port is taken."""
     set_up_logging()
     listener = _listen(settings.host, settings.port)
+    # Named here, so that a process that takes a dead one's place goes on with it.
+    calls = Path("outputs") / f"partner_calls-{datetime.now():%Y%m%d-%H%M%S}-{settings.port}.jsonl"
     if settings.die_with_parent:
         die_with_parent(signal.SIGTERM)
     fork_and_supervise(allowed=settings.engine_restarts)
     signal.signal(signal.SIGTERM, _end)
-    if asyncio.run(_run(settings, extra_args, listener)):
+    if asyncio.run(_run(settings, extra_args, listener, calls)):
         raise SystemExit(EXIT_CODE)
 
 
@@ -75,14 +79,14 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _run(settings: Settings, extra_args: list[str], listener: socket.socket) -> bool:
+async def _run(settings: Settings, extra_args: list[str], listener: socket.socket, calls: Path) -> bool:
     from hanabi_grpo.server.assembly import prepare_environment, rollout_server
     from hanabi_grpo.server.serving import serve_until_dead, starting_server
 
     ring = LineRing()
     set_up_logging(ring=ring)
     prepare_environment(settings.device == "cpu")
-    with starting_server(listener) as stop, rollout_server(settings, ring, extra_args) as server:
+    with starting_server(listener) as stop, rollout_server(settings, ring, extra_args, calls) as server:
         stop()
         logger.info("ready on http://%s:%d (instance %s)", settings.host, settings.port, server.identity.instance_id)
         return await serve_until_dead(

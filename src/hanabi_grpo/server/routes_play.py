@@ -1,7 +1,11 @@
-"""Routes that play games or sample one reply; requests are checked before anything is sampled."""
+"""Routes that play games or sample one reply; requests are checked before anything is sampled.
+
+The server of another model may have this one's as a partner behind a URL, so a reply can be had as from OpenAI's API.
+"""
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+import time
+from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -9,8 +13,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.messages import (
+    ChatRequest,
     DroppedRow,
+    EarlierTurn,
     ReplyAnswer,
     ReplyRequest,
     RequestedTask,
@@ -25,10 +32,10 @@ from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.server.pacing import in_slices
 from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.server.seats import PromptTokens
-from hanabi_grpo.settings.refs import BASE, check_seat, is_frozen, is_scripted, seat_adapter
-from hanabi_grpo.types import DroppedGame, Episode
+from hanabi_grpo.settings.refs import BASE, check_seat, is_frozen, is_scripted, is_url, seat_adapter
+from hanabi_grpo.types import DroppedGame, Episode, Reply
 
-_Request = TypeVar("_Request", RolloutRequest, ReplyRequest, ScoreRequest)
+_Request = TypeVar("_Request", RolloutRequest, ReplyRequest, ScoreRequest, ChatRequest)
 
 
 def play_routes(store: AdapterStore, scheduler: Scheduler) -> APIRouter:
@@ -77,7 +84,63 @@ def play_routes(store: AdapterStore, scheduler: Scheduler) -> APIRouter:
 
         return await _answered(request, scored())
 
+    @router.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        names = [BASE, *store.versions(), *store.frozen.words()]
+        return {"object": "list", "data": [{"id": name, "object": "model"} for name in names]}
+
+    @router.post("/v1/chat/completions")
+    async def complete(request: Request) -> Response:
+        asked = _read("chat request", ChatRequest, await request.body())
+        wanted = chat_reply(asked, store.versions(), scheduler.model.chat)
+        check_owner(request, [wanted.seat])
+
+        async def completed() -> Response:
+            made = await scheduler.reply(wanted)
+            if made.out_of_tokens:
+                raise SettingsError("chat request: the conversation is full; see HANABI_MAX_MODEL_LEN of this server.")
+            return JSONResponse(_completion(asked.model, made, scheduler.model.chat))
+
+        return await _answered(request, completed())
+
     return router
+
+
+def chat_reply(asked: ChatRequest, versions: Mapping[str, int], chat: ChatFormat) -> ReplyRequest:
+    """Return a chat request as one for a reply; a SettingsError says what is wrong with it."""
+    system = asked.messages[0].content if asked.messages[0].role == "system" else None
+    rest = asked.messages[system is not None :]
+    if [one.role for one in rest] != ["user", *["assistant", "user"] * (len(rest) // 2)]:
+        raise SettingsError("chat request: messages: give system or not, then user and assistant in turn, user last.")
+    seat = f"{asked.model}@{versions[asked.model]}" if asked.model in versions else asked.model
+    _check_sampled("chat request", seat)
+
+    def ids(text: str) -> tuple[int, ...]:
+        return (*chat.tokenizer.encode(text, add_special_tokens=False), chat.eos_id)
+
+    return ReplyRequest(
+        seat=seat,
+        system=system or "",
+        turns=tuple(
+            EarlierTurn(prompt=user.content, reply_ids=ids(said.content))
+            for user, said in zip(rest[:-1:2], rest[1::2], strict=True)
+        ),
+        # Rendered anew each time: ids that were sampled are not known here.
+        fresh=True,
+        prompt=rest[-1].content,
+        max_tokens=asked.max_tokens,
+        temperature=asked.temperature,
+    )
+
+
+def _completion(model: str, made: Reply, chat: ChatFormat) -> dict[str, Any]:
+    ended, sizes = made.reply_ids[-1] in chat.end_ids, (len(made.prompt_ids), len(made.reply_ids))
+    message = {"role": "assistant", "content": made.text}
+    return {
+        **{"id": "chatcmpl-0", "object": "chat.completion", "created": int(time.time()), "model": model},
+        "choices": [{"index": 0, "message": message, "finish_reason": "stop" if ended else "length"}],
+        "usage": {"prompt_tokens": sizes[0], "completion_tokens": sizes[1], "total_tokens": sum(sizes)},
+    }
 
 
 async def _answered(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
@@ -136,6 +199,8 @@ def _check_sampled(what: str, seat: str) -> None:
             f"{what}: seat {seat!r} is a script, which needs no server; play it where the game is, or ask for "
             f"adapter@version (player_0@7) or {BASE}."
         )
+    if is_url(seat):
+        raise SettingsError(f"{what}: seat {seat!r} is a model behind a URL, which only sits in games; ask it itself.")
 
 
 def parse_score_request(body: bytes) -> ScoreRequest:

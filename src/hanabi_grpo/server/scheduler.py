@@ -1,7 +1,9 @@
 """Tasks in, games out: plays the tasks of a request concurrently, one coroutine a game.
 
-A game that fails is played once more from its start and then dropped; the others of its request go on. Three things
-end a whole request instead: a request that could never be played, a dead engine, and failure of every single game.
+A game that fails is played once more from its start and then dropped; the others of its request go on. One with a
+partner behind a URL is dropped at once: its calls were made again already, and cost. Four things end a whole request
+instead: a request that could never be played, a dead engine, failure of every single game, and a partner behind a URL
+that is gone or loses more than half of its games.
 """
 
 import asyncio
@@ -17,6 +19,7 @@ from jinja2 import TemplateError
 from hanabi_grpo.errors import (
     GameParameterError,
     HanabiGrpoError,
+    PartnerDownError,
     ServerError,
     ServerGoneError,
     SettingsError,
@@ -29,7 +32,7 @@ from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.server.pacing import Places, in_slices
 from hanabi_grpo.server.seats import Model, PromptTokens, Table, Tables, wanted_adapters
-from hanabi_grpo.settings.refs import seat_adapter
+from hanabi_grpo.settings.refs import is_url, seat_adapter
 from hanabi_grpo.types import DroppedGame, Episode, Reply, ReplyKind
 
 logger = logging.getLogger(__name__)
@@ -37,7 +40,7 @@ logger = logging.getLogger(__name__)
 ATTEMPTS = 2
 """How often a game is started before it is dropped."""
 _MAX_REASON_CHARS = 300
-_IMPOSSIBLE = (SettingsError, VersionError, GameParameterError)
+_IMPOSSIBLE = (SettingsError, VersionError, GameParameterError, PartnerDownError)
 """What these say of one game holds for the whole request, now and at the next attempt."""
 
 
@@ -67,10 +70,13 @@ class Scheduler:
         Raises:
             SettingsError: Tasks that cannot be played.
             VersionError: A version that a seat names is not served; nothing was sampled.
+            PartnerDownError: A partner behind a URL failed too often, or its budget is used up.
             ServerError: Not one of the games could be played, or the engine is dead (ServerGoneError).
         """
         self._check_room(sampling.max_tokens)
+        self.model.partners.check(seat for task in tasks for seat in task.seats or ())
         played = await self._play_all(tasks, sampling, own, prompts or PromptTokens())
+        _check_partners(tasks, played)
         games = [game for group in played for game in group]
         dropped = [game for game in games if isinstance(game, DroppedGame)]
         if len(dropped) == len(games):
@@ -163,19 +169,20 @@ class Scheduler:
             self.games_in_flight += 1
             try:
                 await self.model.turnstile.through()
-                for attempt in range(1, ATTEMPTS + 1):
-                    played = await self._attempt(table, game, attempt)
+                attempts = 1 if any(map(is_url, table.seats)) else ATTEMPTS
+                for attempt in range(1, attempts + 1):
+                    played = await self._attempt(table, game, f"{attempt} of {attempts}", attempt == attempts)
                     if isinstance(played, Episode):
                         self.games_played += 1
                         return played
-                    if attempt < ATTEMPTS:
+                    if attempt < attempts:
                         self.games_retried += 1
                 self.games_failed += 1
                 return played
             finally:
                 self.games_in_flight -= 1
 
-    async def _attempt(self, table: Table, game: int, attempt: int) -> Episode | DroppedGame:
+    async def _attempt(self, table: Table, game: int, attempt: str, is_last: bool) -> Episode | DroppedGame:
         task, where = table.task.task, f"{table.task.where}, game {game}"
         with self._engine_faults(where):
             try:
@@ -187,8 +194,8 @@ class Scheduler:
             except Exception as error:
                 if self.model.sampler.is_dead:
                     raise
-                reason, then = _reason(error), "it is played again" if attempt < ATTEMPTS else "it is dropped"
-                logger.warning("%s failed, attempt %d of %d (%s): %s", where, attempt, ATTEMPTS, then, reason)
+                reason, then = _reason(error), "it is dropped" if is_last else "it is played again"
+                logger.warning("%s failed, attempt %s (%s): %s", where, attempt, then, reason)
                 return DroppedGame(suite=task.split, seed=task.seed, game=game, reason=reason)
 
     @contextlib.contextmanager
@@ -213,6 +220,19 @@ class Scheduler:
         if self.model.sampler.is_dead:
             return ServerGoneError(f"the engine is dead; {where} ended with {reason}. A new server process is needed.")
         return ServerError(f"{where}: {reason}, though it is alive; the whole request was ended. Ask again.")
+
+
+def _check_partners(tasks: Sequence[RequestedTask], played: Sequence[Sequence[Episode | DroppedGame]]) -> None:
+    # The games that are left are no fair sample when most are missing: long games make more calls, and fail more often.
+    for word in dict.fromkeys(seat for task in tasks for seat in filter(is_url, task.seats or ())):
+        of_it = [group for task, group in zip(tasks, played, strict=True) if word in (task.seats or ())]
+        lost = [game for group in of_it for game in group if isinstance(game, DroppedGame)]
+        if 2 * len(lost) > sum(map(len, of_it)):
+            raise PartnerDownError(
+                f"{word}: {len(lost)} of {sum(map(len, of_it))} games with it were dropped, more than half, the first "
+                f"with: {lost[0].reason} Make sure that it answers (hanabi-grpo doctor --role server asks it), then "
+                "give the same command, in training with RESUME=latest."
+            )
 
 
 async def _report(table: Table, games: Sequence[asyncio.Task[Episode | DroppedGame]]) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hanabi_grpo.client.url_partners import UrlPartners
 from hanabi_grpo.envs.base import Observation, Setup, Task
 from hanabi_grpo.errors import NonFiniteError, ServerError, VersionError
 from hanabi_grpo.rollout.chat import ChatFormat, Conversation
@@ -13,7 +14,8 @@ from hanabi_grpo.rollout.messages import RequestedTask
 from hanabi_grpo.server.adapter_loader import HeldAdapter
 from hanabi_grpo.server.engine import Engine, Sample, SamplingConfig
 from hanabi_grpo.server.pacing import Turnstile
-from hanabi_grpo.settings.refs import is_scripted, seat_adapter
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.refs import is_scripted, is_url, seat_adapter
 from hanabi_grpo.types import Reply
 
 
@@ -28,6 +30,8 @@ class Model:
     vocab_size: int = 1 << 31
     """Rows of its token embedding."""
     turnstile: Turnstile = field(default_factory=Turnstile)
+    partners: UrlPartners = field(default_factory=lambda: UrlPartners(Settings()))
+    """Other models that may take a seat beside it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -147,8 +151,14 @@ class Tables:
         setup, seats = task.task.setup, task.seats
         for seat in seats:
             if (setup, seat) not in self.made:
-                self.made[setup, seat] = make_script(setup, seat) if is_scripted(seat) else self.served(seat)
-        return Table(task=task, players=[self.made[setup, seat] for seat in seats])
+                self.made[setup, seat] = self._player(setup, seat)
+        return Table(task=task, seats=seats, players=[self.made[setup, seat] for seat in seats])
+
+    def _player(self, setup: Setup[Any], seat: str) -> Player:
+        if is_url(seat):
+            limit, heat = self.sampling.max_tokens, self.sampling.temperature
+            return self.model.partners.player(seat, max_tokens=limit, temperature=heat)
+        return make_script(setup, seat) if is_scripted(seat) else self.served(seat)
 
     def served(self, seat: str) -> ServedPlayer:
         """Return the player that samples in a seat."""

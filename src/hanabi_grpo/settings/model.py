@@ -93,6 +93,23 @@ class Settings(BaseModel):
     engine_restarts: int = server(
         "HANABI_ENGINE_RESTARTS", "Restarts after deaths without ten healthy minutes in between; 0: it exits.", 3, ge=0
     )
+    partner_urls: values.PartnerUrls = server(
+        "HANABI_PARTNER_URLS",
+        "Models behind OpenAI-compatible URLs that may take a seat, as url:NAME, a comma list (docs/evaluation.md).",
+        (),
+        allowed=values.PARTNER_URLS_ALLOWED,
+    )
+    partner_key: values.HeaderSafe | None = server(
+        "HANABI_PARTNER_KEY", "Key that these URLs are sent; all the same.", allowed="printable ASCII without spaces"
+    )
+    partner_timeout: float = server("HANABI_PARTNER_TIMEOUT", "Seconds for one call of such a URL.", 60.0, gt=0)
+    partner_tokens: int = server(
+        "HANABI_PARTNER_TOKENS",
+        "Tokens that these URLs may count, prompts and replies, until this server is started anew; 0: no limit.",
+        0,
+        ge=0,
+    )
+    partner_requests: int = server("HANABI_PARTNER_REQUESTS", "Calls of these URLs at the same time.", 8, ge=1)
 
     # game, beside what the environment adds
     thinking: bool = game("HANABI_THINKING", "Let the model think before it moves.", False, both=True)
@@ -216,7 +233,8 @@ class Settings(BaseModel):
         "HANABI_PARTNERS",
         "Who takes a player's seat in some deals, without being trained, a comma list; unset: self-play alone.",
         (),
-        allowed="scripts (iggi), base, earlier (this run's kept checkpoints), folders with a slash (a run, RUN@best, "
+        allowed="scripts (iggi), base, earlier (this run's kept checkpoints), url:NAME (of the server's "
+        "HANABI_PARTNER_URLS), folders with a slash (a run, RUN@best, "
         "its checkpoint-N), wandb: or hf: words; :player_0 behind those chooses an adapter, player_1= before a seat",
     )
     partner_share: float = trainer("HANABI_PARTNER_SHARE", "Share of the deals that have a partner.", 0.5, gt=0, le=1)

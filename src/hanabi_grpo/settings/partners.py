@@ -1,8 +1,8 @@
 """Partners in training: who may take a seat, in which deals, and which seats a run trains.
 
-A deal is self-play, or exactly one of its seats is a partner's: a script's, the base model's or a frozen adapter's. All
-games of a deal have the same seats, so that a player's baseline compares games against the same partner. Everything
-here is a function of its arguments; nothing is read or sent.
+A deal is self-play, or exactly one of its seats is a partner's: a script's, the base model's, a frozen adapter's or
+a URL's. All games of a deal have the same seats, so that a player's baseline compares games against the same partner.
+Everything here is a function of its arguments; nothing is read or sent.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings.game import HANABI
 from hanabi_grpo.settings.model import Settings
-from hanabi_grpo.settings.refs import CheckpointRef, Place, Ref, Role, parse_ref, split_player
+from hanabi_grpo.settings.refs import CheckpointRef, Place, Ref, Role, UrlRef, parse_ref, split_player
 from hanabi_grpo.types import SHARED_ADAPTER, adapter_of, player_name, player_names
 
 MAX_LENT = 16
@@ -174,7 +174,7 @@ def _parse(entry: str, num_players: int, scripts: Collection[str]) -> Partner:
     if player is not None and player not in names:
         raise SettingsError(f"HANABI_PARTNERS: {entry!r}: {player} is not at the table; allowed: {', '.join(names)}.")
     ref = parse_ref(word, where="HANABI_PARTNERS", roles=(Role.BASE, Role.EARLIER), scripts=scripts)
-    name = ref.metric_name[1] if isinstance(ref, CheckpointRef) else word
+    name = ref.metric_name[1] if isinstance(ref, CheckpointRef) else ref.name if isinstance(ref, UrlRef) else word
     return Partner(word=word, ref=ref, name=name, seat=None if player is None else names.index(player))
 
 

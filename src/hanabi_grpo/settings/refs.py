@@ -6,6 +6,7 @@
 | `base` | `Role.BASE` | the served model without an adapter |
 | `served` | `Role.SERVED` | the server's newest adapter of the seat |
 | `earlier` | `Role.EARLIER` | an earlier version of the run itself; only HANABI_PARTNERS |
+| `url:big` | `UrlRef` | the model of that name in the server's HANABI_PARTNER_URLS |
 | `human` | `Role.HUMAN` | whoever sits at the terminal; only `hanabi-grpo play` |
 | `player_0@7` | `AdapterRef` | that adapter of the server at that version, in whatever seat |
 | `player_0`, `player_0@latest` | `AdapterRef` | the same at its newest version |
@@ -16,8 +17,8 @@
 | `hf:org/repo`, `hf:org/repo@revision` | `CheckpointRef` | a repository that `hanabi-grpo export` made |
 
 A reference is parsed where it is typed and carried as a value; `str` gives the text again. On the wire and in records a
-seat stays text: a script, `base`, an adapter at a version, or one that was lent, whose name is a digest of it, e.g.
-`frozen_0123456789abcdef@50`. What a place holds is found by `tracking.checkpoints`.
+seat stays text: a script, `base`, `url:big`, an adapter at a version, or one that was lent, whose name is a digest of
+it, e.g. `frozen_0123456789abcdef@50`. What a place holds is found by `tracking.checkpoints`.
 """
 
 import difflib
@@ -47,6 +48,7 @@ _CHOSEN = re.compile(rf"(.+):({_PLAYER})", re.ASCII)
 _WANDB = re.compile(rf"wandb:(?:(?P<entity>{_PART})/)?(?P<project>{_PART})/(?P<name>{_PART})(?::(?P<alias>{_PART}))?")
 _HUB = re.compile(r"hf:([A-Za-z0-9][\w.-]{0,95})/([A-Za-z0-9][\w.-]{0,95})(?:@([\w./-]{1,200}))?", re.ASCII)
 _SCRIPT = re.compile(r"[a-z][a-z0-9.-]{0,63}", re.ASCII)
+_URL = re.compile(r"url:([a-z][a-z0-9_-]{0,31})", re.ASCII)
 _VERSION = re.compile(r"v(0|[1-9][0-9]{0,8})", re.ASCII)
 _NOT_IN_A_NAME = re.compile(r"[^\w.-]+")
 
@@ -68,6 +70,16 @@ class ScriptRef:
 
     def __str__(self) -> str:
         return self.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UrlRef:
+    """A model behind a URL, by the name that the server has for it."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"url:{self.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +189,7 @@ class CheckpointRef:
         return parent, _NOT_IN_A_NAME.sub(".", own) + (f".{self.adapter}" if self.adapter else "")
 
 
-Ref = ScriptRef | Role | AdapterRef | CheckpointRef
+Ref = ScriptRef | Role | AdapterRef | CheckpointRef | UrlRef
 
 
 def parse_ref(text: str, *, where: str, roles: Sequence[Role], scripts: Collection[str], adapters: bool = False) -> Ref:
@@ -197,6 +209,8 @@ def parse_ref(text: str, *, where: str, roles: Sequence[Role], scripts: Collecti
         return ScriptRef(name=text)
     if text in roles:
         return Role(text)
+    if url := _URL.fullmatch(text):
+        return UrlRef(name=url[1])
     match = _ADAPTER.fullmatch(text) if adapters else None
     if match and match[1] in _OWN_ADAPTERS:
         return AdapterRef(adapter=match[1], version=None if match[2] in (None, LATEST) else int(match[2]))
@@ -208,9 +222,9 @@ def parse_ref(text: str, *, where: str, roles: Sequence[Role], scripts: Collecti
     nearest = f" Did you mean {str(close[0])!r}?" if close else ""
     served = ", an adapter of the server (player_0@latest)" if adapters else ""
     raise SettingsError(
-        f"{where}: {text[:_SHOWN]!r} is unknown; allowed are {', '.join(known)}{served}, or a checkpoint: a folder "
-        "with a slash in it (./checkpoint-50), wandb:team/project/name:alias or hf:org/repo, perhaps with :player_1 "
-        f"behind it.{nearest}"
+        f"{where}: {text[:_SHOWN]!r} is unknown; allowed are {', '.join(known)}{served}, url:NAME, or a checkpoint: a "
+        "folder with a slash in it (./checkpoint-50), wandb:team/project/name:alias or hf:org/repo, perhaps with "
+        f":player_1 behind it.{nearest}"
     )
 
 
@@ -263,11 +277,24 @@ def is_frozen(seat: str) -> bool:
     return seat.startswith(FROZEN_PREFIX) and seat_adapter(seat) is not None
 
 
+def is_url(seat: str) -> bool:
+    """Tell whether a model behind a URL sits there."""
+    return _URL.fullmatch(seat) is not None
+
+
+def unknown_url(word: str, known: Collection[str], where: str = "") -> SettingsError:
+    """Return the error for a URL that the server does not know."""
+    return SettingsError(
+        f"{where}{word}: the rollout server knows {', '.join(known) or 'no URL'}; start it with "
+        f"HANABI_PARTNER_URLS={word.removeprefix('url:')}=http://…/v1#MODEL."
+    )
+
+
 def check_seat(seat: object) -> str:
     """Return a seat on the wire as it is; SettingsError where it is none."""
-    if isinstance(seat, str) and (seat == BASE or is_scripted(seat) or seat_adapter(seat)):
+    if isinstance(seat, str) and (seat == BASE or is_scripted(seat) or is_url(seat) or seat_adapter(seat)):
         return seat
     raise SettingsError(
-        f"seat {str(seat)[:_SHOWN]!r}: allowed are adapter@version (player_0@7), {BASE}, or the name of a script of "
-        "the environment, in small letters."
+        f"seat {str(seat)[:_SHOWN]!r}: allowed are adapter@version (player_0@7), {BASE}, url:NAME, or the name of a "
+        "script of the environment, in small letters."
     )

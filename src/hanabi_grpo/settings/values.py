@@ -6,7 +6,8 @@ W&B's rules are those of its `wandb/sdk/artifacts/_validators.py`.
 import re
 from collections.abc import Callable
 from ipaddress import ip_address
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, SecretStr
 
@@ -23,9 +24,24 @@ SERVERS_ALLOWED = (
 )
 PROJECT_ALLOWED = "1 to 128 characters, none of / \\ # ? % :, and not dots alone"
 ARTIFACT_ALLOWED = "1 to 128 letters, digits, dots, dashes and underscores"
+PARTNER_URLS_ALLOWED = (
+    "a comma list of NAME=URL#MODEL, e.g. big=http://localhost:8001/v1#Qwen/Qwen3-8B: each NAME once, of small "
+    "letters, digits, - and _; an http or https URL without user, password or ?; the MODEL as that server calls it"
+)
 ALIASES_ALLOWED = "a comma list of words without / and :, none of them a version such as v3, which W&B gives itself"
 _LARGEST_PORT = 65535
 _ADDRESS = re.compile(r"(\[[^]]+\]|[^:\[\]]+)(?::([0-9]{1,6}))?", re.ASCII)
+
+_PARTNER_URL = re.compile(r"([a-z][a-z0-9_-]{0,31})=(https?://[^\s,?#@]+)#([^\s,]{1,200})", re.ASCII)
+
+
+class PartnerUrl(NamedTuple):
+    """One model of HANABI_PARTNER_URLS."""
+
+    name: str
+    base: str
+    """E.g. "http://localhost:8001/v1"; "/chat/completions" comes behind it."""
+    model: str
 
 
 def where(is_right: Callable[[Any], object]) -> AfterValidator:
@@ -54,6 +70,14 @@ def split_address(word: str) -> tuple[str, int | None]:
     return match[1].strip("[]"), int(match[2]) if match[2] else None
 
 
+def split_partner_url(word: str) -> PartnerUrl:
+    """Return the parts of one entry of HANABI_PARTNER_URLS; ValueError: it is none."""
+    match = _PARTNER_URL.fullmatch(word)
+    if match is None or not urlsplit(match[2]).hostname or urlsplit(match[2]).port == 0:
+        raise ValueError(f"{word!r}: give NAME=URL#MODEL")
+    return PartnerUrl(match[1], match[2].rstrip("/"), match[3])
+
+
 def is_loopback(host: str) -> bool:
     """Tell whether a host name is this machine by its loopback address."""
     try:
@@ -77,6 +101,11 @@ def _is_alias(name: str) -> bool:
 
 
 Servers = Annotated[str, where(lambda text: [split_address(word) for word in text.split(",")])]
+PartnerUrls = Annotated[
+    tuple[str, ...],
+    BeforeValidator(split_list),
+    where(lambda words: len({split_partner_url(word).name for word in words}) == len(words)),
+]
 HeaderSafe = Annotated[SecretStr, where(_travels_in_a_header)]
 ProjectName = Annotated[str, where(_is_project)]
 ArtifactName = Annotated[str, where(lambda name: re.fullmatch(r"(?!\.+$)[A-Za-z0-9._-]{1,128}", name))]

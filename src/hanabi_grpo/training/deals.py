@@ -8,7 +8,7 @@ from torch.utils.data import Dataset
 
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.rollout.datasets import deals
-from hanabi_grpo.settings.refs import is_scripted, seat_adapter
+from hanabi_grpo.settings.refs import is_scripted, is_url, seat_adapter
 from hanabi_grpo.types import Episode, Turn, player_name
 
 
@@ -49,8 +49,8 @@ def check_stamps(group: Sequence[Episode], seats: Sequence[str], instance_id: st
             if turn.version != required or episode.instance_id != instance_id:
                 got = f"{who}: a turn is stamped {_version(turn.version)} of instance {episode.instance_id}"
                 raise _foreign(got, f"{_version(required)} of instance {instance_id}")
-            if is_scripted(seat) and (turn.prompt_ids or turn.reply_ids):
-                raise _foreign(f"{who}: a turn with tokens", f"the script {seat}")
+            if (is_scripted(seat) or is_url(seat)) and (turn.prompt_ids or turn.reply_ids):
+                raise _foreign(f"{who}: a turn with tokens", f"{seat}, whose turns have none")
 
 
 def _version(version: int | None) -> str:

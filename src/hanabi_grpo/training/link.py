@@ -104,7 +104,7 @@ class ServerLink(SwiftClient):
         self._heartbeat = Heartbeat.from_client(self.client)
         self._heartbeat.start()
         try:
-            self.partners.load(self.server_facts, self.instance_id)
+            self.partners.load(self.server_facts, self.instance_id, self.identity.get("partners"))
         except HanabiGrpoError:
             self.disconnect()
             raise

@@ -20,7 +20,7 @@ from hanabi_grpo.settings.partners import (
     draw,
     read_pool,
 )
-from hanabi_grpo.settings.refs import NOT_HELD, Place
+from hanabi_grpo.settings.refs import NOT_HELD, Place, UrlRef, unknown_url
 from hanabi_grpo.tracking.used_checkpoints import read_used
 from hanabi_grpo.types import SHARED_ADAPTER, player_name
 
@@ -46,12 +46,13 @@ class PartnerSeats:
         self._instance_id = ""
         self._damaged: set[Path] = set()
 
-    def load(self, facts: Mapping[str, Any], instance_id: str) -> None:
+    def load(self, facts: Mapping[str, Any], instance_id: str, urls: Mapping[str, str] | None = None) -> None:
         """Read every checkpoint that the pool names and lend it once, so that one that does not fit stops the start.
 
         Raises:
-            SettingsError: A checkpoint that is missing or damaged, has no adapter for a seat, or was trained on another
-                base model, tokenizer or chat format than the server's (`facts`).
+            SettingsError: A URL that the server does not know (it knows `urls`), or a checkpoint that is missing or
+                damaged, has no adapter for a seat, or was trained on another base model, tokenizer or chat format than
+                the server's (`facts`).
             ServerError: The server refuses an adapter.
         """
         if not self.pool:
@@ -59,6 +60,11 @@ class PartnerSeats:
         self._instance_id = instance_id
         logger.info("%s", describe_pool(self.pool, self._settings.partner_share))
         for partner in self.pool:
+            if isinstance(partner.ref, UrlRef):
+                if partner.word not in (known := urls or {}):
+                    raise unknown_url(partner.word, known, "HANABI_PARTNERS=")
+                # The name is the server's, and may mean another model after a resume.
+                logger.info("partner %s: %s", partner.word, known[partner.word])
             if partner.place is None:
                 continue
             if partner.place not in self._saved:

@@ -54,6 +54,7 @@ PROBES = (
     Probe("vocabulary", games.vocabulary_checks),
     Probe("memory", model.memory_checks),
     Probe("run folder", runs.run_folder_checks, ("trainer",)),
+    Probe("partner urls", server.partner_url_checks),
     Probe("shared memory", machine.shared_memory_checks),
     Probe("disk", machine.disk_checks, ("trainer",)),
     Probe("port", server.port_checks, ("server",)),

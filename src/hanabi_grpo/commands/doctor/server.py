@@ -1,5 +1,6 @@
 """Ports and rollout servers: may one listen, does one answer, whose is it. No session is opened on any."""
 
+import asyncio
 import errno
 import socket
 from collections.abc import Iterator
@@ -9,11 +10,12 @@ from pydantic import ValidationError
 
 from hanabi_grpo.client.fleet import server_name
 from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.client.url_partners import UrlPartners
 from hanabi_grpo.client.waiting import NotReady
 from hanabi_grpo.commands.console import server_command
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.commands.doctor.context import LOCAL, Context, ask, is_ours
-from hanabi_grpo.errors import ServerError
+from hanabi_grpo.errors import PartnerError, ServerError
 from hanabi_grpo.runs.run_folder import is_run
 from hanabi_grpo.server.identity import ServerIdentity
 from hanabi_grpo.settings import Settings
@@ -97,3 +99,19 @@ def _fits(context: Context, one: Settings, start: str) -> Iterator[Check]:
     if there.max_model_len != one.max_model_len:
         finding = f"HANABI_MAX_MODEL_LEN is {there.max_model_len} there and {one.max_model_len} here"
         yield warn("server length", finding, f"export HANABI_MAX_MODEL_LEN={there.max_model_len}")
+
+
+def partner_url_checks(context: Context) -> Iterator[Check]:
+    """Ask each of HANABI_PARTNER_URLS which models it has, which costs no tokens."""
+    partners = UrlPartners(context.settings)
+    for word, one in partners.by_word.items():
+        try:
+            names = asyncio.run(partners.look(word))
+        except PartnerError as error:
+            yield fail("partner urls", f"{word}: {error}", f"curl {one.base}/models")
+            continue
+        if one.model in names:
+            yield ok("partner urls", f"{word}: {one.base} has {one.model}")
+        else:
+            finding = f"{word}: {one.base} lists {', '.join(names[:10]) or 'nothing'}, and not {one.model}"
+            yield warn("partner urls", finding, f"export HANABI_PARTNER_URLS={one.name}={one.base}#MODEL")
