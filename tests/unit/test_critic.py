@@ -10,10 +10,11 @@ from hanabi_grpo.envs import registry
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.advantages import choose_estimator, lambda_advantages, own_turns
 from hanabi_grpo.training.batching import collate, cut_rows
-from hanabi_grpo.training.critic import Critic, Critics, asked_rows, message_means
+from hanabi_grpo.training.critic import Critic, Critics
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.model.forward import reply_features
 from hanabi_grpo.training.model.shared_prefixes import share_prefixes
+from hanabi_grpo.training.valuing import asked_rows, span_means
 from hanabi_grpo.types import Episode
 from made_games import made_episode, made_turn
 from small_models import small_model
@@ -190,10 +191,10 @@ def test_the_other_half_of_what_a_critic_sees_is_the_mean_of_each_message() -> N
     embeddings = torch.nn.Embedding(10, 4)
     rows = asked_rows([[made_episode(*turns), made_episode(made_turn(0, 9, prompt_ids=(3,)))]], 0, ("a", "b"))
     ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(row.ids) for row in rows], batch_first=True)
-    found = message_means(embeddings, ids, [row.messages for row in rows])
+    found = span_means(embeddings, ids, [row.messages for row in rows])
     expected = [embeddings.weight[list(message)].mean(0) for message in [(1, 2), (4, 5, 6), (3,)]]
     torch.testing.assert_close(found, torch.stack(expected).detach())
-    assert message_means(embeddings, ids, [[], []]).shape == (0, 4)
+    assert span_means(embeddings, ids, [[], []]).shape == (0, 4)
 
 
 def test_a_critic_knows_nothing_at_first() -> None:

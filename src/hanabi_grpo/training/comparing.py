@@ -10,15 +10,18 @@ Values = list[list[float]]
 
 
 def over_games(
-    episodes: Sequence[Episode], player: int, compare: Callable[[Sequence[float]], Sequence[float]]
+    episodes: Sequence[Episode],
+    player: int,
+    compare: Callable[[Sequence[float]], Sequence[float]],
+    worth: Callable[[Episode, int], float] = Episode.reward,
 ) -> Values:
-    """Return for every turn of a game what `compare` makes of that game's return beside those of the others.
+    """Return for every turn of a game what `compare` makes of that game's `worth` beside those of the others.
 
     Only games in which the player had a turn are compared.
     """
     turns = [len(episode.trajectory(player)) for episode in episodes]
     playing = [episode for episode, count in zip(episodes, turns, strict=True) if count]
-    values = iter(compare([one.reward(player) for one in playing]))
+    values = iter(compare([worth(one, player) for one in playing]))
     return [[next(values)] * count if count else [] for count in turns]
 
 
