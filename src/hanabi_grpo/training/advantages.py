@@ -20,14 +20,13 @@ player's undiscounted return of game i. Games in which it had no turn enter no m
 `ippo` and `mappo` alone know what a turn's state is worth. Their critics (`critic`) cost a forward pass over a step's
 prompts, and are a bias while they are wrong and λ < 1. Games of few turns, with a group of many games, do without; in a
 game of seventy turns the return of each holds the noise of all others. What the heads of `vdn` and `qmix` (`credit`)
-have wrong is a bias always. `mappo`, `vdn` and `qmix` are experimental: no training with them has been published here.
+have wrong is a bias always. `mappo`, `vdn` and `qmix` are experimental: no training with them has run.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
 from math import hypot
 from typing import Literal
 
@@ -37,10 +36,12 @@ from hanabi_grpo.training.comparing import (
     centred,
     deviation,
     divisor,
+    lambda_advantages,
     mean,
     mean_of_others,
     over_games,
     over_turns,
+    own_turns,
     returns_to_go,
 )
 from hanabi_grpo.types import REPLY_PARTS, Episode, Turn, player_name
@@ -230,34 +231,6 @@ def states_of(episode: Episode, player: int, known: dict[tuple[int, object], int
 
 Chain = Callable[[Episode, int], Mapping[int, float]]
 """(episode, player) -> values of states by the number of the turn that was made in each."""
-
-
-def lambda_advantages(episode: Episode, player: int, chain: Mapping[int, float], decay: float) -> dict[int, float]:
-    """Return A_k = Σ_j λ^j δ_{k+j} at the turns of a chain, with δ_k = r_k + V(s_{k+1}) − V(s_k).
-
-    r_k is what the player receives from turn k on and before the next turn of the chain; behind the last one nothing is
-    expected. Turns of one step have one state, whose value is the player's own where it has one.
-
-    Source: generalised advantage estimation (arXiv 1506.02438), equation 16 with γ = 1.
-    """
-    found: dict[int, float] = {}
-    reward = value_after = advantage = 0.0
-    for _, group in groupby(reversed([*enumerate(episode.turns)]), key=lambda one: one[1].step):
-        turns = list(group)
-        reward += sum(turn.reward(player) for _, turn in turns)
-        asked = [number for number, _ in turns if number in chain]
-        if asked:
-            own = [number for number in asked if episode.turns[number].player == player]
-            value = mean([chain[number] for number in own or asked])
-            advantage = reward + value_after - value + decay * advantage
-            value_after, reward = value, 0.0
-            found |= dict.fromkeys(asked, advantage)
-    return found
-
-
-def own_turns(episode: Episode, player: int) -> dict[int, float]:
-    """Return the chain of who has no critic: 0 at the player's own turns."""
-    return {number: 0.0 for number, turn in enumerate(episode.turns) if turn.player == player}
 
 
 def above_critic(episodes: Sequence[Episode], player: int, scaled: bool, *, chain: Chain, decay: float) -> Values:

@@ -137,7 +137,7 @@ class Credits(Learners):
             messages = features[[*first.values()], self._width : 2 * self._width]
             sums, counts = sums.index_add(0, cells, messages), counts.index_add(0, cells, torch.ones(len(first)))
         means = sums / counts.clamp(min=1)[:, None]
-        return means.view(len(sizes), -1)[group_of]
+        return means.view(len(sizes), self._seats * self._width)[group_of]
 
     def learn(self) -> dict[str, float]:
         """Learn from the games that were looked at, and say what each player's part in them was; returns metrics."""

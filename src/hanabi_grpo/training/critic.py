@@ -25,7 +25,8 @@ import torch
 
 from hanabi_grpo.envs.base import EnvSpec
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.training.advantages import Estimator, choose_estimator, lambda_advantages
+from hanabi_grpo.training.advantages import Estimator, choose_estimator
+from hanabi_grpo.training.comparing import lambda_advantages
 from hanabi_grpo.training.model.heads import Learner, Learners, Place, Seen, by_place, explained, value_head
 from hanabi_grpo.types import Episode, adapter_of
 
