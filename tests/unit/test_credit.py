@@ -141,7 +141,9 @@ def test_a_head_sees_the_states_of_all_tokens_of_a_reply_the_last_one_included(s
     rows = asked_rows([games], 0, ("a", "b"), replies=True)
     [share] = cut_rows(rows, tokens=1000, parts=1, rank=0, world_size=1, shared=shared)
     batch = collate(share, "player_0", 1, 0, torch.device("cpu"), shared)
-    found = turn_features(model, model, batch, share)
+    found = turn_features(model, model, batch, share, replies=True)
+    none = collate([], "player_0", 1, 0, torch.device("cpu"), shared)
+    assert turn_features(model, model, none, [], replies=True).shape == (0, 3 * 16)
     places = [place for row in share for place in row.places]
     assert sorted(places) == [(0, 0), (0, 1), (1, 0), (1, 1)]
     embedded = model.get_input_embeddings().weight
@@ -197,7 +199,8 @@ def test_what_one_player_pays_moves_no_adapter_of_another_but_what_the_team_is_p
         for seat, player in enumerate(NAMES):
             adapters.use_adapter(model, player)
             rows = asked_rows([games], seat, ("a", "b"), replies=name in MIXERS)
-            features = turn_features(model, model, collate(rows, player, 1, 0, torch.device("cpu")), rows)
+            batch = collate(rows, player, 1, 0, torch.device("cpu"))
+            features = turn_features(model, model, batch, rows, replies=name in MIXERS)
             seen.append((player, [place for row in rows for place in row.places], features))
         judge.look([games], seen)
         judge.learn()

@@ -94,11 +94,12 @@ def span_means(embeddings: torch.nn.Module, ids: torch.Tensor, spans: Sequence[S
 
 
 def turn_features(
-    model: torch.nn.Module, unwrapped: Any, batch: Mapping[str, Any], share: Sequence[AskedRow]
+    model: torch.nn.Module, unwrapped: Any, batch: Mapping[str, Any], share: Sequence[AskedRow], *, replies: bool
 ) -> torch.Tensor:
     """Return [turns, parts · width] features of a micro-batch's turns, on the CPU, row by row.
 
-    `model` is what is called, `unwrapped` the model itself, with the player's adapter in use.
+    `model` is what is called, `unwrapped` the model itself, with the player's adapter in use. A share without turns
+    calls them as any other, so that no rank waits for another.
     """
     ids, data = batch["model_inputs"]["input_ids"], batch["grpo_batch"]
     hidden = reply_features(model, unwrapped, ids, data.completion_mask, data.tree)
@@ -107,7 +108,7 @@ def turn_features(
         hidden = torch.stack([one.mean(0) for one in hidden.split(lengths)])
     embeddings = unwrapped.get_input_embeddings()
     parts = [hidden, span_means(embeddings, ids, [row.messages for row in share])]
-    if lengths:
+    if replies:
         parts.append(span_means(embeddings, ids, [row.replies for row in share]))
     return torch.cat([nn.functional.layer_norm(part, part.shape[-1:]) for part in parts], 1).cpu()
 
@@ -142,10 +143,11 @@ class Valuing(GRPOTrainer):
             return {}
         start, model = time.perf_counter(), self.accelerator.unwrap_model(self.model)
         seen = []
+        replies = isinstance(self.critics, Credits)
         for seat, player in enumerate(players):
             adapters.use_adapter(model, adapter_of(player, self.adapter_names))
             shares = cut_rows(
-                asked_rows(groups, seat, own, replies=isinstance(self.critics, Credits)),
+                asked_rows(groups, seat, own, replies=replies),
                 tokens=self.plan.tokens_per_micro_batch,
                 parts=self.plan.micro_batches_per_player,
                 rank=self.accelerator.process_index,
@@ -154,7 +156,7 @@ class Valuing(GRPOTrainer):
             )
             for share in shares:
                 batch = collate(share, player, 1, self.processing_class.pad_token_id, model.device, self.shared)
-                features = turn_features(self.model, model, batch, share)
+                features = turn_features(self.model, model, batch, share, replies=replies)
                 seen.append((player, [place for row in share for place in row.places], features))
         before = self.critics.state()
         self.critics.look(groups, gather_object(seen))
