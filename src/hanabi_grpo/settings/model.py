@@ -241,7 +241,10 @@ class Settings(BaseModel):
         "HANABI_GAE_LAMBDA", "What each turn further ahead weighs, with ippo and mappo.", 0.95, ge=0, le=1
     )
     critic_learning_rate: float = trainer(
-        "HANABI_CRITIC_LEARNING_RATE", "Learning rate of what ippo, mappo, vdn and qmix learn beside.", 3e-3, gt=0
+        "HANABI_CRITIC_LEARNING_RATE",
+        "Learning rate of the critics of ippo and mappo, and of vdn and qmix.",
+        3e-3,
+        gt=0,
     )
     resample_flat: int = trainer(
         "HANABI_RESAMPLE_FLAT",
