@@ -59,6 +59,9 @@ class MonotoneMixer(nn.Module):
         self.first_bias = nn.Linear(num_features, MIXER_WIDTH)
         self.last = nn.Linear(num_features, MIXER_WIDTH)
         self.last_bias = nn.Sequential(nn.Linear(num_features, MIXER_WIDTH), nn.ReLU(), nn.Linear(MIXER_WIDTH, 1))
+        # A deal is worth what all are until there is something to say of it.
+        for one in (*self.first_bias.parameters(), *self.last_bias[-1].parameters()):
+            nn.init.zeros_(one)
 
     def forward(self, parts: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         """Return [games] of [games, seats] parts and [games, size] states."""
