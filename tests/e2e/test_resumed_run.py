@@ -31,6 +31,8 @@ STAGES = {
 }
 # Each process has a copy of the critics.
 STAGES["critics"] = {**STAGES["zero2"], "HANABI_ADVANTAGE": "ippo"}
+STAGES["mappo"] = {**STAGES["zero2"], "HANABI_ADVANTAGE": "mappo"}
+STAGES["qmix"] = {"HANABI_ADVANTAGE": "qmix"}
 
 
 def write_settings(folder: Path, model: Path, **variables: str) -> Path:
@@ -77,7 +79,7 @@ def resume_at(folder: Path, step: int) -> None:
 
 
 def everything(checkpoint: Path, player: str) -> dict[str, torch.Tensor]:
-    """Return a player's weights, moments and counters; and its critic's, where it has one."""
+    """Return a player's weights, moments and counters; of critics its own, and those that are nobody's own."""
     moments = load_file(checkpoint / "trainer/optimizer.safetensors")
     own = {key: value for key, value in moments.items() if f".{player}." in key}
     assert any(key.endswith("|exp_avg") for key in own), sorted(own)[:4]
@@ -85,7 +87,8 @@ def everything(checkpoint: Path, player: str) -> dict[str, torch.Tensor]:
     counts = {key: torch.tensor(groups[player][key], dtype=torch.float64) for key in ("updates", "lr")}
     critics = checkpoint / "trainer/critics.safetensors"
     if critics.exists():
-        own |= {key: value for key, value in load_file(critics).items() if key.startswith(f"{player}|")}
+        others = tuple(f"{one}|" for one in PLAYERS if one != player)
+        own |= {key: value for key, value in load_file(critics).items() if not key.startswith(others)}
     return {**load_file(checkpoint / player / "adapter_model.safetensors"), **own, **counts}
 
 
@@ -99,7 +102,7 @@ def _repository_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])
 
 
-@pytest.mark.parametrize("stage", ["torch", "zero1", "critics"])
+@pytest.mark.parametrize("stage", ["torch", "zero1", "critics", "mappo", "qmix"])
 def test_resumed_steps_are_bit_equal_to_uninterrupted_ones(
     stage: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +131,7 @@ def test_resumed_steps_are_bit_equal_to_uninterrupted_ones(
             one, other = (everything(folder / f"checkpoint-{step}", player) for folder in (whole, cut))
             assert differing(one, other) == [], f"step {step}, {player}"
             assert one["updates"] == step
+            assert any("|head." in key for key in one) == ("HANABI_ADVANTAGE" in variables)
 
 
 @pytest.mark.parametrize("stage", ["torch", "critics"])

@@ -7,13 +7,16 @@ import pytest
 import torch
 
 from hanabi_grpo.envs import registry
+from hanabi_grpo.envs.base import EnvSpec
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.training.advantages import choose_estimator, lambda_advantages, own_turns
+from hanabi_grpo.training.advantages import choose_estimator
 from hanabi_grpo.training.batching import collate, cut_rows
-from hanabi_grpo.training.critic import Critic, Critics, asked_rows, message_means
+from hanabi_grpo.training.comparing import lambda_advantages, own_turns
+from hanabi_grpo.training.critic import Critic, Critics, joint_features
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.model.forward import reply_features
 from hanabi_grpo.training.model.shared_prefixes import share_prefixes
+from hanabi_grpo.training.valuing import asked_rows, span_means
 from hanabi_grpo.types import Episode
 from made_games import made_episode, made_turn
 from small_models import small_model
@@ -66,8 +69,8 @@ def test_without_a_critic_and_decay_it_is_what_comes_from_a_turn_on() -> None:
         assert choose_estimator("ippo", "none")(games, player) == [pytest.approx(game) for game in plain]
 
 
-def _critics(adapter_names: tuple[str, ...] = NAMES) -> Critics:
-    return Critics(Settings(), adapter_names, {TEAM.hash: TEAM, RIVALS.hash: RIVALS}, WIDTH)
+def _critics(advantage: str = "ippo", width: int = WIDTH, specs: tuple[EnvSpec, ...] = (TEAM, RIVALS)) -> Critics:
+    return Critics(Settings(advantage=advantage), NAMES, {one.hash: one for one in specs}, width)
 
 
 def _seen(games: list[Episode]) -> list[tuple[str, list[tuple[int, int]], torch.Tensor]]:
@@ -116,8 +119,9 @@ def test_a_team_shares_one_chain_and_rivals_have_one_each() -> None:
     assert [*critics.chain(rivals, 0)], [*critics.chain(rivals, 1)] == ([0, 2], [1, 3])
 
 
-def test_a_restored_critic_goes_on_bit_by_bit() -> None:
-    games, critics, other = _worth_their_length(30), _critics(), _critics()
+@pytest.mark.parametrize(("advantage", "name"), [("ippo", "player_0"), ("mappo", "team")])
+def test_a_restored_critic_goes_on_bit_by_bit(advantage: str, name: str) -> None:
+    games, critics, other = _worth_their_length(30), _critics(advantage), _critics(advantage)
     critics.look([games], _seen(games))
     critics.learn()
     kept = critics.state()
@@ -125,8 +129,8 @@ def test_a_restored_critic_goes_on_bit_by_bit() -> None:
         one.restore(kept)
         one.look([games], _seen(games))
         one.learn()
-    assert all(torch.equal(critics.state()[name], value) for name, value in other.state().items())
-    assert not torch.equal(kept["player_0|head.0.weight"], critics.state()["player_0|head.0.weight"])
+    assert all(torch.equal(critics.state()[key], value) for key, value in other.state().items())
+    assert not torch.equal(kept[f"{name}|head.0.weight"], critics.state()[f"{name}|head.0.weight"])
 
 
 def test_what_the_players_of_one_run_have_learned_stays_apart() -> None:
@@ -190,10 +194,56 @@ def test_the_other_half_of_what_a_critic_sees_is_the_mean_of_each_message() -> N
     embeddings = torch.nn.Embedding(10, 4)
     rows = asked_rows([[made_episode(*turns), made_episode(made_turn(0, 9, prompt_ids=(3,)))]], 0, ("a", "b"))
     ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(row.ids) for row in rows], batch_first=True)
-    found = message_means(embeddings, ids, [row.messages for row in rows])
+    found = span_means(embeddings, ids, [row.messages for row in rows])
     expected = [embeddings.weight[list(message)].mean(0) for message in [(1, 2), (4, 5, 6), (3,)]]
     torch.testing.assert_close(found, torch.stack(expected).detach())
-    assert message_means(embeddings, ids, [[], []]).shape == (0, 4)
+    assert span_means(embeddings, ids, [[], []]).shape == (0, 4)
+
+
+def test_the_joint_state_is_every_seats_latest_prompt_with_the_one_who_is_asked_first() -> None:
+    # Seat 1 moves first; then both at once; seat 0 again, where a script sits; and seat 1.
+    seats = [(1, 0), (0, 1), (1, 1), (0, 2), (1, 3)]
+    game = made_episode(*(replace(made_turn(seat, 5, prompt_ids=(1,)), step=step) for seat, step in seats))
+    places = [(3, 0), (3, 1), (3, 2), (3, 4)]
+    found = joint_features([game] * 4, places, torch.tensor([[1.0], [2.0], [3.0], [5.0]]), num_seats=3)
+    # Own prompt, the other's, room for a third seat, and who is asked.
+    assert found.tolist() == [
+        [1.0, 0.0, 0.0, 0.0, 1.0, 0.0],
+        [2.0, 3.0, 0.0, 1.0, 0.0, 0.0],
+        [3.0, 2.0, 0.0, 0.0, 1.0, 0.0],
+        [5.0, 2.0, 0.0, 0.0, 1.0, 0.0],
+    ]
+
+
+def test_a_central_critic_knows_what_the_other_seat_sees_and_one_of_its_own_does_not() -> None:
+    drawn = random.Random(0)
+    bits = [(drawn.randrange(2), drawn.randrange(2)) for _ in range(200)]
+    games = []
+    for own, other in bits:
+        # Both are asked at once, and are paid alike for what only both together know.
+        turns = [made_turn(seat, 5, rewards={"score": float(own != other)}) for seat in range(2)]
+        games.append(made_episode(*turns, spec_hash=TEAM.hash))
+    shown = torch.nn.functional.one_hot(torch.tensor(bits), 2).float()
+    seen = [(name, [(at, seat) for at in range(200)], shown[:, seat]) for seat, name in enumerate(NAMES)]
+    for advantage, knows in (("mappo", True), ("ippo", False)):
+        critics = _critics(advantage, width=2)
+        for _ in range(60):
+            critics.look([games], seen)
+            explained = critics.learn()
+        assert explained.keys() == ({"team/value_explained"} if knows else {f"{one}/value_explained" for one in NAMES})
+        assert all(value > 0.95 if knows else value < 0.1 for value in explained.values()), explained
+
+
+def test_central_critics_are_one_for_a_team_and_one_for_each_seat_of_rivals() -> None:
+    names = [{key.partition("|")[0] for key in _critics("mappo", specs=one).state()} for one in ((TEAM,), (RIVALS,))]
+    assert names == [{"team"}, {"seat_0", "seat_1"}]
+    games = [replace(one, spec_hash=RIVALS.hash) for one in _worth_their_length(20)]
+    critics = _critics("mappo", specs=(RIVALS,))
+    critics.look([games], _seen(games))
+    assert critics.learn().keys() == {"seat_0/value_explained", "seat_1/value_explained"}
+    assert [*critics.chain(games[3], 1)] == [1, 3] and len(critics.estimator()(games, 1)) == 20
+    critics.look([], [])
+    assert critics.learn() == {}
 
 
 def test_a_critic_knows_nothing_at_first() -> None:

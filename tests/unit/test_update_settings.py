@@ -67,7 +67,8 @@ def test_what_contradicts_itself_is_refused_before_anything_starts() -> None:
 
 def test_every_estimator_can_be_chosen_and_those_within_groups_go_with_further_deals() -> None:
     assert [Settings(advantage=name).advantage for name in ESTIMATORS] == list(ESTIMATORS)
-    within = [name for name, one in ESTIMATORS.items() if one.pool == "group"]
+    # Of these two a group teaches something also where all earned the same.
+    within = [name for name, one in ESTIMATORS.items() if one.pool == "group" and name not in ("vdn", "qmix")]
     assert list(GROUP_ESTIMATORS) == within
     for name in within:
         batch_plan(Settings(advantage=name, resample_flat=15))

@@ -71,6 +71,12 @@ class EnvSpec:
             if not is_right:
                 raise SettingsError(f"EnvSpec of {self.env!r}: {name}={getattr(self, name)!r}: {rule}.")
 
+    @property
+    def span(self) -> float:
+        """How far apart two returns can be; 1 where all are the same."""
+        low, high = self.return_range
+        return high - low or 1.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:

@@ -165,11 +165,19 @@ def further_deal(rows: Sequence[dict[str, Any]], deal: int, number: int) -> dict
 
 
 def check_payoffs(settings: Settings, rows: Sequence[dict[str, Any]]) -> None:
-    """Refuse phases of best response, which look for a greater score, where one player's score is not the others'.
+    """Refuse what makes no sense of a game's payoff.
 
     Raises:
-        SettingsError: A game that is not a team's.
+        SettingsError: Phases of best response, which look for a greater score, in a game that is not a team's; shares
+            of the team's return in one whose returns add up to 0.
     """
+    if settings.advantage in ("vdn", "qmix"):
+        for one in played_setups(rows):
+            if one.spec.payoff == "zero_sum":
+                raise SettingsError(
+                    f"HANABI_ADVANTAGE={settings.advantage}: it shares out a team's return, and in {one.env} the "
+                    "players' returns add up to 0; take mappo, ippo, or an estimator without learned values."
+                )
     if settings.update == "best_response":
         for one in played_setups(rows):
             if one.spec.payoff != "team":

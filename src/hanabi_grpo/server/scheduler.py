@@ -169,7 +169,7 @@ class Scheduler:
             self.games_in_flight += 1
             try:
                 await self.model.turnstile.through()
-                attempts = 1 if any(map(is_url, table.seats)) else ATTEMPTS
+                attempts = 1 if any(map(is_url, table.task.seats)) else ATTEMPTS
                 for attempt in range(1, attempts + 1):
                     played = await self._attempt(table, game, f"{attempt} of {attempts}", attempt == attempts)
                     if isinstance(played, Episode):

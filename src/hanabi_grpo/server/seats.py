@@ -152,7 +152,7 @@ class Tables:
         for seat in seats:
             if (setup, seat) not in self.made:
                 self.made[setup, seat] = self._player(setup, seat)
-        return Table(task=task, seats=seats, players=[self.made[setup, seat] for seat in seats])
+        return Table(task=task, players=[self.made[setup, seat] for seat in seats])
 
     def _player(self, setup: Setup[Any], seat: str) -> Player:
         if is_url(seat):

@@ -238,18 +238,31 @@ class Settings(BaseModel):
         "its checkpoint-N), wandb: or hf: words; :player_0 behind those chooses an adapter, player_1= before a seat",
     )
     partner_share: float = trainer("HANABI_PARTNER_SHARE", "Share of the deals that have a partner.", 0.5, gt=0, le=1)
-    advantage: Literal["grpo", "turn", "rloo", "state_baseline", "return_to_go", "reinforce_pp", "baseline", "ippo"] = (
-        trainer("HANABI_ADVANTAGE", "How much better a turn was than others: the estimator.", "turn")
-    )
+    advantage: Literal[
+        "grpo",
+        "turn",
+        "rloo",
+        "state_baseline",
+        "return_to_go",
+        "reinforce_pp",
+        "baseline",
+        "ippo",
+        "mappo",
+        "vdn",
+        "qmix",
+    ] = trainer("HANABI_ADVANTAGE", "How much better a turn was than others: the estimator.", "turn")
     advantage_scale: Literal["std", "none"] | None = trainer(
         "HANABI_ADVANTAGE_SCALE",
         "Divide advantages by the deviation of what is compared; unset: as the estimator's source.",
     )
     gae_lambda: float = trainer(
-        "HANABI_GAE_LAMBDA", "What each turn further ahead weighs, with HANABI_ADVANTAGE=ippo.", 0.95, ge=0, le=1
+        "HANABI_GAE_LAMBDA", "What each turn further ahead weighs, with ippo and mappo.", 0.95, ge=0, le=1
     )
     critic_learning_rate: float = trainer(
-        "HANABI_CRITIC_LEARNING_RATE", "Learning rate of the critics of HANABI_ADVANTAGE=ippo.", 3e-3, gt=0
+        "HANABI_CRITIC_LEARNING_RATE",
+        "Learning rate of the critics of ippo and mappo, and of vdn and qmix.",
+        3e-3,
+        gt=0,
     )
     resample_flat: int = trainer(
         "HANABI_RESAMPLE_FLAT",

@@ -143,8 +143,8 @@ def check_updates(settings: Settings) -> None:
         )
     if settings.resample_flat and settings.advantage not in GROUP_ESTIMATORS:
         raise SettingsError(
-            f"HANABI_RESAMPLE_FLAT={settings.resample_flat} with HANABI_ADVANTAGE={settings.advantage}: it compares "
-            "games of different deals, so a flat group teaches too, and a mean without flat groups is biased; unset "
+            f"HANABI_RESAMPLE_FLAT={settings.resample_flat} with HANABI_ADVANTAGE={settings.advantage}: it learns "
+            "from games of different deals, so a flat group teaches too, and a step without any is biased; unset "
             f"HANABI_RESAMPLE_FLAT, or take one of {', '.join(GROUP_ESTIMATORS)}."
         )
     if settings.update == "best_response" and not (settings.eval_steps and settings.eval_patience):

@@ -11,21 +11,22 @@
 | `return_to_go` | what came from the turn on | all turns of the step: mean |
 | `reinforce_pp` | the whole game's return | all turns of the step: mean, standard deviation |
 | `baseline` | the whole game's return | earlier steps: moving mean |
-| `ippo` | what came from the turn on, fading | what a critic expected; all turns of the step |
+| `ippo`, `mappo` | what came from the turn on, fading | what a critic expected; all turns of the step |
+| `vdn`, `qmix` | the player's learned share of the team's return | its group: mean |
 
 A group's games are of the same deal, so its baseline is about play and not about luck. In the formulas R_i is the
 player's undiscounted return of game i. Games in which it had no turn enter no mean and no deviation.
 
-`ippo` alone knows what a turn's state is worth. Its critics (`critic`) cost a forward pass over a step's prompts, and
-are a bias while they are wrong and λ < 1. Games of few turns, with a group of many games, do without; in a game of
-seventy turns the return of each holds the noise of all others.
+`ippo` and `mappo` alone know what a turn's state is worth. Their critics (`critic`) cost a forward pass over a step's
+prompts, and are a bias while they are wrong and λ < 1. Games of few turns, with a group of many games, do without; in a
+game of seventy turns the return of each holds the noise of all others. What the heads of `vdn` and `qmix` (`credit`)
+have wrong is a bias always. `mappo`, `vdn` and `qmix` are experimental: no training with them has run.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
 from math import hypot
 from typing import Literal
 
@@ -35,10 +36,12 @@ from hanabi_grpo.training.comparing import (
     centred,
     deviation,
     divisor,
+    lambda_advantages,
     mean,
     mean_of_others,
     over_games,
     over_turns,
+    own_turns,
     returns_to_go,
 )
 from hanabi_grpo.types import REPLY_PARTS, Episode, Turn, player_name
@@ -230,34 +233,6 @@ Chain = Callable[[Episode, int], Mapping[int, float]]
 """(episode, player) -> values of states by the number of the turn that was made in each."""
 
 
-def lambda_advantages(episode: Episode, player: int, chain: Mapping[int, float], decay: float) -> dict[int, float]:
-    """Return A_k = Σ_j λ^j δ_{k+j} at the turns of a chain, with δ_k = r_k + V(s_{k+1}) − V(s_k).
-
-    r_k is what the player receives from turn k on and before the next turn of the chain; behind the last one nothing is
-    expected. Turns of one step have one state, whose value is the player's own where it has one.
-
-    Source: generalised advantage estimation (arXiv 1506.02438), equation 16 with γ = 1.
-    """
-    found: dict[int, float] = {}
-    reward = value_after = advantage = 0.0
-    for _, group in groupby(reversed([*enumerate(episode.turns)]), key=lambda one: one[1].step):
-        turns = list(group)
-        reward += sum(turn.reward(player) for _, turn in turns)
-        asked = [number for number, _ in turns if number in chain]
-        if asked:
-            own = [number for number in asked if episode.turns[number].player == player]
-            value = mean([chain[number] for number in own or asked])
-            advantage = reward + value_after - value + decay * advantage
-            value_after, reward = value, 0.0
-            found |= dict.fromkeys(asked, advantage)
-    return found
-
-
-def own_turns(episode: Episode, player: int) -> dict[int, float]:
-    """Return the chain of who has no critic: 0 at the player's own turns."""
-    return {number: 0.0 for number, turn in enumerate(episode.turns) if turn.player == player}
-
-
 def above_critic(episodes: Sequence[Episode], player: int, scaled: bool, *, chain: Chain, decay: float) -> Values:
     """Return A_it − mean A for turn t of game i, see `lambda_advantages`; scaled, divided by (std A + ε).
 
@@ -270,6 +245,18 @@ def above_critic(episodes: Sequence[Episode], player: int, scaled: bool, *, chai
     return over_turns(found, scaled)
 
 
+Worth = Callable[[Episode, int], float]
+"""(episode, player) -> its part in the episode's return."""
+
+
+def learned_credit(episodes: Sequence[Episode], player: int, scaled: bool, *, worth: Worth) -> Values:
+    """Return q_i − mean q for every turn of game i, q being the player's learned part; scaled, divided by (std q + ε).
+
+    Source: this project; the parts are those of VDN and QMIX, see `credit`.
+    """
+    return over_games(episodes, player, partial(centred, scaled=scaled), worth)
+
+
 ESTIMATORS = {
     one.name: one
     for one in (
@@ -280,10 +267,17 @@ ESTIMATORS = {
         Estimator(name="return_to_go", formula=to_go, pool="step", scaled=False),
         Estimator(name="reinforce_pp", formula=batch_normalised, pool="step", scaled=True),
         Estimator(name="baseline", formula=partial(above_baseline, baselines={}), pool="step", scaled=False),
-        Estimator(name="ippo", formula=partial(above_critic, chain=own_turns, decay=1.0), pool="step", scaled=True),
+        *(
+            Estimator(name=name, formula=partial(above_critic, chain=own_turns, decay=1.0), pool="step", scaled=True)
+            for name in ("ippo", "mappo")
+        ),
+        *(
+            Estimator(name=name, formula=partial(learned_credit, worth=Episode.reward), pool="group", scaled=False)
+            for name in ("vdn", "qmix")
+        ),
     )
 }
-"""By name; `baseline` without any earlier step, `ippo` without a critic."""
+"""By name; `baseline` without any earlier step, those that learn without having learned."""
 
 
 def choose_estimator(
@@ -293,14 +287,18 @@ def choose_estimator(
     *,
     chain: Chain = own_turns,
     decay: float = 1.0,
+    worth: Worth = Episode.reward,
 ) -> Estimator:
     """Return the estimator of a run, scaled as its source does unless `scale` says.
 
-    `baselines` are of `moved`, for `baseline`; `chain` and λ (`decay`) for `ippo`.
+    `baselines` are of `moved`, for `baseline`; `chain` and λ (`decay`) for `ippo` and `mappo`, `worth` for `vdn` and
+    `qmix`.
     """
     found = ESTIMATORS[name]
-    if name == "ippo":
+    if name in ("ippo", "mappo"):
         found = replace(found, formula=partial(above_critic, chain=chain, decay=decay))
+    if name in ("vdn", "qmix"):
+        found = replace(found, formula=partial(learned_credit, worth=worth))
     if name == "baseline":
         found = replace(found, formula=partial(above_baseline, baselines=dict(baselines or {})))
     return found if scale is None else replace(found, scaled=scale == "std")

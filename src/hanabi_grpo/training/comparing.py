@@ -1,6 +1,7 @@
 """The arithmetic behind `advantages`: games and turns beside the means of others."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 
 from hanabi_grpo.types import Episode
 
@@ -10,15 +11,18 @@ Values = list[list[float]]
 
 
 def over_games(
-    episodes: Sequence[Episode], player: int, compare: Callable[[Sequence[float]], Sequence[float]]
+    episodes: Sequence[Episode],
+    player: int,
+    compare: Callable[[Sequence[float]], Sequence[float]],
+    worth: Callable[[Episode, int], float] = Episode.reward,
 ) -> Values:
-    """Return for every turn of a game what `compare` makes of that game's return beside those of the others.
+    """Return for every turn of a game what `compare` makes of that game's `worth` beside those of the others.
 
     Only games in which the player had a turn are compared.
     """
     turns = [len(episode.trajectory(player)) for episode in episodes]
     playing = [episode for episode, count in zip(episodes, turns, strict=True) if count]
-    values = iter(compare([one.reward(player) for one in playing]))
+    values = iter(compare([worth(one, player) for one in playing]))
     return [[next(values)] * count if count else [] for count in turns]
 
 
@@ -33,6 +37,34 @@ def returns_to_go(episodes: Sequence[Episode], player: int) -> Values:
                 backwards.append(total)
         found.append(backwards[::-1])
     return found
+
+
+def lambda_advantages(episode: Episode, player: int, chain: Mapping[int, float], decay: float) -> dict[int, float]:
+    """Return A_k = Σ_j λ^j δ_{k+j} at the turns of a chain, with δ_k = r_k + V(s_{k+1}) − V(s_k).
+
+    r_k is what the player receives from turn k on and before the next turn of the chain; behind the last one nothing is
+    expected. Turns of one step have one state, whose value is the player's own where it has one.
+
+    Source: generalised advantage estimation (arXiv 1506.02438), equation 16 with γ = 1.
+    """
+    found: dict[int, float] = {}
+    reward = value_after = advantage = 0.0
+    for _, group in groupby(reversed([*enumerate(episode.turns)]), key=lambda one: one[1].step):
+        turns = list(group)
+        reward += sum(turn.reward(player) for _, turn in turns)
+        asked = [number for number, _ in turns if number in chain]
+        if asked:
+            own = [number for number in asked if episode.turns[number].player == player]
+            value = mean([chain[number] for number in own or asked])
+            advantage = reward + value_after - value + decay * advantage
+            value_after, reward = value, 0.0
+            found |= dict.fromkeys(asked, advantage)
+    return found
+
+
+def own_turns(episode: Episode, player: int) -> dict[int, float]:
+    """Return the chain of who has no critic: 0 at the player's own turns."""
+    return {number: 0.0 for number, turn in enumerate(episode.turns) if turn.player == player}
 
 
 def mean_of_others(values: Values, game: int) -> float | None:

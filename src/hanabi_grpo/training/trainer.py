@@ -34,7 +34,6 @@ from hanabi_grpo.settings import Settings, batch_plan, deepspeed_stage
 from hanabi_grpo.settings.partners import own_seats, seated
 from hanabi_grpo.settings.steps import rates_of_each, steps_of_each
 from hanabi_grpo.training.batching import PlayerBatch, next_baselines, plan_batches, useful_share
-from hanabi_grpo.training.critic import Valuing
 from hanabi_grpo.training.deals import step_deals
 from hanabi_grpo.training.fleet_link import Link
 from hanabi_grpo.training.isolation import BAD_STEPS_IN_A_ROW, PlayerGuard, PlayerSchedule, player_groups
@@ -50,6 +49,7 @@ from hanabi_grpo.training.resampling import UsedGames, resample
 from hanabi_grpo.training.saving import CheckpointSaving, OptimizerState, TrainingState, restore_random_state
 from hanabi_grpo.training.updates import AfterStep, MicroStep, StepUpdates, order_updates
 from hanabi_grpo.training.validation import Validation
+from hanabi_grpo.training.valuing import Valuing
 from hanabi_grpo.types import adapter_of
 
 logger = logging.getLogger(__name__)
