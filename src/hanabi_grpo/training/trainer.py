@@ -43,6 +43,7 @@ from hanabi_grpo.training.metrics import episode_metrics
 from hanabi_grpo.training.mismatch import check_mismatch
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.model.forward import join_lora_products, reply_logps
+from hanabi_grpo.training.model.output_head import CHUNK, computes_logits
 from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 from hanabi_grpo.training.model.start_from import recorded_start
 from hanabi_grpo.training.overlap import KeptAdapters, PlayAhead, StepGames
@@ -93,6 +94,10 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, CheckpointSaving, GRPOTrainer):
             join_lora_products(self.model)
         # ZeRO-3 gathers weights for the engine's own calls alone, so there is no trial.
         self.shared = stage != 3 and share_prefixes(self.model)
+        whole = "under ZeRO-3 the head's weights are not whole" if stage == 3 else computes_logits(self.model)
+        self.whole_logits = whole is not None
+        if whole:
+            logger.warning("logits are held for a whole micro-batch, not %d tokens at a time: %s", CHUNK, whole)
         self._base_checksum = adapters.base_checksum(self.model)
         self.make_critics(setups)
 
@@ -328,7 +333,8 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, CheckpointSaving, GRPOTrainer):
     def _reply_logps(self, model: Any, batch: dict[str, Any]) -> torch.Tensor:
         ids, data = batch["model_inputs"]["input_ids"], batch["grpo_batch"]
         unwrapped = self.accelerator.unwrap_model(self.model)
-        return reply_logps(model, unwrapped, ids, data.completion_mask, self.temperature, data.tree)
+        mask, whole = data.completion_mask, self.whole_logits
+        return reply_logps(model, unwrapped, ids, mask, self.temperature, data.tree, whole_logits=whole)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         # The guard records each player's own norm; ms-swift's version drops everybody's gradient for one bad value.
