@@ -46,7 +46,8 @@ from hanabi_grpo.training.model.forward import join_lora_products, reply_logps
 from hanabi_grpo.training.model.output_head import CHUNK, computes_logits
 from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 from hanabi_grpo.training.model.start_from import recorded_start
-from hanabi_grpo.training.overlap import KeptAdapters, PlayAhead, StepGames
+from hanabi_grpo.training.overlap import PlayAhead, StepGames
+from hanabi_grpo.training.relative_mismatch import RelativeMismatch
 from hanabi_grpo.training.resampling import UsedGames, resample
 from hanabi_grpo.training.saving import CheckpointSaving, OptimizerState, TrainingState, restore_random_state
 from hanabi_grpo.training.updates import AfterStep, MicroStep, StepUpdates, order_updates
@@ -56,7 +57,7 @@ from hanabi_grpo.types import adapter_of
 logger = logging.getLogger(__name__)
 
 
-class HanabiGRPOTrainer(StepUpdates, Valuing, CheckpointSaving, GRPOTrainer):
+class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving, GRPOTrainer):
     """Trains every player's adapter from games that the rollout server plays."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -68,8 +69,8 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, CheckpointSaving, GRPOTrainer):
         self.adapter_names = adapters.adapter_names(self.settings.players, self.settings.adapters)
         self.loss = PolicyLoss(self.settings)
         self.ahead = PlayAhead(self.link, self.adapter_names)
-        self.kept = KeptAdapters()
         self.resume = read_resume(self.link.run_folder)
+        self.watch_rounding({})
         self.started_from = recorded_start(self.settings, self.resume)
         self.synced_version: int | None = None
         self._played_at = time.perf_counter()
@@ -146,6 +147,7 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, CheckpointSaving, GRPOTrainer):
         saved = TrainingState.load(folder / TRAINER_STATE)
         OptimizerState(model, self.optimizer).restore(saved)
         self.baselines = {self.first_step: dict(saved.baselines)}
+        self.watch_rounding(saved.mismatch)
         if self.critics:
             self.critics.restore(saved.critics)
         self.lr_scheduler.refresh()
@@ -182,6 +184,7 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, CheckpointSaving, GRPOTrainer):
         )
         # All own players: the baseline of one that rests moves on.
         self.baselines = {version: before, version + 1: next_baselines(before, used.drawn, own)}
+        self.compare_policies(batches, version, games.version)
         if games.version != version:
             self._recall(batches, games.version)
         if self.beta:
@@ -215,7 +218,7 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, CheckpointSaving, GRPOTrainer):
                 if self.accelerator.is_main_process:
                     self.link.push(self.accelerator.unwrap_model(self.model), self.adapter_names, version)
             self.synced_version = version
-            if self.settings.overlap:
+            if self.settings.overlap or self.relative:
                 self.kept.keep(self.accelerator.unwrap_model(self.model), version)
         return version
 
