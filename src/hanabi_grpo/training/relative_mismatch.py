@@ -164,16 +164,18 @@ class RelativeMismatch(GRPOTrainer):
 
     def _judge(self, player: str, suspect: str, figures: Sequence[float], evidence: Evidence, version: int) -> None:
         gap, tokens, *sums = figures
+        found = []
         for name, (x, squares, distance) in ((STALE, sums[:3]), (suspect, sums[3:])):
             if not squares:
                 continue
             slope = 0.5 + x / distance
             if name == STALE:
                 self._metrics["train"][f"{player}/parity_slope"].append(slope)
-            kept = _remember(evidence, f"{player}|{name}", [x, squares])
-            z, steps = score(kept)
+            z, steps = score(_remember(evidence, f"{player}|{name}", [x, squares]))
             if z > LIMIT:
-                raise ParityError(_sentence(player, name, version, z, steps, slope, tokens))
+                found.append((abs(slope - 1), _sentence(player, name, version, z, steps, slope, tokens)))
+        if found:
+            raise ParityError(min(found)[1])
         if tokens < GAP_TOKENS:
             return
         gaps = [one for [one] in evidence.get(f"{player}|gap", [])]

@@ -39,7 +39,7 @@ from hanabi_grpo.training.deals import step_deals
 from hanabi_grpo.training.fleet_link import Link
 from hanabi_grpo.training.isolation import BAD_STEPS_IN_A_ROW, PlayerGuard, PlayerSchedule, player_groups
 from hanabi_grpo.training.loss import LOSS_METRICS, PolicyLoss, shape_advantages
-from hanabi_grpo.training.metrics import episode_metrics
+from hanabi_grpo.training.metrics import episode_metrics, peak_gib
 from hanabi_grpo.training.mismatch import check_mismatch
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.model.forward import join_lora_products, reply_logps
@@ -74,7 +74,7 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
         self.started_from = recorded_start(self.settings, self.resume)
         self.synced_version: int | None = None
         self._played_at = time.perf_counter()
-        self._empty_steps = 0
+        self._empty_steps = self._tokens = 0
         stage = deepspeed_stage(self.settings)
         self.guard = PlayerGuard(
             max_norm=None if stage == 3 else self.settings.max_grad_norm,
@@ -200,7 +200,9 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
         if groups and not moving:
             said = "no trained player had a turn in any game; does a partner end them on its first move?"
             logger.warning("step %d: nothing moves: %s", version + 1, said)
-        self._time({"push": synced - start, "rollout": games.rollout_seconds, "train": start - self._played_at})
+        learning = start - self._played_at
+        self._time({"push": synced - start, "rollout": games.rollout_seconds, "train": learning})
+        self._measure_load(batches, games.rollout_seconds, learning)
         if self.settings.overlap:
             self._time({"wait": games.wait_seconds})
             self._metrics["train"]["staleness"].append(float(version - games.version))
@@ -377,6 +379,15 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
                 f"{self._empty_steps} steps in a row had no usable game; the last reasons: {'; '.join(problems[:3])}. "
                 "Look at the server's log, and go on with RESUME=latest."
             )
+
+    def _measure_load(self, batches: list[dict[str, Any]], playing: float, learning: float) -> None:
+        found = self._metrics["train"]
+        found["memory/peak_gib"].append(peak_gib(self.accelerator.device))
+        found["tokens/sampled_per_second"].append(found["reply_tokens"][-1] / max(playing, 1e-9))
+        if self._tokens:
+            # As `time/train`, of the step before.
+            found["tokens/learned_per_second"].append(self._tokens / learning)
+        self._tokens = sum(int(batch["grpo_batch"].seq_lengths.sum()) for batch in batches)
 
     def _time(self, seconds: dict[str, float]) -> None:
         for phase, value in seconds.items():
