@@ -17,6 +17,7 @@ from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
 
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.model.forward import reply_logps
+from hanabi_grpo.training.model.output_head import in_float32
 from hanabi_grpo.training.overlap import KeptAdapters
 from hanabi_grpo.training.relative_mismatch import BASE, LIMIT, STALE, compare, score
 
@@ -38,6 +39,8 @@ class Found:
 
     gaps: list[float] = field(default_factory=list)
     """Per step the mean |sampler − trainer|, which the absolute check compares with its tolerance."""
+    changes: list[float] = field(default_factory=list)
+    """Per step the root of the mean squared difference between the trained policy and the suspected one."""
     slopes: list[float] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
 
@@ -81,7 +84,7 @@ def versions(model: Any, dtype: torch.dtype) -> Iterator[dict[str, torch.Tensor]
 def trainer_logps(model: Any, ids: torch.Tensor, mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return what the trainer computes, with mixed precision as accelerate sets it up."""
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-        return reply_logps(model, model, ids, mask, 1.0)
+        return reply_logps(model, getattr(model, "model", model), ids, mask, 1.0)
 
 
 @torch.no_grad()
@@ -118,11 +121,14 @@ def run(fault: str, dtype: torch.dtype, steps: int) -> Found:
             mask = torch.zeros(GAMES, PROMPT + REPLY - 1, dtype=torch.bool)
             mask[:, PROMPT - 1 :] = True
             adapters.use_adapter(model, NAMES[0])
-            t = trainer_logps(model, ids, mask, dtype)[mask]
-            o = _other(model, suspect, before, ids, mask, dtype)[mask]
+            gap = (s.flatten() - trainer_logps(model, ids, mask, dtype)[mask]).abs().mean()
+            with in_float32(model):
+                t = trainer_logps(model.base_model, ids, mask, torch.float32)[mask]
+                o = _other(model, suspect, before, ids, mask)[mask]
         x, squares, distance = compare(s.flatten(), t, o)
         evidence.append([x, squares])
-        found.gaps.append(float((s.flatten() - t).abs().mean()))
+        found.gaps.append(float(gap))
+        found.changes.append((distance / len(t)) ** 0.5)
         found.slopes.append(0.5 + x / distance)
         found.scores.append(score(evidence[-64:])[0])
         if found.steps and fault != "nothing":
@@ -130,28 +136,32 @@ def run(fault: str, dtype: torch.dtype, steps: int) -> Found:
     return found
 
 
-def _other(model: Any, suspect: str, before: dict[str, torch.Tensor], ids: Any, mask: Any, dtype: Any) -> torch.Tensor:
+def _other(model: Any, suspect: str, before: dict[str, torch.Tensor], ids: Any, mask: Any) -> torch.Tensor:
     if suspect == BASE:
         with adapters.base_only(model):
-            return trainer_logps(model, ids, mask, dtype)
+            return trainer_logps(model.base_model, ids, mask, torch.float32)
     if suspect == NAMES[1]:
         adapters.use_adapter(model, suspect)
-        return trainer_logps(model, ids, mask, dtype)
+        return trainer_logps(model.base_model, ids, mask, torch.float32)
     kept = KeptAdapters()
     kept.versions = {0: before}
     with kept.using(model, 0):
-        return trainer_logps(model, ids, mask, dtype)
+        return trainer_logps(model.base_model, ids, mask, torch.float32)
 
 
 if __name__ == "__main__":
-    print("| planted | format | mean gap | absolute check | slope | relative check |\n|---|---|---|---|---|---|")
-    for kind in (torch.float32, torch.bfloat16):
+    print(
+        "| planted | format | policies apart | mean gap | absolute check | slope | relative check |\n"
+        "|---|---|---|---|---|---|---|"
+    )
+    for kind in (torch.bfloat16, torch.float32):
         for fault, said in FAULTS.items():
             one = run(fault, kind, int(sys.argv[1]) if len(sys.argv) > 1 else 100)
             gap, allowed = max(one.gaps), TOLERANCE[kind]
             absolute = f"stops, {allowed:g} is allowed" if gap > allowed else f"nothing, {allowed:g} is allowed"
             relative = f"stops at step {one.steps}" if one.steps else f"nothing in {len(one.scores)} steps"
             slope = sum(one.slopes) / len(one.slopes)
+            apart = sum(one.changes) / len(one.changes)
             name = str(kind).removeprefix("torch.")
-            print(f"| {said} | {name} | {gap:.2g} | {absolute} | {slope:.2f} | {relative} |", flush=True)
+            print(f"| {said} | {name} | {apart:.2g} | {gap:.2g} | {absolute} | {slope:.2f} | {relative} |", flush=True)
             print(f"    greatest z {max(one.scores):.2f}, last {one.scores[-1]:.2f}", file=sys.stderr, flush=True)

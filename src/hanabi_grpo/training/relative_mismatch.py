@@ -6,15 +6,15 @@ should have sampled and o of another policy (the version before, another player'
 
     b = Σ (s − t)(o − t) / Σ (o − t)² = 1/2 + Σ x / Σ d²,   d = o − t,   x = d · (s − (t + o) / 2)
 
-is 0 where t sampled and 1 where o did. Rounding in t enters both factors of the first form and draws b towards 1/2, but
-never across: t and o are rounded alike, so Σ x has the mean −Σ δ² / 2 or +Σ δ² / 2 (δ: d without rounding) whatever the
-rounding is. Hence b is compared with 1/2. A run is stopped when, over the last 1, 2, 4, … or 64 steps,
+is 0 where t sampled and 1 where o did. t and o are computed in float32 from the weights that there are: rounded ones
+would differ by more than the policies do, and since rounding of t enters both factors, it would draw b to 1/2. A run is stopped when, over the last 1, 2, 4, … or 64 steps,
 
     z = Σ x / sqrt(Σ (sum of x over a block of tokens)²) > LIMIT.
 
-For blocks that are independent and as likely negative as positive z passes h with a probability of at most exp(−h²/2)
-(Efron 1969, "Student's t-test under symmetry conditions"), however they are distributed. At 6.5 that is 7e-10 for one
-z; five players have 70,000 in 1,000 steps: 5e-5 a run, even where two versions are equal and x is noise alone.
+Σ x has the mean −Σ d² / 2 where t sampled. For blocks that are independent and as likely negative as positive z passes
+h with a probability of at most exp(−h²/2), however they are distributed (Efron 1969, "Student's t-test under symmetry
+conditions"). At 6.5 that is 7e-10 for one z; five players have 70,000 in 1,000 steps: 5e-5 a run, even where two
+versions are so close that x is noise alone.
 """
 
 import contextlib
@@ -30,6 +30,8 @@ from trl import GRPOTrainer
 from hanabi_grpo.errors import ParityError
 from hanabi_grpo.settings import deepspeed_stage
 from hanabi_grpo.training.model import adapters
+from hanabi_grpo.training.model.forward import reply_logps
+from hanabi_grpo.training.model.output_head import in_float32
 from hanabi_grpo.training.model.prefix_tree import prefix_tree
 from hanabi_grpo.training.overlap import KeptAdapters
 from hanabi_grpo.types import adapter_of
@@ -90,6 +92,7 @@ class RelativeMismatch(GRPOTrainer):
     """A trainer that looks, before it learns from a step's games, whether another policy has sampled them."""
 
     relative = False
+    whole_logits = False
 
     def watch_rounding(self, saved: Mapping[str, Any]) -> None:
         """Begin with the evidence of a resumed run, or with none; once the settings are known."""
@@ -140,14 +143,18 @@ class RelativeMismatch(GRPOTrainer):
             with adapters.base_only(model) if adapter == BASE else contextlib.nullcontext():
                 if adapter != BASE:
                     adapters.use_adapter(model, adapter)
-                return self.logps_of(sample[player])[sample[player]["grpo_batch"].completion_mask]
+                ids, data = sample[player]["model_inputs"]["input_ids"], sample[player]["grpo_batch"]
+                mask, whole = data.completion_mask, self.whole_logits
+                inner: Any = model.base_model
+                return reply_logps(inner, model, ids, mask, self.temperature, data.tree, whole_logits=whole)[mask]
 
         names = {player: adapter_of(player, self.adapter_names) for player in sample}
         suspects = {}
         for player, name in names.items():
             others = [BASE, *(one for one in self.adapter_names if one != name)]
             suspects[player] = others[version % len(others)]
-        with self.kept.using(model, sampled_by) if sampled_by != version else contextlib.nullcontext():
+        past = self.kept.using(model, sampled_by) if sampled_by != version else contextlib.nullcontext()
+        with past, in_float32(model):
             now = {player: logps(player, name) for player, name in names.items()}
             other = {player: logps(player, suspects[player]) for player in names}
             before = now

@@ -10,6 +10,7 @@ product of two numbers of 16 bits is exact in float32: logits are then those of 
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,16 +23,16 @@ CHUNK = 1024
 
 
 @contextlib.contextmanager
-def head_as(head: torch.nn.Module, forward: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-    """Let a function take the place of the output head."""
-    before = vars(head).get("forward")
-    head.forward = forward
+def forward_as(module: torch.nn.Module, forward: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Let a function take the place of a module's own."""
+    before = vars(module).get("forward")
+    module.forward = forward
     try:
         yield
     finally:
-        del head.forward
+        del module.forward
         if before is not None:
-            head.forward = before
+            module.forward = before
 
 
 def handing_out(head: torch.nn.Module) -> contextlib.AbstractContextManager[None]:
@@ -39,7 +40,29 @@ def handing_out(head: torch.nn.Module) -> contextlib.AbstractContextManager[None
 
     As its output, for DeepSpeed begins a backward pass where it meets the gradient of what the model returned.
     """
-    return head_as(head, lambda hidden: hidden)
+    return forward_as(head, lambda hidden: hidden)
+
+
+@contextlib.contextmanager
+def in_float32(model: Any) -> Iterator[None]:
+    """Let a model of 16 bits compute in float32 with the weights that it has, without a gradient.
+
+    What is called must be PEFT's `base_model`, for accelerate wraps autocast around the outermost model.
+    """
+
+    def linear(layer: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(
+            x.float(), layer.weight.float(), None if layer.bias is None else layer.bias.float()
+        )
+
+    with contextlib.ExitStack() as back:
+        back.enter_context(torch.no_grad())
+        back.enter_context(torch.autocast(model.device.type, enabled=False))
+        back.callback(model.get_input_embeddings().register_forward_hook(lambda *call: call[2].float()).remove)
+        for layer in model.modules():
+            if isinstance(layer, torch.nn.Linear):
+                back.enter_context(forward_as(layer, partial(linear, layer)))
+        yield
 
 
 def chosen_logps(
@@ -74,7 +97,7 @@ def computes_logits(model: Any) -> str | None:
                 hidden = model(input_ids=ids, use_cache=False).logits
             # Large, for a soft cap is seen in large logits alone.
             large = 100 * hidden / hidden.abs().max()
-            with head_as(head, lambda _: own(large)):
+            with forward_as(head, lambda _: own(large)):
                 theirs = model(input_ids=ids, use_cache=False).logits.float()
             ours = _logits(head, large)
     finally:
