@@ -6,9 +6,9 @@ should have sampled and o of another policy (the version before, another player'
 
     b = Σ (s − t)(o − t) / Σ (o − t)² = 1/2 + Σ x / Σ d²,   d = o − t,   x = d · (s − (t + o) / 2)
 
-is 0 where t sampled and 1 where o did. t and o are computed in float32 from the weights that there are: rounded ones
-would differ by more than the policies do, and since rounding of t enters both factors, it would draw b to 1/2. A run
-is stopped when, over the last 1, 2, 4, … or 64 steps,
+is 0 where t sampled and 1 where o did. t and o are computed in float32 from the weights as the server has them. Rounded
+ones would differ by more than the policies do, and since rounding of t enters both factors, it would draw b to 1/2. A
+run is stopped when, over the last 1, 2, 4, … or 64 steps,
 
     z = Σ x / sqrt(Σ (sum of x over a block of tokens)²) > LIMIT.
 
@@ -21,6 +21,7 @@ versions are so close that x is noise alone.
 import contextlib
 import logging
 import statistics
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -122,6 +123,7 @@ class RelativeMismatch(GRPOTrainer):
         """
         if not self.relative:
             return
+        start = time.perf_counter()
         own: dict[str, list[dict[str, Any]]] = {}
         for batch in batches:
             own.setdefault(batch["grpo_batch"].player, []).append(batch)
@@ -129,6 +131,7 @@ class RelativeMismatch(GRPOTrainer):
         sample = {player: sample_of(of[version % len(of)], limit, version) for player, of in own.items()}
         figures, suspects = self._look(sample, version, sampled_by)
         total = self.accelerator.reduce(torch.tensor(figures, dtype=torch.float64, device=self.accelerator.device))
+        self._metrics["train"]["time/mismatch"].append(time.perf_counter() - start)
         before = self.evidence.get(version, {})
         self.evidence = {version: before, version + 1: {key: list(value) for key, value in before.items()}}
         for player, of_player in zip(own, total.tolist(), strict=True):

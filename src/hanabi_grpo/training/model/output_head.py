@@ -45,15 +45,16 @@ def handing_out(head: torch.nn.Module) -> contextlib.AbstractContextManager[None
 
 @contextlib.contextmanager
 def in_float32(model: Any) -> Iterator[None]:
-    """Let a model of 16 bits compute in float32 with the weights that it has, without a gradient.
+    """Let a model of 16 bits compute in float32, without a gradient, with the weights that a server has.
 
-    What is called must be PEFT's `base_model`, for accelerate wraps autocast around the outermost model.
+    Adapters are in float32 here and rounded there, by more than a small step moves a weight. What is called must be
+    PEFT's `base_model`, for accelerate wraps autocast around the outermost model.
     """
+    served = model.get_input_embeddings().weight.dtype
 
     def linear(layer: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.linear(
-            x.float(), layer.weight.float(), None if layer.bias is None else layer.bias.float()
-        )
+        bias = None if layer.bias is None else layer.bias.float()
+        return torch.nn.functional.linear(x.float(), layer.weight.to(served).float(), bias)
 
     with contextlib.ExitStack() as back:
         back.enter_context(torch.no_grad())
