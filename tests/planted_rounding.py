@@ -52,7 +52,7 @@ class Found:
 
 
 def trainer_model(dtype: torch.dtype) -> Any:
-    """Return a model with two adapters in the middle of their training."""
+    """Return a model with two adapters such as some hundred steps leave them."""
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "head_dim": 32}
     config = Qwen3Config(vocab_size=256, num_attention_heads=4, num_key_value_heads=2, **sizes)
     torch.manual_seed(0)
@@ -63,7 +63,7 @@ def trainer_model(dtype: torch.dtype) -> Any:
     model = adapters.add_adapters(base, NAMES, rank=16, alpha=32, seed=1)
     for name, value in model.named_parameters():
         if "lora_B" in name:
-            torch.nn.init.normal_(value, std=0.02)
+            torch.nn.init.normal_(value, std=100 * RATE)
     return model.train()
 
 

@@ -1,5 +1,6 @@
 """Logprobs from the output head in chunks: the plain path's values and gradients, and closer to float32 in 16 bits."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from hanabi_grpo.training.batching import PlayerBatch
 from hanabi_grpo.training.loss import PolicyLoss
 from hanabi_grpo.training.model import output_head
 from hanabi_grpo.training.model.forward import reply_logps
-from hanabi_grpo.training.model.output_head import chosen_logps, computes_logits
+from hanabi_grpo.training.model.output_head import chosen_logps, computes_logits, in_float32
 from hanabi_grpo.training.model.prefix_tree import prefix_tree
 from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 from small_models import small_model
@@ -93,6 +94,18 @@ def test_in_16_bits_values_and_gradients_are_closer_to_those_in_float32() -> Non
             )
         for chunked, plain in zip(*errors, strict=True):
             assert chunked < plain, (dtype, errors)
+
+
+def test_a_model_of_16_bits_computes_in_float32_with_the_adapters_that_a_server_has() -> None:
+    model = _model(dtype=torch.bfloat16)
+    exact = copy.deepcopy(model)
+    for value in exact.parameters():
+        value.data = value.data.bfloat16().float()
+    with torch.autocast("cpu", torch.bfloat16), in_float32(model):
+        found = reply_logps(model.base_model, model, IDS, MASK, 0.7)
+    torch.testing.assert_close(found, reply_logps(exact, exact, IDS, MASK, 0.7).detach())
+    assert float((reply_logps(model, model, IDS, MASK, 0.7) - found).abs().max()) > 1e-3
+    assert not any("forward" in vars(module) or module._forward_hooks for module in model.modules())
 
 
 def test_a_bias_and_an_adapter_on_the_head_count() -> None:

@@ -1,5 +1,6 @@
 """The relative mismatch check finds whose logprobs the sampler's are, through noise that is larger than the change."""
 
+import contextlib
 import json
 from collections import defaultdict
 from dataclasses import replace
@@ -73,27 +74,22 @@ def _rows(lengths: list[int]) -> list[TokenRow]:
 
 def test_a_sample_is_some_rows_or_the_beginning_of_a_long_one() -> None:
     batch = collate(_rows([12, 8, 8, 6]), "player_0", 17, 0, torch.device("cpu"), shared=True)
-    for limit, first, rows, width, replies in (
-        (100, 0, 4, 12, 17),
-        (10, 0, 2, 12, 10),
-        (4, 0, 1, 10, 4),
-        (7, 1, 1, 8, 4),
-    ):
+    for limit, first, *expected in ((100, 0, 4, 12, 17), (10, 0, 2, 12, 10), (4, 0, 1, 10, 4), (7, 1, 1, 8, 4)):
         cut = sample_of(batch, limit, first)
         data, ids = cut["grpo_batch"], cut["model_inputs"]["input_ids"]
-        assert ids.shape == (rows, width) and int(data.completion_mask.sum()) == replies, (limit, first)
-        assert ids[0].tolist() == batch["model_inputs"]["input_ids"][first, :width].tolist()
-        assert len(data.tree.predicting) == replies
+        assert [*ids.shape, int(data.completion_mask.sum())] == expected, (limit, first)
+        assert torch.equal(ids[0], batch["model_inputs"]["input_ids"][first, : ids.shape[1]])
+        assert len(data.tree.predicting) == expected[2]
 
 
 class _Trainer(RelativeMismatch):
-    """The check with a model, and of the trainer only what it asks for."""
+    """The check with a model at version 5, and of the trainer only what it asks for."""
 
     first_step = 0
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self) -> None:
         torch.manual_seed(0)
-        self.settings = Settings(dtype="bfloat16", **values)
+        self.settings = Settings(dtype="bfloat16")
         self.model = adapters.add_adapters(small_model(num_hidden_layers=2), NAMES, rank=4, alpha=8, seed=1)
         for name, value in self.model.named_parameters():
             if "lora_B" in name:
@@ -102,11 +98,12 @@ class _Trainer(RelativeMismatch):
         self.temperature = 1.0
         self._metrics, self.incidents = {"train": defaultdict(list)}, []
         self.watch_rounding({})
-
-    def logps_of(self, batch: dict[str, Any]) -> torch.Tensor:
-        data = batch["grpo_batch"]
-        with torch.no_grad():
-            return reply_logps(self.model, self.model, batch["model_inputs"]["input_ids"], data.completion_mask, 1.0)
+        for version in (4, 5):
+            with torch.no_grad():
+                for value in self.model.parameters():
+                    if value.requires_grad:
+                        value.add_(2e-3 * torch.randn(value.shape).sign())
+            self.kept.keep(self.model, version)
 
     def _incident(self, kind: str, message: str, **details: object) -> None:
         self.incidents.append((kind, message))
@@ -115,25 +112,13 @@ class _Trainer(RelativeMismatch):
         """Player 0's micro-batch, with the logprobs of who sampled it."""
         batch = collate(_rows([80] * 64), NAMES[0], 2560, 0, torch.device("cpu"))
         adapters.use_adapter(self.model, fault if fault in NAMES else NAMES[0])
-        if fault == "stale":
-            with self.kept.using(self.model, 4):
-                sampled = self.logps_of(batch)
-        else:
-            sampled = self.logps_of(batch)
-            if fault == "base":
-                with adapters.base_only(self.model):
-                    sampled = self.logps_of(batch)
+        ids, mask = batch["model_inputs"]["input_ids"], batch["grpo_batch"].completion_mask
+        base = adapters.base_only(self.model) if fault == "base" else contextlib.nullcontext()
+        with base, self.kept.using(self.model, 4 if fault == "stale" else 5):
+            sampled = reply_logps(self.model, self.model, ids, mask, 1.0).detach()
         sampled = sampled + noise * torch.randn(sampled.shape)
-        data = replace(batch["grpo_batch"], rollout_per_token_logps=sampled * batch["grpo_batch"].completion_mask)
+        data = replace(batch["grpo_batch"], rollout_per_token_logps=sampled * mask)
         return {**batch, "grpo_batch": data}
-
-    def learn(self, version: int) -> None:
-        """Move the adapters to a version."""
-        with torch.no_grad():
-            for value in self.model.parameters():
-                if value.requires_grad:
-                    value.add_(2e-3 * torch.randn(value.shape).sign())
-        self.kept.keep(self.model, version)
 
 
 @pytest.mark.parametrize(
@@ -148,8 +133,6 @@ class _Trainer(RelativeMismatch):
 )
 def test_a_step_of_another_policys_games_stops_the_run(fault: str, version: int, said: str) -> None:
     trainer = _Trainer()
-    trainer.learn(4)
-    trainer.learn(5)
     weights = {name: value.clone() for name, value in trainer.model.named_parameters()}
     batch = trainer.games(fault)
     if said:
@@ -163,8 +146,6 @@ def test_a_step_of_another_policys_games_stops_the_run(fault: str, version: int,
 
 def test_evidence_grows_over_steps_and_over_a_resume_and_a_sudden_gap_is_an_incident() -> None:
     trainer = _Trainer()
-    trainer.learn(4)
-    trainer.learn(5)
     kept = trainer.kept
     own, before = (trainer.games(one)["grpo_batch"].rollout_per_token_logps for one in ("player_0", "stale"))
     noise = 8 * float((own - before)[own != 0].square().mean().sqrt())
