@@ -113,7 +113,8 @@ def test_only_the_wanted_logits_are_computed_and_no_hook_stays_behind() -> None:
     head = model.get_output_embeddings()
     watch = head.register_forward_hook(lambda *call: shapes.append(tuple(call[2].shape)))
     reply_logps(model, model, ids, mask, 1.0)
-    assert shapes == [(1, 6, 40)]
+    # What the head reads, handed out; then its logits.
+    assert shapes == [(1, 6, 32), (6, 40)]
     watch.remove()
     modules = [head, *token_wise(model)]
     assert not any(one._forward_hooks or one._forward_pre_hooks for one in modules)

@@ -153,7 +153,7 @@ def _logps(trainer: Any, model: Any, batch: dict[str, Any]) -> Any:
     return logps
 
 
-def _plain_logps(model: Any, unwrapped: Any, ids: Any, mask: Any, temperature: float, _: None) -> Any:
+def _plain_logps(model: Any, unwrapped: Any, ids: Any, mask: Any, temperature: float, _: None, **__: Any) -> Any:
     template = SimpleNamespace(padding_free=False)
     options = SimpleNamespace(
         model_kwarg_keys={"use_cache", "logits_to_keep"}, temperature=temperature, template=template

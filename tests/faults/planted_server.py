@@ -32,14 +32,18 @@ FAULTS = {
 OVERFLOW = "overflow"
 """Lent adapters are loaded with values so large that they overflow, though each of them is finite."""
 
+PREVIOUS = "previous"
+"""Player 1's upload of the version before is loaded at every version."""
+
 _real_load, _real_unload, _real_seat = Engine.load_adapter, Engine.unload_adapter, Tables.seat
 _first: dict[str, str] = {}
+_before: dict[str, str] = {}
 _handles: dict[str, Any] = {}
 
 
 def _fault() -> str:
     fault = Path(os.environ["PLANT_FILE"]).read_text().strip()
-    return fault if fault in FAULTS or fault == OVERFLOW else "none"
+    return fault if fault in (*FAULTS, OVERFLOW, PREVIOUS) else "none"
 
 
 async def _load(engine: Engine, name: str, number: int, path: str) -> Any:
@@ -47,7 +51,10 @@ async def _load(engine: Engine, name: str, number: int, path: str) -> Any:
     fault = _fault()
     if fault == OVERFLOW and is_frozen(name):
         path = _overflowing(path)
-    if version == "0" and not is_frozen(name):
+    if fault == PREVIOUS and adapter == "player_1":
+        uploaded = shutil.copytree(path, f"{path}-uploaded")
+        path, _before[adapter] = _before.get(adapter, path), uploaded
+    elif version == "0" and not is_frozen(name):
         kept = f"{path}-kept"
         shutil.copytree(path, kept)
         _first[adapter] = kept

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from planted_server import FAULTS, OVERFLOW
+from planted_server import FAULTS, OVERFLOW, PREVIOUS
 from running import adapter_for
 
 from conftest_e2e import Server, start_server, stop, train
@@ -22,17 +22,22 @@ from server_app import PEFT_CONFIG
 pytestmark = pytest.mark.e2e
 
 
-@pytest.fixture(scope="module")
-def planted(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path, Path]]:
-    folder = tmp_path_factory.mktemp("planted")
+def _started(model: Path, folder: Path, **variables: object) -> tuple[Server, Path, Path]:
     plant = folder / "fault"
     plant.write_text("none")
     # The same two deals at every step: a prefix that an earlier version cached is met again.
     write_dataset(folder / "deals.jsonl", [dataset_row("laptop", players=None, suite="train", num_deals=2)])
     script = str(Path(__file__).parent / "planted_server.py")
-    server = start_server(tiny_model, folder / "server.log", command=[sys.executable, script], PLANT_FILE=plant)
-    yield server, plant, folder / "deals.jsonl"
-    assert stop(server.process) == []
+    command = [sys.executable, script]
+    server = start_server(model, folder / "server.log", command=command, PLANT_FILE=plant, **variables)
+    return server, plant, folder / "deals.jsonl"
+
+
+@pytest.fixture(scope="module")
+def planted(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path, Path]]:
+    started = _started(tiny_model, tmp_path_factory.mktemp("planted"))
+    yield started
+    assert stop(started[0].process) == []
 
 
 @pytest.mark.parametrize(("fault", "memory"), [*((fault, "game") for fault in FAULTS), ("stale", "turn")])
@@ -55,6 +60,28 @@ def test_the_gate_stops(
         )
         assert found, done.stdout[-4000:]
         row.lost = found[1]
+
+
+@pytest.mark.rest
+def test_in_bfloat16_an_adapter_that_is_one_step_old_is_found_where_the_tolerance_sees_nothing(
+    tiny_model: Path, tmp_path: Path, drill: Callable[..., object]
+) -> None:
+    rounded = {"HANABI_DTYPE": "bfloat16", "HANABI_PARITY_TOLERANCE": 0.05, "LEARNING_RATE": 2e-5}
+    rounded["NUM_GENERATIONS"] = 64
+    server, plant, dataset = _started(tiny_model, tmp_path, HANABI_DTYPE="bfloat16")
+    try:
+        row = drill("planted in bfloat16: player 1's adapter is one step old", short=1, long=1)
+        for _ in row:
+            fresh = train(server, tmp_path / "fresh", DATASET=dataset, MAX_STEPS=12, **rounded)
+            assert fresh.returncode == 0, fresh.stdout[-4000:]
+            plant.write_text(PREVIOUS)
+            done = train(server, tmp_path / "train", DATASET=dataset, MAX_STEPS=60, **rounded)
+            assert done.returncode == 2, done.stdout[-4000:]
+            found = re.search(r"ParityError: (player_1@\d+: .* are closer to those of version \d+ of its)", done.stdout)
+            assert found, done.stdout[-4000:]
+            row.lost = found[1]
+    finally:
+        stop(server.process)
 
 
 def test_an_adapter_whose_numbers_overflow_loses_its_own_games_and_nobody_elses(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from bench import (
     env_rows,
+    logit_rows,
     lora_rows,
     memory_rows,
     parity_rows,
@@ -132,6 +133,13 @@ FAMILIES = (
         target=memory_rows.TARGET,
         needs_engine=False,
         measure=memory_rows.single_turns,
+    ),
+    Family(
+        id="R17",
+        title="memory for each further logit: head in chunks ÷ whole logits",
+        target=logit_rows.TARGET,
+        needs_engine=False,
+        measure=logit_rows.logit_memory,
     ),
 )
 

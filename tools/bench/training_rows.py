@@ -181,11 +181,14 @@ async def sequences_against_turns(model: Any, rows: Sequence["TokenRow"], *, lim
     )
 
 
-def learn(model: Any, rows: Sequence["TokenRow"], limit: int, *, shared: bool = False) -> Measure:
+def learn(
+    model: Any, rows: Sequence["TokenRow"], limit: int, *, shared: bool = False, whole_logits: bool = False
+) -> Measure:
     """Leave the gradient of the policy's loss over rows in the model; returns its cost.
 
     The loss is −Σ advantage · logprob / tokens, whose gradient is that of a clipped ratio where the policy is still the
-    one that sampled. With `shared` the model must share prefixes, and computes what rows begin with alike once.
+    one that sampled. With `shared` the model must share prefixes, and computes what rows begin with alike once;
+    `whole_logits` is that of `forward.reply_logps`.
     """
     from hanabi_grpo.training.model.forward import reply_logps
 
@@ -194,7 +197,8 @@ def learn(model: Any, rows: Sequence["TokenRow"], limit: int, *, shared: bool = 
     with Stopwatch() as watch:
         for batch in _cut(rows, limit, model.device, shared):
             data = batch["grpo_batch"]
-            logps = reply_logps(model, model, batch["model_inputs"]["input_ids"], data.completion_mask, 1.0, data.tree)
+            ids, mask = batch["model_inputs"]["input_ids"], data.completion_mask
+            logps = reply_logps(model, model, ids, mask, 1.0, data.tree, whole_logits=whole_logits)
             (-(logps * data.advantages).sum() / num_tokens).backward()
         _wait_for(model.device)
     return watch.measure(num_tokens)

@@ -1,9 +1,11 @@
 """Numbers of one step, from its games."""
 
+import resource
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn, is_trained, player_name
@@ -155,6 +157,14 @@ def _trains(episode: Episode, player: int, own: Sequence[str]) -> bool:
 def _is_all_bad(episode: Episode, own: Sequence[str]) -> bool:
     turns = [turn for turn in episode.turns if _trains(episode, turn.player, own)]
     return bool(turns) and all(turn.kind is not ReplyKind.LEGAL for turn in turns)
+
+
+def peak_gib(device: torch.device) -> float:
+    """Return the most memory that this process has held so far, in GiB: what torch had on a GPU, else all of it."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    # In KiB on Linux.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def has_spread(group: Sequence[Episode], own: Sequence[str]) -> bool:

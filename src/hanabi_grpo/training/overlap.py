@@ -111,7 +111,7 @@ class PlayAhead:
 
 
 class KeptAdapters:
-    """All adapters' weights as they were at the last two weight syncs. Every rank keeps its own copy.
+    """All adapters' weights as they were at the last weight syncs, on the CPU. Every rank keeps its own copy.
 
     Games are sampled with version v and learned from at version v + 1, so π_old in the ratio of PPO (`loss`) is
     version v. Its logprobs are this trainer's own, from a pass under the kept weights of v, and not those that came
@@ -119,14 +119,15 @@ class KeptAdapters:
     HANABI_SAMPLER_CORRECTION compare trainer and sampler at one version.
     """
 
-    def __init__(self) -> None:
-        """Begin with none."""
+    def __init__(self, behind: int = 1) -> None:
+        """Begin with none; `behind` versions stay beside the newest."""
+        self._behind = behind
         self.versions: dict[int, dict[str, torch.Tensor]] = {}
         """Oldest first."""
 
     def keep(self, model: torch.nn.Module, version: int) -> None:
-        """Remember the weights of now under their version; only the version before it stays beside it."""
-        before = {number: kept for number, kept in self.versions.items() if number == version - 1}
+        """Remember the weights of now under their version; only the versions right before it stay beside it."""
+        before = {number: kept for number, kept in self.versions.items() if 0 < version - number <= self._behind}
         self.versions = {**before, version: _copy(model)}
 
     @contextmanager
@@ -149,7 +150,7 @@ class KeptAdapters:
 
 
 def _copy(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {name: value.detach().clone() for name, value in model.named_parameters() if "lora_" in name}
+    return {name: value.detach().to("cpu", copy=True) for name, value in model.named_parameters() if "lora_" in name}
 
 
 @torch.no_grad()

@@ -53,6 +53,13 @@ class HanabiArguments(RLHFArguments):
         # Every rank needs the settings that the link carries; only the main process talks to the server.
         self.vllm_client = make_link(read_settings(Path(self.hanabi_settings)), Path(self.output_dir))
 
+    def _init_deepspeed(self) -> None:
+        super()._init_deepspeed()
+        if self.deepspeed and self.deepspeed.get("zero_optimization", {}).get("stage") == 2:
+            # Else micro-batches add up in the model's own format: of 64 in bfloat16 the sum was off by 1 %, so by .2 %.
+            # Under ZeRO-1 DeepSpeed would take another optimizer, whose state `saving` does not know.
+            self.deepspeed.setdefault("data_types", {}).setdefault("grad_accum_dtype", "fp32")
+
 
 def swift_options(settings: Settings, settings_path: Path, run_folder: Path, num_steps: int) -> list[str]:
     """Return the command line that ms-swift is started with."""

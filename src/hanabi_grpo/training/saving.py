@@ -26,7 +26,7 @@ from hanabi_grpo.runs.resume import TRAINER_STATE
 from hanabi_grpo.training.model import adapters
 
 OPTIMIZER, GROUPS, RANDOM, BASELINES = "optimizer.safetensors", "groups.json", "random.json", "baselines.json"
-CRITICS = "critics.safetensors"
+CRITICS, MISMATCH = "critics.safetensors", "mismatch.json"
 _MASTER = "master"
 SAVE_TRIES = 3
 """Failed saves in a row after which a run stops; the steps after a failed one try again."""
@@ -46,6 +46,8 @@ class TrainingState:
     """Of `advantages.moved`."""
     critics: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """Of `Critics.state`; empty without critics."""
+    mismatch: Mapping[str, Any] = field(default_factory=dict)
+    """Of `RelativeMismatch`; empty without the check."""
 
     def save(self, folder: Path) -> None:
         """Write the folder."""
@@ -58,18 +60,21 @@ class TrainingState:
         (folder / BASELINES).write_text(json.dumps(dict(self.baselines), indent=1))
         if self.critics:
             save_file(dict(self.critics), folder / CRITICS, metadata={"format": "pt"})
+        if self.mismatch:
+            (folder / MISMATCH).write_text(json.dumps(self.mismatch))
 
     @classmethod
     def load(cls, folder: Path) -> "TrainingState":
         """Read the folder; checkpoints from before there were moving baselines have none."""
         groups, states = (json.loads((folder / name).read_text()) for name in (GROUPS, RANDOM))
-        path, critics = folder / BASELINES, folder / CRITICS
+        path, critics, mismatch = folder / BASELINES, folder / CRITICS, folder / MISMATCH
         return cls(
             moments=load_file(folder / OPTIMIZER),
             groups=groups,
             random_states=states,
             baselines=json.loads(path.read_text()) if path.exists() else {},
             critics=load_file(critics) if critics.exists() else {},
+            mismatch=json.loads(mismatch.read_text()) if mismatch.exists() else {},
         )
 
 
@@ -230,6 +235,7 @@ class CheckpointSaving(GRPOTrainer):
                 random_states=gather_object([random_state()]),
                 baselines=self.baselines.get(step, {}),
                 critics=self.critic_states.get(step, {}),
+                mismatch=self.evidence.get(step, {}),
             )
         with self._whole_adapters():
             if self.accelerator.is_main_process:

@@ -38,13 +38,15 @@ from hanabi_grpo.training.deals import step_deals
 from hanabi_grpo.training.fleet_link import Link
 from hanabi_grpo.training.isolation import BAD_STEPS_IN_A_ROW, PlayerGuard, PlayerSchedule, player_groups
 from hanabi_grpo.training.loss import LOSS_METRICS, PolicyLoss, shape_advantages
-from hanabi_grpo.training.metrics import episode_metrics
+from hanabi_grpo.training.metrics import episode_metrics, peak_gib
 from hanabi_grpo.training.mismatch import check_mismatch
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.model.forward import join_lora_products, reply_logps
+from hanabi_grpo.training.model.output_head import CHUNK, computes_logits
 from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 from hanabi_grpo.training.model.start_from import recorded_start
-from hanabi_grpo.training.overlap import KeptAdapters, PlayAhead, StepGames
+from hanabi_grpo.training.overlap import PlayAhead, StepGames
+from hanabi_grpo.training.relative_mismatch import RelativeMismatch
 from hanabi_grpo.training.resampling import UsedGames, resample
 from hanabi_grpo.training.saving import CheckpointSaving, OptimizerState, TrainingState, restore_random_state
 from hanabi_grpo.training.updates import AfterStep, MicroStep, StepUpdates, order_updates
@@ -55,7 +57,7 @@ from hanabi_grpo.types import adapter_of
 logger = logging.getLogger(__name__)
 
 
-class HanabiGRPOTrainer(StepUpdates, Valuing, CheckpointSaving, GRPOTrainer):
+class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving, GRPOTrainer):
     """Trains every player's adapter from games that the rollout server plays."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -67,12 +69,12 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, CheckpointSaving, GRPOTrainer):
         self.adapter_names = adapters.adapter_names(self.settings.players, self.settings.adapters)
         self.loss = PolicyLoss(self.settings)
         self.ahead = PlayAhead(self.link, self.adapter_names)
-        self.kept = KeptAdapters()
         self.resume = read_resume(self.link.run_folder)
+        self.watch_rounding({})
         self.started_from = recorded_start(self.settings, self.resume)
         self.synced_version: int | None = None
         self._played_at = time.perf_counter()
-        self._empty_steps = 0
+        self._empty_steps = self._tokens = 0
         stage = deepspeed_stage(self.settings)
         self.guard = PlayerGuard(
             max_norm=None if stage == 3 else self.settings.max_grad_norm,
@@ -93,6 +95,10 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, CheckpointSaving, GRPOTrainer):
             join_lora_products(self.model)
         # ZeRO-3 gathers weights for the engine's own calls alone, so there is no trial.
         self.shared = stage != 3 and share_prefixes(self.model)
+        whole = "under ZeRO-3 the head's weights are not whole" if stage == 3 else computes_logits(self.model)
+        self.whole_logits = whole is not None
+        if whole:
+            logger.warning("logits are held for a whole micro-batch, not %d tokens at a time: %s", CHUNK, whole)
         self._base_checksum = adapters.base_checksum(self.model)
         self.make_critics(setups)
 
@@ -141,6 +147,7 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, CheckpointSaving, GRPOTrainer):
         saved = TrainingState.load(folder / TRAINER_STATE)
         OptimizerState(model, self.optimizer).restore(saved)
         self.baselines = {self.first_step: dict(saved.baselines)}
+        self.watch_rounding(saved.mismatch)
         if self.critics:
             self.critics.restore(saved.critics)
         self.lr_scheduler.refresh()
@@ -177,6 +184,7 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, CheckpointSaving, GRPOTrainer):
         )
         # All own players: the baseline of one that rests moves on.
         self.baselines = {version: before, version + 1: next_baselines(before, used.drawn, own)}
+        self.compare_policies(batches, version, games.version)
         if games.version != version:
             self._recall(batches, games.version)
         if self.beta:
@@ -192,7 +200,9 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, CheckpointSaving, GRPOTrainer):
         if groups and not moving:
             said = "no trained player had a turn in any game; does a partner end them on its first move?"
             logger.warning("step %d: nothing moves: %s", version + 1, said)
-        self._time({"push": synced - start, "rollout": games.rollout_seconds, "train": start - self._played_at})
+        learning = start - self._played_at
+        self._time({"push": synced - start, "rollout": games.rollout_seconds, "train": learning})
+        self._measure_load(batches, games.rollout_seconds, learning)
         if self.settings.overlap:
             self._time({"wait": games.wait_seconds})
             self._metrics["train"]["staleness"].append(float(version - games.version))
@@ -210,7 +220,7 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, CheckpointSaving, GRPOTrainer):
                 if self.accelerator.is_main_process:
                     self.link.push(self.accelerator.unwrap_model(self.model), self.adapter_names, version)
             self.synced_version = version
-            if self.settings.overlap:
+            if self.settings.overlap or self.relative:
                 self.kept.keep(self.accelerator.unwrap_model(self.model), version)
         return version
 
@@ -328,7 +338,8 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, CheckpointSaving, GRPOTrainer):
     def _reply_logps(self, model: Any, batch: dict[str, Any]) -> torch.Tensor:
         ids, data = batch["model_inputs"]["input_ids"], batch["grpo_batch"]
         unwrapped = self.accelerator.unwrap_model(self.model)
-        return reply_logps(model, unwrapped, ids, data.completion_mask, self.temperature, data.tree)
+        mask, whole = data.completion_mask, self.whole_logits
+        return reply_logps(model, unwrapped, ids, mask, self.temperature, data.tree, whole_logits=whole)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         # The guard records each player's own norm; ms-swift's version drops everybody's gradient for one bad value.
@@ -368,6 +379,15 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, CheckpointSaving, GRPOTrainer):
                 f"{self._empty_steps} steps in a row had no usable game; the last reasons: {'; '.join(problems[:3])}. "
                 "Look at the server's log, and go on with RESUME=latest."
             )
+
+    def _measure_load(self, batches: list[dict[str, Any]], playing: float, learning: float) -> None:
+        found = self._metrics["train"]
+        found["memory/peak_gib"].append(peak_gib(self.accelerator.device))
+        found["tokens/sampled_per_second"].append(found["reply_tokens"][-1] / max(playing, 1e-9))
+        if self._tokens:
+            # As `time/train`, of the step before.
+            found["tokens/learned_per_second"].append(self._tokens / learning)
+        self._tokens = sum(int(batch["grpo_batch"].seq_lengths.sum()) for batch in batches)
 
     def _time(self, seconds: dict[str, float]) -> None:
         for phase, value in seconds.items():

@@ -18,6 +18,8 @@ _GIB = 1 << 30
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _PROCESS = 2 * _GIB
 """Of each process, whatever the model: libraries, or the CUDA context."""
+_CHUNK = 1024
+"""`training.model.output_head.CHUNK`. R17 of `tools/bench` measures 16 bytes for each logit in it, and none beyond."""
 
 
 def model_checks(context: Context) -> Check:
@@ -128,9 +130,11 @@ def trainer_bytes(context: Context) -> float:
     layer = 16 * hidden + 4 * config.get("intermediate_size", 4 * hidden)
     kept = layer * layers if settings.device == "cpu" else hidden * layers + layer
     replies = budget.held(budget.memory) * settings.max_completion_length / longest if budget else 1.0
-    # Logits of the replies, their float32 copy, and the gradient.
-    logits = min(replies, 1.0) * config["vocab_size"] * (2 * size + 4)
-    return _PROCESS + weights + adapters + tokens * (kept * size + logits)
+    # Of a chunk; with ZeRO-3, whose logits are whole, of all replies.
+    held = tokens * min(replies, 1.0)
+    num_logits = config["vocab_size"] * (held if settings.deepspeed == "zero3" else min(held, _CHUNK))
+    logits = 16.0 * num_logits + (4.0 * config["vocab_size"] * hidden if size < 4 else 0.0)
+    return _PROCESS + weights + adapters + tokens * kept * size + logits
 
 
 def _other_model(context: Context) -> str:

@@ -34,9 +34,10 @@ _PLAYER_TITLES = {
     "tokens_per_reply": "tokens a reply",
     "grad_norm": "gradient norm",
     "parity": "logprob mismatch, nats",
+    "parity_slope": "sampler: 0 this version, 1 the one before",
 }
 _UNSHOWN = re.compile(
-    r"(alarm|time|clip_ratio|tokens|games|score|validation|partners|self_play|resample)/.*|step|seconds|step_time|epoch|"
+    r"(alarm|time|memory|clip_ratio|tokens|games|score|validation|partners|self_play|resample)/.*|step|seconds|step_time|epoch|"
     r"learning_rate|"
     r"staleness|grad_norm|games|games_.*|groups_.*|reply_tokens|updates_dropped|unparsable_share|hint_pairs",
     re.DOTALL,

@@ -14,6 +14,7 @@ much as the products. Here both are part of the product with B (`addmm`), and th
     ∂B = s ∂yᵀ h,   ∂A = eᵀ x,   ∂x = ∂y W + e A
 """
 
+import contextlib
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ from peft.tuners.lora.layer import Linear
 from trl.trainer.utils import selective_log_softmax
 
 from hanabi_grpo.training.model.adapters import lora_layers
+from hanabi_grpo.training.model.output_head import chosen_logps, handing_out
 from hanabi_grpo.training.model.prefix_tree import PrefixTree
 from hanabi_grpo.training.model.shared_prefixes import only_at, reply_logits
 
@@ -34,6 +36,8 @@ def reply_logps(
     mask: torch.Tensor,
     temperature: float,
     tree: PrefixTree | None = None,
+    *,
+    whole_logits: bool = False,
 ) -> torch.Tensor:
     """Return [rows, tokens - 1] logprobs of the tokens in `mask`, in nats; 0 at all others.
 
@@ -44,20 +48,19 @@ def reply_logps(
         mask: [rows, tokens - 1], True where the token at the next position is a reply's.
         temperature: That the replies were sampled at.
         tree: Of `ids` and `mask`, for a model that shares prefixes; None: each row by itself.
+        whole_logits: For a model that does more than its output head, or ZeRO-3: logits as it computes them, all at
+            once. Without it they are the head's, in float32 and in chunks (`output_head`).
     """
-    if tree is None:
-        with only_at(unwrapped, torch.nn.functional.pad(mask, (0, 1))):
-            logits = model(input_ids=ids, use_cache=False).logits
+    head, targets = unwrapped.get_output_embeddings(), ids[:, 1:][mask]
+    with contextlib.nullcontext() if whole_logits else handing_out(head):
+        states, nodes = _states(model, unwrapped, ids, mask, tree)
+    wanted, place = (targets[:, None], ...) if nodes is None else _of_each_node(nodes, targets, states.shape[1])
+    if not whole_logits:
+        found = chosen_logps(head, states[0], wanted, temperature)
     else:
-        logits, nodes = reply_logits(model, unwrapped, tree)
-    if temperature != 1:
-        logits = logits / temperature
-    targets = ids[:, 1:][mask]
-    if tree is None:
-        found = selective_log_softmax(logits, targets[None])[0]
-    else:
-        found = _of_each_sequence(logits, nodes, targets)
-    return torch.zeros(mask.shape, dtype=found.dtype, device=found.device).masked_scatter(mask, found)
+        found = selective_log_softmax(states / temperature if temperature != 1 else states, wanted[None])[0]
+    chosen = found[place].flatten()
+    return torch.zeros(mask.shape, dtype=chosen.dtype, device=chosen.device).masked_scatter(mask, chosen)
 
 
 def reply_features(
@@ -71,29 +74,32 @@ def reply_features(
 
     The arguments are those of `reply_logps`.
     """
-    seen: list[torch.Tensor] = []
-    hook = unwrapped.get_output_embeddings().register_forward_hook(lambda _, inputs, __: seen.append(inputs[0]))
-    try:
-        with torch.no_grad():
-            if tree is None:
-                with only_at(unwrapped, torch.nn.functional.pad(mask, (0, 1))):
-                    model(input_ids=ids, use_cache=False)
-                return seen[0][0].float()
-            _, nodes = reply_logits(model, unwrapped, tree)
-            return seen[0][0][nodes].float()
-    finally:
-        hook.remove()
+    with torch.no_grad(), handing_out(unwrapped.get_output_embeddings()):
+        states, nodes = _states(model, unwrapped, ids, mask, tree)
+    return (states[0] if nodes is None else states[0][nodes]).float()
 
 
-def _of_each_sequence(logits: torch.Tensor, nodes: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return [replies] logprobs of `targets` at `nodes` of [1, nodes, vocabulary] `logits`; no row is copied."""
-    vocabulary = logits.shape[-1]
-    pairs, which = (nodes * vocabulary + targets).unique(return_inverse=True)
-    rows = pairs // vocabulary
+def _states(
+    model: torch.nn.Module, unwrapped: PeftModel, ids: torch.Tensor, mask: torch.Tensor, tree: PrefixTree | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return [1, nodes, size] what the model returns where it predicts, and [replies] nodes; None: one for each."""
+    if tree is not None:
+        return reply_logits(model, unwrapped, tree)
+    with only_at(unwrapped, torch.nn.functional.pad(mask, (0, 1))):
+        return model(input_ids=ids, use_cache=False).logits, None
+
+
+def _of_each_node(
+    nodes: torch.Tensor, targets: torch.Tensor, num_nodes: int
+) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    """Return [nodes, choices] the different `targets` at each of the `nodes`, and where each reply's is among them."""
+    above = int(targets.max()) + 1 if len(targets) else 1
+    pairs, which = (nodes * above + targets).unique(return_inverse=True)
+    rows = pairs // above
     slots = torch.arange(len(rows), device=rows.device) - torch.searchsorted(rows, rows)
-    wanted = targets.new_zeros(logits.shape[1], int(slots.max()) + 1 if len(slots) else 1)
-    wanted[rows, slots] = pairs % vocabulary
-    return selective_log_softmax(logits, wanted[None])[0][rows[which], slots[which]]
+    wanted = targets.new_zeros(num_nodes, int(slots.max()) + 1 if len(slots) else 1)
+    wanted[rows, slots] = pairs % above
+    return wanted, (rows[which], slots[which])
 
 
 def join_lora_products(model: torch.nn.Module) -> int:

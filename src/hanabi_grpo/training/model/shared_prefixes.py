@@ -113,6 +113,11 @@ def share_prefixes(model: Any) -> bool:
     return not problem
 
 
+def largest_gap(dtype: torch.dtype) -> float:
+    """Return how far the logits of a trial may be apart, as a share of the largest."""
+    return _LARGEST_GAP if dtype == torch.float32 else _LARGEST_ROUNDED_GAP
+
+
 def shares_prefixes(model: Any) -> bool:
     """Tell whether `share_prefixes` was tried on this model and worked."""
     return bool(model.config._attn_implementation == ATTENTION)
@@ -121,8 +126,9 @@ def shares_prefixes(model: Any) -> bool:
 def reply_logits(model: Any, unwrapped: Any, tree: PrefixTree) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the logits at the nodes that a reply token is predicted from, and which of them predicts each.
 
-    They are [1, nodes that predict, vocabulary] and [replies], in the order of `tree.predicting`. `model` is what is
-    called, `unwrapped` the model itself.
+    They are [1, nodes that predict, vocabulary] and [replies], in the order of `tree.predicting`; with
+    `output_head.handing_out` hidden states are in the place of logits. `model` is what is called, `unwrapped` the model
+    itself.
     """
     predicts = torch.zeros_like(tree.ids, dtype=torch.bool).index_fill(0, tree.predicting, True)
     with only_at(unwrapped, predicts[None]):
@@ -166,5 +172,5 @@ def _trial(model: Any) -> str | None:
     finally:
         model.train(was_training)
     gap = float((shared - whole.float()).abs().max() / whole.float().abs().max())
-    allowed = _LARGEST_GAP if whole.dtype == torch.float32 else _LARGEST_ROUNDED_GAP
+    allowed = largest_gap(whole.dtype)
     return None if gap <= allowed else f"its logits differ by {gap:.2g} of the largest, allowed {allowed}"
