@@ -23,7 +23,8 @@ from hanabi_grpo.settings.defaults import Device
 from hanabi_grpo.settings.gpus import Terminal, gpu_share
 
 NOWHERE = Path("/nonexistent/.env")
-PROFILES = [ROOT / "tools" / "profiles" / f"{name}.env" for name in ("cpu", "gpu-1", "gpu-4", "gpu-8", "mig")]
+PROFILES = sorted((ROOT / "tools" / "profiles").glob("*.env"))
+SHARED = ("gpu-1", "gpu-24gb")
 LAUNCH = ROOT / "tools" / "launch.sh"
 
 
@@ -74,7 +75,7 @@ def test_every_profile_loads_and_its_batch_divides(path: Path, monkeypatch: pyte
         needed = settings.vllm_tensor_parallel_size * settings.vllm_data_parallel_size
         assert len(server.names) == needed and len(trainer.names) == settings.nproc_per_node
         shared = set(server.names) & set(trainer.names)
-        assert bool(shared) == (path.stem == "gpu-1") and (not shared or settings.gpu_memory_utilization <= 0.5)
+        assert bool(shared) == (path.stem in SHARED) and (not shared or settings.gpu_memory_utilization <= 0.5)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("gpu-8", "gpu"), ("cpu", "cpu")])
