@@ -12,7 +12,7 @@ import pytest
 from dotenv import dotenv_values
 
 from doctor_machines import NOWHERE, ROOT, make_gpu_machine
-from gpu.random_model import shapes_of, sizes_of
+from gpu.random_model import ARCHITECTURES
 from hanabi_grpo.commands.doctor.budget import (
     CARDS,
     Engines,
@@ -42,7 +42,7 @@ def table(name: str) -> list[list[str]]:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders with the sizes of two models; their weights are holes in the files."""
-    return {name: holes(tmp_path_factory.mktemp("model"), sizes_of(name)) for name in ("qwen3-4b", "qwen3-1.7b")}
+    return {name: holes(tmp_path_factory.mktemp("model"), ARCHITECTURES[name]) for name in ("qwen3-4b", "qwen3-1.7b")}
 
 
 def holes(folder: Path, sizes: dict[str, Any]) -> Path:
@@ -56,6 +56,22 @@ def holes(folder: Path, sizes: dict[str, Any]) -> Path:
         file.write(struct.pack("<Q", len(text)) + text)
         file.truncate(8 + len(text) + end)
     return folder
+
+
+def shapes_of(sizes: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return name and shape of every weight of a Qwen3 with these sizes, output and input embedding in one."""
+    hidden, inner, head = sizes["hidden_size"], sizes["intermediate_size"], sizes["head_dim"]
+    query, value = sizes["num_attention_heads"] * head, sizes["num_key_value_heads"] * head
+    layer = {
+        **{f"self_attn.{name}_proj": (size, hidden) for name, size in (("q", query), ("k", value), ("v", value))},
+        **{"self_attn.o_proj": (hidden, query), "self_attn.q_norm": (head,), "self_attn.k_norm": (head,)},
+        **{"mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner)},
+        **{"input_layernorm": (hidden,), "post_attention_layernorm": (hidden,)},
+    }
+    shapes: dict[str, tuple[int, ...]] = {"embed_tokens": (sizes["vocab_size"], hidden), "norm": (hidden,)}
+    for number in range(sizes["num_hidden_layers"]):
+        shapes |= {f"layers.{number}.{name}": shape for name, shape in layer.items()}
+    return {f"model.{name}.weight": shape for name, shape in shapes.items()}
 
 
 def context(profile: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Context:
@@ -95,7 +111,7 @@ def test_the_sums_are_those_of_the_doctor_and_every_profile_fits_its_gpu(
 
 def test_the_seconds_of_a_step_are_those_that_were_worked_out_by_hand() -> None:
     """Estimates for Qwen3-4B, 64 games on four engines and four trainers of 80 GB: 7 s + 5 s, and 430 s + 115 s."""
-    sizes, parameters = sizes_of("qwen3-4b"), 4_022_468_096
+    sizes, parameters = ARCHITECTURES["qwen3-4b"], 4_022_468_096
     assert sum(math.prod(shape) for shape in shapes_of(sizes).values()) == parameters
     assert cache_bytes(sizes, 2) == 147_456
     engines = Engines(card=CARDS["H100"], copies=4)

@@ -1,9 +1,11 @@
-"""Models of real sizes with random weights: what time and memory need, without a download."""
+"""Models of real sizes with random weights: what time and memory need, without a download.
 
+python -m gpu.random_model NAME FOLDER cuda|cpu      # with tools/ on PYTHONPATH
+"""
+
+import sys
 from pathlib import Path
 from typing import Any
-
-from hanabi_grpo.errors import SettingsError
 
 _QWEN3 = {
     "num_key_value_heads": 8,
@@ -30,42 +32,18 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 """Name to the sizes in `config.json` of Qwen/Qwen3-0.6B, -1.7B and -4B; `small` is for machines without a GPU."""
 
 
-def sizes_of(name: str) -> dict[str, Any]:
-    """Return the sizes of an architecture; SettingsError for a name that is none."""
-    if name not in ARCHITECTURES:
-        raise SettingsError(f"architecture {name!r}: one of {', '.join(ARCHITECTURES)}.")
-    return ARCHITECTURES[name]
-
-
-def shapes_of(sizes: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return name and shape of every weight of a Qwen3 with these sizes, output and input embedding in one."""
-    hidden, inner, head = sizes["hidden_size"], sizes["intermediate_size"], sizes["head_dim"]
-    query, value = sizes["num_attention_heads"] * head, sizes["num_key_value_heads"] * head
-    layer = {
-        **{f"self_attn.{name}_proj": (size, hidden) for name, size in (("q", query), ("k", value), ("v", value))},
-        **{"self_attn.o_proj": (hidden, query), "self_attn.q_norm": (head,), "self_attn.k_norm": (head,)},
-        **{"mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner)},
-        **{"input_layernorm": (hidden,), "post_attention_layernorm": (hidden,)},
-    }
-    shapes: dict[str, tuple[int, ...]] = {"embed_tokens": (sizes["vocab_size"], hidden), "norm": (hidden,)}
-    for number in range(sizes["num_hidden_layers"]):
-        shapes |= {f"layers.{number}.{name}": shape for name, shape in layer.items()}
-    return {f"model.{name}.weight": shape for name, shape in shapes.items()}
-
-
 def random_model(name: str, device: str, *, attention: str = "sdpa", dtype: str = "bfloat16") -> Any:
     """Return the causal language model of an architecture on a device, the same at every call there."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    sizes = sizes_of(name)
-    config = AutoConfig.for_model(**sizes)
+    config = AutoConfig.for_model(**ARCHITECTURES[name])
     with torch.random.fork_rng(devices=[0] if device == "cuda" else []), torch.device(device):
         torch.manual_seed(0)
         return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), attn_implementation=attention)
 
 
-def save_random_model(name: str, folder: Path, device: str) -> Path:
+def save_random_model(name: str, folder: Path, device: str) -> None:
     """Write a model folder for both terminals, with a word-level tokenizer of the board `laptop`.
 
     The model's vocabulary is larger than the tokenizer's, as that of real models is: what has no word decodes to
@@ -81,4 +59,7 @@ def save_random_model(name: str, folder: Path, device: str) -> Path:
         one.eos_token_id, one.pad_token_id, one.bos_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id, None
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return folder
+
+
+if __name__ == "__main__":
+    save_random_model(sys.argv[1], Path(sys.argv[2]), sys.argv[3])
