@@ -128,10 +128,22 @@ def test_the_demo_starts_its_server_first_on_the_shipped_model_and_makes_none(la
     assert [stage[:9] for stage in stages] == [f"== {number} of 5" for number in range(1, 6)]
 
 
+def test_each_call_for_a_gpu_has_a_limit_and_one_that_fails_stops_no_other(launch: Runner, checkout: Path) -> None:
+    said = 'case "$*" in *trainer*) sleep 60 ;; *look) echo {} ;; *"gpu.table table"*) echo the table ;; esac'
+    program(checkout / ".venv" / "bin" / "python", said)
+    done = launch("gpu/check.sh", "--cpu", "A", "B", CHECK_SECONDS="2", CHECK_OUT="found")
+    assert done.returncode == 1 and done.stdout.splitlines()[-1] == "the table"
+    called = [line for line in done.stdout.splitlines() if line.startswith("call ")]
+    assert re.fullmatch(r"call A: \d+ s, exit code 124, log found/A.log", called[0]), done.stdout
+    assert called[1].endswith("s, exit code 0, log found/B.log")
+    assert (checkout / "found" / "B.json").read_text() == "{}\n"
+    assert "must be A, B, C, D or R" in launch("gpu/check.sh", "E").stderr
+
+
 def test_help_and_version_install_and_start_nothing(run: Runner, checkout: Path) -> None:
     # No set-up is made here, so anything but showing would fail.
     program(checkout / "tools" / "setup.sh", "exit 9")
-    for script in (*LAUNCHERS, "demo.sh", "bench.sh", "recipes/laptop_headline.sh"):
+    for script in (*LAUNCHERS, "demo.sh", "bench.sh", "recipes/laptop_headline.sh", "gpu/check.sh"):
         head = (ROOT / "tools" / script).read_text().splitlines()[1].removeprefix("# ")
         done = run(script, "-h")
         assert (done.returncode, done.stdout.splitlines()[0]) == (0, head), done.stderr

@@ -57,6 +57,7 @@ kills() {
     kill -KILL "$engine"
     back=$SECONDS
     while is_running "$engine"; do sleep 0.2; done
+    sleep 2 # until the server has noticed
     run - python -c "$WAIT_FOR_SERVER"
     back=$((SECONDS - back)) all=$(descendants "$server")
     kill -KILL "$server"
@@ -110,7 +111,7 @@ for one in ${@:-A B C D R}; do
     case $one in A | B | C | D | R) ;; *) call "$one" ;; esac
     rm -f "$folder/$one".json "$folder/$one"-*.json
     began=$SECONDS result=0
-    timeout --kill-after=60 "${CHECK_SECONDS:-480}" bash "$0" ${cpu:-} --one "$one" >"$folder/$one.log" 2>&1 || result=$?
+    timeout --kill-after=60 "${CHECK_SECONDS:-480}" bash tools/gpu/check.sh ${cpu:-} --one "$one" >"$folder/$one.log" 2>&1 || result=$?
     echo "call $one: $((SECONDS - began)) s, exit code $result, log $folder/$one.log"
     [ "$result" = 0 ] || status=1
 done

@@ -46,7 +46,7 @@ def table_of(folder: Path) -> str:
             lines.append(f"| {call} | {title} | not run, or it did not end: see {call.partition('-')[0]}.log |")
             continue
         found = json.loads(path.read_text(encoding="utf-8"))
-        lines += [f"| {call} | {title}: {name} | {figure} |" for name, figure in _figures(found)]
+        lines += [f"| {call} | {title}: {name} | {figure.replace('|', '∣')} |" for name, figure in _figures(found)]
     return "\n".join(lines) + "\n"
 
 
@@ -68,7 +68,7 @@ def _figures(found: dict[str, Any], before: str = "") -> Iterator[tuple[str, str
 
 def _shown(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return "not measured" if value is None else str(value).replace("|", "∣")
+        return "not measured" if value is None else str(value)
     return f"{value / 1e9:.2f}e9" if abs(value) >= 1e9 else f"{value:.4g}"
 
 

@@ -13,8 +13,7 @@ from gpu.random_model import random_model
 
 _TURN = {"prompt": 156, "reply": 100}
 _TURNS = 8
-_CONTROL_TOKENS = 2 * _TURNS * sum(_TURN.values())
-"""Of the batch on which two kinds of attention are compared; the plain one holds tokens × tokens numbers a head."""
+_LIMIT = 1 << 20
 _KERNELS = 12
 
 
@@ -24,20 +23,21 @@ def measure(name: str, device: str, tokens: list[int]) -> dict[str, Any]:
     The first micro-batches hold conversations of 2048 tokens, the last one a single conversation of its size. Memory is
     None without a GPU, where torch does not count it.
     """
-    cases = []
+    cases, turn = [], sum(_TURN.values())
     model = _model(name, device, "sdpa")
     for size in tokens:
-        turns = size // sum(_TURN.values()) if size == max(tokens) and len(tokens) > 1 else _TURNS
-        rows = made_rows(num_games=max(1, size // (turns * sum(_TURN.values()))), turns=turns, seed=0, **_TURN)
+        turns = size // turn if size == max(tokens) else min(_TURNS, size // turn)
+        rows = made_rows(num_games=max(1, size // (turns * turn)), turns=turns, seed=0, **_TURN)
         learn(model, rows, size)  # kernels are chosen and compiled
         cases.append(_timed(model, rows, size, device))
-    rows = made_rows(num_games=2, turns=_TURNS, seed=1, **_TURN)
+    # Small: plain attention holds tokens × tokens numbers a head.
+    rows = made_rows(num_games=2, turns=min(_TURNS, min(tokens) // turn), seed=1, **_TURN)
     kernels = _kernels(model, rows, device)
-    learn(model, rows, _CONTROL_TOKENS)
+    learn(model, rows, _LIMIT)
     found = gradient_of(model)
     del model
     control = _model(name, device, "eager")
-    learn(control, rows, _CONTROL_TOKENS)
+    learn(control, rows, _LIMIT)
     expected = gradient_of(control)
     cosine = float((found @ expected) / (found.norm() * expected.norm()))
     return {"model": name, "cases": cases, "cosine with eager attention": cosine, "kernels": kernels}
@@ -71,7 +71,7 @@ def _kernels(model: Any, rows: list[Any], device: str) -> list[str]:
 
     kind = ProfilerActivity.CUDA if device == "cuda" else ProfilerActivity.CPU
     with profile(activities=[kind]) as seen:
-        learn(model, rows, _CONTROL_TOKENS)
+        learn(model, rows, _LIMIT)
     clock = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
     spent = {one.key: getattr(one, clock) for one in seen.key_averages()}
     whole = sum(spent.values()) or 1
