@@ -43,7 +43,7 @@ class FakeEngine:
         self.calls: dict[asyncio.Task[Any], int] = {}
         self._replies, self._fault = replies, fault
 
-    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None) -> Sample:
+    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None, *game: Any) -> Sample:
         task = asyncio.current_task()
         assert task is not None
         call = self.calls.setdefault(task, 0)

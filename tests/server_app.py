@@ -89,7 +89,7 @@ class WordEngine:
     async def unload_adapter(self, number: int) -> None:
         del self.loaded[number]
 
-    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None) -> Sample:
+    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None, *game: Any) -> Sample:
         await asyncio.sleep(self.seconds)
         if self.is_dead:
             raise RuntimeError("engine dead")

@@ -6,17 +6,24 @@ import os
 import re
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from fake_engine import CHAT, LAPTOP
+from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import ServerError, ServerGoneError
 from hanabi_grpo.server.assembly import prepare_environment
-from hanabi_grpo.server.engine import Engine, Pulse, SamplingConfig, _sample
+from hanabi_grpo.server.engine import Engine, Pulse, SamplingConfig, _sample, gpu_options, nvcc_release
 from hanabi_grpo.server.plugin import PLUGIN_NAME
+from hanabi_grpo.server.seats import Model, ServedPlayer
 
+SAMPLING = SamplingConfig(max_tokens=1)
 BIND = "VLLM_CPU_OMP_THREADS_BIND"
 
 
@@ -31,7 +38,7 @@ class _Core:
         return True
 
     def __init__(self) -> None:
-        self.answers = True
+        self.answers, self.ranks = True, list[int | None]()
         self.waiting: asyncio.Queue[Exception] = asyncio.Queue()
         self.output_processor = SimpleNamespace(propagate_error=self.waiting.put_nowait)
 
@@ -41,6 +48,7 @@ class _Core:
         return set()
 
     async def generate(self, *args: Any, **options: Any) -> AsyncIterator[Any]:
+        self.ranks.append(options["data_parallel_rank"])
         yield SimpleNamespace(finished=False)
         raise await self.waiting.get()
 
@@ -51,7 +59,7 @@ class _Core:
 
 def _engine() -> Engine:
     engine = Engine.__new__(Engine)
-    engine._engine = _Core()
+    engine._engine, engine._copies = _Core(), 1
     engine._request_ids = itertools.count()
     engine._pulse = Pulse(engine._engine.list_loras, patience=1.0, every=0.01, look=0.1)
     return engine
@@ -83,13 +91,48 @@ def test_an_engine_that_stands_still_is_dead_to_those_who_wait_for_it_and_one_th
         await asyncio.sleep(0.2)
         assert not engine.is_dead
         with pytest.raises(EngineDeadError):
-            await engine.generate([1], SamplingConfig(max_tokens=1), None)
+            await engine.generate([1], SAMPLING, None)
         assert engine.is_dead and re.match(r"engine hung: it has not answered for 1 s", engine.state)
         core.answers = True
         await watcher
         assert engine.is_dead, "its games are gone; it must not come back half"
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_a_game_stays_with_one_copy_of_the_model_and_without_copies_or_a_number_vllm_chooses() -> None:
+    async def scenario() -> list[int | None]:
+        engine = _engine()
+        engine._engine.waiting = SimpleNamespace(get=AsyncMock(side_effect=EngineDeadError()))
+        for copies, game in ((4, 4), (4, 7), (4, 7), (4, None), (1, 7)):
+            engine._copies = copies
+            with pytest.raises(EngineDeadError):
+                await engine.generate([1], SAMPLING, None, game)
+        return engine._engine.ranks
+
+    assert asyncio.run(scenario()) == [0, 3, 3, None, None]
+    served = ServedPlayer(model=Model(sampler=_engine(), chat=CHAT, max_model_len=64), sampling=SAMPLING)
+    task = Setup(HANABI, LAPTOP).task("train", 5)
+    assert [served.seat(seat, task=task, game=6).game for seat in range(2)] == [11, 11]
+
+
+def test_flashinfer_compiles_nothing_where_nvcc_is_not_of_torchs_cuda(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.8, V12.8.93'\n")
+    nvcc.chmod(0o755)
+    for found in ({"CUDA_HOME": str(tmp_path)}, {"PATH": str(nvcc.parent)}):
+        assert nvcc_release(found) == "12.8"
+    assert nvcc_release({"CUDA_HOME": str(tmp_path / "none")}) == ""
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setattr("torch.version.cuda", "12.9")
+    assert gpu_options() == {"max_num_batched_tokens": 8192}
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    options = gpu_options()
+    assert options["enable_flashinfer_autotune"] is False
+    assert options["compilation_config"].pass_config.fuse_allreduce_rms is False
 
 
 def _choice(ids: list[int], logprobs: list[float], *, flat: bool) -> Any:

@@ -56,7 +56,7 @@ class Ear:
     def __init__(self, heard: list[str]) -> None:
         self._heard = heard
 
-    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None) -> Sample:
+    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None, *game: Any) -> Sample:
         self._heard.append(chat().tokenizer.decode(prompt_ids))
         ids = (*chat().tokenizer.encode(REPLY), chat().eos_id)
         return Sample(ids=ids, logprobs=(0.0,) * len(ids), finish_reason="stop", num_cached_tokens=0)

@@ -128,5 +128,5 @@ def test_a_model_may_be_the_partner_and_a_server_that_fails_is_an_error_in_one_l
 
 
 class _FailingEngine(WordEngine):
-    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None) -> Sample:
+    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None, *game: Any) -> Sample:
         raise RuntimeError("planted")

@@ -23,7 +23,8 @@ from hanabi_grpo.settings.defaults import Device
 from hanabi_grpo.settings.gpus import Terminal, gpu_share
 
 NOWHERE = Path("/nonexistent/.env")
-PROFILES = [ROOT / "tools" / "profiles" / f"{name}.env" for name in ("cpu", "gpu-1", "gpu-4", "gpu-8", "mig")]
+PROFILES = sorted((ROOT / "tools" / "profiles").glob("*.env"))
+SHARED = ("gpu-1", "gpu-24gb")
 LAUNCH = ROOT / "tools" / "launch.sh"
 
 
@@ -74,7 +75,7 @@ def test_every_profile_loads_and_its_batch_divides(path: Path, monkeypatch: pyte
         needed = settings.vllm_tensor_parallel_size * settings.vllm_data_parallel_size
         assert len(server.names) == needed and len(trainer.names) == settings.nproc_per_node
         shared = set(server.names) & set(trainer.names)
-        assert bool(shared) == (path.stem == "gpu-1") and (not shared or settings.gpu_memory_utilization <= 0.5)
+        assert bool(shared) == (path.stem in SHARED) and (not shared or settings.gpu_memory_utilization <= 0.5)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("gpu-8", "gpu"), ("cpu", "cpu")])
@@ -83,6 +84,18 @@ def test_two_of_them_are_the_defaults_written_out(name: str, kind: str, monkeypa
     path = ROOT / "tools" / "profiles" / f"{name}.env"
     given = settings_values(load_settings({"HANABI_PROFILE": str(path)}, NOWHERE).settings)
     assert given | {"HANABI_PROFILE": None} == settings_values(load_settings({}, NOWHERE).settings)
+    # Who divides the model and says no more has one copy of it.
+    parallel, data = "VLLM_TENSOR_PARALLEL_SIZE", "VLLM_DATA_PARALLEL_SIZE"
+    default = 4 if kind == "gpu" else 1
+    for shell, sizes in (
+        ({}, (1, default)),
+        ({parallel: "4"}, (4, 1)),
+        ({parallel: "1"}, (1, 1)),
+        ({data: "2"}, (1, 2)),
+    ):
+        loaded = load_settings(shell, NOWHERE)
+        assert (loaded.settings.vllm_tensor_parallel_size, loaded.settings.vllm_data_parallel_size) == sizes
+        assert (loaded.origins["vllm_data_parallel_size"] == "shell") == (data in shell)
 
 
 def test_shell_beats_dotenv_beats_profile_beats_default(folder: Path) -> None:

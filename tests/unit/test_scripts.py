@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -128,10 +129,72 @@ def test_the_demo_starts_its_server_first_on_the_shipped_model_and_makes_none(la
     assert [stage[:9] for stage in stages] == [f"== {number} of 5" for number in range(1, 6)]
 
 
+def test_each_call_for_a_gpu_has_a_limit_and_one_that_fails_stops_no_other(launch: Runner, checkout: Path) -> None:
+    said = 'case "$*" in *trainer*) sleep 60 ;; *look) echo {} ;; *"gpu.table table"*) echo the table ;; esac'
+    program(checkout / ".venv" / "bin" / "python", said)
+    done = launch("gpu/check.sh", "--cpu", "A", "B", CHECK_SECONDS="2", CHECK_OUT="found")
+    assert done.returncode == 1 and done.stdout.splitlines()[-1] == "the table"
+    called = [line for line in done.stdout.splitlines() if line.startswith("call ")]
+    assert re.fullmatch(r"call A: \d+ s, exit code 124, log found/A.log", called[0]), done.stdout
+    assert called[1].endswith("s, exit code 0, log found/B.log")
+    assert (checkout / "found" / "B.json").read_text() == "{}\n"
+    assert "must be A, B, C, D or R" in launch("gpu/check.sh", "E").stderr
+
+
+def cluster_logs(checkout: Path, done: "subprocess.CompletedProcess[str]") -> dict[str, str]:
+    assert done.returncode == 0, done.stderr
+    logs = {path.stem: path.read_text() for path in (checkout / "run-logs").iterdir()}
+    keys = {word for log in logs.values() for word in log.split() if word.startswith("key=")}
+    [key] = keys
+    assert len(key) >= 20 and key[4:] not in done.stdout + done.stderr
+    return {name: log.replace(key, "").replace("set-up\n", "") for name, log in logs.items()}
+
+
+def test_machines_of_a_slurm_job_are_servers_and_trainers_which_all_end_with_the_trainer(
+    launch: Runner, checkout: Path, tmp_path: Path
+) -> None:
+    program(tmp_path / "bin" / "scontrol", "printf 'n1\\nn2\\nn3\\n'")
+    program(tmp_path / "bin" / "srun", 'while [ "$1" != bash ]; do shift; done; exec "$@"')
+    names = "NODE_RANK NNODES MASTER_ADDR NPROC_PER_NODE VLLM_DATA_PARALLEL_SIZE VLLM_SERVER_HOST"
+    tell = f'for name in {names}; do echo "${{!name:-}}"; done; echo "key=$HANABI_API_KEY"'
+    play = 'trap "echo ended; exit" TERM; while true; do sleep 0.1; done'
+    program(checkout / ".venv/bin/hanabi-grpo", f'echo "$1"; {tell}; if [ "$1" = serve ]; then {play}; fi; sleep 3')
+    job = {"SLURM_SUBMIT_DIR": str(checkout), "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-3]", "MODEL": "given"}
+    done = launch("cluster/slurm.sh", **job, OUTPUT_DIR=str(checkout / "run"), GPUS="2")
+    deadline = time.monotonic() + 60
+    while "ended" not in (checkout / "run-logs" / "server-n1.log").read_text():
+        assert time.monotonic() < deadline, "the server stays when the trainer is gone"
+        time.sleep(0.1)
+    assert {name: log.split() for name, log in cluster_logs(checkout, done).items()} == {
+        "server-n1": ["serve", "2", "ended"],
+        "trainer-0": ["train", "0", "2", "n2", "2", "n1"],
+        "trainer-1": ["train", "1", "2", "n2", "2", "n1"],
+    }
+    none = launch("cluster/slurm.sh", **job, NUM_SERVERS="3")
+    assert none.returncode == 2 and "leaves none to train" in none.stderr
+
+
+def test_four_machines_with_addresses_of_their_own_reach_each_other(launch: Runner, checkout: Path) -> None:
+    if subprocess.run(["unshare", "--user", "--map-root-user", "--net", "true"], capture_output=True).returncode:
+        pytest.skip("network namespaces cannot be made here (unshare --user --net)")
+    serve = (
+        'if [ "$1" = serve ]; then exec python3 -m http.server --bind 0.0.0.0 "$PORT"; fi; [ "$1" = train ] || exit 0'
+    )
+    ask = "import urllib.request as r; r.urlopen('http://$host:$VLLM_SERVER_PORT', timeout=2)"
+    reach = f'until python3 -c "{ask}" 2>/dev/null; do sleep 0.2; done; echo "$NODE_RANK reached $host"'
+    body = f'{serve}\necho "key=$HANABI_API_KEY"\nfor host in ${{VLLM_SERVER_HOST//,/ }}; do {reach}; done'
+    program(checkout / ".venv/bin/hanabi-grpo", body)
+    logs = cluster_logs(checkout, launch("cluster/rehearse.sh", OUTPUT_DIR=str(checkout / "run")))
+    for rank in "01":
+        reached = [f"{rank} reached 10.77.0.1", f"{rank} reached 10.77.0.2"]
+        assert logs[f"trainer-{rank}"].split("\n")[1:-1] == reached
+    assert all(f"10.77.0.{client} - - " in logs["server-10.77.0.2"] for client in (3, 4))
+
+
 def test_help_and_version_install_and_start_nothing(run: Runner, checkout: Path) -> None:
     # No set-up is made here, so anything but showing would fail.
     program(checkout / "tools" / "setup.sh", "exit 9")
-    for script in (*LAUNCHERS, "demo.sh", "bench.sh", "recipes/laptop_headline.sh"):
+    for script in (*LAUNCHERS, "demo.sh", "bench.sh", "recipes/laptop_headline.sh", "gpu/check.sh"):
         head = (ROOT / "tools" / script).read_text().splitlines()[1].removeprefix("# ")
         done = run(script, "-h")
         assert (done.returncode, done.stdout.splitlines()[0]) == (0, head), done.stderr

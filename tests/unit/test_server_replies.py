@@ -171,7 +171,7 @@ class Cancelled(WordEngine):
 
     cancelled = False
 
-    async def generate(self, prompt_ids: list[int], sampling: Any, lora: Any | None) -> Sample:
+    async def generate(self, prompt_ids: list[int], sampling: Any, lora: Any | None, *game: Any) -> Sample:
         self.num_samples += 1
         try:
             await asyncio.sleep(3600)
@@ -205,7 +205,7 @@ def _wait(done: Any) -> None:
 
 def test_a_fault_of_the_engine_is_500_over_http_and_nothing_stays_in_use() -> None:
     class Faulty(WordEngine):
-        async def generate(self, prompt_ids: list[int], sampling: Any, lora: Any | None) -> Sample:
+        async def generate(self, prompt_ids: list[int], sampling: Any, lora: Any | None, *game: Any) -> Sample:
             if sampling.max_tokens == 3:
                 raise RuntimeError("out of memory")
             return sample("Play 0", math.nan)

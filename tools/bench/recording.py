@@ -17,7 +17,7 @@ from hanabi_grpo.server.engine import Sample, SamplingConfig
 
 
 class _Sampler(Protocol):
-    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None) -> Sample: ...
+    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any, *game: Any) -> Sample: ...
 
     @property
     def is_dead(self) -> bool: ...
@@ -79,13 +79,13 @@ class Recorder:
         """Whether the engine is."""
         return self._sampler.is_dead
 
-    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None) -> Sample:
+    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None, *game: Any) -> Sample:
         """Sample one reply."""
         number = self._numbering.number()
         if number == len(self._games):
             self._games.append([])
         started = time.perf_counter()
-        sample = await self._sampler.generate(prompt_ids, sampling, lora)
+        sample = await self._sampler.generate(prompt_ids, sampling, lora, *game)
         self._games[number].append(
             Call(
                 prompt_ids=tuple(prompt_ids),
@@ -130,7 +130,7 @@ class ForcedSampler:
         """Whether the engine is."""
         return self._sampler.is_dead
 
-    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None) -> Sample:
+    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None, *game: Any) -> Sample:
         """Sample a reply of the recorded length, return the recorded one.
 
         Raises:
@@ -143,7 +143,8 @@ class ForcedSampler:
         self._made[number] += 1
         if call.prompt_ids and call.prompt_ids != tuple(prompt_ids):
             raise self._refuse(f"game {number}: its prompt {self._made[number]} is not the recorded one")
-        sample = await self._sampler.generate(prompt_ids, replace(sampling, max_tokens=len(call.reply_ids)), lora)
+        limited = replace(sampling, max_tokens=len(call.reply_ids))
+        sample = await self._sampler.generate(prompt_ids, limited, lora, *game)
         self.num_tokens += len(sample.ids)
         return replace(sample, ids=call.reply_ids, logprobs=call.logprobs or (0.0,) * len(call.reply_ids))
 

@@ -36,7 +36,7 @@ class StandIn:
         self.seconds = seconds
         self._random = random.Random(0)
 
-    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None) -> Sample:
+    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None, *game: Any) -> Sample:
         """Return as many ids as are allowed."""
         await asyncio.sleep(self.seconds * self._random.uniform(0.5, 1.5))
         ids = (0,) * sampling.max_tokens

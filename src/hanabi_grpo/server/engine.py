@@ -7,8 +7,13 @@ distribution (after temperature), which is the one that the trainer computes.
 import asyncio
 import itertools
 import logging
+import os
+import re
+import shutil
+import subprocess
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hanabi_grpo.errors import ServerError, ServerGoneError
@@ -28,6 +33,8 @@ NUM_PARTNERS = 4
 costs, in device memory, rank x (in + out) numbers per linear layer: 66 MB for a 4B model at rank 16."""
 BLOCK_SIZE = 32
 """Tokens of a cache block on CPU, where vLLM's default of 128 means that short prompts share no prefix."""
+BATCHED_TOKENS = 8192
+"""Prompt tokens of one step on a GPU; vLLM's default for an engine inside another program is 2048."""
 _LOOK_SECONDS = 0.5
 _Answer = TypeVar("_Answer")
 
@@ -87,9 +94,37 @@ def engine_args(options: Mapping[str, Any], extra_args: Sequence[str] = ()) -> "
 
     check_options("server", extra_args)
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(add_help=False))
-    on_cpu = {"block_size": BLOCK_SIZE, "enforce_eager": True} if current_platform.is_cpu() else {}
-    parser.set_defaults(**options, **on_cpu)
+    on_cpu = {"block_size": BLOCK_SIZE, "enforce_eager": True}
+    parser.set_defaults(**options, **(on_cpu if current_platform.is_cpu() else gpu_options()))
     return AsyncEngineArgs.from_cli_args(parser.parse_args(list(extra_args)))
+
+
+def gpu_options() -> dict[str, Any]:
+    """Return vLLM's options for GPUs: FlashInfer compiles nothing where the machine's nvcc is not of torch's CUDA."""
+    import torch
+    from vllm.config.compilation import CompilationConfig, PassConfig
+
+    options: dict[str, Any] = {"max_num_batched_tokens": BATCHED_TOKENS}
+    nvcc, wanted = nvcc_release(os.environ), str(torch.version.cuda)
+    if nvcc.partition(".")[0] != wanted.partition(".")[0]:
+        found = f"nvcc is of CUDA {nvcc}" if nvcc else "there is no nvcc"
+        logger.info("engine: no FlashInfer autotune and all-reduce fusion (%s, torch is of %s)", found, wanted)
+        no_fusion = CompilationConfig(pass_config=PassConfig(fuse_allreduce_rms=False))
+        options |= {"enable_flashinfer_autotune": False, "compilation_config": no_fusion}
+    return options
+
+
+def nvcc_release(environ: Mapping[str, str]) -> str:
+    """Return the CUDA release, e.g. "13.0", of the nvcc that FlashInfer would run (0.32); "" where there is none."""
+    home = environ.get("CUDA_HOME") or environ.get("CUDA_PATH")
+    found = None if home else shutil.which("nvcc", path=environ.get("PATH"))
+    program = Path(found) if found else Path(home or "/usr/local/cuda", "bin", "nvcc")
+    try:
+        said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    release = re.search(r"release (\d+\.\d+)", said)
+    return release[1] if release else ""
 
 
 class Pulse:
@@ -147,7 +182,8 @@ class Engine:
         """Start the engine (tens of seconds), inside the running event loop and on the main thread; see `Pulse`."""
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        self._engine = AsyncLLM.from_engine_args(engine_args(options, extra_args))
+        args = engine_args(options, extra_args)
+        self._engine, self._copies = AsyncLLM.from_engine_args(args), args.data_parallel_size
         self._request_ids = itertools.count()
         self._pulse = Pulse(self._engine.list_loras, patience=patience)
         self._watcher = asyncio.get_running_loop().create_task(self._watch())
@@ -165,8 +201,14 @@ class Engine:
         # Whoever waits for a reply learns it now, as when the core dies.
         self._engine.output_processor.propagate_error(EngineDeadError())
 
-    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None) -> Sample:
-        """Sample one reply to a whole conversation. `lora` must be loaded now, else it would kill the engine."""
+    async def generate(
+        self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None, game: int | None = None
+    ) -> Sample:
+        """Sample one reply to a whole conversation. `lora` must be loaded now, else it would kill the engine.
+
+        With copies of the model, those of one `game` number are asked of the same copy, whose cache holds the earlier
+        turns; without a number vLLM chooses.
+        """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -181,7 +223,10 @@ class Engine:
             skip_clone=True,
         )
         number, final = f"r{next(self._request_ids)}", None
-        async for output in self._engine.generate({"prompt_token_ids": prompt_ids}, params, number, lora_request=lora):
+        rank = game % self._copies if game is not None and self._copies > 1 else None
+        async for output in self._engine.generate(
+            {"prompt_token_ids": prompt_ids}, params, number, lora_request=lora, data_parallel_rank=rank
+        ):
             final = output
         self._pulse.beat()
         if final is None or not final.finished:

@@ -60,9 +60,11 @@ class ServedPlayer:
     def seat(self, player: int, *, task: Task[Any], game: int) -> "ServedSeat":
         """Return a fresh private conversation for one game."""
         window, system = task.config.window, task.environment.system(task.config, player)
-        return ServedSeat(self, Conversation(self.model.chat, system, window), fresh=window is not None)
+        conversation = Conversation(self.model.chat, system, window)
+        # Games of a group, and single games of deals in a row, go round the copies of the model.
+        return ServedSeat(self, conversation, fresh=window is not None, game=task.seed + game)
 
-    async def ask(self, conversation: Conversation, text: str) -> Reply:
+    async def ask(self, conversation: Conversation, text: str, game: int | None = None) -> Reply:
         """Add a message and the reply to it, `out_of_tokens` when it might not fit the budget, to a conversation.
 
         A NonFiniteError or ServerError says that nobody could train on the sample.
@@ -71,7 +73,7 @@ class ServedPlayer:
         added = conversation.ask(text)
         if len(conversation.ids) + self.sampling.max_tokens > model.max_model_len:
             return Reply(text="", prompt=text, out_of_tokens=True)
-        sample = await model.sampler.generate(list(conversation.ids), self.sampling, self.lora)
+        sample = await model.sampler.generate(list(conversation.ids), self.sampling, self.lora, game)
         self.prompts.given += len(conversation.ids)
         self.prompts.cached += sample.num_cached_tokens
         await model.turnstile.through()
@@ -111,10 +113,12 @@ class ServedSeat:
     conversation: Conversation
     fresh: bool
     """Whether each turn is a sequence of its own, see `EnvConfig.window`."""
+    game: int
+    """Decides which copy of the model is asked."""
 
     async def reply(self, seen: Observation) -> Reply:
         """Ask the model for an action."""
-        return replace(await self.player.ask(self.conversation, seen.message()), fresh=self.fresh)
+        return replace(await self.player.ask(self.conversation, seen.message(), self.game), fresh=self.fresh)
 
 
 def wanted_adapters(tasks: Sequence[RequestedTask]) -> dict[str, int]:

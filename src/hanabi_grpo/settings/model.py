@@ -70,8 +70,10 @@ class Settings(BaseModel):
         allowed="printable ASCII without spaces",
         both=True,
     )
-    vllm_tensor_parallel_size: int = server("VLLM_TENSOR_PARALLEL_SIZE", "GPUs of a copy of the model.", 1, gpu=4, ge=1)
-    vllm_data_parallel_size: int = server("VLLM_DATA_PARALLEL_SIZE", "Copies of the model.", 1, ge=1)
+    vllm_tensor_parallel_size: int = server("VLLM_TENSOR_PARALLEL_SIZE", "GPUs of a copy of the model.", 1, ge=1)
+    vllm_data_parallel_size: int = server(
+        "VLLM_DATA_PARALLEL_SIZE", "Copies of the model; 1 with VLLM_TENSOR_PARALLEL_SIZE alone.", 1, gpu=4, ge=1
+    )
     max_model_len: int = server(
         "HANABI_MAX_MODEL_LEN", "Tokens of one private conversation, replies included.", 1024, gpu=40960, ge=64
     )
@@ -351,7 +353,9 @@ class Settings(BaseModel):
         game = game_values(data, cls.model_fields.keys())
         if unknown := sorted(data.keys() - cls.model_fields.keys() - game.keys()):
             raise ValueError(f"no such setting: {', '.join(unknown)}")
-        made = make({**data, **game})
+        # Who divides the model and says no more means one copy of it.
+        alone = {"vllm_data_parallel_size": 1} if "vllm_tensor_parallel_size" in data else {}
+        made = make({**alone, **data, **game})
         made.model_fields_set.intersection_update(data)
         return made
 

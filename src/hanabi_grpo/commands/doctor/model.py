@@ -1,6 +1,8 @@
 """The model: its folder, its chat template, and the memory that both processes need for it."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -15,8 +17,8 @@ from hanabi_grpo.settings.defaults import LAPTOP, is_local_model, tiny_model_com
 from hanabi_grpo.settings.steps import tokens_per_micro_batch
 
 _GIB = 1 << 30
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_PROCESS = 2 * _GIB
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_PROCESS = 2.0 * _GIB
 """Of each process, whatever the model: libraries, or the CUDA context."""
 _CHUNK = 1024
 """`training.model.output_head.CHUNK`. R17 of `tools/bench` measures 16 bytes for each logit in it, and none beyond."""
@@ -72,8 +74,8 @@ def memory_checks(context: Context) -> Check:
     settings, needed = context.settings, ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
     if not all(key in context.config for key in needed):
         return skip("memory", "needs the model, and its sizes in config.json")
-    server = 0.0 if context.server_is_up or not context.serves else server_bytes(context)
-    trainer = trainer_bytes(context) if context.trains else 0.0
+    server = 0.0 if context.server_is_up or not context.serves else sum(server_parts(context).values())
+    trainer = sum(trainer_parts(context).values()) if context.trains else 0.0
     if not server + trainer:
         return skip("memory", "the server is running already")
     parts = [f"server about {server / _GIB:.1f} GiB"] if server else []
@@ -92,34 +94,40 @@ def memory_checks(context: Context) -> Check:
         return skip("memory", f"{text} on each GPU; what there is is not known ({why})")
     if server > room:
         finding = f"{text} on each GPU, but the engine gets {room / _GIB:.1f} GiB"
-        return warn("memory", finding, "export VLLM_TENSOR_PARALLEL_SIZE=2 HANABI_MAX_MODEL_LEN=4096")
+        return warn("memory", finding, "export HANABI_MAX_MODEL_LEN=4096 VLLM_TENSOR_PARALLEL_SIZE=2")
     if trainer > total:
         finding = f"{text} on each GPU, which has {total / _GIB:.1f} GiB"
         return warn("memory", finding, f"export DEEPSPEED=zero3\n{smaller}")
     return ok("memory", f"{text} on each GPU of {total / _GIB:.1f} GiB")
 
 
-def server_bytes(context: Context) -> float:
-    """Return the memory of weights, the cache of keys and values, and the engine's adapters, of one GPU or the CPU."""
+def server_parts(context: Context) -> dict[str, float]:
+    """Return the bytes of each part of the server, on one GPU or the CPU."""
     settings, config = context.settings, context.config
-    size, heads = _BYTES[settings.dtype], config["num_attention_heads"]
-    head = config.get("head_dim") or config["hidden_size"] // heads
-    heads = config.get("num_key_value_heads", heads)
-    cache = 2.0 * config["num_hidden_layers"] * heads * head * size * settings.max_model_len
+    size, parallel = BYTES[settings.dtype], settings.vllm_tensor_parallel_size
+    cache = cache_bytes(config, size) * settings.max_model_len
     if settings.device == "cpu":
         # The server's own default for this variable of vLLM.
         cache = max(cache, float(context.environ.get("VLLM_CPU_KVCACHE_SPACE") or 1) * _GIB)
     # As many on the device as there are players, three times as many beside it.
     adapters = 4.0 * settings.players * context.adapter_parameters * size
-    return _PROCESS + (context.num_parameters * size + cache + adapters) / settings.vllm_tensor_parallel_size
+    parts = {"weights": context.num_parameters * size, "KV cache of one conversation": cache, "adapters": adapters}
+    return {name: part / parallel for name, part in parts.items()} | {"process": _PROCESS}
 
 
-def trainer_bytes(context: Context) -> float:
-    """Return the memory of weights, adapters with gradients and moments, and one micro-batch, of one process."""
+def cache_bytes(config: Mapping[str, Any], size: int) -> float:
+    """Return the bytes of one token's keys and values, of numbers of `size` bytes."""
+    heads = config["num_attention_heads"]
+    head = config.get("head_dim") or config["hidden_size"] // heads
+    return 2.0 * config["num_hidden_layers"] * config.get("num_key_value_heads", heads) * head * size
+
+
+def trainer_parts(context: Context) -> dict[str, float]:
+    """Return the bytes of each part of one trainer process, with the largest micro-batch."""
     settings, config, budget = context.settings, context.config, context.budget
-    size = _BYTES[settings.dtype]
+    size = BYTES[settings.dtype]
     weights = context.num_parameters * size / (settings.nproc_per_node if settings.deepspeed == "zero3" else 1)
-    adapters = 16.0 * context.num_adapters * context.adapter_parameters
+    adapters = 4.0 * context.num_adapters * context.adapter_parameters
     longest = budget.longest(budget.memory) if budget else settings.max_model_len
     length = min(settings.max_model_len, longest)
     by_tokens = tokens_per_micro_batch(settings)
@@ -134,7 +142,9 @@ def trainer_bytes(context: Context) -> float:
     held = tokens * min(replies, 1.0)
     num_logits = config["vocab_size"] * (held if settings.deepspeed == "zero3" else min(held, _CHUNK))
     logits = 16.0 * num_logits + (4.0 * config["vocab_size"] * hidden if size < 4 else 0.0)
-    return _PROCESS + weights + adapters + tokens * kept * size + logits
+    optimizer = {"adapters": adapters, "gradients and moments": 3 * adapters}
+    batch = {"activations": tokens * kept * size, "logits": logits}
+    return {"weights": weights, **optimizer, **batch, "process": _PROCESS}
 
 
 def _other_model(context: Context) -> str:

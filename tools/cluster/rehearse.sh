@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# run.sh on one machine without GPUs: four network namespaces on a bridge stand for four machines. Linux, no root needed.
+#
+#   bash tools/cluster/rehearse.sh                 # two servers, two trainer machines, the tiny model, MAX_STEPS=2
+#
+# Each namespace has an address and ports of its own and nothing else; they share files, as a cluster's machines do.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+if [ "${1:-}" != --inside ]; then
+    exec unshare --user --map-root-user --net --mount --pid --fork --mount-proc --kill-child bash tools/cluster/rehearse.sh --inside
+fi
+mount -t tmpfs none /run
+ip link add bridge type bridge
+ip link set bridge up
+for number in 1 2 3 4; do
+    address=10.77.0.$number
+    ip netns add $address
+    ip link add v$number type veth peer name eth0 netns $address
+    ip link set v$number master bridge up
+    nsenter --net=/run/netns/$address sh -c "ip link set lo up; ip addr add $address/24 dev eth0; ip link set eth0 up"
+done
+printf '#!/bin/sh\nexec nsenter --net=/run/netns/"$@"\n' >/run/on
+chmod +x /run/on
+# Gloo takes the address of the machine's name, which is that of no namespace here.
+export CLUSTER_SHELL=/run/on GPUS=0 GLOO_SOCKET_IFNAME=eth0 MAX_STEPS=${MAX_STEPS:-2} REPORT_TO=none
+SERVERS="10.77.0.1 10.77.0.2" TRAINERS="10.77.0.3 10.77.0.4" bash tools/cluster/run.sh

@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# Rollout servers on some machines, one trainer over others: by ssh, or by srun inside a Slurm job (slurm.sh).
+#
+#   SERVERS="gpu1 gpu2" TRAINERS="gpu3 gpu4" bash tools/cluster/run.sh
+#
+#   SERVERS, TRAINERS   machines as they reach each other; this checkout has the same path and is set up on all of them
+#   GPUS                of each machine (8; 0 for machines without any)
+#   OUTPUT_DIR          run folder in a file system that all share (outputs/cluster-DATE here); logs lie beside it
+#   HANABI_API_KEY      key of the servers (made up)
+#   CLUSTER_SHELL       a program that runs `bash -c LINE` on a machine, called with both (unset: srun in a job, else ssh)
+#
+# Other settings belong into .env or a profile, which all machines read. When the trainer ends or this script is stopped,
+# all parts are. NOT RUN on GPUs, nor on two machines; tools/cluster/rehearse.sh plays four on one.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+read -ra servers <<<"${SERVERS:?the machines that play}"
+read -ra trainers <<<"${TRAINERS:?the machines that train}"
+gpus=${GPUS:-8} port=${PORT:-8000}
+run=${OUTPUT_DIR:-$PWD/outputs/cluster-$(date +%Y%m%d-%H%M%S)}
+key=${HANABI_API_KEY:-$(openssl rand -hex 16)}
+mkdir -p "$run-logs"
+visible=$(seq -s, 0 $((gpus - 1)))
+
+on() { # on MACHINE LINE
+    if [ -n "${CLUSTER_SHELL:-}" ]; then
+        "$CLUSTER_SHELL" "$1" bash -c "$2"
+    elif [ -n "${SLURM_JOB_ID:-}" ]; then
+        srun --overlap --nodes=1 --ntasks=1 --nodelist="$1" bash -c "$2"
+    else
+        ssh -o BatchMode=yes "$1" "$2"
+    fi
+}
+
+# part LOG MACHINE NAME=VALUE... COMMAND...: in the background. The key travels by the pipe, which other users cannot read,
+# and the part is told to end when the pipe is closed, as it is when this script is gone.
+part() {
+    local log=$1 machine=$2 line
+    shift 2
+    line="cd $(printf %q "$PWD") && read -r HANABI_API_KEY && export HANABI_API_KEY || exit
+        exec 3<&0; env $(printf '%q ' "$@") </dev/null & part=\$!
+        (cat <&3; kill -TERM \$part) >/dev/null 2>&1 & watch=\$!
+        wait \$part; code=\$?; kill \$watch 2>/dev/null; exit \$code"
+    on "$machine" "$line" < <(echo "$key" && exec tail -f /dev/null --pid=$$) >"$run-logs/$log" 2>&1 &
+}
+
+trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
+trap 'exit 143' TERM
+trap 'exit 130' INT
+for machine in "${servers[@]}"; do
+    settings=(HANABI_HOST=0.0.0.0 PORT="$port")
+    [ "$gpus" = 0 ] || settings+=(CUDA_VISIBLE_DEVICES_SERVER="$visible" VLLM_DATA_PARALLEL_SIZE="$gpus")
+    part "server-$machine.log" "$machine" "${settings[@]}" bash tools/rollout/rollout_hanabi_gym.sh
+done
+pids=()
+for rank in "${!trainers[@]}"; do
+    settings=(NNODES="${#trainers[@]}" NODE_RANK="$rank" MASTER_ADDR="${trainers[0]}" OUTPUT_DIR="$run")
+    settings+=(VLLM_SERVER_HOST="$(IFS=,; echo "${servers[*]}")" VLLM_SERVER_PORT="$port" DEEPSPEED="${DEEPSPEED:-zero2}")
+    [ "$gpus" = 0 ] || settings+=(CUDA_VISIBLE_DEVICES_TRAINER="$visible" NPROC_PER_NODE="$gpus")
+    part "trainer-$rank.log" "${trainers[rank]}" "${settings[@]}" bash tools/train/train_grpo_msswift.sh
+    pids+=($!)
+done
+echo "cluster: ${#servers[@]} servers, ${#trainers[@]} trainer machines; run $run, logs $run-logs"
+status=0
+for pid in "${pids[@]}"; do wait "$pid" || status=$?; done
+echo "cluster: the trainer ended with exit code $status"
+exit "$status"

@@ -1,0 +1,119 @@
+#!/usr/bin/env bash
+# What only a GPU can prove, in calls of at most 8 minutes each; figures as JSON and as a table for docs/benchmarks.md.
+#
+#   bash tools/gpu/check.sh                # all calls, on one GPU
+#   bash tools/gpu/check.sh A C            # some of them
+#   bash tools/gpu/check.sh --cpu          # the same calls with a tiny model where there is no GPU: a rehearsal
+#
+#   A   the trainer's pass alone, 4 billion parameters: seconds, peak memory, kernels, gradient against plain attention
+#   B   the machine: driver, compiler, headers, /dev/shm, packages, what the doctor finds
+#   C   server and trainer with 0.6 billion parameters, 5 steps; then kill -9 of the engine and of the server
+#   D   server and trainer with 4 billion: 64 games of 128 tokens a reply, 3 steps, then the same overlapped
+#   R   bench rows R1, R3, R5, R10 with the 4 billion (R10b: a stale adapter must be seen)
+#
+#   CHECK_OUT       folder of logs and figures (outputs/gpu-check)
+#   CHECK_SECONDS   limit of a call (480)
+#
+# Models are random, of Qwen3's sizes: nothing is downloaded but by the set-up. NOT RUN on a GPU yet. One GPU proves no tensor
+# parallelism, no NCCL and no ZeRO over processes; random weights inflate the logprob mismatch: judge it against R10b.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+SECONDS=0
+source tools/launch.sh
+
+device=cuda small=qwen3-0.6b large=qwen3-4b tokens="16384 40960" steps=5
+if [ "${1:-}" = --cpu ]; then
+    shift
+    device=cpu small=small large=small tokens="2048 4096" steps=2
+    cpu=--cpu
+fi
+folder=${CHECK_OUT:-outputs/gpu-check}
+mkdir -p "$folder"
+export PYTHONPATH="$PWD/tools${PYTHONPATH:+:$PYTHONPATH}" HANABI_PRESET=laptop REPORT_TO=none WANDB_MODE=disabled
+export NUM_GENERATIONS=16 HANABI_DEALS_PER_STEP=4 HANABI_MAX_MODEL_LEN=4096
+if [ "$device" = cuda ]; then
+    # Both on one GPU; in bfloat16 random weights differ more than the limit of trained ones.
+    export HANABI_PROFILE=tools/profiles/gpu-1.env DEEPSPEED=zero2 HANABI_PARITY_TOLERANCE=1
+    export PYTORCH_CUDA_ALLOC_CONF=${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}
+fi
+
+# model NAME: sets MODEL to its folder, made once.
+model() {
+    export MODEL=$folder/$1
+    [ -f "$MODEL/tokenizer.json" ] || python -m gpu.random_model "$1" "$MODEL" "$device"
+}
+
+# train NAME STEPS: a run beside the server, its medians in NAME.json.
+train() {
+    rm -rf "$folder/$1-run"
+    OUTPUT_DIR=$folder/$1-run MAX_STEPS=$2 SAVE_STEPS=1000 run "$folder/$1-train.log" bash tools/train/train_grpo_msswift.sh
+    python -m gpu.table steps "$folder/$1-run" >"$folder/$1.json"
+}
+
+# kills: ends the engine, waits for the next one, ends the server, waits until nothing is left of it.
+kills() {
+    local engine all back gone
+    engine=$(pgrep -f EngineCore | grep -Fxf <(descendants "$server" | tr ' ' '\n') | sed 1q)
+    kill -KILL "$engine"
+    back=$SECONDS
+    while is_running "$engine"; do sleep 0.2; done
+    sleep 2 # until the server has noticed
+    run - python -c "$WAIT_FOR_SERVER"
+    back=$((SECONDS - back)) all=$(descendants "$server")
+    kill -KILL "$server"
+    server="" gone=$SECONDS
+    while [ -n "$(alive $all)" ] && [ $((SECONDS - gone)) -lt 60 ]; do sleep 0.2; done
+    printf '{"seconds until it serves again": %d, "seconds until all is gone": %d, "left behind": "%s"}\n' \
+        "$back" $((SECONDS - gone)) "$(alive $all)" >"$folder/C-kills.json"
+}
+
+call() {
+    name=gpu-check
+    source tools/session.sh
+    case $1 in
+    A) python -m gpu.trainer "$large" "$device" $tokens >"$folder/A.json" ;;
+    B)
+        python -m gpu.look >"$folder/B.json"
+        hanabi-grpo doctor --json >"$folder/B-doctor.json" || true
+        ;;
+    C)
+        export MAX_COMPLETION_LENGTH=16
+        model "$small"
+        start_session
+        start_server
+        train C "$steps"
+        kills
+        ;;
+    D)
+        export MAX_COMPLETION_LENGTH=128
+        model "$large"
+        start_session
+        start_server
+        train D 3
+        HANABI_OVERLAP=1 train D-overlap 3
+        ;;
+    R)
+        export MAX_COMPLETION_LENGTH=32
+        model "$large"
+        python tools/bench --quick --only R1 --only R3 --only R5 --only R10 --out "$folder/bench"
+        cp "$folder/bench/bench.json" "$folder/R.json"
+        ;;
+    *) echo "gpu-check: '$1': must be A, B, C, D or R." >&2 && exit 2 ;;
+    esac
+}
+
+if [ "${1:-}" = --one ]; then
+    call "$2"
+    exit
+fi
+status=0
+for one in ${@:-A B C D R}; do
+    case $one in A | B | C | D | R) ;; *) call "$one" ;; esac
+    rm -f "$folder/$one".json "$folder/$one"-*.json
+    began=$SECONDS result=0
+    timeout --kill-after=60 "${CHECK_SECONDS:-480}" bash tools/gpu/check.sh ${cpu:-} --one "$one" >"$folder/$one.log" 2>&1 || result=$?
+    echo "call $one: $((SECONDS - began)) s, exit code $result, log $folder/$one.log"
+    [ "$result" = 0 ] || status=1
+done
+python -m gpu.table table "$folder" | tee "$folder/table.md"
+exit "$status"

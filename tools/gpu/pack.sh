@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Parts of at most 60 MB with the packages that a GPU machine without a network lacks.
+#
+#   there:  python3 tools/gpu/look.py > look.json                    # and bring it here
+#   here:   bash tools/gpu/pack.sh look.json outputs/parts           # downloads wheels, writes part-01.tar, ...
+#   there:  python3 tools/gpu/pack.py unpack FOLDER part-*.tar       # some or all; then PYTHONPATH=FOLDER
+#
+#   PACK_PYTHON      version there (that of look.json)
+#   PACK_MEGABYTES   of a part (60)
+#   PACK_WHEELS      folder of the wheels (OUT/wheels); those that are there already are not downloaded
+#
+# Kernels that a dense model on Hopper does without are left out (LEFT_OUT in tools/gpu/pack.py). NOT RUN on such a machine.
+set -euo pipefail
+look=${1:?bash tools/gpu/pack.sh look.json OUT} out=${2:?bash tools/gpu/pack.sh look.json OUT}
+look=$(realpath "$look") out=$(realpath -m "$out")
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+wheels=${PACK_WHEELS:-$out/wheels}
+mkdir -p "$wheels"
+export PYTHONPATH="$PWD/tools${PYTHONPATH:+:$PYTHONPATH}" PATH="$PWD/.venv/bin:$PATH"
+version=${PACK_PYTHON:-$(sed -nE 's/^ "python": "([0-9]+\.[0-9]+).*/\1/p' "$look")}
+platforms=()
+for number in 17 24 26 27 28 31 34 35; do platforms+=(--platform "manylinux_2_${number}_x86_64"); done
+for wanted in $(python -m gpu.pack missing "$look"); do
+    stem=${wanted%%==*}
+    if ! compgen -G "$wheels/${stem//-/_}-${wanted##*==}-*.whl" >/dev/null; then
+        python3 -m pip download --quiet --no-deps --only-binary=:all: --implementation cp --python-version "$version" \
+            "${platforms[@]}" --platform manylinux2014_x86_64 --dest "$wheels" "$wanted" ||
+            echo "pack: $wanted: no wheel for Python $version; bring it yourself to $wheels" >&2
+    fi
+done
+python -m gpu.pack pack "$out" "${PACK_MEGABYTES:-60}" "$wheels"/*.whl
