@@ -69,8 +69,8 @@ class Plan:
 
     @property
     def is_team(self) -> bool:
-        """Whether all players of a game earn the same; if not, a cell changes seats and has the row's return."""
-        return self.setup.spec.payoff == "team"
+        """Whether a game has one score for all players; if not, a cell changes seats and has the row's return."""
+        return self.setup.spec.has_common_score
 
 
 def parse_entries(texts: Sequence[str], setup: Setup[Any]) -> tuple[Entry, ...]:
@@ -133,7 +133,7 @@ def make_plan(
         for j, column in enumerate(entries):
             refs = (row.ref, *[column.ref] * (setup.spec.num_players - 1))
             line_up = LineUp(text=",".join(map(str, refs)), refs=refs)
-            key = line_up_key(line_up, setup, suite=suite, served=served, rotate=setup.spec.payoff != "team")
+            key = line_up_key(line_up, setup, suite=suite, served=served, rotate=not setup.spec.has_common_score)
             # The seats say who plays; a checkpoint's folder may have been moved.
             key = {name: value for name, value in key.items() if name != "line_up"} | {"deals": num_deals}
             label = row.label if i == j else f"{row.label} × {column.label}"
