@@ -30,11 +30,11 @@ def said(reply: str) -> str | None:
 def read_answer(text: str, style: str) -> str | None:
     r"""Return the answer that a text gives, None where it gives none; linear in its length.
 
-    In the compact style all of the text is the answer. In the full style it stands behind the last `Answer:` that
-    begins a line, on that line or on all lines after it, or in the last `\boxed{}`.
+    In the compact style it is what follows the last `=`, if there is one. In the full style it stands behind the last
+    `Answer:` that begins a line, on that line or on all lines after it, or in the last `\boxed{}`.
     """
     if style == "compact":
-        return text.strip()[:MAX_CHARS] or None
+        return text.rpartition("=")[2].strip()[:MAX_CHARS] or None
     below: list[str] = []
     for line in reversed(text.splitlines()):
         label, colon, rest = line.partition(":")

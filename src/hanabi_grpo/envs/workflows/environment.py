@@ -178,21 +178,21 @@ class Solver:
         config, source = task.config, self.workflow.source(task.config)
         problem = self.workflow.problem(config, split=task.split, seed=task.seed)
 
-        def guess(rng: random.Random) -> str:
-            found = (source.make(rng.randrange(1 << 30)).answer for _ in range(_GUESSES))
-            return next((answer for answer in found if answer), "0")
+        def guess(rng: random.Random) -> Problem:
+            found = (source.make(rng.randrange(1 << 30)) for _ in range(_GUESSES))
+            return next((other for other in found if other.answer), Problem("", "0"))
 
         def choose(seen: base.Observation, rng: random.Random) -> str:
             shown = [text for text in seen.view().others if seen.parse(text)]
             if rng.random() < self.right:
-                answer = problem.answer or guess(rng)
+                found = problem if problem.answer else guess(rng)
             elif self.right and shown:
                 return rng.choice(shown)
             else:
-                answer = guess(rng)
+                found = guess(rng)
             if config.style == "compact":
-                return spaced(answer)
-            return f"Answer:\n{answer}" if "\n" in answer else f"Answer: {answer}"
+                return " = ".join(map(spaced, (*found.work, found.answer)))
+            return f"Answer:{chr(10) if chr(10) in found.answer else ' '}{found.answer}"
 
         return base.ScriptSeat(
             choose, random.Random(repr((self.name, self.right, player, task.split, task.seed, game)))

@@ -112,10 +112,8 @@ class WorkflowGame(base.Game, Generic[C]):
         `final` is the team's answer, `alone` the mean of the first step's, given without seeing any other;
         final = alone + corrected - misled. `agreement` is the share of pairs of seats whose last answers are the same.
         """
-        if not self.said:
-            return {"final": 0.0}
         final = 0.0 if self.to_act() else self.worth(-1)
-        alone = fmean(self.right[0].values())
+        alone = fmean(self.right[0].values()) if self.right else 0.0
         last = {seat: self.answer(text) for step in self.said for seat, text in step.items()}
         pairs = list(itertools.combinations(last.values(), 2))
         agreed = [float(one is not None and other is not None and same(one) == same(other)) for one, other in pairs]
@@ -160,12 +158,13 @@ class WorkflowGame(base.Game, Generic[C]):
     def _shown(self, text: str) -> str:
         if text == base.SKIP:
             return "none" if self.config.style == "compact" else "(no answer)"
-        return (self.answer(text) or text) if self.config.show == "answer" else text
+        is_short = self.config.show == "answer" or self.config.style == "compact"
+        return (self.answer(text) or text) if is_short else text
 
     def _worded(self, view: View) -> str:
         if self.config.style == "compact":
             own = ["own", view.own] if view.own is not None else []
-            others = ["others", " , ".join(view.others)] if view.others else []
+            others = [f"other {text}" for text in view.others]
             return spaced(" ".join(filter(None, [view.question, *own, *others])))
         parts = [view.question] if view.question else []
         parts += [f"You answered:\n{view.own}"] if view.own is not None else []
@@ -206,7 +205,8 @@ class DebateGame(WorkflowGame[DebateConfig]):
 
     def result(self) -> Mapping[str, float]:
         """Add each round's majority: what the team would have answered then."""
-        rounds = {f"round_{number + 1}": self.worth(number) for number in range(len(self.said))}
+        made = len(self.said)
+        rounds = {f"round_{one + 1}": self.worth(one) if one < made else 0.0 for one in range(self.config.rounds)}
         return {**super().result(), **rounds}
 
 

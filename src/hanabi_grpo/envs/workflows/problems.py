@@ -7,6 +7,7 @@ question is ever in two of them: of ten shares `test` has one, `eval-…` (valid
 import functools
 import hashlib
 import importlib
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ class Problem:
     question: str
     answer: str
     """The solution, which no player sees; "" where the source only knows one when it sees it."""
+    work: tuple[str, ...] = ()
+    """Results on the way to it, which a tiny model writes down as well, since it can add two numbers but not three."""
     entry: Any = None
     """What a verifier of another package needs."""
 
@@ -102,8 +105,9 @@ def chain_sum(number: int, terms: int, digits: int) -> Problem:
     numbers = [base.draw(CHAIN_SUM, number, place, below=10**digits) for place in range(terms)]
     signs = [1, *(1 - 2 * base.draw(CHAIN_SUM, "sign", number, place, below=2) for place in range(1, terms))]
     rest = (f" {'+' if sign > 0 else '-'} {value}" for sign, value in zip(signs[1:], numbers[1:], strict=True))
-    total = sum(sign * value for sign, value in zip(signs, numbers, strict=True))
-    return Problem(f"{numbers[0]}{''.join(rest)} = ?", str(total))
+    sums = itertools.accumulate(sign * value for sign, value in zip(signs, numbers, strict=True))
+    *work, total = map(str, sums)
+    return Problem(f"{numbers[0]}{''.join(rest)} = ?", total, tuple(work[1:]))
 
 
 def _file(name: str) -> Source:
@@ -157,7 +161,7 @@ def _reasoning_gym(name: str) -> Source:
 
     def make(number: int) -> Problem:
         entry = made[number % _POOL]
-        return Problem(entry["question"], "" if entry["answer"] is None else str(entry["answer"]), entry)
+        return Problem(entry["question"], "" if entry["answer"] is None else str(entry["answer"]), (), entry)
 
     version = metadata.version("reasoning-gym")
     return Source(name, f"{name} {version}", make, lambda problem, answer: made.score_answer(answer, problem.entry))
