@@ -1,9 +1,11 @@
 """`hanabi-grpo teams`: does a team pay? Workflows beside one seat alone and beside a vote at as many tokens."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.progress import Progress, TaskID
 
 from hanabi_grpo.client.lineups import LineUp, parse_line_up
 from hanabi_grpo.commands.console import bars, interruptible, make_console, print_json, sayer, stderr_console
@@ -70,7 +72,7 @@ def teams(
                 deals,
                 suite=suite,
                 served=served,
-                progress=lambda done, bar=bar: progress.update(bar, completed=done),
+                progress=partial(_show, progress, bar),
             )
             results.append(found)
     heat = chosen.temperature if needed else None
@@ -84,6 +86,10 @@ def teams(
     else:
         title = f"{about['problems']}: {deals} problems of suite {suite}"
         console.print(team_sheet(results, title + ("" if heat is None else f", T={heat:g}")).rich())
+
+
+def _show(progress: Progress, bar: TaskID, done: int) -> None:
+    progress.update(bar, completed=done)
 
 
 def _entry(text: str) -> tuple[str, str]:

@@ -24,9 +24,9 @@ SHARED = ("problems", "chain_terms", "chain_digits", "show", "style", "memory")
 _FIGURES = ("corrected", "misled", "agreement", "no answer")
 _COLUMNS = ("line-up", "who answers", "right ± SE", "95 % interval", "tokens", *_FIGURES)
 _NOTE = (
-    "right: share of problems; of tied answers the mean. tokens: sampled for a problem; a script's reply counts as one. "
-    "corrected: first answers that were wrong while the team's was right; misled: the reverse. agreement: pairs of last "
-    "answers that are the same. no answer: replies that gave none."
+    "right: share of problems; of tied answers the mean. tokens: sampled for a problem; a script's reply counts as "
+    "one. corrected: first answers that were wrong while the team's was right; misled: the reverse. agreement: pairs of "
+    "last answers that are the same. no answer: replies that gave none."
 )
 
 
@@ -116,8 +116,8 @@ def evaluate_team(
         votes = [_vote(vote, suite, seed, turns) for seed, turns in enumerate(asked)]
         rows.append(row(f"vote of {count}, as many tokens", [one["final"] for one in votes], asked, votes))
         gain = difference([one["final"] for one in votes], finals, starts)
-    last = max(len(setup.environment.steps(setup.config)) - 1, 0)
-    for number in range(last if "round_1" in results[0] else 0):
+    # The last round is the team's own row.
+    for number in range(sum(name.startswith("round_") for name in results[0]) - 1):
         said = [[turn for turn in game.turns if turn.step <= number] for game in games]
         rows.append(row(f"round {number + 1}", [result[f"round_{number + 1}"] for result in results], said))
     progress(2 * num_deals)
@@ -159,8 +159,8 @@ def _tokens(turns: Sequence[Turn]) -> int:
 
 
 def _vote(setup: Setup[Any], suite: str, seed: int, turns: Sequence[Turn]) -> dict[str, float]:
-    begun = setup.environment.reset(setup.config, split=suite, seed=seed)
-    game = VoteGame(setup.config, (tuple(range(len(turns))),), begun.source, begun.problem)
+    problem = VOTE.problem(setup.config, split=suite, seed=seed)
+    game = VoteGame(setup.config, (tuple(range(len(turns))),), VOTE.source(setup.config), problem)
     game.step({seat: turn.action for seat, turn in enumerate(turns)})
     return dict(game.result())
 
