@@ -203,6 +203,10 @@ class Environment(Protocol[C]):
         split, seed = episode.suite, episode.seed
         return self.reset(config, split=split, seed=seed), self.start_id(config, split=split, seed=seed)
 
+    def reply_words(self, config: C) -> tuple[str, ...]:
+        """Return words that a tiny model needs and that random play does not show: of answers in free text."""
+        return ()
+
     def metrics(self, config: C, episodes: Sequence[Episode]) -> dict[str, float]:
         """Return figures over episodes, by default the mean of each figure of `Game.result` where it is given."""
         figures: dict[str, list[float]] = {}

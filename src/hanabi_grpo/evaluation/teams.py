@@ -19,14 +19,14 @@ from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure, with_error
 from hanabi_grpo.runs.deal_statistics import Estimate, difference, estimate
 from hanabi_grpo.types import Episode, ReplyKind, Turn
 
-SHARED = ("problems", "chain_terms", "chain_digits", "show", "style", "memory")
+SHARED = ("problems", "chain_terms", "chain_highest", "show", "style", "memory")
 """Fields that say what is asked and how it is worded; all workflows of a table have the same."""
 _FIGURES = ("corrected", "misled", "agreement", "no answer")
 _COLUMNS = ("line-up", "who answers", "right ± SE", "95 % interval", "tokens", *_FIGURES)
 _NOTE = (
     "right: share of problems; of tied answers the mean. tokens: sampled for a problem; a script's reply counts as "
-    "one. corrected: first answers that were wrong while the team's was right; misled: the reverse. agreement: pairs of "
-    "last answers that are the same. no answer: replies that gave none."
+    "one. corrected: first answers that were wrong while the team's was right; misled: the reverse. agreement: pairs "
+    "of last answers that are the same. no answer: replies that gave none."
 )
 
 

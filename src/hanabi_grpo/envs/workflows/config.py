@@ -15,8 +15,8 @@ class WorkflowConfig(StateConfig):
     """What is asked: own sums, a file of questions and answers, or a data set of reasoning-gym."""
     chain_terms: int = Field(default=3, ge=2, le=20)
     """Numbers of a chain sum."""
-    chain_digits: int = Field(default=1, ge=1, le=9)
-    """Digits of each at most."""
+    chain_highest: int = Field(default=4, ge=1, le=10**9)
+    """The greatest of them; the least is 0."""
     show: Literal["reply", "answer"] = "reply"
     """What is seen of others: all that they said beside their thoughts, or their answers alone."""
     reward_correct: float = 1.0

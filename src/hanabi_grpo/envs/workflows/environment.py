@@ -13,8 +13,8 @@ from hanabi_grpo.envs.workflows.config import (
     VoteConfig,
     WorkflowConfig,
 )
-from hanabi_grpo.envs.workflows.game import DebateGame, PioneerObserverGame, VoteGame, WorkflowGame, spaced
-from hanabi_grpo.envs.workflows.problems import Problem, Source, draw_problem, load_source
+from hanabi_grpo.envs.workflows.game import DebateGame, PioneerObserverGame, VoteGame, WorkflowGame
+from hanabi_grpo.envs.workflows.problems import CHAIN_SUM, Problem, Source, draw_problem, load_source
 
 SYSTEM = (
     "You solve problems, alone or with others. Think, then end your reply with a line that begins with Answer: and "
@@ -24,6 +24,7 @@ SYSTEM = (
 NOISY = 0.6
 """How often the script `noisy` is right by itself."""
 _GUESSES = 50
+_MOST_WORDS = 1000
 C = TypeVar("C", bound=WorkflowConfig)
 
 
@@ -48,7 +49,7 @@ class Workflow(base.Environment[C], Generic[C]):
 
     def source(self, config: C) -> Source:
         """Return where the problems come from; SettingsError where they cannot be had."""
-        return load_source(config.problems, config.chain_terms, config.chain_digits)
+        return load_source(config.problems, config.chain_terms, config.chain_highest)
 
     def problem(self, config: C, *, split: str, seed: int) -> Problem:
         """Return the problem of a start."""
@@ -83,6 +84,13 @@ class Workflow(base.Environment[C], Generic[C]):
     def system(self, config: C, player: int) -> str:
         """Return how to answer; nothing in the compact style."""
         return "" if config.style == "compact" else SYSTEM
+
+    def reply_words(self, config: C) -> tuple[str, ...]:
+        """Return every sum that a compact answer may be, one word each, where they are few."""
+        least, most = -(config.chain_terms - 1) * config.chain_highest, config.chain_terms * config.chain_highest
+        if config.style != "compact" or config.problems != CHAIN_SUM or most - least > _MOST_WORDS:
+            return ()
+        return (*map(str, range(least, most + 1)), "=", "other", "own", "none")
 
     def reset(self, config: C, *, split: str, seed: int) -> WorkflowGame[C]:
         """Start with a problem of the split."""
@@ -191,7 +199,7 @@ class Solver:
             else:
                 found = guess(rng)
             if config.style == "compact":
-                return " = ".join(map(spaced, (*found.work, found.answer)))
+                return " = ".join((*found.work, found.answer))
             return f"Answer:{chr(10) if chr(10) in found.answer else ' '}{found.answer}"
 
         return base.ScriptSeat(

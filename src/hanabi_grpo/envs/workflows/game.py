@@ -13,7 +13,6 @@ So the last step's majority is the team's answer in all of them.
 import copy
 import itertools
 import random
-import re
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, Generic, NamedTuple, Self, TypeVar
@@ -165,7 +164,7 @@ class WorkflowGame(base.Game, Generic[C]):
         if self.config.style == "compact":
             own = ["own", view.own] if view.own is not None else []
             others = [f"other {text}" for text in view.others]
-            return spaced(" ".join(filter(None, [view.question, *own, *others])))
+            return " ".join(filter(None, [view.question, *own, *others]))
         parts = [view.question] if view.question else []
         parts += [f"You answered:\n{view.own}"] if view.own is not None else []
         parts += [f"Another player answered:\n{text}" for text in view.others]
@@ -220,8 +219,3 @@ class PioneerObserverGame(WorkflowGame[PioneerObserverConfig]):
             for own in parts:
                 own["sum"] = self.config.reward_sum * sum(self.right[-1].values())
         return parts
-
-
-def spaced(text: str) -> str:
-    """Return a text in which every digit, and every sign before one, is a word."""
-    return re.sub(r"(?<=[\d-])(?=\d)", " ", text)

@@ -85,14 +85,14 @@ def share_of(question: str) -> str:
 
 
 @functools.lru_cache(maxsize=16)
-def load_source(problems: str, terms: int, digits: int) -> Source:
+def load_source(problems: str, terms: int, highest: int) -> Source:
     """Return a source by the word of HANABI_PROBLEMS; a file is read once a process.
 
     Raises:
         SettingsError: There is no such source, or it has bad problems.
     """
     if problems == CHAIN_SUM:
-        return Source(problems, f"{CHAIN_SUM} 1 {terms} {digits}", lambda number: chain_sum(number, terms, digits))
+        return Source(problems, f"{CHAIN_SUM} 1 {terms} {highest}", lambda number: chain_sum(number, terms, highest))
     if problems.startswith(REASONING_GYM):
         return _reasoning_gym(problems)
     if problems.endswith(".jsonl"):
@@ -100,9 +100,9 @@ def load_source(problems: str, terms: int, digits: int) -> Source:
     raise SettingsError(f"HANABI_PROBLEMS={shown(problems)}: allowed: {ALLOWED}.")
 
 
-def chain_sum(number: int, terms: int, digits: int) -> Problem:
+def chain_sum(number: int, terms: int, highest: int) -> Problem:
     """Return e.g. 3 + 4 - 2; every number from 0 on, every sign as likely."""
-    numbers = [base.draw(CHAIN_SUM, number, place, below=10**digits) for place in range(terms)]
+    numbers = [base.draw(CHAIN_SUM, number, place, below=highest + 1) for place in range(terms)]
     signs = [1, *(1 - 2 * base.draw(CHAIN_SUM, "sign", number, place, below=2) for place in range(1, terms))]
     rest = (f" {'+' if sign > 0 else '-'} {value}" for sign, value in zip(signs[1:], numbers[1:], strict=True))
     sums = itertools.accumulate(sign * value for sign, value in zip(signs, numbers, strict=True))
