@@ -210,7 +210,7 @@ def test_no_question_is_in_two_splits_and_the_draw_is_for_ever() -> None:
 
 
 SPLITS = ("train", "eval", "eval-validation", "test")
-QUESTIONS = ["?", "?", "?"]
+QUESTIONS = ["2 + 0 - 3 = ?", "2 - 2 - 2 = ?", "1 + 4 + 3 = ?"]
 HIGHEST = 4
 
 
