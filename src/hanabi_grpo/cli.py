@@ -11,7 +11,7 @@ from hanabi_grpo.errors import HanabiGrpoError
 
 GROUPS = {
     "Train": ("doctor", "serve", "train", "warm-start", "tiny-model", "dataset", "settings"),
-    "Play": ("evaluate", "cross-play", "exploit", "play", "collect"),
+    "Play": ("evaluate", "cross-play", "exploit", "teams", "play", "collect"),
     "Look": ("watch", "view", "report", "compare"),
     "Share": ("export",),
 }

@@ -55,6 +55,10 @@ class IllegalActionError(HanabiGrpoError, ValueError):
     """An action that the rules do not allow in this position."""
 
 
+class VerifierError(HanabiGrpoError, RuntimeError):
+    """A verifier that failed, so that nobody knows whether an answer is right."""
+
+
 class ServerError(HanabiGrpoError, ConnectionError):
     """The rollout server cannot be reached, answers with an error, or does not fit this trainer."""
 

@@ -127,6 +127,11 @@ def test_the_demo_starts_its_server_first_on_the_shipped_model_and_makes_none(la
     assert called == [f"{name} data/tiny-model 7" for name in ("serve", "evaluate", "train", "evaluate", "report")]
     stages = [line for line in done.stdout.splitlines() if line.startswith("== ")]
     assert [stage[:9] for stage in stages] == [f"== {number} of 5" for number in range(1, 6)]
+    # A team's model is made, and its table stands beside what every game prints.
+    done = launch("demo.sh", DEMO_PORT="1", DEMO_SEED="7", DEMO_ENV="debate")
+    called = (checkout / "called").read_text().splitlines()[len(called) :]
+    wanted = ("tiny-model", "serve", "evaluate", "train", "evaluate", "teams", "report")
+    assert (done.returncode, called) == (0, [f"{name} outputs/tiny-debate 7" for name in wanted]), done.stderr
 
 
 def test_each_call_for_a_gpu_has_a_limit_and_one_that_fails_stops_no_other(launch: Runner, checkout: Path) -> None:

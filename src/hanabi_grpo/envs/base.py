@@ -59,6 +59,11 @@ class EnvSpec:
     disjoint_splits: bool = False
     """No start of a held-out split ("eval…", "test…") is ever a start of another split."""
 
+    @property
+    def has_common_score(self) -> bool:
+        """Whether one figure says how well all of them played: a team's return, or a figure that is no return."""
+        return self.payoff == "team" or (self.payoff == "general" and self.score != "return")
+
     def __post_init__(self) -> None:
         """Refuse a spec that contradicts itself with a `SettingsError`."""
         low, high = self.return_range
@@ -127,6 +132,10 @@ class Game(Protocol):
         `[{"chips": 1.0}, {"chips": -1.0}]`.
         """
         ...
+
+    def late(self) -> Sequence[Sequence[Mapping[str, float]]]:
+        """Return, once the episode is over, what it pays for earlier steps beside `step`: per step and player."""
+        return ()
 
     def result(self) -> Mapping[str, float]:
         """Return figures of the episode so far, e.g. `{"score": 3, "score_kept": 3}`."""
@@ -199,6 +208,10 @@ class Environment(Protocol[C]):
             raise other_game(spec, recording)
         split, seed = episode.suite, episode.seed
         return self.reset(config, split=split, seed=seed), self.start_id(config, split=split, seed=seed)
+
+    def reply_words(self, config: C) -> tuple[str, ...]:
+        """Return words that a tiny model needs and that random play does not show: of answers in free text."""
+        return ()
 
     def metrics(self, config: C, episodes: Sequence[Episode]) -> dict[str, float]:
         """Return figures over episodes, by default the mean of each figure of `Game.result` where it is given."""

@@ -1,5 +1,6 @@
 """One episode from replies to rewards. Whoever plays, plays through a `Referee`, so that bad replies mean one thing."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,6 +34,8 @@ class Referee:
         self.status: EpisodeStatus | None = None if self.game.to_act() else EpisodeStatus.FINISHED
         self._turns: list[Turn] = []
         self._num_steps = 0
+        self._late: tuple[Counter[str], ...] = tuple(Counter[str]() for _ in range(self.spec.num_players))
+        """What the end paid each player for earlier steps than the last one."""
 
     def to_act(self) -> tuple[int, ...]:
         """Return the players who answer now; () once the episode is over or truncated."""
@@ -87,7 +90,8 @@ class Referee:
             self.status = EpisodeStatus.FINISHED
         elif self._num_steps >= self.spec.max_turns:
             self.status = EpisodeStatus.TRUNCATED_TURNS
-        return tuple(turns)
+        self._settle()
+        return tuple(self._turns[-len(turns) :])
 
     def out_of_tokens(self, player: int) -> None:
         """End the episode because the next reply of a player might not fit its conversation.
@@ -97,6 +101,7 @@ class Referee:
         took the room. A player without a turn has none.
         """
         self.status = EpisodeStatus.TRUNCATED_TOKENS
+        self._settle()
         for place in reversed(range(len(self._turns))):
             turn = self._turns[place]
             if turn.player == player:
@@ -104,6 +109,24 @@ class Referee:
                 rewards[player] = {**rewards[player], "out_of_tokens": self.task.config.reward_out_of_tokens}
                 self._turns[place] = replace(turn, rewards=tuple(rewards))
                 return
+
+    def paid(self, turns: Sequence[Turn], player: int) -> dict[str, float]:
+        """Return what a step paid a player, by part; the last one with what the end paid for earlier steps."""
+        found = Counter(parts_of(turns, player))
+        found.update(self._late[player] if self.status is not None else {})
+        return dict(found)
+
+    def _settle(self) -> None:
+        """Write into the turns of each step what the game pays for it once the episode is over."""
+        for step, paid in enumerate(self.game.late() if self.status is not None else ()):
+            places = {turn.player: place for place, turn in enumerate(self._turns) if turn.step == step}
+            for player, parts in enumerate(paid):
+                place = places.get(player, max(places.values()))
+                rewards = list(self._turns[place].rewards)
+                rewards[player] = {**rewards[player], **parts}
+                self._turns[place] = replace(self._turns[place], rewards=tuple(rewards))
+                if step < self._num_steps - 1:
+                    self._late[player].update(parts)
 
     def episode(self, *, seats: Sequence[str] = (), instance_id: str = "") -> Episode:
         """Return the episode as data, with who sat in each seat and which server process played.

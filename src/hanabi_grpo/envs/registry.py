@@ -30,6 +30,10 @@ OWN = {
     "leduc_poker": "hanabi_grpo.envs.openspiel.poker:LEDUC_POKER",
     "frozen_lake": "hanabi_grpo.envs.grid.frozen_lake:FROZEN_LAKE",
     "sokoban": "hanabi_grpo.envs.grid.sokoban:SOKOBAN",
+    "vote": "hanabi_grpo.envs.workflows.environment:VOTE",
+    "debate": "hanabi_grpo.envs.workflows.environment:DEBATE",
+    "summary": "hanabi_grpo.envs.workflows.environment:SUMMARY",
+    "pioneer_observer": "hanabi_grpo.envs.workflows.environment:PIONEER_OBSERVER",
 }
 OPENSPIEL = "openspiel:"
 """Before OpenSpiel's name of a game that has no words of its own here."""

@@ -13,7 +13,7 @@ from gymnasium.utils import seeding
 from pettingzoo import AECEnv
 
 from hanabi_grpo.envs.base import C, Environment, Policy, Seat, Task
-from hanabi_grpo.envs.referee import Referee, parts_of
+from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.errors import IllegalActionError, SettingsError
 from hanabi_grpo.types import player_name, player_names
 
@@ -112,7 +112,7 @@ class AECWrapper(_HoldsEpisode, AECEnv[str, dict[str, str], str | None]):
         if set(self._replies) == set(referee.to_act()):
             turns = referee.step(self._replies)
             self._replies = {}
-            parts = [parts_of(turns, player) for player in range(len(self.agents))]
+            parts = [referee.paid(turns, player) for player in range(len(self.agents))]
             self.rewards = {agent: float(sum(part.values())) for agent, part in zip(self.agents, parts, strict=True)}
             self._tell(parts)
         else:
@@ -250,7 +250,7 @@ class SeatEnv(_HoldsEpisode, gymnasium.Env[str, str], Generic[C]):
                         f"now; a partner has to choose one of {', '.join(legal)}."
                     )
         turns = referee.step(replies)
-        self._owed.update(parts_of(turns, self.seat))
+        self._owed.update(referee.paid(turns, self.seat))
         own = next((turn for turn in turns if turn.player == self.seat), None)
         return {} if own is None else {"action": own.action, "kind": own.kind}
 

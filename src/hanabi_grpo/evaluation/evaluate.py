@@ -147,7 +147,7 @@ def deal_figures(spec: EnvSpec, games: Sequence[Episode]) -> DealFigures:
     }
     if is_versus(spec):
         figures |= outcome_figures(spec, games)
-    if spec.payoff == "team":
+    if spec.has_common_score:
         figures["perfect"] = sum(score >= score_range(spec)[1] for score in scores) / count
     return DealFigures(seed=games[0].seed, scores=scores, figures=figures)
 

@@ -19,7 +19,7 @@ _Z = 1.959964
 
 def is_versus(spec: EnvSpec) -> bool:
     """Tell whether a game has a winner and a loser."""
-    return spec.num_players == 2 and spec.payoff != "team"
+    return spec.num_players == 2 and not spec.has_common_score
 
 
 def seat_of(order: int, num_players: int) -> int:

@@ -30,7 +30,7 @@ def reference_names(setup: Setup[Any]) -> tuple[str, ...]:
 
     Where one player wins what another loses, a script that plays itself is no level to compare with.
     """
-    return tuple(setup.environment.policies)[:_NUM_REFERENCES] if setup.spec.payoff == "team" else ()
+    return tuple(setup.environment.policies)[:_NUM_REFERENCES] if setup.spec.has_common_score else ()
 
 
 def reference_results(

@@ -13,9 +13,10 @@ _GAMES = 20
 
 
 def game_words(setup: Setup[Any], *, num_games: int = _GAMES) -> tuple[str, ...]:
-    """Return the different words of the system messages, and of what random play is shown and may do, in order."""
+    """Return the different words of the environment's own list, the system messages, and random play, in order."""
     players = range(setup.spec.num_players)
-    texts = dict.fromkeys(setup.environment.system(setup.config, player) for player in players)
+    texts = dict.fromkeys(setup.environment.reply_words(setup.config))
+    texts |= dict.fromkeys(setup.environment.system(setup.config, player) for player in players)
     policy = random_policy()
     for seed in range(num_games):
         referee = Referee(task := setup.task("train-words", seed))

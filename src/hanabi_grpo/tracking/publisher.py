@@ -182,7 +182,7 @@ class Publisher:
     @property
     def _has_score(self) -> bool:
         # Of players against each other no score of their own games says who plays well.
-        return self.settings.setup().spec.payoff == "team"
+        return self.settings.setup().spec.has_common_score
 
     def _chosen(self) -> int:
         """Return the step of the version that did best in validation; 0: none, or the start."""

@@ -44,7 +44,7 @@ from hanabi_grpo.training.comparing import (
     own_turns,
     returns_to_go,
 )
-from hanabi_grpo.types import REPLY_PARTS, Episode, Turn, player_name
+from hanabi_grpo.types import TURN_PARTS, Episode, Turn, player_name
 
 LossUnit = Literal["token", "turn", "sequence"]
 DECAY = 0.9
@@ -82,8 +82,9 @@ def group_relative(episodes: Sequence[Episode], player: int, scaled: bool) -> Va
 def turn_credit(episodes: Sequence[Episode], player: int, scaled: bool) -> Values:
     """Return S_i − mean S + p_it − mean p for turn t of game i, both means over the other games; scaled, divided by σ.
 
-    S_i is the player's return of game i without the parts for replies (`REPLY_PARTS`), and p_it the sum of those for
-    turn t. A penalty reaches the reply that earned it and no other. A game without others gets 0.
+    S_i is the player's return of game i without the parts of single turns (`TURN_PARTS`), and p_it the sum of those for
+    turn t. A penalty reaches the reply that earned it and no other, and likewise a debate's `later_rounds`, in which
+    what follows a reply is counted already. A game without others gets 0.
 
     Unscaled, the expectation is ∇E[S] + E[Σ_t ∇E[p_t | h_t]], h_t being what the player knows before its turn t: the
     gradient of the game's return and of what a reply costs where it is made, with these histories as often as they
@@ -99,7 +100,7 @@ def turn_credit(episodes: Sequence[Episode], player: int, scaled: bool) -> Value
     """
 
     def paid(one: Turn, *, for_reply: bool) -> float:
-        return sum(value for part, value in one.rewards[player].items() if (part in REPLY_PARTS) == for_reply)
+        return sum(value for part, value in one.rewards[player].items() if (part in TURN_PARTS) == for_reply)
 
     penalties = [[paid(one, for_reply=True) for one in episode.trajectory(player)] for episode in episodes]
     games = [

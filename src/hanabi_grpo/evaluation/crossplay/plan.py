@@ -54,8 +54,8 @@ class Plan:
 
     @property
     def is_team(self) -> bool:
-        """Whether all players of a game earn the same; if not, a cell changes seats and has the row's return."""
-        return self.setup.spec.payoff == "team"
+        """Whether a game has one score for all players; if not, a cell changes seats and has the row's return."""
+        return self.setup.spec.has_common_score
 
 
 def parse_entries(texts: Sequence[str], setup: Setup[Any]) -> tuple[Entry, ...]:

@@ -1,0 +1,1 @@
+"""Teams that answer problems together: vote, debate, summary, pioneer and observer (docs/teams.md)."""

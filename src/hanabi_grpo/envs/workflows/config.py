@@ -1,0 +1,83 @@
+"""The settings of workflows."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from hanabi_grpo.envs.config import StateConfig
+from hanabi_grpo.envs.workflows.problems import ALLOWED, CHAIN_SUM
+
+
+class WorkflowConfig(StateConfig):
+    """What all of them can be told."""
+
+    problems: str = Field(default=CHAIN_SUM, json_schema_extra={"allowed": ALLOWED})
+    """What is asked: own sums, a file of questions and answers, or a data set of reasoning-gym."""
+    chain_terms: int = Field(default=3, ge=2, le=20)
+    """Numbers of a chain sum."""
+    chain_highest: int = Field(default=4, ge=1, le=10**9)
+    """The greatest of them; the least is 0."""
+    show: Literal["reply", "answer"] = "reply"
+    """What is seen of others: all that they said beside their thoughts, or their answers alone."""
+    reward_correct: float = 1.0
+    """Reward of a seat's own last answer, if it is right."""
+    reward_team: float = 0.0
+    """Reward of every seat, if the team's answer is right."""
+
+    @property
+    def num_players(self) -> int:
+        """Number of seats."""
+        return 2
+
+
+class VoteConfig(WorkflowConfig):
+    """All answer at the same time; the majority decides."""
+
+    players: int = Field(default=3, ge=1, le=8)
+    """Number of players."""
+    reward_difference: float = 0.0
+    """Reward of what a seat changed: the majority's worth with it minus without it."""
+
+    @property
+    def num_players(self) -> int:
+        """Number of seats."""
+        return self.players
+
+
+class DebateConfig(WorkflowConfig):
+    """All answer in rounds, from the second one on with the others' last replies before them."""
+
+    players: int = Field(default=2, ge=2, le=8)
+    """Number of players."""
+    rounds: int = Field(default=2, ge=1, le=8)
+    """Rounds of a debate."""
+    reward_correct: float = 0.0
+    reward_later_rounds: float = 1.0
+    """Reward of each round: the own answer, and fading the mean of all answers of later rounds, as in MAPoRL."""
+
+    @property
+    def num_players(self) -> int:
+        """Number of seats."""
+        return self.players
+
+
+class SummaryConfig(WorkflowConfig):
+    """The last seat answers for all, from what the others answered."""
+
+    players: int = Field(default=3, ge=2, le=8)
+    """Number of players; the last one writes the final answer."""
+    reward_correct: float = 0.5
+    reward_team: float = 0.5
+
+    @property
+    def num_players(self) -> int:
+        """Number of seats."""
+        return self.players
+
+
+class PioneerObserverConfig(WorkflowConfig):
+    """The pioneer answers, then the observer with the pioneer's reply before it."""
+
+    reward_correct: float = 0.0
+    reward_sum: float = 1.0
+    """Reward of both for each right answer, as in CORY."""
