@@ -131,6 +131,7 @@ def _rule_of(method: str, path: str, limits: Limits) -> _Rule:
     rules = {
         "POST /rollout": _Rule("rollout request", limits.rollout_bytes, limits.rollouts_at_once, json),
         "POST /reply": _Rule("reply request", limits.rollout_bytes, limits.replies_at_once, json),
+        "POST /v1": _Rule("chat request", limits.rollout_bytes, limits.replies_at_once, json),
         "PUT /adapters": _Rule("adapter upload", limits.adapter_bytes, limits.uploads_at_once, octets),
         # Counted apart, so that lent adapters never keep a trainer from pushing.
         "PUT /frozen": _Rule("lent adapter", limits.adapter_bytes, limits.uploads_at_once, octets),

@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.messages import (
+    ChatRequest,
     DroppedRow,
     ReplyAnswer,
     ReplyRequest,
@@ -28,59 +29,61 @@ from hanabi_grpo.server.seats import PromptTokens
 from hanabi_grpo.settings.refs import BASE, check_seat, is_frozen, is_scripted, seat_adapter
 from hanabi_grpo.types import DroppedGame, Episode
 
-_Request = TypeVar("_Request", RolloutRequest, ReplyRequest, ScoreRequest)
+_Request = TypeVar("_Request", RolloutRequest, ReplyRequest, ScoreRequest, ChatRequest)
 
 
 def play_routes(store: AdapterStore, scheduler: Scheduler) -> APIRouter:
     """Build the routes."""
     router = APIRouter()
 
-    def check_owner(request: Request, seats: Iterable[str]) -> None:
-        # The name of a session's adapter says nothing of whose weights it is; that of a lent one does.
-        named = any(seat_adapter(seat) is not None and not is_frozen(seat) for seat in seats)
-        if named and "x-run-id" in request.headers:
-            store.ownership.check(request.headers)
-
     @router.post("/rollout/")
     async def rollout(request: Request) -> Response:
         # Beside the event loop: a body of many megabytes takes seconds to check.
         tasks, sampling = await asyncio.to_thread(parse_rollout_request, await request.body())
-        check_owner(request, {seat for task in tasks for seat in task.seats or ()})
+        check_owner(store, request, {seat for task in tasks for seat in task.seats or ()})
         own = store.ownership.is_owner(request.headers)
 
         async def played() -> Response:
             prompts = PromptTokens()
             return await played_games(await scheduler.run(tasks, sampling, own=own, prompts=prompts), prompts)
 
-        return await _answered(request, played())
+        return await answered(request, played())
 
     @router.post("/reply/")
     async def reply(request: Request) -> Response:
         vocab_size = scheduler.model.vocab_size
         wanted = await asyncio.to_thread(parse_reply_request, await request.body(), vocab_size=vocab_size)
-        check_owner(request, [wanted.seat])
+        check_owner(store, request, [wanted.seat])
 
         async def sampled() -> Response:
             made = await scheduler.reply(wanted)
             answer = {name: getattr(made, name) for name in ReplyAnswer.__struct_fields__}
             return JSONResponse({**answer, "instance_id": scheduler.instance_id})
 
-        return await _answered(request, sampled())
+        return await answered(request, sampled())
 
     @router.post("/score/")
     async def score(request: Request) -> Response:
         wanted = await asyncio.to_thread(parse_score_request, await request.body())
-        check_owner(request, [wanted.seat])
+        check_owner(store, request, [wanted.seat])
 
         async def scored() -> Response:
             return Response(msgspec.json.encode(await scheduler.score(wanted)), media_type="application/json")
 
-        return await _answered(request, scored())
+        return await answered(request, scored())
 
     return router
 
 
-async def _answered(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+def check_owner(store: AdapterStore, request: Request, seats: Iterable[str]) -> None:
+    """Refuse a trainer that names the session's adapters and does not have the session."""
+    # The name of a session's adapter says nothing of whose weights it is; that of a lent one does.
+    named = any(seat_adapter(seat) is not None and not is_frozen(seat) for seat in seats)
+    if named and "x-run-id" in request.headers:
+        store.ownership.check(request.headers)
+
+
+async def answered(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
     """Answer with what the engine makes, or end it when the client hangs up."""
     made = asyncio.ensure_future(work)
     # The body was read before: what comes next is the end of the connection.
@@ -117,7 +120,8 @@ async def played_games(groups: Iterable[Iterable[Episode | DroppedGame]], prompt
     return StreamingResponse(in_slices(pieces), media_type="application/json", headers={"content-length": length})
 
 
-def _read(what: str, struct: type[_Request], body: bytes) -> _Request:
+def read_body(what: str, struct: type[_Request], body: bytes) -> _Request:
+    """Return a request of this kind; a SettingsError says what is wrong where."""
     try:
         return read_struct(struct, body)
     except ValueError as error:
@@ -126,7 +130,7 @@ def _read(what: str, struct: type[_Request], body: bytes) -> _Request:
 
 def parse_rollout_request(body: bytes) -> tuple[list[RequestedTask], SamplingConfig]:
     """Return the tasks of a rollout request, and how replies are sampled; a SettingsError says what is wrong where."""
-    wanted = _read("rollout request", RolloutRequest, body)
+    wanted = read_body("rollout request", RolloutRequest, body)
     return read_tasks(wanted), SamplingConfig(max_tokens=wanted.max_tokens, temperature=wanted.temperature)
 
 
@@ -140,14 +144,14 @@ def _check_sampled(what: str, seat: str) -> None:
 
 def parse_score_request(body: bytes) -> ScoreRequest:
     """Return a request for the chances of replies; a SettingsError says what is wrong where."""
-    wanted = _read("score request", ScoreRequest, body)
+    wanted = read_body("score request", ScoreRequest, body)
     _check_sampled("score request", wanted.seat)
     return wanted
 
 
 def parse_reply_request(body: bytes, *, vocab_size: int) -> ReplyRequest:
     """Return a request for one reply of a model with so many ids; a SettingsError says what is wrong where."""
-    wanted = _read("reply request", ReplyRequest, body)
+    wanted = read_body("reply request", ReplyRequest, body)
     _check_sampled("reply request", wanted.seat)
     for number, turn in enumerate(wanted.turns):
         highest = max(turn.reply_ids)
