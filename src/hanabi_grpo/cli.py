@@ -13,7 +13,7 @@ GROUPS = {
     "Train": ("doctor", "serve", "train", "warm-start", "tiny-model", "dataset", "settings"),
     "Play": ("evaluate", "cross-play", "exploit", "play", "collect"),
     "Look": ("watch", "view", "report", "compare"),
-    "Share": ("export", "upload", "hanab-live"),
+    "Share": ("export", "upload", "hanab-live", "openenv"),
 }
 """Commands by what people want, in the order of --help. Their functions are in the module of their name."""
 RENAMED = {
