@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from hanabi_grpo.server.main import _listen
 
 SETUP = setup("hanabi", {"preset": "laptop"})
 SESSIONS = 64
+PAGE = (Path(__file__).parents[2] / "docs" / "interop.md").read_text(encoding="utf-8")
 
 
 def partners() -> dict[int, Policy]:
@@ -83,6 +86,12 @@ def test_64_sessions_at_once_play_what_the_same_seat_plays_here_and_one_more_is_
     assert asyncio.run(play_all()) == [played_here(seed) for seed in range(SESSIONS)]
 
 
+def test_the_client_of_the_page_plays_a_game(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code = PAGE.partition("from openenv.core")[2].partition("```")[0].replace("http://127.0.0.1:8100", url)
+    exec(f"from openenv.core{code}", {})
+    assert re.match(r"\{'score': \d", capsys.readouterr().out)
+
+
 def test_what_a_client_does_wrong_is_an_error_of_its_own_session(url: str) -> None:
     from openenv.core.generic_client import GenericEnvClient
 
@@ -125,7 +134,7 @@ def test_such_a_server_is_an_environment_of_ours_too(url: str) -> None:
     every = Referee(Setup(environment, preset).task("eval", 1)).see(0).message()
     assert "message: The game begins." in every and "\nlegal: [" in every
     wrong = config.model_copy(update={"observation_field": "text"})
-    with pytest.raises(SettingsError, match=r"HANABI_OBSERVATION_FIELD=text: .* observes message, system"):
+    with pytest.raises(SettingsError, match=r"HANABI_OBSERVATION_FIELD=text: .* observes metadata, message, system"):
         Referee(Setup(environment, wrong).task("eval", 1))
     with pytest.raises(SettingsError, match=r"is no OpenEnv server .* start it first"):
         registry.get("openenv:localhost:1")

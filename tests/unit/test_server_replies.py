@@ -6,6 +6,7 @@ import math
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -292,6 +293,13 @@ def test_the_chat_api_answers_with_the_reply_its_ids_and_logprobs_of_the_named_a
             assert TOKENIZER.convert_tokens_to_ids([row["token"] for row in rows]) == same["reply_ids"]
             assert answer["prompt_token_ids"] == same["prompt_ids"]
             assert answer["usage"]["total_tokens"] == len(same["prompt_ids"]) + len(same["reply_ids"])
+
+
+def test_the_chat_request_of_the_page_is_answered(app: RunningApp, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "interop.md").read_text(encoding="utf-8")
+    code = page.partition("```python\n")[2].partition("```")[0]
+    exec(code.replace("http://127.0.0.1:8000", app.url), {})
+    assert "-0.5" in capsys.readouterr().out
 
 
 def test_a_chat_request_that_cannot_be_answered_says_why(app: RunningApp) -> None:
