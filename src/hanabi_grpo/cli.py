@@ -13,7 +13,7 @@ GROUPS = {
     "Train": ("doctor", "serve", "train", "warm-start", "tiny-model", "dataset", "settings"),
     "Play": ("evaluate", "cross-play", "exploit", "teams", "play", "collect"),
     "Look": ("watch", "view", "report", "compare"),
-    "Share": ("export",),
+    "Share": ("export", "openenv"),
 }
 """Commands by what people want, in the order of --help. Their functions are in the module of their name."""
 _PANELS = {name: panel for panel, names in GROUPS.items() for name in names}

@@ -21,23 +21,15 @@ from hanabi_grpo.server.door import Limits, problem
 from hanabi_grpo.server.serving import server_config
 from server_app import JSON, POST_ROLLOUT, RunningApp, read_to_end, rollout_body, running_app
 
-KEY = "correct-horse-battery"
+KEY, CHAT = "correct-horse-battery", "/v1/chat/completions"
 ROUTES = [
     *(
         ("GET", path)
-        for path in ("/health", "/health/", "/identity/", "/log/", "/no/such/route", "/docs", "/v1/models")
+        for path in ("/health", "/health/", "/identity/", "/log/", "/v1/models", "/no/such/route", "/docs")
     ),
     *(
         ("POST", path)
-        for path in (
-            "/session/",
-            "/session/heartbeat",
-            "/adapters/commit",
-            "/rollout/",
-            "/reply/",
-            "/score/",
-            "/v1/chat/completions",
-        )
+        for path in ("/session/", "/session/heartbeat", "/adapters/commit", "/rollout/", "/reply/", "/score/", CHAT)
     ),
     *(("PUT", path) for path in ("/adapters/player_0", "/frozen/")),
     *(("DELETE", "/session/"), ("PATCH", "/health/"), ("OPTIONS", "/rollout/"), ("HEAD", "/health/")),
@@ -151,7 +143,7 @@ def test_without_a_key_pages_of_a_browser_are_refused_and_programs_of_this_machi
     for site, status in (("none", 200), ("same-origin", 200), ("same-site", 403), ("cross-site", 403)):
         answer = httpx.get(f"{app.url}/health/", headers={"sec-fetch-site": site}, trust_env=False)
         assert answer.status_code == status and (status == 200 or f"sec-fetch-site {site!r}" in answer.text)
-    for path in ("/rollout/", "/reply/", "/session/"):
+    for path in ("/rollout/", "/reply/", "/session/", CHAT):
         answer = httpx.post(f"{app.url}{path}", content=b"{}", trust_env=False)
         assert answer.status_code == 415, "what a page can post without asking first"
         assert "a body without content-type; send content-type: application/json." in answer.json()["detail"]

@@ -6,6 +6,7 @@ import math
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -255,6 +256,71 @@ def test_a_model_whose_template_takes_no_system_message_says_so() -> None:
     assert asyncio.run(scenario("")).reply_ids
     with pytest.raises(SettingsError, match=r"chat template .* refuses the conversation \(no system\); send system="):
         asyncio.run(scenario("Be brief."))
+
+
+CHAT_ASKED: dict[str, Any] = {
+    "model": "base",
+    "max_tokens": 4,
+    "messages": [
+        {"role": "system", "content": "life2"},
+        {"role": "user", "content": "life1"},
+        {"role": "assistant", "content": "Play 0"},
+        {"role": "user", "content": "life1 info3"},
+    ],
+}
+
+
+def test_the_chat_api_answers_with_the_reply_its_ids_and_logprobs_of_the_named_adapter(app: RunningApp) -> None:
+    with RolloutClient(app.url) as client, httpx.Client(base_url=f"{app.url}/v1", trust_env=False) as http:
+        push_to(client, app, version=9)
+        lent = client.lend(50, adapter_bytes(3.0), PEFT_CONFIG)
+        listed = [row["id"] for row in http.get("/models").json()["data"]]
+        assert listed[:4] == ["test-model", "base", "player_0@9", "player_1@9"] and lent in listed
+        said = TOKENIZER.encode("Play 0", add_special_tokens=False)
+        turns = [{"prompt": "life1", "reply_ids": said}]
+        for model in (*listed[:4], lent):
+            answer = http.post("/chat/completions", json={**CHAT_ASKED, "model": model}).json()
+            seat = "base" if model == "test-model" else model
+            same = json.loads(ask(app, changed(seat=seat, system="life2", turns=turns, fresh=True)).text)
+            [choice] = answer["choices"]
+            rows = choice["logprobs"]["content"]
+            assert (answer["model"], choice["finish_reason"]) == (model, "stop")
+            assert (choice["message"], choice["token_ids"]) == (
+                {"role": "assistant", "content": same["text"]},
+                same["reply_ids"],
+            )
+            assert [row["logprob"] for row in rows] == same["logprobs"] and same["logprobs"]
+            assert TOKENIZER.convert_tokens_to_ids([row["token"] for row in rows]) == same["reply_ids"]
+            assert answer["prompt_token_ids"] == same["prompt_ids"]
+            assert answer["usage"]["total_tokens"] == len(same["prompt_ids"]) + len(same["reply_ids"])
+
+
+def test_the_chat_request_of_the_page_is_answered(app: RunningApp, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "interop.md").read_text(encoding="utf-8")
+    code = page.partition("```python\n")[2].partition("```")[0]
+    exec(code.replace("http://127.0.0.1:8000", app.url), {})
+    assert "-0.5" in capsys.readouterr().out
+
+
+def test_a_chat_request_that_cannot_be_answered_says_why(app: RunningApp) -> None:
+    before, [system, user, said, _] = app.engine.num_samples, CHAT_ASKED["messages"]
+    for status, other, reason in (
+        (422, {"model": "gpt-4o"}, "model='gpt-4o': allowed are adapter@version (player_0@7), base, test-model"),
+        (422, {"max_tokens": None}, "max_tokens has 0 values"),
+        (422, {"max_completion_tokens": 5}, "max_tokens has 2 values"),
+        (422, {"stream": True}, "stream=true, which this server cannot"),
+        (422, {"top_p": 0.9}, "top_p=0.9"),
+        (422, {"seed": 1}, "seed=1: no such field"),
+        (422, {"messages": []}, "messages=[]"),
+        (422, {"messages": [user, said]}, "messages of ['user', 'assistant']; allowed are"),
+        (422, {"messages": [user, system]}, "messages of ['user', 'system']; allowed are"),
+        (422, {"messages": [user, {**said, "content": "life1 " * 9000}] * 3 + [user]}, "HANABI_MAX_MODEL_LEN=20000"),
+        (422, {"messages": [user, {**said, "content": "life1 " * 9000}] * 2 + [user], "max_tokens": 9000}, "Send less"),
+        (409, {"model": "player_4@7"}, "player_4@7 is required"),
+    ):
+        answer = httpx.post(f"{app.url}/v1/chat/completions", json={**CHAT_ASKED, **other}, trust_env=False)
+        assert (answer.status_code, reason in answer.json()["detail"]) == (status, True), answer.text
+    assert app.engine.num_samples == before
 
 
 def test_an_answer_that_is_no_reply_of_that_seat_is_refused() -> None:

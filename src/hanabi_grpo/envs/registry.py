@@ -37,7 +37,19 @@ OWN = {
 }
 OPENSPIEL = "openspiel:"
 """Before OpenSpiel's name of a game that has no words of its own here."""
-_NAME = re.compile(r"(openspiel:[a-z0-9]|[a-z])[a-z0-9_-]{0,63}", re.ASCII)
+FAMILIES = {
+    "openspiel": "hanabi_grpo.envs.openspiel.any_game:any_game",
+    "gymnasium": "hanabi_grpo.envs.interop.gymnasium_text:gymnasium_game",
+    "textarena": "hanabi_grpo.envs.interop.textarena_game:textarena_game",
+    "openenv": "hanabi_grpo.envs.interop.openenv_client:openenv_game",
+}
+"""What stands before the colon of another library's game, and the function that makes it an environment."""
+OTHERS = "openspiel:<game>, gymnasium:<id>, textarena:<id>, openenv:localhost:<port>"
+_NAME = re.compile(
+    r"(openspiel:[a-z0-9]|[a-z])[a-z0-9_-]{0,63}|(gymnasium|textarena):[A-Za-z0-9][\w.-]{0,50}"
+    r"|openenv:(localhost|127\.0\.0\.1):[0-9]{1,5}",
+    re.ASCII,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +62,7 @@ class Origin:
 
 
 def names() -> tuple[str, ...]:
-    """Return the name of every environment, this package's first; any other game of OpenSpiel is "openspiel:<game>"."""
+    """Return the name of every environment, this package's first; other libraries' are in `FAMILIES`."""
     return (*OWN, *sorted(set(_entry_points()) - set(OWN)))
 
 
@@ -59,7 +71,7 @@ def get(name: str) -> Environment[Any]:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise SettingsError(
             f"env={shown(name)}: an environment is named by a word of lower-case letters, digits, '_' and '-', never "
-            f"by a path; known: {', '.join(names())}."
+            f"by a path; known: {', '.join(names())}; of other libraries: {OTHERS}."
         )
     return _load(name)
 
@@ -81,7 +93,7 @@ def setup(env: str, env_config: Mapping[str, Any]) -> Setup[Any]:
 def origin(name: str) -> Origin:
     """Return which package an environment comes from; raises as `get`."""
     get(name)
-    if name in OWN or name.startswith(OPENSPIEL):
+    if name in OWN or ":" in name:
         return Origin(env=name, distribution=OWN_DISTRIBUTION, version=metadata.version(OWN_DISTRIBUTION))
     [entry] = _entry_points()[name]
     found = entry.dist
@@ -90,10 +102,9 @@ def origin(name: str) -> Origin:
 
 @functools.cache
 def _load(name: str) -> Environment[Any]:
-    if name.startswith(OPENSPIEL):
-        from hanabi_grpo.envs.openspiel.any_game import any_game
-
-        return any_game(name)
+    if (family := name.partition(":")[0]) in FAMILIES and ":" in name:
+        module, _, function = FAMILIES[family].partition(":")
+        return getattr(importlib.import_module(module), function)(name)
     entries = _entry_points().get(name, [])
     if (name in OWN) + len(entries) > 1:
         owners = [*([OWN_DISTRIBUTION] if name in OWN else []), *sorted(map(_owner, entries))]
@@ -104,9 +115,8 @@ def _load(name: str) -> Environment[Any]:
     if not entries:
         raise SettingsError(
             f"env={name!r}: no such environment; {did_you_mean(name, names())}known: {', '.join(names())}, "
-            "openspiel:<game>. One of "
-            f"another package has to be installed here and registered in the entry-point group {GROUP} "
-            "(docs/environments.md)."
+            f"{OTHERS}. One of another package has to be installed here and registered in the entry-point group "
+            f"{GROUP} (docs/environments.md)."
         )
     [entry] = entries
     try:

@@ -191,7 +191,7 @@ class SeatEnv(_HoldsEpisode, gymnasium.Env[str, str], Generic[C]):
         self.seat = seat
         self.observation_space = AnyText(_MESSAGE_CHARS)
         self.action_space = AnyText(_REPLY_CHARS)
-        self._partners = dict(partners)
+        self.partners = dict(partners)
         self._seats: dict[int, Seat] = {}
         self._owed: Counter[str] = Counter()
         self._is_end_told = False
@@ -206,7 +206,7 @@ class SeatEnv(_HoldsEpisode, gymnasium.Env[str, str], Generic[C]):
         split, game = options.get("split", "gymnasium"), options.get("game", 0)
         task = Task(environment=self.environment, config=self.config, split=split, seed=number)
         self._referee = Referee(task, number=game)
-        self._seats = {player: one.seat(player, task=task, game=game) for player, one in self._partners.items()}
+        self._seats = {player: one.seat(player, task=task, game=game) for player, one in self.partners.items()}
         self._owed = Counter()
         self._is_end_told = False
         self._wait_for_my_turn()
@@ -246,7 +246,7 @@ class SeatEnv(_HoldsEpisode, gymnasium.Env[str, str], Generic[C]):
                 legal = seen.legal()
                 if legal is not None and seen.parse(replies[player]) not in legal:
                     raise IllegalActionError(
-                        f"{replies[player]!r}: {self._partners[player].name} as {player_name(player)} may not do that "
+                        f"{replies[player]!r}: {self.partners[player].name} as {player_name(player)} may not do that "
                         f"now; a partner has to choose one of {', '.join(legal)}."
                     )
         turns = referee.step(replies)

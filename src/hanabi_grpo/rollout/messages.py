@@ -107,21 +107,32 @@ class ReplyRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     temperature: _Temperature
 
 
-class ChatMessage(Struct, frozen=True, kw_only=True):
-    """One message of OpenAI's chat completions."""
+class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One message as OpenAI's API has it."""
 
     role: Literal["system", "user", "assistant"]
-    content: _Text
+    content: Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
 
 
-class ChatRequest(Struct, frozen=True, kw_only=True):
-    """What a server's partner behind a URL is asked, see `client.url_partners`: of OpenAI's fields those that count."""
+class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A conversation as texts, in OpenAI's words: at most one system message, then user and assistant in turn.
 
-    model: _Seat
-    """A seat's word; an adapter without a version is its newest."""
+    A field of OpenAI's that is not here, or another value of the last four, would change how is sampled: it is refused.
+    """
+
+    model: Annotated[str, Meta(max_length=512)]
+    """An adapter at a version, "base", or the name of the base model."""
     messages: Annotated[tuple[ChatMessage, ...], Meta(min_length=1, max_length=2 * MAX_TURNS + 2)]
-    max_tokens: _MaxTokens
+    max_tokens: _MaxTokens | None = None
+    max_completion_tokens: _MaxTokens | None = None
+    """The newer name of `max_tokens`; one of them is needed."""
     temperature: _Temperature = 1.0
+    logprobs: bool = True
+    """Whatever it says, the answer has them."""
+    top_logprobs: Annotated[int, Meta(ge=0, le=0)] | None = None
+    n: Annotated[int, Meta(ge=1, le=1)] = 1
+    top_p: Annotated[float, Meta(ge=1.0, le=1.0)] = 1.0
+    stream: bool = False
 
 
 class ScoredPrompt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

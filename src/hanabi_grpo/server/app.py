@@ -22,6 +22,7 @@ from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.door import BoundedBodies, KeyCheck, Limits, problem
 from hanabi_grpo.server.engine import Engine
 from hanabi_grpo.server.identity import ServerIdentity, check_fit, read_session_request
+from hanabi_grpo.server.routes_chat import chat_routes
 from hanabi_grpo.server.routes_play import play_routes
 from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.server.sessions import NO_SESSION
@@ -88,6 +89,7 @@ def create_app(
 
     _add_adapter_routes(app, store, scheduler, identity)
     app.include_router(play_routes(store, scheduler))
+    app.include_router(chat_routes(store, scheduler, identity.model))
     return app
 
 

@@ -1,0 +1,125 @@
+"""The environments of hanabi-grpo for verifiers v1: each seat is an agent with a trace and rewards of its own.
+
+    vf-eval hanabi-grpo-verifiers --env.taskset.env kuhn_poker --env.taskset.env-config '{"preset": "kuhn_poker"}'
+
+An agent that no seat of the game needs is never asked. `scripts` puts scripts of the environment into seats.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import verifiers.v1 as vf
+
+from hanabi_grpo.envs import registry
+from hanabi_grpo.envs.referee import Referee
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.rollout.loop import check_script
+from hanabi_grpo.types import player_name
+
+__all__ = ["GameEnv", "GameEnvConfig", "GameTask", "Games", "GamesConfig"]
+
+_AGENT: Any = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
+"""A bare chat, which runs no code of the model, so it needs no box."""
+
+
+class GamesConfig(vf.TasksetConfig):
+    """Which starts of which environment are played."""
+
+    env: str = "hanabi"
+    env_config: dict[str, Any] = {"preset": "laptop"}  # noqa: RUF012 - a pydantic field
+    """As in a dataset row; what is left out has the environment's default."""
+    split: str = "train"
+    starts: int = 64
+    """Tasks: the starts 0 to this number of the split."""
+
+
+class GameData(vf.TaskData):
+    """One start."""
+
+    env: str
+    env_config: dict[str, Any]
+    split: str
+    seed: int
+
+
+class GameTask(vf.Task[GameData]):
+    """One start; its rewards come from the game."""
+
+
+class Games(vf.Taskset[GameTask, GamesConfig]):
+    """The starts of one environment."""
+
+    def load(self) -> Iterator[GameTask]:
+        """Yield one task a start; a SettingsError says what is wrong with the config."""
+        config = self.config
+        registry.setup(config.env, config.env_config)
+        for seed in range(config.starts):
+            start = {"env": config.env, "env_config": config.env_config, "split": config.split, "seed": seed}
+            name = f"{config.env} {config.split}/{seed}"
+            yield GameTask(GameData(name=name, prompt=None, **start), config.task)
+
+
+class GameEnvConfig(vf.EnvConfig):
+    """An agent for each seat that a game can have."""
+
+    player_0: vf.AgentConfig = vf.AgentConfig(**_AGENT)
+    player_1: vf.AgentConfig = vf.AgentConfig(**_AGENT)
+    player_2: vf.AgentConfig = vf.AgentConfig(**_AGENT)
+    player_3: vf.AgentConfig = vf.AgentConfig(**_AGENT)
+    player_4: vf.AgentConfig = vf.AgentConfig(**_AGENT)
+    scripts: dict[str, str] = {}  # noqa: RUF012 - a pydantic field
+    """Seats that scripts take instead, e.g. {"player_1": "iggi"}."""
+
+
+class GameEnv(vf.Env[GameEnvConfig]):
+    """One game a task. What a reply means and what a bad one costs, the referee of hanabi-grpo decides."""
+
+    async def run(self, task: GameTask, agents: vf.Agents) -> None:
+        """Play a game; each agent is asked when its seat is to act, those who act together at the same time."""
+        data = task.data
+        setup = registry.setup(data.env, data.env_config)
+        start = setup.task(data.split, data.seed)
+        referee = Referee(start)
+        names = [player_name(player) for player in range(referee.spec.num_players)]
+        if wrong := self.config.scripts.keys() - names:
+            raise SettingsError(f"scripts for {', '.join(sorted(wrong))}: this game has {', '.join(names)}.")
+        scripts = {}
+        for name, script in self.config.scripts.items():
+            check_script(setup, script)
+            player = names.index(name)
+            scripts[player] = setup.environment.policies[script]().seat(player, task=start, game=0)
+        talks: dict[int, vf.Interaction] = {}
+        async with AsyncExitStack() as stack:
+
+            async def ask(player: int) -> str | None:
+                """Return a reply; None from an agent that has reached a limit."""
+                seen = referee.see(player)
+                if player in scripts:
+                    return scripts[player].act(seen)
+                if player not in talks:
+                    system = setup.environment.system(setup.config, player) or None
+                    seat = type(task)(data.model_copy(update={"system_prompt": system}), task.config)
+                    talks[player] = await stack.enter_async_context(getattr(agents, names[player]).interaction(seat))
+                segment = await talks[player].turn(seen.message())
+                return None if segment.terminated else segment.last_reply
+
+            while referee.status is None:
+                acting = referee.to_act()
+                replies = dict(zip(acting, await asyncio.gather(*map(ask, acting)), strict=True))
+                ended = [player for player, reply in replies.items() if reply is None]
+                if ended:
+                    referee.out_of_tokens(ended[0])
+                else:
+                    referee.step({player: reply or "" for player, reply in replies.items()})
+        episode = referee.episode()
+        for player, talk in talks.items():
+            paid: dict[str, float] = {}
+            for turn in episode.turns:
+                for part, value in turn.rewards[player].items():
+                    paid[part] = paid.get(part, 0.0) + value
+            for part, value in (paid or {"none": 0.0}).items():
+                talk.trace.record_reward(part, value)
+            for name, value in episode.result.items():
+                talk.trace.record_metric(name, float(value))

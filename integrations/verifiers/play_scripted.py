@@ -1,0 +1,92 @@
+"""Play Hanabi and Kuhn poker through verifiers with a scripted model, an OpenAI chat server of this process.
+
+`python play_scripted.py`, where hanabi-grpo-verifiers is installed. It takes the first legal action that a message
+lists, so each game is known beforehand; an AssertionError says that another one was played.
+"""
+
+import asyncio
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import verifiers.v1 as vf
+from hanabi_grpo_verifiers import GameEnvConfig
+from verifiers.v1.clients import EvalClientConfig, ModelContext
+from verifiers.v1.utils.loaders import load_environment
+
+from hanabi_grpo.envs import registry
+from hanabi_grpo.envs.base import Observation
+from hanabi_grpo.envs.referee import Referee
+
+GAMES = (("hanabi", {"preset": "laptop"}, {}), ("kuhn_poker", {"preset": "kuhn_poker"}, {"player_1": "random"}))
+ANSWERS: dict[str, str] = {}
+"""What is replied to a message, from the same game played here."""
+
+
+class Chat(BaseHTTPRequestHandler):
+    """Answers the last user message as `ANSWERS` says."""
+
+    def do_POST(self) -> None:
+        """Answer one request."""
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        content = asked["messages"][-1]["content"]
+        text = content if isinstance(content, str) else "".join(part["text"] for part in content)
+        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": ANSWERS[text]}}
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        answer = {"id": "x", "object": "chat.completion", "created": 0, "model": asked["model"], "choices": [choice]}
+        body = json.dumps({**answer, "usage": usage}).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+def play_here(env: str, config: dict[str, Any], scripts: dict[str, str]) -> Referee:
+    """Play the game with the first legal action of each agent, and note what was answered to what."""
+    setup = registry.setup(env, config)
+    task = setup.task("train", 0)
+    referee = Referee(task)
+    seats = {
+        int(name[-1]): setup.environment.policies[script]().seat(int(name[-1]), task=task, game=0)
+        for name, script in scripts.items()
+    }
+    while referee.status is None:
+        [player] = referee.to_act()
+        seen: Observation = referee.see(player)
+        reply = seats[player].act(seen) if player in seats else (seen.legal() or ("",))[0]
+        ANSWERS[seen.message()] = reply
+        referee.step({player: reply})
+    return referee
+
+
+async def main(port: int) -> None:
+    """Play each game and compare."""
+    client = EvalClientConfig(base_url=f"http://127.0.0.1:{port}/v1", api_key_var="NO_KEY")
+    for env, row, scripts in GAMES:
+        here = play_here(env, row, scripts).episode()
+        taskset = {"id": "hanabi-grpo-verifiers", "env": env, "env_config": row, "starts": 1}
+        games = load_environment(GameEnvConfig.model_validate({"taskset": taskset, "scripts": scripts}))
+        async with games.serving():
+            [task] = list(games.taskset)
+            episode = await games.run_episode(task, ModelContext("scripted", client, vf.Sampling()))
+        assert episode.ok, [*episode.errors, *(trace.errors for trace in episode.traces)]
+        agents = [player for player in range(here.num_players) if f"player_{player}" not in scripts]
+        traces = {trace.agent.name: trace for trace in episode.traces}
+        assert sorted(traces) == [f"player_{player}" for player in agents]
+        for player in agents:
+            trace = traces[f"player_{player}"]
+            assert trace.num_turns == sum(turn.player == player for turn in here.turns), trace.num_turns
+            assert abs(trace.reward - here.reward(player)) < 1e-9, (trace.rewards, here.reward(player))
+        shown = {name: {part: reward.score for part, reward in trace.rewards.items()} for name, trace in traces.items()}
+        print(f"{env}: {len(here.turns)} turns, {here.status}, rewards {shown}")
+
+
+if __name__ == "__main__":
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Chat)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    asyncio.run(main(server.server_address[1]))

@@ -1,0 +1,56 @@
+"""`hanabi-grpo openenv`: one seat of any environment for clients of OpenEnv, with scripts in the others."""
+
+from typing import Annotated
+
+import typer
+
+from hanabi_grpo.commands.console import make_console, sayer
+from hanabi_grpo.commands.playing import Env, Players, Preset, choose
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.rollout.loop import check_script
+from hanabi_grpo.types import player_names
+
+
+def openenv(
+    env: Env = None,
+    preset: Preset = None,
+    players: Players = None,
+    seat: Annotated[str, typer.Option(help="The learning seat.")] = "player_0",
+    partner: Annotated[
+        str, typer.Option(help="A script for every other seat, or one for each of them: iggi,random.")
+    ] = "random",
+    host: Annotated[str, typer.Option(help="Address; any client that reaches it may play.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8100,
+    sessions: Annotated[int, typer.Option(min=1, max=4096, help="Sessions at once.")] = 64,
+    split: Annotated[str, typer.Option(help="Split of the starts; a seed in a reset is a number in it.")] = "openenv",
+) -> None:
+    """Serve one seat of an environment to clients of OpenEnv, scripts in the others. Needs the extra openenv.
+
+    Environment: HANABI_ENV, HANABI_PRESET, HANABI_PLAYERS and the fields of the environment's config.
+    """
+    game = choose(env, preset, players, None).game
+    names = player_names(game.spec.num_players)
+    if seat not in names:
+        raise SettingsError(f"--seat {seat}: {game.env} {game.spec.preset} has {', '.join(names)}.")
+    others = [player for player, name in enumerate(names) if name != seat]
+    words = [word.strip() for word in partner.split(",")]
+    words = words * len(others) if len(words) == 1 else words
+    if len(words) != len(others):
+        raise SettingsError(f"--partner {partner}: give one script, or one for each of {len(others)} other seats.")
+    for word in words:
+        check_script(game, word)
+    try:
+        from hanabi_grpo.envs.interop.openenv_server import openenv_app
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            f"hanabi-grpo openenv: {error}; install it: uv pip install 'hanabi-grpo[openenv]'."
+        ) from error
+    import uvicorn
+
+    scripts = {player: game.environment.policies[word]() for player, word in zip(others, words, strict=True)}
+    app = openenv_app(game, names.index(seat), scripts, sessions=sessions, split=split)
+    sayer(make_console())(
+        f"OpenEnv: {seat} of {game.env} {game.spec.preset}, others {partner}, on http://{host}:{port}, "
+        f"{sessions} sessions at once"
+    )
+    uvicorn.run(app, host=host, port=port, log_level="warning")

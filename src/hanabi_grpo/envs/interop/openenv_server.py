@@ -1,0 +1,134 @@
+"""One seat of any environment as an OpenEnv server, with scripts in the other seats: `hanabi-grpo openenv`."""
+
+import functools
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from openenv.core.env_server.http_server import create_app
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.types import Action, EnvironmentMetadata, Observation, State
+from pydantic import Field
+
+from hanabi_grpo import __version__
+from hanabi_grpo.envs.base import Policy, Setup
+from hanabi_grpo.envs.wrappers import SeatEnv
+from hanabi_grpo.errors import IllegalActionError
+
+
+class SeatAction(Action):
+    """What the learning seat replies."""
+
+    reply: str = Field(description="Any text; what it names is played, and a bad reply costs its price.")
+
+
+class SeatObservation(Observation):
+    """What the learning seat is shown, and what came of its reply. `reward` is the sum of `rewards`."""
+
+    message: str = Field(description='What is new for the seat; "" when the episode is over.')
+    system: str = Field(description='The system message of the seat, e.g. the rules; "" for none.')
+    legal: list[str] | None = Field(description="Legal actions now; null where any text is one.")
+    rewards: dict[str, float] = Field(default_factory=dict, description="Parts of the reward by name.")
+    kind: str | None = Field(default=None, description="Of the reply: legal, illegal or unparsable.")
+    action: str | None = Field(default=None, description="What was played for the reply.")
+    truncated: bool = Field(default=False, description="The episode ended because of its length.")
+    result: dict[str, float] = Field(default_factory=dict, description="Figures of the episode at its end.")
+
+
+class SeatState(State):
+    """Which start is played."""
+
+    env: str = ""
+    preset: str = ""
+    seat: str = ""
+    split: str = ""
+    seed: int | None = None
+
+
+class SeatEnvironment(Environment[SeatAction, SeatObservation, SeatState]):
+    """An episode of one session. Sessions share nothing but scripts, which keep no state."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self, setup: Setup[Any], seat: int, partners: Mapping[int, Policy], split: str) -> None:
+        """Prepare; see `openenv_app`."""
+        super().__init__()
+        self._setup, self._split = setup, split
+        self._env = SeatEnv(setup.environment, setup.config, seat, partners)
+        self._state = SeatState()
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **options: Any) -> SeatObservation:
+        """Start an episode.
+
+        Args:
+            seed: Number of the start within the split; a random one when left out.
+            episode_id: What `state` calls the episode; a new name when left out.
+            options: `split` and `game`, see `SeatEnv`; any other is a SettingsError.
+        """
+        chosen = {"split": self._split, **({} if seed is None else {"seed": seed}), **options}
+        message, info = self._env.reset(options=chosen)
+        task = self._env.referee.task
+        self._state = SeatState(
+            episode_id=episode_id or uuid.uuid4().hex,
+            env=self._setup.env,
+            preset=self._setup.spec.preset,
+            seat=info["player"],
+            split=task.split,
+            seed=task.seed,
+        )
+        return SeatObservation(message=message, system=info["system"], legal=_listed(info["legal"]))
+
+    def step(self, action: SeatAction, timeout_s: float | None = None, **other: Any) -> SeatObservation:
+        """Take the seat's reply, and let the scripts play until its next turn or the end; IllegalActionError: over."""
+        if self._state.episode_id is None:
+            raise IllegalActionError("No episode was started in this session: send reset first.")
+        message, reward, terminated, truncated, info = self._env.step(action.reply)
+        self._state.step_count += 1
+        return SeatObservation(
+            message=message,
+            system=info["system"],
+            legal=_listed(info["legal"]),
+            done=terminated or truncated,
+            reward=reward,
+            rewards=info["rewards"],
+            kind=str(info["kind"]) if "kind" in info else None,
+            action=info.get("action"),
+            truncated=truncated,
+            result={name: float(value) for name, value in info.get("result", {}).items()},
+        )
+
+    @property
+    def state(self) -> SeatState:
+        """Which start is played, and how far."""
+        return self._state
+
+    def get_metadata(self) -> EnvironmentMetadata:
+        """Say what is served."""
+        spec, partners = self._setup.spec, self._env.partners
+        names = ", ".join(f"player_{player} {policy.name}" for player, policy in sorted(partners.items())) or "none"
+        return EnvironmentMetadata(
+            name=f"{spec.env}-{spec.preset}",
+            description=f"Seat player_{self._env.seat} of {spec.env}, {spec.preset}; scripts: {names}.",
+            version=__version__,
+        )
+
+
+def openenv_app(
+    setup: Setup[Any], seat: int, partners: Mapping[int, Policy], *, sessions: int = 64, split: str = "openenv"
+) -> Any:
+    """Build OpenEnv's own FastAPI app for one seat.
+
+    Args:
+        setup: What is played.
+        seat: The player that the client's replies are for, from 0.
+        partners: The script of every other player.
+        sessions: How many may be open at once; one more is refused.
+        split: Of the starts, where a reset names none.
+    """
+    make = functools.partial(SeatEnvironment, setup, seat, partners, split)
+    make()  # refuses a seat that is none before anybody connects
+    return create_app(make, SeatAction, SeatObservation, env_name=setup.env, max_concurrent_envs=sessions)
+
+
+def _listed(legal: tuple[str, ...] | None) -> list[str] | None:
+    return None if legal is None else list(legal)

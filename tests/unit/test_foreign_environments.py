@@ -1,0 +1,118 @@
+"""Games of Gymnasium, TextArena and OpenEnv as environments of ours, under the checks of every environment."""
+
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+from gymnasium.spaces import Discrete, Text
+
+from hanabi_grpo.envs import registry
+from hanabi_grpo.envs.base import Task
+from hanabi_grpo.envs.conformance import ConformanceError, check, check_games, check_policies, check_replies
+from hanabi_grpo.envs.referee import Referee, play_scripts
+from hanabi_grpo.envs.wrappers import SeatEnv
+from hanabi_grpo.errors import SettingsError
+
+
+class Count(gymnasium.Env[str, int]):
+    """Reach 3 by steps of 0 to 2, from where the seed says."""
+
+    observation_space, action_space = Text(20), Discrete(3, start=5)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.at = int(self.np_random.integers(3))
+        return f"at {self.at}", {}
+
+    def step(self, action: int) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self.at += action - 5
+        return f"at {self.at}", float(self.at == 3), self.at >= 3, False, {}
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Iterator[None]:
+    kuhn = registry.setup("kuhn_poker", {"preset": "kuhn_poker"})
+    seat = {"environment": kuhn.environment, "config": kuhn.config, "seat": 0}
+    seat["partners"] = {1: kuhn.environment.policies["random"]()}
+    gymnasium.register("Count-v0", entry_point=Count, max_episode_steps=9)
+    gymnasium.register("KuhnSeat-v0", entry_point=SeatEnv, kwargs=seat)
+    gymnasium.register("Numbers-v0", entry_point="gymnasium.envs.toy_text.frozen_lake:FrozenLakeEnv")
+    yield
+    for name in ("Count-v0", "KuhnSeat-v0", "Numbers-v0"):
+        del gymnasium.registry[name]
+    registry._load.cache_clear()
+
+
+def task(name: str, seed: int = 0, **other: Any) -> Task[Any]:
+    environment = registry.get(name)
+    config = next(iter(environment.presets.values())).model_copy(update=other)
+    return Task(environment=environment, config=config, split="eval", seed=seed)
+
+
+def test_a_text_environment_of_gymnasium_passes_the_checks_of_every_environment() -> None:
+    for name in ("gymnasium:Count-v0", "gymnasium:KuhnSeat-v0"):
+        of = task(name, least_return=-9.0, greatest_return=9.0)
+        report = check(of.environment, of.config, num_episodes=5)
+        assert report.num_copies == report.num_steps > 4
+    count = Referee(next(one for one in (task("gymnasium:Count-v0", seed) for seed in range(9)) if _at(one) == "at 1"))
+    assert (count.spec.max_turns, count.game.legal(0)) == (9, ("5", "6", "7"))
+    count.step({0: "I take one.\n**6**"})
+    assert count.see(0).message() == "at 2"
+    [turn] = count.step({0: "6"})
+    assert (turn.rewards, count.status, count.game.result()) == (({"reward": 1.0},), "finished", {"total": 1.0})
+
+
+def _at(one: Task[Any]) -> str:
+    return Referee(one).see(0).message()
+
+
+def test_the_environment_of_the_page_is_played(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "interop.md").read_text(encoding="utf-8")
+    exec(f"import gymnasium\n{page.partition('import gymnasium')[2].partition('```')[0]}", {"__name__": "page"})
+    del gymnasium.registry["Doors-v0"]
+    assert re.fullmatch(r"[012] \{'total': [01]\.0\}\n", capsys.readouterr().out)
+
+
+def test_what_cannot_be_played_is_refused_with_the_way_out() -> None:
+    for name, reason in (
+        ("gymnasium:Numbers-v0", r"observations are Discrete\(16\).*must be a Text space"),
+        ("gymnasium:NoSuch-v0", "doesn't exist.*gymnasium.envs"),
+        ("gymnasium:os:system", "never by a path"),
+        ("gymnasium:../x", "never by a path"),
+        ("openenv:example.org:80", "never by a path"),
+        ("textarena", "no such environment.*textarena:<id>"),
+    ):
+        with pytest.raises(SettingsError, match=reason):
+            registry.get(name)
+    for name, module in (("textarena:Nim-v0", "textarena"), ("openenv:localhost:9", "openenv")):
+        try:
+            __import__(module)
+        except ModuleNotFoundError:
+            with pytest.raises(SettingsError, match=rf"uv pip install 'hanabi-grpo\[{module}\]'"):
+                registry.get(name)
+
+
+def test_games_of_textarena_pass_the_checks_and_leave_the_global_generator_alone() -> None:
+    pytest.importorskip("textarena", reason="the extra textarena is not installed")
+    before = random.getstate()
+    for name, players in (("TicTacToe-v0", 2), ("GuessTheNumber-v0", 1)):
+        of = task(f"textarena:{name}")
+        assert check(of.environment, of.config, num_episodes=3).num_copies > 5
+        assert of.environment.spec(of.config).num_players == players
+    poker = task("textarena:KuhnPoker-v0")
+    for part in (check_games, check_replies, check_policies):
+        part(poker.environment, poker.config)
+    with pytest.raises(ConformanceError, match=r"its hidden\(\) is the same"):
+        check(poker.environment, poker.config, num_episodes=2)  # it deals cards, and nobody says which are hidden
+    assert random.getstate() == before
+    won = Referee(task("textarena:TicTacToe-v0"))
+    for cell in (0, 3, 1, 4, 2):
+        [turn] = won.step({won.to_act()[0]: f"[{cell}]"})
+    assert turn.rewards == ({"reward": 1.0}, {"reward": -1.0})
+    dice = task("textarena:PigDice-v0", 3)
+    scripts = dict.fromkeys((0, 1), dice.environment.policies["random"]())
+    assert play_scripts(dice, scripts) == play_scripts(dice, scripts)

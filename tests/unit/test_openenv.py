@@ -1,0 +1,140 @@
+"""One seat as an OpenEnv server, played by OpenEnv's own client and looked at by its own validator."""
+
+import asyncio
+import contextlib
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("openenv", reason="the extra openenv is not installed: uv pip install 'hanabi-grpo[openenv]'")
+
+from hanabi_grpo.envs.base import Policy, Setup
+from hanabi_grpo.envs.registry import setup
+from hanabi_grpo.envs.wrappers import SeatEnv
+from hanabi_grpo.server.main import _listen
+
+SETUP = setup("hanabi", {"preset": "laptop"})
+SESSIONS = 64
+PAGE = (Path(__file__).parents[2] / "docs" / "interop.md").read_text(encoding="utf-8")
+
+
+def partners() -> dict[int, Policy]:
+    return {1: SETUP.environment.policies["iggi"]()}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    import uvicorn
+
+    from hanabi_grpo.envs.interop.openenv_server import openenv_app
+
+    listener = _listen("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(openenv_app(SETUP, 0, partners(), sessions=SESSIONS), log_level="warning"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.02)
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    server.should_exit = True
+    thread.join(20)
+
+
+def reply_to(message: str, seed: int) -> str:
+    return ("Play 0", "Discard 0", "what?")[(len(message) + seed) % 3]
+
+
+def test_64_sessions_at_once_play_what_the_same_seat_plays_here_and_one_more_is_refused(url: str) -> None:
+    from openenv.core.generic_client import GenericEnvClient
+
+    at_once = asyncio.Barrier(SESSIONS)
+
+    async def play(seed: int) -> list[Any]:
+        async with GenericEnvClient(base_url=url, connect_timeout_s=60, message_timeout_s=120) as client:
+            told = await client.reset(seed=seed, episode_id=f"e{seed}", split="train")
+            await at_once.wait()
+            if seed == 0:
+                with pytest.raises(Exception, match=r"CAPACITY_REACHED|received 1000"):
+                    async with GenericEnvClient(base_url=url) as one_more:
+                        await one_more.reset()
+            seen = [told.observation["message"]]
+            while not told.done:
+                told = await client.step({"reply": reply_to(seen[-1], seed)})
+                seen += [told.observation["message"], told.reward, told.observation["rewards"]]
+            state = await client.state()
+            assert (state["episode_id"], state["seed"], state["split"]) == (f"e{seed}", seed, "train")
+            assert state["step_count"] == len(seen) // 3 and told.observation["result"]
+            return seen
+
+    def played_here(seed: int) -> list[Any]:
+        env = SeatEnv(SETUP.environment, SETUP.config, 0, partners())
+        seen: list[Any] = [env.reset(options={"split": "train", "seed": seed})[0]]
+        done = False
+        while not done:
+            message, reward, terminated, truncated, info = env.step(reply_to(seen[-1], seed))
+            seen, done = [*seen, message, reward, info["rewards"]], terminated or truncated
+        return seen
+
+    async def play_all() -> list[list[Any]]:
+        return await asyncio.gather(*(play(seed) for seed in range(SESSIONS)))
+
+    assert asyncio.run(play_all()) == [played_here(seed) for seed in range(SESSIONS)]
+
+
+def test_the_client_of_the_page_plays_a_game(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code = PAGE.partition("from openenv.core")[2].partition("```")[0].replace("http://127.0.0.1:8100", url)
+    exec(f"from openenv.core{code}", {})
+    assert re.match(r"\{'score': \d", capsys.readouterr().out)
+
+
+def test_what_a_client_does_wrong_is_an_error_of_its_own_session(url: str) -> None:
+    from openenv.core.generic_client import GenericEnvClient
+
+    with contextlib.closing(GenericEnvClient(base_url=url).sync()) as client:
+        for wrong, reason in (
+            (lambda: client.step({"reply": "Play 0"}), "send reset first"),
+            (lambda: client.step({"word": "Play 0"}), "VALIDATION_ERROR"),
+            (lambda: client.reset(board="full"), "allowed: split, seed, game"),
+        ):
+            with pytest.raises(Exception, match=reason):
+                wrong()
+        assert client.reset(seed=1).observation["legal"]
+
+
+def test_openenvs_own_validator_finds_nothing_at_the_running_server(url: str) -> None:
+    from openenv.cli._validation import validate_running_environment
+
+    report = validate_running_environment(url, timeout_s=30)
+    assert report["passed"], [one for one in report["criteria"] if not one["passed"]]
+
+
+def test_such_a_server_is_an_environment_of_ours_too(url: str) -> None:
+    from hanabi_grpo.envs import conformance, registry
+    from hanabi_grpo.envs.referee import Referee
+    from hanabi_grpo.errors import SettingsError
+
+    environment = registry.get(f"openenv:{url.removeprefix('http://')}")
+    [preset] = environment.presets.values()
+    config = preset.model_copy(
+        update={"observation_field": "message", "max_turns": 9, "least_return": -9.0, "greatest_return": 9.0}
+    )
+    report = conformance.check_games(environment, config, num_episodes=3)
+    assert (report.num_steps > 6, report.num_copies) == (True, 0), "it cannot be copied"
+    conformance.check_replies(environment, config, num_episodes=5)
+    conformance.check_policies(environment, config)
+    conformance.check_wrappers(environment, config)
+    referee = Referee(Setup(environment, config).task("eval", 1))
+    here = SETUP.environment.reset(SETUP.config, split="openenv", seed=referee.game.seed)  # type: ignore[attr-defined]
+    assert referee.see(0).message() == here.message(0)
+    every = Referee(Setup(environment, preset).task("eval", 1)).see(0).message()
+    assert "message: The game begins." in every and "\nlegal: [" in every
+    wrong = config.model_copy(update={"observation_field": "text"})
+    with pytest.raises(SettingsError, match=r"HANABI_OBSERVATION_FIELD=text: .* observes metadata, message, system"):
+        Referee(Setup(environment, wrong).task("eval", 1))
+    with pytest.raises(SettingsError, match=r"is no OpenEnv server .* start it first"):
+        registry.get("openenv:localhost:1")
