@@ -26,7 +26,6 @@ from starlette.routing import Route
 
 from hanabi_grpo.logs import set_up_logging
 from hanabi_grpo.processes import die_with_parent
-from hanabi_grpo.server.door import Limits
 from hanabi_grpo.server.main import EXIT_CODE, _end, _listen, fork_and_supervise
 from hanabi_grpo.server.serving import serve_until_dead
 
@@ -100,7 +99,6 @@ async def _run(engine: _Engine, listener: socket.socket, instance: str) -> bool:
             Starlette(routes=[Route("/identity/", identity)]),
             listener,
             lambda: engine.is_dead,
-            limits=Limits(),
             on_death=lambda: signal.alarm(1),
             poll=0.05,
             graceful_seconds=1,

@@ -27,7 +27,6 @@ from hanabi_grpo.logs import LineRing
 from hanabi_grpo.rollout.handshake import PROTOCOL, SessionRequest, game_claims, session_headers, tokenizer_hash
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.app import create_app
-from hanabi_grpo.server.door import Limits
 from hanabi_grpo.server.engine import Sample, SamplingConfig
 from hanabi_grpo.server.identity import ServerIdentity
 from hanabi_grpo.server.main import _listen
@@ -151,7 +150,6 @@ def make_identity(**other: Any) -> ServerIdentity:
 def running_app(
     *,
     api_key: str | None = None,
-    limits: Limits | None = None,
     poll: float = 0.05,
     port: int = 0,
     engine: WordEngine | None = None,
@@ -162,11 +160,10 @@ def running_app(
     listener, engine, ring = _listen("127.0.0.1", port), engine or WordEngine(), LineRing()
     described = make_identity(**identity, partners=partners.described if partners else {})
     store = AdapterStore(engine, max_rank=RANK, shapes=SHAPES, session_timeout=described.session_timeout)
-    limits = limits or Limits(adapter_bytes=store.max_upload_bytes)
     model = Model(sampler=engine, chat=CHAT, max_model_len=described.max_model_len, vocab_size=len(TOKENIZER))
     model = replace(model, partners=partners) if partners else model
     scheduler = Scheduler(model, store, games_at_once=256, instance_id=described.instance_id)
-    app = create_app(engine, store, scheduler, described, ring, api_key=api_key, limits=limits)  # type: ignore[arg-type]
+    app = create_app(engine, store, scheduler, described, ring, api_key=api_key)  # type: ignore[arg-type]
     running = RunningApp(
         port=listener.getsockname()[1], engine=engine, store=store, scheduler=scheduler, identity=described, ring=ring
     )
@@ -175,7 +172,7 @@ def running_app(
     def ended() -> bool:
         return engine.is_dead or stopping.is_set()
 
-    served = serve_until_dead(app, listener, ended, limits=limits, poll=poll, graceful_seconds=1)
+    served = serve_until_dead(app, listener, ended, poll=poll, graceful_seconds=1)
     thread = threading.Thread(target=asyncio.run, args=(served,), name="running-app")
     thread.start()
     try:

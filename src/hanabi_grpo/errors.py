@@ -75,15 +75,6 @@ class PartnerDownError(PartnerError):
     """A model behind a URL gave none again and again, or its budget is used up; the whole request ends."""
 
 
-class RequestError(HanabiGrpoError, ValueError):
-    """A request that the rollout server does not read to its end: too large, too slow, too many, of another type."""
-
-    def __init__(self, status: int, message: str) -> None:
-        """Refuse with this HTTP status and reason."""
-        super().__init__(message)
-        self.status = status
-
-
 class AdapterError(HanabiGrpoError, ValueError):
     """An adapter upload that must not be served: wrong bytes, names, shapes, rank or version."""
 

@@ -18,7 +18,7 @@ from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.rollout.messages import MAX_TEXT, MAX_TURNS, ReplyRequest
+from hanabi_grpo.rollout.messages import ReplyRequest
 from hanabi_grpo.server.engine import Sample
 from hanabi_grpo.types import Episode, Reply
 from server_app import (
@@ -131,8 +131,6 @@ def test_a_request_that_cannot_be_answered_is_422_with_the_reason(app: RunningAp
         (changed(extra=1), "extra=1: no such field"),
         (changed(seat="iggi"), "seat 'iggi' is a script, which needs no server"),
         (changed(seat="../x@1"), "seat '../x@1': allowed are"),
-        (changed(system="x" * (MAX_TEXT + 1)), "system="),
-        (changed(turns=[{"prompt": "x", "reply_ids": [1]}] * (MAX_TURNS + 1)), "turns="),
         (changed(turns=[{"prompt": "x", "reply_ids": []}]), "turns.0.reply_ids=[]"),
         (
             changed(turns=[{"prompt": "x", "reply_ids": [1, len(TOKENIZER)]}]),
@@ -151,7 +149,7 @@ def test_what_is_not_held_is_409_and_odd_texts_are_answered(app: RunningApp) -> 
     assert (answer.status_code, "player_4@7 is required" in answer.text) == (409, True)
     answer = ask(app, changed(seat="frozen_0123456789abcdef@7"))
     assert (answer.status_code, "lend it again" in answer.text) == (409, True)
-    for text in ("", "\x00", "ü🂡", "<|im_end|>", "x" * MAX_TEXT):
+    for text in ("", "\x00", "ü🂡", "<|im_end|>"):
         answer = ask(app, changed(system=text, turns=[{"prompt": text, "reply_ids": [3]}], prompt=text))
         assert answer.status_code == 200, answer.text
 

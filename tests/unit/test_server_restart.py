@@ -22,7 +22,6 @@ from starlette.responses import JSONResponse
 
 from hanabi_grpo.client.waiting import wait_for_server
 from hanabi_grpo.server import assembly, main
-from hanabi_grpo.server.door import Limits
 from hanabi_grpo.settings import Settings
 from server_app import rollout_body, running_app
 
@@ -199,7 +198,7 @@ def starting(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Settings, Callab
         # Like the real one it keeps the event loop to itself.
         assert go.wait(60)
         app = JSONResponse({"instance_id": "i"})
-        yield SimpleNamespace(app=app, engine=engine, limits=Limits(), identity=SimpleNamespace(instance_id="i"))
+        yield SimpleNamespace(app=app, engine=engine, identity=SimpleNamespace(instance_id="i"))
 
     monkeypatch.setattr(assembly, "rollout_server", rollout_server)
     monkeypatch.setattr(assembly, "prepare_environment", lambda on_cpu: None)

@@ -198,7 +198,7 @@ async def started_engine(settings: Settings, config: EnvConfig) -> AsyncIterator
     # As many adapters as the board has players; the address is this machine's, so no key.
     settings = settings.model_copy(update={"players": config.players, "api_key": None})
     with rollout_server(settings, LineRing()) as server:
-        async with serving(server.app, server.limits) as url:
+        async with serving(server.app) as url:
             bench = EngineBench(
                 engine=server.engine, store=server.store, chat=server.chat, settings=settings, config=config, url=url
             )

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-from hanabi_grpo.server.door import Limits
 from hanabi_grpo.server.serving import server_config
 
 
@@ -20,12 +19,12 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serving(app: ASGIApp, limits: Limits | None = None) -> AsyncIterator[str]:
+async def serving(app: ASGIApp) -> AsyncIterator[str]:
     """Serve `app`; yields its address."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     listener.listen(128)
-    server = _Server(server_config(app, limits or Limits(), graceful_seconds=1))
+    server = _Server(server_config(app, graceful_seconds=1))
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"

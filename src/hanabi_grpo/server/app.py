@@ -12,6 +12,7 @@ from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from hanabi_grpo.errors import AdapterError, BusyError, GameParameterError, HanabiGrpoError, SettingsError, VersionError
 from hanabi_grpo.logs import LineRing
@@ -19,7 +20,7 @@ from hanabi_grpo.rollout.handshake import MAX_VERSION
 from hanabi_grpo.runs.run_folder import public_run
 from hanabi_grpo.server.adapter_loader import Upload
 from hanabi_grpo.server.adapter_store import AdapterStore
-from hanabi_grpo.server.door import BoundedBodies, KeyCheck, Limits, problem
+from hanabi_grpo.server.door import BodyCheck, KeyCheck, problem
 from hanabi_grpo.server.engine import Engine
 from hanabi_grpo.server.identity import ServerIdentity, check_fit, read_session_request
 from hanabi_grpo.server.routes_chat import chat_routes
@@ -40,7 +41,6 @@ def create_app(
     *,
     api_key: str | None,
     host: str = "127.0.0.1",
-    limits: Limits | None = None,
 ) -> FastAPI:
     """Build the app around a running engine.
 
@@ -51,7 +51,7 @@ def create_app(
     started = time.time()
 
     # The one added last is asked first: a stranger without the key is refused before a body is looked at.
-    app.add_middleware(BoundedBodies, limits=limits or Limits(), is_owner=store.ownership.is_owner)
+    app.add_middleware(BodyCheck, upload_bytes=store.max_upload_bytes)
     app.add_middleware(KeyCheck, api_key=api_key, host=host)
     _answer_errors(app, engine)
 
@@ -110,6 +110,10 @@ def _answer_errors(app: FastAPI, engine: Engine) -> None:
     @app.exception_handler(RequestValidationError)
     async def malformed(_: Request, error: RequestValidationError) -> Response:
         return problem(422, "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()))
+
+    @app.exception_handler(ClientDisconnect)
+    async def hung_up(request: Request, _: Exception) -> Response:
+        return problem(499, f"{request.method} {request.url.path[:200]}: the client hung up in the middle of its body.")
 
     @app.exception_handler(RecursionError)
     async def too_deep(_: Request, error: RecursionError) -> Response:

@@ -22,7 +22,6 @@ from hanabi_grpo.server.adapter_files import linear_shapes
 from hanabi_grpo.server.adapter_loader import OwnedFolder
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.app import create_app
-from hanabi_grpo.server.door import Limits
 from hanabi_grpo.server.engine import Engine, engine_options
 from hanabi_grpo.server.identity import ServerIdentity
 from hanabi_grpo.server.plugin import PLUGIN_NAME
@@ -44,7 +43,6 @@ class RolloutServer:
     chat: ChatFormat
     store: AdapterStore
     identity: ServerIdentity
-    limits: Limits
     app: FastAPI
 
 
@@ -129,12 +127,11 @@ def rollout_server(
         at_once, instance = settings.games_at_once, identity.instance_id
         scheduler = Scheduler(model, store, games_at_once=at_once, instance_id=instance)
         key = settings.api_key.get_secret_value() if settings.api_key else None
-        limits = Limits(adapter_bytes=store.max_upload_bytes)
-        app = create_app(engine, store, scheduler, identity, ring, api_key=key, host=settings.host, limits=limits)
+        app = create_app(engine, store, scheduler, identity, ring, api_key=key, host=settings.host)
         # vLLM's 670,000 objects stay to the end; each full collection would hold the event loop up to find that out.
         gc.collect()
         gc.freeze()
-        yield RolloutServer(engine=engine, chat=chat, store=store, identity=identity, limits=limits, app=app)
+        yield RolloutServer(engine=engine, chat=chat, store=store, identity=identity, app=app)
     finally:
         store.close()
         try:

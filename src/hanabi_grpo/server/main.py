@@ -93,7 +93,6 @@ async def _run(settings: Settings, extra_args: list[str], listener: socket.socke
             server.app,
             listener,
             lambda: server.engine.is_dead,
-            limits=server.limits,
             # The kernel ends the process then, and the parent starts the next one.
             on_death=lambda: signal.alarm(_CLEAN_UP_SECONDS),
         )

@@ -33,7 +33,7 @@ def chat_routes(store: AdapterStore, scheduler: Scheduler, model: str) -> APIRou
     @router.get("/models")
     async def models() -> dict[str, Any]:
         adapters = [f"{name}@{version}" for name, version in store.versions().items()]
-        names = [model, BASE, *store.versions(), *adapters, *store.frozen.words()]
+        names = [model, BASE, *adapters, *store.versions(), *store.frozen.words()]
         return {"object": "list", "data": [{"id": name, "object": "model"} for name in names]}
 
     @router.post("/chat/completions")
