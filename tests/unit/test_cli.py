@@ -38,6 +38,7 @@ NAMED = {
     "cross-play": SERVER,
     "play": SERVER,
     "exploit": {"HANABI_MEMORY"},
+    "teams": {"HANABI_ENV"},
     "doctor": {"CUDA_VISIBLE_DEVICES", "HTTP_PROXY", "NO_PROXY", "WANDB_API_KEY"},
     "warm-start": {"MODEL", "LORA_RANK", "HANABI_ADAPTERS", "SEED", "HANABI_PRESET"},
     "tiny-model": {"HANABI_PRESET", "HANABI_PLAYERS", "SEED"},

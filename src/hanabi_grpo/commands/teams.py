@@ -39,8 +39,8 @@ def teams(
 
     A line-up of trained adapters stands behind the same workflow with base, the model before training.
 
-    Environment: as for evaluate; HANABI_ENV names one of the workflows, and HANABI_PROBLEMS and the other fields of it
-    hold for all of them.
+    Environment: as for evaluate; HANABI_ENV names one of the workflows, and what its settings say of problems and
+    prompts holds for all of them.
     """
     check_deals(deals, suite)
     env = load_settings().settings.env
