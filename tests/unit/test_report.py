@@ -116,7 +116,6 @@ def test_what_is_no_run_places_that_cannot_be_written_and_bad_options_are_refuse
         (("--png", tmp_path / "file"), "--png"),
         (("--conventions", tmp_path / "x.html"), "no game of this version"),
         (("--beside", run), "--beside"),
-        (("--replays", -1), "--replays"),
     ):
         answer = command(run, *words)
         assert (answer.exit_code, message in answer.stderr) == (2, True), words

@@ -15,7 +15,7 @@ from hanabi_grpo.runs.evaluation_result import write_result
 from hanabi_grpo.runs.recordings import read_recordings, spread, write_episodes
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint
 from hanabi_grpo.settings import read_settings
-from hanabi_grpo.tracking.artifact import build_artifact, find_evaluations, write_sample_games
+from hanabi_grpo.tracking.artifact import build_artifact, write_sample_games
 from hanabi_grpo.tracking.record import (
     ArtifactRecord,
     RunningScore,
@@ -62,7 +62,7 @@ def test_an_artifact_holds_adapters_card_settings_and_evaluations_but_no_optimiz
     settings = read_settings(run / "settings.json", {"HANABI_API_KEY": SECRET})
     assert settings.api_key is not None and settings.api_key.get_secret_value() == SECRET
     score = running_score(rows([9.0, 9.0, *([1.0, 2.0] * 5), 9.0]), 12)
-    folder, metadata = build_artifact(run, checkpoint, settings, score, evaluations=find_evaluations(run))
+    folder, metadata = build_artifact(run, checkpoint, settings, score)
     assert folder == run / "artifacts/step_12"
     adapters = {f"{name}/{file}" for name in PLAYERS for file in ("adapter_config.json", "adapter_model.safetensors")}
     notes = {"README.md", "manifest.json", "settings.json", "training_score.json"}

@@ -30,7 +30,6 @@ def report(
     beside: Annotated[
         list[Path] | None, typer.Option(help="Recorded games of others for that page; may be repeated.")
     ] = None,
-    replays: Annotated[int, typer.Option(min=0, max=100, help="Most sample games on the page; 0: none.")] = 6,
     min_rise: Annotated[float | None, typer.Option(help="Exit with 1 below this rise of the mean score.")] = None,
     min_sigma: Annotated[float | None, typer.Option(help="Exit with 1 below this rise in standard errors.")] = None,
 ) -> None:
@@ -56,7 +55,7 @@ def report(
         say(f"step {change.step}: {change.message}")
     notes = list(found.notes)
     if html is not None:
-        page, notes = run_page(found, num_replays=replays)
+        page, notes = run_page(found)
         say(write_page(html, page, "--html"))
     for note in notes:
         say(note, "yellow")

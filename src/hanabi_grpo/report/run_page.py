@@ -30,6 +30,7 @@ from hanabi_grpo.runs.run_folder import run_home
 
 _MOST_REPLAY_BYTES = 1_000_000
 """Of the replays' page; browsers refuse frames of some megabytes."""
+_MOST_GAMES = 6
 _MOST_INCIDENTS = 100
 _MOST_ALARMS = 8
 _NUM_FIRST = 5
@@ -46,15 +47,15 @@ class _Picture(NamedTuple):
     words: str
 
 
-def run_page(report: RunReport, *, num_replays: int = 6) -> tuple[str, list[str]]:
+def run_page(report: RunReport) -> tuple[str, list[str]]:
     """Return the page of a run, and notes about what is not in it.
 
-    At most `num_replays` games of the newest recorded step are shown, from the worst to the best.
+    Six games of the newest recorded step are shown, or as many as fit, from the worst to the best.
     """
     state, folder = report.state, report.folder
     notes, replays = [*report.notes], ""
     try:
-        replays = _replays(run_home(folder), state, num_replays)
+        replays = _replays(run_home(folder), state)
     except SettingsError as error:
         notes.append(visible(str(error)))
     rows = state.rows
@@ -123,9 +124,10 @@ def _words(state: RunState, names: Sequence[str]) -> str:
     return ", ".join(f"{name} from {shown(values[0])} to {shown(values[-1])}" for name, values in lines if values)
 
 
-def _replays(home: Path, state: RunState, most: int) -> str:
-    if not most or not (home / "episodes").is_dir():
+def _replays(home: Path, state: RunState) -> str:
+    if not (home / "episodes").is_dir():
         return ""
+    most = _MOST_GAMES
     recordings, _ = read_recordings(recording_files(home))
     title = f"{state.name}, {recordings[0].source}"
     while most:

@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +27,7 @@ from hanabi_grpo.runs.manifest import MANIFEST, Manifest, check_checkpoint, spec
 from hanabi_grpo.runs.recordings import NUM_REPLAYS, read_recordings, recorded_steps, recording_to_json, spread
 from hanabi_grpo.runs.resume import TRAINER_STATE
 from hanabi_grpo.runs.run_folder import EVALUATIONS as KEPT
-from hanabi_grpo.runs.run_folder import sync_folder, write_json_atomic, write_text_atomic
+from hanabi_grpo.runs.run_folder import new_folder, write_json_atomic, write_text_atomic
 from hanabi_grpo.settings import Settings, settings_values
 from hanabi_grpo.settings.defaults import is_local_model
 from hanabi_grpo.tracking.record import RunningScore
@@ -59,56 +58,48 @@ hanabi-grpo evaluate FOLDER --own-server     # FOLDER: this one
 
 
 def build_artifact(
-    run_folder: Path,
-    checkpoint: Path,
-    settings: Settings,
-    score: RunningScore | None,
-    *,
-    evaluations: Sequence[Path] = (),
+    run_folder: Path, checkpoint: Path, settings: Settings, score: RunningScore | None
 ) -> tuple[Path, dict[str, Any]]:
     """Make `artifacts/step_N` of a run's `checkpoint-N`, or make it anew; returns it with the artifact's metadata.
 
-    Every file of the checkpoint is compared with the manifest. `evaluations` are result files of
-    `hanabi-grpo evaluate --out`. A RunFolderError where the checkpoint is damaged or gone, or nothing can be written.
+    Every file of the checkpoint is compared with the manifest. A RunFolderError where the checkpoint is damaged or
+    gone, or nothing can be written.
     """
-    manifest = check_checkpoint(checkpoint)
+    manifest, evaluations = check_checkpoint(checkpoint), find_evaluations(run_folder)
     folder = run_folder / FOLDER / f"step_{manifest.step}"
-    partial = folder.with_name(f".{folder.name}.partial")
+    # Rests of a killed process.
+    for rest in folder.parent.glob(f".{folder.name}.*"):
+        shutil.rmtree(rest, ignore_errors=True)
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        for name in (*manifest.files, MANIFEST):
-            if not name.startswith(f"{TRAINER_STATE}/"):
-                _link(checkpoint / name, partial / name)
-        write_json_atomic(partial / SETTINGS, {"settings": settings_values(settings)})
-        said = {
-            "of": "training games, sampled, of the last steps up to this checkpoint",
-            "mean": score.mean if score else None,
-            "standard_error": score.standard_error if score else None,
-            "steps": score.num_steps if score else 0,
-        }
-        write_json_atomic(partial / SCORE, said)
-        for path in evaluations:
-            _link(path, partial / EVALUATIONS / path.name)
-        games = write_sample_games(run_folder, partial, manifest.step)
-        metadata = _metadata(settings, manifest, score)
-        facts = {
-            "base model": metadata["base_model"],
-            "optimizer steps": manifest.step,
-            "adapters": metadata["adapters"],
-            "preset": f"{settings.preset or 'as the dataset says'} (rules {', '.join(metadata['spec_hashes'])})",
-            "LoRA rank / alpha": f"{settings.lora_rank} / {settings.lora_alpha}",
-            "score of the last training games": score.text if score else "unknown",
-            "evaluations": ", ".join(path.name for path in evaluations) or "none beside this card",
-            "sample games": games.name if games else "none beside this card",
-        }
-        rows = "\n".join(f"| {name} | {table_cell(value)} |" for name, value in facts.items())
-        write_text_atomic(partial / CARD, _CARD.format(env=settings.env, rows=rows))
-        shutil.rmtree(folder, ignore_errors=True)
-        os.rename(partial, folder)
-        sync_folder(folder.parent)
+        with new_folder(folder) as partial:
+            for name in (*manifest.files, MANIFEST):
+                if not name.startswith(f"{TRAINER_STATE}/"):
+                    _link(checkpoint / name, partial / name)
+            write_json_atomic(partial / SETTINGS, {"settings": settings_values(settings)})
+            said = {
+                "of": "training games, sampled, of the last steps up to this checkpoint",
+                "mean": score.mean if score else None,
+                "standard_error": score.standard_error if score else None,
+                "steps": score.num_steps if score else 0,
+            }
+            write_json_atomic(partial / SCORE, said)
+            for path in evaluations:
+                _link(path, partial / EVALUATIONS / path.name)
+            games = write_sample_games(run_folder, partial, manifest.step)
+            metadata = _metadata(settings, manifest, score)
+            facts = {
+                "base model": metadata["base_model"],
+                "optimizer steps": manifest.step,
+                "adapters": metadata["adapters"],
+                "preset": f"{settings.preset or 'as the dataset says'} (rules {', '.join(metadata['spec_hashes'])})",
+                "LoRA rank / alpha": f"{settings.lora_rank} / {settings.lora_alpha}",
+                "score of the last training games": score.text if score else "unknown",
+                "evaluations": ", ".join(path.name for path in evaluations) or "none beside this card",
+                "sample games": games.name if games else "none beside this card",
+            }
+            rows = "\n".join(f"| {name} | {table_cell(value)} |" for name, value in facts.items())
+            write_text_atomic(partial / CARD, _CARD.format(env=settings.env, rows=rows))
     except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
         raise RunFolderError(f"{folder}: cannot be written ({error.strerror}); {checkpoint} is as it was.") from error
     return folder, metadata
 

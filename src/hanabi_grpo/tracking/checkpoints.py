@@ -3,10 +3,8 @@
 Folders are under `outputs/downloads/`: W&B's files themselves, links into the hub's cache.
 """
 
-import contextlib
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -15,7 +13,7 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.run_folder import new_folder, run_home
 from hanabi_grpo.runs.saved_adapters import SavedAdapters, read_adapters
 from hanabi_grpo.runs.validation import best_checkpoint
-from hanabi_grpo.settings import LoadedSettings, load_settings
+from hanabi_grpo.settings import Settings, load_settings
 from hanabi_grpo.settings.refs import (
     BestPlace,
     CheckpointRef,
@@ -58,8 +56,10 @@ def fetched(place: Moving) -> tuple[Path, SavedAdapters]:
         folder = best_checkpoint(place.run)
         return folder, read_adapters(folder)
     loaded = load_settings()
-    with _dotenv(loaded):
-        folder = _from_hub(place) if isinstance(place, HubPlace) else _from_wandb(place, loaded)
+    # The libraries' keys may stand in .env.
+    keys = {name: value for name, value in loaded.dotenv_environ.items() if name.startswith(("WANDB_", "HF_"))}
+    os.environ.update({**keys, **os.environ})
+    folder = _from_hub(place) if isinstance(place, HubPlace) else _from_wandb(place, loaded.settings)
     try:
         return folder, read_adapters(folder)
     except SettingsError as error:
@@ -131,9 +131,8 @@ def _link(link: Path, target: Path) -> Path:
     return link
 
 
-def _from_wandb(place: WandbPlace, loaded: LoadedSettings) -> Path:
+def _from_wandb(place: WandbPlace, settings: Settings) -> Path:
     """Return a version that was downloaded before, what W&B gives, or a folder that a run of this disk recorded."""
-    settings = loaded.settings
     wanted = replace(place, entity=place.entity or settings.wandb_entity or "")
     # Other aliases move.
     if wanted.is_version and _kept(wanted).is_dir():
@@ -197,16 +196,3 @@ def _download(artifact: Any, target: Path) -> Path:
         reason = error.strerror or error
         raise SettingsError(f"{target}: was not downloaded ({reason}); nothing is left of it.") from error
     return target
-
-
-@contextlib.contextmanager
-def _dotenv(loaded: LoadedSettings) -> Iterator[None]:
-    """Let the libraries see the keys that `.env` holds, for the length of a block."""
-    given = {name: value for name, value in loaded.dotenv_environ.items() if name.startswith(("WANDB_", "HF_"))}
-    added = {name: value for name, value in given.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)

@@ -14,7 +14,7 @@ from hanabi_grpo.runs.recordings import spread
 from hanabi_grpo.runs.run_folder import write_text_atomic
 from hanabi_grpo.runs.validation import best_of, read_validations
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.tracking.artifact import artifact_name, build_artifact, find_evaluations
+from hanabi_grpo.tracking.artifact import artifact_name, build_artifact
 from hanabi_grpo.tracking.record import (
     ArtifactRecord,
     RunningScore,
@@ -142,8 +142,7 @@ class Publisher:
             names = [f"checkpoint_global_step_{step}", *aliases]
             if self._is_best(step, score, [*self.record.scores(), *earlier]):
                 names.append("best")
-            found = find_evaluations(self.run_folder)
-            folder, metadata = build_artifact(self.run_folder, checkpoint, self.settings, score, evaluations=found)
+            folder, metadata = build_artifact(self.run_folder, checkpoint, self.settings, score)
             name = artifact_name(self.settings, self.run_folder)
             self.run.log_artifact(folder, name, names, metadata)
             made = ArtifactRecord(

@@ -143,9 +143,6 @@ def comparison_notes(found: Comparison) -> list[str]:
             )
         if len(kind.temperatures) > 1:
             notes.append(f"{kind.file}: runs were evaluated at different temperatures.")
-        for arm, score in zip(found.arms, kind.arms, strict=True):
-            if (has := len(score.means) if score else 0) < len(arm.runs):
-                notes.append(f"{kind.file}: {has} of {len(arm.runs)} runs of {arm.name} have it.")
     if alone := [arm.name for arm in found.arms if len(arm.runs) < 2]:
         notes.append(f"One run only, so nothing is known about other seeds: {', '.join(alone)}.")
     runs = [run for arm in found.arms for run in arm.runs]
