@@ -27,6 +27,7 @@ from hanabi_grpo.errors import PartnerDownError, PartnerError, ServerError, Sett
 from hanabi_grpo.evaluation.evaluate import evaluate_line_up, line_up_key
 from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.settings import Settings, load_settings
+from hanabi_grpo.training.batching import usable_groups
 from hanabi_grpo.training.deals import check_stamps
 from hanabi_grpo.training.partner_seats import PartnerSeats
 from local_service import LocalService, QuietHandler, served
@@ -189,6 +190,9 @@ def test_a_game_that_loses_its_partner_is_dropped_and_counted_and_most_of_them_e
         (game,) = played.dropped
         assert "PartnerError: url:big (http://" in game.reason and len(played.groups[0]) == 2
         assert (app.scheduler.games_retried, app.scheduler.games_failed) == (0, 1)
+        # What is learned from is the smaller group, and the run's incidents say so.
+        [group], [sentence] = usable_groups(played.groups, played.dropped)
+        assert len(group) == 2 and sentence.startswith("deal train/3: 1 of 3 games dropped (game ")
     for answer, games, message in (
         ((400, "no such role"), 2, "2 of 2 games with it were dropped, more than half.*no such role.*doctor"),
         ((500, "ill"), 8, "3 calls in a row were given up"),
