@@ -101,8 +101,9 @@ def test_a_model_of_16_bits_computes_in_float32_with_the_adapters_that_a_server_
     exact = copy.deepcopy(model)
     for value in exact.parameters():
         value.data = value.data.bfloat16().float()
+    assert share_prefixes(model)
     with torch.autocast("cpu", torch.bfloat16), in_float32(model):
-        found = reply_logps(model.base_model, model, IDS, MASK, 0.7)
+        found = reply_logps(model.base_model, model, IDS, MASK, 0.7, prefix_tree(IDS, MASK))
     torch.testing.assert_close(found, reply_logps(exact, exact, IDS, MASK, 0.7).detach())
     assert float((reply_logps(model, model, IDS, MASK, 0.7) - found).abs().max()) > 1e-3
     assert not any("forward" in vars(module) or module._forward_hooks for module in model.modules())
