@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from hanabi_grpo.server.assembly import prepare_environment
+from hanabi_grpo.server.plugin import tie_coordinator
 
 PATIENCE = 60.0
 _PR_GET_PDEATHSIG = 2
@@ -36,6 +37,27 @@ def test_engine_core_and_worker_die_with_the_process_above_them(
     below = [psutil.Process(told[name]["pid"]) for name in ("engine core", "worker")]
     server.kill()
     assert psutil.wait_procs(below, timeout=PATIENCE)[1] == []
+
+
+@pytest.mark.rest
+def test_what_coordinates_copies_of_the_model_dies_with_the_server(
+    start_process: Callable[..., "subprocess.Popen[str]"],
+) -> None:
+    server = start_process([sys.executable, __file__, "copies"], stdout=subprocess.PIPE)
+    assert server.stdout is not None
+    coordinator = psutil.Process(int(server.stdout.readline()))
+    server.kill()
+    assert psutil.wait_procs([coordinator], timeout=PATIENCE)[1] == []
+
+
+def _coordinated() -> None:
+    from vllm.config import ParallelConfig
+    from vllm.v1.engine.coordinator import DPCoordinator
+
+    tie_coordinator()
+    coordinator = DPCoordinator(ParallelConfig(data_parallel_size=2))
+    print(coordinator.proc.pid, flush=True)
+    time.sleep(600)
 
 
 def death_signal() -> int:
@@ -59,4 +81,7 @@ def _run(name: str, *below: str) -> None:
 
 if __name__ == "__main__":
     prepare_environment(on_cpu=False)
-    _run("server", "engine core", "worker")
+    if sys.argv[1:]:
+        _coordinated()
+    else:
+        _run("server", "engine core", "worker")

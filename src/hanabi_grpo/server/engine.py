@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hanabi_grpo.errors import ServerError, ServerGoneError
+from hanabi_grpo.server.plugin import tie_coordinator
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.pass_through import check_options
 
@@ -183,6 +184,8 @@ class Engine:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         args = engine_args(options, extra_args)
+        if args.data_parallel_size > 1:
+            tie_coordinator()
         self._engine, self._copies = AsyncLLM.from_engine_args(args), args.data_parallel_size
         self._request_ids = itertools.count()
         self._pulse = Pulse(self._engine.list_loras, patience=patience)
