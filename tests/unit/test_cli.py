@@ -46,6 +46,7 @@ NAMED = {
     "export": {"WANDB_MODE", "WANDB_ENTITY", "HF_HOME"},
     "upload": {"WANDB_PROJECT", "WANDB_ENTITY", "WANDB_NAME", "WANDB_MODE", "CKPT_ARTIFACT_NAME"},
     "watch": {"OUTPUT_DIR"},
+    "openenv": {"HANABI_ENV", "HANABI_PRESET", "HANABI_PLAYERS"},
 }
 # These show all settings, or look at a run folder or at nothing but their options.
 WITHOUT = {"settings", "report", "compare", "hanab-live"}
