@@ -1,7 +1,7 @@
 """Play Hanabi and Kuhn poker through verifiers with a scripted model, an OpenAI chat server of this process.
 
-`python play_scripted.py`, where hanabi-grpo-verifiers is installed. It takes the first legal action that a message
-lists, so each game is known beforehand; an AssertionError says that another one was played.
+`python play_scripted.py`, where hanabi-grpo-verifiers is installed. It replies as a script of
+the environment does in the same game played here; an AssertionError says that another one was played.
 """
 
 import asyncio
@@ -16,10 +16,14 @@ from verifiers.v1.clients import EvalClientConfig, ModelContext
 from verifiers.v1.utils.loaders import load_environment
 
 from hanabi_grpo.envs import registry
-from hanabi_grpo.envs.base import Observation
-from hanabi_grpo.envs.referee import Referee
+from hanabi_grpo.envs.referee import Referee, play_scripts
+from hanabi_grpo.types import Episode
 
-GAMES = (("hanabi", {"preset": "laptop"}, {}), ("kuhn_poker", {"preset": "kuhn_poker"}, {"player_1": "random"}))
+GAMES = (
+    ("hanabi", {"preset": "laptop"}, "iggi", {}),
+    ("kuhn_poker", {"preset": "kuhn_poker"}, "random", {"player_1": "random"}),
+)
+"""Environment, config, the script whose replies the model gives, and the seats that verifiers has no agent for."""
 ANSWERS: dict[str, str] = {}
 """What is replied to a message, from the same game played here."""
 
@@ -32,12 +36,13 @@ class Chat(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
         content = asked["messages"][-1]["content"]
         text = content if isinstance(content, str) else "".join(part["text"] for part in content)
-        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": ANSWERS[text]}}
+        chunk = {"id": "x", "object": "chat.completion.chunk", "created": 0, "model": asked["model"]}
+        piece = {"index": 0, "finish_reason": "stop", "delta": {"role": "assistant", "content": ANSWERS[text]}}
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        answer = {"id": "x", "object": "chat.completion", "created": 0, "model": asked["model"], "choices": [choice]}
-        body = json.dumps({**answer, "usage": usage}).encode()
+        events = [json.dumps({**chunk, "choices": [piece]}), json.dumps({**chunk, "choices": [], "usage": usage})]
+        body = "".join(f"data: {event}\n\n" for event in (*events, "[DONE]")).encode()
         self.send_response(200)
-        self.send_header("content-type", "application/json")
+        self.send_header("content-type", "text/event-stream")
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -46,29 +51,24 @@ class Chat(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-def play_here(env: str, config: dict[str, Any], scripts: dict[str, str]) -> Referee:
-    """Play the game with the first legal action of each agent, and note what was answered to what."""
+def play_here(env: str, config: dict[str, Any], script: str) -> Episode:
+    """Play the game by a script in every seat, and note what it replied to what."""
     setup = registry.setup(env, config)
     task = setup.task("train", 0)
+    policy = setup.environment.policies[script]()
+    episode = play_scripts(task, dict.fromkeys(range(setup.spec.num_players), policy))
     referee = Referee(task)
-    seats = {
-        int(name[-1]): setup.environment.policies[script]().seat(int(name[-1]), task=task, game=0)
-        for name, script in scripts.items()
-    }
-    while referee.status is None:
-        [player] = referee.to_act()
-        seen: Observation = referee.see(player)
-        reply = seats[player].act(seen) if player in seats else (seen.legal() or ("",))[0]
-        ANSWERS[seen.message()] = reply
-        referee.step({player: reply})
-    return referee
+    for turn in episode.turns:
+        ANSWERS[referee.see(turn.player).message()] = turn.reply
+        referee.step({turn.player: turn.reply})
+    return episode
 
 
 async def main(port: int) -> None:
     """Play each game and compare."""
     client = EvalClientConfig(base_url=f"http://127.0.0.1:{port}/v1", api_key_var="NO_KEY")
-    for env, row, scripts in GAMES:
-        here = play_here(env, row, scripts).episode()
+    for env, row, script, scripts in GAMES:
+        here = play_here(env, row, script)
         taskset = {"id": "hanabi-grpo-verifiers", "env": env, "env_config": row, "starts": 1}
         games = load_environment(GameEnvConfig.model_validate({"taskset": taskset, "scripts": scripts}))
         async with games.serving():

@@ -46,6 +46,7 @@ NAMED = {
     "view": {"WANDB_MODE", "WANDB_ENTITY", "OUTPUT_DIR"},
     "export": {"WANDB_MODE", "WANDB_ENTITY", "HF_HOME"},
     "watch": {"OUTPUT_DIR"},
+    "openenv": {"HANABI_ENV", "HANABI_PRESET", "HANABI_PLAYERS"},
 }
 # These show all settings, or look at a run folder or at nothing but their options.
 WITHOUT = {"settings", "report", "compare"}

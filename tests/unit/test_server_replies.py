@@ -290,6 +290,11 @@ def test_the_chat_api_answers_with_the_reply_its_ids_and_logprobs_of_the_named_a
             assert [row["logprob"] for row in rows] == same["logprobs"] and same["logprobs"]
             assert TOKENIZER.convert_tokens_to_ids([row["token"] for row in rows]) == same["reply_ids"]
             assert answer["prompt_token_ids"] == same["prompt_ids"]
+            streamed = http.post("/chat/completions", json={**CHAT_ASKED, "model": model, "stream": True}).text
+            first, last, end = (line.removeprefix("data: ") for line in streamed.strip().split("\n\n"))
+            [piece] = json.loads(first)["choices"]
+            assert piece.pop("delta") == choice.pop("message") and piece == choice and end == "[DONE]"
+            assert json.loads(last)["usage"] == answer["usage"]
             assert answer["usage"]["total_tokens"] == len(same["prompt_ids"]) + len(same["reply_ids"])
 
 
@@ -306,7 +311,6 @@ def test_a_chat_request_that_cannot_be_answered_says_why(app: RunningApp) -> Non
         (422, {"model": "gpt-4o"}, "model='gpt-4o': allowed are adapter@version (player_0@7), base, test-model"),
         (422, {"max_tokens": None}, "max_tokens has 0 values"),
         (422, {"max_completion_tokens": 5}, "max_tokens has 2 values"),
-        (422, {"stream": True}, "stream=true, which this server cannot"),
         (422, {"top_p": 0.9}, "top_p=0.9"),
         (422, {"seed": 1}, "seed=1: no such field"),
         (422, {"messages": []}, "messages=[]"),

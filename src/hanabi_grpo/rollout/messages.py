@@ -117,7 +117,8 @@ class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A conversation as texts, in OpenAI's words: at most one system message, then user and assistant in turn.
 
-    A field of OpenAI's that is not here, or another value of the last four, would change how is sampled: it is refused.
+    Other fields of OpenAI's, and other values of `top_logprobs`, `n` and `top_p`, ask for what is not given here: they
+    are refused.
     """
 
     model: Annotated[str, Meta(max_length=512)]
@@ -133,6 +134,9 @@ class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     n: Annotated[int, Meta(ge=1, le=1)] = 1
     top_p: Annotated[float, Meta(ge=1.0, le=1.0)] = 1.0
     stream: bool = False
+    """True: the answer comes as events, the whole reply in one of them."""
+    stream_options: dict[Literal["include_usage"], bool] | None = None
+    """Whatever it says, the events end with the usage."""
 
 
 class ScoredPrompt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

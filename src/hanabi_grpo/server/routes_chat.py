@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
@@ -46,7 +47,9 @@ def chat_routes(store: AdapterStore, scheduler: Scheduler, model: str) -> APIRou
             reply = await scheduler.reply(wanted)
             if reply.out_of_tokens:
                 raise _too_long(wanted.max_tokens, scheduler.model)
-            return JSONResponse(_completion(reply, scheduler.model.chat, asked.model))
+            made = _completion(reply, scheduler.model.chat, asked.model)
+            events = Response(_events(made), media_type="text/event-stream")
+            return events if asked.stream else JSONResponse(made)
 
         return await answered(request, sampled())
 
@@ -64,9 +67,8 @@ def read_chat(asked: ChatRequest, model: Model, *, base: str, newest: Mapping[st
     if seat != BASE and seat_adapter(seat) is None:
         raise SettingsError(f"{_WHAT}: model={shown(seat)}: allowed are adapter@version (player_0@7), {BASE}, {base}.")
     given = {asked.max_tokens, asked.max_completion_tokens} - {None}
-    if len(given) != 1 or asked.stream:
-        wrong = "stream=true, which this server cannot" if asked.stream else f"max_tokens has {len(given)} values"
-        raise SettingsError(f"{_WHAT}: {wrong}; send stream=false, and max_tokens or max_completion_tokens.")
+    if len(given) != 1:
+        raise SettingsError(f"{_WHAT}: max_tokens has {len(given)} values; send max_tokens or max_completion_tokens.")
     max_tokens = given.pop() or 0
     first, messages = asked.messages[0], asked.messages
     system, spoken = (first.content, messages[1:]) if first.role == "system" else ("", messages)
@@ -125,3 +127,12 @@ def _completion(reply: Reply, chat: ChatFormat, model: str) -> dict[str, Any]:
         "prompt_token_ids": list(reply.prompt_ids),
         "usage": {"prompt_tokens": prompt, "completion_tokens": len(ids), "total_tokens": prompt + len(ids)},
     }
+
+
+def _events(made: dict[str, Any]) -> bytes:
+    """Return a completion as server-sent events: the reply, then the usage."""
+    [choice], head = made["choices"], {**made, "object": "chat.completion.chunk"}
+    usage = head.pop("usage")
+    piece = {**{key: value for key, value in choice.items() if key != "message"}, "delta": choice["message"]}
+    chunks = ({**head, "choices": [piece]}, {**head, "choices": [], "usage": usage})
+    return b"".join(b"data: %s\n\n" % data for data in (*map(msgspec.json.encode, chunks), b"[DONE]"))

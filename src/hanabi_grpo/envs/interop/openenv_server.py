@@ -10,7 +10,6 @@ from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, EnvironmentMetadata, Observation, State
 from pydantic import Field
 
-from hanabi_grpo import __version__
 from hanabi_grpo.envs.base import Policy, Setup
 from hanabi_grpo.envs.wrappers import SeatEnv
 from hanabi_grpo.errors import IllegalActionError
@@ -109,7 +108,7 @@ class SeatEnvironment(Environment[SeatAction, SeatObservation, SeatState]):
         return EnvironmentMetadata(
             name=f"{spec.env}-{spec.preset}",
             description=f"Seat player_{self._env.seat} of {spec.env}, {spec.preset}; scripts: {names}.",
-            version=__version__,
+            version=spec.hash,
         )
 
 
