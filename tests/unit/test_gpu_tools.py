@@ -91,7 +91,7 @@ def test_parts_are_within_the_limit_and_what_they_hold_is_imported_in_an_empty_e
     assert [path.name for path in (tmp_path / "site" / "vllm").iterdir()] == ["_C.abi3.so"]
     unpack(parts[:1], tmp_path / "first")  # a part is of use without the others
     assert any(path.is_file() for path in (tmp_path / "first").rglob("*"))
-    with pytest.raises(ValueError, match=r"one-1.0-py3-none-any-1.tar.xz: \d+ bytes when packed, a part has 1000000"):
+    with pytest.raises(ValueError, match=r"one-1.0-py3-none-any-\d.tar.xz: \d+ bytes when packed, a part has 1000000"):
         pack(wheels[:1], tmp_path / "small", limit=1_000_000)
 
 

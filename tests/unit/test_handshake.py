@@ -202,6 +202,6 @@ def test_the_route_answers_422_with_the_reason_and_opens_nothing() -> None:
             assert answer.status_code == 422
             assert message in answer.json()["detail"]
         assert app.store.ownership.session is None
-        for body, status in ((b" " * (2 << 20), 413), (_raw(), 200)):
+        for body, status in ((b" " * (25 << 20), 413), (_raw(), 200)):
             answer = httpx.post(f"{app.url}/session/", content=body, headers=JSON, trust_env=False)
             assert answer.status_code == status

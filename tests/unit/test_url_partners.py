@@ -251,12 +251,12 @@ def test_another_rollout_server_is_such_a_url(tmp_path: Path) -> None:
             assert calls(tmp_path)[-1]["prompt_tokens"] == len(ids)
         user = {"role": "user", "content": "?"}
         for change, status, message in (
-            ({"model": "iggi"}, 422, "is a script"),
+            ({"model": "iggi"}, 422, "allowed are adapter@version"),
             ({"model": "player_9"}, 422, "allowed are adapter@version"),
             ({"model": "player_1@9"}, 409, "player_1@9 is required"),
             ({"messages": [user, user]}, 422, "user and assistant in turn"),
             ({"messages": [{"role": "tool", "content": ""}]}, 422, "messages.0.role"),
-            ({"messages": [{"role": "user", "content": "? " * 20000}]}, 422, "the conversation is full"),
+            ({"messages": [{"role": "user", "content": "? " * 20000}]}, 422, "longer than the conversations"),
         ):
             body = {"model": "base", "messages": [user], "max_tokens": 4, **change}  # type: ignore[dict-item]
             url = f"{other.url}/v1/chat/completions"

@@ -161,7 +161,9 @@ def _add_adapter_routes(app: FastAPI, store: AdapterStore, scheduler: Scheduler,
     @app.put("/adapters/{adapter}")
     async def put_adapter(adapter: str, version: _Version, request: Request) -> dict[str, Any]:
         ownership.check(request.headers)
-        return (await store.stage(await _read_upload(request, adapter, version))).receipt
+        upload = await _read_upload(request, adapter, version)
+        ownership.check(request.headers)  # somebody may have taken over while it came
+        return (await store.stage(upload)).receipt
 
     @app.post("/adapters/commit")
     async def commit(version: _Version, request: Request) -> dict[str, Any]:
