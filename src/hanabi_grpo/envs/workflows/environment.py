@@ -21,7 +21,7 @@ SYSTEM = (
     "holds nothing but the answer. Where you are shown what other players answered, weigh it: they may be wrong."
 )
 """Of every seat in every workflow, so that the first step is the same question in all of them."""
-NOISY = 0.6
+NOISY = 0.7
 """How often the script `noisy` is right by itself."""
 _GUESSES = 50
 _MOST_WORDS = 1000
@@ -33,6 +33,7 @@ class Workflow(base.Environment[C], Generic[C]):
 
     Game: Callable[..., WorkflowGame[Any]] = WorkflowGame
     teachers = ("noisy",)
+    teacher_noise = 0.0
 
     def __init__(self) -> None:
         """Make the scripts."""
