@@ -76,7 +76,7 @@ def evaluation_sheets(results: Sequence[EvaluationResult], references: Sequence[
     """
     groups = [group for group in (sorted(references, key=lambda one: one.mean), results) if group]
     scores: list[list[tuple[str, ...]]] = [
-        [(_name(result), *_shown(result.estimate)) for result in group] for group in groups
+        [(_name(result), *estimate_cells(result.estimate)) for result in group] for group in groups
     ]
     most, note = results[0].attainable, ""
     if most is not None:
@@ -89,7 +89,7 @@ def evaluation_sheets(results: Sequence[EvaluationResult], references: Sequence[
     differences = []
     for one, other in compared_pairs(results):
         found = paired_difference(one, other)
-        differences.append((f"{other.label} − {one.label}", *_shown(found, "+"), f"{found.sigmas:+.1f}"))
+        differences.append((f"{other.label} − {one.label}", *estimate_cells(found, "+"), f"{found.sigmas:+.1f}"))
     if differences:
         sheets.append(Sheet(title="Differences, deal by deal", columns=_DIFFERENCES, groups=[differences]))
     told = [result for result in results if len(result.orders) > 1 or result.orders[0].seats != result.orders[0].words]
@@ -145,7 +145,8 @@ def _figures(result: EvaluationResult) -> dict[str, float]:
     return {name: value for name, value in result.figures.items() if AS not in name}
 
 
-def _shown(found: Estimate, sign: str = "") -> tuple[str, str]:
+def estimate_cells(found: Estimate, sign: str = "") -> tuple[str, str]:
+    """Return "mean ± error" and "low to high"."""
     interval = f"{figure(found.low, sign)} to {figure(found.high, sign)}"
     return with_error(found.mean, found.standard_error, sign), interval
 

@@ -15,7 +15,8 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.workflows.environment import VOTE
 from hanabi_grpo.envs.workflows.game import VoteGame
 from hanabi_grpo.evaluation.matches import Served, Table, play_tables, start_numbers
-from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure, with_error
+from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure
+from hanabi_grpo.evaluation.tables import estimate_cells
 from hanabi_grpo.runs.deal_statistics import Estimate, difference, estimate
 from hanabi_grpo.types import Episode, ReplyKind, Turn
 
@@ -128,9 +129,11 @@ def team_sheet(results: Sequence[TeamResult], title: str) -> Sheet:
     """Return one table of all results."""
     groups = []
     for result in results:
-        rows = [(one.name, *_shown(one.right), figure(one.tokens), *_cells(one)) for one in result.rows]
+        rows = [(one.name, *estimate_cells(one.right), figure(one.tokens), *_cells(one)) for one in result.rows]
         if result.gain is not None:
-            rows.append((f"{result.workflow} − that vote", *_shown(result.gain, "+"), *[UNKNOWN] * (1 + len(_FIGURES))))
+            rows.append(
+                (f"{result.workflow} − that vote", *estimate_cells(result.gain, "+"), *[UNKNOWN] * (1 + len(_FIGURES)))
+            )
         groups.append([(result.line_up if number == 0 else "", *row) for number, row in enumerate(rows)])
     return Sheet(title=title, columns=_COLUMNS, groups=groups, num_names=2, note=_NOTE)
 
@@ -163,11 +166,6 @@ def _vote(setup: Setup[Any], suite: str, seed: int, turns: Sequence[Turn]) -> di
     game = VoteGame(setup.config, (tuple(range(len(turns))),), VOTE.source(setup.config), problem)
     game.step({seat: turn.action for seat, turn in enumerate(turns)})
     return dict(game.result())
-
-
-def _shown(found: Estimate, sign: str = "") -> tuple[str, str]:
-    interval = f"{figure(found.low, sign)} to {figure(found.high, sign)}"
-    return with_error(found.mean, found.standard_error, sign), interval
 
 
 def _cells(row: TeamRow) -> tuple[str, ...]:

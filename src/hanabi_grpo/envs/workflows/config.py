@@ -24,11 +24,6 @@ class WorkflowConfig(StateConfig):
     reward_team: float = 0.0
     """Reward of every seat, if the team's answer is right."""
 
-    @property
-    def num_players(self) -> int:
-        """Number of seats."""
-        return 2
-
 
 class VoteConfig(WorkflowConfig):
     """All answer at the same time; the majority decides."""
@@ -37,11 +32,6 @@ class VoteConfig(WorkflowConfig):
     """Number of players."""
     reward_difference: float = 0.0
     """Reward of what a seat changed: the majority's worth with it minus without it."""
-
-    @property
-    def num_players(self) -> int:
-        """Number of seats."""
-        return self.players
 
 
 class DebateConfig(WorkflowConfig):
@@ -55,11 +45,6 @@ class DebateConfig(WorkflowConfig):
     reward_later_rounds: float = 1.0
     """Reward of each round: the own answer, and fading the mean of all answers of later rounds, as in MAPoRL."""
 
-    @property
-    def num_players(self) -> int:
-        """Number of seats."""
-        return self.players
-
 
 class SummaryConfig(WorkflowConfig):
     """The last seat answers for all, from what the others answered."""
@@ -68,11 +53,6 @@ class SummaryConfig(WorkflowConfig):
     """Number of players; the last one writes the final answer."""
     reward_correct: float = 0.5
     reward_team: float = 0.5
-
-    @property
-    def num_players(self) -> int:
-        """Number of seats."""
-        return self.players
 
 
 class PioneerObserverConfig(WorkflowConfig):

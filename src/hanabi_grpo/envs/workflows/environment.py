@@ -21,7 +21,7 @@ SYSTEM = (
     "holds nothing but the answer. Where you are shown what other players answered, weigh it: they may be wrong."
 )
 """Of every seat in every workflow, so that the first step is the same question in all of them."""
-NOISY = 0.6
+NOISY = 0.7
 """How often the script `noisy` is right by itself."""
 _GUESSES = 50
 _MOST_WORDS = 1000
@@ -33,6 +33,7 @@ class Workflow(base.Environment[C], Generic[C]):
 
     Game: Callable[..., WorkflowGame[Any]] = WorkflowGame
     teachers = ("noisy",)
+    teacher_noise = 0.0
 
     def __init__(self) -> None:
         """Make the scripts."""
@@ -41,7 +42,7 @@ class Workflow(base.Environment[C], Generic[C]):
 
     def steps(self, config: C) -> tuple[tuple[int, ...], ...]:
         """Return the seats that answer in each step."""
-        return (tuple(range(config.num_players)),)
+        raise NotImplementedError
 
     def returns(self, config: C) -> Mapping[str, tuple[float, float]]:
         """Return per kind of reward beside `correct` and `team` its least and greatest sum in an episode."""
@@ -61,13 +62,13 @@ class Workflow(base.Environment[C], Generic[C]):
         paid = {name: (float(getattr(config, name)), *ends) for name, ends in ranges.items()}
         ends = [sorted((weight * low, weight * high)) for weight, low, high in paid.values()]
         alike = all(name in ("reward_team", "reward_sum") for name, (weight, *_) in paid.items() if weight)
-        fields = config.model_dump(exclude={"preset", "problems"})
+        fields, roles = config.model_dump(exclude={"preset", "problems"}), self.roles(config)
         return base.EnvSpec(
             env=self.name,
             preset=config.preset,
             hash=base.stable_hash(self.name, 1, SYSTEM, fields, self.source(config).digest),
-            num_players=config.num_players,
-            roles=self.roles(config),
+            num_players=len(roles),
+            roles=roles,
             payoff="team" if alike else "general",
             max_turns=len(self.steps(config)),
             return_range=(sum(low for low, _ in ends), sum(high for _, high in ends)),
@@ -79,7 +80,7 @@ class Workflow(base.Environment[C], Generic[C]):
 
     def roles(self, config: C) -> tuple[str, ...]:
         """Return what each seat is."""
-        return ("solver",) * config.num_players
+        return ("solver",) * (1 + max(map(max, self.steps(config))))
 
     def system(self, config: C, player: int) -> str:
         """Return how to answer; nothing in the compact style."""
@@ -114,6 +115,10 @@ class Vote(Workflow[VoteConfig]):
     name, Config, Game = "vote", VoteConfig, VoteGame
     presets: Mapping[str, VoteConfig] = {"vote": VoteConfig(preset="vote", players=3)}
 
+    def steps(self, config: VoteConfig) -> tuple[tuple[int, ...], ...]:
+        """Return every seat, once."""
+        return (tuple(range(config.players)),)
+
     def returns(self, config: VoteConfig) -> Mapping[str, tuple[float, float]]:
         """Add the difference reward."""
         return {"reward_difference": (-1.0, 1.0)}
@@ -127,7 +132,7 @@ class Debate(Workflow[DebateConfig]):
 
     def steps(self, config: DebateConfig) -> tuple[tuple[int, ...], ...]:
         """Return every seat in every round."""
-        return super().steps(config) * config.rounds
+        return (tuple(range(config.players)),) * config.rounds
 
     def returns(self, config: DebateConfig) -> Mapping[str, tuple[float, float]]:
         """Add the reward of each round."""

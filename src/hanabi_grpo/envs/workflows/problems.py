@@ -68,6 +68,7 @@ class Source:
             ) from error
 
 
+@functools.lru_cache(maxsize=4096)
 def draw_problem(source: Source, split: str, seed: int) -> Problem:
     """Return problem `seed` of a split, the same on every machine; SettingsError where the split has none."""
     name = split.removeprefix("split-")

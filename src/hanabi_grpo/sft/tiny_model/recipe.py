@@ -10,6 +10,7 @@ from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Policy, Setup
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.referee import play_scripts
+from hanabi_grpo.envs.workflows.environment import WORKFLOWS
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.loop import make_script
@@ -33,6 +34,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "tic_tac_toe": {"num_games": 12000, "steps": 1200},
     "connect_four": {"num_games": 12000, "steps": 1200},
     "sokoban": {"num_games": 12000, "steps": 1200},
+    **{name: {"num_games": 6000, "steps": 500} for name in WORKFLOWS},
 }
 """Fields of a recipe that an environment has of its own.
 
