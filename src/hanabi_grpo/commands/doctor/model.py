@@ -111,7 +111,8 @@ def server_parts(context: Context) -> dict[str, float]:
         cache = max(cache, float(context.environ.get("VLLM_CPU_KVCACHE_SPACE") or 1) * _GIB)
     # As many on the device as there are players, three times as many beside it.
     adapters = 4.0 * settings.players * context.adapter_parameters * size
-    parts = {"weights": context.num_parameters * size, "KV cache of one conversation": cache, "adapters": adapters}
+    held = "KV cache" if settings.device == "cpu" else "KV cache of one conversation"
+    parts = {"weights": context.num_parameters * size, held: cache, "adapters": adapters}
     return {name: part / parallel for name, part in parts.items()} | {"process": _PROCESS}
 
 
