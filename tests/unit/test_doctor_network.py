@@ -95,6 +95,9 @@ def test_a_name_that_a_server_without_a_key_does_not_answer_to_is_told_with_the_
     with running_app() as app:
         check = only(find(server_checks, VLLM_SERVER_HOST="127.1", VLLM_SERVER_PORT=app.port))
         assert check.status == "fail" and check.remedy == "export VLLM_SERVER_HOST=127.0.0.1"
-        assert f"127.1:{app.port} answers 403: host '127.1:{app.port}', sec-fetch-site 'none': a server without a key" in check.finding
-        with pytest.raises(ServerError, match=r"answers 403: host '127\.1:.* answers to 127\.0\.0\.1, localhost"):
+        assert (
+            f"127.1:{app.port} answers 403: host '127.1:{app.port}', sec-fetch-site 'none': a server without a key"
+            in check.finding
+        )
+        with pytest.raises(ServerError, match=r"answers 403: host '127\.1:.* 127\.0\.0\.1, localhost"):
             wait_for_server(Settings(vllm_server_host="127.1", vllm_server_port=app.port), print, server_command="x")
