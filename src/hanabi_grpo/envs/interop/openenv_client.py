@@ -4,12 +4,13 @@ Only this machine's ports: a name may come from a request, and none may make a s
 machine forward a port. A game waits for its server and holds up whoever plays it meanwhile, and it cannot be copied.
 """
 
+import contextlib
 import json
 import urllib.error
 import urllib.request
 import weakref
 from collections.abc import Mapping, Sequence
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Self
 
 from hanabi_grpo.envs.interop.foreign import Foreign, ForeignConfig, ForeignGame, needed
@@ -35,17 +36,19 @@ class OpenEnvGame(ForeignGame):
 
     def begin(self) -> None:
         """Open a session and reset it."""
-        while not _ABANDONED.empty():
-            _ABANDONED.get().close()
+        with contextlib.suppress(Empty):
+            while True:
+                _ABANDONED.get_nowait().close()
         client = needed("openenv.core.generic_client", self.url, "openenv")
         self._session: Any = client.GenericEnvClient(base_url=self.url, message_timeout_s=_SECONDS).sync()
         self._abandon = weakref.finalize(self, _ABANDONED.put, self._session)
         try:
-            self._hear(self._session.reset(seed=self.seed))
-        except (OSError, RuntimeError, TimeoutError) as error:
+            told = self._session.reset(seed=self.seed)
+        except Exception as error:  # of sockets, websockets or the server
             raise ServerError(
                 f"{self.url}: no episode of OpenEnv: {error}. Is the server up, with a free session?"
             ) from error
+        self._hear(told)
 
     def advance(self, action: str) -> Sequence[float]:
         """Send the action."""
