@@ -109,6 +109,12 @@ def test_games_of_textarena_pass_the_checks_and_leave_the_global_generator_alone
     with pytest.raises(ConformanceError, match=r"its hidden\(\) is the same"):
         check(poker.environment, poker.config, num_episodes=2)  # it deals cards, and nobody says which are hidden
     assert random.getstate() == before
+    with pytest.raises(SettingsError, match=r"HANABI_PLAYERS=3: TicTacToe-v0 of TextArena does not start"):
+        Referee(task("textarena:TicTacToe-v0", players=3))
+    three = task("textarena:LiarsDice-v0", players=3)
+    assert (
+        len(play_scripts(three, dict.fromkeys(range(3), three.environment.policies["random"]())).turns[0].rewards) == 3
+    )
     won = Referee(task("textarena:TicTacToe-v0"))
     for cell in (0, 3, 1, 4, 2):
         [turn] = won.step({won.to_act()[0]: f"[{cell}]"})

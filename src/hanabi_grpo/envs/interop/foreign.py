@@ -38,17 +38,21 @@ class ForeignGame(base.Game):
     """One episode of another library's game; a subclass writes `begin` and `advance`, and sets `actor` and `told`."""
 
     bad_reply: ClassVar[Any] = "forfeit"
-    players = 1
 
     def __init__(self, config: Any, seed: int) -> None:
         """Start the game that `seed` names."""
         self.config, self.seed = config, seed
         self.actor: int | None = 0
-        self.told = {player: "" for player in range(self.players)}
+        self.told = dict.fromkeys(range(self.num_players(config)), "")
         """What each player was told last."""
         self.taken: list[str] = []
-        self.totals = [0.0] * self.players
+        self.totals = [0.0] * len(self.told)
         self.begin()
+
+    @staticmethod
+    def num_players(config: Any) -> int:
+        """Return the number of players."""
+        return 1
 
     @abstractmethod
     def begin(self) -> None:
@@ -117,7 +121,7 @@ class Foreign(base.Environment[Any]):
 
     def spec(self, config: Any) -> base.EnvSpec:
         """Return what is known; of several players nobody says that one wins what others lose."""
-        players = self._play.players
+        players = self._play.num_players(config)
         shown = config.model_dump(exclude={"preset", "memory", "least_return", "greatest_return"})
         return base.EnvSpec(
             env=self.name,

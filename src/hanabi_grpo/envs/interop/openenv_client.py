@@ -4,17 +4,21 @@ Only this machine's ports: a name may come from a request, and none may make a s
 machine forward a port. A game waits for its server and holds up whoever plays it meanwhile, and it cannot be copied.
 """
 
+import contextlib
 import json
 import urllib.error
 import urllib.request
 import weakref
 from collections.abc import Mapping, Sequence
+from queue import Empty, SimpleQueue
 from typing import Any, Self
 
 from hanabi_grpo.envs.interop.foreign import Foreign, ForeignConfig, ForeignGame, needed
 from hanabi_grpo.errors import ServerError, SettingsError
 
 _SECONDS = 30.0
+_ABANDONED: "SimpleQueue[Any]" = SimpleQueue()
+"""Sessions of games that nobody holds any more; the next game closes them, since the collector must not wait."""
 
 
 class OpenEnvConfig(ForeignConfig):
@@ -32,15 +36,19 @@ class OpenEnvGame(ForeignGame):
 
     def begin(self) -> None:
         """Open a session and reset it."""
+        with contextlib.suppress(Empty):
+            while True:
+                _ABANDONED.get_nowait().close()
         client = needed("openenv.core.generic_client", self.url, "openenv")
         self._session: Any = client.GenericEnvClient(base_url=self.url, message_timeout_s=_SECONDS).sync()
-        self._close = weakref.finalize(self, self._session.close)
+        self._abandon = weakref.finalize(self, _ABANDONED.put, self._session)
         try:
-            self._hear(self._session.reset(seed=self.seed))
-        except (OSError, RuntimeError, TimeoutError) as error:
+            told = self._session.reset(seed=self.seed)
+        except Exception as error:  # of sockets, websockets or the server
             raise ServerError(
                 f"{self.url}: no episode of OpenEnv: {error}. Is the server up, with a free session?"
             ) from error
+        self._hear(told)
 
     def advance(self, action: str) -> Sequence[float]:
         """Send the action."""
@@ -58,7 +66,8 @@ class OpenEnvGame(ForeignGame):
         self.told[0] = str(seen[field]) if field else "\n".join(f"{name}: {value}" for name, value in seen.items())
         if told.done:
             self.actor = None
-            self._close()
+            self._abandon.detach()
+            self._session.close()
         return float(told.reward or 0.0)
 
 

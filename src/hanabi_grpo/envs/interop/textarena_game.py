@@ -29,15 +29,26 @@ class TextArenaGame(ForeignGame):
     env_id: str
     bad_reply = "skip"
 
+    @staticmethod
+    def num_players(config: TextArenaConfig) -> int:
+        """Return the number of players."""
+        return config.players
+
     def begin(self) -> None:
-        """Start the game; TextArena's own texts hold the rules."""
+        """Start the game; TextArena's own texts hold the rules. A SettingsError: not with so many players."""
         self._arena, self._random = needed("textarena", self.env_id, "textarena"), random.Random(self.seed).getstate()
-        self._all = {player: "" for player in self.told}
+        self._all = dict(self.told)
         with self._own_random():
-            # Without its wrappers: they show all messages each time.
-            self._env: Any = self._arena.make(f"{self.env_id}-raw")
-            self._env.reset(num_players=self.config.players, seed=self.seed)
-            self._listen()
+            try:
+                # Without its wrappers: they show all messages each time.
+                self._env: Any = self._arena.make(f"{self.env_id}-raw")
+                self._env.reset(num_players=self.config.players, seed=self.seed)
+                self._listen()
+            except Exception as error:  # whatever its games raise, an AssertionError for a number of players
+                raise SettingsError(
+                    f"HANABI_PLAYERS={self.config.players}: {self.env_id} of TextArena does not start: "
+                    f"{type(error).__name__}: {error}."
+                ) from error
 
     def advance(self, action: str) -> Sequence[float]:
         """Give it the action."""
@@ -45,10 +56,10 @@ class TextArenaGame(ForeignGame):
             done, _ = self._env.step(action=action)
             if not done:
                 self._listen()
-                return [0.0] * self.players
+                return [0.0] * len(self.told)
             rewards, _ = self._env.close()
         self.actor = None
-        return [float((rewards or {}).get(player, 0.0)) for player in range(self.players)]
+        return [float((rewards or {}).get(player, 0.0)) for player in self.told]
 
     def state_message(self, player: int) -> str:
         """Return everything that the player was told."""
@@ -79,13 +90,12 @@ def textarena_game(name: str) -> Foreign:
     if f"{env_id}-raw" not in arena.envs.registration.ENV_REGISTRY:
         raise SettingsError(f"env={name!r}: TextArena {metadata.version('textarena')} has no game {env_id!r}.")
     game: Any = type("TextArenaGame", (TextArenaGame,), {"env_id": env_id})
-    refused = ""
-    for game.players in range(1, MAX_PLAYERS + 1):
+    for players in range(1, MAX_PLAYERS + 1):
         try:
-            config = TextArenaConfig(preset=env_id, players=game.players)
-            game(config, 0)
-        except (AssertionError, ValueError, TypeError, KeyError, IndexError) as error:
-            refused = f"{type(error).__name__}: {error}"
+            game(TextArenaConfig(preset=env_id, players=players), 0)
+        except SettingsError:
+            if players == MAX_PLAYERS:
+                raise
         else:
-            return Foreign(name, game, TextArenaConfig, metadata.version("textarena"), players=game.players)
-    raise SettingsError(f"env={name!r}: it starts with no number of players up to {MAX_PLAYERS}; the last: {refused}")
+            break
+    return Foreign(name, game, TextArenaConfig, metadata.version("textarena"), players=players)
