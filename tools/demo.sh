@@ -12,6 +12,7 @@
 #   DEMO_STEPS   steps of 128 games (60 in Hanabi, 800 in Kuhn poker, 400 in Leduc, 300 in the others, 150 in teams)
 #   DEMO_DEALS   held-out deals of each evaluation (1000)
 #   DEMO_PORT    port of the rollout server (unset: a free one)
+#   DEMO_OUT     new folder of everything (unset: outputs/demo-DATE-PID)
 #   DEMO_MIN_RISE, DEMO_MIN_SIGMA   least rise of the mean score; below it the demo exits with 1 (unset: none)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -27,7 +28,11 @@ for knob in DEMO_SEED DEMO_STEPS DEMO_DEALS DEMO_PORT; do
         exit 2
     fi
 done
-folder=outputs/demo-$(date +%Y%m%d-%H%M%S)-$$
+folder=${DEMO_OUT:-outputs/demo-$(date +%Y%m%d-%H%M%S)-$$}
+if [ -e "$folder" ]; then
+    echo "demo: DEMO_OUT='$folder' exists: name a new folder." >&2
+    exit 2
+fi
 mkdir -p "$folder"
 
 # Other settings keep their meaning here; a variable of these names in the shell would make it another demo.

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Does a team pay? Every workflow of docs/teams.md over chain-sums, trained and compared, with several seeds.
+#
+#   bash tools/recipes/teams.sh
+#   TEAM_SEEDS="3 4" TEAM_WORKFLOWS=debate bash tools/recipes/teams.sh
+#
+#   TEAM_SEEDS      seeds of adapters, problems and sampling (0 1 2); the tiny model is the same
+#   TEAM_WORKFLOWS  which (vote debate summary pioneer_observer)
+#   TEAM_OUT        folder (outputs/teams); what is there already is not done again
+#
+# Each is a demo (tools/demo.sh) of 4 to 5 minutes on two cores; DEMO_STEPS, DEMO_DEALS and settings of training hold for all.
+# At the end: means over the seeds, as Markdown.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+out=${TEAM_OUT:-outputs/teams}
+mkdir -p "$out"
+for seed in ${TEAM_SEEDS:-0 1 2}; do
+    for workflow in ${TEAM_WORKFLOWS:-vote debate summary pioneer_observer}; do
+        folder=$out/$workflow-$seed
+        [ -e "$folder/teams.json" ] && continue
+        rm -rf "$folder" # one that was interrupted
+        DEMO_ENV=$workflow DEMO_SEED=$seed DEMO_OUT=$folder bash tools/demo.sh
+    done
+done
+.venv/bin/python tools/recipes/teams_table.py "$out"/*/teams.json
