@@ -114,8 +114,7 @@ def test_what_is_no_run_places_that_cannot_be_written_and_bad_options_are_refuse
         (("--markdown", tmp_path / "file" / "x"), "--markdown"),
         (("--png", tmp_path / "file" / "x.png"), "cannot be written"),
         (("--png", tmp_path / "file"), "--png"),
-        (("--conventions", tmp_path / "x.html"), "no game of this version"),
-        (("--beside", run), "--beside"),
+        (("--conventions",), "no game of this version"),
     ):
         answer = command(run, *words)
         assert (answer.exit_code, message in answer.stderr) == (2, True), words
