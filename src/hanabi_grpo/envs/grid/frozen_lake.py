@@ -44,11 +44,9 @@ class FrozenLakeGame(MazeGame):
         self.row = self.column = 0
 
     def won(self) -> bool:
-        """Return whether the player is at the goal."""
         return self.lake[self.row][self.column] == "G"
 
     def lost(self) -> bool:
-        """Return whether the player is in a hole."""
         return self.lake[self.row][self.column] == "H"
 
     def move(self, action: str) -> None:
@@ -57,18 +55,15 @@ class FrozenLakeGame(MazeGame):
         self.row, self.column = _next(self.row, self.column, _ORDER[place % 4], len(self.lake))
 
     def rows(self) -> tuple[str, ...]:
-        """Return the lake with the player on it."""
         row = self.lake[self.row]
         with_player = f"{row[: self.column]}P{row[self.column + 1 :]}"
         return (*self.lake[: self.row], with_player, *self.lake[self.row + 1 :])
 
     def hidden(self, player: int) -> Mapping[str, Any]:
-        """Return the slips to come."""
         left = self.slips[self.num_moves :]
         return {"slips": left} if left else {}
 
     def resampled(self, player: int, rng: random.Random) -> "FrozenLakeGame":
-        """Return the same position with other slips to come."""
         other = self.copy()
         count = len(self.slips) - self.num_moves
         other.slips = (*self.slips[: self.num_moves], *(rng.randrange(-1, 2) for _ in range(count)))
@@ -90,7 +85,6 @@ class FrozenLake(Maze[FrozenLakeConfig]):
     )
 
     def __init__(self) -> None:
-        """Make the scripts."""
         self.policies = {"random": random_walk, "bfs": lambda: bfs(_plan)}
 
     def spec(self, config: FrozenLakeConfig) -> base.EnvSpec:
@@ -99,7 +93,6 @@ class FrozenLake(Maze[FrozenLakeConfig]):
         return self.game_spec(config, attainable=1.0 if fits else None)
 
     def system(self, config: FrozenLakeConfig, player: int) -> str:
-        """Return the rules, and how one slips."""
         ice = " The ice is slippery: one move of three goes where you want, the others to a side of it."
         return super().system(config, player) + ice * (config.slippery and config.style == "full")
 

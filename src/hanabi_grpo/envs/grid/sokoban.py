@@ -47,19 +47,15 @@ class SokobanGame(MazeGame):
     """A room of `size` by `size` cells; all that is not in it is wall."""
 
     def __init__(self, config: SokobanConfig, goals: frozenset[Cell], place: Place) -> None:
-        """Start at a place."""
         self.config, self.size, self.goals, self.place = config, config.size, goals, place
 
     def won(self) -> bool:
-        """Return whether every box is on a goal."""
         return self.place.boxes == self.goals
 
     def move(self, action: str) -> None:
-        """Move, push a box, or stay where neither is possible."""
         self.place = _pushed(self.place, action, self.size)
 
     def rows(self) -> tuple[str, ...]:
-        """Return the room with its walls."""
         inner = ("".join(self._sign((row, column)) for column in range(self.size)) for row in range(self.size))
         wall = "#" * (self.size + 2)
         return (wall, *(f"#{row}#" for row in inner), wall)
@@ -87,11 +83,9 @@ class Sokoban(Maze[SokobanConfig]):
     )
 
     def __init__(self) -> None:
-        """Make the scripts."""
         self.policies = {"random": random_walk, "bfs": lambda: bfs(_plan)}
 
     def spec(self, config: SokobanConfig) -> base.EnvSpec:
-        """Return one player's."""
         return self.game_spec(config)
 
     def reset(self, config: SokobanConfig, *, split: str, seed: int) -> SokobanGame:

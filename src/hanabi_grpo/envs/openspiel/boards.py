@@ -23,7 +23,6 @@ class TicTacToeWords(Words):
     """Cells are numbered 1 to 9, row by row."""
 
     def rules(self, config: OpenSpielConfig, player: int) -> str:
-        """Return the rules."""
         return (
             "You play TicTacToe on a board of 3 rows and 3 columns. The first player puts X, the second O, in "
             "turns, each into an empty cell. Three of one's marks in a row, a column or a diagonal win; a full "
@@ -41,11 +40,9 @@ class TicTacToeWords(Words):
         return "\n".join(" ".join(shown[row : row + 3]) for row in (0, 3, 6))
 
     def actions(self, config: OpenSpielConfig, state: Any) -> Sequence[str]:
-        """Return 1 to 9."""
         return "123456789"
 
     def picture(self, config: OpenSpielConfig, state: Any) -> str:
-        """Return the board."""
         return "\n".join(" ".join(row.upper()) for row in _grid(state))
 
 
@@ -67,7 +64,6 @@ class ConnectFourConfig(OpenSpielConfig):
         return self
 
     def game(self) -> str:
-        """Return OpenSpiel's text of the board."""
         return f"connect_four(rows={self.rows},columns={self.columns},x_in_row={self.in_a_row})"
 
 
@@ -75,7 +71,6 @@ class ConnectFourWords(Words):
     """Columns have letters from the left."""
 
     def rules(self, config: ConnectFourConfig, player: int) -> str:
-        """Return the rules of the board's size."""
         letters = self.actions(config, None)
         return (
             f"You play Connect Four on a board of {config.rows} rows and {config.columns} columns. The first player "
@@ -100,11 +95,9 @@ class ConnectFourWords(Words):
         return " ".join([MARKS[player], *discs])
 
     def actions(self, config: ConnectFourConfig, state: Any) -> Sequence[str]:
-        """Return the letters."""
         return "abcdefghij"[: config.columns]
 
     def picture(self, config: ConnectFourConfig, state: Any) -> str:
-        """Return the board."""
         return "\n".join([" ".join(self.actions(config, state)), *(" ".join(row.upper()) for row in _grid(state))])
 
 

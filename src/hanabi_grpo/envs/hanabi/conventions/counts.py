@@ -35,7 +35,6 @@ class ConventionCounts:
     """
 
     def __init__(self, spec: GameSpec) -> None:
-        """Start from nothing."""
         self.spec = spec
         self.groups: tuple[Row, ...] = tuple(Row(float) for _ in range(NUM_GROUPS))
 
