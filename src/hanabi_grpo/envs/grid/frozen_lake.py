@@ -6,13 +6,12 @@ on a slippery lake a move goes in the wanted direction or to either side of it, 
 
 import random
 from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from typing import Any
 
-from pydantic import model_validator
+from pydantic import Field
 
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.grid.maze import MOVES, Maze, MazeConfig, MazeGame, bfs, random_walk, shortest
-from hanabi_grpo.errors import SettingsError
 
 _ORDER = tuple(MOVES)
 _RESOLUTION = 1 << 32
@@ -21,18 +20,12 @@ _RESOLUTION = 1 << 32
 class FrozenLakeConfig(MazeConfig):
     """Size and ice."""
 
-    size: int = 4
-    """Rows and columns of the lake, 2 to 10."""
-    frozen: float = 0.8
+    size: int = Field(default=4, ge=2, le=10)
+    """Rows and columns of the lake."""
+    frozen: float = Field(default=0.8, ge=0.3, le=1)
     """Chance that a cell of the lake is frozen and no hole."""
     slippery: bool = False
     """Whether two moves of three go to a side of the wanted direction."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if not 2 <= self.size <= 10 or not 0.3 <= self.frozen <= 1:
-            raise SettingsError(f"size={self.size} frozen={self.frozen}: size is 2 to 10, frozen is .3 to 1.")
-        return self
 
 
 class FrozenLakeGame(MazeGame):

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.grid.maze import MOVES, Maze, MazeConfig, MazeGame, bfs, random_walk, shortest
@@ -19,20 +19,17 @@ Cell = tuple[int, int]
 class SokobanConfig(MazeConfig):
     """Size and boxes."""
 
-    size: int = 5
-    """Rows and columns of the room within its walls, 3 to 10."""
+    size: int = Field(default=5, ge=3, le=10)
+    """Rows and columns of the room within its walls."""
     boxes: int = 1
     """Boxes in the room, at least 1 and at most a quarter of its cells."""
-    pulls: int = 60
+    pulls: int = Field(default=60, ge=1, le=200)
     """Moves back from the solved map by which a start is made; more of them are harder."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not 3 <= self.size <= 10 or not 1 <= self.boxes <= self.size**2 // 4 or not 1 <= self.pulls <= 200:
-            raise SettingsError(
-                f"size={self.size} boxes={self.boxes} pulls={self.pulls}: size is 3 to 10, boxes 1 to a quarter of "
-                "the cells, pulls 1 to 200."
-            )
+        if not 1 <= self.boxes <= (most := self.size**2 // 4):
+            raise SettingsError(f"boxes={self.boxes}: must be from 1 to {most}, a quarter of the cells.")
         return self
 
 

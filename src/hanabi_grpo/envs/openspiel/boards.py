@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from hanabi_grpo.envs.base import random_policy
-from hanabi_grpo.envs.openspiel.game import ROLES, OpenSpiel, OpenSpielConfig, Words, in_range
+from hanabi_grpo.envs.openspiel.game import ROLES, OpenSpiel, OpenSpielConfig, Words
 from hanabi_grpo.envs.openspiel.policies import SEARCHES, minimax
+from hanabi_grpo.errors import SettingsError
 
 MARKS = "XO"
 """Of the first and the second player."""
@@ -49,18 +50,17 @@ class TicTacToeWords(Words):
 class ConnectFourConfig(OpenSpielConfig):
     """Size of the board."""
 
-    rows: int = 6
-    """Rows of Connect Four's board, 2 to 10."""
-    columns: int = 7
-    """Columns of Connect Four's board, 2 to 10."""
+    rows: int = Field(default=6, ge=2, le=10)
+    """Rows of Connect Four's board."""
+    columns: int = Field(default=7, ge=2, le=10)
+    """Columns of Connect Four's board."""
     in_a_row: int = 4
     """Discs in a row that win Connect Four, 3 to the longer side."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        in_range("rows", self.rows, 2, 10)
-        in_range("columns", self.columns, 2, 10)
-        in_range("in_a_row", self.in_a_row, 3, max(self.rows, self.columns))
+        if not 3 <= self.in_a_row <= (longer := max(self.rows, self.columns)):
+            raise SettingsError(f"in_a_row={self.in_a_row}: must be from 3 to {longer}.")
         return self
 
     def game(self) -> str:

@@ -13,7 +13,6 @@ from hanabi_grpo.envs import base
 from hanabi_grpo.envs.config import StateConfig
 from hanabi_grpo.envs.openspiel.rules import facts, load
 from hanabi_grpo.envs.replies import last_choice
-from hanabi_grpo.errors import SettingsError
 
 ROLES = ("first", "second")
 """Of two players who move in turn."""
@@ -286,13 +285,3 @@ class OpenSpiel(base.Environment[OpenSpielConfig]):
 
 def _luck(name: str, split: str, seed: int, number: int) -> float:
     return base.draw(name, split, seed, number, below=_GRAIN) / _GRAIN
-
-
-def in_range(name: str, value: int, low: int, high: int) -> None:
-    """Refuse a size that OpenSpiel would end the process for.
-
-    Raises:
-        SettingsError: It is out of range.
-    """
-    if not low <= value <= high:
-        raise SettingsError(f"{name}={value}: must be from {low} to {high}.")
