@@ -11,7 +11,6 @@ from boards import scripted_game
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 
 FULL = {
-    "simple-bot": {2: 16.92, 3: 18.48, 4: 19.32, 5: 18.50},
     "iggi": {2: 17.56, 3: 16.97, 4: 16.19, 5: 15.17},
     "piers": {2: 17.52, 3: 17.69, 4: 17.09},
     "outer": {2: 14.76, 3: 14.79, 4: 13.31, 5: 12.83},

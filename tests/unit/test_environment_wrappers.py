@@ -111,7 +111,7 @@ def test_the_aec_env_says_what_it_was_given_wrongly() -> None:
 # --- Gymnasium
 
 
-@pytest.mark.parametrize(("seat", "partner"), [(0, "random"), (2, "simple-bot")])
+@pytest.mark.parametrize(("seat", "partner"), [(0, "random"), (2, "outer")])
 def test_a_seat_env_plays_the_very_game_that_the_loop_plays(partner: str, seat: int) -> None:
     config = HANABI.Config(preset="mini", players=3, observation="compact")
     env = seat_env("mini", 3, seat, partner, observation="compact")

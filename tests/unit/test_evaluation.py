@@ -332,7 +332,7 @@ def test_models_play_on_the_server_that_the_settings_name(monkeypatch: pytest.Mo
 def test_an_interrupted_command_says_so_and_goes_on_to_the_same_result(
     start_process: Callable[..., "subprocess.Popen[str]"], number: signal.Signals
 ) -> None:
-    words = ["hint-bot,simple-bot", "--preset", "full", "--deals", "600", "--out", "a.json"]
+    words = ["hint-bot,focus-bot", "--preset", "full", "--deals", "600", "--out", "a.json"]
     process = start_process(
         [sys.executable, "-m", "hanabi_grpo.cli", "evaluate", *words],
         stdout=subprocess.PIPE,
@@ -351,10 +351,10 @@ def test_an_interrupted_command_says_so_and_goes_on_to_the_same_result(
     assert f"{kept} of 600 deals are done and kept; the same command goes on from there." in err
     assert "Traceback" not in err and not Path("a.json").exists()
     other = evaluate("hint-bot,iggi", *words[1:])
-    assert other.exit_code == 2 and "other work (line_up: there hint-bot,simple-bot, here hint-bot,iggi" in other.stderr
+    assert other.exit_code == 2 and "other work (line_up: there hint-bot,focus-bot, here hint-bot,iggi" in other.stderr
     assert evaluate(*words).exit_code == 0
     found = read_result(Path("a.json"))
     setup = Setup(HANABI, EnvConfig.parse(found.env_config))
-    expected = evaluate_line_up(parse_line_up("hint-bot,simple-bot", 2), setup, 600)
+    expected = evaluate_line_up(parse_line_up("hint-bot,focus-bot", 2), setup, 600)
     assert dataclasses.replace(found, label=expected.label) == expected and setup.spec.preset == "full"
     assert sorted(path.name for path in Path.cwd().iterdir()) == ["a.json"]

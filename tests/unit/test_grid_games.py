@@ -85,10 +85,10 @@ def test_several_moves_in_one_reply_are_made_until_the_game_ends() -> None:
 @pytest.mark.parametrize(
     ("environment", "fields", "said"),
     [
-        (FROZEN_LAKE, {"size": 1}, "size is 2 to 10"),
-        (FROZEN_LAKE, {"frozen": 0.1}, "frozen is .3 to 1"),
-        (SOKOBAN, {"boxes": 7}, "boxes 1 to a quarter"),
-        (SOKOBAN, {"pulls": 0}, "pulls 1 to 200"),
+        (FROZEN_LAKE, {"size": 1}, "size=1: Input should be greater than or equal to 2"),
+        (FROZEN_LAKE, {"frozen": 0.1}, "frozen=0.1: Input should be greater than or equal to 0.3"),
+        (SOKOBAN, {"boxes": 7}, "boxes=7: must be from 1 to 6"),
+        (SOKOBAN, {"pulls": 0}, "pulls=0: Input should be greater than or equal to 1"),
     ],
 )
 def test_impossible_sizes_are_refused(environment: object, fields: dict[str, object], said: str) -> None:

@@ -43,7 +43,7 @@ def test_moves_that_replaced_a_bad_reply_are_nobody_s_choice() -> None:
 
 def test_hints_that_nobody_reads_carry_nothing_and_a_bot_s_do() -> None:
     assert abs(step_metrics(play("random", "random", deals=100))["hint_bits"]) < 0.03
-    assert step_metrics(play("simple-bot", "simple-bot", deals=100))["hint_bits"] > 0.2
+    assert step_metrics(play("hint-bot", "hint-bot", deals=100))["hint_bits"] > 0.2
 
 
 def test_information_is_that_above_the_mean_over_every_pairing() -> None:

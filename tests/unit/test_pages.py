@@ -14,18 +14,15 @@ from typing import Any
 import pytest
 
 from boards import ALL_BOARDS
-from convention_games import some_counts
 from crossplay_parts import summary_of
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.conventions.report import convention_report
 from hanabi_grpo.envs.hanabi.replays.timeline import Timeline, make_timeline
 from hanabi_grpo.envs.hanabi.rules import COLOR_LETTERS
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.report.cross_play_page import render_cross_play
 from hanabi_grpo.report.games import games_page
 from hanabi_grpo.report.hanabi import replay_page
-from hanabi_grpo.report.hanabi.conventions_page import render_conventions
 from hanabi_grpo.report.hanabi.replay_page import board_data
 from hanabi_grpo.report.run_page import run_page
 from hanabi_grpo.report.run_report import read_report
@@ -74,12 +71,6 @@ def kuhn_games_of(folder: Path, text: str) -> str:
     return games_of(folder, text, *play_episodes_sync(setup, [make_script(setup, "random")] * 2, "train", range(3)))
 
 
-def conventions_of(folder: Path, text: str) -> str:
-    """Return the page of two line-ups of this name."""
-    report = convention_report(text, some_counts(5))
-    return render_conventions([report, report], title=text)
-
-
 def cross_play_of(folder: Path, text: str) -> str:
     """Return the page of a cross-play with an entry of this name."""
     summary = summary_of(folder, "hint-bot", "random", deals=4)
@@ -91,7 +82,6 @@ PAGES: dict[str, Callable[[Path, str], str]] = {
     "run": run_of,
     "games": games_of,
     "games as text": kuhn_games_of,
-    "conventions": conventions_of,
     "cross-play": cross_play_of,
 }
 

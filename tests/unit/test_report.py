@@ -114,8 +114,7 @@ def test_what_is_no_run_places_that_cannot_be_written_and_bad_options_are_refuse
         (("--markdown", tmp_path / "file" / "x"), "--markdown"),
         (("--png", tmp_path / "file" / "x.png"), "cannot be written"),
         (("--png", tmp_path / "file"), "--png"),
-        (("--conventions", tmp_path / "x.html"), "no game of this version"),
-        (("--beside", run), "--beside"),
+        (("--conventions",), "no game of this version"),
     ):
         answer = command(run, *words)
         assert (answer.exit_code, message in answer.stderr) == (2, True), words
@@ -258,13 +257,13 @@ def test_references_play_the_same_deals_and_count_through() -> None:
 
 def test_every_table_of_a_large_evaluation_fits_120_columns() -> None:
     full = Setup(HANABI, EnvConfig(preset="full", players=5))
-    text = "iggi,piers,outer,simple-bot,hint-bot"
+    text = "iggi,piers,outer,flawed,hint-bot"
     long = {"label": "a-rather-long-run-name/checkpoint-100000:player_1", "temperature": 0.7}
     mixed = dataclasses.replace(evaluate_line_up(parse_line_up(text, 5), full, 6), **long)
     team = dataclasses.replace(evaluate_scripted("iggi", full, 6), label=text)
     sheets = evaluation_sheets([mixed, team, mixed], reference_results(mixed, ["blind"]))
     assert [sheet.columns[0] for sheet in sheets] == ["line-up", "line-up", "paired difference", "line-up"]
-    assert sheets[-1].groups[0][1][:2] == ("", "piers, outer, simple-bot, hint-bot, iggi")
+    assert sheets[-1].groups[0][1][:2] == ("", "piers, outer, flawed, hint-bot, iggi")
     printed = shown(*sheets)
     assert max(map(len, printed.splitlines())) <= 120
     assert "…" not in printed, "no figure is cut off"

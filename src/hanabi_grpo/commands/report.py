@@ -9,7 +9,7 @@ import typer
 from hanabi_grpo.commands.console import make_console, sayer, stderr_console
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.charts.run import PICTURES
-from hanabi_grpo.report.hanabi.conventions_page import write_conventions
+from hanabi_grpo.report.hanabi.conventions import convention_sentence, convention_sheets, count_conventions
 from hanabi_grpo.report.page import save_text, write_page
 from hanabi_grpo.report.run_page import run_page
 from hanabi_grpo.report.run_report import RunReport, read_report
@@ -25,11 +25,8 @@ def report(
     markdown: Annotated[Path | None, typer.Option(help="Write the tables.")] = None,
     alarms: Annotated[bool, typer.Option("--alarms", help="Also every alarm, and when each was raised.")] = False,
     conventions: Annotated[
-        Path | None, typer.Option(help="Write a page: what moves mean to the team; RUN may be a folder of collect.")
-    ] = None,
-    beside: Annotated[
-        list[Path] | None, typer.Option(help="Recorded games of others for that page; may be repeated.")
-    ] = None,
+        bool, typer.Option("--conventions", help="What hints mean to the team; RUN may be a folder of collect.")
+    ] = False,
     min_rise: Annotated[float | None, typer.Option(help="Exit with 1 below this rise of the mean score.")] = None,
     min_sigma: Annotated[float | None, typer.Option(help="Exit with 1 below this rise in standard errors.")] = None,
 ) -> None:
@@ -38,18 +35,21 @@ def report(
     Evaluations are files of evaluate --out in the run folder and in its evaluations/. The rise is from the first to the
     last one of the same deals, in the order of training.
     """
-    if beside and conventions is None:
-        raise SettingsError("--beside: stands on the page of --conventions; give that too.")
     console = make_console()
     say = sayer(console)
-    if conventions is not None:
-        for line in write_conventions(conventions, [run, *(beside or [])]):
+    sheets = []
+    if conventions:
+        counted, lines = count_conventions(run)
+        sheets = convention_sheets(counted)
+        for line in filter(None, [*lines, convention_sentence(counted)]):
             say(line)
         if not (run_home(run) / "metrics.jsonl").is_file():
+            for sheet in sheets:
+                console.print(sheet.rich())
             return
     found = read_report(run)
     _show(found, say)
-    for sheet in [*found.sheets, *([found.alarm_sheet()] if alarms else [])]:
+    for sheet in [*found.sheets, *([found.alarm_sheet()] if alarms else []), *sheets]:
         console.print(sheet.rich())
     for change in found.state.changes if alarms else ():
         say(f"step {change.step}: {change.message}")
@@ -63,7 +63,7 @@ def report(
         _draw(found, png, say)
     if markdown is not None:
         line = f"{found.validation}\n\n" if found.validation else ""
-        save_text(markdown, line + "\n".join(sheet.markdown() for sheet in found.sheets), "--markdown")
+        save_text(markdown, line + "\n".join(sheet.markdown() for sheet in [*found.sheets, *sheets]), "--markdown")
         say(f"tables: {markdown}")
     if min_rise is not None or min_sigma is not None:
         problem = found.shortfall(min_rise=min_rise, min_sigma=min_sigma)

@@ -18,11 +18,10 @@ WARM_UP = 20
 
 
 class Reference(StrEnum):
-    """What a relative threshold is relative to: the mean over the first `WINDOW` readings, or the extreme so far."""
+    """What a relative threshold is relative to: the mean of the first `WINDOW` readings, or the highest one so far."""
 
     FIRST = "first"
     HIGHEST = "highest"
-    LOWEST = "lowest"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +44,6 @@ class Alarm:
     """With a reference: distance from it that a raise needs at least, half of it until the alarm is over."""
     after: int = WARM_UP
     """Readings before which it is not raised."""
-    least_first: float | None = None
-    """Not raised where the first readings were below this: what was never there cannot be lost."""
-    unless_better: bool = False
-    """Not raised while the score is above that of the first readings by a margin, and over when it is by two.
-
-    The score is `score/normalized`, the margin a twentieth of its first readings and 0.02.
-    """
     means: str
     do: str
 
@@ -109,12 +101,6 @@ GENERAL: tuple[Alarm, ...] = (
         means="many of its replies are illegal or cannot be read, and random moves replace them.",
         do="Look at replies (hanabi-grpo view RUN --illegal); compare the prompt with what the model was trained on, "
         "set HANABI_LEGAL_MOVES=true, or make HANABI_REWARD_ILLEGAL and HANABI_REWARD_UNPARSABLE count more.",
-    ),
-    Alarm(
-        name="format_rise", figure="{player}/bad_reply_share", title="share of replies without a legal move",
-        reference=Reference.LOWEST, raise_at=1.0, clear_at=1.0, least_change=0.1,
-        means="more and more of its replies hold no legal move: it forgets the form of a reply.",
-        do=f"{LESS_STEEP}, or BETA above 0.",
     ),
     Alarm(
         name="length_rise", figure="{player}/tokens_per_reply", title="tokens per reply",

@@ -100,15 +100,12 @@ class Game(Protocol):
 
     def to_act(self) -> tuple[int, ...]:
         """Return the players who answer now: one, several at the same time, or () when the game is over."""
-        ...
 
     def message(self, player: int) -> str:
         """Return what is new for the player since its last action, and what it is asked; private."""
-        ...
 
     def state_message(self, player: int) -> str:
         """Return all that matters for the player now, for one that remembers no earlier message; private."""
-        ...
 
     def view(self, player: int) -> Any:
         """Return what the player may know as data with `==`, for scripts; private."""
@@ -116,14 +113,12 @@ class Game(Protocol):
 
     def legal(self, player: int) -> tuple[str, ...] | None:
         """Return the actions that the player may take now, or None where any text is one; () when it is not to act."""
-        ...
 
     def parse(self, player: int, reply: str) -> str | None:
         """Return the action that a reply names, legal or not, worded as in `legal`; None when it names none.
 
         The reply is any text at all, and none may raise. `envs.replies` has helpers.
         """
-        ...
 
     def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
         """Take one action of each player in `to_act()` and return per player its named reward parts of this step.
@@ -131,7 +126,6 @@ class Game(Protocol):
         An action is a legal one, or the word that `EnvSpec.bad_reply` names. Reward parts are, for example,
         `[{"chips": 1.0}, {"chips": -1.0}]`.
         """
-        ...
 
     def late(self) -> Sequence[Sequence[Mapping[str, float]]]:
         """Return, once the episode is over, what it pays for earlier steps beside `step`: per step and player."""
@@ -139,7 +133,6 @@ class Game(Protocol):
 
     def result(self) -> Mapping[str, float]:
         """Return figures of the episode so far, e.g. `{"score": 3, "score_kept": 3}`."""
-        ...
 
     def copy(self) -> Self:
         """Return an independent copy."""
@@ -177,11 +170,9 @@ class Environment(Protocol[C]):
 
     def spec(self, config: C) -> EnvSpec:
         """Return what others have to know; raises `SettingsError` where fields of the config contradict each other."""
-        ...
 
     def system(self, config: C, player: int) -> str:
         """Return the system message of a player, e.g. the rules; "" for none."""
-        ...
 
     def reset(self, config: C, *, split: str, seed: int) -> Game:
         """Start an episode. The same (split, seed) starts the same game on every machine, see `draw`.
@@ -191,7 +182,6 @@ class Environment(Protocol[C]):
             split: Name of a stream of starts, e.g. "train" or "eval".
             seed: Number of the start within the split, 0 to 2**63 - 1.
         """
-        ...
 
     def start_id(self, config: C, *, split: str, seed: int) -> str:
         """Return a name of the start; equal names are equal starts. Errors are clustered by it."""
@@ -327,7 +317,6 @@ class Seat(Protocol):
 
     def act(self, seen: Observation) -> str:
         """Return the reply of this turn, as a rule a legal action."""
-        ...
 
 
 class Policy(Protocol):
@@ -336,11 +325,9 @@ class Policy(Protocol):
     @property
     def name(self) -> str:
         """What reports call it."""
-        ...
 
     def seat(self, player: int, *, task: Task[Any], game: int) -> Seat:
         """Return a fresh seat for episode number `game` of the task's group."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

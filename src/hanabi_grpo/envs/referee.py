@@ -26,7 +26,6 @@ class Referee:
     """
 
     def __init__(self, task: Task[Any], *, number: int = 0) -> None:
-        """Start the task's game."""
         self.task = task
         self.number = number
         self.spec: EnvSpec = task.setup.spec

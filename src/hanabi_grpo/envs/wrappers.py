@@ -22,7 +22,6 @@ class AnyText(Text):
     """A space that holds every text up to a length; samples are printable ASCII."""
 
     def __init__(self, max_length: int) -> None:
-        """Hold texts of at most `max_length` characters."""
         super().__init__(max_length, min_length=0, charset=string.printable)
 
     def contains(self, x: Any) -> bool:
@@ -64,7 +63,6 @@ class AECWrapper(_HoldsEpisode, AECEnv[str, dict[str, str], str | None]):
     metadata = {"name": "hanabi_grpo_v1", "render_modes": [], "is_parallelizable": False}  # noqa: RUF012 - as PettingZoo declares it
 
     def __init__(self, environment: Environment[C], config: C) -> None:
-        """Make an env without a game; call `reset` first."""
         self.environment = environment
         self.config = config
         self.possible_agents = list(player_names(environment.spec(config).num_players))

@@ -14,7 +14,6 @@ from hanabi_grpo.runs.history import number
 
 _PLAYER = re.compile(r"(player_[0-9]+)/", re.ASCII)
 _BOARD = re.compile(r"games/(.+)", re.ASCII)
-_SCORE = "score/normalized"
 _JUMPS = 50  # Jumps between readings from which the noise of a figure is estimated
 
 
@@ -38,7 +37,6 @@ class _Series:
     count: int = 0
     first: float | None = None
     highest: float | None = None
-    lowest: float | None = None
 
     def add(self, value: float) -> None:
         if self.window:
@@ -50,7 +48,6 @@ class _Series:
         mean = self.mean
         self.first = mean if self.first is None else self.first
         self.highest = mean if self.highest is None else max(self.highest, mean)
-        self.lowest = mean if self.lowest is None else min(self.lowest, mean)
 
     @property
     def mean(self) -> float:
@@ -68,7 +65,7 @@ class _Series:
         return sum(self.jumps) / len(self.jumps) * math.sqrt(math.pi) / 2 / math.sqrt(WINDOW)
 
     def reference(self, kind: Reference | None) -> float | None:
-        return None if kind is None else {"first": self.first, "highest": self.highest, "lowest": self.lowest}[kind]
+        return None if kind is None else {"first": self.first, "highest": self.highest}[kind]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +160,7 @@ class AlarmWatch:
             "board": [match[1] for key in row if (match := _BOARD.fullmatch(key))],
         }
         figures = [(alarm, figure, subject) for alarm in self.alarms for figure, subject in _expand(alarm, subjects)]
-        for figure in dict.fromkeys([_SCORE, *(figure for _, figure, _ in figures)]):
+        for figure in dict.fromkeys(figure for _, figure, _ in figures):
             value = number(row.get(figure))
             if value is not None:
                 self._series.setdefault(figure, _Series()).add(value)
@@ -188,20 +185,14 @@ class AlarmWatch:
             return []
         beyond = series.mean < level if alarm.below else series.mean > level
         if since is None:
-            never_there = alarm.least_first is not None and (series.first or 0.0) < alarm.least_first
-            asleep = series.count < alarm.after or never_there
-            if asleep or not beyond or (alarm.unless_better and self._is_better(1)):
+            if series.count < alarm.after or not beyond:
                 return []
             self._since[key] = step
         else:
-            if beyond and not (alarm.unless_better and self._is_better(2)):
+            if beyond:
                 return []
             del self._since[key]
         return [AlarmChange(alarm=alarm, subject=subject, step=step, value=series.mean, level=level, since=since)]
-
-    def _is_better(self, margins: int) -> bool:
-        score = self._series.get(_SCORE, _Series())
-        return score.first is not None and score.mean > score.first + margins * (0.05 * abs(score.first) + 0.02)
 
 
 def _level(alarm: Alarm, series: _Series, *, clear: bool = False) -> float | None:

@@ -6,13 +6,12 @@ on a slippery lake a move goes in the wanted direction or to either side of it, 
 
 import random
 from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from typing import Any
 
-from pydantic import model_validator
+from pydantic import Field
 
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.grid.maze import MOVES, Maze, MazeConfig, MazeGame, bfs, random_walk, shortest
-from hanabi_grpo.errors import SettingsError
 
 _ORDER = tuple(MOVES)
 _RESOLUTION = 1 << 32
@@ -21,18 +20,12 @@ _RESOLUTION = 1 << 32
 class FrozenLakeConfig(MazeConfig):
     """Size and ice."""
 
-    size: int = 4
-    """Rows and columns of the lake, 2 to 10."""
-    frozen: float = 0.8
+    size: int = Field(default=4, ge=2, le=10)
+    """Rows and columns of the lake."""
+    frozen: float = Field(default=0.8, ge=0.3, le=1)
     """Chance that a cell of the lake is frozen and no hole."""
     slippery: bool = False
     """Whether two moves of three go to a side of the wanted direction."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if not 2 <= self.size <= 10 or not 0.3 <= self.frozen <= 1:
-            raise SettingsError(f"size={self.size} frozen={self.frozen}: size is 2 to 10, frozen is .3 to 1.")
-        return self
 
 
 class FrozenLakeGame(MazeGame):
@@ -44,11 +37,9 @@ class FrozenLakeGame(MazeGame):
         self.row = self.column = 0
 
     def won(self) -> bool:
-        """Return whether the player is at the goal."""
         return self.lake[self.row][self.column] == "G"
 
     def lost(self) -> bool:
-        """Return whether the player is in a hole."""
         return self.lake[self.row][self.column] == "H"
 
     def move(self, action: str) -> None:
@@ -57,18 +48,15 @@ class FrozenLakeGame(MazeGame):
         self.row, self.column = _next(self.row, self.column, _ORDER[place % 4], len(self.lake))
 
     def rows(self) -> tuple[str, ...]:
-        """Return the lake with the player on it."""
         row = self.lake[self.row]
         with_player = f"{row[: self.column]}P{row[self.column + 1 :]}"
         return (*self.lake[: self.row], with_player, *self.lake[self.row + 1 :])
 
     def hidden(self, player: int) -> Mapping[str, Any]:
-        """Return the slips to come."""
         left = self.slips[self.num_moves :]
         return {"slips": left} if left else {}
 
     def resampled(self, player: int, rng: random.Random) -> "FrozenLakeGame":
-        """Return the same position with other slips to come."""
         other = self.copy()
         count = len(self.slips) - self.num_moves
         other.slips = (*self.slips[: self.num_moves], *(rng.randrange(-1, 2) for _ in range(count)))
@@ -90,7 +78,6 @@ class FrozenLake(Maze[FrozenLakeConfig]):
     )
 
     def __init__(self) -> None:
-        """Make the scripts."""
         self.policies = {"random": random_walk, "bfs": lambda: bfs(_plan)}
 
     def spec(self, config: FrozenLakeConfig) -> base.EnvSpec:
@@ -99,7 +86,6 @@ class FrozenLake(Maze[FrozenLakeConfig]):
         return self.game_spec(config, attainable=1.0 if fits else None)
 
     def system(self, config: FrozenLakeConfig, player: int) -> str:
-        """Return the rules, and how one slips."""
         ice = " The ice is slippery: one move of three goes where you want, the others to a side of it."
         return super().system(config, player) + ice * (config.slippery and config.style == "full")
 

@@ -59,11 +59,9 @@ class MazeGame(base.Game):
         raise NotImplementedError
 
     def to_act(self) -> tuple[int, ...]:
-        """Return the player until the game is over."""
         return () if self.won() or self.lost() or self.num_moves >= self.config.max_moves else (0,)
 
     def message(self, player: int) -> str:
-        """Return the map."""
         return self.state_message(player)
 
     def state_message(self, player: int) -> str:
@@ -74,7 +72,6 @@ class MazeGame(base.Game):
         return " ".join(f"{row}{column}{cell}" for row, column, cell in cells)
 
     def view(self, player: int) -> MazeView:
-        """Return the map as data."""
         return MazeView(self.rows(), self.num_moves)
 
     def legal(self, player: int) -> tuple[str, ...] | None:
@@ -106,7 +103,6 @@ class MazeGame(base.Game):
         return self.copy()
 
     def result(self) -> Mapping[str, float]:
-        """Return whether the goal was reached, and the moves made."""
         return {"success": float(self.won()), "moves": float(self.num_moves)}
 
 
@@ -133,7 +129,6 @@ class Maze(base.Environment[C], Generic[C]):
         )
 
     def system(self, config: C, player: int) -> str:
-        """Return the rules; nothing in the compact style."""
         if config.style == "compact":
             return ""
         several = f" Up to {config.actions_per_reply} moves may stand there, with {SEPARATOR} between them."
@@ -141,11 +136,9 @@ class Maze(base.Environment[C], Generic[C]):
         return f"{self.text} You have {config.max_moves} moves.\n{last}{several * (config.actions_per_reply > 1)}"
 
     def start_id(self, config: C, *, split: str, seed: int) -> str:
-        """Return the map in one line."""
         return "/".join(self.reset(config, split=split, seed=seed).view(0).rows)
 
     def render(self, config: C, episode: base.Episode) -> Iterator[base.Frame]:
-        """Yield the map before each move and at the end."""
         game = self.reset(config, split=episode.suite, seed=episode.seed)
         for number, turn in enumerate(episode.turns, 1):
             yield base.Frame(title=f"turn {number}", text="\n".join(game.view(0).rows))

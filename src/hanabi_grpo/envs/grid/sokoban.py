@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.grid.maze import MOVES, Maze, MazeConfig, MazeGame, bfs, random_walk, shortest
@@ -19,20 +19,17 @@ Cell = tuple[int, int]
 class SokobanConfig(MazeConfig):
     """Size and boxes."""
 
-    size: int = 5
-    """Rows and columns of the room within its walls, 3 to 10."""
+    size: int = Field(default=5, ge=3, le=10)
+    """Rows and columns of the room within its walls."""
     boxes: int = 1
     """Boxes in the room, at least 1 and at most a quarter of its cells."""
-    pulls: int = 60
+    pulls: int = Field(default=60, ge=1, le=200)
     """Moves back from the solved map by which a start is made; more of them are harder."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not 3 <= self.size <= 10 or not 1 <= self.boxes <= self.size**2 // 4 or not 1 <= self.pulls <= 200:
-            raise SettingsError(
-                f"size={self.size} boxes={self.boxes} pulls={self.pulls}: size is 3 to 10, boxes 1 to a quarter of "
-                "the cells, pulls 1 to 200."
-            )
+        if not 1 <= self.boxes <= (most := self.size**2 // 4):
+            raise SettingsError(f"boxes={self.boxes}: must be from 1 to {most}, a quarter of the cells.")
         return self
 
 
@@ -47,19 +44,15 @@ class SokobanGame(MazeGame):
     """A room of `size` by `size` cells; all that is not in it is wall."""
 
     def __init__(self, config: SokobanConfig, goals: frozenset[Cell], place: Place) -> None:
-        """Start at a place."""
         self.config, self.size, self.goals, self.place = config, config.size, goals, place
 
     def won(self) -> bool:
-        """Return whether every box is on a goal."""
         return self.place.boxes == self.goals
 
     def move(self, action: str) -> None:
-        """Move, push a box, or stay where neither is possible."""
         self.place = _pushed(self.place, action, self.size)
 
     def rows(self) -> tuple[str, ...]:
-        """Return the room with its walls."""
         inner = ("".join(self._sign((row, column)) for column in range(self.size)) for row in range(self.size))
         wall = "#" * (self.size + 2)
         return (wall, *(f"#{row}#" for row in inner), wall)
@@ -87,11 +80,9 @@ class Sokoban(Maze[SokobanConfig]):
     )
 
     def __init__(self) -> None:
-        """Make the scripts."""
         self.policies = {"random": random_walk, "bfs": lambda: bfs(_plan)}
 
     def spec(self, config: SokobanConfig) -> base.EnvSpec:
-        """Return one player's."""
         return self.game_spec(config)
 
     def reset(self, config: SokobanConfig, *, split: str, seed: int) -> SokobanGame:

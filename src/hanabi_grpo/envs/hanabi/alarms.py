@@ -1,6 +1,6 @@
 """The alarms on how a team plays Hanabi: without hints, without plays, blind, or always alike."""
 
-from hanabi_grpo.envs.alarms import LESS_STEEP, Alarm, Reference
+from hanabi_grpo.envs.alarms import LESS_STEEP, Alarm
 
 ALARMS: tuple[Alarm, ...] = (
     Alarm(
@@ -31,37 +31,11 @@ ALARMS: tuple[Alarm, ...] = (
         means="the team has stopped to communicate: nobody gives hints, so everybody plays without knowledge.",
         do=f"{LESS_STEEP} or a higher TEMPERATURE; more NUM_GENERATIONS make the rare good hint visible.",
     ),
-    *(
-        Alarm(
-            name=f"extinct_{kind}", figure=f"{{player}}/share/{kind}", title=f"share of its turns: {words}",
-            below=True, raise_at=0.005, clear_at=0.01, least_first=0.03, unless_better=True,
-            means=f"this kind of move died out ({words}, where it is legal): it is hardly sampled any more, so no "
-            "update can bring it back. With a rising score that may be a convention; the score does not rise.",
-            do="Look at games (hanabi-grpo view RUN); a higher TEMPERATURE or an earlier checkpoint brings it back.",
-        )
-        for kind, words in (
-            ("play", "play"), ("discard", "discard"), ("hint_color", "colour hint"), ("hint_rank", "rank hint")
-        )
-    ),
     Alarm(
         name="one_move", figure="{player}/top_move_share", title="share of the most frequent move",
         raise_at=0.9, clear_at=0.8,
         means="it makes the same move nearly always, whatever it sees.",
         do=f"{LESS_STEEP} or a higher TEMPERATURE.",
-    ),
-    Alarm(
-        name="one_slot", figure="{player}/top_slot_share", title="share of the most frequent slot",
-        reference=Reference.FIRST, raise_at=1.0, clear_at=1.0, least_change=0.35, unless_better=True,
-        means="it plays and discards mostly one slot, while the score does not rise; hints about its other cards "
-        "cannot help.",
-        do="Look at games (hanabi-grpo view RUN): if its partners hint that slot's card it is a convention, else an "
-        "early convergence; a higher TEMPERATURE tries the other slots.",
-    ),
-    Alarm(
-        name="hints_lost", figure="{player}/hint_bits", title="bits that its hint tells the next player", below=True,
-        reference=Reference.HIGHEST, raise_at=0.25, clear_at=0.5, least_change=0.08, unless_better=True,
-        means="its hints told the next player much more before, and the score does not rise: a convention was lost.",
-        do=f"Compare what hints mean to both checkpoints (hanabi-grpo collect, report --conventions). {LESS_STEEP}.",
     ),
     Alarm(
         name="hints_silent", figure="hint_bits", title="bits that a hint tells the next player", below=True,

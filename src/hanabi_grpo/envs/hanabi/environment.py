@@ -27,13 +27,11 @@ class HanabiGame(base.Game):
     """One deal. `table` knows every card; it is for records and tests, never for players."""
 
     def __init__(self, config: EnvConfig, table: Game) -> None:
-        """Play on a table where the cards are dealt."""
         self.config = config
         self.table = table
         self._legal: tuple[str, ...] | None = None
 
     def to_act(self) -> tuple[int, ...]:
-        """Return the one player whose turn it is."""
         return () if self.table.is_over else (self.table.current_player,)
 
     def message(self, player: int) -> str:
@@ -47,15 +45,12 @@ class HanabiGame(base.Game):
         )
 
     def state_message(self, player: int) -> str:
-        """Return the same as `message`."""
         return self.message(player)
 
     def view(self, player: int) -> PlayerView:
-        """Return everything that the player may know."""
         return self.table.view(player)
 
     def legal(self, player: int) -> tuple[str, ...]:
-        """Return the moves in the words of the config's style."""
         if player != self.table.current_player:
             return ()
         if self._legal is None:
@@ -90,15 +85,12 @@ class HanabiGame(base.Game):
         return [parts] * config.players
 
     def result(self) -> Mapping[str, float]:
-        """Return the score by OpenSpiel, the points on the table, and whether the last life was lost."""
         return {"score": self.table.score, "score_kept": self.table.score_kept, "bombed": int(self.table.is_bombed)}
 
     def copy(self) -> "HanabiGame":
-        """Return an independent copy."""
         return HanabiGame(self.config, self.table.copy())
 
     def hidden(self, player: int) -> Mapping[str, Any]:
-        """Return the player's own cards and the rest of the deck in its order."""
         secrets = {"own cards": self.table.hands[player]}
         undealt = self.view(player).deck_size
         return {**secrets, "deck": self.table.deck[-undealt:]} if undealt else secrets
@@ -139,16 +131,13 @@ class Hanabi(base.Environment[EnvConfig]):
         )
 
     def system(self, config: EnvConfig, player: int) -> str:
-        """Return the rules of the board; nothing in the compact style."""
         return system_prompt(config.spec(), config.observation, player, bomb_rule=config.bomb_rule)
 
     def reset(self, config: EnvConfig, *, split: str, seed: int) -> HanabiGame:
-        """Deal the deck of (split, seed)."""
         board = config.spec()
         return HanabiGame(config, Game(board, shuffled_deck(board, split, seed)))
 
     def start_id(self, config: EnvConfig, *, split: str, seed: int) -> str:
-        """Return a hash of the deck."""
         return _deck_id(shuffled_deck(config.spec(), split, seed))
 
     def recorded(self, config: EnvConfig, recording: Recording) -> tuple[HanabiGame, str]:
@@ -159,11 +148,9 @@ class Hanabi(base.Environment[EnvConfig]):
         return HanabiGame(config, table), _deck_id(table.deck)
 
     def metrics(self, config: EnvConfig, episodes: Sequence[Episode]) -> dict[str, float]:
-        """Return the figures of a step, over boards of any kind."""
         return step_metrics(episodes)
 
     def render(self, config: EnvConfig, episode: Episode) -> Iterator[base.Frame]:
-        """Yield the table with every hand before each move, and the table at the end."""
         return frames(Recording(episode=episode))
 
 

@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hanabi_grpo.envs.hanabi.conventions.counts import hint_kind, move_class, move_labels
+from hanabi_grpo.envs.hanabi.conventions.counts import hint_kind
 from hanabi_grpo.envs.hanabi.replays.timeline import replayed_turns
 from hanabi_grpo.envs.hanabi.rules import Action, Game, GameSpec, recorded_spec, shuffled_deck
 from hanabi_grpo.envs.hanabi.rules.actions import play
+from hanabi_grpo.envs.hanabi.rules.game import load_rules
 from hanabi_grpo.errors import GameParameterError, SettingsError
 from hanabi_grpo.types import SHARED_ADAPTER, Episode, ReplyKind, player_name
 
@@ -123,9 +124,9 @@ def hint_figures(games: Sequence[PlayedGame]) -> dict[str, float]:
                 continue
             table = tables.get((spec, hint.player))
             if table is None:
-                shape = spec.num_colors + spec.num_ranks, len(move_labels(spec))
+                shape = spec.num_colors + spec.num_ranks, len(load_rules(spec).actions[0])
                 table = tables[spec, hint.player] = np.zeros(shape, dtype=np.int64)
-            table[hint_kind(spec, hint.action), move_class(spec, answer.player, answer.action)] += 1
+            table[hint_kind(spec, hint.action), load_rules(spec).actions[answer.player].index(answer.action)] += 1
     found: dict[int, list[tuple[int, float]]] = {}
     for (_, giver), table in tables.items():
         found.setdefault(giver, []).append((int(table.sum()), information_above_chance(table)))

@@ -30,7 +30,6 @@ class OwnWords(Words):
         return str(state) if is_open else str(state.information_state_string(player))
 
     def actions(self, config: OpenSpielConfig, state: Any) -> Sequence[str]:
-        """Return the legal actions."""
         return self.legal(config, state, state.legal_actions())
 
     def legal(self, config: OpenSpielConfig, state: Any, actions: Sequence[int]) -> tuple[str, ...]:
@@ -42,7 +41,6 @@ class OwnWords(Words):
         return tuple(words)
 
     def picture(self, config: OpenSpielConfig, state: Any) -> str:
-        """Return the whole position."""
         return str(state)
 
 

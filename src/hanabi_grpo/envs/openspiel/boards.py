@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from hanabi_grpo.envs.base import random_policy
-from hanabi_grpo.envs.openspiel.game import ROLES, OpenSpiel, OpenSpielConfig, Words, in_range
+from hanabi_grpo.envs.openspiel.game import ROLES, OpenSpiel, OpenSpielConfig, Words
 from hanabi_grpo.envs.openspiel.policies import SEARCHES, minimax
+from hanabi_grpo.errors import SettingsError
 
 MARKS = "XO"
 """Of the first and the second player."""
@@ -23,7 +24,6 @@ class TicTacToeWords(Words):
     """Cells are numbered 1 to 9, row by row."""
 
     def rules(self, config: OpenSpielConfig, player: int) -> str:
-        """Return the rules."""
         return (
             "You play TicTacToe on a board of 3 rows and 3 columns. The first player puts X, the second O, in "
             "turns, each into an empty cell. Three of one's marks in a row, a column or a diagonal win; a full "
@@ -41,33 +41,29 @@ class TicTacToeWords(Words):
         return "\n".join(" ".join(shown[row : row + 3]) for row in (0, 3, 6))
 
     def actions(self, config: OpenSpielConfig, state: Any) -> Sequence[str]:
-        """Return 1 to 9."""
         return "123456789"
 
     def picture(self, config: OpenSpielConfig, state: Any) -> str:
-        """Return the board."""
         return "\n".join(" ".join(row.upper()) for row in _grid(state))
 
 
 class ConnectFourConfig(OpenSpielConfig):
     """Size of the board."""
 
-    rows: int = 6
-    """Rows of Connect Four's board, 2 to 10."""
-    columns: int = 7
-    """Columns of Connect Four's board, 2 to 10."""
+    rows: int = Field(default=6, ge=2, le=10)
+    """Rows of Connect Four's board."""
+    columns: int = Field(default=7, ge=2, le=10)
+    """Columns of Connect Four's board."""
     in_a_row: int = 4
     """Discs in a row that win Connect Four, 3 to the longer side."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        in_range("rows", self.rows, 2, 10)
-        in_range("columns", self.columns, 2, 10)
-        in_range("in_a_row", self.in_a_row, 3, max(self.rows, self.columns))
+        if not 3 <= self.in_a_row <= (longer := max(self.rows, self.columns)):
+            raise SettingsError(f"in_a_row={self.in_a_row}: must be from 3 to {longer}.")
         return self
 
     def game(self) -> str:
-        """Return OpenSpiel's text of the board."""
         return f"connect_four(rows={self.rows},columns={self.columns},x_in_row={self.in_a_row})"
 
 
@@ -75,7 +71,6 @@ class ConnectFourWords(Words):
     """Columns have letters from the left."""
 
     def rules(self, config: ConnectFourConfig, player: int) -> str:
-        """Return the rules of the board's size."""
         letters = self.actions(config, None)
         return (
             f"You play Connect Four on a board of {config.rows} rows and {config.columns} columns. The first player "
@@ -100,11 +95,9 @@ class ConnectFourWords(Words):
         return " ".join([MARKS[player], *discs])
 
     def actions(self, config: ConnectFourConfig, state: Any) -> Sequence[str]:
-        """Return the letters."""
         return "abcdefghij"[: config.columns]
 
     def picture(self, config: ConnectFourConfig, state: Any) -> str:
-        """Return the board."""
         return "\n".join([" ".join(self.actions(config, state)), *(" ".join(row.upper()) for row in _grid(state))])
 
 

@@ -13,7 +13,6 @@ from hanabi_grpo.envs import base
 from hanabi_grpo.envs.config import StateConfig
 from hanabi_grpo.envs.openspiel.rules import facts, load
 from hanabi_grpo.envs.replies import last_choice
-from hanabi_grpo.errors import SettingsError
 
 ROLES = ("first", "second")
 """Of two players who move in turn."""
@@ -58,15 +57,12 @@ class Words(Protocol):
 
     def rules(self, config: Any, player: int) -> str:
         """Return the system message in the full style."""
-        ...
 
     def state(self, config: Any, state: Any, player: int) -> str:
         """Return everything that the player knows."""
-        ...
 
     def actions(self, config: Any, state: Any) -> Sequence[str]:
         """Return every word that may be an action, by OpenSpiel's number of the action where `legal` is not written."""
-        ...
 
     def legal(self, config: Any, state: Any, actions: Sequence[int]) -> tuple[str, ...]:
         """Return the words of the legal actions, whose numbers are given."""
@@ -74,7 +70,6 @@ class Words(Protocol):
 
     def picture(self, config: Any, state: Any) -> str:
         """Return the table as people see it, with everything that is hidden."""
-        ...
 
 
 class OpenSpielGame(base.Game):
@@ -104,7 +99,6 @@ class OpenSpielGame(base.Game):
         return game
 
     def to_act(self) -> tuple[int, ...]:
-        """Return the one player whose turn it is."""
         return self._acting
 
     def message(self, player: int) -> str:
@@ -112,7 +106,6 @@ class OpenSpielGame(base.Game):
         return self.state_message(player)
 
     def state_message(self, player: int) -> str:
-        """Return what the player knows and, on its turn, what it may do."""
         told = self.words.state(self.config, self.state, player)
         legal = self.legal(player)
         if not legal:
@@ -122,7 +115,6 @@ class OpenSpielGame(base.Game):
         return f"{told}\nYour actions: {', '.join(legal)}."
 
     def view(self, player: int) -> View:
-        """Return the information state and the legal actions as data."""
         return View(
             game=self.config.game(),
             player=player,
@@ -132,7 +124,6 @@ class OpenSpielGame(base.Game):
         )
 
     def legal(self, player: int) -> tuple[str, ...]:
-        """Return the words of the legal actions."""
         if player not in self._acting:
             return ()
         if self._legal is None:
@@ -173,7 +164,6 @@ class OpenSpielGame(base.Game):
         return {"first": forfeits.get(self.forfeited, -lost), "forfeit": float(self.forfeited is not None)}
 
     def copy(self) -> "OpenSpielGame":
-        """Return an independent copy."""
         other = object.__new__(OpenSpielGame)
         other.__dict__.update(self.__dict__, state=self.state.clone())
         return other
@@ -251,7 +241,6 @@ class OpenSpiel(base.Environment[OpenSpielConfig]):
         self.Config = type(next(iter(presets.values())))
 
     def spec(self, config: OpenSpielConfig) -> base.EnvSpec:
-        """Return what OpenSpiel says of the game."""
         game = load(config.game())
         low, high = game.min_utility(), game.max_utility()
         kind = game.get_type().utility.name
@@ -273,7 +262,6 @@ class OpenSpiel(base.Environment[OpenSpielConfig]):
         )
 
     def system(self, config: OpenSpielConfig, player: int) -> str:
-        """Return the rules; nothing in the compact style."""
         return self.words.rules(config, player) if config.style == "full" else ""
 
     def reset(self, config: OpenSpielConfig, *, split: str, seed: int) -> OpenSpielGame:
@@ -286,7 +274,6 @@ class OpenSpiel(base.Environment[OpenSpielConfig]):
         return " ".join(map(str, dealt)) if dealt else f"{split}/{seed}"
 
     def render(self, config: OpenSpielConfig, episode: base.Episode) -> Iterator[base.Frame]:
-        """Yield the table before each action and at the end."""
         game = self.reset(config, split=episode.suite, seed=episode.seed)
         for number, turn in enumerate(episode.turns, 1):
             title = f"turn {number}, {self.roles[turn.player]}"
@@ -298,13 +285,3 @@ class OpenSpiel(base.Environment[OpenSpielConfig]):
 
 def _luck(name: str, split: str, seed: int, number: int) -> float:
     return base.draw(name, split, seed, number, below=_GRAIN) / _GRAIN
-
-
-def in_range(name: str, value: int, low: int, high: int) -> None:
-    """Refuse a size that OpenSpiel would end the process for.
-
-    Raises:
-        SettingsError: It is out of range.
-    """
-    if not low <= value <= high:
-        raise SettingsError(f"{name}={value}: must be from {low} to {high}.")

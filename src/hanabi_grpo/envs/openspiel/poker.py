@@ -17,7 +17,6 @@ class KuhnWords(Words):
     """OpenSpiel's Pass and Bet in a poker player's words."""
 
     def rules(self, config: OpenSpielConfig, player: int) -> str:
-        """Return the rules."""
         return (
             f"You are the {ROLES[player]} player in a game of Kuhn poker. The deck is J, Q and K, from low to high. "
             "Each player puts 1 chip into the pot and gets one card that the other does not see; the third card "
@@ -27,7 +26,6 @@ class KuhnWords(Words):
         )
 
     def state(self, config: OpenSpielConfig, state: Any, player: int) -> str:
-        """Return the player's card and all actions."""
         cards, actions = _kuhn(state)
         if config.style == "compact":
             return " ".join([cards[player], *actions])
@@ -35,16 +33,13 @@ class KuhnWords(Words):
         return " ".join([f"Your card is {cards[player]}.", *told])
 
     def legal(self, config: OpenSpielConfig, state: Any, actions: Sequence[int]) -> tuple[str, ...]:
-        """Return check and bet, or fold and call after a bet."""
         before = _kuhn(state)[1]
         return _kuhn_word(0, before), _kuhn_word(1, before)
 
     def actions(self, config: OpenSpielConfig, state: Any) -> Sequence[str]:
-        """Return the four words."""
         return _CHOICES["kuhn"]
 
     def picture(self, config: OpenSpielConfig, state: Any) -> str:
-        """Return both cards and all actions."""
         cards, actions = _kuhn(state)
         return " · ".join([f"player_0 {cards[0]}, player_1 {cards[1]}", *actions])
 
@@ -53,7 +48,6 @@ class LeducWords(Words):
     """Two suits of J, Q and K that the words do not tell apart: suits have no part in the game."""
 
     def rules(self, config: OpenSpielConfig, player: int) -> str:
-        """Return the rules."""
         return (
             f"You are the {ROLES[player]} player in a game of Leduc poker. The deck is two J, two Q and two K, from "
             "low to high. Each player puts 1 chip into the pot and gets one card that the other does not see. After "
@@ -66,7 +60,6 @@ class LeducWords(Words):
         )
 
     def state(self, config: OpenSpielConfig, state: Any, player: int) -> str:
-        """Return the player's card, the open card and the actions of both rounds."""
         cards, open_card, rounds = _leduc(state)
         if config.style == "compact":
             told = [cards[player], *rounds[0], *([f"open-{open_card}", *rounds[1]] if open_card else [])]
@@ -77,11 +70,9 @@ class LeducWords(Words):
         return " ".join(told)
 
     def actions(self, config: OpenSpielConfig, state: Any) -> Sequence[str]:
-        """Return the three words."""
         return _CHOICES["leduc"]
 
     def picture(self, config: OpenSpielConfig, state: Any) -> str:
-        """Return all cards and all actions."""
         cards, open_card, rounds = _leduc(state)
         told = [f"player_0 {cards[0]}, player_1 {cards[1]}", *rounds[0]]
         return " · ".join([*told, *([f"open {open_card}", *rounds[1]] if open_card else [])])

@@ -1,15 +1,11 @@
-"""The classes of moves, the kinds of hints, and the counters of one line-up, into which games go one by one.
-
-Kinds of hints: colours, then ranks. Classes of moves: play and discard of each slot, then the kinds of hints to each
-following seat.
-"""
+"""The kinds of hints, colours then ranks, and the counters of one line-up, into which games go one by one."""
 
 import math
 import zlib
 from collections import defaultdict
 from typing import Any
 
-from hanabi_grpo.envs.hanabi.rules import COLOR_LETTERS, COLOR_NAMES, Action, Card, Game, GameSpec, PlayerView
+from hanabi_grpo.envs.hanabi.rules import COLOR_LETTERS, Action, Card, Game, GameSpec, PlayerView
 from hanabi_grpo.envs.hanabi.rules.beliefs import Beliefs, reachable_heights
 from hanabi_grpo.envs.hanabi.rules.presets import num_copies
 
@@ -26,29 +22,9 @@ def hint_kind(spec: GameSpec, hint: Action) -> int:
     return hint.value + (spec.num_colors if hint.kind == "hint_rank" else 0)
 
 
-def move_class(spec: GameSpec, player: int, action: Action) -> int:
-    """Return the number of the class of a player's move."""
-    if action.slot >= 0:
-        return action.slot + (0 if action.kind == "play" else spec.hand_size)
-    step = (action.target - player) % spec.num_players - 1
-    return 2 * spec.hand_size + step * (spec.num_colors + spec.num_ranks) + hint_kind(spec, action)
-
-
-def hint_labels(spec: GameSpec) -> tuple[tuple[str, str], ...]:
-    """Return a short and a long name of each kind of hint."""
-    colors = zip(COLOR_LETTERS, COLOR_NAMES, strict=True)
-    return (*list(colors)[: spec.num_colors], *((str(rank), f"rank {rank}") for rank in range(1, spec.num_ranks + 1)))
-
-
-def move_labels(spec: GameSpec) -> tuple[tuple[str, str], ...]:
-    """Return a short and a long name of each class of moves; `+1` is the seat after the mover, with two players ""."""
-    slots = range(spec.hand_size)
-    labels = [(f"P{slot}", f"play card {slot}") for slot in slots]
-    labels += [(f"D{slot}", f"discard card {slot}") for slot in slots]
-    for step in range(1, spec.num_players):
-        short, long = ("", "hint") if spec.num_players == 2 else (f"+{step} ", f"hint to seat +{step}:")
-        labels += [(f"{short}{value}", f"{long} {name}") for value, name in hint_labels(spec)]
-    return tuple(labels)
+def hint_names(spec: GameSpec) -> tuple[str, ...]:
+    """Return a colour's letter or a printed rank for each kind of hint."""
+    return (*COLOR_LETTERS[: spec.num_colors], *(str(rank + 1) for rank in range(spec.num_ranks)))
 
 
 class ConventionCounts:
@@ -59,7 +35,6 @@ class ConventionCounts:
     """
 
     def __init__(self, spec: GameSpec) -> None:
-        """Start from nothing."""
         self.spec = spec
         self.groups: tuple[Row, ...] = tuple(Row(float) for _ in range(NUM_GROUPS))
 
@@ -72,26 +47,20 @@ class ConventionCounts:
 def count_game(game: Game, row: Row) -> None:
     """Add one game to a row of counters.
 
-    - `name`, of the team: games, unfinished, bombs, score, score_kept.
+    - `name`, of the team: games, unfinished.
     - `(seat, name)`, of a seat's own moves. A hint is wasted when it makes no card's possible colours or ranks fewer. A
       discard is critical when the card could still score and no other copy of it was left. The `bits` that hints gave
       about a played card are log2(U / H): U cards are unseen by the player (its own hand and the deck), H of them are
       what hints allow; `chance` is the share of those H that fit.
-    - `("pair", seat, class of its move, class of the next seat's move)`.
     - `(receiver, kind of hint, name)`. A hint is answered by the receiver's next turn, whatever happens in between: its
       hand, and so the touched slots, are still the same then. Several hints before one turn are each answered by it. A
       choice is a play of a touched card after a hint that touched at least two.
     """
     spec, table = game.spec, Game(game.spec, game.deck)
     pending: list[list[_Hint]] = [[] for _ in range(spec.num_players)]
-    before: tuple[int, int] | None = None
     for player, action, card, scored, touched in game.events:
         view = table.view(player)
         table.apply(action)
-        move = move_class(spec, player, action)
-        if before is not None:
-            row["pair", *before, move] += 1
-        before = player, move
         row[player, "turns"] += 1
         _count_answer(row, player, pending[player], action, scored)
         pending[player] = []
@@ -109,9 +78,6 @@ def count_game(game: Game, row: Row) -> None:
         row[player, "wasted_hints"] += told == [(one.colors, one.ranks) for one in view.knowledge[target]]
     row["games"] += 1
     row["unfinished"] += not game.is_over
-    row["bombs"] += game.is_bombed
-    row["score"] += game.score
-    row["score_kept"] += game.score_kept
 
 
 def _count_answer(row: Row, player: int, hints: list[_Hint], action: Action, scored: bool) -> None:

@@ -1,85 +1,54 @@
 """Counters to figures: quotients of two sums of the counters of `counts`, per seat and for the team."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from enum import StrEnum
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from hanabi_grpo.envs.hanabi.conventions.counts import ConventionCounts, Row, hint_labels, move_labels
+from hanabi_grpo.envs.hanabi.conventions.counts import ConventionCounts, Row, hint_names
 from hanabi_grpo.envs.hanabi.rules import GameSpec
 from hanabi_grpo.types import player_names
 
-TEAM = "team"
 ANY_HINT = "any"
 MIN_COUNT = 30
-"""Observations below which a figure says little; pages show such figures in grey."""
+"""Observations below which a figure says little."""
 
 
-class Unit(StrEnum):
-    """How a figure is written."""
-
-    SHARE = "share"
-    BITS = "bits"
-    NUMBER = "number"
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
+class Figure(NamedTuple):
     """A figure that is one counter over another."""
 
     title: str
     over: str
     per: str
-    unit: Unit = Unit.SHARE
+    is_share: bool = True
 
 
-OF_GAMES = {
-    "score": Figure("score", "score", "games", Unit.NUMBER),
-    "score_kept": Figure("points kept on a bomb", "score_kept", "games", Unit.NUMBER),
-    "bombs": Figure("games bombed", "bombs", "games"),
-}
-"""Of the team, whoever moved."""
-
-PER_GAME = {
-    name: Figure(title, name, "games", Unit.NUMBER)
-    for name, title in (
-        ("turns", "turns"),
-        ("hints", "hints given"),
-        ("wasted_hints", "hints that told nothing new"),
-        ("plays", "plays"),
-        ("misplays", "misplays"),
-        ("discards", "discards"),
-        ("critical_discards", "discards of a last copy still needed"),
-    )
-}
-
-OF_PLAYS = {
-    "bits_per_play": Figure("bits from hints about the card played", "bits", "plays", Unit.BITS),
-    "chance_per_play": Figure("chance to fit of the card played, as its player could know", "chance", "plays"),
-    "certain_plays": Figure("plays that were certain", "certain_plays", "plays"),
+OF_MOVES = {
+    "hints": Figure("hints a game", "hints", "games", False),
+    "plays": Figure("plays a game", "plays", "games", False),
+    "discards": Figure("discards a game", "discards", "games", False),
+    "critical_discards": Figure("discards a game of a last copy still needed", "critical_discards", "games", False),
     "misplay_share": Figure("plays that failed", "misplays", "plays"),
+    "certain_plays": Figure("plays that were certain", "certain_plays", "plays"),
+    "chance_per_play": Figure("chance to fit of the card played, as its player could know", "chance", "plays"),
+    "bits_per_play": Figure("bits from hints about the card played", "bits", "plays", False),
     "wasted_share": Figure("hints that told nothing new", "wasted_hints", "hints"),
     "unhinted_plays": Figure("turns without a new hint that play", "unhinted_plays", "unhinted_turns"),
 }
+"""Of the moves of a seat."""
 
 OF_HINTS = {
+    "plays_touched": Figure("plays it", "plays_touched", "answered"),
     "plays": Figure("plays", "plays", "answered"),
     "discards": Figure("discards", "discards", "answered"),
     "hints_back": Figure("hints", "hints_back", "answered"),
-    "plays_touched": Figure("plays a touched card", "plays_touched", "answered"),
-    "touched_of_plays": Figure("of plays: a touched card", "plays_touched", "plays"),
-    "oldest_of_choices": Figure("of choices: the oldest", "oldest", "choices"),
-    "newest_of_choices": Figure("of choices: the newest", "newest", "choices"),
-    "scored_of_touched": Figure("touched card scores", "touched_scored", "plays_touched"),
-    "playable_when_hinted": Figure("touched cards that fit", "playable", "touched"),
-    "touched_per_hint": Figure("cards touched", "touched", "hints", Unit.NUMBER),
+    "oldest_of_choices": Figure("oldest", "oldest", "choices"),
+    "newest_of_choices": Figure("newest", "newest", "choices"),
+    "scored_of_touched": Figure("scores", "touched_scored", "plays_touched"),
+    "playable_when_hinted": Figure("fits", "playable", "touched"),
 }
-"""Of one kind of hint to one seat."""
-
-PLAY_SIGNAL = Figure("play signal", "", "")
-"""P(plays a touched card | hinted) - P(plays | no new hint): 0 or less of a receiver that does not listen."""
+"""Of what a seat does after a kind of hint. A choice is a play of a touched card after a hint that touched several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,28 +69,19 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoveMatrix:
-    """What the next player does after each move, as in Hu et al. (2020), "Other-Play for zero-shot coordination"."""
-
-    counts: tuple[tuple[int, ...], ...]
-    """[move][next move]."""
-    shares: tuple[tuple[float | None, ...], ...]
-    """P(next move | move): each row sums to 1; None in rows without observations."""
-    marginal: tuple[float | None, ...]
-    """P(next move), whatever the move before; a row equal to it carries no information."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
     """The figures of one seat, or of the team."""
 
     name: str
     """`player_<i>` or `team`."""
-    matrix: MoveMatrix
-    """Moves of this seat, and of the seat after it."""
     figures: Mapping[str, Estimate]
+    """By the names of `OF_MOVES`."""
     hints: Mapping[str, Mapping[str, Estimate]]
-    """Kind of hint (a colour's letter, a printed rank, or `any`) to what this seat, as its receiver, does next."""
+    """Kind of hint (a colour's letter, a printed rank, or `any`) to what this seat, as its receiver, does next.
+
+    By the names of `OF_HINTS`, and `play_signal`: P(plays a touched card | hinted) - P(plays | no new hint), which is 0
+    or less of a receiver that does not listen.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +95,6 @@ class ConventionReport:
     """Games that were cut off before their end; they count as far as they went."""
     num_groups: int
     """Groups of deals behind the standard errors."""
-    actions: tuple[tuple[str, str], ...]
-    """Short and long name of each class of moves."""
     team: Side
     seats: tuple[Side, ...]
 
@@ -151,23 +109,9 @@ def convention_report(label: str, counts: ConventionCounts) -> ConventionReport:
         num_games=int(sum(group["games"] for group in groups)),
         num_unfinished=int(sum(group["unfinished"] for group in groups)),
         num_groups=len(groups),
-        actions=move_labels(spec),
-        team=_side(TEAM, groups, range(spec.num_players), spec),
+        team=_side("team", groups, range(spec.num_players), spec),
         seats=tuple(_side(name, groups, (seat,), spec) for seat, name in enumerate(names)),
     )
-
-
-def convention_json(report: ConventionReport) -> dict[str, Any]:
-    """Return a report as JSON values; an estimate is {value, error, count}, what was never observed is null."""
-    return {
-        "label": report.label,
-        "board": {**asdict(report.spec), "hash": report.spec.hash},
-        "num_games": report.num_games,
-        "num_unfinished": report.num_unfinished,
-        "num_groups": report.num_groups,
-        "actions": [long for _, long in report.actions],
-        "sides": [asdict(side) for side in (report.team, *report.seats)],
-    }
 
 
 def standard_error(values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -216,41 +160,24 @@ def _side(name: str, groups: Sequence[Row], seats: Sequence[int], spec: GameSpec
         per = of(figure.per)
         return estimate(_divide(of(figure.over), per), per[0])
 
-    figures = {key: ratio(figure, lambda counter: sums([counter])) for key, figure in OF_GAMES.items()}
-    figures |= {key: ratio(figure, of_seats) for key, figure in (PER_GAME | OF_PLAYS).items()}
     usual = _divide(of_seats("unhinted_plays"), of_seats("unhinted_turns"))
-    kinds = {short: (kind,) for kind, (short, _) in enumerate(hint_labels(spec))}
+    names = hint_names(spec)
+    kinds = {ANY_HINT: range(len(names)), **{name: (kind,) for kind, name in enumerate(names)}}
     hints = {}
-    for short, numbers in {ANY_HINT: tuple(range(len(kinds))), **kinds}.items():
+    for kind_name, numbers in kinds.items():
 
         def of_hints(counter: str, numbers: Sequence[int] = numbers) -> np.ndarray:
             return sums((seat, kind, counter) for seat in seats for kind in numbers)
 
-        hints[short] = {key: ratio(figure, of_hints) for key, figure in OF_HINTS.items()}
         answered = of_hints("answered")
-        hints[short]["play_signal"] = estimate(_divide(of_hints("plays_touched"), answered) - usual, answered[0])
-    return Side(name=name, matrix=_matrix(groups, seats, spec), figures=figures, hints=hints)
-
-
-def _matrix(groups: Sequence[Row], seats: Sequence[int], spec: GameSpec) -> MoveMatrix:
-    num_moves = len(move_labels(spec))
-    pairs = np.zeros((num_moves, num_moves))
-    for group in groups:
-        for key, count in group.items():
-            if key[0] == "pair" and key[1] in seats:
-                pairs[key[2], key[3]] += count
-    shares = _divide(pairs, pairs.sum(axis=-1, keepdims=True))
-    return MoveMatrix(
-        counts=tuple(tuple(map(int, row)) for row in pairs),
-        shares=tuple(tuple(map(_finite, row)) for row in shares),
-        marginal=tuple(map(_finite, _divide(pairs.sum(axis=0), pairs.sum().reshape(1)))),
-    )
+        signal = estimate(_divide(of_hints("plays_touched"), answered) - usual, answered[0])
+        hints[kind_name] = {key: ratio(one, of_hints) for key, one in OF_HINTS.items()} | {"play_signal": signal}
+    return Side(name=name, figures={key: ratio(one, of_seats) for key, one in OF_MOVES.items()}, hints=hints)
 
 
 def _divide(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
     """Return the quotients; NaN where the denominator is 0."""
-    shape = np.broadcast_shapes(numerator.shape, denominator.shape)
-    return np.divide(numerator, denominator, out=np.full(shape, np.nan), where=denominator != 0)
+    return np.divide(numerator, denominator, out=np.full(numerator.shape, np.nan), where=denominator != 0)
 
 
 def _finite(value: Any) -> float | None:

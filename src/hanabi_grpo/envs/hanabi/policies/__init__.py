@@ -1,8 +1,4 @@
-"""Players without a model, by name.
-
-Bots that are lists of rules; SimpleBot, whose hints all mean "play this"; search over a bot; best responses to each
-other.
-"""
+"""Players without a model, by name: bots that are lists of rules; search over a bot; best responses to each other."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,7 +8,6 @@ from hanabi_grpo.envs import base
 from hanabi_grpo.envs.hanabi.policies.best_response import BestResponse
 from hanabi_grpo.envs.hanabi.policies.rule_bots import RULE_BOTS, hint_bot, rule_bot
 from hanabi_grpo.envs.hanabi.policies.search import Search
-from hanabi_grpo.envs.hanabi.policies.simple_bot import SimpleBot
 
 __all__ = ["PLANNERS", "POLICIES", "hint_bot"]
 
@@ -28,4 +23,4 @@ PLANNERS: Mapping[str, Maker] = MappingProxyType(
     }
 )
 """Those that compute for longer than a rule takes to read: seconds a move or once."""
-POLICIES: Mapping[str, Maker] = MappingProxyType({**_FIRST, "simple-bot": SimpleBot, **_BOTS, **PLANNERS})
+POLICIES: Mapping[str, Maker] = MappingProxyType({**_FIRST, **_BOTS, **PLANNERS})

@@ -27,7 +27,6 @@ class Counted:
     """What the cards in sight say of the cards of one view."""
 
     def __init__(self, view: PlayerView) -> None:
-        """Look at `view`."""
         self.view, self.beliefs, self.reachable = view, Beliefs(view), reachable_heights(view)
 
     def card(self, card: Card) -> str:

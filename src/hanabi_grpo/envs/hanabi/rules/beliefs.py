@@ -19,7 +19,6 @@ class Beliefs:
     """The cards of one view, counted when asked for."""
 
     def __init__(self, view: PlayerView) -> None:
-        """Look at `view`."""
         self.view = view
 
     @functools.cached_property
