@@ -212,12 +212,11 @@ class Settings(BaseModel):
     adapters: Literal["per_player", "shared"] = trainer(
         "HANABI_ADAPTERS", "One adapter for each player, or one for all.", "per_player", both=True
     )
-    update: Literal["independent", "alternating", "sequential", "best_response"] = trainer(
+    update: Literal["independent", "sequential", "best_response"] = trainer(
         "HANABI_UPDATE",
-        "Who moves: everybody, one player for some steps, one after the other, or one until it gets no better.",
+        "Who moves: everybody, one player after the other, or one until it gets no better.",
         "independent",
     )
-    alternate_every: int = trainer("HANABI_ALTERNATE_EVERY", "Steps a turn with HANABI_UPDATE=alternating.", 10, ge=1)
     swap_every: int = trainer(
         "HANABI_SWAP_EVERY", "Steps after which every player moves to the next seat; 0: each stays in its own.", 0, ge=0
     )

@@ -1,7 +1,6 @@
 """What one optimizer step is: how deals, games and micro-batches make it, and who is trained in it at which rate."""
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,31 +165,11 @@ def check_updates(settings: Settings) -> None:
 
 
 def trained_players(settings: Settings) -> tuple[str, ...]:
-    """Return the players that are not frozen, in turn order, e.g. ("player_0",)."""
+    """Return the players that are not frozen, in turn order, e.g. ("player_0",).
+
+    With HANABI_UPDATE=best_response the data of one of these counts, which `training.phases` says.
+    """
     return tuple(name for name in player_names(settings.players) if name not in settings.freeze)
-
-
-def active_players(settings: Settings, step: int) -> tuple[str, ...]:
-    """Return the players whose data counts in a step; `step` counts from 0.
-
-    With HANABI_UPDATE=best_response it is one of these, which `training.phases` says.
-    """
-    trained = trained_players(settings)
-    if settings.update != "alternating":
-        return trained
-    return (trained[step // settings.alternate_every % len(trained)],)
-
-
-def steps_of_each(settings: Settings, num_steps: int) -> dict[str, int]:
-    """Return in how many of a run's steps each player may move, at least 1; a schedule ends there.
-
-    With HANABI_UPDATE=best_response nobody knows beforehand, so it is all of them: schedules but constant ones then do
-    not come to their end.
-    """
-    if settings.update != "alternating":
-        return dict.fromkeys(player_names(settings.players), num_steps)
-    counts = Counter(name for step in range(num_steps) for name in active_players(settings, step))
-    return {name: max(counts[name], 1) for name in player_names(settings.players)}
 
 
 def rates_of_each(settings: Settings) -> Mapping[str, float]:

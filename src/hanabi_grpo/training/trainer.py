@@ -32,7 +32,7 @@ from hanabi_grpo.runs.recordings import write_episodes
 from hanabi_grpo.runs.resume import TRAINER_STATE, read_resume
 from hanabi_grpo.settings import Settings, batch_plan, deepspeed_stage
 from hanabi_grpo.settings.partners import own_seats, seated
-from hanabi_grpo.settings.steps import rates_of_each, steps_of_each
+from hanabi_grpo.settings.steps import rates_of_each
 from hanabi_grpo.training.batching import PlayerBatch, next_baselines, plan_batches, useful_share
 from hanabi_grpo.training.deals import step_deals
 from hanabi_grpo.training.fleet_link import Link
@@ -120,11 +120,10 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> PlayerSchedule:
         """Make the schedule; each player is at its own count of updates."""
-        steps = steps_of_each(self.settings, num_training_steps)
         self.lr_scheduler = PlayerSchedule(
             self._optimizer_ori,
             self.settings.lr_scheduler_type,
-            num_steps={name: steps.get(name, num_training_steps) for name in self.adapter_names},
+            num_training_steps=num_training_steps,
             num_warmup_steps=self.args.get_warmup_steps(num_training_steps),
         )
         return self.lr_scheduler
@@ -248,7 +247,7 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
                 following = [self.train_dataset[number] for number in step_deals(version + 1, self.plan.deals)]
                 self.ahead.ask(following, version)
             measured, validation = self.measure(version), self.validation
-            active, ends_run = validation.active(version), validation.ends_run(version)
+            active, ends_run = validation.active, validation.ends_run(version)
             trained = self._seats(games.version, active)[2]
             used = resample(self.link, self.adapter_names, deals, games.result, version=version, trained=trained)
             answer = (games, used, self.link.partner_names, measured | used.metrics, active, ends_run)
