@@ -122,16 +122,8 @@ def test_the_loop_divides_a_loss_by_the_number_of_micro_steps_which_ours_is_mult
     assert {"completion_mask", "advantages", "num_items_in_batch", "rollout_per_token_logps", "logits_to_keep"} <= names
 
 
-def test_what_the_loss_measures_is_logged_as_numbers_but_for_one_prefix_which_is_stacked() -> None:
-    log = inspect.getsource(GRPOTrainer.log)
-    assert "if key.startswith('rollout_correction/')" in log
-    assert "torch.stack([torch.stack(val) for val in rollout_metrics.values()])" in log
-    assert "sum(val) / len(val)" in log
-    measures = GRPOTrainer._compute_rollout_offpolicy_metrics, GRPOTrainer._compute_is_correction_metrics
-    assert [list(inspect.signature(one).parameters)[1:] for one in measures] == [
-        ["per_token_logps", "rollout_per_token_logps", "completion_mask"],
-        ["rollout_log_ratio", "is_weights", "completion_mask"],
-    ]
+def test_what_the_loss_measures_is_logged_as_numbers() -> None:
+    assert "sum(val) / len(val)" in inspect.getsource(GRPOTrainer.log)
 
 
 def test_ms_swift_s_warning_of_code_that_no_model_here_has_is_left_out_and_others_are_not(

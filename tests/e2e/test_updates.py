@@ -32,11 +32,18 @@ def _same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
                 "HANABI_SWAP_EVERY": "1",
                 "HANABI_ENTROPY_BONUS": "0.01",
                 "BETA": "0.1",
-                "HANABI_KL": "reward",
                 "HANABI_SAMPLER_CORRECTION": "token_truncate",
             },
         ),
-        ("zero2", {"HANABI_UPDATE": "sequential", "HANABI_SWAP_EVERY": "1", "HANABI_MEMORY": "2"}),
+        (
+            "zero2",
+            {
+                "HANABI_UPDATE": "sequential",
+                "HANABI_UPDATES_PER_STEP": "2",
+                "HANABI_SWAP_EVERY": "1",
+                "HANABI_MEMORY": "2",
+            },
+        ),
         # Pairs of games: every other deal or so is flat.
         ("zero2", {"HANABI_RESAMPLE_FLAT": "2", "NUM_GENERATIONS": "2", "HANABI_DEALS_PER_STEP": "8"}),
     ],

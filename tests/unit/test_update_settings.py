@@ -26,7 +26,6 @@ CONTRADICTIONS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"adapters": "shared", "freeze": ("player_0",)}, "HANABI_FREEZE with HANABI_ADAPTERS=shared"),
     ({"adapters": "shared", "update": "sequential"}, "HANABI_UPDATE=sequential with HANABI_ADAPTERS=shared"),
     ({"adapters": "shared", "learning_rates": (1e-3, 1e-3)}, "HANABI_LEARNING_RATES with HANABI_ADAPTERS=shared"),
-    ({"clip_dual": 1.2}, r"HANABI_CLIP_DUAL=1.2 is not above 1 \+ HANABI_CLIP_HIGH = 1.2"),
     ({"start_from": ("outputs/a",), "resume": "outputs/b"}, "HANABI_START_FROM with RESUME=outputs/b"),
     ({"overlap": True, "deepspeed": "zero3"}, r"HANABI_OVERLAP=1 with DEEPSPEED=zero3: .*take zero2"),
     ({"resample_flat": 2, "overlap": True}, "HANABI_RESAMPLE_FLAT=2 with HANABI_OVERLAP=1: .*unset one"),
@@ -57,7 +56,7 @@ def test_values_out_of_range_are_refused() -> None:
     rates: tuple[Any, ...] = ((0.0, 1.0), (float("nan"), 1.0), (float("inf"), 1.0), "1e-3,fast")
     for values in (
         *({"learning_rates": one} for one in rates),
-        *({"updates_per_step": 0}, {"clip_low": 0.0}, {"clip_dual": 1.0}, {"entropy_bonus": -0.1}),
+        *({"updates_per_step": 0}, {"clip_low": 0.0}, {"entropy_bonus": -0.1}),
         *(
             {"resample_flat": -1},
             {"resample_flat": 16},
@@ -70,7 +69,7 @@ def test_values_out_of_range_are_refused() -> None:
 
 
 CHANGED: dict[str, Any] = {
-    **{"updates_per_step": 2, "clip_low": 0.1, "clip_high": 0.3, "clip_dual": 3.0, "kl": "reward"},
+    **{"updates_per_step": 2, "clip_low": 0.1, "clip_high": 0.3},
     **{"entropy_bonus": 0.01, "sampler_correction": "token_mask", "sampler_correction_limit": 3.0},
     **{"update": "sequential", "freeze": ("player_1",), "advantage_scale": "none"},
     **{"resample_flat": 1, "whiten": True, "loss_unit": "turn", "length_penalty": 0.01, "length_free": 64},

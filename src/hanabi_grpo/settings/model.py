@@ -185,16 +185,7 @@ class Settings(BaseModel):
     )
     clip_low: float = trainer("HANABI_CLIP_LOW", "How far below 1 a token's probability ratio counts.", 0.2, gt=0, le=1)
     clip_high: float = trainer("HANABI_CLIP_HIGH", "How far above 1 a token's probability ratio counts.", 0.2, gt=0)
-    clip_dual: float | None = trainer(
-        "HANABI_CLIP_DUAL",
-        "Largest probability ratio of a token with a negative advantage (dual clip); unset: none.",
-        allowed="a number above 1 + HANABI_CLIP_HIGH",
-        gt=1,
-    )
     beta: float = trainer("BETA", "Weight of the KL term against the base model.", 0.0, ge=0)
-    kl: Literal["loss", "reward"] = trainer(
-        "HANABI_KL", "Where the KL term enters: the loss, or the advantage of each token.", "loss"
-    )
     entropy_bonus: float = trainer(
         "HANABI_ENTROPY_BONUS",
         "Weight of the policy's entropy, as a part of each token's advantage; 0.1 in zero-sum games.",

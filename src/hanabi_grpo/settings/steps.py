@@ -152,11 +152,6 @@ def check_updates(settings: Settings) -> None:
             f"{settings.eval_patience}: a player is trained until so many validations in a row were no better; set "
             "both, e.g. HANABI_EVAL_STEPS=50 HANABI_EVAL_PATIENCE=3."
         )
-    if settings.clip_dual is not None and settings.clip_dual <= 1 + settings.clip_high:
-        raise SettingsError(
-            f"HANABI_CLIP_DUAL={settings.clip_dual:g} is not above 1 + HANABI_CLIP_HIGH = {1 + settings.clip_high:g}, "
-            "so it would cut tokens with a positive advantage too; the usual value is 3."
-        )
     if settings.start_from and settings.resume not in (None, "latest"):
         raise SettingsError(
             f"HANABI_START_FROM with RESUME={settings.resume}: both say which weights the run starts with; unset one. "

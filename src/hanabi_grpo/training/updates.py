@@ -19,8 +19,8 @@ replies of the earlier players in the game: it makes games that the old team pla
 the earlier players have moved already. Such a product varies with the length of the game, so it is cut to
 [1 / MAX_WEIGHT, MAX_WEIGHT].
 
-Only what a game is worth is weighted. The parts of KL and entropy (`loss`) keep the strength that their settings
-say, as the entropy term of HAPPO's own code, which M does not multiply, and as the KL term in the loss.
+Only what a game is worth is weighted. KL term and entropy bonus (`loss`) keep the strength that their settings say, as
+the entropy term of HAPPO's own code, which M does not multiply.
 """
 
 import contextlib
@@ -202,7 +202,7 @@ class StepUpdates(GRPOTrainer):
         for batch in self._updates[self._number].batches:
             data = batch["grpo_batch"]
             weights = game_weights(self._log_ratios, data.games).to(data.advantages.device)
-            # w·(A − f) + f: the parts of KL and entropy are of this player's own policy, not of the game.
+            # w·(A − f) + f: the entropy bonus is of this player's own policy, not of the game.
             data.advantages = data.advantages * weights
             if data.shaping is not None:
                 data.advantages = data.advantages + data.shaping * (1 - weights)
