@@ -18,9 +18,7 @@ step's first update, or with HANABI_OVERLAP=1 under the version that sampled (`o
 tokens; `mismatch` has checked that both say the same. Under HANABI_UPDATE=sequential A is also multiplied by a weight
 of the game (`updates`).
 
-ms-swift computes the same with `loss_type=dapo`, among 280 lines for other losses: `_compute_loss_and_metrics` and
-`_apply_rollout_importance_sampling` of `GRPOTrainer` in swift/rlhf_trainers/grpo_trainer.py.
-`tests/conformance/test_loss.py` holds losses and gradients of the installed version equal to these, bit by bit.
+ms-swift computes the same with `loss_type=dapo`; `tests/conformance/test_loss.py` holds both equal, bit by bit.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -34,11 +34,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "connect_four": {"num_games": 12000, "steps": 1200},
     "sokoban": {"num_games": 12000, "steps": 1200},
 }
-"""Fields of a recipe that an environment has of its own.
-
-A Hanabi observation is the whole state and there is no system message, so a move can be learnt without the turns
-before it, and faster; the steps that follow teach to read the newest of several observations.
-"""
+"""Fields of a recipe that an environment has of its own; a Hanabi observation is the whole state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
