@@ -45,9 +45,7 @@ class _SwiftLoss(GRPOTrainer):
         for name, value in options.items():
             kind = type(chosen.get(name))
             chosen[name] = value == "true" if value in ("true", "false") else float(value) if kind is float else value
-        for name in ("epsilon_high", "delta"):
-            if chosen[name] is not None:
-                chosen[name] = float(chosen[name])
+        chosen["epsilon_high"] = float(chosen["epsilon_high"])
         self.args = SimpleNamespace(**chosen)
         self.logps = logps
         self.accelerator = SimpleNamespace(num_processes=num_processes, gather_for_metrics=lambda values: values)
@@ -109,8 +107,6 @@ OLD = torch.full((2, 3), -2.0)
             [[0.0, -0.5, 0.0], [1.5, 0.5, 4.0]],
             -(1.05 + 0.5 + 1.05) + (1.5 + 0.5 + 4.0),
         ),
-        # The dual clip ends the pull of a bad token that became likely.
-        ({"clip_dual": 3.0}, {}, [[0.0, -0.5, -1.1], [1.5, 0.0, 0.0]], -(1.2 + 0.5 + 1.1) + (1.5 + 0.8 + 3.0)),
         # Without old logprobs every ratio is one and no clip acts.
         ({"clip_low": 0.01, "clip_high": 0.01}, {"old_per_token_logps": None}, [[-1.0] * 3, [1.0] * 3], 0.0),
         # r − log r − 1 with r = π_ref / π, here 1 / ratio; its derivative by log π is 1 − r.
@@ -120,8 +116,6 @@ OLD = torch.full((2, 3), -2.0)
             [[0.5 * (1 - 1 / ratio) for ratio in row] for row in RATIOS],
             sum(0.5 * (1 / ratio + LOG(ratio) - 1) for row in RATIOS for ratio in row),
         ),
-        # The KL in the reward is left out of the loss.
-        ({"beta": 0.5, "kl": "reward"}, {"advantages": NOTHING, "ref_per_token_logps": OLD - 3}, [[0.0] * 3] * 2, 0.0),
     ],
 )
 def test_loss_and_gradient_are_those_worked_out_by_hand(
@@ -186,9 +180,8 @@ def _drawn(seed: int, on_policy: bool) -> tuple[torch.Tensor, PlayerBatch]:
 
 CASES: list[dict[str, Any]] = [
     {},
-    {"clip_low": 0.05, "clip_high": 0.4, "clip_dual": 1.6},
+    {"clip_low": 0.05, "clip_high": 0.4},
     {"beta": 0.07},
-    {"beta": 0.07, "kl": "reward"},
     *({"sampler_correction": mode, "sampler_correction_limit": 1.05, "beta": 0.07} for mode in CORRECTIONS),
 ]
 
@@ -219,14 +212,10 @@ def test_nobody_but_the_settings_chooses_the_loss(tmp_path: Path) -> None:
     """What ms-swift is told of the loss is what ours computes, so its args.json is true; no other option is given."""
     known = {one.name for one in fields(RLHFArguments)}
     plain = _options(tmp_path)
-    asked = _options(tmp_path, updates_per_step=3, clip_dual=2.5, sampler_correction="sequence_mask", kl="reward")
+    asked = _options(tmp_path, updates_per_step=3, sampler_correction="sequence_mask")
     assert (set(asked) - {"hanabi_settings"}) <= known
-    assert (plain["epsilon"], plain["epsilon_high"], plain["kl_in_reward"]) == ("0.2", "0.2", "false")
-    assert not {"delta", "rollout_importance_sampling_mode"} & plain.keys()
+    assert (plain["epsilon"], plain["epsilon_high"]) == ("0.2", "0.2")
+    assert "rollout_importance_sampling_mode" not in plain
     assert asked["gradient_accumulation_steps"] == str(3 * int(plain["gradient_accumulation_steps"]))
-    assert (asked["delta"], asked["rollout_importance_sampling_mode"], asked["kl_in_reward"]) == (
-        "2.5",
-        "sequence_mask",
-        "true",
-    )
+    assert asked["rollout_importance_sampling_mode"] == "sequence_mask"
     assert not {"num_iterations", "steps_per_generation"} & asked.keys(), "one set of games a step; passes are ours"

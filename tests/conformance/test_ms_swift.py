@@ -114,24 +114,13 @@ def test_zero_1_and_2_step_the_torch_optimizer_group_by_group_and_keep_moments_w
 
 
 def test_the_loop_divides_a_loss_by_the_number_of_micro_steps_which_ours_is_multiplied_by() -> None:
+    assert "sum(val) / len(val)" in inspect.getsource(GRPOTrainer.log), "what the loss measures are numbers"
     step = inspect.getsource(Trainer.training_step)
     assert "self.compute_loss(model, inputs" in step
     assert "loss = loss / self.current_gradient_accumulation_steps" in step
     assert "self.model_accepts_loss_kwargs = False" in inspect.getsource(GRPOTrainer.__init__)
     names = {field.name for field in fields(GRPOBatch)}
     assert {"completion_mask", "advantages", "num_items_in_batch", "rollout_per_token_logps", "logits_to_keep"} <= names
-
-
-def test_what_the_loss_measures_is_logged_as_numbers_but_for_one_prefix_which_is_stacked() -> None:
-    log = inspect.getsource(GRPOTrainer.log)
-    assert "if key.startswith('rollout_correction/')" in log
-    assert "torch.stack([torch.stack(val) for val in rollout_metrics.values()])" in log
-    assert "sum(val) / len(val)" in log
-    measures = GRPOTrainer._compute_rollout_offpolicy_metrics, GRPOTrainer._compute_is_correction_metrics
-    assert [list(inspect.signature(one).parameters)[1:] for one in measures] == [
-        ["per_token_logps", "rollout_per_token_logps", "completion_mask"],
-        ["rollout_log_ratio", "is_weights", "completion_mask"],
-    ]
 
 
 def test_ms_swift_s_warning_of_code_that_no_model_here_has_is_left_out_and_others_are_not(
@@ -218,15 +207,12 @@ def test_the_same_seed_gives_the_same_adapters_and_players_differ() -> None:
     assert not any(torch.equal(first[one], first[two]) for one, two in twins)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_an_exported_adapter_is_what_peft_itself_would_save(model: PeftModel, name: str) -> None:
-    ours, theirs = (
-        adapters.adapter_tensors(model, name, torch.float32),
-        get_peft_model_state_dict(model, adapter_name=name),
-    )
-    assert len(ours) == 28
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+def test_an_exported_adapter_is_what_peft_itself_would_save(model: PeftModel) -> None:
+    for name in NAMES:
+        ours = adapters.adapter_tensors(model, name, torch.float32)
+        theirs = get_peft_model_state_dict(model, adapter_name=name)
+        assert len(ours) == 28 and ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
 def test_the_base_checksum_sees_a_single_changed_weight(model: PeftModel) -> None:

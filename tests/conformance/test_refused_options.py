@@ -77,9 +77,7 @@ def test_no_other_option_is_taken_for_a_refused_one(terminal: Terminal, known: d
 
 def test_what_the_settings_say_to_ms_swift_cannot_be_said_again(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
-    settings = Settings(
-        model=str(tmp_path), clip_dual=3.0, sampler_correction="token_mask", deepspeed="zero1", dataset="deals.jsonl"
-    )
+    settings = Settings(model=str(tmp_path), sampler_correction="token_mask", deepspeed="zero1", dataset="deals.jsonl")
     words = [word for word in swift_options(settings, tmp_path, tmp_path, 10) if word.startswith("--")]
     handed_on = {word for word in words if not refused("trainer", word)}
     assert handed_on == {

@@ -1,7 +1,6 @@
 """What sequences begin with alike is computed once, with the values and gradients of each sequence by itself."""
 
 import copy
-import inspect
 import logging
 from typing import Any
 
@@ -9,13 +8,11 @@ import pytest
 import torch
 from test_forward_seams import MODELS, _model
 from transformers import MistralConfig, MistralForCausalLM
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import _preprocess_mask_arguments
 
 from hanabi_grpo.sft.samples import reply_logits
 from hanabi_grpo.training.model.forward import join_lora_products, reply_logps
 from hanabi_grpo.training.model.prefix_tree import prefix_tree
-from hanabi_grpo.training.model.shared_prefixes import attend, share_prefixes, shares_prefixes
+from hanabi_grpo.training.model.shared_prefixes import share_prefixes, shares_prefixes
 from small_models import small_model
 
 
@@ -145,14 +142,3 @@ def test_a_model_that_hands_no_tree_on_is_left_alone(
         assert not share_prefixes(model)
         assert model.config._attn_implementation == "sdpa"
         assert reason in caplog.text
-
-
-def test_attention_is_registered_and_asked_as_the_sharing_expects() -> None:
-    # A tree travels with a layer's options, and a mask of four dimensions is not replaced.
-    for kind in MODELS:
-        layer = _model(kind).get_base_model().get_decoder().layers[0]
-        assert "**kwargs,\n        )" in inspect.getsource(type(layer.self_attn).forward)
-    assert "len(attention_mask.shape) == 4" in inspect.getsource(_preprocess_mask_arguments)
-    theirs = inspect.signature(sdpa_attention_forward).parameters
-    assert "is_causal" in theirs, "it finds out by itself that it is causal"
-    assert list(inspect.signature(attend).parameters)[:5] == list(theirs)[:5]

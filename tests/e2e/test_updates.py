@@ -32,16 +32,22 @@ def _same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
                 "HANABI_SWAP_EVERY": "1",
                 "HANABI_ENTROPY_BONUS": "0.01",
                 "BETA": "0.1",
-                "HANABI_KL": "reward",
                 "HANABI_SAMPLER_CORRECTION": "token_truncate",
             },
         ),
-        ("zero2", {"HANABI_UPDATE": "alternating", "HANABI_ALTERNATE_EVERY": "1", "HANABI_MEMORY": "2"}),
-        ("zero2", {"HANABI_UPDATE": "sequential", "HANABI_UPDATES_PER_STEP": "2", "HANABI_SWAP_EVERY": "1"}),
+        (
+            "zero2",
+            {
+                "HANABI_UPDATE": "sequential",
+                "HANABI_UPDATES_PER_STEP": "2",
+                "HANABI_SWAP_EVERY": "1",
+                "HANABI_MEMORY": "2",
+            },
+        ),
         # Pairs of games: every other deal or so is flat.
         ("zero2", {"HANABI_RESAMPLE_FLAT": "2", "NUM_GENERATIONS": "2", "HANABI_DEALS_PER_STEP": "8"}),
     ],
-    ids=["passes-torch", "alternating-zero2", "sequential-zero2", "resampled-zero2"],
+    ids=["passes-torch", "sequential-zero2", "resampled-zero2"],
 )
 def test_a_run_with_several_updates_resumes_bit_by_bit(
     tmp_path: Path, tiny_model: Path, stage: str, updates: dict[str, str]
@@ -57,11 +63,6 @@ def test_a_run_with_several_updates_resumes_bit_by_bit(
     run(write_settings(cut, tiny_model, **variables), processes=processes)
     for player in PLAYERS:
         assert _same(everything(whole / "checkpoint-4", player), everything(cut / "checkpoint-4", player)), player
-    if updates.get("HANABI_UPDATE") == "alternating":
-        for step in (2, 3, 4):
-            resting = PLAYERS[step % 2]
-            before, after = (everything(whole / f"checkpoint-{number}", resting) for number in (step - 1, step))
-            assert _same(before, after), (step, resting)
     if "HANABI_RESAMPLE_FLAT" in updates:
         rows, cut_rows = (read_history(folder / "metrics.jsonl") for folder in (whole, cut))
         assert max(row["resample/rounds"] for row in rows) >= 1

@@ -14,7 +14,6 @@ from hanabi_grpo.rollout.datasets import check_payoffs
 from hanabi_grpo.runs.resume_settings import check_compatible
 from hanabi_grpo.runs.validation import FILE, Validated
 from hanabi_grpo.settings import Settings, batch_plan, settings_values
-from hanabi_grpo.settings.steps import steps_of_each
 from hanabi_grpo.training.phases import phase_after
 from hanabi_grpo.training.validation import Validation
 from hanabi_grpo.types import Episode
@@ -81,7 +80,7 @@ def test_a_run_that_is_resumed_anywhere_trains_whom_the_whole_run_trains_and_end
         for step in range(first, last):
             if validation.is_due(step):
                 validation.add(step, games(scores[step // 10]))
-            found.append((validation.active(step), validation.ends_run(step)))
+            found.append((validation.active, validation.ends_run(step)))
         return found
 
     with caplog.at_level(logging.INFO):
@@ -106,7 +105,7 @@ def test_metrics_say_the_phase_and_what_is_stale_in_it(tmp_path: Path) -> None:
     found = [validation.add(10 * number, games(score)) for number, score in enumerate((2, 1, 0, 1))]
     assert [(one["validation/phase"], one["validation/stale"]) for one in found] == [(0, 0), (0, 1), (1, 0), (1, 0)]
     plain = Validation(Settings(eval_steps=10, save_steps=10), tmp_path / "x", [LAPTOP], 0)
-    assert plain.phase is None and plain.active(3) == ("player_0", "player_1")
+    assert plain.phase is None and plain.active == ("player_0", "player_1")
 
 
 @pytest.mark.parametrize("missing", ["eval_steps", "eval_patience"])
@@ -126,11 +125,10 @@ def test_best_response_is_for_teams_of_players_that_can_be_told_apart() -> None:
     check_payoffs(Settings(), [kuhn])
 
 
-def test_what_ends_a_phase_cannot_change_on_the_way_and_schedules_count_all_steps() -> None:
+def test_what_ends_a_phase_cannot_change_on_the_way() -> None:
     saved = {"settings": settings_values(Settings(**CHOSEN))}
     for field in ("eval_steps", "eval_deals", "eval_patience"):
         with pytest.raises(SettingsError, match=f"HANABI_{field.upper()}: was"):
             check_compatible(saved, Settings(**CHOSEN | {field: 30}))
     plain = {"settings": settings_values(Settings(eval_steps=50))}
     assert check_compatible(plain, Settings(eval_steps=50, eval_patience=3)) == ["HANABI_EVAL_PATIENCE: was 0, is 3"]
-    assert steps_of_each(Settings(**CHOSEN), 40) == {"player_0": 40, "player_1": 40}

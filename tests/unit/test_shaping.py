@@ -1,4 +1,4 @@
-"""The check of sampler and trainer; KL and entropy parts of advantages follow the exact gradients of both."""
+"""The check of sampler and trainer, and the entropy bonus."""
 
 import math
 from types import SimpleNamespace
@@ -8,42 +8,10 @@ import pytest
 import torch
 
 from hanabi_grpo.errors import ParityError
-from hanabi_grpo.settings import Settings
-from hanabi_grpo.training.loss import entropy_part, kl_part, shape_advantages
+from hanabi_grpo.training.loss import add_entropy_bonus
 from hanabi_grpo.training.mismatch import check_mismatch
 from hanabi_grpo.types import Episode, player_names
 from made_games import made_episode, made_turn
-
-LOGITS = torch.tensor([0.5, -1.0, 2.0, 0.1], dtype=torch.float64)
-REFERENCE = torch.log_softmax(torch.tensor([1.0, 0.3, -0.2, 0.0], dtype=torch.float64), -1)
-
-
-def _expected_step(part: torch.Tensor) -> torch.Tensor:
-    """Return E_a[f(a) ∇log π(a)] over all actions, the mean of what the loss does with an advantage f."""
-    logits = LOGITS.clone().requires_grad_()
-    logps = torch.log_softmax(logits, -1)
-    (logps.exp().detach() * part * logps).sum().backward()
-    assert logits.grad is not None
-    return logits.grad
-
-
-def _exact(value: str) -> torch.Tensor:
-    logits = LOGITS.clone().requires_grad_()
-    logps = torch.log_softmax(logits, -1)
-    kl = (logps.exp() * (logps - REFERENCE)).sum()
-    entropy = -(logps.exp() * logps).sum()
-    (kl if value == "kl" else entropy).backward()
-    assert logits.grad is not None
-    return logits.grad
-
-
-def test_the_parts_follow_the_exact_gradients_of_kl_and_entropy_whatever_the_constant() -> None:
-    logps, everywhere = torch.log_softmax(LOGITS, -1), torch.ones(4, dtype=torch.bool)
-    step = _expected_step(kl_part(logps, REFERENCE, everywhere, 0.3))
-    assert torch.allclose(step, -0.3 * _exact("kl"), atol=1e-12) and step.abs().max() > 0.01
-    for mean in (0.0, -1.7):
-        step = _expected_step(entropy_part(logps, everywhere, 0.3, mean))
-        assert torch.allclose(step, 0.3 * _exact("entropy"), atol=1e-12) and step.abs().max() > 0.01
 
 
 def _game(logprobs: dict[int, tuple[float, ...]], seats: tuple[str, ...] = ()) -> Episode:
@@ -56,7 +24,6 @@ def _batch(player: str, logps: list[list[float]], mask: list[list[bool]]) -> dic
         player=player,
         completion_mask=torch.tensor(mask),
         rollout_per_token_logps=torch.tensor(logps),
-        ref_per_token_logps=torch.full((len(logps), len(logps[0])), -2.0),
         advantages=torch.ones(len(logps), len(logps[0])),
     )
     return {"grpo_batch": data, "model_inputs": {}}
@@ -66,22 +33,22 @@ def test_each_player_has_its_own_mean_and_a_partners_tokens_are_not_in_it() -> N
     own = ("player_0@3", "player_1@3")
     groups = [[_game({0: (-1.0, -3.0), 1: (-5.0,)}, own), _game({0: (-90.0,), 1: (-7.0,)}, ("base", "player_1@3"))]]
     batches = [_batch("player_0", [[-1.0, -3.0]], [[True, True]]), _batch("player_1", [[-5.0, 0.0]], [[True, False]])]
-    assert shape_advantages(batches, Settings(entropy_bonus=0.1), groups, own, player_names(2)) == []
+    add_entropy_bonus(batches, 0.1, groups, own, player_names(2))
     first, second = (batch["grpo_batch"].advantages for batch in batches)
     assert torch.allclose(first, torch.tensor([[1 - 0.1 * 1.0, 1 + 0.1 * 1.0]]))
     assert torch.allclose(second, torch.tensor([[1 - 0.1 * 1.0, 1.0]]))
 
 
-def test_the_kl_is_taken_off_advantages_only_when_it_is_asked_for_there() -> None:
-    def shaped(**values: Any) -> tuple[list[list[float]], list[float]]:
-        batch = _batch("player_0", [[-1.0, 0.0]], [[True, False]])
-        gaps = shape_advantages([batch], Settings(**values), [], ("player_0@0", "player_1@0"), player_names(2))
-        return batch["grpo_batch"].advantages.tolist(), gaps
-
-    # The second token was not sampled.
-    assert shaped(beta=0.5, kl="reward") == ([[0.5, 1.0]], [1.0])
-    assert shaped(beta=0.5, kl="loss") == ([[1.0, 1.0]], [])
-    assert shaped(beta=0.0, kl="reward") == ([[1.0, 1.0]], [])
+def test_the_bonus_follows_the_exact_gradient_of_the_entropy_whatever_the_mean() -> None:
+    logits = torch.tensor([0.5, -1.0, 2.0, 0.1], requires_grad=True)
+    logps = torch.log_softmax(logits, -1)
+    [exact] = torch.autograd.grad(-(logps.exp() * logps).sum(), logits, retain_graph=True)
+    for mean in (0.0, -1.7):
+        batch = _batch("player_0", [logps.tolist()], [[True] * 4])
+        add_entropy_bonus([batch], 0.3, [[_game({0: (mean,)}, ("player_0",))]], ("player_0",), ("player_0",))
+        # E_a[f(a) ∇log π(a)] over all actions: what the loss does with a part f of an advantage.
+        step = (logps.exp().detach() * batch["grpo_batch"].shaping[0] * logps).sum()
+        assert torch.allclose(torch.autograd.grad(step, logits, retain_graph=True)[0], 0.3 * exact, atol=1e-6)
 
 
 def _check(shift: float, tolerance: float = 0.01) -> float:

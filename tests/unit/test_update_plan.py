@@ -13,7 +13,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from trl import GRPOTrainer
 
 from hanabi_grpo.settings import Settings, batch_plan
-from hanabi_grpo.settings.steps import active_players, rates_of_each, steps_of_each
+from hanabi_grpo.settings.steps import rates_of_each
 from hanabi_grpo.training.isolation import PlayerGuard, PlayerSchedule, player_groups
 from hanabi_grpo.training.updates import StepUpdates, game_log_ratios, game_weights, order_updates, player_order
 
@@ -100,9 +100,8 @@ class _CountingTrainer(GRPOTrainer):
             step = self.state.global_step
             batches = [part for batch in _batches(step) for part in _cut(batch, self.cut)]
             self.steps.append([batch["grpo_batch"] for batch in batches])
-            active = active_players(self.settings, step)
             self._kept = self.begin_updates(
-                order_updates(batches, self.settings, step=step, adapters=NAMES, active=active)
+                order_updates(batches, self.settings, step=step, adapters=NAMES, active=NAMES)
             )
         return self._kept[place]
 
@@ -146,9 +145,9 @@ class _PlayersTrainer(StepUpdates, _CountingTrainer):
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> PlayerSchedule:
-        steps = steps_of_each(self.settings, num_training_steps)
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
         self.lr_scheduler = PlayerSchedule(
-            getattr(self.optimizer, "optimizer", self.optimizer), "linear", num_steps=steps, num_warmup_steps=0
+            optimizer, "linear", num_training_steps=num_training_steps, num_warmup_steps=0
         )
         return self.lr_scheduler
 

@@ -30,14 +30,13 @@ declare -A arms=(
     [reinforce_pp]="HANABI_ADVANTAGE=reinforce_pp"
     [baseline]="HANABI_ADVANTAGE=baseline"
     [sequential]="HANABI_UPDATE=sequential"
-    [alternating]="HANABI_UPDATE=alternating"
     [updates_1]="HANABI_UPDATES_PER_STEP=1"
     [updates_4]="HANABI_UPDATES_PER_STEP=4"
     [no_bonus]="HANABI_ENTROPY_BONUS=0"
     [shared]="HANABI_ADAPTERS=shared"
 )
 # shared comes last: the server has to be started anew for it.
-order=(turn grpo return_to_go rloo state_baseline reinforce_pp baseline resample_flat sequential alternating updates_1 updates_4
+order=(turn grpo return_to_go rloo state_baseline reinforce_pp baseline resample_flat sequential updates_1 updates_4
     no_bonus shared)
 # Where the arms of docs/results.md began, and how fast they learned.
 RECIPE_START=${RECIPE_START:-hint-bot}

@@ -183,7 +183,7 @@ def check_payoffs(settings: Settings, rows: Sequence[dict[str, Any]]) -> None:
             if not one.spec.has_common_score:
                 raise SettingsError(
                     f"HANABI_UPDATE=best_response: {one.env} is not played by a team, so no score says whether a "
-                    "player got better; set independent or alternating."
+                    "player got better; set independent or sequential."
                 )
 
 

@@ -1,8 +1,4 @@
-"""Defaults that follow from others: from the machine, and from what is played; and the names of tiny models.
-
-The set-up script installs exactly one of two engine packages, so what it decided is read back here instead of looking
-for a GPU a second time (and perhaps answering otherwise).
-"""
+"""Defaults that follow from others: from the machine, and from what is played; and the names of tiny models."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,11 +34,7 @@ def installed_device() -> Device:
 
 
 def reply_limit(given: Mapping[str, Any]) -> int:
-    """Return the default of MAX_COMPLETION_LENGTH, from the fields before it.
-
-    With thoughts 20 full replies fill a conversation. A game lasts fewer turns of a player than that on every board but
-    `full`, where the doctor says what fits.
-    """
+    """Return the default of MAX_COMPLETION_LENGTH, from the fields before it."""
     plain = 512 if given.get("device") == "gpu" else 4
     return max(plain, given.get("max_model_len", 0) // 20) if given.get("thinking") else plain
 

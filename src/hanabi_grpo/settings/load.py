@@ -88,7 +88,7 @@ def misspelt_names(names: Iterable[str]) -> dict[str, str]:
     """Return the names that are one letter from a setting, and the setting that each was meant for.
 
     One letter is missing, added, wrong, or moved a little; case and underscores do not count. A setting that is itself
-    among the names was not meant: then the other name is there on purpose.
+    among the names was not meant.
 
     Example:
         misspelt_names(["MAX_STEP", "PORTS", "PATH"]) == {"MAX_STEP": "MAX_STEPS"}

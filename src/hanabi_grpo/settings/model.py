@@ -185,16 +185,7 @@ class Settings(BaseModel):
     )
     clip_low: float = trainer("HANABI_CLIP_LOW", "How far below 1 a token's probability ratio counts.", 0.2, gt=0, le=1)
     clip_high: float = trainer("HANABI_CLIP_HIGH", "How far above 1 a token's probability ratio counts.", 0.2, gt=0)
-    clip_dual: float | None = trainer(
-        "HANABI_CLIP_DUAL",
-        "Largest probability ratio of a token with a negative advantage (dual clip); unset: none.",
-        allowed="a number above 1 + HANABI_CLIP_HIGH",
-        gt=1,
-    )
     beta: float = trainer("BETA", "Weight of the KL term against the base model.", 0.0, ge=0)
-    kl: Literal["loss", "reward"] = trainer(
-        "HANABI_KL", "Where the KL term enters: the loss, or the advantage of each token.", "loss"
-    )
     entropy_bonus: float = trainer(
         "HANABI_ENTROPY_BONUS",
         "Weight of the policy's entropy, as a part of each token's advantage; 0.1 in zero-sum games.",
@@ -212,12 +203,11 @@ class Settings(BaseModel):
     adapters: Literal["per_player", "shared"] = trainer(
         "HANABI_ADAPTERS", "One adapter for each player, or one for all.", "per_player", both=True
     )
-    update: Literal["independent", "alternating", "sequential", "best_response"] = trainer(
+    update: Literal["independent", "sequential", "best_response"] = trainer(
         "HANABI_UPDATE",
-        "Who moves: everybody, one player for some steps, one after the other, or one until it gets no better.",
+        "Who moves: everybody, one player after the other, or one until it gets no better.",
         "independent",
     )
-    alternate_every: int = trainer("HANABI_ALTERNATE_EVERY", "Steps a turn with HANABI_UPDATE=alternating.", 10, ge=1)
     swap_every: int = trainer(
         "HANABI_SWAP_EVERY", "Steps after which every player moves to the next seat; 0: each stays in its own.", 0, ge=0
     )

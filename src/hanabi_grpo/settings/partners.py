@@ -75,10 +75,8 @@ def parse_pool(entries: Sequence[str], num_players: int, env: str = HANABI) -> t
 def draw(pool: Sequence[Partner], deal: int, *, share: float, seed: int, num_players: int) -> Draw | None:
     """Return who takes which seat in a deal; None: self-play.
 
-    Of each block of 16 deals the wanted share, rounded up or down so that the sum over blocks is right, has a partner;
-    a hash says which, so that no pattern meets that of the dataset's rows. These deals go through all pairs of partner
-    and seat before one comes again, each time in another order: every partner plays equally often, and one without a
-    fixed seat takes every seat equally often.
+    Of each block of 16 deals the wanted share, rounded so that the sum over blocks is right, has a partner; a hash says
+    which. These deals go through all pairs of partner and seat before one comes again, each time in another order.
 
     `deal` is its number in the run, from 0; `seed` is the run's.
     """

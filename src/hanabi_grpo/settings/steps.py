@@ -1,7 +1,6 @@
 """What one optimizer step is: how deals, games and micro-batches make it, and who is trained in it at which rate."""
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,11 +152,6 @@ def check_updates(settings: Settings) -> None:
             f"{settings.eval_patience}: a player is trained until so many validations in a row were no better; set "
             "both, e.g. HANABI_EVAL_STEPS=50 HANABI_EVAL_PATIENCE=3."
         )
-    if settings.clip_dual is not None and settings.clip_dual <= 1 + settings.clip_high:
-        raise SettingsError(
-            f"HANABI_CLIP_DUAL={settings.clip_dual:g} is not above 1 + HANABI_CLIP_HIGH = {1 + settings.clip_high:g}, "
-            "so it would cut tokens with a positive advantage too; the usual value is 3."
-        )
     if settings.start_from and settings.resume not in (None, "latest"):
         raise SettingsError(
             f"HANABI_START_FROM with RESUME={settings.resume}: both say which weights the run starts with; unset one. "
@@ -166,31 +160,11 @@ def check_updates(settings: Settings) -> None:
 
 
 def trained_players(settings: Settings) -> tuple[str, ...]:
-    """Return the players that are not frozen, in turn order, e.g. ("player_0",)."""
+    """Return the players that are not frozen, in turn order, e.g. ("player_0",).
+
+    With HANABI_UPDATE=best_response the data of one of these counts, which `training.phases` says.
+    """
     return tuple(name for name in player_names(settings.players) if name not in settings.freeze)
-
-
-def active_players(settings: Settings, step: int) -> tuple[str, ...]:
-    """Return the players whose data counts in a step; `step` counts from 0.
-
-    With HANABI_UPDATE=best_response it is one of these, which `training.phases` says.
-    """
-    trained = trained_players(settings)
-    if settings.update != "alternating":
-        return trained
-    return (trained[step // settings.alternate_every % len(trained)],)
-
-
-def steps_of_each(settings: Settings, num_steps: int) -> dict[str, int]:
-    """Return in how many of a run's steps each player may move, at least 1; a schedule ends there.
-
-    With HANABI_UPDATE=best_response nobody knows beforehand, so it is all of them: schedules but constant ones then do
-    not come to their end.
-    """
-    if settings.update != "alternating":
-        return dict.fromkeys(player_names(settings.players), num_steps)
-    counts = Counter(name for step in range(num_steps) for name in active_players(settings, step))
-    return {name: max(counts[name], 1) for name in player_names(settings.players)}
 
 
 def rates_of_each(settings: Settings) -> Mapping[str, float]:

@@ -99,8 +99,7 @@ class Encoder:
         """Return the ids of a reply and whether they are the recorded ones.
 
         The recorded ids are used where our tokenizer makes the recorded ids before them (`prompts`: of this message,
-        of the whole sequence), and gives back the recorded text: then they are of the same tokenizer, template and
-        system message.
+        of the whole sequence), and gives back the recorded text.
         """
         tokenizer: Any = self.chat.tokenizer
         ids, before = list(turn.reply_ids), list(turn.prompt_ids)

@@ -92,18 +92,15 @@ def reply_logits(model: Any, ids: Any, is_reply: Any) -> tuple[Any, Any]:
     computed once, if the model is one that shares prefixes, see `training/model/shared_prefixes`. `ids` and `is_reply`
     are those of `padded`.
     """
-    from torch.nn.functional import embedding, pad
+    from torch.nn.functional import embedding
 
     from hanabi_grpo.training.model import shared_prefixes
     from hanabi_grpo.training.model.prefix_tree import prefix_tree
 
     marked = is_reply[:, 1:]
-    if shared_prefixes.shares_prefixes(model):
-        logits, nodes = shared_prefixes.reply_logits(model, model, prefix_tree(ids, marked))
-        return embedding(nodes, logits[0]), ids[:, 1:][marked]
-    with shared_prefixes.only_at(model, pad(marked, (0, 1))):
-        hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
-        return model.get_output_embeddings()(hidden)[0], ids[:, 1:][marked]
+    tree = prefix_tree(ids, marked) if shared_prefixes.shares_prefixes(model) else None
+    [logits], nodes = shared_prefixes.reply_logits(model, model, ids, marked, tree)
+    return logits if nodes is None else embedding(nodes, logits), ids[:, 1:][marked]
 
 
 def num_exact_replies(logits: Any, targets: Any, is_reply: Any) -> tuple[int, int]:

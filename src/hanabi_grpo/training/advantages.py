@@ -14,13 +14,10 @@
 | `ippo`, `mappo` | what came from the turn on, fading | what a critic expected; all turns of the step |
 | `vdn`, `qmix` | the player's learned share of the team's return | its group: mean |
 
-A group's games are of the same deal, so its baseline is about play and not about luck. In the formulas R_i is the
-player's undiscounted return of game i. Games in which it had no turn enter no mean and no deviation.
+R_i is the player's undiscounted return of game i. Games in which it had no turn enter no mean and no deviation.
 
-`ippo` and `mappo` alone know what a turn's state is worth. Their critics (`critic`) cost a forward pass over a step's
-prompts, and are a bias while they are wrong and λ < 1. Games of few turns, with a group of many games, do without; in a
-game of seventy turns the return of each holds the noise of all others. What the heads of `vdn` and `qmix` (`credit`)
-have wrong is a bias always. `mappo`, `vdn` and `qmix` are experimental: no training with them has run.
+The critics of `ippo` and `mappo` (`critic`) are a bias while they are wrong and λ < 1, the heads of `vdn` and `qmix`
+(`credit`) always. `mappo`, `vdn` and `qmix` are experimental: no training with them has run.
 """
 
 from collections import defaultdict
@@ -28,7 +25,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import hypot
-from typing import Literal
+from types import MappingProxyType
+from typing import Any, Literal
 
 from hanabi_grpo.training.comparing import (
     EPSILON,
@@ -49,7 +47,7 @@ from hanabi_grpo.types import TURN_PARTS, Episode, Turn, player_name
 LossUnit = Literal["token", "turn", "sequence"]
 DECAY = 0.9
 """What is kept of a moving baseline in each step: its memory is about ten steps."""
-Formula = Callable[[Sequence[Episode], int, bool], Values]
+Formula = Callable[..., Values]
 """(games, player, whether to divide by the standard deviation) -> Values."""
 
 
@@ -122,8 +120,7 @@ def turn_credit(episodes: Sequence[Episode], player: int, scaled: bool) -> Value
 def leave_one_out(episodes: Sequence[Episode], player: int, scaled: bool) -> Values:
     """Return R_i − 1/(K − 1) Σ_{j≠i} R_j for every turn of game i of K; scaled, divided by (std R + ε).
 
-    The baseline of a game does not contain the game, so the gradient is unbiased while nothing is divided. It is
-    K/(K − 1) times R_i − mean R. A game without others gets 0.
+    It is unbiased while nothing is divided, and K/(K − 1) times R_i − mean R. A game without others gets 0.
 
     Source: Kool et al. 2019, "Buy 4 REINFORCE samples, get a baseline for free!"; for language models Ahmadian et al.
     (arXiv 2402.14740), the RLOO estimator.
@@ -139,12 +136,13 @@ def leave_one_out(episodes: Sequence[Episode], player: int, scaled: bool) -> Val
     return over_games(episodes, player, compare)
 
 
-def above_baseline(episodes: Sequence[Episode], player: int, scaled: bool, *, baselines: Mapping[str, float]) -> Values:
+def above_baseline(
+    episodes: Sequence[Episode], player: int, scaled: bool, baselines: Mapping[str, float] = MappingProxyType({})
+) -> Values:
     """Return R_i − b for every turn of game i; scaled, divided by (std R + ε).
 
     b is the player's baseline on this board before the step (`moved`), or without one the mean of these games. It holds
-    no game that it judges, so the gradient is unbiased while nothing is divided; it knows nothing of a deal's
-    difficulty.
+    no game that it judges, so the gradient is unbiased while nothing is divided.
 
     Source: REINFORCE with a reinforcement baseline, Williams 1992; one baseline for each player is SPIRAL's
     role-conditioned advantage (arXiv 2506.24119), which moves it with every game instead of every step.
@@ -161,10 +159,9 @@ def above_baseline(episodes: Sequence[Episode], player: int, scaled: bool, *, ba
 def batch_normalised(episodes: Sequence[Episode], player: int, scaled: bool) -> Values:
     """Return (R_i − μ) / (σ + ε) for every turn of game i; unscaled R_i − μ.
 
-    μ and σ are over all turns of this player in the step, each with the return of its game: a game counts as often as
-    it has turns. The source counts tokens instead, which is the same where replies are equally long, and has a KL term
-    in the reward. Its variant "w/ baseline", which subtracts the group's mean first, is HANABI_ADVANTAGE=grpo with
-    HANABI_ADVANTAGE_SCALE=none and HANABI_WHITEN=true.
+    μ and σ are over all turns of this player in the step, each with the return of its game. The source counts tokens
+    instead, and has a KL term in the reward. Its variant "w/ baseline", which subtracts the group's mean first, is
+    HANABI_ADVANTAGE=grpo with HANABI_ADVANTAGE_SCALE=none and HANABI_WHITEN=true.
 
     Source: REINFORCE++ (arXiv 2501.03262v9), global advantage normalisation.
     """
@@ -176,10 +173,9 @@ def to_go(episodes: Sequence[Episode], player: int, scaled: bool) -> Values:
 
     G_it is what the player receives from its turn t on, that turn included, without discount, whoever moved. Mean and
     deviation are over all turns of this player in the step: GAE with γ = λ = 1 and that mean in the place of a value
-    function. Early turns, which have more to come, lie above it on average: that is variance, not bias.
+    function.
 
-    Source: MARSHAL (arXiv 2510.15414), turn-level advantage estimator (sum, then normalise) with agent-specific
-    normalisation over the batch; it subtracts the mean and does not divide.
+    Source: MARSHAL (arXiv 2510.15414), turn-level estimator, normalised over the batch for each agent; not divided.
     """
     return over_turns(returns_to_go(episodes, player), scaled)
 
@@ -190,12 +186,10 @@ def above_state(episodes: Sequence[Episode], player: int, scaled: bool) -> Value
     G_it is what the player receives from its turn t on, without discount. A state is what the player has seen and said
     before the turn, token by token: the conversation of the whole game so far, or of HANABI_MEMORY. The mean is over
     the turns of *other* games of the group that met the state; where none did, over those with the same number among
-    their game's turns, then over all. Which of them it is was decided before the turn, and other games know nothing of
-    its reply, so the gradient is unbiased while nothing is divided. The game's own turns must stay out: with
-    HANABI_MEMORY=turn it may meet a state twice, and what came after the one depends on the other.
+    their game's turns, then over all. So the gradient is unbiased while nothing is divided. The game's own turns stay
+    out: with HANABI_MEMORY=turn it may meet a state twice, and what came after the one depends on the other.
 
-    Source: GiGPO (arXiv 2505.10978), the step's advantage by anchor states. There it is added to the game's, which
-    counts the final score twice; here it takes its place. Departures: no discount, and the mean leaves the game out.
+    Source: GiGPO (arXiv 2505.10978), which adds this to the game's advantage, discounts, and has the game in the mean.
     """
     gains, known = returns_to_go(episodes, player), dict[tuple[int, object], int]()
     levels = [
@@ -234,7 +228,9 @@ Chain = Callable[[Episode, int], Mapping[int, float]]
 """(episode, player) -> values of states by the number of the turn that was made in each."""
 
 
-def above_critic(episodes: Sequence[Episode], player: int, scaled: bool, *, chain: Chain, decay: float) -> Values:
+def above_critic(
+    episodes: Sequence[Episode], player: int, scaled: bool, chain: Chain = own_turns, decay: float = 1.0
+) -> Values:
     """Return A_it − mean A for turn t of game i, see `lambda_advantages`; scaled, divided by (std A + ε).
 
     Mean and deviation are over all turns of this player in the step.
@@ -250,7 +246,7 @@ Worth = Callable[[Episode, int], float]
 """(episode, player) -> its part in the episode's return."""
 
 
-def learned_credit(episodes: Sequence[Episode], player: int, scaled: bool, *, worth: Worth) -> Values:
+def learned_credit(episodes: Sequence[Episode], player: int, scaled: bool, worth: Worth = Episode.reward) -> Values:
     """Return q_i − mean q for every turn of game i, q being the player's learned part; scaled, divided by (std q + ε).
 
     Source: this project; the parts are those of VDN and QMIX, see `credit`.
@@ -267,15 +263,9 @@ ESTIMATORS = {
         Estimator(name="state_baseline", formula=above_state, pool="group", scaled=False),
         Estimator(name="return_to_go", formula=to_go, pool="step", scaled=False),
         Estimator(name="reinforce_pp", formula=batch_normalised, pool="step", scaled=True),
-        Estimator(name="baseline", formula=partial(above_baseline, baselines={}), pool="step", scaled=False),
-        *(
-            Estimator(name=name, formula=partial(above_critic, chain=own_turns, decay=1.0), pool="step", scaled=True)
-            for name in ("ippo", "mappo")
-        ),
-        *(
-            Estimator(name=name, formula=partial(learned_credit, worth=Episode.reward), pool="group", scaled=False)
-            for name in ("vdn", "qmix")
-        ),
+        Estimator(name="baseline", formula=above_baseline, pool="step", scaled=False),
+        *(Estimator(name=name, formula=above_critic, pool="step", scaled=True) for name in ("ippo", "mappo")),
+        *(Estimator(name=name, formula=learned_credit, pool="group", scaled=False) for name in ("vdn", "qmix")),
     )
 }
 """By name; `baseline` without any earlier step, those that learn without having learned."""
@@ -285,24 +275,17 @@ def choose_estimator(
     name: str,
     scale: Literal["std", "none"] | None = None,
     baselines: Mapping[str, float] | None = None,
-    *,
-    chain: Chain = own_turns,
-    decay: float = 1.0,
-    worth: Worth = Episode.reward,
+    **learned: Any,
 ) -> Estimator:
     """Return the estimator of a run, scaled as its source does unless `scale` says.
 
-    `baselines` are of `moved`, for `baseline`; `chain` and λ (`decay`) for `ippo` and `mappo`, `worth` for `vdn` and
-    `qmix`.
+    `baselines` are of `moved`, for `baseline`; `learned` are `chain` and `decay` for `ippo` and `mappo`, `worth` for
+    `vdn` and `qmix`.
     """
     found = ESTIMATORS[name]
-    if name in ("ippo", "mappo"):
-        found = replace(found, formula=partial(above_critic, chain=chain, decay=decay))
-    if name in ("vdn", "qmix"):
-        found = replace(found, formula=partial(learned_credit, worth=worth))
-    if name == "baseline":
-        found = replace(found, formula=partial(above_baseline, baselines=dict(baselines or {})))
-    return found if scale is None else replace(found, scaled=scale == "std")
+    given = {"baselines": baselines or {}} if name == "baseline" else learned
+    formula = partial(found.formula, **given) if given else found.formula
+    return replace(found, formula=formula, scaled=found.scaled if scale is None else scale == "std")
 
 
 def moved(baselines: Mapping[str, float], episodes: Sequence[Episode], player: int) -> dict[str, float]:
@@ -352,17 +335,15 @@ def step_advantages(
 def token_weights(turns: Sequence[Sequence[int]], unit: LossUnit) -> list[list[float]]:
     """Return per sequence and turn the weight of each of that turn's tokens, from `turns`, their numbers of tokens.
 
-    A player's loss is 1/N Σ_t ℓ_t over its N reply tokens of the step, and ℓ_t = −min(ρ_t A_t, clip(ρ_t) A_t) is linear
-    in A_t under positive factors. A_t w_t in the place of A_t thus gives 1/N Σ_t w_t ℓ_t, and with these weights the
-    wanted mean:
+    A player's loss is 1/N Σ_t ℓ_t over its N reply tokens of the step, with ℓ_t linear in A_t under positive factors.
+    A_t w_t in the place of A_t gives the wanted mean:
 
     - token: w = 1, the mean over tokens
     - turn: w = N / (T n), with T turns that have tokens and n tokens in this turn: 1/T Σ_turns (1/n Σ_t ℓ_t)
     - sequence: w = N / (S n), with S sequences that have tokens and n reply tokens in this one:
       1/S Σ_sequences (1/n Σ_t ℓ_t), GRPO's own mean (arXiv 2402.03300, equation 3)
 
-    Σ_t w_t = N for each, so the size of the loss does not depend on the unit. A KL term in the loss is no part of ℓ and
-    stays a mean over tokens.
+    Σ_t w_t = N for each. A KL term in the loss is no part of ℓ and stays a mean over tokens.
     """
     total = sum(map(sum, turns))
     if unit == "turn":

@@ -60,7 +60,7 @@ class PlayerBatch(GRPOBatch):
     games: tuple[int, ...] = ()
     """Per row the number of its game, see `TokenRow`."""
     shaping: torch.Tensor | None = None
-    """What `shape_advantages` added to the advantages; None: nothing."""
+    """What `add_entropy_bonus` added to the advantages; None: nothing."""
     tree: PrefixTree | None = None
     """Of its rows, where what they begin with alike is computed once."""
 

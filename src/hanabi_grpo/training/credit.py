@@ -10,18 +10,13 @@ what the game paid the team: the mean over its seats, replies' penalties left ou
   that Q_tot falls with no q_p (arXiv 1803.11485). s are the first messages of all seats, means over the games of the
   group: it tells deals apart, and hardly what a reply changed, which b₂ could else claim for itself.
 
-A game has one return, so what is mixed are games and not moments: a player's part is the sum over its turns, the same
-decomposition over turns that VDN is over players, and all its turns of the game get it. With a part for each turn
-instead, turns in different states would be compared with each other, as nothing here says what a state is worth.
+A game has one return, so what is mixed are games and not moments: a player's part is the sum over its turns, which all
+get it.
 
 A player's advantage is ours: its q_p − mean q_p over the group (`advantages.learned_credit`). With `qmix` q_p has no
 unit, so it is multiplied by the mean over the step's games of ∂Q_tot / ∂q_p, one positive number for each seat. A
-penalty is nobody else's doing: it is added to its own player's part as it is, and moves no head. The heads learn from a
-step's games before they judge them. A head that had not seen them would hand on nothing of what was paid in them, and
-in the first step nothing at all; a baseline, which a critic is, must not have seen them.
-
-The error of Q_tot trains all heads together. What this does to players is all in their advantages: an adapter's
-gradient is made of its own player's tokens, as with every estimator.
+penalty is added to its own player's part as it is, and moves no head. The heads learn from a step's games before they
+judge them, else they would hand on nothing of what was paid in them.
 """
 
 from collections.abc import Mapping, Sequence

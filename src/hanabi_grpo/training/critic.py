@@ -2,9 +2,7 @@
 
     V(s) = head(h(s)),   δ_k = r_k + V(s_{k+1}) − V(s_k),   A_k = Σ_j λ^j δ_{k+j}
 
-GAE (arXiv 1506.02438) without a discount. h(s) is what `valuing` makes of the turn's prompt: a critic learns from the
-policy's features and never moves them, and an adapter's gradient is what it would be with these advantages from
-anywhere else.
+GAE (arXiv 1506.02438) without a discount. h(s) is what `valuing` makes of the turn's prompt, and is never moved by it.
 
 s_k are the states in which a player was asked. Where all are paid alike (`EnvSpec.payoff`), every value is one of
 everybody's return, so the team's turns are one chain; elsewhere a player's chain are its own turns.
@@ -12,8 +10,7 @@ everybody's return, so the team's turns are one chain; elsewhere a player's chai
 - `ippo`: a critic for each adapter, which sees that player's conversation: independent PPO (arXiv 2011.09533); turns in
   the place of tokens as in MARSHAL (arXiv 2510.15414).
 - `mappo`, experimental: central critics, which see the joint state (`joint_features`), MAPPO (arXiv 2103.01955): one
-  for a team, elsewhere one for each seat. It knows what the one who moves does not, and only the trainer has it: no
-  prompt says anything of it, and an advantage is a number.
+  for a team, elsewhere one for each seat. Only the trainer has it: no prompt says anything of it.
 """
 
 from collections import defaultdict

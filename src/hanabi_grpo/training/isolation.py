@@ -45,21 +45,22 @@ class PlayerSchedule(LRScheduler):
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, name: str, *, num_steps: Mapping[str, int], **options: Any
+        self, optimizer: torch.optim.Optimizer, name: str, *, num_training_steps: int, num_warmup_steps: int
     ) -> None:
-        """Build the schedule from options of `transformers.get_scheduler`; `num_steps` are by player.
+        """Build the schedule as `transformers.get_scheduler` does.
+
+        A player that rests in some steps, as with HANABI_UPDATE=best_response, does not come to the schedule's end.
 
         Raises:
             SettingsError: The schedule is not a function of the number of updates.
         """
-        players = [group["player"] for group in optimizer.param_groups]
-        self._factors = {player: _factor(name, num_steps[player], options) for player in players}
+        self._factor = _factor(name, num_training_steps, num_warmup_steps)
         super().__init__(optimizer)
 
     def get_lr(self) -> list[float]:
         """Return each group's rate."""
         groups = self.optimizer.param_groups
-        return [group["initial_lr"] * self._factors[group["player"]](group["updates"]) for group in groups]
+        return [group["initial_lr"] * self._factor(group["updates"]) for group in groups]
 
     def refresh(self) -> None:
         """Set the rates again after the groups' counts were restored."""
@@ -68,10 +69,10 @@ class PlayerSchedule(LRScheduler):
             group["lr"] = rate
 
 
-def _factor(name: str, num_steps: int, options: Mapping[str, Any]) -> Callable[[int], float]:
+def _factor(name: str, num_steps: int, num_warmup_steps: int) -> Callable[[int], float]:
     probe = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     try:
-        stock = get_scheduler(name, optimizer=probe, num_training_steps=num_steps, **options)
+        stock = get_scheduler(name, probe, num_warmup_steps, num_steps)
     except (ValueError, TypeError) as error:
         raise SettingsError(f"LR_SCHEDULER_TYPE={name}: transformers refuses it: {error}") from error
     if not isinstance(stock, LambdaLR):

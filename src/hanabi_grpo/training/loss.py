@@ -6,7 +6,7 @@ over the player's sampled tokens t; everything else in a sequence is masked out.
 
 | symbol | is | from |
 |---|---|---|
-| A | advantage of the token's turn | `advantages`; `loss_unit` weighs it, `shape_advantages` adds KL and entropy |
+| A | advantage of the token's turn | `advantages`; `loss_unit` weighs it, `add_entropy_bonus` adds to it |
 | ρ | π(a|s) / π_old(a|s), new policy over the one that sampled | PPO (arXiv 1707.06347), equations 6 and 7 |
 | ε | how far ρ may go, with a width for each side | DAPO (arXiv 2503.14476), "Clip-Higher" |
 | r | π_ref(a|s) / π(a|s), base model over new policy | GRPO (arXiv 2402.03300), equation 4 |
@@ -18,9 +18,7 @@ step's first update, or with HANABI_OVERLAP=1 under the version that sampled (`o
 tokens; `mismatch` has checked that both say the same. Under HANABI_UPDATE=sequential A is also multiplied by a weight
 of the game (`updates`).
 
-ms-swift computes the same with `loss_type=dapo`, among 280 lines for other losses: `_compute_loss_and_metrics` and
-`_apply_rollout_importance_sampling` of `GRPOTrainer` in swift/rlhf_trainers/grpo_trainer.py.
-`tests/conformance/test_loss.py` holds losses and gradients of the installed version equal to these, bit by bit.
+ms-swift computes the same with `loss_type=dapo`; `tests/conformance/test_loss.py` holds both equal, bit by bit.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -49,12 +47,9 @@ class PolicyLoss:
     """The clipped loss of a run, as its settings choose it."""
 
     def __init__(self, settings: Settings) -> None:
-        """Take HANABI_CLIP_*, BETA, HANABI_KL and HANABI_SAMPLER_CORRECTION*."""
+        """Take HANABI_CLIP_*, BETA and HANABI_SAMPLER_CORRECTION*."""
         self.clip_low, self.clip_high = settings.clip_low, settings.clip_high
-        self.clip_dual = settings.clip_dual
-        """Largest ρ where the advantage is negative (dual clip, arXiv 1912.09729); None: no limit."""
-        self.beta = settings.beta if settings.kl == "loss" else 0.0
-        """0 also where the advantages hold the KL."""
+        self.beta = settings.beta
         self.correction, self.correction_limit = settings.sampler_correction, settings.sampler_correction_limit
 
     def __call__(
@@ -77,8 +72,6 @@ class PolicyLoss:
         # ρ, and −min(ρ A, clip(ρ) A)
         ratio = torch.exp(logps - old)
         clipped = torch.clamp(ratio, 1 - self.clip_low, 1 + self.clip_high)
-        if self.clip_dual is not None:
-            ratio = torch.clamp(ratio, max=self.clip_dual)
         token_loss = -torch.min(ratio * advantages, clipped * advantages)
         low = (ratio < 1 - self.clip_low) & (advantages < 0)
         high = (ratio > 1 + self.clip_high) & (advantages > 0)
@@ -128,59 +121,31 @@ def kl_estimate(logps: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     return torch.clamp(torch.exp(log_ratio) - log_ratio - 1, min=-_LARGEST_KL, max=_LARGEST_KL)
 
 
-def shape_advantages(
+def add_entropy_bonus(
     batches: Iterable[dict[str, Any]],
-    settings: Settings,
+    weight: float,
     groups: Sequence[Sequence[Episode]],
     trained: Sequence[str],
     players: Sequence[str],
-) -> list[float]:
-    """Add to the advantages of a step's micro-batches what depends on the policy and not on the game.
+) -> None:
+    """Add HANABI_ENTROPY_BONUS, c, to the advantages of a step's micro-batches: −c (log π(a) − mean) on sampled tokens.
 
-    Both parts (BETA with HANABI_KL=reward, HANABI_ENTROPY_BONUS) are score-function estimators: a term f added to the
-    advantage of a token a, sampled from π in the state s, moves the weights by E[f ∇log π(a|s)]. They are weighted per
-    token, whatever HANABI_LOSS_UNIT says of the rewards and HANABI_UPDATE=sequential of the game.
+    It is a score-function estimator: a term f added to the advantage of a token a, sampled from π in the state s, moves
+    the weights by E[f ∇log π(a|s)], here by c ∇H(π(·|s)). The mean over a player's tokens of the step changes no
+    expectation and lowers the variance. The term is weighted per token, whatever HANABI_LOSS_UNIT says of the rewards
+    and HANABI_UPDATE=sequential of the game.
 
     `groups` are the games of the step on all ranks, `trained` the words of the seats that are trained in it, `players`
-    who of the run sits there. Returns the mean of log π − log π_ref per micro-batch with a sampled token, in nats;
-    without HANABI_KL=reward none.
+    who of the run sits there.
+
+    Source: Williams and Peng 1991.
     """
-    means = {}
-    if settings.entropy_bonus:
-        episodes = [episode for group in groups for episode in group]
-        for seat, player in enumerate(players):
-            own = [turn for one in episodes if is_trained(one, seat, trained) for turn in one.trajectory(seat)]
-            values = [value for turn in own for value in turn.logprobs]
-            means[player] = sum(values) / len(values) if values else 0.0
-    gaps = []
+    episodes, means = [episode for group in groups for episode in group], {}
+    for seat, player in enumerate(players):
+        own = [turn for one in episodes if is_trained(one, seat, trained) for turn in one.trajectory(seat)]
+        values = [value for turn in own for value in turn.logprobs]
+        means[player] = sum(values) / len(values) if values else 0.0
     for data in (batch["grpo_batch"] for batch in batches):
-        mask, sampled = data.completion_mask, data.rollout_per_token_logps
-        parts = []
-        if settings.beta and settings.kl == "reward":
-            parts.append(kl_part(sampled, data.ref_per_token_logps, mask, settings.beta))
-            if bool(mask.any()):
-                gaps.append(float((sampled - data.ref_per_token_logps)[mask].mean().item()))
-        if settings.entropy_bonus:
-            parts.append(entropy_part(sampled, mask, settings.entropy_bonus, means[data.player]))
-        if parts:
-            data.shaping = sum(parts[1:], parts[0])
-            data.advantages = data.advantages + data.shaping
-    return gaps
-
-
-def kl_part(logps: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor, beta: float) -> torch.Tensor:
-    """Return −β (log π(a) − log π_ref(a)) on sampled tokens, 0 elsewhere; [batch, tokens] each.
-
-    With f = −β log(π/π_ref) the expected step is −β ∇KL(π(·|s) ‖ π_ref(·|s)), the exact gradient, while k3 in the loss
-    (`kl_estimate`) has another expectation where the policies differ. Unlike in RLHF (Ouyang et al. 2022) a token's
-    part does not enter the return of earlier tokens, and no baseline is taken off.
-    """
-    return torch.where(mask, -beta * (logps - reference), 0.0)
-
-
-def entropy_part(logps: torch.Tensor, mask: torch.Tensor, weight: float, mean: float) -> torch.Tensor:
-    """Return −c (log π(a) − mean) on sampled tokens, 0 elsewhere; the expected step is c ∇H(π(·|s)).
-
-    Source: Williams and Peng 1991; the constant `mean` changes no expectation and lowers the variance.
-    """
-    return torch.where(mask, -weight * (logps - mean), 0.0)
+        surprise = data.rollout_per_token_logps - means[data.player]
+        data.shaping = torch.where(data.completion_mask, -weight * surprise, 0.0)
+        data.advantages = data.advantages + data.shaping

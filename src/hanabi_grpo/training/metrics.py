@@ -30,9 +30,9 @@ def episode_metrics(
     before them where a step has several. `tokens/prompts_per_game` and `tokens/replies_per_game` are what the players'
     conversations hold: with HANABI_MEMORY=game each token once, else once for each turn that still sees it.
 
-    A figure that the games do not determine is absent; counts are always there. Scores and rates are of all games and
-    all seats. What says how training goes (a player's reward, replies and games without a turn, groups without spread,
-    games whose replies were all bad) is of the trained seats alone.
+    A figure that the games do not determine is absent. Scores and rates are of all games and all seats; what says how
+    training goes (a player's reward, replies and games without a turn, groups without spread, games whose replies were
+    all bad) is of the trained seats alone.
 
     Args:
         groups: Per deal its games.

@@ -113,10 +113,9 @@ class PlayAhead:
 class KeptAdapters:
     """All adapters' weights as they were at the last weight syncs, on the CPU. Every rank keeps its own copy.
 
-    Games are sampled with version v and learned from at version v + 1, so π_old in the ratio of PPO (`loss`) is
-    version v. Its logprobs are this trainer's own, from a pass under the kept weights of v, and not those that came
-    with the games: the ratio is exactly 1 where the weights are equal, and the mismatch check and
-    HANABI_SAMPLER_CORRECTION compare trainer and sampler at one version.
+    Games are sampled with version v and learned from at v + 1, so π_old in the ratio of PPO (`loss`) is version v. Its
+    logprobs are this trainer's own under the kept weights, so that the mismatch check and HANABI_SAMPLER_CORRECTION
+    compare trainer and sampler at one version.
     """
 
     def __init__(self, behind: int = 1) -> None:

@@ -6,12 +6,9 @@ on from there. A whole round of phases, one for each trained player, without a v
 the run: nobody finds a better answer. For exact best responses this is the alternating maximisation of JESP (Nair et
 al., Taming Decentralized POMDPs, IJCAI 2003), which ends in an equilibrium, not always in the best one.
 
-Phases are read off the validations anew each time, and nothing else is kept of them: a resumed run has those of the run
-that was not interrupted. A fork has no validations and begins with the first player.
-
-A player whose phase ends stays at its last version and does not go back to the best of the phase. The best of several
-noisy figures is partly luck, and one player's weights and moments would have to be put back on all ranks after a push
-whose games are under way. `RUN@best` is the best version of the whole run.
+Phases are read off the validations anew each time, so a resumed run has those of the run that was not interrupted. A
+fork has no validations and begins with the first player. A player whose phase ends stays at its last version; the best
+version of the whole run is `RUN@best`.
 """
 
 from collections.abc import Sequence

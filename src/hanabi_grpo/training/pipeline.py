@@ -95,10 +95,8 @@ def swift_options(settings: Settings, settings_path: Path, run_folder: Path, num
         "max_grad_norm": settings.max_grad_norm if deepspeed_stage(settings) == 3 else 0,
         # The loss is ours (`loss`); what it is made of is said to ms-swift too, so that its args.json is true.
         "loss_type": "dapo",
-        "kl_in_reward": "true" if settings.kl == "reward" else "false",
         "epsilon": settings.clip_low,
         "epsilon_high": settings.clip_high,
-        "delta": settings.clip_dual,
         "rollout_importance_sampling_mode": settings.sampler_correction if corrects else None,
         "rollout_importance_sampling_threshold": settings.sampler_correction_limit if corrects else None,
         "gradient_checkpointing": "false" if on_cpu else "true",

@@ -6,9 +6,8 @@ should have sampled and o of another policy (the version before, another player'
 
     b = Σ (s − t)(o − t) / Σ (o − t)² = 1/2 + Σ x / Σ d²,   d = o − t,   x = d · (s − (t + o) / 2)
 
-is 0 where t sampled and 1 where o did. t and o are computed in float32 from the weights as the server has them. Rounded
-ones would differ by more than the policies do, and since rounding of t enters both factors, it would draw b to 1/2. A
-run is stopped when, over the last 1, 2, 4, … or 64 steps,
+is 0 where t sampled and 1 where o did. t and o are computed in float32 from the weights as the server has them, since
+rounding of t would draw b to 1/2. A run is stopped when, over the last 1, 2, 4, … or 64 steps,
 
     z = Σ x / sqrt(Σ (sum of x over a block of tokens)²) > LIMIT.
 

@@ -4,14 +4,12 @@ A group is flat (of zero variance) where all games of its deal earn the same for
 estimator that compares within groups gives all its turns the advantage 0, so leaving it out biases nothing: deals that
 teach something come up more often. With one that compares over the step it would; `settings.steps` refuses that.
 
-Which deals come in which round is a function of the deals in whose place they come (`further_deal`), so a step asks for
-the same ones whatever other steps needed, also after a resume. The main process plays, and all ranks are handed what it
-found. A place that stays flat keeps its own group, so that an entropy bonus has a whole step also where all are flat.
+Which deals come in which round is a function of the deals in whose place they come (`further_deal`), so a resumed run
+asks for the same ones. A place that stays flat keeps its own group, for an entropy bonus.
 
 Source: dynamic sampling, DAPO (arXiv 2503.14476, section 3.2), which samples until the batch is full.
 """
 
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,8 +21,6 @@ from hanabi_grpo.training.batching import MIN_GAMES, usable_groups
 from hanabi_grpo.training.fleet_link import Link
 from hanabi_grpo.training.metrics import has_spread
 from hanabi_grpo.types import Episode
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +72,6 @@ def resample(
             places[place] = max(places[place], group, key=rank)
         problems += usable_groups(answer.groups, answer.dropped)[1]
     groups = [group for group in places if rank(group)]
-    if groups and all(rank(group) == 1 for group in groups):
-        logger.warning(
-            "step %d: after %d round(s) of further deals all games of each deal still earn the same: no advantage "
-            "differs from 0 (see the alarm flat_groups)",
-            version + 1,
-            len(answers) - 1,
-        )
     metrics = {
         "resample/rounds": float(len(answers) - 1),
         "resample/games_played": float(sum(len(group) for answer in answers for group in answer.groups)),

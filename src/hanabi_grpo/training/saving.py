@@ -39,15 +39,13 @@ class TrainingState:
     moments: Mapping[str, torch.Tensor]
     """Of `OptimizerState.collect`."""
     groups: Sequence[Mapping[str, Any]]
-    """Of `OptimizerState`; each player's count of updates and rate are kept."""
+    """Of the optimizer; each player's count of updates and rate are kept."""
     random_states: Sequence[Mapping[str, Any]]
-    """Per rank, of `random_state`."""
+    """Per rank."""
     baselines: Mapping[str, float]
-    """Of `advantages.moved`."""
     critics: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """Of `Critics.state`; empty without critics."""
+    """Empty without critics, as the next without the check."""
     mismatch: Mapping[str, Any] = field(default_factory=dict)
-    """Of `RelativeMismatch`; empty without the check."""
 
     def save(self, folder: Path) -> None:
         """Write the folder."""
@@ -96,11 +94,7 @@ class OptimizerState:
                 f"the state of {type(inner).__name__} cannot be saved; allowed are torch's optimizers, alone or under "
                 "DEEPSPEED=zero1 or zero2."
             )
-
-    @property
-    def groups(self) -> list[dict[str, Any]]:
-        """The torch optimizer's groups."""
-        return self._torch.param_groups
+        self.groups: list[dict[str, Any]] = self._torch.param_groups
 
     def collect(self) -> dict[str, torch.Tensor]:
         """Return {"<parameter>|<moment>": tensor} on the CPU; all ranks must call it together."""
@@ -108,10 +102,11 @@ class OptimizerState:
         found: dict[str, torch.Tensor] = {}
         for name, parameter in self._parameters:
             for key, value in self._torch.state.get(self._holder(parameter), {}).items():
-                full = self._full(parameter, key) if torch.is_tensor(value) and value.dim() else value
-                found[f"{name}|{key}"] = _on_cpu(full)
+                if self._zero is not None and torch.is_tensor(value) and value.dim():
+                    value = parameter.get_full_hp_param(key)
+                found[f"{name}|{key}"] = _on_cpu(value)
             if self._zero is not None and parameter.dtype != torch.float32:
-                found[f"{name}|{_MASTER}"] = _on_cpu(self._full(parameter, None))
+                found[f"{name}|{_MASTER}"] = _on_cpu(parameter.get_full_hp_param(None))
         return found
 
     def restore(self, saved: TrainingState) -> None:
@@ -155,11 +150,6 @@ class OptimizerState:
             if any(one is parameter for one in group):
                 return self._zero.single_partition_of_fp32_groups[number]
         raise RunFolderError("an adapter parameter is in none of DeepSpeed's groups; the optimizer cannot be saved.")
-
-    def _full(self, parameter: Any, key: str | None) -> torch.Tensor:
-        if self._zero is not None:
-            return parameter.get_full_hp_param(key)
-        return self._torch.state[parameter][key]
 
     def _allocate(self, saved: dict[str, dict[str, torch.Tensor]]) -> None:
         # A player's partition has no state before its first update; the saved keys say what to make.
@@ -301,11 +291,7 @@ def save_checkpoint(
 ) -> Path:
     """Write `checkpoint-<step>`: `<adapter>/` in PEFT's format, `trainer/`, and a manifest with hashes and `facts`.
 
-    It appears in `run_folder` by a rename once all of it is on disk. Without `state` it has no `trainer/`, and the run
-    cannot be resumed from here.
-
-    Raises:
-        RunFolderError: The disk is full, or another reason of the file system; nothing is left behind.
+    Without `state` it has no `trainer/`, and the run cannot be resumed from it. Errors: see `write_checkpoint`.
     """
 
     def fill(partial: Path) -> None:

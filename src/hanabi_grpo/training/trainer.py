@@ -15,7 +15,6 @@ What is overridden, and why (`tests/conformance/test_ms_swift.py` fails when a n
 
 import logging
 import time
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -32,12 +31,12 @@ from hanabi_grpo.runs.recordings import write_episodes
 from hanabi_grpo.runs.resume import TRAINER_STATE, read_resume
 from hanabi_grpo.settings import Settings, batch_plan, deepspeed_stage
 from hanabi_grpo.settings.partners import own_seats, seated
-from hanabi_grpo.settings.steps import rates_of_each, steps_of_each
+from hanabi_grpo.settings.steps import rates_of_each
 from hanabi_grpo.training.batching import PlayerBatch, next_baselines, plan_batches, useful_share
 from hanabi_grpo.training.deals import step_deals
 from hanabi_grpo.training.fleet_link import Link
 from hanabi_grpo.training.isolation import BAD_STEPS_IN_A_ROW, PlayerGuard, PlayerSchedule, player_groups
-from hanabi_grpo.training.loss import LOSS_METRICS, PolicyLoss, shape_advantages
+from hanabi_grpo.training.loss import LOSS_METRICS, PolicyLoss, add_entropy_bonus
 from hanabi_grpo.training.metrics import episode_metrics, peak_gib
 from hanabi_grpo.training.mismatch import check_mismatch
 from hanabi_grpo.training.model import adapters
@@ -120,11 +119,10 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> PlayerSchedule:
         """Make the schedule; each player is at its own count of updates."""
-        steps = steps_of_each(self.settings, num_training_steps)
         self.lr_scheduler = PlayerSchedule(
             self._optimizer_ori,
             self.settings.lr_scheduler_type,
-            num_steps={name: steps.get(name, num_training_steps) for name in self.adapter_names},
+            num_training_steps=num_training_steps,
             num_warmup_steps=self.args.get_warmup_steps(num_training_steps),
         )
         return self.lr_scheduler
@@ -189,8 +187,8 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
             self._recall(batches, games.version)
         if self.beta:
             self._add_reference(batches)
-        for gap in shape_advantages(batches, self.settings, groups, trained, players):
-            self._metrics["train"]["kl"].append(gap)
+        if bonus := self.settings.entropy_bonus:
+            add_entropy_bonus(batches, bonus, groups, trained, players)
         data = [batch["grpo_batch"] for batch in batches]
         moving = {adapter_of(one.player, self.adapter_names) for one in data if one.has_data}
         updates = order_updates(batches, self.settings, step=version, adapters=self.adapter_names, active=moving)
@@ -248,7 +246,7 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
                 following = [self.train_dataset[number] for number in step_deals(version + 1, self.plan.deals)]
                 self.ahead.ask(following, version)
             measured, validation = self.measure(version), self.validation
-            active, ends_run = validation.active(version), validation.ends_run(version)
+            active, ends_run = validation.active, validation.ends_run(version)
             trained = self._seats(games.version, active)[2]
             used = resample(self.link, self.adapter_names, deals, games.result, version=version, trained=trained)
             answer = (games, used, self.link.partner_names, measured | used.metrics, active, ends_run)
@@ -290,28 +288,12 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
         """Return the loss of one player's micro-batch, times what transformers' loop divides by."""
         data = inputs["grpo_batch"]
         loss, measured = self.loss(self.new_logps(model, inputs), data, self.accelerator.num_processes)
-        for name, values in self._of_each_process(measured):
+        everywhere = self.accelerator.gather(torch.stack([*measured.values()]).detach()[None])
+        for name, values in zip(measured, everywhere.unbind(1), strict=True):
             for metric, over_processes in LOSS_METRICS[name].items():
                 self._metrics["train"][metric].append(over_processes(values).item())
-        if self.loss.correction != "none" or self.log_rollout_offpolicy_metrics:
-            self._measure_sampler(data)
         # A mean over micro-steps is not wanted: the loss is a share of the step's already.
         return loss * self.current_gradient_accumulation_steps
-
-    def _measure_sampler(self, data: PlayerBatch) -> None:
-        # ms-swift's own measures of how far trainer and sampler are apart; its log wants tensors under this prefix.
-        old, sampler, mask = data.old_per_token_logps, data.rollout_per_token_logps, data.completion_mask
-        found = self._compute_rollout_offpolicy_metrics(old, sampler, mask)
-        if self.loss.correction != "none":
-            found |= self._compute_is_correction_metrics(old - sampler, self.loss.sampler_weights(old, data), mask)
-        extremes = {"log_ppl_diff_max": torch.max, "log_ppl_diff_min": torch.min}
-        for name, values in self._of_each_process(found):
-            value = extremes.get(name, torch.nanmean)(values)
-            self._metrics["train"][f"rollout_correction/{name}"].append(value)
-
-    def _of_each_process(self, figures: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-        everywhere = self.accelerator.gather(torch.stack([*figures.values()]).detach()[None])
-        return zip(figures, everywhere.unbind(1), strict=True)
 
     def new_logps(self, model: Any, batch: dict[str, Any]) -> torch.Tensor:
         """Return [rows, tokens] logprobs under the micro-batch's own adapter, with a gradient."""

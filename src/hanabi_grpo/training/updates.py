@@ -5,22 +5,20 @@ several: HANABI_UPDATES_PER_STEP passes over all players' micro-batches, or, wit
 passes over one player's after the other's.
 
 Hugging Face's loop knows one update a step, after `gradient_accumulation_steps` micro-steps. `StepUpdates` closes the
-earlier updates itself, by the calls that the loop makes for the last one; under DeepSpeed the update is part of
-`accelerator.backward`, which asks the same flag. A micro-step holds one micro-batch or several, whose gradients add up
-in it: how many depends on the tokens that were played, and is the same on every rank.
+earlier ones itself; under DeepSpeed the update is part of `accelerator.backward`. A micro-step holds one micro-batch or
+several, as many on every rank, whose gradients add up in it.
 
 **Sequential updates.** HAPPO (Kuba et al. 2022, arXiv 2109.11251) lets agent i_m, the m-th of a random order, follow
 its clipped objective with M = (Π_{j<m} π_new^{i_j}(a^{i_j}|o) / π_old^{i_j}(a^{i_j}|o)) · A(s, a). In Hanabi one player
 moves at a time. Where i_m moves the others have no choice, so the product over that state is 1, and since the players'
 adapters share no weights, the update would be that of independent players, bit by bit.
 
-Here the advantages come from the returns of whole games, which depend on all moves. The product therefore goes over all
-replies of the earlier players in the game: it makes games that the old team played stand for games of the team in which
-the earlier players have moved already. Such a product varies with the length of the game, so it is cut to
-[1 / MAX_WEIGHT, MAX_WEIGHT].
+Here the advantages come from the returns of whole games, so the product goes over all replies of the earlier players in
+the game: games of the old team stand for games of the team in which they have moved already. It varies with the length
+of the game, so it is cut to [1 / MAX_WEIGHT, MAX_WEIGHT].
 
-Only what a game is worth is weighted. The parts of KL and entropy (`loss`) keep the strength that their settings
-say, as the entropy term of HAPPO's own code, which M does not multiply, and as the KL term in the loss.
+Only what a game is worth is weighted. KL term and entropy bonus (`loss`) keep the strength that their settings say, as
+the entropy term of HAPPO's own code, which M does not multiply.
 """
 
 import contextlib
@@ -202,7 +200,7 @@ class StepUpdates(GRPOTrainer):
         for batch in self._updates[self._number].batches:
             data = batch["grpo_batch"]
             weights = game_weights(self._log_ratios, data.games).to(data.advantages.device)
-            # w·(A − f) + f: the parts of KL and entropy are of this player's own policy, not of the game.
+            # w·(A − f) + f: the entropy bonus is of this player's own policy, not of the game.
             data.advantages = data.advantages * weights
             if data.shaping is not None:
                 data.advantages = data.advantages + data.shaping * (1 - weights)

@@ -13,7 +13,7 @@ from typing import Any
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.runs.validation import Validated, best_of, read_validations, write_validations
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.settings.steps import active_players, trained_players
+from hanabi_grpo.settings.steps import trained_players
 from hanabi_grpo.training.metrics import score_figures
 from hanabi_grpo.training.phases import Phase, phase_after
 from hanabi_grpo.types import Episode
@@ -81,9 +81,10 @@ class Validation:
             return None
         return phase_after(self.rows, trained_players(self._settings), self._settings.eval_patience)
 
-    def active(self, step: int) -> tuple[str, ...]:
-        """Return the players whose data counts in a step; `step` counts from 0, and its version has been validated."""
-        return active_players(self._settings, step) if (phase := self.phase) is None else (phase.player,)
+    @property
+    def active(self) -> tuple[str, ...]:
+        """The players whose data counts in the step behind the last validation."""
+        return trained_players(self._settings) if (phase := self.phase) is None else (phase.player,)
 
     def ends_run(self, step: int) -> bool:
         """Tell whether the validation of a version says that the step after it is the last one."""

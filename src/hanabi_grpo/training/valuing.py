@@ -7,9 +7,8 @@ A turn is seen as parts of one size, each brought to mean 0 and deviation 1:
 2. the mean of the turn's message in the model's embeddings;
 3. for credit alone the mean of its reply in them.
 
-The first holds what decides the next token and little else: of the returns in Full Hanabi, with a tiny model, it
-explained .10; the second, alone or with it, about .5. All are detached. So what learns from them needs no part in the
-loss, in DeepSpeed or in a sync: it has an optimizer of its own, and stays with the trainer.
+The first alone explained .10 of the returns in Full Hanabi with a tiny model, the second .5. All are detached, so what
+learns from them needs no part in the loss, in DeepSpeed or in a sync.
 """
 
 import time

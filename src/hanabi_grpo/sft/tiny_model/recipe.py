@@ -36,11 +36,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "sokoban": {"num_games": 12000, "steps": 1200},
     **{name: {"num_games": 6000, "steps": 500} for name in WORKFLOWS},
 }
-"""Fields of a recipe that an environment has of its own.
-
-A Hanabi observation is the whole state and there is no system message, so a move can be learnt without the turns
-before it, and faster; the steps that follow teach to read the newest of several observations.
-"""
+"""Fields of a recipe that an environment has of its own; a Hanabi observation is the whole state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

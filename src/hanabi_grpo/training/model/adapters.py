@@ -1,7 +1,7 @@
 """All that touches PEFT: make, select, switch off, export and save the players' adapters.
 
-Selecting an adapter through PEFT's own calls also toggles `requires_grad`, which would take the other players'
-parameters out of the optimizer's groups. Here only the layers' selection changes; every adapter stays trainable.
+PEFT's own selection also toggles `requires_grad`, which would take the other players' parameters out of the optimizer's
+groups. Here only the layers' selection changes; every adapter stays trainable.
 """
 
 import contextlib

@@ -6,9 +6,9 @@ A sequence is a whole game of one player, and most of its tokens are prompts, wh
 Sequences are padded on the right, where causal attention never looks, so no mask is handed on and the attention kernel
 may use its causal shortcut.
 
-**LoRA as one operation**, for models in float32. PEFT computes base(x) + B(A(x)) · scale as a product and a sum over
-the whole output beside the three matrix products, forward and backward. For a small model on a CPU these cost about as
-much as the products. Here both are part of the product with B (`addmm`), and the gradients are written out:
+**LoRA as one operation**, for models in float32. PEFT computes base(x) + B(A(x)) · scale with a product and a sum over
+the whole output, which for a small model on a CPU cost about as much as the matrix products. Here both are part of the
+product with B (`addmm`), and the gradients are written out:
 
     y = x Wᵀ + b + s (x Aᵀ) Bᵀ,   h = x Aᵀ,   e = s (∂y B)
     ∂B = s ∂yᵀ h,   ∂A = eᵀ x,   ∂x = ∂y W + e A
@@ -26,7 +26,7 @@ from trl.trainer.utils import selective_log_softmax
 from hanabi_grpo.training.model.adapters import lora_layers
 from hanabi_grpo.training.model.output_head import chosen_logps, handing_out
 from hanabi_grpo.training.model.prefix_tree import PrefixTree
-from hanabi_grpo.training.model.shared_prefixes import only_at, reply_logits
+from hanabi_grpo.training.model.shared_prefixes import reply_logits
 
 
 def reply_logps(
@@ -53,7 +53,7 @@ def reply_logps(
     """
     head, targets = unwrapped.get_output_embeddings(), ids[:, 1:][mask]
     with contextlib.nullcontext() if whole_logits else handing_out(head):
-        states, nodes = _states(model, unwrapped, ids, mask, tree)
+        states, nodes = reply_logits(model, unwrapped, ids, mask, tree)
     wanted, place = (targets[:, None], ...) if nodes is None else _of_each_node(nodes, targets, states.shape[1])
     if not whole_logits:
         found = chosen_logps(head, states[0], wanted, temperature)
@@ -75,18 +75,8 @@ def reply_features(
     The arguments are those of `reply_logps`.
     """
     with torch.no_grad(), handing_out(unwrapped.get_output_embeddings()):
-        states, nodes = _states(model, unwrapped, ids, mask, tree)
+        states, nodes = reply_logits(model, unwrapped, ids, mask, tree)
     return (states[0] if nodes is None else states[0][nodes]).float()
-
-
-def _states(
-    model: torch.nn.Module, unwrapped: PeftModel, ids: torch.Tensor, mask: torch.Tensor, tree: PrefixTree | None
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return [1, nodes, size] what the model returns where it predicts, and [replies] nodes; None: one for each."""
-    if tree is not None:
-        return reply_logits(model, unwrapped, tree)
-    with only_at(unwrapped, torch.nn.functional.pad(mask, (0, 1))):
-        return model(input_ids=ids, use_cache=False).logits, None
 
 
 def _of_each_node(

@@ -1,11 +1,10 @@
 """Logprobs from hidden states: through the output head in float32, and never the logits of a whole micro-batch.
 
-Logits are the largest tensor of a real model: with 151,936 tokens in the vocabulary and 35,000 of a reply they take
-10 GB in bfloat16, and with a float32 copy and a gradient several times as much. Here the model hands out what its head
-reads, and the head is called with `CHUNK` tokens at a time; in the backward pass again, so that one chunk is held.
+With 151,936 tokens in the vocabulary and 35,000 of a reply logits take 10 GB in bfloat16, and with a float32 copy and a
+gradient several times as much. Here the model hands out what its head reads, and the head is called with `CHUNK` tokens
+at a time; in the backward pass again, so that one chunk is held.
 
-The head is called as the module that it is, with its weights in float32, so that a bias or an adapter on it counts. A
-product of two numbers of 16 bits is exact in float32: logits are then those of these weights, not rounded once more.
+The head is called as the module that it is, with its weights in float32, so that a bias or an adapter on it counts.
 """
 
 import contextlib

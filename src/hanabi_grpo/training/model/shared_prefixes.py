@@ -123,13 +123,18 @@ def shares_prefixes(model: Any) -> bool:
     return bool(model.config._attn_implementation == ATTENTION)
 
 
-def reply_logits(model: Any, unwrapped: Any, tree: PrefixTree) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the logits at the nodes that a reply token is predicted from, and which of them predicts each.
+def reply_logits(
+    model: Any, unwrapped: Any, ids: torch.Tensor, mask: torch.Tensor, tree: PrefixTree | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the logits from which reply tokens are predicted, and which of them predicts each; None: in their order.
 
     They are [1, nodes that predict, vocabulary] and [replies], in the order of `tree.predicting`; with
-    `output_head.handing_out` hidden states are in the place of logits. `model` is what is called, `unwrapped` the model
-    itself.
+    `output_head.handing_out` hidden states are in the place of logits. The arguments are those of
+    `forward.reply_logps`.
     """
+    if tree is None:
+        with only_at(unwrapped, torch.nn.functional.pad(mask, (0, 1))):
+            return model(input_ids=ids, use_cache=False).logits, None
     predicts = torch.zeros_like(tree.ids, dtype=torch.bool).index_fill(0, tree.predicting, True)
     with only_at(unwrapped, predicts[None]):
         return tree_logits(model, tree), (predicts.cumsum(0) - 1)[tree.predicting]
