@@ -25,67 +25,50 @@ OPEN, FACING_BET = ("check", "bet"), ("fold", "call")
 
 
 class KuhnConfig(base.EnvConfig):
-    """Kuhn poker has no settings of its own."""
-
     preset: str = "kuhn"
 
 
 class KuhnView(NamedTuple):
-    """What one player knows."""
-
     player: int
     card: str
     actions: tuple[str, ...]  # of both players, oldest first
 
 
 class KuhnGame(base.Game):
-    """One game of two or three actions."""
-
     def __init__(self, cards: Sequence[str]) -> None:
-        """Deal."""
         self.cards = tuple(cards)
         self.actions: tuple[str, ...] = ()
 
     def to_act(self) -> tuple[int, ...]:
-        """Return whose turn it is, until a bet is answered or both have checked."""
         return () if self.actions[1:] and self.actions[-1] != "bet" else (len(self.actions) % 2,)
 
     def message(self, player: int) -> str:
-        """Return the other player's action, and the card on the first turn."""
         return self._told(player, max(len(self.actions) - 1, 0))
 
     def state_message(self, player: int) -> str:
-        """Return the card and all actions."""
         return self._told(player, 0)
 
     def view(self, player: int) -> KuhnView:
-        """Return the card and all actions as data."""
         return KuhnView(player, self.cards[player], self.actions)
 
     def legal(self, player: int) -> tuple[str, ...]:
-        """Return check and bet, or fold and call after a bet."""
         choice = FACING_BET if self.actions[-1:] == ("bet",) else OPEN
         return choice if player in self.to_act() else ()
 
     def parse(self, player: int, reply: str) -> str | None:
-        """Return the action on the last line that is one."""
         return last_choice(reply, OPEN + FACING_BET)
 
     def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
-        """Act; the end pays the chips won or lost, the part `chips`."""
         self.actions += tuple(actions.values())
         return ({}, {}) if self.to_act() else ({"chips": self._chips()}, {"chips": -self._chips()})
 
     def result(self) -> Mapping[str, float]:
-        """Return what the first player won, and whether the cards were compared."""
         return {} if self.to_act() else {"first_chips": self._chips(), "showdown": float(self.actions[-1] != "fold")}
 
     def hidden(self, player: int) -> Mapping[str, Any]:
-        """Return the other player's card."""
         return {"opponent's card": self.cards[1 - player]}
 
     def resampled(self, player: int, rng: random.Random) -> "KuhnGame":
-        """Return the same game with another card in the other player's hand."""
         card = rng.choice([card for card in CARDS if card != self.cards[player]])
         other = self.copy()
         other.cards = (self.cards[0], card) if player == 0 else (card, self.cards[1])
@@ -129,7 +112,6 @@ class Kuhn(base.Environment[KuhnConfig]):
     }
 
     def spec(self, config: KuhnConfig) -> base.EnvSpec:
-        """Return two players, zero-sum, at most three actions and two chips."""
         return base.EnvSpec(
             env="kuhn",
             preset=config.preset,
@@ -142,24 +124,19 @@ class Kuhn(base.Environment[KuhnConfig]):
         )
 
     def system(self, config: KuhnConfig, player: int) -> str:
-        """Return the rules."""
         return RULES.format(role=ROLES[player])
 
     def reset(self, config: KuhnConfig, *, split: str, seed: int) -> KuhnGame:
-        """Deal one of the six deals."""
         return KuhnGame(DEALS[base.draw("kuhn", split, seed, below=len(DEALS))])
 
     def start_id(self, config: KuhnConfig, *, split: str, seed: int) -> str:
-        """Return the deal, e.g. "KJ"."""
         return "".join(self.reset(config, split=split, seed=seed).cards)
 
     def metrics(self, config: KuhnConfig, episodes: Sequence[base.Episode]) -> dict[str, float]:
-        """Return what the first player won, and shares: games with a showdown, and bets where a bet was possible."""
         opened = [turn.action for one in episodes for turn in one.turns if turn.action in OPEN]
         return super().metrics(config, episodes) | {"bets": opened.count("bet") / max(len(opened), 1)}
 
     def render(self, config: KuhnConfig, episode: base.Episode) -> Iterator[base.Frame]:
-        """Yield both cards and the actions."""
         first, second = self.reset(config, split=episode.suite, seed=episode.seed).cards
         yield base.Frame(title="deal", text=f"player_0 holds {first}, player_1 holds {second}")
         for number, turn in enumerate(episode.turns, 1):

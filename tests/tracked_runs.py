@@ -7,7 +7,7 @@ from typing import Any
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
-from hanabi_grpo.envs.hanabi.policies import hint_bot
+from hanabi_grpo.envs.hanabi.policies.rule_bots import rule_bot
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.recordings import write_episodes
@@ -26,7 +26,7 @@ def scripted_games(
 
     A seed that is there twice has two games.
     """
-    one = hint_bot(noise) if noise else script
+    one = rule_bot("hint-bot", noise) if noise else script
     numbered = [(seed, seeds[:place].count(seed)) for place, seed in enumerate(seeds)]
     policies = dict.fromkeys(range(config.players), HANABI.policies[one]() if isinstance(one, str) else one)
     return [play_scripts(Setup(HANABI, config).task(suite, seed), policies, number=game) for seed, game in numbered]

@@ -1,13 +1,11 @@
 """FrozenLake and Sokoban: maps that can be solved, and what walking on them does."""
 
-import random
-
 import pytest
 
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.conformance import check
 from hanabi_grpo.envs.grid.frozen_lake import FROZEN_LAKE, FrozenLakeConfig, FrozenLakeGame
-from hanabi_grpo.envs.grid.sokoban import SOKOBAN, Place, SokobanConfig, SokobanGame
+from hanabi_grpo.envs.grid.sokoban import Place, SokobanConfig, SokobanGame
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import SettingsError
 
@@ -82,23 +80,10 @@ def test_several_moves_in_one_reply_are_made_until_the_game_ends() -> None:
     assert game.step({0: "Right||Up||Up"}) == [{"goal": 1.0}] and game.num_moves == 4
 
 
-@pytest.mark.parametrize(
-    ("environment", "fields", "said"),
-    [
-        (FROZEN_LAKE, {"size": 1}, "size=1: Input should be greater than or equal to 2"),
-        (FROZEN_LAKE, {"frozen": 0.1}, "frozen=0.1: Input should be greater than or equal to 0.3"),
-        (SOKOBAN, {"boxes": 7}, "boxes=7: must be from 1 to 6"),
-        (SOKOBAN, {"pulls": 0}, "pulls=0: Input should be greater than or equal to 1"),
-    ],
-)
-def test_impossible_sizes_are_refused(environment: object, fields: dict[str, object], said: str) -> None:
-    name = environment.name  # type: ignore[attr-defined]
-    with pytest.raises(SettingsError, match=said):
-        registry.setup(name, {"preset": name, **fields})
-
-
-def test_a_seed_names_one_map() -> None:
-    config, rng = SokobanConfig(preset="sokoban"), random.Random(0)
-    for seed in (rng.randrange(1 << 62) for _ in range(20)):
-        rows = [SOKOBAN.reset(config, split="train", seed=seed).rows() for _ in range(2)]
-        assert rows[0] == rows[1] and "".join(rows[0]).count("$") == 1
+def test_impossible_sizes_are_refused() -> None:
+    for env, fields, said in (
+        ("frozen_lake", {"size": 1}, "size=1: Input should be"),
+        ("sokoban", {"boxes": 7}, "1 to 6"),
+    ):
+        with pytest.raises(SettingsError, match=said):
+            registry.setup(env, {"preset": env, **fields})

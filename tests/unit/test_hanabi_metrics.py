@@ -21,7 +21,6 @@ def test_blind_play_is_recognised_and_scores_what_blind_play_scores() -> None:
     games = play("blind", "blind")
     figures = step_metrics(games)
     assert figures["player_0/blind_share"] == figures["player_0/top_move_share"] == 1.0
-    assert figures["player_0/top_slot_share"] == 1.0
     assert figures["share/play"] == 1.0
     assert figures["share/hint"] == figures["player_0/share/hint_color"] == 0.0
     assert figures["over_blind/laptop"] == 0.0

@@ -135,34 +135,8 @@ def test_these_replies_hold_no_move() -> None:
         assert read(text) is None, text
 
 
-@settings(deadline=None)
-@given(
-    parts=st.lists(
-        st.sampled_from(["<think>", "</think>", "Play 0", "\n", "Action:", "*", "\x00", "\ud800", "Hint ", "R", ":"])
-    )
-)
-def test_any_mix_of_tags_labels_and_moves_gives_a_move_or_none(parts: list[str]) -> None:
-    assert isinstance(read("".join(parts)), Action | None)
-
-
 @pytest.mark.parametrize(
     "piece", ["<think>", "</think>", "\n", "*", "Action:", "Play ", " ", "(", "\ud800", "Play 0\r"]
 )
 def test_a_reply_of_two_million_characters_is_read(piece: str) -> None:
     assert read(piece * (2_000_000 // len(piece)) + "\nPlay 0") == (None if piece == "<think>" else PLAY_0)
-
-
-@settings(deadline=None)
-@given(
-    board=st.sampled_from(ALL_BOARDS),
-    seed=st.integers(0, 2**32),
-    style=st.sampled_from(["full", "compact"]),
-    wrapping=st.sampled_from(["{}", "**{}**", "<think>Play 0\n</think>{}", "Well.\nMy move: {}.", "`{}`\nDone."]),
-)
-def test_every_legal_move_is_read_back_from_its_decorated_text(
-    board: tuple[str, int], seed: int, style: str, wrapping: str
-) -> None:
-    game = random_game(make_spec(*board), random.Random(seed))
-    for action in game.legal_actions():
-        text = wrapping.format(format_action(action, style=style, num_players=board[1]))
-        assert parse_reply(text, num_players=board[1], player=game.current_player) == action

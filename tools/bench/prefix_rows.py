@@ -59,9 +59,9 @@ async def shared_beginnings(bench: Bench) -> list[Row]:
 
 async def group_rows(*, deals: int, games: int, seed: int) -> "list[TokenRow]":
     """Return the first player's sequences of groups of one deal each, with random advantages on its replies."""
-    from hanabi_grpo.envs.hanabi.policies import hint_bot
+    from hanabi_grpo.envs.hanabi.policies.rule_bots import rule_bot
 
     numbers = [(seed * deals + deal, game) for deal in range(deals) for game in range(games)]
-    first, *_ = await bot_rows(hint_bot(_NOISE), compact_config("laptop"), numbers)
+    first, *_ = await bot_rows(rule_bot("hint-bot", _NOISE), compact_config("laptop"), numbers)
     drawn = random.Random(seed)
     return [replace(row, advantages=[drawn.gauss(0.0, 1.0) * said for said in row.mask]) for row in first]

@@ -35,8 +35,6 @@ OWN = {
     "summary": "hanabi_grpo.envs.workflows.environment:SUMMARY",
     "pioneer_observer": "hanabi_grpo.envs.workflows.environment:PIONEER_OBSERVER",
 }
-OPENSPIEL = "openspiel:"
-"""Before OpenSpiel's name of a game that has no words of its own here."""
 FAMILIES = {
     "openspiel": "hanabi_grpo.envs.openspiel.any_game:any_game",
     "gymnasium": "hanabi_grpo.envs.interop.gymnasium_text:gymnasium_game",

@@ -170,14 +170,7 @@ class SeatEnv(_HoldsEpisode, gymnasium.Env[str, str], Generic[C]):
     metadata = {"render_modes": []}  # noqa: RUF012 - Gymnasium declares it without ClassVar
 
     def __init__(self, environment: Environment[C], config: C, seat: int, partners: Mapping[int, Policy]) -> None:
-        """Make an env without a game; call `reset` first.
-
-        Args:
-            environment: What is played.
-            config: Its settings.
-            seat: The player that the replies are for, from 0.
-            partners: The script of every other player, e.g. `{1: HANABI.policies["iggi"]()}`.
-        """
+        """Make an env without a game; `partners` are the others' scripts, e.g. `{1: HANABI.policies["iggi"]()}`."""
         num_players = environment.spec(config).num_players
         if not 0 <= seat < num_players:
             raise SettingsError(f"seat={seat}: {num_players} players have seats 0 to {num_players - 1}.")

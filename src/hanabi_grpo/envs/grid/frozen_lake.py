@@ -6,6 +6,7 @@ on a slippery lake a move goes in the wanted direction or to either side of it, 
 
 import random
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
@@ -43,7 +44,6 @@ class FrozenLakeGame(MazeGame):
         return self.lake[self.row][self.column] == "H"
 
     def move(self, action: str) -> None:
-        """Move, or slip; the edge of the lake stops."""
         place = _ORDER.index(action) + (self.slips[self.num_moves] if self.slips else 0)
         self.row, self.column = _next(self.row, self.column, _ORDER[place % 4], len(self.lake))
 
@@ -83,14 +83,13 @@ class FrozenLake(Maze[FrozenLakeConfig]):
     def spec(self, config: FrozenLakeConfig) -> base.EnvSpec:
         """Return one player's; without slips every goal can be reached."""
         fits = not config.slippery and config.max_moves >= 2 * config.size**2
-        return self.game_spec(config, attainable=1.0 if fits else None)
+        return replace(super().spec(config), attainable=1.0 if fits else None)
 
     def system(self, config: FrozenLakeConfig, player: int) -> str:
         ice = " The ice is slippery: one move of three goes where you want, the others to a side of it."
         return super().system(config, player) + ice * (config.slippery and config.style == "full")
 
     def start_id(self, config: FrozenLakeConfig, *, split: str, seed: int) -> str:
-        """Return the map in one line, and on ice the slips."""
         slips = self.reset(config, split=split, seed=seed).slips
         return super().start_id(config, split=split, seed=seed) + "".join("0+-"[slip] for slip in slips)
 

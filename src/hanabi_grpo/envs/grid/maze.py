@@ -99,7 +99,6 @@ class MazeGame(base.Game):
         return [{"goal": 1.0} if self.won() else {}]
 
     def resampled(self, player: int, rng: random.Random) -> Self:
-        """Return the same game: nothing is hidden."""
         return self.copy()
 
     def result(self) -> Mapping[str, float]:
@@ -112,12 +111,11 @@ class Maze(base.Environment[C], Generic[C]):
     text: str
     teachers = ("bfs",)
 
-    def game_spec(self, config: C, *parts: object, attainable: float | None = None) -> base.EnvSpec:
-        """Return the spec; `parts` are what makes the game, for its hash."""
+    def spec(self, config: C) -> base.EnvSpec:
         return base.EnvSpec(
             env=self.name,
             preset=config.preset,
-            hash=base.stable_hash(self.name, 1, self.text, config.model_dump(exclude={"preset"}), *parts),
+            hash=base.stable_hash(self.name, 1, self.text, config.model_dump(exclude={"preset"})),
             num_players=1,
             roles=("player",),
             payoff="team",
@@ -125,7 +123,6 @@ class Maze(base.Environment[C], Generic[C]):
             return_range=(0.0, 1.0),
             score="success",
             max_score=1.0,
-            attainable=attainable,
         )
 
     def system(self, config: C, player: int) -> str:

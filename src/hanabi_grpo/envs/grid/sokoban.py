@@ -28,7 +28,8 @@ class SokobanConfig(MazeConfig):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not 1 <= self.boxes <= (most := self.size**2 // 4):
+        most = self.size**2 // 4
+        if not 1 <= self.boxes <= most:
             raise SettingsError(f"boxes={self.boxes}: must be from 1 to {most}, a quarter of the cells.")
         return self
 
@@ -81,9 +82,6 @@ class Sokoban(Maze[SokobanConfig]):
 
     def __init__(self) -> None:
         self.policies = {"random": random_walk, "bfs": lambda: bfs(_plan)}
-
-    def spec(self, config: SokobanConfig) -> base.EnvSpec:
-        return self.game_spec(config)
 
     def reset(self, config: SokobanConfig, *, split: str, seed: int) -> SokobanGame:
         """Draw goals, and pull the boxes off them at random until none is on its goal."""

@@ -30,8 +30,6 @@ class Move(NamedTuple):
     legal: tuple[Action, ...]
     chosen: bool
     """The seat is trained and chose it; False for moves that replaced a reply without a legal one."""
-    hand: int
-    """Cards in the mover's hand."""
 
 
 class PlayedGame(NamedTuple):
@@ -79,8 +77,7 @@ def replayed(episodes: Sequence[Episode]) -> list[PlayedGame]:
             game = Game(spec, shuffled_deck(spec, episode.suite, episode.seed))
             for turn, action in replayed_turns(game, episode.turns, ""):
                 chosen = trained[turn.player] and turn.kind is ReplyKind.LEGAL
-                hand = len(game.hands[turn.player])
-                moves.append(Move(turn.player, action, game.legal_actions(), chosen, hand))
+                moves.append(Move(turn.player, action, game.legal_actions(), chosen))
                 game.apply(action)
         except (GameParameterError, SettingsError):
             continue
@@ -143,7 +140,6 @@ class _Tally:
     legal: Counter[str] = field(default_factory=Counter)
     made: Counter[str] = field(default_factory=Counter)
     moves: Counter[Action] = field(default_factory=Counter)
-    slots: Counter[int] = field(default_factory=Counter)
 
     def shares(self, prefix: str) -> dict[str, float]:
         return {f"{prefix}share/{kind}": self.made[kind] / self.legal[kind] for kind in _KINDS if self.legal[kind]}
@@ -154,14 +150,12 @@ def move_figures(games: Sequence[PlayedGame]) -> dict[str, float]:
 
     - `<player>/share/<kind>` = turns on which it made a move of this kind / turns on which one was legal, see `_KINDS`.
     - `<player>/top_move_share` = turns with its most frequent move (kind and slot, or kind, target and value) / turns.
-    - `<player>/top_slot_share` = plays and discards of its most frequent slot / plays and discards, of hands of two
-      cards or more.
     - `<player>/blind_share` = turns on which it played its oldest card / turns: its agreement with blind play.
     - `share/<kind>` is the same over all trained players: in a good team one may hint and another play.
     """
     tallies: dict[int, _Tally] = {}
     for game in games:
-        for player, action, legal, chosen, hand in game.moves:
+        for player, action, legal, chosen in game.moves:
             if not chosen:
                 continue
             tally = tallies.setdefault(player, _Tally())
@@ -169,8 +163,6 @@ def move_figures(games: Sequence[PlayedGame]) -> dict[str, float]:
             tally.legal.update({kind for move in legal for kind in _kinds(move)})
             tally.made.update(_kinds(action))
             tally.moves[action] += 1
-            if action.slot >= 0 and hand > 1:
-                tally.slots[action.slot] += 1
     team = _Tally()
     for tally in tallies.values():
         team.made.update(tally.made)
@@ -180,8 +172,6 @@ def move_figures(games: Sequence[PlayedGame]) -> dict[str, float]:
         name = player_name(player)
         figures |= tally.shares(f"{name}/")
         figures[f"{name}/top_move_share"] = max(tally.moves.values()) / tally.num
-        if tally.slots:
-            figures[f"{name}/top_slot_share"] = max(tally.slots.values()) / tally.slots.total()
         figures[f"{name}/blind_share"] = tally.moves[play(0)] / tally.num
     return figures
 

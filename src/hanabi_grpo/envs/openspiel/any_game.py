@@ -7,7 +7,7 @@ from typing import Any
 from hanabi_grpo.envs.base import random_policy
 from hanabi_grpo.envs.openspiel.game import OpenSpiel, OpenSpielConfig, Words
 from hanabi_grpo.envs.openspiel.policies import SEARCHES
-from hanabi_grpo.envs.openspiel.rules import check_name, load
+from hanabi_grpo.envs.openspiel.rules import check_name, facts, load
 from hanabi_grpo.envs.replies import undecorated
 
 
@@ -25,9 +25,7 @@ class OwnWords(Words):
 
     def state(self, config: OpenSpielConfig, state: Any, player: int) -> str:
         """Return the information state; where everything is open, the board."""
-        kind = state.get_game().get_type()
-        is_open = kind.information.name == "PERFECT_INFORMATION"
-        return str(state) if is_open else str(state.information_state_string(player))
+        return str(state) if facts(config.game()).is_open else str(state.information_state_string(player))
 
     def actions(self, config: OpenSpielConfig, state: Any) -> Sequence[str]:
         return self.legal(config, state, state.legal_actions())
@@ -48,12 +46,10 @@ class OwnWords(Words):
 def any_game(name: str) -> OpenSpiel:
     """Return the environment of e.g. "openspiel:breakthrough"; a SettingsError where there is no such game."""
     game = check_name(name.removeprefix("openspiel:"))
-    kind = load(game).get_type()
-    is_open = kind.information.name == "PERFECT_INFORMATION"
     return OpenSpiel(
         name,
         OwnWords(),
-        roles=[f"player {number}" for number in range(load(game).num_players())],
+        roles=[f"player {number}" for number in range(facts(game).num_players)],
         presets={game: OpenSpielConfig(preset=game)},
-        policies={"random": random_policy, **(SEARCHES if is_open else {})},
+        policies={"random": random_policy, **(SEARCHES if facts(game).is_open else {})},
     )

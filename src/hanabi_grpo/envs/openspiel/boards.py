@@ -59,7 +59,8 @@ class ConnectFourConfig(OpenSpielConfig):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not 3 <= self.in_a_row <= (longer := max(self.rows, self.columns)):
+        longer = max(self.rows, self.columns)
+        if not 3 <= self.in_a_row <= longer:
             raise SettingsError(f"in_a_row={self.in_a_row}: must be from 3 to {longer}.")
         return self
 

@@ -131,7 +131,6 @@ class OpenSpielGame(base.Game):
         return self._legal
 
     def parse(self, player: int, reply: str) -> str | None:
-        """Return the action on the last line that is one."""
         return last_choice(reply, self.words.actions(self.config, self.state))
 
     def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
@@ -265,7 +264,6 @@ class OpenSpiel(base.Environment[OpenSpielConfig]):
         return self.words.rules(config, player) if config.style == "full" else ""
 
     def reset(self, config: OpenSpielConfig, *, split: str, seed: int) -> OpenSpielGame:
-        """Draw the chance of (split, seed)."""
         return OpenSpielGame(config, self.words, functools.partial(_luck, self.name, split, seed))
 
     def start_id(self, config: OpenSpielConfig, *, split: str, seed: int) -> str:

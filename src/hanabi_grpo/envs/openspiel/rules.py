@@ -3,13 +3,12 @@
 OpenSpiel ends the whole process on some parameters that it does not like, so nothing unchecked reaches it.
 """
 
-import difflib
 import functools
 from typing import Any, NamedTuple
 
 import pyspiel
 
-from hanabi_grpo.errors import SettingsError, shown
+from hanabi_grpo.errors import SettingsError, did_you_mean, shown
 
 MAX_PLAYERS = 8
 
@@ -65,8 +64,7 @@ def check_name(name: object) -> str:
     """
     kinds = {one.short_name: one for one in pyspiel.registered_games()}
     if not isinstance(name, str) or name not in kinds:
-        close = difflib.get_close_matches(str(name), playable_names(), n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
+        hint = did_you_mean(name, playable_names()) if isinstance(name, str) else ""
         raise SettingsError(
             f"game={shown(name)}: OpenSpiel has no such game; {hint}{len(playable_names())} can be played here: "
             f"{', '.join(playable_names())}."

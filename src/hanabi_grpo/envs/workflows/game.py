@@ -51,7 +51,6 @@ class WorkflowGame(base.Game, Generic[C]):
         """Per step and seat 1.0 for a right answer, else 0.0."""
 
     def to_act(self) -> tuple[int, ...]:
-        """Return the seats of the next step."""
         return self.steps[len(self.said)] if len(self.said) < len(self.steps) else ()
 
     def message(self, player: int) -> str:
@@ -125,7 +124,6 @@ class WorkflowGame(base.Game, Generic[C]):
         }
 
     def copy(self) -> Self:
-        """Return an independent copy; the source is shared."""
         twin = copy.copy(self)
         twin.said, twin.right = [*self.said], [*self.right]
         return twin

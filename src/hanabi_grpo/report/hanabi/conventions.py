@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hanabi_grpo.envs.hanabi.conventions.counts import ConventionCounts
 from hanabi_grpo.envs.hanabi.conventions.report import (
     ANY_HINT,
     OF_HINTS,
@@ -20,6 +19,8 @@ from hanabi_grpo.runs.recordings import read_recordings, recording_files
 
 _HEEDED = 0.1
 """Play signal from which a hint is said to mean something."""
+_MIN_COUNT = 30
+"""Answered hints below which nothing is said."""
 _NOTE = (
     "Per cent. On the receiver's next turn: plays it (a touched card), plays (any), discards, hints; of plays where "
     "several were touched the oldest and the newest; of touched cards played those that score; of cards touched those "
@@ -35,15 +36,12 @@ def count_conventions(place: Path) -> tuple[ConventionReport, list[str]]:
     """
     recordings, notes = read_recordings(recording_files(place))
     games = [make_timeline(recording).game for recording in recordings]
-    counts = ConventionCounts(games[0].spec)
-    for game in games:
-        if game.spec.hash != counts.spec.hash:
-            raise SettingsError(
-                f"{place}: holds games of several boards ({counts.spec.preset} with {counts.spec.num_players} "
-                f"players, {game.spec.preset} with {game.spec.num_players}); give files of one."
-            )
-        counts.add(game)
-    return convention_report("/".join(place.resolve().parts[-2:]), counts), notes
+    boards = {game.spec.hash: f"{game.spec.preset} with {game.spec.num_players} players" for game in games}
+    if len(boards) > 1:
+        raise SettingsError(
+            f"{place}: holds games of several boards ({', '.join(boards.values())}); give files of one."
+        )
+    return convention_report("/".join(place.resolve().parts[-2:]), games), notes
 
 
 def convention_sheets(report: ConventionReport) -> list[Sheet]:
@@ -75,7 +73,7 @@ def convention_sentence(report: ConventionReport) -> str:
     """Return what hints mean to this team in one plain sentence; "" from too few hints."""
     found = report.team.hints[ANY_HINT]
     plays, signal = found["plays_touched"], found["play_signal"]
-    if plays.is_thin or plays.value is None or signal.value is None:
+    if plays.count < _MIN_COUNT or plays.value is None or signal.value is None:
         return ""
     if signal.value < _HEEDED:
         return "Hints hardly change what the next player does."

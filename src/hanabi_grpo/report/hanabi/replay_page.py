@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hanabi_grpo.envs.base import Frame
-from hanabi_grpo.envs.hanabi.replays.timeline import Timeline, deed, make_timeline, outcome
+from hanabi_grpo.envs.hanabi.replays.timeline import Timeline, deed, make_timeline
 from hanabi_grpo.envs.hanabi.replays.timeline import frames as text_frames
 from hanabi_grpo.envs.hanabi.rules import COLOR_NAMES
 from hanabi_grpo.envs.recording import Recording
@@ -25,7 +25,6 @@ def draw_games(recordings: Sequence[Recording], games: Sequence[dict[str, Any]],
         result, most = timeline.recording.episode.result, timeline.game.spec.reachable_max
         bomb = " ✕" if result["bombed"] else ""
         game |= {"score": result["score"], "shown": f"{result['score']:g}/{most}{bomb}"}
-        game["outcome"] = outcome(timeline.recording, most)
         for move, row in zip(timeline.moves, game["moves"], strict=True):
             row["did"] = deed(move.event, timeline.recording.players)
             row["prompt"] = visible(move.prompt) if prompts else ""

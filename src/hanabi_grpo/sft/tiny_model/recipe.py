@@ -152,9 +152,9 @@ def _teachers(setup: Setup[Any], noise: float) -> list[Policy]:
     """
     if setup.env == HANABI:
         # It draws its noise itself, as when the shipped model was made.
-        from hanabi_grpo.envs.hanabi.policies import hint_bot
+        from hanabi_grpo.envs.hanabi.policies.rule_bots import rule_bot
 
-        return [hint_bot(noise)]
+        return [rule_bot("hint-bot", noise)]
     scripts = setup.environment.teachers or [name for name in setup.environment.policies if name != "random"]
     if "random" in setup.environment.policies and not setup.environment.teachers:
         scripts = [name for script in scripts for name in ("random", script)] or ["random"]

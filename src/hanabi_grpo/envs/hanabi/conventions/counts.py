@@ -3,6 +3,7 @@
 import math
 import zlib
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 from hanabi_grpo.envs.hanabi.rules import COLOR_LETTERS, Action, Card, Game, GameSpec, PlayerView
@@ -27,27 +28,23 @@ def hint_names(spec: GameSpec) -> tuple[str, ...]:
     return (*COLOR_LETTERS[: spec.num_colors], *(str(rank + 1) for rank in range(spec.num_ranks)))
 
 
-class ConventionCounts:
-    """What the games of one line-up on one board add up to; `count_game` says which counters there are.
+def count_games(games: Iterable[Game]) -> list[Row]:
+    """Return the counters of groups of deals of one board; see `count_game`.
 
     A hash of the deck puts a game into one of `NUM_GROUPS` groups, so all games of one deal count as one draw in the
-    standard errors.
+    standard errors. A game that was cut off before its end counts as far as it went.
     """
-
-    def __init__(self, spec: GameSpec) -> None:
-        self.spec = spec
-        self.groups: tuple[Row, ...] = tuple(Row(float) for _ in range(NUM_GROUPS))
-
-    def add(self, game: Game) -> None:
-        """Count one game of this board; one that was cut off before its end counts as far as it went."""
+    groups: dict[int, Row] = {}
+    for game in games:
         deck = bytes([8 * card.color + card.rank for card in game.deck])
-        count_game(game, self.groups[zlib.crc32(deck) % NUM_GROUPS])
+        count_game(game, groups.setdefault(zlib.crc32(deck) % NUM_GROUPS, Row(float)))
+    return [groups[number] for number in sorted(groups)]
 
 
 def count_game(game: Game, row: Row) -> None:
     """Add one game to a row of counters.
 
-    - `name`, of the team: games, unfinished.
+    - `games`.
     - `(seat, name)`, of a seat's own moves. A hint is wasted when it makes no card's possible colours or ranks fewer. A
       discard is critical when the card could still score and no other copy of it was left. The `bits` that hints gave
       about a played card are log2(U / H): U cards are unseen by the player (its own hand and the deck), H of them are
@@ -70,14 +67,12 @@ def count_game(game: Game, row: Row) -> None:
         target, kind = action.target, hint_kind(spec, action)
         pending[target].append((kind, touched))
         row[player, "hints"] += 1
-        row[target, kind, "hints"] += 1
         row[target, kind, "touched"] += len(touched)
         cards = view.hands[target]
         row[target, kind, "playable"] += sum(view.fireworks[cards[slot].color] == cards[slot].rank for slot in touched)
         told = [(one.colors, one.ranks) for one in table.view(player).knowledge[target]]
         row[player, "wasted_hints"] += told == [(one.colors, one.ranks) for one in view.knowledge[target]]
     row["games"] += 1
-    row["unfinished"] += not game.is_over
 
 
 def _count_answer(row: Row, player: int, hints: list[_Hint], action: Action, scored: bool) -> None:

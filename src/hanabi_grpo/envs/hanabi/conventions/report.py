@@ -6,13 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hanabi_grpo.envs.hanabi.conventions.counts import ConventionCounts, Row, hint_names
-from hanabi_grpo.envs.hanabi.rules import GameSpec
+from hanabi_grpo.envs.hanabi.conventions.counts import Row, count_games, hint_names
+from hanabi_grpo.envs.hanabi.rules import Game, GameSpec
 from hanabi_grpo.types import player_names
 
 ANY_HINT = "any"
-MIN_COUNT = 30
-"""Observations below which a figure says little."""
 
 
 class Figure(NamedTuple):
@@ -62,11 +60,6 @@ class Estimate:
     count: int
     """Observations: the number that a share or mean is divided by."""
 
-    @property
-    def is_thin(self) -> bool:
-        """True for a figure from fewer than `MIN_COUNT` observations."""
-        return self.count < MIN_COUNT
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
@@ -91,24 +84,18 @@ class ConventionReport:
     label: str
     spec: GameSpec
     num_games: int
-    num_unfinished: int
-    """Games that were cut off before their end; they count as far as they went."""
-    num_groups: int
-    """Groups of deals behind the standard errors."""
     team: Side
     seats: tuple[Side, ...]
 
 
-def convention_report(label: str, counts: ConventionCounts) -> ConventionReport:
-    """Return the figures of one line-up of at least one game; the team's pool the seats."""
-    spec, groups = counts.spec, [group for group in counts.groups if group]
+def convention_report(label: str, games: Sequence[Game]) -> ConventionReport:
+    """Return the figures of one line-up from at least one game, all of one board; the team's pool the seats."""
+    spec, groups = games[0].spec, count_games(games)
     names = player_names(spec.num_players)
     return ConventionReport(
         label=label,
         spec=spec,
-        num_games=int(sum(group["games"] for group in groups)),
-        num_unfinished=int(sum(group["unfinished"] for group in groups)),
-        num_groups=len(groups),
+        num_games=len(games),
         team=_side("team", groups, range(spec.num_players), spec),
         seats=tuple(_side(name, groups, (seat,), spec) for seat, name in enumerate(names)),
     )

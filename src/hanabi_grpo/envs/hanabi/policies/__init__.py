@@ -6,10 +6,8 @@ from types import MappingProxyType
 
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.hanabi.policies.best_response import BestResponse
-from hanabi_grpo.envs.hanabi.policies.rule_bots import RULE_BOTS, hint_bot, rule_bot
+from hanabi_grpo.envs.hanabi.policies.rule_bots import RULE_BOTS, rule_bot
 from hanabi_grpo.envs.hanabi.policies.search import Search
-
-__all__ = ["PLANNERS", "POLICIES", "hint_bot"]
 
 Maker = Callable[[], base.Policy]
 _BOTS: Mapping[str, Maker] = {name: partial(rule_bot, name) for name in RULE_BOTS}

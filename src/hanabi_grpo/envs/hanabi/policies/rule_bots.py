@@ -100,11 +100,6 @@ def rule_move(name: str, view: PlayerView, rng: random.Random) -> Action:
     return next((move for move in moves if move is not None), None) or rng.choice(view.legal_actions)
 
 
-def hint_bot(noise: float = 0.0) -> base.Script:
-    """Return the hint bot, see `rule_bot`."""
-    return rule_bot("hint-bot", noise)
-
-
 def move_text(seen: base.Observation, action: Action) -> str:
     """Return a legal move in the words of the game, which lists the same moves as text and as data."""
     return (seen.legal() or ())[seen.view().legal_actions.index(action)]

@@ -11,8 +11,6 @@ from hanabi_grpo.envs.hanabi.rules.presets import GameSpec
 from hanabi_grpo.envs.hanabi.rules.view import Action, PlayerView
 from hanabi_grpo.envs.replies import answer_lines
 
-__all__ = ["compact_vocabulary", "parse_reply", "system_prompt", "turn_prompt"]
-
 
 def system_prompt(spec: GameSpec, style: str, player: int, *, bomb_rule: str = "zero") -> str:
     """Return the rules as told to one player, or "" in the compact style: a tiny model learns them by playing."""

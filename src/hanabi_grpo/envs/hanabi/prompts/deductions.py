@@ -38,10 +38,6 @@ class Counted:
             return DEAD
         return ONLY if num_copies(card.rank, view.num_ranks) - view.discards.count(card) == 1 else LATER
 
-    def chance(self, known: Knowledge) -> float:
-        """Return the chance that an own card fits now, over the unseen cards that hints allow."""
-        return self.beliefs.chance_to_fit(known)
-
     def is_dead(self, known: Knowledge) -> bool:
         """Return whether an own card can never fit again, whatever the unseen cards that hints allow are."""
         kinds = (Card(color, rank) for color, rank in product(known.colors, known.ranks))
@@ -52,7 +48,7 @@ def own_word(counted: Counted, known: Knowledge) -> str:
     """Return "sure", "dead", or "fit0" to "fit4" for a chance of so many fifths, rounded down."""
     if counted.is_dead(known):
         return DEAD
-    chance = counted.chance(known)
+    chance = counted.beliefs.chance_to_fit(known)
     return SURE if chance == 1 else f"fit{int(STEPS * chance)}"
 
 

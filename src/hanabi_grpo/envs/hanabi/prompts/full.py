@@ -150,7 +150,7 @@ def _own_hand(view: PlayerView, counted: Counted | None) -> str:
 def _chance(counted: Counted, known: Knowledge) -> str:
     if counted.is_dead(known):
         return "can never be played"
-    chance = counted.chance(known)
+    chance = counted.beliefs.chance_to_fit(known)
     if chance in (0, 1):
         return "can be played for sure" if chance else "cannot be played now"
     return f"can be played now with a chance of {chance:.0%}"

@@ -22,14 +22,9 @@ from hanabi_grpo.envs.hanabi.rules import (
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import GameParameterError, SettingsError
-from hanabi_grpo.types import EpisodeStatus, Turn, player_name
+from hanabi_grpo.types import Turn, player_name
 
 _CARD = re.compile(rf"([{COLOR_LETTERS}])([1-5])", re.ASCII)
-_ENDINGS = {
-    EpisodeStatus.FINISHED: "played to its end",
-    EpisodeStatus.TRUNCATED_TURNS: "cut off",
-    EpisodeStatus.TRUNCATED_TOKENS: "cut off: out of tokens",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,15 +136,6 @@ def deed(event: Event, players: tuple[str, ...]) -> str:
     value = COLOR_NAMES[action.value] if action.kind == "hint_color" else f"rank {action.value + 1}"
     slots = f"slot{'s' * (len(event.touched) > 1)} {' '.join(map(str, event.touched))}"
     return f"hints {visible(players[action.target])} {value}: {slots}"
-
-
-def outcome(recording: Recording, reachable_max: int) -> str:
-    """Return score and ending, e.g. "3 of 4, played to its end" or "0 of 4, bombed (2 on the table)"."""
-    episode = recording.episode
-    score, on_table = episode.result["score"], episode.result["score_kept"]
-    kept = f" ({on_table:g} on the table)" if on_table != score else ""
-    ending = "bombed" if episode.result["bombed"] else _ENDINGS[episode.status]
-    return f"{score:g} of {reachable_max}, {ending}{kept}"
 
 
 def _board(game: Game) -> PlayerView:

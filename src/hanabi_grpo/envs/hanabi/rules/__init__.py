@@ -13,22 +13,3 @@ from hanabi_grpo.envs.hanabi.rules.deals import shuffled_deck
 from hanabi_grpo.envs.hanabi.rules.game import Game
 from hanabi_grpo.envs.hanabi.rules.presets import PRESETS, GameSpec, attainable, make_spec, recorded_spec
 from hanabi_grpo.envs.hanabi.rules.view import COLOR_LETTERS, COLOR_NAMES, Action, Card, Event, Knowledge, PlayerView
-
-__all__ = [
-    "COLOR_LETTERS",
-    "COLOR_NAMES",
-    "PRESETS",
-    "Action",
-    "Card",
-    "Event",
-    "Game",
-    "GameSpec",
-    "Knowledge",
-    "PlayerView",
-    "attainable",
-    "format_action",
-    "make_spec",
-    "parse_action",
-    "recorded_spec",
-    "shuffled_deck",
-]
