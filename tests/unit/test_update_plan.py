@@ -13,7 +13,6 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from trl import GRPOTrainer
 
 from hanabi_grpo.settings import Settings, batch_plan
-from hanabi_grpo.settings.steps import rates_of_each
 from hanabi_grpo.training.isolation import PlayerGuard, PlayerSchedule, player_groups
 from hanabi_grpo.training.updates import StepUpdates, game_log_ratios, game_weights, order_updates, player_order
 
@@ -138,9 +137,7 @@ class _PlayersTrainer(StepUpdates, _CountingTrainer):
         self.add_callback(_After(self))
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        self.optimizer = torch.optim.AdamW(
-            player_groups(self.model, {name: rates_of_each(self.settings)[name] for name in NAMES})
-        )
+        self.optimizer = torch.optim.AdamW(player_groups(self.model, NAMES), lr=self.settings.learning_rate)
         self.guard.attach(self.optimizer)
         return self.optimizer
 

@@ -1,6 +1,5 @@
 """Who is trained when, at which rate, and which settings of updates are refused."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,24 +7,15 @@ from pydantic import ValidationError
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.resume_settings import check_compatible
-from hanabi_grpo.settings import Settings, batch_plan, load_settings, settings_values
-from hanabi_grpo.settings.steps import GROUP_ESTIMATORS, rates_of_each
+from hanabi_grpo.settings import Settings, batch_plan, settings_values
+from hanabi_grpo.settings.steps import GROUP_ESTIMATORS
 from hanabi_grpo.training.advantages import ESTIMATORS
-
-
-def test_each_player_may_have_a_rate() -> None:
-    loaded = load_settings({"HANABI_LEARNING_RATES": "1e-3, 5e-4"}, Path("nowhere"))
-    assert loaded.settings.learning_rates == (1e-3, 5e-4)
-    assert rates_of_each(loaded.settings) == {"player_0": 1e-3, "player_1": 5e-4, "shared": 1.5e-3}
-
 
 CONTRADICTIONS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"freeze": ("player_2",)}, "HANABI_FREEZE=player_2: not at the table; allowed are player_0, player_1"),
     ({"freeze": ("player_0", "player_1")}, "nobody is left to train"),
-    ({"learning_rates": (1e-3,)}, r"has 1 rate\(s\) for 2 players"),
     ({"adapters": "shared", "freeze": ("player_0",)}, "HANABI_FREEZE with HANABI_ADAPTERS=shared"),
     ({"adapters": "shared", "update": "sequential"}, "HANABI_UPDATE=sequential with HANABI_ADAPTERS=shared"),
-    ({"adapters": "shared", "learning_rates": (1e-3, 1e-3)}, "HANABI_LEARNING_RATES with HANABI_ADAPTERS=shared"),
     ({"start_from": ("outputs/a",), "resume": "outputs/b"}, "HANABI_START_FROM with RESUME=outputs/b"),
     ({"overlap": True, "deepspeed": "zero3"}, r"HANABI_OVERLAP=1 with DEEPSPEED=zero3: .*take zero2"),
     ({"resample_flat": 2, "overlap": True}, "HANABI_RESAMPLE_FLAT=2 with HANABI_OVERLAP=1: .*unset one"),
@@ -53,16 +43,14 @@ def test_every_estimator_can_be_chosen_and_those_within_groups_go_with_further_d
 
 
 def test_values_out_of_range_are_refused() -> None:
-    rates: tuple[Any, ...] = ((0.0, 1.0), (float("nan"), 1.0), (float("inf"), 1.0), "1e-3,fast")
     for values in (
-        *({"learning_rates": one} for one in rates),
-        *({"updates_per_step": 0}, {"clip_low": 0.0}, {"entropy_bonus": -0.1}),
-        *(
-            {"resample_flat": -1},
-            {"resample_flat": 16},
-            {"sampler_correction_limit": 0.5},
-            {"length_penalty": float("nan")},
-        ),
+        {"updates_per_step": 0},
+        {"clip_low": 0.0},
+        {"entropy_bonus": -0.1},
+        {"resample_flat": -1},
+        {"resample_flat": 16},
+        {"sampler_correction_limit": 0.5},
+        {"length_penalty": float("nan")},
     ):
         with pytest.raises(ValidationError):
             Settings(**values)

@@ -29,9 +29,9 @@ class GpuShare:
 def gpu_share(loaded: LoadedSettings, terminal: Terminal) -> GpuShare | None:
     """Return the GPUs of a terminal; None where nobody chose; SettingsError where one list is too short for both.
 
-    CUDA_VISIBLE_DEVICES_SERVER and CUDA_VISIBLE_DEVICES_TRAINER win; only those of a profile yield to a list of the
-    shell or `.env`. A list of more GPUs than the terminal uses is taken for one that both were given, as schedulers
-    export it: the server takes its beginning, the trainer its end.
+    CUDA_VISIBLE_DEVICES_SERVER and _TRAINER win; those of a profile yield to a list of the shell or `.env`. A list of
+    more GPUs than the terminal uses, as schedulers export it, is divided: the server takes its beginning, the trainer
+    its end.
     """
     name = f"{_BOTH}_{terminal.upper()}"
     own, both = loaded.passed_through.get(name), loaded.passed_through.get(_BOTH)

@@ -158,14 +158,6 @@ class Settings(BaseModel):
     )
     max_steps: int | None = trainer("MAX_STEPS", "Steps: each plays its games and learns.", 500, ge=1, factory=_steps)
     learning_rate: float = trainer("LEARNING_RATE", "Peak learning rate.", 1.5e-3, gpu=2e-5, gt=0)
-    learning_rates: Annotated[
-        tuple[float, ...], BeforeValidator(split_list), where(lambda rates: all(rate > 0 for rate in rates))
-    ] = trainer(
-        "HANABI_LEARNING_RATES",
-        "Peak learning rate of each player, a comma list; unset: LEARNING_RATE for all.",
-        (),
-        allowed="a comma list of numbers above 0, one for each player",
-    )
     lr_scheduler_type: str = trainer("LR_SCHEDULER_TYPE", "Schedule, by its transformers name.", "constant")
     warmup_steps: int = trainer("WARMUP_STEPS", "Steps of linear warm-up.", 0, ge=0)
     max_grad_norm: float = trainer("MAX_GRAD_NORM", "Largest norm of one player's gradient.", 1.0, gt=0)

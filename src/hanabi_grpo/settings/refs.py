@@ -195,12 +195,8 @@ Ref = ScriptRef | Role | AdapterRef | CheckpointRef | UrlRef
 def parse_ref(text: str, *, where: str, roles: Sequence[Role], scripts: Collection[str], adapters: bool = False) -> Ref:
     """Read who plays.
 
-    Args:
-        text: One reference.
-        where: For errors, e.g. "HANABI_PARTNERS".
-        roles: Which of them are allowed here, beside scripts and checkpoints.
-        scripts: Of the environment.
-        adapters: Whether the server's own are allowed.
+    `roles` are those that are allowed here beside checkpoints and the environment's `scripts`; `adapters`: the server's
+    own are, too. Errors begin with `where`, e.g. "HANABI_PARTNERS".
 
     Raises:
         SettingsError: It is none; says what is allowed and what is near.

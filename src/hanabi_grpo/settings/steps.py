@@ -1,7 +1,6 @@
-"""What one optimizer step is: how deals, games and micro-batches make it, and who is trained in it at which rate."""
+"""What one optimizer step is: how deals, games and micro-batches make it, and who is trained in it."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,18 +105,12 @@ def plan_line(settings: Settings, plan: BatchPlan, steps: int) -> str:
 
 def check_updates(settings: Settings) -> None:
     """Refuse settings of updates that contradict each other or the number of players, by a SettingsError."""
-    names, count = player_names(settings.players), len(settings.learning_rates)
+    names = player_names(settings.players)
     for name in settings.freeze:
         if name not in names:
             raise SettingsError(f"HANABI_FREEZE={name}: not at the table; allowed are {', '.join(names)}.")
-    if count not in (0, settings.players):
-        raise SettingsError(
-            f"HANABI_LEARNING_RATES has {count} rate(s) for {settings.players} players; give one for each player, in "
-            "turn order, or unset it for LEARNING_RATE."
-        )
     apart = {
         "HANABI_FREEZE": settings.freeze,
-        "HANABI_LEARNING_RATES": settings.learning_rates,
         f"HANABI_UPDATE={settings.update}": settings.update != "independent",
         "HANABI_SWAP_EVERY": settings.swap_every,
     }
@@ -165,10 +158,3 @@ def trained_players(settings: Settings) -> tuple[str, ...]:
     With HANABI_UPDATE=best_response the data of one of these counts, which `training.phases` says.
     """
     return tuple(name for name in player_names(settings.players) if name not in settings.freeze)
-
-
-def rates_of_each(settings: Settings) -> Mapping[str, float]:
-    """Return each adapter's peak learning rate."""
-    names = player_names(settings.players)
-    rates = settings.learning_rates or (settings.learning_rate,) * len(names)
-    return {**dict(zip(names, rates, strict=True)), SHARED_ADAPTER: settings.learning_rate}

@@ -63,16 +63,9 @@ def setting(
 ) -> Any:
     """Return the pydantic field of one variable.
 
-    Args:
-        env: Name in the environment.
-        description: One sentence for docs/settings.md.
-        default: On CPU only, when `gpu` is given too.
-        section: One of SECTIONS.
-        gpu: Default where the GPU engine is installed; left out when it is the same.
-        allowed: What a value must be; derived from the type and `constraints` (ge, gt, le) when empty.
-        both: Both terminals must agree.
-        factory: Makes the default from the fields before it; `default` is then only what tables show.
-        **constraints: As in pydantic.
+    `env` is its name, `description` one sentence for docs/settings.md. `default` holds on CPU only when `gpu` is given
+    too. `allowed` says what a value must be; empty: what type and `constraints` (pydantic's ge, gt, le) say. `both`:
+    both terminals must agree. `factory` makes the default from the fields before it; tables show `default`.
     """
     on_gpu = default if gpu is ... else gpu
     extra = {"env": env, "section": section, "cpu": default, "gpu": on_gpu, "allowed": allowed, "both": both}

@@ -1,9 +1,8 @@
 """Episodes in, micro-batches out. Each micro-batch holds one player's trajectories and uses only its adapter.
 
-One sequence per conversation, which is a player's whole game, or a turn where players remember no more: the tokens that
-the server sampled, in the order in which it saw them, with the loss on the replies. A seat that a partner holds has no
-sequence, whether its turns have tokens or not. Every rank computes the same plan from the same episodes, so that all
-ranks work on the same player at the same micro-step, which DeepSpeed's collectives need.
+One sequence per conversation, a player's whole game or a turn: the tokens that the server sampled, in the order in
+which it saw them, with the loss on the replies. Every rank computes the same plan from the same episodes, so that all
+work on the same player at the same micro-step, which DeepSpeed's collectives need.
 """
 
 from collections import Counter, defaultdict

@@ -70,11 +70,7 @@ def joint_features(
     asked in it, else of an earlier one, 0 before its first or where no trained player sits. The seat that is asked is
     the first, the others follow in turn order; at the end its number, one-hot. No reply to this state is in it.
 
-    Args:
-        episodes: The games of the step.
-        places: Of the turns, sorted.
-        features: [turns, size] of each, as its own player sees it.
-        num_seats: For which there is room.
+    `places` are sorted, `features` [turns, size] of each, as its own player sees it; there is room for `num_seats`.
     """
     row_of = {place: row for row, place in enumerate(places)}
     rows, asked = [], []

@@ -1,9 +1,8 @@
 """Several rollout servers as one: each has a link of its own, and every step goes to all of them.
 
 A version counts as pushed when all servers have it. A step's deals are shared out whole and put together again in the
-order of the request. A server that dies is waited for by its own link, given the adapters and asked for its games
-again; the games of the others are kept. With HANABI_OVERLAP=1 all games that were asked for ahead are lost with any
-server, and their step plays them anew: a step's games have one version.
+order of the request. A server that dies is waited for by its own link; the games of the others are kept. With
+HANABI_OVERLAP=1 all games that were asked for ahead are lost with any server: a step's games have one version.
 """
 
 from collections.abc import Callable, Mapping, Sequence

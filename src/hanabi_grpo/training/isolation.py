@@ -2,13 +2,12 @@
 
 Every player is a parameter group of its own, and a hook before the optimizer's step looks at each group alone: its
 gradient is clipped by its own norm, removed when the player had no data, and removed and counted when it is not
-finite. Without a gradient torch's optimizers leave weights, moments and step counters alone. DeepSpeed's ZeRO-1 and -2
-flatten each group into a partition and step the same torch optimizer group by group, so the same hook holds there.
+finite; weights, moments and counters then stay. DeepSpeed's ZeRO-1 and -2 step the same torch optimizer group by group.
 """
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -25,16 +24,15 @@ SCALE_SKIPS_IN_A_ROW = 20
 the gradient itself is not finite."""
 
 
-def player_groups(model: torch.nn.Module, rates: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Return one optimizer group per adapter in `rates`, with its peak rate, and in "updates" how often it moved."""
+def player_groups(model: torch.nn.Module, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return one optimizer group per adapter, with "updates", which says how often it moved."""
     return [
         {
             "params": [value for key, value in model.named_parameters() if f".{name}." in key and value.requires_grad],
             "player": name,
-            "lr": rate,
             "updates": 0,
         }
-        for name, rate in rates.items()
+        for name in names
     ]
 
 
@@ -92,11 +90,9 @@ class PlayerGuard:
     ) -> None:
         """Prepare; `attach` makes it act.
 
-        Args:
-            max_norm: Largest norm of one player's gradient; None leaves clipping to DeepSpeed (ZeRO-3).
-            sharded: Whether each rank's groups hold only its share of the gradient.
-            report: Called as report(kind, message, **details) for each dropped update.
-            loss_scaled: Whether the loss has a scale that is found by skipping updates (float16).
+        `max_norm` of one player's gradient: None leaves clipping to DeepSpeed (ZeRO-3). `sharded`: each rank's groups
+        hold only its share of the gradient. `report` is called as report(kind, message, **details) for each dropped
+        update. `loss_scaled`: the loss has a scale that is found by skipping updates (float16).
         """
         self._limit = SCALE_SKIPS_IN_A_ROW if loss_scaled else BAD_STEPS_IN_A_ROW
         self._max_norm, self._sharded, self._report = max_norm, sharded, report

@@ -1,7 +1,7 @@
 """The logprob-mismatch check: proof, in every step, that the policy that sampled is the policy that is trained.
 
-The trainer's values come from the forward pass that the loss needs anyway, so every sampled token is compared at no
-cost; games of an earlier version need one more pass, under its weights (`overlap`). It runs before the optimizer.
+The trainer's values come from the forward pass that the loss needs anyway; games of an earlier version need one more,
+under its weights (`overlap`). It runs before the optimizer.
 """
 
 import math

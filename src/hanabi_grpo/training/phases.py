@@ -33,10 +33,8 @@ class Phase:
 def phase_after(rows: Sequence[Validated], players: Sequence[str], patience: int) -> Phase:
     """Return the phase that holds after some validations, oldest first.
 
-    Args:
-        rows: All of the run up to now.
-        players: Who is trained, in turn order.
-        patience: Validations without a better one that end a phase, at least 1.
+    `rows` are all of the run up to now, `players` who is trained, in turn order; after `patience` validations without a
+    better one, at least 1, a phase ends.
     """
     starts, best, record, ends_run = [0], 0, 0, False
     for place, row in enumerate(rows):

@@ -112,10 +112,7 @@ class RelativeMismatch(GRPOTrainer):
     def compare_policies(self, batches: Iterable[dict[str, Any]], version: int, sampled_by: int) -> None:
         """Compare a sample of a step's games with other policies; all ranks together.
 
-        Args:
-            batches: This rank's micro-batches.
-            version: Of the weights of now.
-            sampled_by: The version that the games should be of.
+        `version` is that of the weights of now, `sampled_by` the one that the games should be of.
 
         Raises:
             ParityError: They are of another policy.

@@ -48,13 +48,8 @@ def resample(
 ) -> UsedGames:
     """Play further deals in the place of those that are flat, or have fewer than two games left.
 
-    Args:
-        link: To the server, with the run's settings.
-        names: The run's adapters.
-        deals: The step's own, each with its number as "deal".
-        result: Their games.
-        version: What the server plays.
-        trained: Per seat the word of the adapter that learns in this step, else "".
+    `deals` are the step's own, each with its number as "deal", and `result` their games; the server plays `version`.
+    `trained` are per seat the word of the adapter that learns in this step, else "".
     """
     drawn, problems = usable_groups(result.groups, result.dropped)
     if not (rounds := link.settings.resample_flat):

@@ -1,8 +1,7 @@
 """What goes into a checkpoint, what is said of a failed save, and what an interrupted run keeps.
 
-Besides the adapters a checkpoint holds what a resumed run needs to take the steps that it would have taken. Everything
-is stored per parameter of the model and as safetensors or JSON: the number of trainer processes and the DeepSpeed stage
-may differ at the resume, and no file can run code.
+A checkpoint holds the adapters and what a resumed run needs to take the steps that it would have taken, per parameter
+of the model, as safetensors or JSON: processes and DeepSpeed stage may differ at the resume, and no file runs code.
 """
 
 import json

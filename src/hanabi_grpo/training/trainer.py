@@ -31,7 +31,6 @@ from hanabi_grpo.runs.recordings import write_episodes
 from hanabi_grpo.runs.resume import TRAINER_STATE, read_resume
 from hanabi_grpo.settings import Settings, batch_plan, deepspeed_stage
 from hanabi_grpo.settings.partners import own_seats, seated
-from hanabi_grpo.settings.steps import rates_of_each
 from hanabi_grpo.training.batching import PlayerBatch, next_baselines, plan_batches, useful_share
 from hanabi_grpo.training.deals import step_deals
 from hanabi_grpo.training.fleet_link import Link
@@ -110,8 +109,7 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Make the optimizer that ms-swift's options name, with one group per player."""
         kind, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
-        rates = rates_of_each(self.settings)
-        groups = player_groups(self.model, {name: rates[name] for name in self.adapter_names})
+        groups = player_groups(self.model, self.adapter_names)
         groups = [{**group, "weight_decay": self.args.weight_decay} for group in groups]
         self._optimizer_ori = self.optimizer = kind(groups, **options)
         self.guard.attach(self.optimizer)

@@ -1,8 +1,7 @@
 """Validation while training: the current players on deals that nothing else plays, and what follows from how they did.
 
-The deals are those of a suite of their own, so that the suite `test` stays untouched by every choice. A version that is
-validated is a checkpoint too: the best one is kept, whatever SAVE_TOTAL_LIMIT says. All that follows is a function of
-the validations up to a version, so that a resumed run does what the run that was not interrupted would have done.
+The deals are those of a suite of their own, so that the suite `test` stays untouched by every choice. All that follows
+is a function of the validations up to a version, so that a resumed run does what the whole run would have done.
 """
 
 import logging

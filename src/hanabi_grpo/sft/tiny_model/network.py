@@ -56,8 +56,8 @@ def untrained_model(tokenizer: Any) -> Any:
 def warm_start(model: Any, samples: Sequence[Sample], recipe: Recipe) -> Iterator[float]:
     """Train `model` in place on the reply tokens of `samples`; yield the loss of each step.
 
-    AdamW under a one-cycle schedule; single turns first, then whole conversations, as the recipe says. Two runs
-    agree bit for bit only with the same number of threads: sums over threads are rounded in another order.
+    Single turns first, then whole conversations, as the recipe says. Two runs agree bit for bit only with the same
+    number of threads.
     """
     share_prefixes(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98))

@@ -70,10 +70,7 @@ def reply_features(
     mask: torch.Tensor,
     tree: PrefixTree | None = None,
 ) -> torch.Tensor:
-    """Return [tokens in mask, width] what the output head reads where it predicts each, in float32, without a gradient.
-
-    The arguments are those of `reply_logps`.
-    """
+    """Return [tokens in mask, width] what the output head reads for each, in float32, without a gradient."""
     with torch.no_grad(), handing_out(unwrapped.get_output_embeddings()):
         states, nodes = reply_logits(model, unwrapped, ids, mask, tree)
     return (states[0] if nodes is None else states[0][nodes]).float()

@@ -70,11 +70,7 @@ def chosen_logps(
 ) -> torch.Tensor:
     """Return [rows, choices] logprobs in nats of `tokens` under softmax(head(hidden) / temperature), in float32.
 
-    Args:
-        head: The model's output head.
-        hidden: [rows, width] what it reads.
-        tokens: [rows, choices] ids.
-        temperature: Above 0.
+    `hidden` is [rows, width], what the model's output head reads; `tokens` are [rows, choices] ids.
     """
     if len(hidden) <= CHUNK:
         return _logps(head, hidden, tokens, temperature)

@@ -36,9 +36,7 @@ class Start:
     folder: Path
     """The checkpoint: of a run the newest, of what lies elsewhere the folder here."""
     adapter: str
-    """The adapter of the checkpoint, "player_0"."""
     word: str
-    """The entry."""
     saved: SavedAdapters
 
 
