@@ -10,7 +10,7 @@ from test_resumed_run import PLAYERS, STAGES, everything, run, write_settings
 
 pytestmark = [pytest.mark.e2e, pytest.mark.rest]
 CUTS = {"rows": {}, "tokens": {"HANABI_TOKENS_PER_MICRO_BATCH": "120"}}
-_OWN_CUT = ("time/", "seconds", "step_time", "tokens/useful_share")
+_OWN_CUT = ("time/", "memory/", "seconds", "step_time", "tokens/useful", "tokens/sampled_per", "tokens/learned_per")
 
 
 @pytest.fixture(autouse=True)
