@@ -66,8 +66,9 @@ def test_the_gate_stops(
 def test_in_bfloat16_an_adapter_that_is_one_step_old_is_found_where_the_tolerance_sees_nothing(
     tiny_model: Path, tmp_path: Path, drill: Callable[..., object]
 ) -> None:
-    rounded = {"HANABI_DTYPE": "bfloat16", "HANABI_PARITY_TOLERANCE": 0.05, "LEARNING_RATE": 2e-5}
-    rounded["NUM_GENERATIONS"] = 64
+    rounded = {"HANABI_DTYPE": "bfloat16", "HANABI_PARITY_TOLERANCE": 0.05, "LEARNING_RATE": 2e-3}
+    # What is compared of a step is one micro-batch of each player: it should have many tokens.
+    rounded |= {"NUM_GENERATIONS": 64, "PER_DEVICE_TRAIN_BATCH_SIZE": 128}
     server, plant, dataset = _started(tiny_model, tmp_path, HANABI_DTYPE="bfloat16")
     try:
         row = drill("planted in bfloat16: player 1's adapter is one step old", short=1, long=1)
@@ -75,7 +76,7 @@ def test_in_bfloat16_an_adapter_that_is_one_step_old_is_found_where_the_toleranc
             fresh = train(server, tmp_path / "fresh", DATASET=dataset, MAX_STEPS=12, **rounded)
             assert fresh.returncode == 0, fresh.stdout[-4000:]
             plant.write_text(PREVIOUS)
-            done = train(server, tmp_path / "train", DATASET=dataset, MAX_STEPS=60, **rounded)
+            done = train(server, tmp_path / "train", DATASET=dataset, MAX_STEPS=40, **rounded)
             assert done.returncode == 2, done.stdout[-4000:]
             found = re.search(r"ParityError: (player_1@\d+: .* are closer to those of version \d+ of its)", done.stdout)
             assert found, done.stdout[-4000:]
