@@ -97,6 +97,7 @@ def test_a_body_that_is_too_large_or_that_a_page_could_post_is_refused(app: Runn
         ),
         ("POST", "/rollout/", b"{}", {"content-type": "text/plain"}, 415, "content-type 'text/plain'; allowed is"),
         ("POST", "/session/", b"{}", {}, 415, "content-type none; allowed is application/json"),
+        ("POST", "/session/", iter([b"{}"]), {}, 415, "content-type none"),  # of no known length
     ):
         answer = httpx.request(method, f"{app.url}{path}", content=body, headers=headers, timeout=30, trust_env=False)
         assert answer.status_code == status and reason in answer.json()["detail"], (method, path, answer.text)

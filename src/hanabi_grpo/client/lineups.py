@@ -13,6 +13,7 @@ from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.errors import ServerError, SettingsError
+from hanabi_grpo.rollout.chat import remembered
 from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
 from hanabi_grpo.runs.run_folder import find_run, run_of
 from hanabi_grpo.runs.saved_adapters import SAME_FACTS, SavedAdapters, check_same_base, newest_checkpoint, read_adapters
@@ -242,7 +243,7 @@ class RemoteSeat:
         reply = policy.client.reply(
             seat=policy.seat_word,
             system=self.system,
-            turns=tuple(self.said if window is None else self.said[max(0, len(self.said) + 1 - window) :]),
+            turns=tuple(remembered(self.said, window)),
             fresh=window is not None,
             prompt=text,
             max_tokens=policy.max_tokens,

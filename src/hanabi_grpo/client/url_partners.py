@@ -24,6 +24,7 @@ from hanabi_grpo.client.calls import MAX_ANSWER
 from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.envs.texts import split_reply
 from hanabi_grpo.errors import PartnerDownError, PartnerError
+from hanabi_grpo.rollout.chat import remembered
 from hanabi_grpo.runs.run_folder import append_jsonl
 from hanabi_grpo.runs.wire import read_struct
 from hanabi_grpo.settings import Settings
@@ -289,9 +290,9 @@ class UrlSeat:
 
     async def reply(self, seen: Observation) -> Reply:
         """Ask the URL; errors as `UrlPartners.ask`."""
-        text, window = seen.message(), seen.window
+        text = seen.message()
         messages = [{"role": "system", "content": self.system}] if self.system else []
-        for asked, answered in self.said if window is None else self.said[max(0, len(self.said) + 1 - window) :]:
+        for asked, answered in remembered(self.said, seen.window):
             messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
         reply = await self.player.partners.ask(self.player, [*messages, {"role": "user", "content": text}], self.where)
         self.said.append((text, split_reply(reply)[1]))

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from hanabi_grpo.client.lineups import LineUp
 from hanabi_grpo.commands.console import bars, interruptible, make_console, print_json, sayer, stderr_console
-from hanabi_grpo.commands.playing import AsJson, Env, OwnServer, Players, Preset, Temperature, choose
+from hanabi_grpo.commands.playing import AsJson, Env, OwnServer, Players, Preset, Suite, Temperature, choose
 from hanabi_grpo.evaluation.crossplay.plan import Plan, make_plan, parse_entries, play_cells
 from hanabi_grpo.evaluation.crossplay.summary import all_sheets, describe, summarise, summary_json
 from hanabi_grpo.evaluation.evaluate import check_deals
@@ -37,7 +37,7 @@ def cross_play(
     preset: Preset = None,
     players: Players = None,
     deals: Annotated[int, typer.Option(help="Number of held-out deals that every pair plays.")] = 1000,
-    suite: Annotated[str, typer.Option(help="Stream of held-out deals.")] = "eval",
+    suite: Suite = "eval",
     temperature: Temperature = None,
     out: Annotated[Path | None, typer.Option(help="Folder; continues it if it exists.")] = None,
     as_json: AsJson = False,

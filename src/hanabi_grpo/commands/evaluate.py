@@ -10,7 +10,7 @@ from rich.progress import TaskID
 
 from hanabi_grpo.client.lineups import LineUp, parse_line_up
 from hanabi_grpo.commands.console import bars, interruptible, make_console, print_json, sayer, stderr_console
-from hanabi_grpo.commands.playing import AsJson, Env, OwnServer, Players, Preset, Temperature, choose
+from hanabi_grpo.commands.playing import AsJson, Env, OwnServer, Players, Preset, Suite, Temperature, choose
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import check_deals, evaluate_line_up, line_up_key
 from hanabi_grpo.evaluation.tables import evaluation_document, evaluation_sheets, reference_names, reference_results
@@ -33,7 +33,7 @@ def evaluate(
         ),
     ] = None,
     deals: Annotated[int, typer.Option(help="Number of held-out deals, each played in every seat order.")] = 1000,
-    suite: Annotated[str, typer.Option(help="Stream of held-out deals.")] = "eval",
+    suite: Suite = "eval",
     env: Env = None,
     preset: Preset = None,
     players: Players = None,

@@ -24,6 +24,7 @@ from hanabi_grpo.settings.game import default_preset
 Env = Annotated[str | None, typer.Option(help="Environment, e.g. kuhn_poker; as in training when left out.")]
 Preset = Annotated[str | None, typer.Option(help="Preset of it; as in training when left out.")]
 Players = Annotated[int | None, typer.Option(help="Players; as in training when left out.")]
+Suite = Annotated[str, typer.Option(help="Stream of held-out deals.")]
 Temperature = Annotated[float | None, typer.Option(help="0 is greedy; TEMPERATURE when left out.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 OwnServer = Annotated[bool, typer.Option("--own-server", help="Start a rollout server for this command.")]

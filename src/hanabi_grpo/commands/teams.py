@@ -9,7 +9,7 @@ from rich.progress import Progress, TaskID
 
 from hanabi_grpo.client.lineups import LineUp, parse_line_up
 from hanabi_grpo.commands.console import bars, interruptible, make_console, print_json, sayer, stderr_console
-from hanabi_grpo.commands.playing import AsJson, OwnServer, Temperature, choose
+from hanabi_grpo.commands.playing import AsJson, OwnServer, Suite, Temperature, choose
 from hanabi_grpo.envs.workflows.environment import WORKFLOWS
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import check_deals
@@ -29,7 +29,7 @@ def teams(
         ),
     ] = None,
     deals: Annotated[int, typer.Option(help="Number of held-out problems.")] = 500,
-    suite: Annotated[str, typer.Option(help="Stream of held-out problems.")] = "eval",
+    suite: Suite = "eval",
     temperature: Temperature = None,
     out: Annotated[Path | None, typer.Option(help="JSON file of the result.")] = None,
     as_json: AsJson = False,

@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hanabi_grpo.envs.texts import split_reply
 from hanabi_grpo.errors import SettingsError
 
+_Turn = TypeVar("_Turn")
 _FIRST, _REPLY, _SECOND, _SYSTEM = "HANABIFIRST", "HANABIREPLY", "HANABISECOND", "HANABISYSTEM"
 
 
@@ -111,6 +112,11 @@ class ChatFormat:
         """Return the text of a reply, the token that ended it left out."""
         kept = ids[:-1] if ids and ids[-1] in self.end_ids else ids
         return str(self.tokenizer.decode(kept, skip_special_tokens=False))
+
+
+def remembered(said: Sequence[_Turn], window: int | None) -> Sequence[_Turn]:
+    """Return the past turns that a player with a memory of `window` turns sees beside its next one; None: all."""
+    return said if window is None else said[max(0, len(said) + 1 - window) :]
 
 
 class Conversation:

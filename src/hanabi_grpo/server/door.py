@@ -77,7 +77,8 @@ class BodyCheck:
         is_upload, headers, size = scope["method"] == "PUT", Headers(scope=scope), 0
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         # One that is named is no simple request: a browser asks before, and is refused. So it does before every PUT.
-        if kind != "application/json" and scope["method"] == "POST" and headers.get("content-length", "0") != "0":
+        has_body = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+        if kind != "application/json" and scope["method"] == "POST" and has_body:
             given = shown(kind) if kind else "none"
             message = f"{scope['path'][:200]}: content-type {given}; allowed is application/json."
             await problem(415, message)(scope, receive, send)
