@@ -9,6 +9,7 @@ from bench import (
     lora_rows,
     memory_rows,
     parity_rows,
+    play_rows,
     prefix_rows,
     push_rows,
     rollout_rows,
@@ -140,6 +141,13 @@ FAMILIES = (
         target=logit_rows.TARGET,
         needs_engine=False,
         measure=logit_rows.logit_memory,
+    ),
+    Family(
+        id="R18",
+        title="a random move ÷ OpenSpiel's own",
+        target=play_rows.TARGET,
+        needs_engine=False,
+        measure=play_rows.random_play,
     ),
 )
 

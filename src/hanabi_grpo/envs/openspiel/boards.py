@@ -7,7 +7,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from hanabi_grpo.envs.base import random_policy
-from hanabi_grpo.envs.openspiel.game import ROLES, OpenSpiel, OpenSpielConfig, Words
+from hanabi_grpo.envs.openspiel.game import ROLES, OpenSpiel, OpenSpielConfig, Table, Words
 from hanabi_grpo.envs.openspiel.policies import SEARCHES, minimax
 from hanabi_grpo.errors import SettingsError
 
@@ -22,6 +22,8 @@ def _grid(state: Any) -> list[str]:
 
 class TicTacToeWords(Words):
     """Cells are numbered 1 to 9, row by row."""
+
+    table = Table("123456789")
 
     def rules(self, config: OpenSpielConfig, player: int) -> str:
         return (
@@ -39,9 +41,6 @@ class TicTacToeWords(Words):
             return " ".join(f"{number}{cell}" for number, cell in enumerate(cells, 1))
         shown = [cell if cell != "." else str(number) for number, cell in enumerate(cells, 1)]
         return "\n".join(" ".join(shown[row : row + 3]) for row in (0, 3, 6))
-
-    def actions(self, config: OpenSpielConfig, state: Any) -> Sequence[str]:
-        return "123456789"
 
     def picture(self, config: OpenSpielConfig, state: Any) -> str:
         return "\n".join(" ".join(row.upper()) for row in _grid(state))
@@ -71,6 +70,8 @@ class ConnectFourConfig(OpenSpielConfig):
 class ConnectFourWords(Words):
     """Columns have letters from the left."""
 
+    table = Table("abcdefghij")
+
     def rules(self, config: ConnectFourConfig, player: int) -> str:
         letters = self.actions(config, None)
         return (
@@ -96,7 +97,7 @@ class ConnectFourWords(Words):
         return " ".join([MARKS[player], *discs])
 
     def actions(self, config: ConnectFourConfig, state: Any) -> Sequence[str]:
-        return "abcdefghij"[: config.columns]
+        return self.table.words[: config.columns]
 
     def picture(self, config: ConnectFourConfig, state: Any) -> str:
         return "\n".join([" ".join(self.actions(config, state)), *(" ".join(row.upper()) for row in _grid(state))])

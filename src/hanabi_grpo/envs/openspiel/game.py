@@ -1,7 +1,6 @@
 """A sequential game of OpenSpiel behind the interface of `envs.base`; `Words` says what players read and write."""
 
 import functools
-import itertools
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,8 +9,9 @@ from typing import Any, Literal, NamedTuple, Protocol
 import pyspiel
 
 from hanabi_grpo.envs import base
+from hanabi_grpo.envs.base import FORFEIT
 from hanabi_grpo.envs.config import StateConfig
-from hanabi_grpo.envs.openspiel.rules import facts, load
+from hanabi_grpo.envs.openspiel.rules import MAX_PLAYERS, Facts, facts, load
 from hanabi_grpo.envs.replies import last_choice
 
 ROLES = ("first", "second")
@@ -19,6 +19,7 @@ ROLES = ("first", "second")
 _GRAIN = 1 << 53
 """Steps of a draw between 0 and 1."""
 _RESAMPLES = 2000
+_ALONE = tuple((player,) for player in range(MAX_PLAYERS))
 _CHANCE = int(pyspiel.PlayerId.CHANCE)
 
 
@@ -52,8 +53,23 @@ class View(NamedTuple):
     """OpenSpiel's numbers of the legal actions, in the order of `Observation.legal`."""
 
 
+class Table(dict[tuple[int, ...], tuple[str, ...]]):
+    """Words of legal actions by OpenSpiel's numbers, each combination made once; `words` are those of all actions."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        super().__init__()
+        self.words = words
+
+    def __missing__(self, actions: tuple[int, ...]) -> tuple[str, ...]:
+        self[actions] = picked = tuple(self.words[action] for action in actions)
+        return picked
+
+
 class Words(Protocol):
     """What the players of one game read and write."""
+
+    table: Table | None = None
+    """The words of actions; None where they depend on the state: then `actions` and `legal` are written."""
 
     def rules(self, config: Any, player: int) -> str:
         """Return the system message in the full style."""
@@ -62,11 +78,12 @@ class Words(Protocol):
         """Return everything that the player knows."""
 
     def actions(self, config: Any, state: Any) -> Sequence[str]:
-        """Return every word that may be an action, by OpenSpiel's number of the action where `legal` is not written."""
+        """Return every word that may be an action."""
+        return self.table.words if self.table is not None else ()
 
     def legal(self, config: Any, state: Any, actions: Sequence[int]) -> tuple[str, ...]:
         """Return the words of the legal actions, whose numbers are given."""
-        return tuple(map(self.actions(config, state).__getitem__, actions))
+        return self.table[tuple(actions)] if self.table is not None else ()
 
     def picture(self, config: Any, state: Any) -> str:
         """Return the table as people see it, with everything that is hidden."""
@@ -75,26 +92,26 @@ class Words(Protocol):
 class OpenSpielGame(base.Game):
     """One episode on a `pyspiel.State`. Chance was drawn at the start: its k-th event takes the k-th number."""
 
+    num_drawn = 0
+    forfeited: int | None = None
     _acting: tuple[int, ...]
     _actions: list[int]
     """OpenSpiel's legal actions of the player whose turn it is."""
     _legal: tuple[str, ...] | None
-    """The same in words, once somebody asked."""
+    """The same in words; where they depend on the state, once somebody asked."""
 
-    def __init__(self, config: OpenSpielConfig, words: Words, luck: Callable[[int], float]) -> None:
+    def __init__(self, config: OpenSpielConfig, words: Words, luck: Callable[[int], float], facts: Facts) -> None:
         """Start; `luck(k)` is the k-th draw, 0 to 1."""
-        self.config, self.words, self.luck = config, words, luck
-        self.facts = facts(config.game())
-        self.state = load(config.game()).new_initial_state()
-        self.num_drawn = 0
-        self.forfeited: int | None = None
+        self.config, self.words, self.luck, self.facts = config, words, luck, facts
+        self.table = words.table
+        self.state = facts.game.new_initial_state()
         self._go_on()
 
     @classmethod
     def at(cls, config: OpenSpielConfig, words: Words, state: Any) -> "OpenSpielGame":
         """Return the game at a state in which a player is to act; it must not be played on."""
         game = object.__new__(cls)
-        game.__dict__.update(config=config, words=words, facts=facts(config.game()), state=state, forfeited=None)
+        game.__dict__.update(config=config, words=words, table=words.table, facts=facts(config.game()), state=state)
         game._go_on()
         return game
 
@@ -135,18 +152,16 @@ class OpenSpielGame(base.Game):
 
     def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
         """Act; the parts are `return`, `draw` and `forfeit`."""
-        [(player, text)] = actions.items()
-        if text == base.FORFEIT:
-            self.forfeited, self._acting = player, ()
-            lost = self.facts.lowest
-            others = -lost / max(self.state.num_players() - 1, 1)
-            return [{"forfeit": lost if one == player else others} for one in range(self.state.num_players())]
-        before = None if self.facts.pays_at_end else self.state.returns()
-        self.state.apply_action(self._actions[self.legal(player).index(text)])
-        self._go_on()
-        if before is None and self._acting:
-            return [{}] * self.facts.num_players
-        rewards = self.state.returns()
+        [player] = actions
+        text = actions[player]
+        if text == FORFEIT:
+            return self._forfeit(player)
+        state, nothing = self.state, self.facts.nothing
+        before = None if nothing else state.returns()
+        state.apply_action(self._actions[(self._legal or self.legal(player)).index(text)])
+        if self._go_on() and nothing:
+            return nothing
+        rewards = state.returns()
         if self.config.reward_draw and not self._acting and not any(rewards):
             return [{"draw": self.config.reward_draw}] * len(rewards)
         # Not `state.rewards()`: some games say only one player's reward of the last action.
@@ -154,13 +169,20 @@ class OpenSpielGame(base.Game):
             rewards = [now - then for now, then in zip(rewards, before, strict=True)]
         return [{"return": reward} if reward else {} for reward in rewards]
 
+    def _forfeit(self, player: int) -> Sequence[Mapping[str, float]]:
+        self.forfeited, self._acting = player, ()
+        lost = self.facts.lowest
+        others = -lost / max(self.facts.num_players - 1, 1)
+        return [{"forfeit": lost if one == player else others} for one in range(self.facts.num_players)]
+
     def result(self) -> Mapping[str, float]:
         """Return what the first player won, and whether a bad reply ended the game."""
-        if self.to_act():
+        if self._acting:
             return {}
+        if self.forfeited is None:
+            return {"first": self.state.player_return(0), "forfeit": 0.0}
         lost = self.facts.lowest
-        forfeits = {None: self.state.returns()[0], 0: lost}
-        return {"first": forfeits.get(self.forfeited, -lost), "forfeit": float(self.forfeited is not None)}
+        return {"first": -lost if self.forfeited else lost, "forfeit": 1.0}
 
     def copy(self) -> "OpenSpielGame":
         other = object.__new__(OpenSpielGame)
@@ -179,7 +201,7 @@ class OpenSpielGame(base.Game):
         wanted, taken = information(self.state, player), _actions(self.state)
         for _ in range(_RESAMPLES):
             numbers = defaultdict[int, float](rng.random)
-            other = OpenSpielGame(self.config, self.words, numbers.__getitem__)
+            other = OpenSpielGame(self.config, self.words, numbers.__getitem__, self.facts)
             if all(other.take(action) for action in taken) and information(other.state, player) == wanted:
                 return other
         return self.copy()
@@ -192,18 +214,29 @@ class OpenSpielGame(base.Game):
         self._go_on()
         return True
 
-    def _go_on(self) -> None:
-        """Let chance act, and look who is next."""
+    def _go_on(self) -> bool:
+        """Let chance act, and look who is next; False when the game is over."""
         state = self.state
-        while (player := state.current_player()) == _CHANCE:
-            left = self.luck(self.num_drawn)
+        while (player := state.current_player()) < 0:
+            if player != _CHANCE:
+                self._acting, self._actions, self._legal = (), [], ()
+                return False
+            state.apply_action(_drawn(state.chance_outcomes(), self.luck(self.num_drawn)))
             self.num_drawn += 1
-            outcomes, chances = zip(*state.chance_outcomes(), strict=True)
-            place = next((one for one, total in enumerate(itertools.accumulate(chances)) if left < total), -1)
-            state.apply_action(outcomes[place])
-        # Below 0 the game is over.
-        self._acting, self._actions = ((player,), state.legal_actions()) if player >= 0 else ((), [])
-        self._legal = None
+        self._acting = _ALONE[player]
+        self._actions = actions = state.legal_actions()
+        self._legal = None if self.table is None else self.table[tuple(actions)]
+        return True
+
+
+def _drawn(outcomes: Sequence[tuple[int, float]], left: float) -> int:
+    """Return the outcome that a number from 0 to 1 falls on; the last one where the chances add up to less."""
+    total = 0.0
+    for action, chance in outcomes:
+        total += chance
+        if left < total:
+            return action
+    return outcomes[-1][0]
 
 
 def information(state: Any, player: int) -> str:
@@ -237,7 +270,9 @@ class OpenSpiel(base.Environment[OpenSpielConfig]):
         self.name, self.words, self.roles, self.version = name, words, tuple(roles), version
         self.presets, self.policies = presets, policies
         self.teachers, self.teacher_noise = teachers, teacher_noise
-        self.Config = type(next(iter(presets.values())))
+        first = next(iter(presets.values()))
+        self.Config = type(first)
+        self._last = first, facts(first.game())
 
     def spec(self, config: OpenSpielConfig) -> base.EnvSpec:
         game = load(config.game())
@@ -264,7 +299,9 @@ class OpenSpiel(base.Environment[OpenSpielConfig]):
         return self.words.rules(config, player) if config.style == "full" else ""
 
     def reset(self, config: OpenSpielConfig, *, split: str, seed: int) -> OpenSpielGame:
-        return OpenSpielGame(config, self.words, functools.partial(_luck, self.name, split, seed))
+        if config is not self._last[0]:
+            self._last = config, facts(config.game())
+        return OpenSpielGame(config, self.words, functools.partial(_luck, self.name, split, seed), self._last[1])
 
     def start_id(self, config: OpenSpielConfig, *, split: str, seed: int) -> str:
         """Return what was dealt before the first action; where nothing is, each seed is a start of its own."""

@@ -5,11 +5,10 @@ from functools import partial
 from typing import Any
 
 from hanabi_grpo.envs.base import random_policy
-from hanabi_grpo.envs.openspiel.game import ROLES, OpenSpiel, OpenSpielConfig, Words
+from hanabi_grpo.envs.openspiel.game import ROLES, OpenSpiel, OpenSpielConfig, Table, Words
 from hanabi_grpo.envs.openspiel.policies import CFR_ITERATIONS, cfr
 
 RANKS = "JQK"
-_CHOICES = {"kuhn": ("check", "bet", "fold", "call"), "leduc": ("fold", "call", "raise")}
 _END = "End your reply with your action on a line of its own: {choices}."
 
 
@@ -37,7 +36,7 @@ class KuhnWords(Words):
         return _kuhn_word(0, before), _kuhn_word(1, before)
 
     def actions(self, config: OpenSpielConfig, state: Any) -> Sequence[str]:
-        return _CHOICES["kuhn"]
+        return "check", "bet", "fold", "call"
 
     def picture(self, config: OpenSpielConfig, state: Any) -> str:
         cards, actions = _kuhn(state)
@@ -46,6 +45,8 @@ class KuhnWords(Words):
 
 class LeducWords(Words):
     """Two suits of J, Q and K that the words do not tell apart: suits have no part in the game."""
+
+    table = Table(("fold", "call", "raise"))
 
     def rules(self, config: OpenSpielConfig, player: int) -> str:
         return (
@@ -68,9 +69,6 @@ class LeducWords(Words):
         if open_card:
             told += [f"The open card is {open_card}.", *_turns("Second round", rounds[1])]
         return " ".join(told)
-
-    def actions(self, config: OpenSpielConfig, state: Any) -> Sequence[str]:
-        return _CHOICES["leduc"]
 
     def picture(self, config: OpenSpielConfig, state: Any) -> str:
         cards, open_card, rounds = _leduc(state)
@@ -100,7 +98,7 @@ def _leduc(state: Any) -> tuple[list[str], str, tuple[list[str], list[str]]]:
         if one.player < 0:
             place = 1
         else:
-            rounds[place].append(_CHOICES["leduc"][one.action])
+            rounds[place].append(LeducWords.table.words[one.action])
     return dealt[:2], "".join(dealt[2:]), rounds
 
 

@@ -4,6 +4,7 @@ OpenSpiel ends the whole process on some parameters that it does not like, so no
 """
 
 import functools
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyspiel
@@ -25,13 +26,15 @@ def load(name: str) -> Any:
 class Facts(NamedTuple):
     """What never changes of a game, without asking its library again."""
 
+    game: Any
+    """OpenSpiel's own."""
     is_open: bool
     """Whether every player sees everything."""
     is_dealt: bool
     """Whether chance has a part in it."""
-    pays_at_end: bool
-    """Whether all returns come with the last action."""
     num_players: int
+    nothing: Sequence[Mapping[str, float]]
+    """Rewards of an action after which the game goes on; empty where such actions may pay."""
     lowest: float
     """The least return."""
 
@@ -42,10 +45,11 @@ def facts(name: str) -> Facts:
     game = load(name)
     kind = game.get_type()
     return Facts(
+        game=game,
         is_open=kind.information == pyspiel.GameType.Information.PERFECT_INFORMATION,
         is_dealt=kind.chance_mode != pyspiel.GameType.ChanceMode.DETERMINISTIC,
-        pays_at_end=kind.reward_model == pyspiel.GameType.RewardModel.TERMINAL,
         num_players=game.num_players(),
+        nothing=({},) * game.num_players() if kind.reward_model == pyspiel.GameType.RewardModel.TERMINAL else (),
         lowest=game.min_utility(),
     )
 
