@@ -120,7 +120,8 @@ def test_the_rollout_script_makes_the_tiny_model_only_where_no_model_was_named(l
 
 def test_the_demo_starts_its_server_first_on_the_shipped_model_and_makes_none(launch: Runner, checkout: Path) -> None:
     program(checkout / ".venv/bin/hanabi-grpo", 'echo "$1 $MODEL $SEED" >> called; [ "$1" != serve ] || exec sleep 60')
-    program(checkout / ".venv/bin/python", "until [ -s called ]; do sleep 0.1; done")
+    # The wait for the server: it ends when the server, which starts beside it, has begun.
+    program(checkout / ".venv/bin/python", "until grep -q serve called; do sleep 0.1; done")
     done = launch("demo.sh", DEMO_PORT="1", DEMO_SEED="7")
     assert done.returncode == 0, done.stderr
     called = (checkout / "called").read_text().splitlines()
@@ -128,8 +129,9 @@ def test_the_demo_starts_its_server_first_on_the_shipped_model_and_makes_none(la
     stages = [line for line in done.stdout.splitlines() if line.startswith("== ")]
     assert [stage[:9] for stage in stages] == [f"== {number} of 5" for number in range(1, 6)]
     # A team's model is made, and its table stands beside what every game prints.
+    (checkout / "called").unlink()
     done = launch("demo.sh", DEMO_PORT="1", DEMO_SEED="7", DEMO_ENV="debate")
-    called = (checkout / "called").read_text().splitlines()[len(called) :]
+    called = (checkout / "called").read_text().splitlines()
     wanted = ("tiny-model", "serve", "evaluate", "train", "evaluate", "teams", "report")
     assert (done.returncode, called) == (0, [f"{name} outputs/tiny-debate 7" for name in wanted]), done.stderr
 
