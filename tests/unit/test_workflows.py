@@ -102,6 +102,8 @@ def test_rewards_have_names_weights_and_seats() -> None:
         [2 / 3, pytest.approx(-1 / 3), pytest.approx(-1 / 3)]
     ]
     assert paid(play(vote, ["98", "", "99"]), "difference") == [[0.0] * 3]
+    debate = play(workflow("debate", reward_difference=2.0, players=3), ["99", "99", "99"], ["right", "right", "99"])
+    assert paid(debate, "difference") == [[0.0] * 3, [1.0, 1.0, 0.0]]
     summary = play(workflow("summary"), ["right", "99"], ["right"])
     assert paid(summary, "correct") == [[0.5, 0.0, 0.0], [0.0, 0.0, 0.5]]
     assert paid(summary, "team") == [[0.0] * 3, [0.5] * 3]

@@ -34,7 +34,7 @@ class VoteConfig(WorkflowConfig):
     """Reward of what a seat changed: the majority's worth with it minus without it."""
 
 
-class DebateConfig(WorkflowConfig):
+class DebateConfig(VoteConfig):
     """All answer in rounds, from the second one on with the others' last replies before them."""
 
     players: int = Field(default=2, ge=2, le=8)

@@ -135,8 +135,8 @@ class Debate(Workflow[DebateConfig]):
         return (tuple(range(config.players)),) * config.rounds
 
     def returns(self, config: DebateConfig) -> Mapping[str, tuple[float, float]]:
-        """Add the reward of each round."""
-        return {"reward_later_rounds": (0.0, float(config.rounds))}
+        """Add the difference reward and that of each round."""
+        return {"reward_difference": (-1.0, 1.0), "reward_later_rounds": (0.0, float(config.rounds))}
 
 
 class Summary(Workflow[SummaryConfig]):

@@ -23,6 +23,7 @@ from hanabi_grpo.envs.workflows.config import DebateConfig, PioneerObserverConfi
 from hanabi_grpo.envs.workflows.problems import Problem, Source
 
 C = TypeVar("C", bound=WorkflowConfig)
+V = TypeVar("V", bound=VoteConfig)
 GAMMA = 0.3
 """How much less a round later counts in `later_rounds`."""
 Parts = list[dict[str, float]]
@@ -169,19 +170,19 @@ class WorkflowGame(base.Game, Generic[C]):
         return "\n\n".join([*parts, "Your answer?" if len(parts) <= 1 else "Your answer, after reading these?"])
 
 
-class VoteGame(WorkflowGame[VoteConfig]):
+class VoteGame(WorkflowGame[V]):
     """All at once."""
 
     def step(self, actions: Mapping[int, str]) -> Parts:
-        """Pay also what each seat changed: the majority with it, minus the majority of the others."""
+        """Pay at the end also what each seat changed: the majority with it, minus the majority of the others."""
         parts = super().step(actions)
-        if self.config.reward_difference:
+        if self.config.reward_difference and not self.to_act():
             for seat, own in enumerate(parts):
                 own["difference"] = self.config.reward_difference * (self.worth(-1) - self.worth(-1, seat))
         return parts
 
 
-class DebateGame(WorkflowGame[DebateConfig]):
+class DebateGame(VoteGame[DebateConfig]):
     """All at once, several times."""
 
     def late(self) -> Sequence[Parts]:
