@@ -27,6 +27,8 @@ fi
 export PATH="$PWD/.venv/bin:$PATH"
 # Lines reach the terminal or the log when they are printed, also through a pipe.
 export PYTHONUNBUFFERED=1
+# As the commands do for themselves (cli.py); here for tests and helpers that import torch.
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
 
 # The file that HANABI_PROFILE names in the shell, else in .env; whether it is there, is checked by the command.
 profile=${HANABI_PROFILE:-$(

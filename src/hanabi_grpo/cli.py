@@ -1,5 +1,6 @@
 """The command line: `hanabi-grpo COMMAND`. A command's module is imported when it is called, or for the list of all."""
 
+import os
 from importlib import import_module
 from typing import Any
 
@@ -83,6 +84,9 @@ app = typer.Typer(
 @app.callback()
 def _root() -> None:
     """Make `app` a group, whose commands `_Commands` finds."""
+    # Before torch is loaded, for every process that a command starts. Threads that spin while they wait make a trainer
+    # ten times slower as soon as one of its cores is wanted by somebody else: the server, a test, an editor.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 if __name__ == "__main__":

@@ -67,6 +67,15 @@ def test_commands_stand_in_groups_and_help_and_version_of_each_start_nothing() -
         assert (result.exit_code, result.output) == (0, f"hanabi-grpo {metadata.version('hanabi-grpo')}\n")
 
 
+def test_threads_of_whatever_a_command_starts_wait_without_spinning(monkeypatch: pytest.MonkeyPatch) -> None:
+    for given, expected in ((None, "PASSIVE"), ("ACTIVE", "ACTIVE")):
+        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+        if given:
+            monkeypatch.setenv("OMP_WAIT_POLICY", given)
+        assert RUNNER.invoke(app, ["settings"]).exit_code == 0
+        assert os.environ["OMP_WAIT_POLICY"] == expected
+
+
 def test_the_help_of_a_command_names_what_it_reads_and_no_variable_that_does_not_exist() -> None:
     assert set(COMMANDS) == NAMED.keys() | WITHOUT and not NAMED.keys() & WITHOUT
     for name, command in COMMANDS.items():

@@ -69,8 +69,6 @@ def prepare_environment(on_cpu: bool) -> None:
         # The last one is for games, tokens and HTTP: with a small model they are as much work as its products are, and
         # threads that wait for a core that is taken hold the others up. vLLM's "auto" finds none on a single core.
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores[:-1] or cores)))
-        # Threads that spin while they wait would take the cores from the trainer, whose turn it then is.
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @contextlib.contextmanager
