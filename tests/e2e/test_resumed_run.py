@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,11 @@ STAGES = {
 STAGES["critics"] = {**STAGES["zero2"], "HANABI_ADVANTAGE": "ippo"}
 STAGES["mappo"] = {**STAGES["zero2"], "HANABI_ADVANTAGE": "mappo"}
 STAGES["qmix"] = {"HANABI_ADVANTAGE": "qmix"}
+# As on GPUs: two updates a step, whose layers are computed again for their gradient.
+STAGES["bfloat16"] = {**STAGES["zero2"], "HANABI_DTYPE": "bfloat16", "HANABI_UPDATES_PER_STEP": "2"}
+OPTIONS = {
+    "bfloat16": ("--gradient_checkpointing", "true", "--gradient_checkpointing_kwargs", '{"use_reentrant": true}')
+}
 
 
 def write_settings(folder: Path, model: Path, **variables: str) -> Path:
@@ -54,10 +60,12 @@ def write_settings(folder: Path, model: Path, **variables: str) -> Path:
     return path
 
 
-def start(settings: Path, *, processes: int = 1, plan: dict[str, Any] | None = None) -> "subprocess.Popen[str]":
+def start(
+    settings: Path, *, processes: int = 1, plan: dict[str, Any] | None = None, options: Sequence[str] = ()
+) -> "subprocess.Popen[str]":
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
     return subprocess.Popen(
-        [sys.executable, *(launcher if processes > 1 else []), str(SCRIPT), "--settings", str(settings)],
+        [sys.executable, *(launcher if processes > 1 else []), str(SCRIPT), "--settings", str(settings), *options],
         env={**clean_environment(), "SCRIPTED": json.dumps(plan or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -102,18 +110,18 @@ def _repository_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])
 
 
-@pytest.mark.parametrize("stage", ["torch", "zero1", "critics", "mappo", "qmix"])
+@pytest.mark.parametrize("stage", ["torch", "zero1", "critics", "mappo", "qmix", "bfloat16"])
 def test_resumed_steps_are_bit_equal_to_uninterrupted_ones(
     stage: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # With a thread for each core, as a user's trainer.
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     variables = STAGES[stage]
-    processes = int(variables.get("NPROC_PER_NODE", "1"))
+    given: dict[str, Any] = {"processes": int(variables.get("NPROC_PER_NODE", "1")), "options": OPTIONS.get(stage, ())}
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    run(write_settings(whole, tiny_model, MAX_STEPS="4", **variables), processes=processes)
+    run(write_settings(whole, tiny_model, MAX_STEPS="4", **variables), **given)
     # Killed after its second checkpoint, wherever it is by then.
-    process = start(write_settings(cut, tiny_model, MAX_STEPS="4", **variables), processes=processes)
+    process = start(write_settings(cut, tiny_model, MAX_STEPS="4", **variables), **given)
     deadline = time.monotonic() + 300
     while not (cut / "checkpoint-2").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -123,14 +131,14 @@ def test_resumed_steps_are_bit_equal_to_uninterrupted_ones(
     found = find_checkpoint(cut)
     assert found.manifest.step >= 2
     resume_at(cut, 2)
-    output = run(write_settings(cut, tiny_model, MAX_STEPS="4", **variables), processes=processes)
+    output = run(write_settings(cut, tiny_model, MAX_STEPS="4", **variables), **given)
     assert "the next step is number 3" in output
     for step in (3, 4):
         check_checkpoint(cut / f"checkpoint-{step}")
         for player in PLAYERS:
             one, other = (everything(folder / f"checkpoint-{step}", player) for folder in (whole, cut))
             assert differing(one, other) == [], f"step {step}, {player}"
-            assert one["updates"] == step
+            assert one["updates"] == step * int(variables.get("HANABI_UPDATES_PER_STEP", "1"))
             assert any("|head." in key for key in one) == ("HANABI_ADVANTAGE" in variables)
 
 

@@ -9,6 +9,7 @@ from bench import (
     lora_rows,
     memory_rows,
     parity_rows,
+    peak_rows,
     play_rows,
     prefix_rows,
     push_rows,
@@ -148,6 +149,13 @@ FAMILIES = (
         target=play_rows.TARGET,
         needs_engine=False,
         measure=play_rows.random_play,
+    ),
+    Family(
+        id="R19",
+        title="memory of a micro-batch: distance of predicted ÷ measured from 1",
+        target=peak_rows.TARGET,
+        needs_engine=False,
+        measure=peak_rows.predicted_peaks,
     ),
 )
 

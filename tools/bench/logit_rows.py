@@ -1,5 +1,6 @@
 """R17: memory for each further logit of a micro-batch, in chunks and whole, by the slope of the allocator's peak."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench.context import Bench
@@ -8,6 +9,8 @@ from bench.training_rows import learn, made_rows, with_adapter
 
 if TYPE_CHECKING:
     import torch
+
+    from hanabi_grpo.training.batching import TokenRow
 
 TARGET = at_most(0.1)
 VOCABULARY = 4096
@@ -41,22 +44,27 @@ async def logit_memory(bench: Bench) -> list[Row]:
 def bytes_per_logit(dtype: "torch.dtype", *, whole: bool) -> float:
     """Return by how much the peak grows with each further logit, beyond what the same tokens cost in the layers."""
     small, large = 4 * _TURN, 6 * _TURN
-    grown = {
-        vocabulary: peak(dtype, vocabulary, large, whole) - peak(dtype, vocabulary, small, whole)
-        for vocabulary in (VOCABULARY // 2, VOCABULARY)
-    }
+    grown = {}
+    for vocabulary in (VOCABULARY // 2, VOCABULARY):
+        found = []
+        for tokens in (small, large):
+            rows = made_rows(num_games=tokens // _TURN, turns=1, prompt=1, reply=_TURN, seed=0)
+            found.append(peak(wide_model(vocabulary), dtype, rows, whole))
+        grown[vocabulary] = found[1] - found[0]
     return (grown[VOCABULARY] - grown[VOCABULARY // 2]) / (large - small) / (VOCABULARY // 2)
 
 
-def peak(dtype: "torch.dtype", vocabulary: int, tokens: int, whole: bool) -> int:
-    """Return the most bytes that are allocated at once, beyond weights, while a gradient of reply tokens is made."""
+def peak(model: Any, dtype: "torch.dtype", rows: Sequence["TokenRow"], whole: bool) -> int:
+    """Return the most bytes allocated at once, beyond weights, while rows' gradient is made on the CPU.
+
+    The model is brought to `dtype`, its adapters stay in float32; `whole`: with whole logits, else in chunks.
+    """
     import torch
 
-    model = wide_model(vocabulary).to(dtype)
+    model = model.to(dtype)
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             parameter.data = parameter.data.float()
-    rows = made_rows(num_games=tokens // _TURN, turns=1, prompt=1, reply=_TURN, seed=0)
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
         learn(model, rows[:1], 1 << 30, whole_logits=whole)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:

@@ -134,18 +134,53 @@ def trainer_parts(context: Context) -> dict[str, float]:
     by_tokens = tokens_per_micro_batch(settings)
     # A sequence that is longer than the limit makes a micro-batch of its own.
     tokens = max(by_tokens, length) if by_tokens else settings.per_device_train_batch_size * length
-    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
-    # About 16 tensors of the hidden width and 4 of the inner one in a layer; with checkpointing one layer's at a time.
-    layer = 16 * hidden + 4 * config.get("intermediate_size", 4 * hidden)
-    kept = layer * layers if settings.device == "cpu" else hidden * layers + layer
     replies = budget.held(budget.memory) * settings.max_completion_length / longest if budget else 1.0
-    # Of a chunk; with ZeRO-3, whose logits are whole, of all replies.
-    held = tokens * min(replies, 1.0)
-    num_logits = config["vocab_size"] * (held if settings.deepspeed == "zero3" else min(held, _CHUNK))
-    logits = 16.0 * num_logits + (4.0 * config["vocab_size"] * hidden if size < 4 else 0.0)
+    replies = tokens * min(replies, 1.0)
     optimizer = {"adapters": adapters, "gradients and moments": 3 * adapters}
-    batch = {"activations": tokens * kept * size, "logits": logits}
+    batch = batch_parts(
+        config,
+        tokens,
+        replies,
+        size=size,
+        rank=settings.lora_rank,
+        checkpointed=settings.device != "cpu",
+        whole=settings.deepspeed == "zero3",
+    )
     return {"weights": weights, **optimizer, **batch, "process": _PROCESS}
+
+
+def batch_parts(
+    config: Mapping[str, Any], tokens: float, replies: float, *, size: int, rank: int, checkpointed: bool, whole: bool
+) -> dict[str, float]:
+    """Return the bytes that a micro-batch's gradient needs beside weights, with float32 adapters on all linear layers.
+
+    Fitted to the allocator's peaks of eight shapes on the CPU, in float32 and bfloat16; R19 of `tools/bench` compares
+    it anew. With checkpoints layers keep what goes into them, and one is computed again when the logits are gone.
+
+    Args:
+        config: Of the model.
+        tokens: Of the micro-batch.
+        replies: How many of them are of replies.
+        size: Bytes of a number.
+        rank: Of the adapters.
+        checkpointed: Whether layers are computed again for their gradient.
+        whole: Whether the logits of all replies are held, else those of a chunk.
+    """
+    hidden, layers, heads = config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]
+    head = config.get("head_dim") or hidden // heads
+    values, inner = head * config.get("num_key_value_heads", heads), config.get("intermediate_size", 4 * hidden)
+    layer = 18 * hidden + 3.3 * size * inner + (9 + size) * head * heads + (2 + 2.6 * size) * values + 92 * rank
+    if whole:
+        logits = (16.0 if size == 4 else 8.0) * config["vocab_size"] * replies
+    else:
+        # In float32, and so is the head's copy.
+        copied = 4.0 * config["vocab_size"] * hidden if size < 4 else 0.0
+        logits = 16.0 * config["vocab_size"] * min(replies, _CHUNK) + copied
+    if not checkpointed:
+        return {"activations": tokens * layer * layers, "logits": logits}
+    again = 1.3 * tokens * layer
+    kept = {"activations": float(tokens * hidden * layers * size)}
+    return kept | ({"logits": logits} if logits > again else {"a layer computed again": again})
 
 
 def _other_model(context: Context) -> str:
