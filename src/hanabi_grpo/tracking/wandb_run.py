@@ -68,11 +68,6 @@ def section_name(name: str) -> str:
     return f"{section}/{name}"
 
 
-def sectioned(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of `metrics.jsonl` as W&B and TensorBoard have it: names with sections, without figures of null."""
-    return {section_name(name): value for name, value in row.items() if value is not None}
-
-
 class WandbRun:
     """One open run."""
 
@@ -86,8 +81,8 @@ class WandbRun:
         self.url = "" if run.offline else str(run.url or "")
 
     def log_row(self, row: Mapping[str, Any]) -> None:
-        """Send a row of `metrics.jsonl`."""
-        self._run.log(sectioned(row))
+        """Send a row of `metrics.jsonl`: names with sections, without figures of null."""
+        self._run.log({section_name(name): value for name, value in row.items() if value is not None})
 
     def log_samples(self, step: int, columns: Sequence[str], rows: Sequence[Sequence[Any]], page: str) -> None:
         """Send sample games: a table, and the replay page."""

@@ -78,8 +78,8 @@ def compiler_checks(context: Context) -> Check | None:
 def wandb_checks(context: Context) -> Check:
     """Tell whether W&B can start, as far as REPORT_TO asks for it. Nothing is sent and no key is printed."""
     settings, environ = context.settings, context.environ
-    if "wandb" not in settings.report_to:
-        return skip("wandb", f"REPORT_TO={','.join(settings.report_to)} does not ask for it")
+    if settings.report_to != "wandb":
+        return skip("wandb", f"REPORT_TO={settings.report_to} does not ask for it")
     if settings.wandb_mode != "online":
         return ok("wandb", f"WANDB_MODE={settings.wandb_mode}: needs no key and no network")
     host = urlsplit(environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
