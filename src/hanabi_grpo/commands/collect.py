@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from hanabi_grpo.client.lineups import parse_line_up
-from hanabi_grpo.commands.console import bars, interruptible, make_console, sayer, stderr_console
+from hanabi_grpo.commands.console import bars, interruptible, make_console, sayer
 from hanabi_grpo.commands.playing import Env, OwnServer, Players, Preset, Temperature, choose
 from hanabi_grpo.envs.base import is_held_out
 from hanabi_grpo.evaluation.collect import Collection, collect_games
@@ -43,7 +43,7 @@ def collect(
         rotate=not no_rotate,
         prompts=prompts,
     )
-    aside = stderr_console()
+    aside = make_console(aside=True)
     if is_held_out(suite):
         said = f"warning: suite {suite} is held out; training on these games spoils evaluations on it."
         aside.print(said, style="yellow")

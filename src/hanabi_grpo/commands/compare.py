@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from hanabi_grpo.commands.console import make_console, sayer
-from hanabi_grpo.evaluation.comparison.arms import SCORE, load_arms, parse_arms, parse_reference
+from hanabi_grpo.evaluation.comparison.arms import SCORE, load_arms, parse_arms
 from hanabi_grpo.evaluation.comparison.tables import (
     compare_arms,
     comparison_markdown,
@@ -27,14 +27,12 @@ def compare(
     title: Annotated[str, typer.Option(help="Heading of picture and table.")] = "",
     window: Annotated[int, typer.Option(min=1, help="Steps of which a curve and the training mean are the mean.")] = 10,
     metric: Annotated[str, typer.Option(help="Figure of metrics.jsonl whose curves are compared.")] = SCORE,
-    reference: Annotated[list[str] | None, typer.Option(help="Level line, NAME=SCORE; may be repeated.")] = None,
     out_png: Annotated[Path | None, typer.Option(help="The picture.")] = None,
     out_markdown: Annotated[Path | None, typer.Option(help="The tables.")] = None,
 ) -> None:
     """Compare trainings over seeds: curves with bands, held-out scores, differences with their errors."""
-    levels = dict(map(parse_reference, reference or []))
     name, loaded = load_arms(parse_arms(arms), metric=metric)
-    found = compare_arms(name, loaded, window=window, metric=metric, references=levels)
+    found = compare_arms(name, loaded, window=window, metric=metric)
     console = make_console()
     say = sayer(console)
     for sheet in comparison_sheets(found):

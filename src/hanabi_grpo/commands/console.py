@@ -33,14 +33,13 @@ INTERRUPTED = 130
 """Exit code of a command that was stopped and can go on."""
 
 
-def make_console() -> Console:
-    """Return a console for standard output; wide enough for a whole table when it is not a terminal."""
-    return Console(width=None if sys.stdout.isatty() else 120, highlight=False, emoji=False)
+def make_console(*, aside: bool = False) -> Console:
+    """Return a console for standard output; `aside` for standard error, where progress and what is no result go.
 
-
-def stderr_console() -> Console:
-    """Return a console for progress and messages that are no result."""
-    return Console(stderr=True, highlight=False, emoji=False)
+    A table is never narrower than 120 columns where it is not a terminal.
+    """
+    width = None if aside or sys.stdout.isatty() else 120
+    return Console(stderr=aside, width=width, highlight=False, emoji=False)
 
 
 def sayer(console: Console) -> Callable[..., None]:
@@ -77,10 +76,10 @@ def interruptible(summary: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        sayer(stderr_console())(summary())
+        sayer(make_console(aside=True))(summary())
         raise typer.Exit(INTERRUPTED) from None
     except ServerError:
-        sayer(stderr_console())(summary())
+        sayer(make_console(aside=True))(summary())
         raise
     finally:
         signal.signal(signal.SIGTERM, before)

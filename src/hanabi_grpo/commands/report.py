@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hanabi_grpo.commands.console import make_console, sayer, stderr_console
+from hanabi_grpo.commands.console import make_console, sayer
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.charts.canvas import save_figure
 from hanabi_grpo.report.hanabi.conventions import convention_sentence, convention_sheets, count_conventions
@@ -69,7 +69,7 @@ def report(
     if min_rise is not None or min_sigma is not None:
         problem = found.shortfall(min_rise=min_rise, min_sigma=min_sigma)
         if problem:
-            sayer(stderr_console())(problem, "red")
+            sayer(make_console(aside=True))(problem, "red")
             raise typer.Exit(1)
 
 

@@ -11,7 +11,7 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import evaluate_line_up, paired_difference
 from hanabi_grpo.evaluation.outcomes import AS, outcome_sheets
 from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure, figure_sheets, with_error
-from hanabi_grpo.runs.deal_statistics import Estimate
+from hanabi_grpo.runs.deal_statistics import Estimate, Interval
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, result_to_json
 from hanabi_grpo.settings.refs import is_frozen
 
@@ -145,7 +145,7 @@ def _figures(result: EvaluationResult) -> dict[str, float]:
     return {name: value for name, value in result.figures.items() if AS not in name}
 
 
-def estimate_cells(found: Estimate, sign: str = "") -> tuple[str, str]:
+def estimate_cells(found: Interval, sign: str = "") -> tuple[str, str]:
     """Return "mean ± error" and "low to high"."""
     interval = f"{figure(found.low, sign)} to {figure(found.high, sign)}"
     return with_error(found.mean, found.standard_error, sign), interval

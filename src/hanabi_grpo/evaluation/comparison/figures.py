@@ -16,21 +16,11 @@ from numpy.typing import NDArray
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.comparison.arms import Arm, Run
 from hanabi_grpo.evaluation.smoothing import trailing_mean
-from hanabi_grpo.runs.deal_statistics import COVERAGE
+from hanabi_grpo.runs.deal_statistics import COVERAGE, Interval
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, mean_figures
 
 MIN_SEEDS_FOR_T = 3
 """Least runs for which a curve gets a t interval; that of two is 12.7 standard errors to each side."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeedEstimate:
-    """A mean over seeds, or a difference of two of them, with its 95 % t interval; NaN: not known from so few seeds."""
-
-    mean: float
-    standard_error: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -64,10 +54,10 @@ class ArmScore:
     """Runs of the arm; those without this evaluation too."""
     means: tuple[float, ...]
     """Mean score of each run that was evaluated."""
-    seeds: SeedEstimate
+    seeds: Interval
     figures: Mapping[str, float]
     """Mean over runs of each figure."""
-    difference: SeedEstimate | None
+    difference: Interval | None
     """Minus the first arm, by Welch; None for the first arm, and where that was not evaluated."""
 
 
@@ -94,14 +84,14 @@ class HeldOut:
         return stem if heats == [stem] else f"{stem} ({', '.join(heats)})"
 
 
-def over_seeds(values: Sequence[float]) -> SeedEstimate:
+def over_seeds(values: Sequence[float]) -> Interval:
     """Return the mean of k figures, one per run: error s / sqrt(k), k - 1 degrees of freedom; NaN with one run."""
     count = len(values)
     squared = variance(values) / count if count > 1 else math.nan
     return _estimate(fmean(values), squared, count - 1)
 
 
-def welch_difference(first: Sequence[float], other: Sequence[float]) -> SeedEstimate:
+def welch_difference(first: Sequence[float], other: Sequence[float]) -> Interval:
     """Return mean(other) - mean(first) of two groups of runs whose variances may differ.
 
     With a = s1^2 / k1 and b = s2^2 / k2 the error is sqrt(a + b), the degrees of freedom
@@ -190,10 +180,10 @@ def _game(result: EvaluationResult) -> str:
     return f"{result.env} {result.preset} with {result.num_players} players ({result.spec_hash})"
 
 
-def _estimate(mean: float, squared_error: float, degrees: float) -> SeedEstimate:
+def _estimate(mean: float, squared_error: float, degrees: float) -> Interval:
     error = math.sqrt(squared_error)
     reach = _t_reach(degrees) * error
-    return SeedEstimate(mean=mean, standard_error=error, low=mean - reach, high=mean + reach)
+    return Interval(mean=mean, standard_error=error, low=mean - reach, high=mean + reach)
 
 
 def _t_reach(degrees: float) -> float:
