@@ -106,13 +106,13 @@ def test_differences_and_their_interval_are_welchs(first: list[float], other: li
     assert (found.low, found.high) == pytest.approx((interval.low, interval.high), rel=1e-6, abs=1e-9)
 
 
-def test_a_band_is_a_t_interval_of_three_runs_the_range_of_two_and_nothing_of_one(tmp_path: Path) -> None:
+def test_a_band_is_a_t_interval_of_three_runs_and_fewer_have_none(tmp_path: Path) -> None:
     runs = [made_run(tmp_path / str(height), [height] * 4) for height in (1.0, 2.0, 3.0)]
     three, two, one = (arm_curve(loaded(a=runs[:count])[0], 4, 2) for count in (3, 2, 1))
-    assert three.band == "t interval" and three.mean.tolist() == [2.0] * 4
+    assert three.has_band and three.mean.tolist() == [2.0] * 4
     assert three.high.tolist() == pytest.approx([2.0 + 4.302653 * 3**-0.5] * 4)
-    assert (two.band, two.low.tolist(), two.high.tolist()) == ("range", [1.0] * 4, [2.0] * 4)
-    assert (one.band, one.low.tolist()) == ("", [1.0] * 4)
+    assert (two.has_band, two.low.tolist(), two.high.tolist()) == (False, [1.5] * 4, [1.5] * 4)
+    assert (one.has_band, one.low.tolist()) == (False, [1.0] * 4)
 
 
 def test_a_line_ends_where_every_run_has_been_at_the_training_mean(tmp_path: Path) -> None:
@@ -178,11 +178,10 @@ def test_the_command_compares_two_arms_in_tables_a_picture_and_figures(tmp_path:
     arms = [f"per player={tmp_path}/a-*", f"shared={tmp_path}/b-0,{tmp_path}/b-1,{tmp_path}/b-2"]
     out = tmp_path / "new folder"
     files = [f"--out-png={out}/c.png", f"--out-markdown={out}/c.md"]
-    words = ["compare", *arms, "--title", "T [x]", *files]
+    words = ["compare", *arms, *files]
     answer = CliRunner().invoke(app, words)
     assert answer.exit_code == 0, answer.output
     lines = (out / "c.md").read_text(encoding="utf-8").splitlines()
-    assert lines[0] == "### T [x]"
     assert "| arm | runs | games/run | seconds/run | training, last 10 steps | greedy | sampled (T=1) |" in lines
     # Means 1.1 of training; of sampled 0.975, 1.05 and 1.125.
     error = 0.075 / math.sqrt(3)

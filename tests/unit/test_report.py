@@ -30,7 +30,7 @@ from hanabi_grpo.report.charts.canvas import save_figure
 from hanabi_grpo.report.charts.run import RunPictures
 from hanabi_grpo.report.run_page import run_page
 from hanabi_grpo.report.run_report import read_evaluations, read_report
-from hanabi_grpo.runs.evaluation_result import result_to_json, write_result
+from hanabi_grpo.runs.evaluation_result import result_to_json, write_document
 from hanabi_grpo.runs.history import IncidentLog
 from hanabi_grpo.runs.validation import Validated, write_validations
 from pages import Reader
@@ -48,7 +48,8 @@ def evaluated_run(folder: Path) -> Path:
     for name, script, seat in (("before", "random", "base"), ("after", "hint-bot", "player_0@60")):
         result = evaluate_scripted(script, LAPTOP, 40)
         order = dataclasses.replace(result.orders[0], seats=(seat, seat))
-        write_result(run / f"{name}.json", dataclasses.replace(result, label=name, temperature=1.0, orders=(order,)))
+        result = dataclasses.replace(result, label=name, temperature=1.0, orders=(order,))
+        write_document(run / f"{name}.json", result_to_json(result))
     return run
 
 
@@ -160,7 +161,7 @@ def whole_run(folder: Path) -> Path:
             folder, step, **{"time/rollout": 2.0, "time/train": 1.0, "step_time": 3.1, "player_0/blind_share": 0.95}
         )
     IncidentLog(folder).record("server_gone", f"{folder.resolve()}/x: lost", step=3)
-    write_result(folder / "random.json", evaluate_scripted("random", LAPTOP, 20))
+    write_document(folder / "random.json", result_to_json(evaluate_scripted("random", LAPTOP, 20)))
     return folder
 
 
@@ -230,9 +231,9 @@ def test_evaluations_of_other_deals_get_tables_of_their_own_and_damaged_ones_a_n
     several = {"results": [result_to_json(results[0])], "references": [result_to_json(results[1])]}
     (run / "greedy.json").write_text(json.dumps(several))
     (run / "evaluations").mkdir()
-    write_result(run / "evaluations" / "short.json", evaluate_scripted("hint-bot", LAPTOP, 6))
-    write_result(tmp_path / "after.json", results[0])
-    write_result(run / "evaluations" / "kept.json", results[0])  # is there by a name already
+    write_document(run / "evaluations" / "short.json", result_to_json(evaluate_scripted("hint-bot", LAPTOP, 6)))
+    write_document(tmp_path / "after.json", result_to_json(results[0]))
+    write_document(run / "evaluations" / "kept.json", result_to_json(results[0]))  # is there by a name already
     for number, change in enumerate(({"scores": [1.0]}, {"scores": None}, {"orders": []})):
         (run / f"bad{number}.json").write_text(json.dumps({**result_to_json(results[0]), **change}))
     (run / "torn.json").write_text('{"results": [')

@@ -13,7 +13,7 @@ from hanabi_grpo.evaluation.comparison.tables import (
     comparison_notes,
     comparison_sheets,
 )
-from hanabi_grpo.report.page import save_text
+from hanabi_grpo.runs.run_folder import save_text
 
 
 def compare(
@@ -24,7 +24,6 @@ def compare(
             help="NAME=RUN,RUN,…: run folders that differ in their seed only; * matches, 'a=runs/a-*'.",
         ),
     ],
-    title: Annotated[str, typer.Option(help="Heading of picture and table.")] = "",
     window: Annotated[int, typer.Option(min=1, help="Steps of which a curve and the training mean are the mean.")] = 10,
     metric: Annotated[str, typer.Option(help="Figure of metrics.jsonl whose curves are compared.")] = SCORE,
     out_png: Annotated[Path | None, typer.Option(help="The picture.")] = None,
@@ -42,8 +41,8 @@ def compare(
     if out_png is not None:
         from hanabi_grpo.report.charts.bands import draw_bands
 
-        draw_bands(out_png, found, title=title)
+        draw_bands(out_png, found)
         say(f"picture: {out_png}")
     if out_markdown is not None:
-        save_text(out_markdown, comparison_markdown(found, title), "--out-markdown")
+        save_text(out_markdown, comparison_markdown(found), "--out-markdown")
         say(f"tables: {out_markdown}")

@@ -1,6 +1,5 @@
 """What commands share at the terminal: printing, bars, interruption, the other terminal's command, offline switches."""
 
-import json
 import os
 import shlex
 import signal
@@ -16,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hanabi_grpo.errors import ServerError
-from hanabi_grpo.runs.run_folder import finite
+from hanabi_grpo.runs.run_folder import json_text
 from hanabi_grpo.settings import LoadedSettings, Settings, load_settings, settings_json, settings_table, variables
 from hanabi_grpo.settings.gpus import Terminal, gpu_share
 from hanabi_grpo.settings.refs import split_player
@@ -53,7 +52,7 @@ def sayer(console: Console) -> Callable[..., None]:
 
 def print_json(document: Any, indent: int | None = None) -> None:
     """Write a document to standard output, on one line without `indent`; a number that is not finite becomes null."""
-    sys.stdout.write(json.dumps(finite(document), indent=indent, ensure_ascii=False, allow_nan=False) + "\n")
+    sys.stdout.write(json_text(document, indent=indent))
 
 
 def bars(console: Console) -> Progress:

@@ -154,5 +154,5 @@ def _keep(
 
 def _standing(done: dict[str, int], deals: int) -> str:
     each = f" ({', '.join(f'{label}: {count}' for label, count in done.items())})" if len(done) > 1 else ""
-    total = f"{sum(done.values())} of {len(done) * deals} deals are done{each}"
-    return f"{total} and kept; the same command goes on from there."
+    total = f"{sum(done.values())} of {len(done) * deals}"
+    return f"{total} deals are done{each} and kept; the same command goes on from there."

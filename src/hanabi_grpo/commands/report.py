@@ -10,10 +10,10 @@ from hanabi_grpo.commands.console import make_console, sayer
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.charts.canvas import save_figure
 from hanabi_grpo.report.hanabi.conventions import convention_sentence, convention_sheets, count_conventions
-from hanabi_grpo.report.page import save_text, write_page
+from hanabi_grpo.report.page import write_page
 from hanabi_grpo.report.run_page import run_page
 from hanabi_grpo.report.run_report import RunReport, read_report
-from hanabi_grpo.runs.run_folder import run_home
+from hanabi_grpo.runs.run_folder import run_home, save_text
 
 
 def report(
@@ -66,11 +66,10 @@ def report(
         line = f"{found.validation}\n\n" if found.validation else ""
         save_text(markdown, line + "\n".join(sheet.markdown() for sheet in [*found.sheets, *sheets]), "--markdown")
         say(f"tables: {markdown}")
-    if min_rise is not None or min_sigma is not None:
-        problem = found.shortfall(min_rise=min_rise, min_sigma=min_sigma)
-        if problem:
-            sayer(make_console(aside=True))(problem, "red")
-            raise typer.Exit(1)
+    is_limited = min_rise is not None or min_sigma is not None
+    if is_limited and (problem := found.shortfall(min_rise=min_rise, min_sigma=min_sigma)):
+        sayer(make_console(aside=True))(problem, "red")
+        raise typer.Exit(1)
 
 
 def _show(found: RunReport, say: Callable[..., None]) -> None:

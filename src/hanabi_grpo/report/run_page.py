@@ -24,9 +24,10 @@ from hanabi_grpo.report.run_views.figures import (
     shown,
     team_figures,
 )
-from hanabi_grpo.report.run_views.state import RunState
+from hanabi_grpo.report.run_views.run_watch import RunState
 from hanabi_grpo.runs.recordings import read_recordings, recording_files
 from hanabi_grpo.runs.run_folder import run_home
+from hanabi_grpo.settings.variables import typed
 
 _MOST_REPLAY_BYTES = 1_000_000
 """Of the replays' page; browsers refuse frames of some megabytes."""
@@ -139,9 +140,8 @@ def _replays(home: Path, state: RunState) -> str:
 
 
 def _settings(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
-    shown_ones = {name: value for name, value in settings.items() if name not in _PLACES and value not in (None, "")}
-    texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in shown_ones.items()}
-    return [(visible(name), _without_paths(visible(text))) for name, text in texts.items()]
+    texts = {name: typed(value) for name, value in settings.items() if name not in _PLACES}
+    return [(visible(name), _without_paths(visible(text))) for name, text in texts.items() if text]
 
 
 def _without_paths(text: str) -> str:

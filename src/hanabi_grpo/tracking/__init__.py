@@ -6,10 +6,9 @@ left that was killed is sent all the same.
 
 Map:
     callback      what the trainer calls: rows, alarms, the terminal's line
-    mirror        the mirror as the trainer sees it: started, heard, ended within a time limit
-    senders       the mirror's own process
+    mirror        the mirror as the trainer sees it: started, heard, ended in time; its process is `commands.mirror`
     publisher     what is new in a run folder, sent
-    wandb_run     the run at W&B: opened, refused or kept on this disk; rows, tables, artifacts
+    wandb_run     the run at W&B: opened, refused or kept on this disk; rows, sample games, artifacts
     record        `wandb.json` in the run folder: the run's id, the artifacts that were made, and which is the best
     artifact      the folder that goes up: adapters, card, settings, evaluation, sample games
     checkpoints   the folder behind a reference: here, at W&B, on the hub

@@ -33,16 +33,14 @@ class Curve:
     mean: NDArray[np.float64]
     """(m,): mean over runs of their trailing means."""
     low: NDArray[np.float64]
-    """(m,): lower edge of the band; the mean itself with one run."""
+    """(m,): lower edge of the band; the mean itself with fewer than three runs."""
     high: NDArray[np.float64]
     num_runs: int
 
     @property
-    def band(self) -> str:
-        """What the band is; empty with one run."""
-        if self.num_runs < 2:
-            return ""
-        return "t interval" if self.num_runs >= MIN_SEEDS_FOR_T else "range"
+    def has_band(self) -> bool:
+        """Whether there are runs enough."""
+        return self.num_runs >= MIN_SEEDS_FOR_T
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +114,7 @@ def arm_curve(arm: Arm, end: float, window: int) -> Curve:
     """Return an arm's curve up to `end`, which every run has reached, of trailing means over `window` steps.
 
     Each run is smoothed by itself and read off at the places of all runs of its arm, linearly between its own. The band
-    is the pointwise 95 % t interval of the mean over runs from three runs on, lowest to highest with two.
+    is the pointwise 95 % t interval of the mean over runs, from three runs on.
 
     Raises:
         SettingsError: A run begins after `end`.
@@ -135,11 +133,10 @@ def arm_curve(arm: Arm, end: float, window: int) -> Curve:
         kept = run.x <= end
         lines.append(np.interp(places, run.x[kept], trailing_mean(run.scores[kept].tolist(), window)))
     values = np.stack(lines)
-    mean, low, high = values.mean(axis=0), values.min(axis=0), values.max(axis=0)
+    mean, reach = values.mean(axis=0), np.zeros(len(places))
     if len(lines) >= MIN_SEEDS_FOR_T:
         reach = _t_reach(len(lines) - 1) * values.std(axis=0, ddof=1) / len(lines) ** 0.5
-        low, high = mean - reach, mean + reach
-    return Curve(name=arm.name, x=places, mean=mean, low=low, high=high, num_runs=len(lines))
+    return Curve(name=arm.name, x=places, mean=mean, low=mean - reach, high=mean + reach, num_runs=len(lines))
 
 
 def held_out(arms: Sequence[Arm], file: str) -> HeldOut:

@@ -145,11 +145,10 @@ def comparison_notes(found: Comparison) -> list[str]:
     return notes
 
 
-def comparison_markdown(found: Comparison, title: str) -> str:
+def comparison_markdown(found: Comparison) -> str:
     """Return all tables and notes as Markdown."""
-    parts = [f"### {title}\n"] if title else []
-    parts += [sheet.markdown() for sheet in comparison_sheets(found)]
-    return "\n".join([*parts, "".join(f"- {note}\n" for note in comparison_notes(found))])
+    notes = "".join(f"- {note}\n" for note in comparison_notes(found))
+    return "\n".join([*(sheet.markdown() for sheet in comparison_sheets(found)), notes])
 
 
 def _arm_row(found: Comparison, number: int) -> tuple[str, ...]:

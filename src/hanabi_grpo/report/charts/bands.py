@@ -17,7 +17,7 @@ _NUM_MARKERS = 8
 _SIZE = (10.0, 6.0)
 
 
-def draw_bands(path: Path, found: Comparison, *, title: str = "") -> None:
+def draw_bands(path: Path, found: Comparison) -> None:
     """Draw one line with a band per arm, what is attainable, and their names at the right; write a PNG.
 
     Of more than seven arms, colours repeat.
@@ -38,7 +38,7 @@ def draw_bands(path: Path, found: Comparison, *, title: str = "") -> None:
             curve.x, curve.mean, linewidth=2.2, markersize=6.5, markevery=(every // 2, every), markeredgecolor="white",
             zorder=3, label=f"{curve.name} {curve.mean[-1]:.2f}",
         )  # fmt: skip
-        if curve.band:
+        if curve.has_band:
             axes.fill_between(curve.x, curve.low, curve.high, color=line.get_color(), alpha=0.16, zorder=2)
     if scale:
         # A band may reach beyond what can be scored.
@@ -50,21 +50,18 @@ def draw_bands(path: Path, found: Comparison, *, title: str = "") -> None:
     most = f", at most {scale[1]:g}" if scale else ""
     axes.set_ylabel(f"{found.label} of training games{most}" if found.metric == SCORE else found.label)
     axes.set_xlabel("training step")
-    heading = title or (f"Training on {found.preset}" if found.preset else "Training")
+    heading = f"Training on {found.preset}" if found.preset else "Training"
     axes.set_title(fill(heading, 80), loc="left", fontsize=12, parse_math=False)
-    add_caption(figure, _caption(found.curves, found.window, found.preset if title else ""))
+    add_caption(figure, _caption(found.curves, found.window))
     tidy(axes)
     save_figure(figure, path)
 
 
-def _caption(curves: tuple[Curve, ...], window: int, preset: str) -> str:
-    runs = {curve.num_runs for curve in curves if curve.band == "t interval"}
-    parts = [f"Preset {preset}."] if preset else []
+def _caption(curves: tuple[Curve, ...], window: int) -> str:
+    runs = {curve.num_runs for curve in curves if curve.has_band}
     trailing = f"mean of the last {window} steps, " if window > 1 else ""
-    parts.append(f"Lines: {trailing}mean over runs.")
+    parts = [f"Lines: {trailing}mean over runs."]
     if runs:
         numbers = " or ".join(map(str, sorted(runs)))
         parts.append(f"Bands: 95 % t interval of the mean over {numbers} runs, step by step.")
-    if any(curve.band == "range" for curve in curves):
-        parts.append("Bands of two runs: from the lower to the higher.")
     return fill(" ".join(parts), 125)
