@@ -106,14 +106,32 @@ def answering(status: int, body: dict[str, Any] | str, key: str | None = None, s
         server.server_close()
 
 
-def make_gpu_machine(folder: Path, count: int) -> dict[str, str]:
-    """Write an nvidia-smi and an installed vllm; return the variables that put them first."""
-    info = folder / "site" / "vllm-0.32.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0\n")
+def make_gpu_machine(folder: Path, count: int, *, free: int) -> dict[str, str]:
+    """Write an nvidia-smi, an installed vllm and a torch for CUDA; return the variables that put them first.
+
+    Args:
+        folder: Empty.
+        count: GPUs.
+        free: MiB of each.
+    """
+    for name, version in (("vllm", "0.32.0"), ("torch", "2.13.0")):
+        info = folder / "site" / f"{name}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    torch = folder / "site" / "torch"
+    torch.mkdir()
+    (torch / "version.py").write_text("cuda: object = '13.0'\n")
+    (torch / "__init__.py").write_text(
+        "import os\n"
+        "class cuda:\n"
+        "    is_available = staticmethod(lambda: True)\n"
+        "    @staticmethod\n"
+        "    def device_count():\n"
+        f"        return len(os.environ.get('CUDA_VISIBLE_DEVICES', ',' * {count - 1}).split(','))\n"
+    )
     program = folder / "bin" / "nvidia-smi"
     program.parent.mkdir()
-    lines = "\n".join(f"{index}, NVIDIA H100 80GB HBM3, 81559" for index in range(count))
+    lines = "\n".join(f"{index}, NVIDIA H100 80GB HBM3, 81559, {free}" for index in range(count))
     program.write_text(f"#!/bin/sh\ncat <<'END'\n{lines}\nEND\n")
     program.chmod(0o755)
     return {"PYTHONPATH": str(folder / "site"), "PATH": f"{program.parent}:/usr/bin:/bin"}

@@ -13,8 +13,17 @@ from dotenv import dotenv_values
 
 from doctor_machines import NOWHERE, ROOT, make_gpu_machine
 from gpu.random_model import ARCHITECTURES
+from hanabi_grpo.commands.doctor.budget import (
+    CARDS,
+    Engines,
+    Step,
+    budget_checks,
+    find_card,
+    game_seconds,
+    learning_seconds,
+)
 from hanabi_grpo.commands.doctor.context import Context
-from hanabi_grpo.commands.doctor.model import cache_bytes, memory_checks, server_parts, trainer_parts
+from hanabi_grpo.commands.doctor.model import cache_bytes, server_parts, trainer_parts
 from hanabi_grpo.rollout.budget import Budget
 from hanabi_grpo.settings import load as load_module
 from hanabi_grpo.settings import load_settings
@@ -100,19 +109,38 @@ def test_the_sums_are_those_of_the_doctor_and_every_profile_fits_its_gpu(
         assert server <= share and trainer <= rest
 
 
-def test_the_doctor_tells_the_memory_of_each_part(
+def test_the_seconds_of_a_step_are_those_that_were_worked_out_by_hand() -> None:
+    """Estimates for Qwen3-4B, 64 games on four engines and four trainers of 80 GB: 7 s + 5 s, and 430 s + 115 s."""
+    sizes, parameters = ARCHITECTURES["qwen3-4b"], 4_022_468_096
+    assert sum(math.prod(shape) for shape in shapes_of(sizes).values()) == parameters
+    assert cache_bytes(sizes, 2) == 147_456
+    engines = Engines(card=CARDS["H100"], copies=4)
+    for turns, reply, message, expected in ((8, 200, 100, (7, 5)), (70, 512, 100, (430, 115))):
+        length = turns // 2 * (message + reply)
+        sampled, trained = 64 * turns * reply, 128 * length
+        step = Step(games=64, turns=turns, reply=reply, context=length / 2, sampled=sampled, trained=trained)
+        games = game_seconds(step, engines, parameters, sizes, 2)
+        learning = learning_seconds(step, CARDS["H100"], parameters, sizes, processes=4)
+        assert (games, learning) == (pytest.approx(expected[0], rel=0.4), pytest.approx(expected[1], rel=0.4))
+        # A GPU with a fraction of the bandwidth, or games that have to queue, take longer.
+        assert game_seconds(step, replace(engines, card=CARDS["L4"]), parameters, sizes, 2) > 5 * games
+        assert game_seconds(step, replace(engines, seats=8), parameters, sizes, 2) > 1.2 * games
+    names = ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "NVIDIA L40S", "NVIDIA L4", "Tesla T4")
+    assert [find_card(name) for name in names] == [*(CARDS[one] for one in ("H100", "A100", "L40S", "L4")), None]
+
+
+def test_the_doctor_tells_the_memory_of_each_part_and_the_seconds_of_a_step(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = ARCHITECTURES["qwen3-4b"]
-    assert sum(math.prod(shape) for shape in shapes_of(sizes).values()) == 4_022_468_096
-    assert cache_bytes(sizes, 2) == 147_456
     found = context(PROFILES["gpu-8"], folders, monkeypatch)
-    found = replace(found, shell=make_gpu_machine(tmp_path, 8))
+    found = replace(found, shell=make_gpu_machine(tmp_path, 8, free=80000))
     found.__dict__["budget"] = Budget(
         **{"preset": "full", "players": 2, "memory": "game", "turns": 35, "reply": 512},
         **{"opening": 400, "later": 100.0, "alone": 400, "earlier": 100.0},
     )
-    check = memory_checks(found)
-    assert check.status == "ok"
-    assert "(weights 8.04 GB, KV cache of one conversation 6.04 GB, adapters" in check.finding
-    assert "(weights 8.04 GB, adapters 264 MB, gradients and moments 793 MB, activations" in check.finding
+    server, trainer, seconds = [check.finding for check in budget_checks(found)]
+    assert "weights 8.04 GB, KV cache of one conversation 6.04 GB, adapters" in server
+    assert "weights 8.04 GB, adapters 264 MB, gradients and moments 793 MB, activations" in trainer
+    assert re.search(r"about \d+ s at most, games \d+ s and learning \d+ s: 64 games of \d+ turns × 512", seconds)
+    found.__dict__["budget"] = None
+    assert [check.status for check in budget_checks(found)] == ["ok", "ok", "skip"]

@@ -154,9 +154,9 @@ def test_what_triton_compiles_with_is_looked_for_before_the_engine_starts(
     assert headless.status == "fail" and "Python.h" in headless.finding and "-dev" in headless.remedy
 
 
-def gpu_doctor(tmp_path: Path, gpus: int, **environ: str) -> dict[str, Any]:
+def gpu_doctor(tmp_path: Path, gpus: int, free: int = 80000, **environ: str) -> dict[str, Any]:
     """Run the command on a machine with GPUs; return its checks by name."""
-    variables = make_gpu_machine(tmp_path, gpus)
+    variables = make_gpu_machine(tmp_path, gpus, free=free)
     variables |= {"HOME": str(tmp_path), "MODEL": str(tmp_path / "no-model")}
     answer = subprocess.run(
         [sys.executable, "-m", "hanabi_grpo.cli", "doctor", "--json"],
@@ -176,9 +176,10 @@ def test_gpus_are_compared_with_the_scripts_defaults_with_both_terminals_lists_a
     one = {"VLLM_TENSOR_PARALLEL_SIZE": "1", "CUDA_VISIBLE_DEVICES": "0"}
     checks = gpu_doctor(tmp_path / "8", 8, **four)
     assert checks["gpus"]["finding"] == "8 × NVIDIA H100 80GB HBM3, 80 GiB each"
+    assert checks["torch gpus"]["finding"] == "torch sees 8"
     assert checks["gpu split"]["finding"] == "server on 0,1,2,3, trainer on 4,5,6,7"
-    wanted = ("gpus", "gpu split", "server gpus", "trainer gpus", "compiler")
-    assert [checks[name]["status"] for name in wanted] == ["ok"] * 5
+    wanted = ("gpus", "torch gpus", "gpu split", "server gpus", "trainer gpus", "gpu memory", "compiler")
+    assert [checks[name]["status"] for name in wanted] == ["ok"] * 7
     for number, (gpus, given, status, finding) in enumerate(
         (
             (4, four, "fail", "name GPU 4, 5, 6, 7, there are only 4"),
@@ -191,8 +192,10 @@ def test_gpus_are_compared_with_the_scripts_defaults_with_both_terminals_lists_a
         check = gpu_doctor(tmp_path / str(number), gpus, **given)["gpu split"]
         assert check["status"] == status and finding in check["finding"]
         assert status == "ok" or f"tools/profiles/gpu-{gpus}.env " in check["remedy"]
-    checks = gpu_doctor(tmp_path / "more", 8, **four, VLLM_DATA_PARALLEL_SIZE="2")
+    checks = gpu_doctor(tmp_path / "more", 8, free=40000, **four, VLLM_DATA_PARALLEL_SIZE="2")
     assert checks["server gpus"]["status"] == "fail" and "needs 8 GPUs" in checks["server gpus"]["finding"]
+    assert checks["gpu memory"]["status"] == "fail"
+    assert "export HANABI_GPU_MEMORY_UTILIZATION=0.49" in checks["gpu memory"]["remedy"]
 
 
 def test_a_broken_driver_is_a_reason_and_a_gpu_without_a_number_for_its_memory_is_listed(tmp_path: Path) -> None:
@@ -201,7 +204,7 @@ def test_a_broken_driver_is_a_reason_and_a_gpu_without_a_number_for_its_memory_i
     program.write_text("#!/bin/sh\necho 'Failed to initialize NVML' >&2\nexit 9\n")
     program.chmod(0o755)
     assert list_gpus(str(tmp_path)) == ((), "nvidia-smi ends with 9: Failed to initialize NVML")
-    program.write_text("#!/bin/sh\necho '0, NVIDIA GB10, [N/A]'\n")
+    program.write_text("#!/bin/sh\necho '0, NVIDIA GB10, [N/A], [N/A]'\n")
     [gpu], reason = list_gpus(str(tmp_path))
     assert (gpu.name, gpu.total, reason) == ("NVIDIA GB10", 0, "")
 

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from hanabi_grpo.commands.console import give_environ, make_console, print_json
-from hanabi_grpo.commands.doctor import games, gpus, machine, model, server, software
+from hanabi_grpo.commands.doctor import budget, games, gpus, machine, model, server, software
 from hanabi_grpo.commands.doctor.check import Check, Role, fail, ok, print_checks, report_json, summary_line
 from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
@@ -50,6 +50,7 @@ PROBES = (
     Probe("history", games.history_checks, ("trainer",)),
     Probe("vocabulary", games.vocabulary_checks),
     Probe("memory", model.memory_checks),
+    Probe("budget", budget.budget_checks),
     Probe("run folder", machine.run_folder_checks, ("trainer",)),
     Probe("partner urls", server.partner_url_checks),
     Probe("shared memory", machine.shared_memory_checks),

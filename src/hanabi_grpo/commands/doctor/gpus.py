@@ -1,4 +1,4 @@
-"""GPUs: which there are, and how the two terminals share them.
+"""GPUs: which there are, how the two terminals share them, and what memory is free.
 
 A driver that is too old for torch is found by `tools/setup.sh`, before anything is downloaded.
 """
@@ -13,13 +13,13 @@ from typing import NamedTuple
 from hanabi_grpo.commands.console import ROLLOUT_SCRIPT, TRAIN_SCRIPT
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.commands.doctor.context import Context
-from hanabi_grpo.commands.doctor.software import installed_version
+from hanabi_grpo.commands.doctor.software import cuda_build, installed_version
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings.gpus import Terminal, gpu_share
 
 _SECONDS = 10
 """A driver in trouble can hang nvidia-smi."""
-_QUERY = ("--query-gpu=index,name,memory.total", "--format=csv,noheader,nounits")
+_QUERY = ("--query-gpu=index,name,memory.total,memory.free", "--format=csv,noheader,nounits")
 _ONE_GPU_SHARE = 0.6
 """Largest share for the engine where the trainer sits on the same GPU."""
 _SCRIPTS: dict[Terminal, str] = {"server": ROLLOUT_SCRIPT, "trainer": TRAIN_SCRIPT}
@@ -31,6 +31,7 @@ class Gpu(NamedTuple):
     number: str
     name: str
     total: int
+    free: int
 
 
 def list_gpus(path: str | None = None) -> tuple[tuple[Gpu, ...], str]:
@@ -47,9 +48,10 @@ def list_gpus(path: str | None = None) -> tuple[tuple[Gpu, ...], str]:
         return (), f"nvidia-smi ends with {answer.returncode}: {said}"
     gpus = []
     for line in filter(None, map(str.strip, answer.stdout.splitlines())):
-        index, name, total = (part.strip() for part in line.split(","))
+        index, name, *sizes = (part.strip() for part in line.split(","))
         # A GPU that is split (MIG) or shares its memory with the CPU has "[N/A]" here.
-        gpus.append(Gpu(index, name, int(total) if total.isdecimal() else 0))
+        total, free = (int(size) if size.isdecimal() else 0 for size in sizes)
+        gpus.append(Gpu(index, name, total, free))
     return tuple(gpus), "" if gpus else "nvidia-smi lists none"
 
 
@@ -68,7 +70,22 @@ def gpu_checks(context: Context) -> Iterator[Check]:
         yield warn("gpus", f"{shown}, but the engine for CUDA is not installed, so they stay idle", way)
     else:
         yield ok("gpus", shown)
+        if cuda_build() is not None:  # else the check of torch has said so
+            yield _torch_sees(context, len(gpus))
         yield from _shares(context, gpus)
+
+
+def _torch_sees(context: Context, count: int) -> Check:
+    import torch
+
+    visible = context.environ.get("CUDA_VISIBLE_DEVICES")
+    expected = count if visible is None else len([name for name in visible.split(",") if name.strip()])
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    where = "" if visible is None else f" of CUDA_VISIBLE_DEVICES={visible}"
+    if found == expected:
+        return ok("torch gpus", f"torch sees {found}{where}")
+    why = '.venv/bin/python -c "import torch; torch.cuda.init(); print(torch.cuda.device_count())"'
+    return fail("torch gpus", f"torch sees {found} GPUs, expected are {expected}{where}", f"nvidia-smi\n{why}")
 
 
 def _shares(context: Context, gpus: tuple[Gpu, ...]) -> Iterator[Check]:
@@ -107,6 +124,7 @@ def _shares(context: Context, gpus: tuple[Gpu, ...]) -> Iterator[Check]:
     if server := names.get("server"):
         sizes = f"VLLM_TENSOR_PARALLEL_SIZE={settings.vllm_tensor_parallel_size} × VLLM_DATA_PARALLEL_SIZE="
         yield _fits("server gpus", f"{sizes}{settings.vllm_data_parallel_size}", needed, server, layout)
+        yield _engine_memory(context, [gpu for gpu in gpus if gpu.number in server and gpu.total])
     if trainer := names.get("trainer"):
         sizes = f"NPROC_PER_NODE={settings.nproc_per_node}"
         yield _fits("trainer gpus", sizes, settings.nproc_per_node, trainer, layout)
@@ -118,6 +136,19 @@ def _fits(name: str, sizes: str, needed: int, gpus: list[str], layout: str) -> C
     if needed < len(gpus):
         return warn(name, f"{sizes} uses {needed} of {len(gpus)} GPUs; the others stay idle", layout)
     return ok(name, f"{sizes} fits {len(gpus)}")
+
+
+def _engine_memory(context: Context, gpus: list[Gpu]) -> Check:
+    if not gpus:
+        return skip("gpu memory", "nvidia-smi does not tell it")
+    share = context.settings.gpu_memory_utilization
+    tight = min(gpus, key=lambda gpu: gpu.free / gpu.total)
+    free = tight.free / tight.total
+    finding = f"GPU {tight.number} has {tight.free / 1024:.1f} of {tight.total / 1024:.1f} GiB free, "
+    finding += f"the engine asks for {share:g} of it (HANABI_GPU_MEMORY_UTILIZATION)"
+    if free >= share or context.server_is_up:
+        return ok("gpu memory", finding)
+    return fail("gpu memory", finding, f"nvidia-smi\nexport HANABI_GPU_MEMORY_UTILIZATION={int(100 * free) / 100:g}")
 
 
 def _names(context: Context, terminal: Terminal) -> list[str]:

@@ -17,7 +17,7 @@ from hanabi_grpo.settings.defaults import LAPTOP, is_local_model, tiny_model_com
 from hanabi_grpo.settings.steps import tokens_per_micro_batch
 
 _GIB = 1 << 30
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _PROCESS = 2.0 * _GIB
 """Of each process, whatever the model: libraries, or the CUDA context."""
 _CHUNK = 1024
@@ -69,17 +69,12 @@ def memory_checks(context: Context) -> Check:
     settings, needed = context.settings, ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
     if not all(key in context.config for key in needed):
         return skip("memory", "needs the model, and its sizes in config.json")
-    finders = {"server": server_parts} if context.serves and not context.server_is_up else {}
-    finders |= {"trainer": trainer_parts} if context.trains else {}
-    if not finders:
+    server = 0.0 if context.server_is_up or not context.serves else sum(server_parts(context).values())
+    trainer = sum(trainer_parts(context).values()) if context.trains else 0.0
+    if not server + trainer:
         return skip("memory", "the server is running already")
-    sums, told = {"server": 0.0, "trainer": 0.0}, []
-    for terminal, parts_of in finders.items():
-        parts = parts_of(context)
-        sums[terminal] = sum(parts.values())
-        listed = ", ".join(f"{name} {amount(size, 'B')}" for name, size in parts.items())
-        told.append(f"{terminal} up to {sums[terminal] / _GIB:.1f} GiB ({listed})")
-    server, trainer, text = sums["server"], sums["trainer"], " and ".join(told)
+    parts = [f"server about {server / _GIB:.1f} GiB"] if server else []
+    text = " and ".join(parts + ([f"trainer up to {trainer / _GIB:.1f} GiB"] if trainer else []))
     smaller = "export HANABI_TOKENS_PER_MICRO_BATCH=1024 HANABI_MAX_MODEL_LEN=1024"
     if settings.device == "cpu":
         free = psutil.virtual_memory().available
@@ -104,7 +99,7 @@ def memory_checks(context: Context) -> Check:
 def server_parts(context: Context) -> dict[str, float]:
     """Return the bytes of each part of the server, on one GPU or the CPU."""
     settings, config = context.settings, context.config
-    size, parallel = _BYTES[settings.dtype], settings.vllm_tensor_parallel_size
+    size, parallel = BYTES[settings.dtype], settings.vllm_tensor_parallel_size
     cache = cache_bytes(config, size) * settings.max_model_len
     if settings.device == "cpu":
         # The server's own default for this variable of vLLM.
@@ -126,7 +121,7 @@ def cache_bytes(config: Mapping[str, Any], size: int) -> float:
 def trainer_parts(context: Context) -> dict[str, float]:
     """Return the bytes of each part of one trainer process, with the largest micro-batch."""
     settings, config, budget = context.settings, context.config, context.budget
-    size = _BYTES[settings.dtype]
+    size = BYTES[settings.dtype]
     weights = context.num_parameters * size / (settings.nproc_per_node if settings.deepspeed == "zero3" else 1)
     adapters = 4.0 * context.num_adapters * context.adapter_parameters
     longest = budget.longest(budget.memory) if budget else settings.max_model_len
