@@ -11,7 +11,7 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.evaluation.evaluate import evaluate_line_up
-from hanabi_grpo.runs.evaluation_result import EvaluationResult, write_result
+from hanabi_grpo.runs.evaluation_result import EvaluationResult, result_to_json, write_document
 from tracked_runs import add_row
 
 LAPTOP = Setup(HANABI, EnvConfig(preset="laptop", observation="compact", legal_moves=False))
@@ -48,5 +48,5 @@ def made_evaluation(path: Path, scores: Sequence[float], **other: Any) -> Evalua
     """Write an evaluation with these scores; its other figures are random play's on as many deals, or as given."""
     played = evaluate_scripted("random", LAPTOP, len(scores))
     result = dataclasses.replace(played, **{"scores": tuple(scores), "temperature": 1.0, **other})
-    write_result(path, result)
+    write_document(path, result_to_json(result))
     return result

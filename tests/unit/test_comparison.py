@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation.comparison.arms import Arm, condition_notes, load_arms, parse_arms, parse_reference
+from hanabi_grpo.evaluation.comparison.arms import Arm, condition_notes, load_arms, parse_arms
 from hanabi_grpo.evaluation.comparison.figures import arm_curve, held_out, last_mean, welch_difference
 from hanabi_grpo.evaluation.comparison.tables import compare_arms
 from hanabi_grpo.evaluation.tables import ATTAINABLE_SOURCE
@@ -50,7 +50,6 @@ def test_arms_are_names_and_folders_and_a_star_stands_for_those_that_match(tmp_p
         with pytest.raises(SettingsError) as caught:
             parse_arms(texts)
         assert message in str(caught.value)
-    assert parse_reference("T=1 hint-bot=2.632") == ("T=1 hint-bot", 2.632)
 
 
 def test_a_run_is_read_with_games_seconds_and_evaluations_beside_it(tmp_path: Path) -> None:
@@ -107,13 +106,13 @@ def test_differences_and_their_interval_are_welchs(first: list[float], other: li
     assert (found.low, found.high) == pytest.approx((interval.low, interval.high), rel=1e-6, abs=1e-9)
 
 
-def test_a_band_is_a_t_interval_of_three_runs_the_range_of_two_and_nothing_of_one(tmp_path: Path) -> None:
+def test_a_band_is_a_t_interval_of_three_runs_and_fewer_have_none(tmp_path: Path) -> None:
     runs = [made_run(tmp_path / str(height), [height] * 4) for height in (1.0, 2.0, 3.0)]
     three, two, one = (arm_curve(loaded(a=runs[:count])[0], 4, 2) for count in (3, 2, 1))
-    assert three.band == "t interval" and three.mean.tolist() == [2.0] * 4
+    assert three.has_band and three.mean.tolist() == [2.0] * 4
     assert three.high.tolist() == pytest.approx([2.0 + 4.302653 * 3**-0.5] * 4)
-    assert (two.band, two.low.tolist(), two.high.tolist()) == ("range", [1.0] * 4, [2.0] * 4)
-    assert (one.band, one.low.tolist()) == ("", [1.0] * 4)
+    assert (two.has_band, two.low.tolist(), two.high.tolist()) == (False, [1.5] * 4, [1.5] * 4)
+    assert (one.has_band, one.low.tolist()) == (False, [1.0] * 4)
 
 
 def test_a_line_ends_where_every_run_has_been_at_the_training_mean(tmp_path: Path) -> None:
@@ -179,18 +178,17 @@ def test_the_command_compares_two_arms_in_tables_a_picture_and_figures(tmp_path:
     arms = [f"per player={tmp_path}/a-*", f"shared={tmp_path}/b-0,{tmp_path}/b-1,{tmp_path}/b-2"]
     out = tmp_path / "new folder"
     files = [f"--out-png={out}/c.png", f"--out-markdown={out}/c.md"]
-    words = ["compare", *arms, "--reference", "hint-bot=2.632", "--title", "T [x]", *files]
+    words = ["compare", *arms, *files]
     answer = CliRunner().invoke(app, words)
     assert answer.exit_code == 0, answer.output
     lines = (out / "c.md").read_text(encoding="utf-8").splitlines()
-    assert lines[0] == "### T [x]"
     assert "| arm | runs | games/run | seconds/run | training, last 10 steps | greedy | sampled (T=1) |" in lines
     # Means 1.1 of training; of sampled 0.975, 1.05 and 1.125.
     error = 0.075 / math.sqrt(3)
     assert f"| per player | 3 | 768 | 24 | 1.100 ± 0.058 | 1.550 ± {error:.3f} | 1.050 ± {error:.3f} |" in lines
     row = next(line for line in lines if line.startswith("| shared − per player"))
     assert row.startswith(f"| shared − per player | +1.000 ± {error * math.sqrt(2):.3f} | +")
-    assert lines[-2:] == ["- To compare with: hint-bot 2.632, attainable 3.87.", f"- {ATTAINABLE_SOURCE}"]
+    assert lines[-1] == f"- {ATTAINABLE_SOURCE}"
     assert "| attainable | – | – | – | – | 3.87 | 3.87 |" in lines
     assert lines.count("| attainable | 3.87 | – | – | – |") == 2
     assert any(line.startswith("| arm | score_kept | bombed |") for line in lines)
@@ -203,8 +201,6 @@ def test_what_cannot_be_done_is_refused_in_one_line(tmp_path: Path) -> None:
     run = made_run(tmp_path / "run", [1.0])
     for words, message in (
         (["--window", "0"], "Invalid value for '--window'"),
-        (["--reference", "x"], "--reference 'x': give NAME=SCORE"),
-        (["--reference", "a=nan"], "--reference 'a=nan': give NAME=SCORE"),
         (["--out-markdown", f"{run}/metrics.jsonl/c.md"], "c.md: cannot be written ("),
         (["--out-png", f"{run}/metrics.jsonl/c.png"], "choose another place"),
     ):

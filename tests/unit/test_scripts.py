@@ -228,7 +228,7 @@ def test_the_tracking_wrapper_has_a_default_that_shell_and_dotenv_beat(launch: R
     assert told(launch(WANDB, REPORT_TO="none"))[3] == "none"
     (checkout / ".env").write_text("REPORT_TO=\n")
     assert told(launch(WANDB))[3] == "wandb"
-    (checkout / ".env").write_text("  export REPORT_TO = tensorboard\n")
+    (checkout / ".env").write_text("  export REPORT_TO = none\n")
     assert told(launch(WANDB))[3] == ""
 
 

@@ -138,14 +138,12 @@ def test_every_bad_value_is_named_at_once() -> None:
 
 
 def test_a_bad_value_says_what_is_allowed() -> None:
-    trackers = "none, or a comma list of wandb and tensorboard."
     for name, value, expected in (
         ("TEMPERATURE", "0", "a number from 0.01 to 2."),
         ("NUM_GENERATIONS", "1", "a whole number, at least 2."),
         ("HANABI_THINKING", "maybe", "true or false."),
         ("HANABI_DTYPE", "fp8", "one of float32, bfloat16, float16."),
-        ("REPORT_TO", "mlflow", trackers),
-        ("REPORT_TO", "none,wandb", trackers),
+        ("REPORT_TO", "mlflow", "one of none, wandb."),
         ("DEEPSPEED", "zero9", "one of none, zero1, zero2, zero3, or the path of a .json file that exists."),
         ("PORT", "70000", "a whole number from 1 to 65535."),
         ("HANABI_GPU_MEMORY_UTILIZATION", "1.5", "a number above 0, at most 1."),

@@ -11,7 +11,7 @@ import pytest
 
 from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.rollout.loop import make_script, play_episode
-from hanabi_grpo.runs.evaluation_result import write_result
+from hanabi_grpo.runs.evaluation_result import result_to_json, write_document
 from hanabi_grpo.runs.recordings import read_recordings, spread, write_episodes
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint
 from hanabi_grpo.settings import read_settings
@@ -57,7 +57,7 @@ def test_the_best_beats_all_earlier_ones_and_few_lucky_steps_never_beat_ten() ->
 def test_an_artifact_holds_adapters_card_settings_and_evaluations_but_no_optimizer_and_no_key(tmp_path: Path) -> None:
     run = tracked_run(tmp_path / "run", steps=12, HANABI_PRESET="laptop")
     checkpoint = add_checkpoint(run, 12)
-    write_result(run / "evaluation.json", evaluate_scripted("random", SETUP, 3))
+    write_document(run / "evaluation.json", result_to_json(evaluate_scripted("random", SETUP, 3)))
     (run / "evaluation-torn.json").write_text('{"mean": 1')
     settings = read_settings(run / "settings.json", {"HANABI_API_KEY": SECRET})
     assert settings.api_key is not None and settings.api_key.get_secret_value() == SECRET

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from doctor_machines import NOWHERE, ROOT, answering, find, free_port, make_model, only
 from hanabi_grpo.cli import app
-from hanabi_grpo.commands.doctor.runs import run_folder_checks
+from hanabi_grpo.commands.doctor.machine import run_folder_checks
 from hanabi_grpo.commands.train import wait_for_server
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.runs.resume import read_resume

@@ -1,13 +1,12 @@
 """`hanabi-grpo collect`: games of a line-up as JSON lines, without a trainer."""
 
-import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from hanabi_grpo.client.lineups import parse_line_up
-from hanabi_grpo.commands.console import bars, interruptible, make_console, sayer, stderr_console
+from hanabi_grpo.commands.console import bars, interruptible, make_console, sayer
 from hanabi_grpo.commands.playing import Env, OwnServer, Players, Preset, Temperature, choose
 from hanabi_grpo.envs.base import is_held_out
 from hanabi_grpo.evaluation.collect import Collection, collect_games
@@ -23,7 +22,6 @@ def collect(
     preset: Preset = None,
     players: Players = None,
     temperature: Temperature = None,
-    prompts: Annotated[bool, typer.Option(help="Also what scripts would have been shown.")] = True,
     no_rotate: Annotated[bool, typer.Option("--no-rotate", help="Every deal in the seat order typed.")] = False,
     own_server: OwnServer = False,
 ) -> None:
@@ -41,13 +39,12 @@ def collect(
         num_deals=deals,
         num_games=games,
         rotate=not no_rotate,
-        prompts=prompts,
     )
-    aside = stderr_console()
+    aside = make_console(aside=True)
     if is_held_out(suite):
         said = f"warning: suite {suite} is held out; training on these games spoils evaluations on it."
         aside.print(said, style="yellow")
-    done, first = 0, None
+    done = 0
     stopped = "stopped: {} of {} deals are done and kept; the same command goes on."
     with (
         interruptible(lambda: stopped.format(done, deals)),
@@ -55,16 +52,12 @@ def collect(
         bars(aside) as shown,
     ):
         bar = shown.add_task(f"{line_up}: {deals} deals × {games} games", total=deals)
-        start = time.monotonic()
 
-        def progress(num_deals: int, num_games: int) -> None:
-            nonlocal done, first
-            done, first = num_deals, num_games if first is None else first
+        def progress(num_deals: int) -> None:
+            nonlocal done
+            done = num_deals
             shown.update(bar, completed=num_deals)
 
         state = collect_games(what, out, served=served, progress=progress)
-        seconds = time.monotonic() - start
-    fresh = state.games - (first or 0)
-    speed = f"; {fresh} played now, {fresh / seconds:.1f} games/s" if fresh else "; nothing was left to play"
     mean = f"mean score {state.score / state.games:.3f}"
-    sayer(make_console())(f"{out}: {state.games} games of {state.deals} deals, {mean}{speed}")
+    sayer(make_console())(f"{out}: {state.games} games of {state.deals} deals, {mean}")

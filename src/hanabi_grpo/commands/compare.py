@@ -6,14 +6,14 @@ from typing import Annotated
 import typer
 
 from hanabi_grpo.commands.console import make_console, sayer
-from hanabi_grpo.evaluation.comparison.arms import SCORE, load_arms, parse_arms, parse_reference
+from hanabi_grpo.evaluation.comparison.arms import SCORE, load_arms, parse_arms
 from hanabi_grpo.evaluation.comparison.tables import (
     compare_arms,
     comparison_markdown,
     comparison_notes,
     comparison_sheets,
 )
-from hanabi_grpo.report.page import save_text
+from hanabi_grpo.runs.run_folder import save_text
 
 
 def compare(
@@ -24,17 +24,14 @@ def compare(
             help="NAME=RUN,RUN,…: run folders that differ in their seed only; * matches, 'a=runs/a-*'.",
         ),
     ],
-    title: Annotated[str, typer.Option(help="Heading of picture and table.")] = "",
     window: Annotated[int, typer.Option(min=1, help="Steps of which a curve and the training mean are the mean.")] = 10,
     metric: Annotated[str, typer.Option(help="Figure of metrics.jsonl whose curves are compared.")] = SCORE,
-    reference: Annotated[list[str] | None, typer.Option(help="Level line, NAME=SCORE; may be repeated.")] = None,
     out_png: Annotated[Path | None, typer.Option(help="The picture.")] = None,
     out_markdown: Annotated[Path | None, typer.Option(help="The tables.")] = None,
 ) -> None:
     """Compare trainings over seeds: curves with bands, held-out scores, differences with their errors."""
-    levels = dict(map(parse_reference, reference or []))
     name, loaded = load_arms(parse_arms(arms), metric=metric)
-    found = compare_arms(name, loaded, window=window, metric=metric, references=levels)
+    found = compare_arms(name, loaded, window=window, metric=metric)
     console = make_console()
     say = sayer(console)
     for sheet in comparison_sheets(found):
@@ -44,8 +41,8 @@ def compare(
     if out_png is not None:
         from hanabi_grpo.report.charts.bands import draw_bands
 
-        draw_bands(out_png, found, title=title)
+        draw_bands(out_png, found)
         say(f"picture: {out_png}")
     if out_markdown is not None:
-        save_text(out_markdown, comparison_markdown(found, title), "--out-markdown")
+        save_text(out_markdown, comparison_markdown(found), "--out-markdown")
         say(f"tables: {out_markdown}")

@@ -1,6 +1,5 @@
 """What commands share at the terminal: printing, bars, interruption, the other terminal's command, offline switches."""
 
-import json
 import os
 import shlex
 import signal
@@ -16,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hanabi_grpo.errors import ServerError
-from hanabi_grpo.runs.run_folder import finite
+from hanabi_grpo.runs.run_folder import json_text
 from hanabi_grpo.settings import LoadedSettings, Settings, load_settings, settings_json, settings_table, variables
 from hanabi_grpo.settings.gpus import Terminal, gpu_share
 from hanabi_grpo.settings.refs import split_player
@@ -33,14 +32,13 @@ INTERRUPTED = 130
 """Exit code of a command that was stopped and can go on."""
 
 
-def make_console() -> Console:
-    """Return a console for standard output; wide enough for a whole table when it is not a terminal."""
-    return Console(width=None if sys.stdout.isatty() else 120, highlight=False, emoji=False)
+def make_console(*, aside: bool = False) -> Console:
+    """Return a console for standard output; `aside` for standard error, where progress and what is no result go.
 
-
-def stderr_console() -> Console:
-    """Return a console for progress and messages that are no result."""
-    return Console(stderr=True, highlight=False, emoji=False)
+    A table is never narrower than 120 columns where it is not a terminal.
+    """
+    width = None if aside or sys.stdout.isatty() else 120
+    return Console(stderr=aside, width=width, highlight=False, emoji=False)
 
 
 def sayer(console: Console) -> Callable[..., None]:
@@ -54,7 +52,7 @@ def sayer(console: Console) -> Callable[..., None]:
 
 def print_json(document: Any, indent: int | None = None) -> None:
     """Write a document to standard output, on one line without `indent`; a number that is not finite becomes null."""
-    sys.stdout.write(json.dumps(finite(document), indent=indent, ensure_ascii=False, allow_nan=False) + "\n")
+    sys.stdout.write(json_text(document, indent=indent))
 
 
 def bars(console: Console) -> Progress:
@@ -77,10 +75,10 @@ def interruptible(summary: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        sayer(stderr_console())(summary())
+        sayer(make_console(aside=True))(summary())
         raise typer.Exit(INTERRUPTED) from None
     except ServerError:
-        sayer(stderr_console())(summary())
+        sayer(make_console(aside=True))(summary())
         raise
     finally:
         signal.signal(signal.SIGTERM, before)

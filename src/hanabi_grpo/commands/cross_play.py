@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from hanabi_grpo.client.lineups import LineUp
-from hanabi_grpo.commands.console import bars, interruptible, make_console, print_json, sayer, stderr_console
+from hanabi_grpo.commands.console import bars, interruptible, make_console, print_json, sayer
 from hanabi_grpo.commands.playing import AsJson, Env, OwnServer, Players, Preset, Suite, Temperature, choose
 from hanabi_grpo.evaluation.crossplay.plan import Plan, make_plan, parse_entries, play_cells
 from hanabi_grpo.evaluation.crossplay.summary import all_sheets, describe, summarise, summary_json
@@ -51,8 +51,7 @@ def cross_play(
     chosen = choose(env, preset, players, temperature)
     entries = parse_entries(texts, chosen.game)
     folder = out or Path("outputs") / f"cross-play-{chosen.game.spec.preset}-{datetime.now():%Y%m%d-%H%M%S}"
-    aside = stderr_console()
-    console = aside if as_json else make_console()
+    aside, console = make_console(aside=True), make_console(aside=as_json)
     cells: dict[str, EvaluationResult] = {}
     plan: Plan | None = None
 

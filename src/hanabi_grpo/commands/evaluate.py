@@ -9,8 +9,18 @@ import typer
 from rich.progress import TaskID
 
 from hanabi_grpo.client.lineups import LineUp, parse_line_up
-from hanabi_grpo.commands.console import bars, interruptible, make_console, print_json, sayer, stderr_console
-from hanabi_grpo.commands.playing import AsJson, Env, OwnServer, Players, Preset, Suite, Temperature, choose
+from hanabi_grpo.commands.console import bars, interruptible, make_console, sayer
+from hanabi_grpo.commands.playing import (
+    AsJson,
+    Env,
+    OwnServer,
+    Players,
+    Preset,
+    Suite,
+    Temperature,
+    choose,
+    give_result,
+)
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import check_deals, evaluate_line_up, line_up_key
 from hanabi_grpo.evaluation.tables import evaluation_document, evaluation_sheets, reference_names, reference_results
@@ -63,9 +73,7 @@ def evaluate(
     game = chosen.game
     teams = [parse_line_up(text, game.spec.num_players, env=game.env) for text in texts]
     labels = [label] if label is not None else _labels(teams)
-    aside = stderr_console()
-    console = aside if as_json else make_console()
-    tell = sayer(aside)
+    aside, console = make_console(aside=True), make_console(aside=as_json)
     done: dict[str, int] = dict.fromkeys(labels, 0)
     books: list[Path] = []
     digests: list[str] = []
@@ -109,17 +117,12 @@ def evaluate(
         document = evaluation_document(results, references)
         # One result as `report` and others read it; its references are rows of its run's tables.
         each = [{**result_to_json(one), "references": document["references"]} for one in results]
-        if out is not None:
-            write_document(out, each[0] if len(each) == 1 else document)
-            sayer(console)(f"wrote {out}")
-        if as_json:
-            print_json(document)
-        else:
-            for sheet in evaluation_sheets(results, references):
-                console.print(sheet.rich())
+        kept = each[0] if len(each) == 1 else document
+        tables = (sheet.rich() for sheet in evaluation_sheets(results, references))
+        give_result(console, document, tables, out=out, as_json=as_json, kept=kept)
         for team, own, digest in zip(teams, each, digests, strict=True):
             runs = served.resolver.run_folders(team.refs) if served else ()
-            _keep(runs, own, digest, None if len(teams) > 1 else out, tell)
+            _keep(runs, own, digest, None if len(teams) > 1 else out, sayer(aside))
         for book in books:
             book.unlink(missing_ok=True)
 
@@ -151,5 +154,5 @@ def _keep(
 
 def _standing(done: dict[str, int], deals: int) -> str:
     each = f" ({', '.join(f'{label}: {count}' for label, count in done.items())})" if len(done) > 1 else ""
-    total = f"{sum(done.values())} of {len(done) * deals} deals are done{each}"
-    return f"{total} and kept; the same command goes on from there."
+    total = f"{sum(done.values())} of {len(done) * deals}"
+    return f"{total} deals are done{each} and kept; the same command goes on from there."

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from hanabi_grpo.commands.console import interruptible, make_console, sayer
+from hanabi_grpo.errors import SettingsError
 
 
 def export(
@@ -29,14 +30,14 @@ def export(
     Environment: WANDB_MODE and WANDB_ENTITY say how wandb: words are resolved, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE
     how hf: words are.
     """
-    from hanabi_grpo.report.export.folder import check_base_model
     from hanabi_grpo.report.export.folder import export as write
     from hanabi_grpo.report.export.origin import read_origin
     from hanabi_grpo.settings.refs import parse_checkpoint
+    from hanabi_grpo.tracking.artifact import HUB_NAME
     from hanabi_grpo.tracking.checkpoints import local_folder
 
-    if base_model is not None:
-        check_base_model(base_model)
+    if base_model is not None and not HUB_NAME.fullmatch(base_model):
+        raise SettingsError(f"--base-model {base_model!r}: give the name on the hub, e.g. Qwen/Qwen3-4B.")
     say = sayer(make_console())
     with interruptible(lambda: f"Stopped; nothing was written to {out}."):
         ref = parse_checkpoint(source)

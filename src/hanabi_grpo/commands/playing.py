@@ -1,23 +1,25 @@
 """What commands that play share: options, the game from them and the settings, and the server of the models."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from hanabi_grpo.client.lineups import SeatResolver
 from hanabi_grpo.client.own_server import own_server
 from hanabi_grpo.client.rollout_client import RolloutClient
-from hanabi_grpo.commands.console import sayer
+from hanabi_grpo.commands.console import print_json, sayer
 from hanabi_grpo.commands.train import wait_for_server
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.rollout.datasets import played_setups, training_rows
+from hanabi_grpo.runs.evaluation_result import write_document
 from hanabi_grpo.settings import LoadedSettings, Settings, load_settings
 from hanabi_grpo.settings.game import default_preset
 
@@ -28,6 +30,29 @@ Suite = Annotated[str, typer.Option(help="Stream of held-out deals.")]
 Temperature = Annotated[float | None, typer.Option(help="0 is greedy; TEMPERATURE when left out.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 OwnServer = Annotated[bool, typer.Option("--own-server", help="Start a rollout server for this command.")]
+
+
+def give_result(
+    console: Console,
+    document: Mapping[str, Any],
+    tables: Iterable[RenderableType],
+    *,
+    out: Path | None,
+    as_json: bool,
+    kept: Mapping[str, Any] | None = None,
+) -> None:
+    """Write --out, with `kept` where that is another document, and print the document with --json, else its tables.
+
+    `console` is `make_console(aside=as_json)`.
+    """
+    if out is not None:
+        write_document(out, kept or document)
+        sayer(console)(f"wrote {out}")
+    if as_json:
+        print_json(document)
+        return
+    for table in tables:
+        console.print(table)
 
 
 @dataclass(frozen=True, slots=True)

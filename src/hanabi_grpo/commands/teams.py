@@ -1,20 +1,18 @@
 """`hanabi-grpo teams`: does a team pay? Workflows beside one seat alone and beside a vote at as many tokens."""
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import Progress, TaskID
+from rich.progress import TaskID
 
 from hanabi_grpo.client.lineups import LineUp, parse_line_up
-from hanabi_grpo.commands.console import bars, interruptible, make_console, print_json, sayer, stderr_console
-from hanabi_grpo.commands.playing import AsJson, OwnServer, Suite, Temperature, choose
+from hanabi_grpo.commands.console import bars, interruptible, make_console
+from hanabi_grpo.commands.playing import AsJson, OwnServer, Suite, Temperature, choose, give_result
 from hanabi_grpo.envs.workflows.environment import WORKFLOWS
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import check_deals
 from hanabi_grpo.evaluation.teams import TeamResult, evaluate_team, shared_setup, team_document, team_sheet
-from hanabi_grpo.runs.evaluation_result import write_document
 from hanabi_grpo.settings import load_settings
 from hanabi_grpo.settings.refs import BASE, SERVED
 
@@ -55,41 +53,27 @@ def teams(
         typed, base = (parse_line_up(one, setups[workflow].spec.num_players, env=workflow) for one in (text, BASE))
         line_ups |= {(workflow, BASE): base} if typed.needs_server else {}
         line_ups[workflow, text] = typed
-    aside = stderr_console()
-    console = aside if as_json else make_console()
+    console = make_console(aside=as_json)
     results: list[TeamResult] = []
     needed = any(one.needs_server for one in line_ups.values())
     with (
         interruptible(lambda: f"stopped: {len(results)} of {len(line_ups)} line-ups were done; nothing is kept."),
         chosen.serving(console, needed=needed, own=own_server) as served,
-        bars(aside) as progress,
+        bars(make_console(aside=True)) as progress,
     ):
         for (workflow, text), line_up in line_ups.items():
             bar = progress.add_task(f"{workflow}={text}: {deals} problems", total=2 * deals)
-            found = evaluate_team(
-                line_up,
-                setups[workflow],
-                deals,
-                suite=suite,
-                served=served,
-                progress=partial(_show, progress, bar),
-            )
-            results.append(found)
+
+            def show(done: int, bar: TaskID = bar) -> None:
+                progress.update(bar, completed=done)
+
+            team = evaluate_team(line_up, setups[workflow], deals, suite=suite, served=served, progress=show)
+            results.append(team)
     heat = chosen.temperature if needed else None
     about = {"problems": chosen.game.config.problems, "suite": suite, "num_deals": deals, "temperature": heat}
-    document = team_document(results, **about)
-    if out is not None:
-        write_document(out, document)
-        sayer(console)(f"wrote {out}")
-    if as_json:
-        print_json(document)
-    else:
-        title = f"{about['problems']}: {deals} problems of suite {suite}"
-        console.print(team_sheet(results, title + ("" if heat is None else f", T={heat:g}")).rich())
-
-
-def _show(progress: Progress, bar: TaskID, done: int) -> None:
-    progress.update(bar, completed=done)
+    title = f"{about['problems']}: {deals} problems of suite {suite}" + ("" if heat is None else f", T={heat:g}")
+    table = team_sheet(results, title).rich()
+    give_result(console, team_document(results, **about), [table], out=out, as_json=as_json)
 
 
 def _entry(text: str) -> tuple[str, str]:

@@ -13,7 +13,6 @@ from hanabi_grpo.commands.console import (
     give_environ,
     make_console,
     sayer,
-    stderr_console,
     stop_flag,
 )
 from hanabi_grpo.commands.playing import Env, Players, Preset, game_setup
@@ -88,7 +87,7 @@ def warm_start(
         resume=resume,
     )
     disable_progress_bar()
-    aside, console = stderr_console(), make_console()
+    aside, console = make_console(aside=True), make_console()
     with stop_flag() as should_stop, bars(aside) as progress:
         tasks: dict[str, TaskID] = {}
 

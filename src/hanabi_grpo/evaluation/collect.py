@@ -5,7 +5,6 @@ A folder holds `games_000000.jsonl` and so on (an episode a line, see `wire`; th
 ledger after it; a file without a row is played and written again.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -21,7 +20,7 @@ from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.evaluation.evaluate import line_up_key, line_up_score
 from hanabi_grpo.evaluation.matches import Served, Table, play_tables
 from hanabi_grpo.runs.ledger import Ledger
-from hanabi_grpo.runs.run_folder import write_json_atomic, write_text_atomic
+from hanabi_grpo.runs.run_folder import json_text, write_json_atomic, write_text_atomic
 from hanabi_grpo.runs.wire import episode_to_json
 from hanabi_grpo.types import Episode
 
@@ -54,8 +53,6 @@ class Collection:
     """Of each deal."""
     rotate: bool
     """Whether deal after deal changes the seat order."""
-    prompts: bool
-    """Whether scripts' turns carry what a model would have been shown."""
 
 
 def collect_games(
@@ -63,11 +60,11 @@ def collect_games(
     folder: Path,
     *,
     served: Served | None = None,
-    progress: Callable[[int, int], None] = lambda deals, games: None,
+    progress: Callable[[int], None] = lambda deals: None,
 ) -> Progress:
     """Play and write games until every deal is done; goes on where an earlier call for the same games stopped.
 
-    `served` is needed unless scripts fill every seat; `progress` receives how many deals and games are done.
+    `served` is needed unless scripts fill every seat; `progress` receives how many deals are done.
 
     Raises:
         SettingsError: The folder holds other games, is damaged or cannot be written.
@@ -76,13 +73,13 @@ def collect_games(
     if not (folder / _LEDGER).exists() and any(folder.glob("*.jsonl")):
         raise SettingsError(f"--out {folder}: holds other games already (*.jsonl); choose a new folder.")
     key = line_up_key(what.line_up, what.setup, suite=what.suite, served=served, rotate=what.rotate)
-    key |= {"games_per_deal": what.num_games, "prompts": what.prompts}
+    key |= {"games_per_deal": what.num_games, "prompts": True}
     orders = what.line_up.orders(rotate=what.rotate)
     with Ledger(folder / _LEDGER, key) as book:
         state, waiting = _last(book), list[Episode]()
         try:
             _describe(folder, what, key, state)
-            progress(state.deals, state.games)
+            progress(state.deals)
             for groups in play_tables(
                 [Table(seed, orders[seed % len(orders)]) for seed in range(state.deals, what.num_deals)],
                 what.setup,
@@ -95,7 +92,7 @@ def collect_games(
                 if len(waiting) >= FILE_GAMES or waiting[-1].seed + 1 == what.num_deals:
                     state, waiting = _write(folder, what, waiting, len(orders), state), []
                     book.add(state.model_dump())
-                    progress(state.deals, state.games)
+                    progress(state.deals)
         except OSError as error:
             if isinstance(error, ServerError):
                 raise
@@ -118,8 +115,7 @@ def fill_prompts(episode: Episode, setup: Setup[Any]) -> Episode:
 
 def _write(folder: Path, what: Collection, games: Sequence[Episode], num_orders: int, state: Progress) -> Progress:
     """Write whole deals as one file; returns the state once it is on disk."""
-    shown = [fill_prompts(game, what.setup) for game in games] if what.prompts else games
-    lines = (json.dumps(episode_to_json(game), ensure_ascii=False) + "\n" for game in shown)
+    lines = (json_text(episode_to_json(fill_prompts(game, what.setup))) for game in games)
     write_text_atomic(folder / f"games_{state.deals:06d}.jsonl", "".join(lines))
     score = sum(line_up_score(what.setup.spec, game, game.seed % num_orders) for game in games)
     return Progress(deals=games[-1].seed + 1, games=state.games + len(games), score=state.score + score)

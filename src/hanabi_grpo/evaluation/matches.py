@@ -10,7 +10,7 @@ from hanabi_grpo.client.lineups import SeatResolver
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.base import FORFEIT, SKIP, Setup
 from hanabi_grpo.envs.referee import play_scripts
-from hanabi_grpo.errors import ServerError, SettingsError
+from hanabi_grpo.errors import ServerError
 from hanabi_grpo.settings.refs import NOT_HELD, Ref, ScriptRef
 from hanabi_grpo.types import Episode
 
@@ -70,17 +70,10 @@ def play_tables(
     never told apart.
 
     Raises:
-        SettingsError: A model has to play and there is no server, the seats are those of another number of players, or
-            a checkpoint cannot be used.
+        SettingsError: A checkpoint cannot be used.
         ServerError: The server failed, or dropped a game: figures over the rest would be biased by whatever broke it.
     """
-    num_players = setup.spec.num_players
-    for table in tables:
-        if len(table.refs) != num_players:
-            raise SettingsError(f"line-up {label!r}: {len(table.refs)} seats for {num_players} players.")
     needs_server = any(not isinstance(ref, ScriptRef) for table in tables for ref in table.refs)
-    if needs_server and served is None:
-        raise SettingsError(f"line-up {label!r}: needs a rollout server: start one, or add --own-server.")
     games = SERVED_GAMES if needs_server else SCRIPTED_GAMES
     size = together * max(1, games // (together * num_games))
     for some in (tables[first : first + size] for first in range(0, len(tables), size)):

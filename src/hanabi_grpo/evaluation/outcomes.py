@@ -82,20 +82,16 @@ def _rows(result: EvaluationResult) -> list[tuple[str, ...]]:
     if not roles:
         return []
     rows: list[tuple[str, ...]] = []
+    low, high = result.score_range
     for seat in (*roles, *(["both"] if len(roles) > 1 else [])):
         parts = roles if seat == "both" else [seat]
         shares = outcome_shares(result.figures, parts)
         cells = [_share(share, result.num_deals * len(parts)) for share in shares[:-1]] + [figure(shares[-1])]
         won = sum(result.figures[f"{RETURN}{AS}{role}"] for role in parts) / len(parts)
-        rows.append((result.label if not rows else "", seat, *cells, _normalised(won, result.score_range)))
+        rows.append((result.label if not rows else "", seat, *cells, f"{100 * (won - low) / (high - low):.1f}"))
     return rows
 
 
 def _share(share: float, count: int) -> str:
     low, high = wilson(share, count)
     return f"{figure(share)} ({low:.2f} to {high:.2f})"
-
-
-def _normalised(won: float, score_range: tuple[float, float]) -> str:
-    low, high = score_range
-    return f"{100 * (won - low) / (high - low):.1f}"

@@ -11,7 +11,7 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import evaluate_line_up, paired_difference
 from hanabi_grpo.evaluation.outcomes import AS, outcome_sheets
 from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure, figure_sheets, with_error
-from hanabi_grpo.runs.deal_statistics import Estimate
+from hanabi_grpo.runs.deal_statistics import Interval
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, result_to_json
 from hanabi_grpo.settings.refs import is_frozen
 
@@ -84,7 +84,10 @@ def evaluation_sheets(results: Sequence[EvaluationResult], references: Sequence[
         note = ATTAINABLE_SOURCE
     sheets = [Sheet(title=game_title(results[0]), columns=_SCORES, groups=scores, note=note)]
     sheets += outcome_sheets(results)
-    figures = [[(_name(result), _figures(result)) for result in group] for group in groups]
+    figures = [
+        [(_name(one), {name: value for name, value in one.figures.items() if AS not in name}) for one in group]
+        for group in groups
+    ]
     sheets += figure_sheets("Figures, mean over deals", "line-up", figures, without=results[0].score)
     differences = []
     for one, other in compared_pairs(results):
@@ -126,26 +129,12 @@ def game_title(result: EvaluationResult) -> str:
     )
 
 
-def shortfall(difference: Estimate, *, min_rise: float | None, min_sigma: float | None) -> str | None:
-    """Return why a rise is too small, or None when it meets both limits that are given."""
-    problems = []
-    if min_rise is not None and not difference.mean >= min_rise:
-        problems.append(f"the mean score rose by {difference.mean:+.3f}, wanted at least {min_rise:+.3f}")
-    if min_sigma is not None and not difference.sigmas >= min_sigma:
-        problems.append(f"the rise is {difference.sigmas:.1f} standard errors, wanted at least {min_sigma:g}")
-    return f"not enough learnt on {difference.num_deals} deals: {'; '.join(problems)}." if problems else None
-
-
 def _name(result: EvaluationResult) -> str:
     heat = result.temperature
     return result.label + ("" if heat is None else " (greedy)" if heat == 0 else f" (T={heat:g})")
 
 
-def _figures(result: EvaluationResult) -> dict[str, float]:
-    return {name: value for name, value in result.figures.items() if AS not in name}
-
-
-def estimate_cells(found: Estimate, sign: str = "") -> tuple[str, str]:
+def estimate_cells(found: Interval, sign: str = "") -> tuple[str, str]:
     """Return "mean ± error" and "low to high"."""
     interval = f"{figure(found.low, sign)} to {figure(found.high, sign)}"
     return with_error(found.mean, found.standard_error, sign), interval

@@ -1,4 +1,4 @@
-"""The files of a cross-play: figures as JSON, tables as Markdown, the heat map as a picture, and a page of both."""
+"""The files of a cross-play: figures as JSON, the heat map as a picture, and a page of it and the tables."""
 
 import math
 import textwrap
@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hanabi_grpo.envs.texts import visible
-from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.crossplay.summary import Summary, all_sheets, describe, seat_titles, summary_json
 from hanabi_grpo.evaluation.evaluate import score_range
 from hanabi_grpo.report.charts.canvas import data_address, make_figure, save_figure
 from hanabi_grpo.report.page import render
 from hanabi_grpo.runs.evaluation_result import write_document
+from hanabi_grpo.runs.run_folder import save_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-JSON, MARKDOWN, PICTURE, PAGE = "cross_play.json", "cross_play.md", "heat_map.png", "cross_play.html"
+JSON, PICTURE, PAGE = "cross_play.json", "heat_map.png", "cross_play.html"
 _CELL_INCHES = 0.82
 _WRAP, _MAX_LINES = 24, 3
 """Characters of a label's line, and its lines."""
@@ -30,29 +30,16 @@ _PER_INCH = 11
 
 
 def write_cross_play(folder: Path, summary: Summary) -> list[Path]:
-    """Write JSON, tables, picture and page, finished or not, and return the files.
+    """Write JSON, picture and page, finished or not, and return the files.
 
     Raises:
         SettingsError: A file cannot be written.
     """
-    paths = [folder / name for name in (JSON, MARKDOWN, PICTURE, PAGE)]
+    paths = [folder / name for name in (JSON, PICTURE, PAGE)]
     write_document(paths[0], summary_json(summary))
-    try:
-        paths[1].write_text(markdown_report(summary), encoding="utf-8")
-        save_figure(heat_map(summary), paths[2])
-        paths[3].write_text(render_cross_play(summary), encoding="utf-8")
-    except OSError as error:
-        raise SettingsError(
-            f"{error.filename or folder}: cannot be written ({error.strerror}); the cells are kept. Make room and give "
-            "the same command again."
-        ) from error
+    save_figure(heat_map(summary), paths[1])
+    save_text(paths[2], render_cross_play(summary))
     return paths
-
-
-def markdown_report(summary: Summary) -> str:
-    """Return every table as Markdown."""
-    head = "# Cross-play\n\n" + "".join(f"- {line}\n" for line in describe(summary))
-    return "\n".join([head, *(sheet.markdown() for sheet in all_sheets(summary))])
 
 
 def render_cross_play(summary: Summary) -> str:

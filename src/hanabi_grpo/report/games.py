@@ -7,13 +7,13 @@ from typing import Any
 
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.texts import visible
-from hanabi_grpo.errors import HanabiGrpoError
+from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.report.page import render
 from hanabi_grpo.report.played import frames_of, game_words, own_page
 from hanabi_grpo.runs.manifest import read_manifest
-from hanabi_grpo.runs.recordings import spread
+from hanabi_grpo.runs.recordings import NUM_REPLAYS, read_recordings, recording_files, spread
 from hanabi_grpo.runs.run_folder import recorded_settings
-from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings import Settings, settings_values
 from hanabi_grpo.training.advantages import ESTIMATORS, Estimator, choose_estimator
 
 
@@ -112,6 +112,19 @@ def sample_page(recordings: Sequence[Recording], most: int, *, title: str, setti
     chosen = spread(recordings, most)
     title = f"{title}: {len(chosen)} of {len(recordings)} games"
     return games_page(recordings, chosen, title=title, settings=settings)
+
+
+def newest_games_page(run_folder: Path, settings: Settings) -> str:
+    """Return some games of the newest recorded step as one page; "" where none was recorded; raises as `games_page`."""
+    try:
+        recordings = read_recordings(recording_files(run_folder))[0] if (run_folder / "episodes").is_dir() else []
+    except SettingsError:
+        # The file may be half-written just now; the next look finds it whole.
+        recordings = []
+    if not recordings:
+        return ""
+    title = f"{run_folder.resolve().name}, {recordings[0].source}"
+    return sample_page(recordings, NUM_REPLAYS, title=title, settings=settings_values(settings))
 
 
 def _add_frames(recording: Recording, game: dict[str, Any], settings: Mapping[str, Any]) -> None:

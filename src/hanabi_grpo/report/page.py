@@ -14,8 +14,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.runs.run_folder import write_text_atomic
+from hanabi_grpo.runs.run_folder import save_text
 
 _CODE = re.compile(r"<(style|script)>(.*?)</\1>", re.DOTALL)
 
@@ -26,13 +25,7 @@ def render(template: str, *, script: str = "", frame: str = "", **values: Any) -
     `script` is the name of the page's script in templates/; `frame` a whole page of this family that stands in a frame
     of this one.
     """
-    environment = Environment(
-        loader=PackageLoader("hanabi_grpo.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates(autoescape=True)
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "sort_keys": True}
     style, code = _read("page.css"), _read(script) if script else ""
     inner = _CODE.findall(frame)
@@ -51,23 +44,16 @@ def render(template: str, *, script: str = "", frame: str = "", **values: Any) -
     return found.render(policy="; ".join(policy), style=style, script=code, frame=address, **values)
 
 
+def templates(*, autoescape: bool) -> Environment:
+    """Return the templates of this room; a value that one lacks is an error."""
+    loader, strict = PackageLoader("hanabi_grpo.report"), StrictUndefined
+    return Environment(loader=loader, autoescape=autoescape, undefined=strict, trim_blocks=True, lstrip_blocks=True)
+
+
 def write_page(path: Path, page: str, option: str) -> str:
     """Write a page and return a line that says so; raises as `save_text`."""
     save_text(path, page, option)
     return f"wrote {path} ({path.stat().st_size / 1000:.0f} kB); open it in a browser."
-
-
-def save_text(path: Path, text: str, option: str) -> None:
-    """Write a file in one step; its folder is made where it is missing.
-
-    Raises:
-        SettingsError: It cannot be written; the message names the option.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomic(path, text)
-    except OSError as error:
-        raise SettingsError(f"{option} {path}: cannot be written ({error.strerror}).") from error
 
 
 def _read(name: str) -> str:

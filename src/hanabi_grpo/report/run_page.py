@@ -1,6 +1,6 @@
 """The page of a run: the result, curves, evaluations, alarms, incidents, games to step through, settings."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,9 +24,10 @@ from hanabi_grpo.report.run_views.figures import (
     shown,
     team_figures,
 )
-from hanabi_grpo.report.run_views.state import RunState
+from hanabi_grpo.report.run_views.run_watch import RunState
 from hanabi_grpo.runs.recordings import read_recordings, recording_files
 from hanabi_grpo.runs.run_folder import run_home
+from hanabi_grpo.settings.variables import typed
 
 _MOST_REPLAY_BYTES = 1_000_000
 """Of the replays' page; browsers refuse frames of some megabytes."""
@@ -68,8 +69,8 @@ def run_page(report: RunReport) -> tuple[str, list[str]]:
         lead=report.lead,
         validation=report.validation,
         facts=_facts(state),
-        score=_drawn(report, "score", _words(state, [SCORE])),
-        first=[*first, *filter(None, [_drawn(report, "phases", "seconds a step")])],
+        score=_drawn(report.pictures.score, _words(state, [SCORE])),
+        first=[*first, *filter(None, [_drawn(report.pictures.phases, "seconds a step")])],
         more=[*more, *_pictures(state, [one for one in team_figures(rows) if one.name != SCORE], [""])],
         sheets=report.sheets,
         alarms=report.alarm_sheet(_MOST_ALARMS),
@@ -112,9 +113,9 @@ def _pictures(state: RunState, figures: Iterable[Figure], prefixes: Sequence[str
     return found
 
 
-def _drawn(report: RunReport, name: str, words: str) -> _Picture | None:
+def _drawn(draw: Callable[[], Any], words: str) -> _Picture | None:
     try:
-        return _Picture(words, data_address(report.pictures.draw(name)), words)
+        return _Picture(words, data_address(draw()), words)
     except SettingsError:
         return None
 
@@ -139,9 +140,8 @@ def _replays(home: Path, state: RunState) -> str:
 
 
 def _settings(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
-    shown_ones = {name: value for name, value in settings.items() if name not in _PLACES and value not in (None, "")}
-    texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in shown_ones.items()}
-    return [(visible(name), _without_paths(visible(text))) for name, text in texts.items()]
+    texts = {name: typed(value) for name, value in settings.items() if name not in _PLACES}
+    return [(visible(name), _without_paths(visible(text))) for name, text in texts.items() if text]
 
 
 def _without_paths(text: str) -> str:

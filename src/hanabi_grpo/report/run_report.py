@@ -10,15 +10,9 @@ from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import HanabiGrpoError, RunFolderError, SettingsError
 from hanabi_grpo.evaluation.evaluate import paired_difference
 from hanabi_grpo.evaluation.sheets import Sheet
-from hanabi_grpo.evaluation.tables import (
-    ATTAINABLE,
-    evaluation_sheets,
-    reference_results,
-    shortfall,
-)
+from hanabi_grpo.evaluation.tables import ATTAINABLE, evaluation_sheets, reference_results
 from hanabi_grpo.report.charts.run import RunPictures
-from hanabi_grpo.report.run_views.run_watch import read_run
-from hanabi_grpo.report.run_views.state import RunState
+from hanabi_grpo.report.run_views.run_watch import RunState, read_run
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, is_result, result_of_json
 from hanabi_grpo.runs.run_folder import EVALUATIONS, TRAIN, run_home
 from hanabi_grpo.runs.validation import Validated, best_of, read_validations
@@ -128,8 +122,12 @@ class RunReport:
                 f"{self.folder}: --min-rise and --min-sigma compare two evaluations of the same deals, and there are "
                 f"{len(results)}; hanabi-grpo evaluate base --out FILE makes the one before."
             )
-        found = paired_difference(results[0], results[-1])
-        return shortfall(found, min_rise=min_rise, min_sigma=min_sigma)
+        rise, problems = paired_difference(results[0], results[-1]), []
+        if min_rise is not None and not rise.mean >= min_rise:
+            problems.append(f"the mean score rose by {rise.mean:+.3f}, wanted at least {min_rise:+.3f}")
+        if min_sigma is not None and not rise.sigmas >= min_sigma:
+            problems.append(f"the rise is {rise.sigmas:.1f} standard errors, wanted at least {min_sigma:g}")
+        return f"not enough learnt on {rise.num_deals} deals: {'; '.join(problems)}." if problems else None
 
 
 def read_report(folder: Path) -> RunReport:

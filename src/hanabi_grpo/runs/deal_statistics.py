@@ -22,14 +22,19 @@ _BLOCK = 1 << 21  # Draws that are held at once, so that memory does not grow wi
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """A mean over deals, or of differences deal by deal; `low` to `high` is its 95 % bootstrap interval."""
+class Interval:
+    """A mean or a difference, its error, and its 95 % interval from `low` to `high`; NaN: not known from so few."""
 
     mean: float
     standard_error: float
-    """Clustered by start."""
     low: float
     high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate(Interval):
+    """A mean over deals, or of differences deal by deal: the error is clustered by start, the interval bootstrapped."""
+
     num_deals: int
     num_starts: int
     """Clusters: the number of independent observations."""

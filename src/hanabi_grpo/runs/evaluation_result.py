@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs import v1
 from hanabi_grpo.runs.deal_statistics import Estimate, estimate
-from hanabi_grpo.runs.run_folder import write_json_atomic
+from hanabi_grpo.runs.run_folder import json_text, save_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,17 +110,8 @@ def result_to_json(result: EvaluationResult) -> dict[str, Any]:
 
 
 def write_document(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a JSON file whole or not at all, with its folder; a SettingsError where it cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json_atomic(path, document)
-    except OSError as error:
-        raise SettingsError(f"{path}: cannot be written ({error.strerror}); choose another --out.") from error
-
-
-def write_result(path: Path, result: EvaluationResult) -> None:
-    """Write one result as JSON; `read_result` reads it."""
-    write_document(path, result_to_json(result))
+    """Write a JSON file; see `save_text`."""
+    save_text(path, json_text(document, indent=2))
 
 
 def is_result(data: object) -> bool:
@@ -148,7 +139,7 @@ def result_of_json(data: object) -> EvaluationResult:
 
 
 def read_result(path: Path) -> EvaluationResult:
-    """Read what `write_result` wrote; a SettingsError that names the field where it is no such result."""
+    """Read what `evaluate --out` wrote; a SettingsError that names the field where it is no such result."""
     hint = "hanabi-grpo evaluate --out makes one"
     try:
         data = json.loads(path.read_bytes())

@@ -57,10 +57,6 @@ class Ledger:
                 f"{self.path}: cannot be written ({error.strerror}); what it holds is whole."
             ) from error
 
-    def remove(self) -> None:
-        """Delete the file: the work is complete."""
-        self.path.unlink(missing_ok=True)
-
     def __enter__(self) -> Self:
         """Return the ledger itself."""
         return self

@@ -17,6 +17,12 @@ MANIFEST = "manifest.json"
 CHECKPOINT_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 
 
+def checkpoints_of(run_folder: Path) -> dict[int, Path]:
+    """Return what is named as a run's checkpoints, by step, oldest first; each is whole: they appear by a rename."""
+    found = ((CHECKPOINT_NAME.fullmatch(folder.name), folder) for folder in run_folder.glob("checkpoint-*"))
+    return dict(sorted((int(match[1]), folder) for match, folder in found if match))
+
+
 def _inside(name: str) -> str:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or path.as_posix() != name or name in (".", MANIFEST) or "\0" in name:

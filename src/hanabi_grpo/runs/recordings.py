@@ -10,7 +10,7 @@ from typing import Any
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.runs import v1
-from hanabi_grpo.runs.run_folder import append_jsonl, run_home, write_text_atomic
+from hanabi_grpo.runs.run_folder import append_jsonl, json_text, run_home, save_text
 from hanabi_grpo.runs.wire import episode_from_json, episode_to_json
 from hanabi_grpo.types import Episode, ReplyKind, player_name
 
@@ -33,12 +33,7 @@ def write_recordings(path: Path, recordings: Iterable[Recording]) -> None:
     """Write games to a new file, all or none; a SettingsError where it exists already or cannot be written."""
     if path.exists():
         raise SettingsError(f"--out {path}: exists already; choose another name or remove it.")
-    lines = (json.dumps(recording_to_json(one), ensure_ascii=False) + "\n" for one in recordings)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomic(path, "".join(lines))
-    except OSError as error:
-        raise SettingsError(f"--out {path}: cannot be written ({error.strerror}).") from error
+    save_text(path, "".join(json_text(recording_to_json(one)) for one in recordings), "--out")
 
 
 def write_episodes(run_folder: Path, step: int, groups: Sequence[Sequence[Episode]]) -> Path:

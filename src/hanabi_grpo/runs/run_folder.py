@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
-from hanabi_grpo.errors import RunFolderError
+from hanabi_grpo.errors import RunFolderError, SettingsError
 from hanabi_grpo.settings import Settings
 
 LOCK = ".lock"
@@ -47,11 +47,17 @@ def prepare_run_folder(settings: Settings, now: datetime | None = None) -> Path:
     """
     folder = settings.output_dir or Path("outputs") / run_folder_name(settings, now or datetime.now())
     make_run_folder(folder)
+    check_fresh(folder)
+    return folder
+
+
+def check_fresh(folder: Path) -> None:
+    """Refuse a folder that is not fresh, see `prepare_run_folder`, or cannot be read, by a RunFolderError."""
     said = f"OUTPUT_DIR={str(folder)!r}"
     try:
         used = used_entries(folder)
     except OSError as error:
-        raise RunFolderError(f"{said}: cannot be used ({error.strerror}).") from error
+        raise _unusable(folder, error) from error
     if used and (holder := holder_of(folder)):
         raise RunFolderError(
             f"{said}: a trainer works in it ({holder}). Look at it: hanabi-grpo watch {folder}. For a run beside it "
@@ -62,7 +68,6 @@ def prepare_run_folder(settings: Settings, now: datetime | None = None) -> Path:
             f"{said}: holds another run already ({some_of(used)}). Choose another OUTPUT_DIR, unset it for a new "
             "folder in outputs/, or go on with that run: RESUME=latest"
         )
-    return folder
 
 
 def make_run_folder(folder: Path) -> None:
@@ -70,9 +75,13 @@ def make_run_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        is_file = "is a file; choose a folder that does not exist yet"
-        reason = is_file if folder.is_file() else f"cannot be used ({error.strerror})"
-        raise RunFolderError(f"OUTPUT_DIR={str(folder)!r}: {reason}.") from error
+        raise _unusable(folder, error) from error
+
+
+def _unusable(folder: Path, error: OSError) -> RunFolderError:
+    is_file = "is a file; choose a folder that does not exist yet"
+    reason = is_file if folder.is_file() else f"cannot be used ({error.strerror})"
+    return RunFolderError(f"OUTPUT_DIR={str(folder)!r}: {reason}.")
 
 
 def used_entries(folder: Path) -> list[str]:
@@ -226,8 +235,23 @@ def leave_run_folder(folder: Path) -> None:
 
 
 def write_json_atomic(path: Path, data: Any) -> None:
-    """Do what `write_text_atomic` does with JSON; non-finite numbers become null: JSON has no name for them."""
-    write_text_atomic(path, json.dumps(finite(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    """Do what `write_text_atomic` does with JSON."""
+    write_text_atomic(path, json_text(data, indent=2))
+
+
+def json_text(data: Any, indent: int | None = None) -> str:
+    """Return data as JSON, with a line break; non-finite numbers become null: JSON has no name for them."""
+    return json.dumps(finite(data), indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def save_text(path: Path, text: str | bytes, option: str = "") -> None:
+    """Write a file that a person named by an option, whole or not at all, with its folder; or raise a SettingsError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text_atomic(path, text)
+    except OSError as error:
+        said = f"{option} {path}".lstrip()
+        raise SettingsError(f"{said}: cannot be written ({error.strerror}); choose another place.") from error
 
 
 def write_text_atomic(path: Path, text: str | bytes, *, mode: int = 0o666) -> None:
@@ -265,7 +289,7 @@ def append_jsonl(path: Path, *rows: Mapping[str, Any]) -> None:
     """Append rows to a JSON Lines file by one write each; non-finite numbers become null."""
     with path.open("ab", buffering=0) as file:
         for row in rows:
-            line = (json.dumps(finite(row), ensure_ascii=False, allow_nan=False) + "\n").encode()
+            line = json_text(row).encode()
             start = file.tell()
             if file.write(line) != len(line):
                 # A disk that fills up takes a part: the next row must not be glued to it.

@@ -21,7 +21,7 @@ class GpuShare:
 
     names: tuple[str, ...]
     origin: str
-    """One of `sources.ORIGINS`."""
+    """See `sources.Source`."""
     why: str = ""
     """One line for the terminal, where its GPUs are not those of CUDA_VISIBLE_DEVICES."""
 

@@ -17,7 +17,6 @@ from hanabi_grpo.settings.variables import Variable, game, run, server, split_li
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM can load (`vllm.config.lora`)."""
 RANK_ALLOWED = "a rank that vLLM can load: " + ", ".join(map(str, LORA_RANKS))
-TRACKERS = {"wandb", "tensorboard"}
 DEEPSPEED_STAGES = ("none", "zero1", "zero2", "zero3")
 
 CommaList = Annotated[tuple[str, ...], BeforeValidator(split_list)]
@@ -301,14 +300,7 @@ class Settings(BaseModel):
     )
 
     # tracking
-    report_to: Annotated[
-        CommaList, where(lambda names: names == ("none",) or (names and TRACKERS.issuperset(names)))
-    ] = tracking(
-        "REPORT_TO",
-        "Trackers beside the local records.",
-        ("none",),
-        allowed="none, or a comma list of wandb and tensorboard",
-    )
+    report_to: Literal["none", "wandb"] = tracking("REPORT_TO", "Tracker beside the local records.", "none")
     wandb_project: values.ProjectName = tracking(
         "WANDB_PROJECT", "W&B project.", "hanabi-grpo", allowed=values.PROJECT_ALLOWED
     )

@@ -11,8 +11,7 @@ from dotenv.parser import parse_stream
 from hanabi_grpo.errors import SettingsError
 
 SHELL, DOTENV, PROFILE = "shell", ".env", "profile"
-ORIGINS = (SHELL, DOTENV, PROFILE)
-"""As tables show them; an earlier one wins."""
+"""Origins as tables show them; an earlier one wins."""
 PROFILE_VARIABLE = "HANABI_PROFILE"
 PROFILES = Path("tools/profiles")
 
@@ -22,7 +21,7 @@ class Source:
     """The variables of one place. An empty value counts as unset and is not among them."""
 
     origin: str
-    """One of ORIGINS."""
+    """SHELL, DOTENV or PROFILE."""
     place: str
     """For messages: "shell", or the file's path."""
     values: Mapping[str, str] = field(default_factory=dict, repr=False)

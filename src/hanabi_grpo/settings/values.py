@@ -96,10 +96,6 @@ def _is_project(name: str) -> bool:
     return 0 < len(name) <= 128 and not set(name) & set("/\\#?%:\r\n") and set(name) != {"."}
 
 
-def _is_alias(name: str) -> bool:
-    return not set(name) & set("/:") and not re.fullmatch(r"v[0-9]+", name)
-
-
 Servers = Annotated[str, where(lambda text: [split_address(word) for word in text.split(",")])]
 PartnerUrls = Annotated[
     tuple[str, ...],
@@ -113,5 +109,5 @@ Aliases = Annotated[
     tuple[str, ...],
     BeforeValidator(split_list),
     AfterValidator(lambda names: tuple(dict.fromkeys(names))),
-    where(lambda names: all(map(_is_alias, names))),
+    where(lambda names: not any(re.search(r"[/:]|^v[0-9]+$", name) for name in names)),
 ]

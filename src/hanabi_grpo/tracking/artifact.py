@@ -9,7 +9,6 @@ The games are whole tasks, those of the replay page, so that `hanabi-grpo view` 
 in training. Token ids and logprobs are left out: nobody trains on these files.
 """
 
-import json
 import logging
 import os
 import re
@@ -27,7 +26,7 @@ from hanabi_grpo.runs.manifest import MANIFEST, Manifest, check_checkpoint, spec
 from hanabi_grpo.runs.recordings import NUM_REPLAYS, read_recordings, recorded_steps, recording_to_json, spread
 from hanabi_grpo.runs.resume import TRAINER_STATE
 from hanabi_grpo.runs.run_folder import EVALUATIONS as KEPT
-from hanabi_grpo.runs.run_folder import new_folder, write_json_atomic, write_text_atomic
+from hanabi_grpo.runs.run_folder import json_text, new_folder, write_json_atomic, write_text_atomic
 from hanabi_grpo.settings import Settings, settings_values
 from hanabi_grpo.settings.defaults import is_local_model
 from hanabi_grpo.tracking.record import RunningScore
@@ -76,13 +75,10 @@ def build_artifact(
                 if not name.startswith(f"{TRAINER_STATE}/"):
                     _link(checkpoint / name, partial / name)
             write_json_atomic(partial / SETTINGS, {"settings": settings_values(settings)})
-            said = {
-                "of": "training games, sampled, of the last steps up to this checkpoint",
-                "mean": score.mean if score else None,
-                "standard_error": score.standard_error if score else None,
-                "steps": score.num_steps if score else 0,
-            }
-            write_json_atomic(partial / SCORE, said)
+            if score is not None:
+                said = {"of": "training games, sampled, of the last steps up to this checkpoint", "mean": score.mean}
+                said |= {"standard_error": score.standard_error, "steps": score.num_steps}
+                write_json_atomic(partial / SCORE, said)
             for path in evaluations:
                 _link(path, partial / EVALUATIONS / path.name)
             games = write_sample_games(run_folder, partial, manifest.step)
@@ -215,4 +211,4 @@ def _task(recording: Recording) -> tuple[str, str, int]:
 def _line(recording: Recording) -> str:
     turns = tuple(replace(turn, prompt_ids=(), reply_ids=(), logprobs=()) for turn in recording.episode.turns)
     slim = replace(recording, episode=replace(recording.episode, turns=turns))
-    return json.dumps(recording_to_json(slim), ensure_ascii=False, allow_nan=False) + "\n"
+    return json_text(recording_to_json(slim))

@@ -1,10 +1,7 @@
-"""What the trainer calls: each step's row into `metrics.jsonl`, the terminal, TensorBoard and W&B; and the alarms."""
+"""What the trainer calls: each step's row into `metrics.jsonl`, the terminal and W&B; and the alarms."""
 
 import logging
-import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,6 @@ from hanabi_grpo.runs.history import IncidentLog, read_history
 from hanabi_grpo.runs.run_folder import append_jsonl
 from hanabi_grpo.settings import Settings, settings_values
 from hanabi_grpo.tracking.mirror import Mirror
-from hanabi_grpo.tracking.wandb_run import sectioned
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +38,6 @@ class TrackingCallback(TrainerCallback):
         """Prepare; W&B starts with training."""
         self.settings, self.run_folder = settings, run_folder
         self._mirror: Mirror | None = None
-        self._board: Any = None
         self._alarms = alarms_of(settings_values(settings))
         self._watch = AlarmWatch(self._alarms)
         self._incidents = IncidentLog(run_folder)
@@ -53,13 +48,7 @@ class TrackingCallback(TrainerCallback):
         """Start W&B before the first step, so that a wrong key or project stops the run at once, by a SettingsError."""
         # A resumed run's alarms stand as they stood at its checkpoint.
         self._watch = self._watch_so_far(state.global_step)
-        if "tensorboard" in self.settings.report_to:
-            from torch.utils.tensorboard import SummaryWriter
-
-            step = state.global_step
-            # Of a resumed run, later points of an earlier process are hidden.
-            self._board = SummaryWriter(str(self.run_folder / "tensorboard"), purge_step=step + 1 if step else None)
-        if "wandb" in self.settings.report_to and self.settings.wandb_mode != "disabled":
+        if self.settings.report_to == "wandb" and self.settings.wandb_mode != "disabled":
             try:
                 self._mirror = Mirror(self.run_folder, state.global_step)
             except OSError as error:
@@ -71,8 +60,7 @@ class TrackingCallback(TrainerCallback):
             return
         changes = self._watch.update({"step": state.global_step, **logs})
         logs = {**logs, **self._watch.metrics()}
-        row = {"step": state.global_step, "seconds": round(time.time() - self._started, 2), **logs}
-        self._rows.append(row)
+        self._rows.append({"step": state.global_step, "seconds": round(time.time() - self._started, 2), **logs})
         try:
             while self._rows:
                 append_jsonl(self.run_folder / "metrics.jsonl", self._rows[0])
@@ -80,12 +68,6 @@ class TrackingCallback(TrainerCallback):
         except OSError as error:
             told = "metrics.jsonl cannot be written (%s): %d rows are kept and written with the next; make room in %s"
             logger.warning(told, error.strerror, len(self._rows), self.run_folder)
-        if self._board is not None:
-            with self._board_may_fail():
-                for name, value in sectioned(row).items():
-                    if name != "step" and isinstance(value, int | float) and math.isfinite(value):
-                        self._board.add_scalar(name, value, row["step"])
-                self._board.flush()
         if self._mirror is not None:
             self._mirror.check()
         for change in changes:
@@ -102,21 +84,10 @@ class TrackingCallback(TrainerCallback):
         logger.info("step %d/%d  %s", state.global_step, state.max_steps, "  ".join(shown) or "no usable game")
 
     def close(self, *, exit_code: int = 0) -> None:
-        """Let the mirror send the last adapters, and close the trackers; also for a run that was stopped."""
-        if self._board is not None:
-            with self._board_may_fail():
-                self._board.close()
-            self._board = None
+        """Let the mirror send the last adapters, and close it; also for a run that was stopped."""
         mirror, self._mirror = self._mirror, None
         if mirror is not None:
             mirror.close(exit_code)
-
-    @contextmanager
-    def _board_may_fail(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            logger.warning("TensorBoard's files cannot be written (%s); metrics.jsonl has every row", error.strerror)
 
     def _watch_so_far(self, step: int) -> AlarmWatch:
         try:

@@ -7,7 +7,6 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.run_folder import new_folder, run_home
@@ -85,15 +84,7 @@ def pinned(place: Place, folder: Path) -> Place:
 
 def games_place(path: Path) -> Path:
     """Return the folder whose games a path stands for: a run, or an artifact or repository with sample games."""
-    if not is_remote(str(path)):
-        return run_home(path)
-    folder = local_folder(parse_checkpoint(str(path)).place)
-    if not (folder / "episodes").is_dir():
-        raise SettingsError(
-            f"{path}: {folder} holds adapters and no games. W&B shows sample games on the run's page (samples/replay); "
-            "here, view takes the run's folder, or record new games: hanabi-grpo collect."
-        )
-    return folder
+    return local_folder(parse_checkpoint(str(path)).place) if is_remote(str(path)) else run_home(path)
 
 
 def _from_hub(place: HubPlace) -> Path:
@@ -184,10 +175,8 @@ def _from_service(wanted: WandbPlace) -> Path:
     if any(ref or path.is_absolute() or ".." in path.parts for ref, path in paths):
         raise SettingsError(f"wandb:{wanted.path}: names files outside of it, which are not fetched.")
     target = _kept(replace(wanted, entity=wanted.entity or artifact.entity, alias=artifact.version))
-    return target if target.is_dir() else _download(artifact, target)
-
-
-def _download(artifact: Any, target: Path) -> Path:
+    if target.is_dir():
+        return target
     try:
         with new_folder(target) as folder:
             artifact.download(root=str(folder), skip_cache=True)

@@ -136,6 +136,4 @@ def unsent_folders(run_folder: Path) -> list[Path]:
 
 def sync_line(folders: list[Path]) -> str:
     """Return the command that sends offline runs."""
-    return "recorded on this disk; to send it: .venv/bin/wandb sync " + " ".join(
-        shlex.quote(str(one)) for one in folders
-    )
+    return f"recorded on this disk; to send it: .venv/bin/wandb sync {shlex.join(map(str, folders))}"

@@ -5,12 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from hanabi_grpo.runs.history import read_row
-from hanabi_grpo.runs.manifest import CHECKPOINT_NAME
-from hanabi_grpo.runs.recordings import spread
+from hanabi_grpo.runs.history import read_history, read_row
+from hanabi_grpo.runs.manifest import checkpoints_of
 from hanabi_grpo.runs.run_folder import write_text_atomic
 from hanabi_grpo.runs.validation import best_of, read_validations
 from hanabi_grpo.settings import Settings
@@ -27,40 +25,8 @@ from hanabi_grpo.tracking.wandb_run import WandbRun
 
 logger = logging.getLogger(__name__)
 
-
-class RunReader:
-    """Reads a run folder that another process writes."""
-
-    def __init__(self, run_folder: Path, from_step: int) -> None:
-        """Start after a step: its rows are known, not new."""
-        self.run_folder, self.from_step = run_folder, from_step
-        self.rows: dict[int, dict[str, Any]] = {}
-        """By step; of a step that is there twice, the last."""
-        self._place = 0
-
-    def new_rows(self) -> list[dict[str, Any]]:
-        """Return the rows after `from_step` that were written since the last call; raises an OSError."""
-        try:
-            with (self.run_folder / "metrics.jsonl").open("rb") as file:
-                file.seek(self._place)
-                data = file.read()
-        except FileNotFoundError:
-            return []
-        # A line without an end is still being written.
-        end = data.rfind(b"\n") + 1
-        self._place += end
-        found = [row for row in map(read_row, data[:end].splitlines()) if row is not None]
-        self.rows |= {row["step"]: row for row in found}
-        return [row for row in found if row["step"] > self.from_step]
-
-    def history(self) -> list[dict[str, Any]]:
-        """Return every row so far, oldest first."""
-        return [self.rows[step] for step in sorted(self.rows)]
-
-    def checkpoints(self) -> dict[int, Path]:
-        """Return the run's checkpoints, oldest first; each is whole: they appear by a rename. Raises an OSError."""
-        found = ((CHECKPOINT_NAME.fullmatch(folder.name), folder) for folder in self.run_folder.iterdir())
-        return dict(sorted((int(match[1]), folder) for match, folder in found if match))
+GamesPage = Callable[[Path, Settings], str]
+"""Makes a page of recorded games of a run folder, empty where there are none."""
 
 
 @dataclass
@@ -73,14 +39,14 @@ class Publisher:
     """WANDB_LOG_MODEL, UPLOAD_CKPT_TO_WANDB and the artifact's name and aliases are taken from here."""
     run_folder: Path
     from_step: int
-    showcase: ModuleType
-    """`report.samples`, which stands above this room: makes the table and the page of games."""
+    games_page: GamesPage
+    """`report.games.newest_games_page`, which stands above this room."""
     trouble: Callable[[str], None]
     """Receives one sentence at the first failure of each kind."""
 
     def __post_init__(self) -> None:
         """Note in the run folder which run this is."""
-        self.reader = RunReader(self.run_folder, self.from_step)
+        self._read_bytes = 0
         self._said: set[str] = set()
         self._seen: set[int] = set()
         self.record.project, self.record.entity = self.settings.wandb_project, self.settings.wandb_entity or ""
@@ -91,7 +57,7 @@ class Publisher:
     def publish_new(self, *, everything: bool = False) -> None:
         """Send what came since the last call; a checkpoint whose validation is under way only with `everything`."""
         with self._guard("metrics"):
-            for row in self.reader.new_rows():
+            for row in self._new_rows():
                 self.run.log_row(row)
         with self._guard("checkpoints"):
             found = self._new_checkpoints()
@@ -118,7 +84,8 @@ class Publisher:
         with self._guard("the last validation"):
             rows = read_validations(self.run_folder)
             # It is of the version after the last step, so no row has it.
-            if rows and rows[-1].step == max(self.reader.rows, default=0):
+            steps = [row["step"] for row in read_history(self.run_folder / "metrics.jsonl")]
+            if rows and rows[-1].step == max(steps, default=0):
                 self.run.log_row({"step": rows[-1].step, f"validation/{rows[-1].metric}": rows[-1].score})
         with self._guard("the end of the run"):
             self.run.finish(exit_code)
@@ -127,7 +94,7 @@ class Publisher:
     def _final(self, newest: Path, step: int) -> None:
         """Send the newest checkpoint, and before it the one that validation chose, unless that is there as `best`."""
         with self._guard("validation"):
-            chosen, there = self._chosen(), self.reader.checkpoints()
+            chosen, there = self._chosen(), checkpoints_of(self.run_folder)
             known = [one.step for one in self.record.artifacts if "best" in one.aliases and one.mode == self.run.mode]
             if chosen in there and chosen not in (step, *known):
                 self.artifact(there[chosen], chosen, ())
@@ -136,9 +103,9 @@ class Publisher:
     def artifact(self, checkpoint: Path, step: int, aliases: Sequence[str]) -> None:
         """Make a checkpoint an artifact."""
         with self._guard(f"the artifact of {checkpoint.name}"):
-            rows = self.reader.history()
+            rows = read_history(self.run_folder / "metrics.jsonl")
             score = running_score(rows, step)
-            earlier = [running_score(rows, other) for other in self.reader.checkpoints() if other < step]
+            earlier = [running_score(rows, other) for other in checkpoints_of(self.run_folder) if other < step]
             names = [f"checkpoint_global_step_{step}", *aliases]
             if self._is_best(step, score, [*self.record.scores(), *earlier]):
                 names.append("best")
@@ -159,19 +126,11 @@ class Publisher:
             write_record(self.run_folder, self.record)
 
     def samples(self, step: int) -> None:
-        """Send games of the newest recorded step, as a table and as a page."""
+        """Send games of the newest recorded step as a page."""
         with self._guard("sample games"):
-            recordings = self.showcase.sample_recordings(self.run_folder)
-            if recordings:
-                title = f"{self.run_folder.resolve().name}, {recordings[0].source}"
-                page = self.showcase.replay_page(recordings, self.settings, title)
+            if page := self.games_page(self.run_folder, self.settings):
                 write_text_atomic(self.run_folder / "replay.html", page)
-                self.run.log_samples(
-                    step,
-                    self.showcase.COLUMNS,
-                    self.showcase.table_rows(spread(recordings, self.showcase.NUM_GAMES)),
-                    page,
-                )
+                self.run.log_samples(step, page)
 
     def _is_best(self, step: int, score: RunningScore | None, earlier: Sequence[RunningScore | None]) -> bool:
         if self.settings.eval_steps:
@@ -193,8 +152,21 @@ class Publisher:
             return None
         return None if any(row.step == newest for row in read_validations(self.run_folder)) else newest
 
+    def _new_rows(self) -> list[dict[str, Any]]:
+        """Return the rows after `from_step` that the trainer wrote since the last call; raises an OSError."""
+        try:
+            with (self.run_folder / "metrics.jsonl").open("rb") as file:
+                file.seek(self._read_bytes)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        # A line without an end is still being written.
+        end = data.rfind(b"\n") + 1
+        self._read_bytes += end
+        return [row for row in map(read_row, data[:end].splitlines()) if row and row["step"] > self.from_step]
+
     def _new_checkpoints(self) -> dict[int, Path]:
-        return {step: folder for step, folder in self.reader.checkpoints().items() if step > self.from_step}
+        return {step: folder for step, folder in checkpoints_of(self.run_folder).items() if step > self.from_step}
 
     @contextmanager
     def _guard(self, what: str) -> Iterator[None]:

@@ -23,8 +23,6 @@ SECONDS = {"WANDB_INIT_TIMEOUT": 15, "WANDB_FINISH_TIMEOUT": 120, "WANDB_HTTP_TI
 that does not answer is given up."""
 MARGIN_SECONDS = 30.0
 """For closing, beyond the service's time."""
-_OWN_SECTION = {"seconds": "time/elapsed", "step_time": "time/step"}
-_PLAY = ("games", "groups", "flat_group", "hint_")
 _NO_ANSWER = re.compile(
     r"timed out|deadline exceeded|giving up after|dial tcp|connection re|no such host|\bEOF\b|error (5\d\d|408|429)",
     re.IGNORECASE,
@@ -58,21 +56,6 @@ def time_limit(environ: Mapping[str, str], name: str) -> float:
         return SECONDS[name]
 
 
-def section_name(name: str) -> str:
-    """Return a metric's name with its section, e.g. train/loss; `player_0/…`, `time/…` and the like stay."""
-    if "/" in name or name == "step":
-        return name
-    if name in _OWN_SECTION:
-        return _OWN_SECTION[name]
-    section = "play" if name.endswith("_per_game") or name.startswith(_PLAY) else "train"
-    return f"{section}/{name}"
-
-
-def sectioned(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of `metrics.jsonl` as W&B and TensorBoard have it: names with sections, without figures of null."""
-    return {section_name(name): value for name, value in row.items() if value is not None}
-
-
 class WandbRun:
     """One open run."""
 
@@ -86,16 +69,15 @@ class WandbRun:
         self.url = "" if run.offline else str(run.url or "")
 
     def log_row(self, row: Mapping[str, Any]) -> None:
-        """Send a row of `metrics.jsonl`."""
-        self._run.log(sectioned(row))
+        """Send a row of `metrics.jsonl`, without figures of null."""
+        self._run.log({name: value for name, value in row.items() if value is not None})
 
-    def log_samples(self, step: int, columns: Sequence[str], rows: Sequence[Sequence[Any]], page: str) -> None:
-        """Send sample games: a table, and the replay page."""
+    def log_samples(self, step: int, page: str) -> None:
+        """Send sample games."""
         import wandb
 
-        table = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
         # The page brings its own style and its own rules on what may run.
-        self._run.log({"step": step, "samples/games": table, "samples/replay": wandb.Html(page, inject=False)})
+        self._run.log({"step": step, "samples/replay": wandb.Html(page, inject=False)})
 
     def log_artifact(self, folder: Path, name: str, aliases: Sequence[str], metadata: Mapping[str, Any]) -> None:
         """Send every file of a folder as a `model` artifact; the folder must stay until the run is finished."""

@@ -4,20 +4,18 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
 from rich.console import Console
 
 from hanabi_grpo.commands.console import give_environ, make_console, print_json
-from hanabi_grpo.commands.doctor import budget, games, gpus, machine, model, runs, server, software
+from hanabi_grpo.commands.doctor import budget, games, gpus, machine, model, server, software
 from hanabi_grpo.commands.doctor.check import Check, Role, fail, ok, print_checks, report_json, summary_line
 from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.settings import LoadedSettings, load_settings, variables
 from hanabi_grpo.settings.load import check_names
-from hanabi_grpo.settings.sources import DOTENV
 
 _SETTINGS = ".venv/bin/hanabi-grpo settings --markdown   # every variable, and what is allowed"
 _REPORT = ".venv/bin/hanabi-grpo doctor --json > doctor.json   # and report it with this file"
@@ -42,7 +40,6 @@ def settings_checks(context: Context) -> Check:
 PROBES = (
     Probe("settings", settings_checks),
     Probe("packages", software.package_checks),
-    Probe("torch", software.torch_checks),
     Probe("compiler", software.compiler_checks, ("server",)),
     Probe("gpus", gpus.gpu_checks),
     Probe("dataset", games.dataset_checks, ("trainer",)),
@@ -54,7 +51,7 @@ PROBES = (
     Probe("vocabulary", games.vocabulary_checks),
     Probe("memory", model.memory_checks),
     Probe("budget", budget.budget_checks),
-    Probe("run folder", runs.run_folder_checks, ("trainer",)),
+    Probe("run folder", machine.run_folder_checks, ("trainer",)),
     Probe("partner urls", server.partner_url_checks),
     Probe("shared memory", machine.shared_memory_checks),
     Probe("disk", machine.disk_checks, ("trainer",)),
@@ -120,16 +117,16 @@ def _found(probe: Probe, context: Context) -> Iterator[Check]:
         yield fail(probe.name, f"the check itself failed ({type(error).__name__}: {error})", next_step)
 
 
-def settings_or_problems(dotenv: Path = Path(DOTENV)) -> tuple[LoadedSettings | None, list[Check]]:
+def settings_or_problems() -> tuple[LoadedSettings | None, list[Check]]:
     """Return the settings, or what is wrong with them: without settings nothing else can be looked at."""
-    problems: dict[str, None] = {}
+    problems: list[str] = []
     loaded = None
     try:
-        loaded = load_settings(os.environ, dotenv)
+        loaded = load_settings()
     except SettingsError as error:
-        problems |= dict.fromkeys(str(error).splitlines())
+        problems += str(error).splitlines()
     try:
-        check_names(os.environ, dotenv)
+        check_names()
     except SettingsError as error:
-        problems |= dict.fromkeys(str(error).splitlines())
-    return loaded, [fail("settings", line, _SETTINGS) for line in problems]
+        problems += str(error).splitlines()
+    return loaded, [fail("settings", line, _SETTINGS) for line in dict.fromkeys(problems)]

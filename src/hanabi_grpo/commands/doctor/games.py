@@ -10,7 +10,7 @@ from hanabi_grpo.rollout.datasets import check_payoffs, mix_line, num_steps, tra
 from hanabi_grpo.rollout.vocabulary import boards_of, check_vocabulary
 from hanabi_grpo.settings import batch_plan
 from hanabi_grpo.settings.defaults import tiny_model_command, tiny_model_folder
-from hanabi_grpo.settings.steps import check_updates, plan_line
+from hanabi_grpo.settings.steps import plan_line
 
 _ORIGINS = ".venv/bin/hanabi-grpo settings   # shows what holds now, and where it comes from"
 
@@ -30,7 +30,6 @@ def batch_checks(context: Context) -> Iterator[Check]:
     """Show the arithmetic of a step, or what of it the trainer would refuse."""
     settings, rows = context.settings, context.rows
     try:
-        check_updates(settings)
         plan = batch_plan(settings)
         if rows is None:
             yield skip("batch", "needs the dataset")

@@ -1,4 +1,4 @@
-"""The machine: disk, memory-backed storage."""
+"""The run folder: whose it is, what a run goes on from; and the machine's disk and memory-backed storage."""
 
 import os
 import shutil
@@ -6,13 +6,42 @@ from pathlib import Path
 
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip
 from hanabi_grpo.commands.doctor.context import Context, amount
+from hanabi_grpo.errors import HanabiGrpoError
+from hanabi_grpo.rollout.datasets import num_steps
+from hanabi_grpo.runs.resume import resume_lines
+from hanabi_grpo.runs.run_folder import check_fresh, holder_of
 
+_UNKNOWN_STEPS = 1 << 31
 _VERSIONS_IN_FLIGHT = 3
 """Served, staged, and one that games in flight still use."""
 _PARALLEL_SHM = 1 << 30
 """What processes that share a model or gradients exchange through it (NCCL)."""
 _LARGE_MODELS_SHM = 200 * 10**6
 """Three versions of one adapter of rank 16 for a model of 4 billion parameters; containers have 64 MB."""
+
+
+def run_folder_checks(context: Context) -> Check:
+    """Tell where the run writes and what it goes on from, or why it cannot."""
+    settings, (resume, problem) = context.settings, context.planned
+    fresh = "unset OUTPUT_DIR RESUME   # a new run in a new folder of outputs/"
+    folder = settings.output_dir if resume is None else resume.run_folder
+    holder, said = holder_of(folder) if folder else "", ""
+    try:
+        if resume is not None:
+            steps = num_steps(settings, context.rows) if context.rows else _UNKNOWN_STEPS
+            said = "; ".join(["", *(line.strip() for line in resume_lines(resume, settings, steps))])
+        elif folder is not None and folder.exists() and not holder:
+            check_fresh(folder)
+    except HanabiGrpoError as error:
+        problem = str(error)
+    if problem:
+        return fail("run folder", problem, fresh)
+    if folder is None:
+        return ok("run folder", "a new one in outputs/")
+    if holder:
+        look = f".venv/bin/hanabi-grpo watch {folder}   # it goes on, leave it alone"
+        return fail("run folder", f"{folder}: another trainer works in it ({holder})", f"{fresh}\n{look}")
+    return ok("run folder", f"{folder}{said}")
 
 
 def disk_checks(context: Context) -> Check:

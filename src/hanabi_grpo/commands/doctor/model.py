@@ -48,11 +48,6 @@ def model_checks(context: Context) -> Check:
     modules = {module.rsplit(".", 1)[-1] for module in linear_shapes(folder)}
     if not modules:
         return fail("model", f"{name}: no linear layers for adapters in its weights", _other_model(context))
-    heads, parallel = int(context.config.get("num_attention_heads", 0)), settings.vllm_tensor_parallel_size
-    if context.serves and heads % parallel:
-        most = max(size for size in range(1, parallel) if heads % size == 0)
-        finding = f"{name}: {heads} attention heads do not divide by VLLM_TENSOR_PARALLEL_SIZE={parallel}"
-        return fail("model", finding, f"export VLLM_TENSOR_PARALLEL_SIZE={most}")
     sizes = f"{amount(context.num_parameters)} parameters; {context.num_adapters} adapters of rank "
     sizes += f"{settings.lora_rank}, {amount(context.adapter_parameters)} each"
     return ok("model", f"{name}: {context.config.get('model_type')}, {sizes}, on {', '.join(sorted(modules))}")

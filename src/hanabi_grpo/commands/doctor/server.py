@@ -96,9 +96,6 @@ def _fits(context: Context, one: Settings, start: str) -> Iterator[Check]:
         yield (fail if context.role == "trainer" else warn)("server", finding, beside)
     else:
         yield ok("server", f"{where} answers (instance {there.instance_id}, {there.model}, {there.dtype})")
-    if there.max_model_len != one.max_model_len:
-        finding = f"HANABI_MAX_MODEL_LEN is {there.max_model_len} there and {one.max_model_len} here"
-        yield warn("server length", finding, f"export HANABI_MAX_MODEL_LEN={there.max_model_len}")
 
 
 def partner_url_checks(context: Context) -> Iterator[Check]:

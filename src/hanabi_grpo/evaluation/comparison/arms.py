@@ -2,7 +2,6 @@
 
 import glob
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -96,22 +95,6 @@ def parse_arms(texts: Sequence[str]) -> dict[str, list[Path]]:
                 )
             owners[real] = name
     return arms
-
-
-def parse_reference(text: str) -> tuple[str, float]:
-    """Return label and height of a level line, e.g. of "hint-bot=2.632".
-
-    Raises:
-        SettingsError: No label, or no finite number.
-    """
-    name, _, height = text.rpartition("=")
-    try:
-        value = float(height)
-    except ValueError:
-        value = math.nan
-    if not name.strip() or not math.isfinite(value):
-        raise SettingsError(f"--reference {text!r}: give NAME=SCORE, e.g. hint-bot=2.632.")
-    return name.strip(), value
 
 
 def load_arms(folders: Mapping[str, Sequence[Path]], *, metric: str = SCORE) -> tuple[str, tuple[Arm, ...]]:

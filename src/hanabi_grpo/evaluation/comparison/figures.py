@@ -16,21 +16,11 @@ from numpy.typing import NDArray
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.comparison.arms import Arm, Run
 from hanabi_grpo.evaluation.smoothing import trailing_mean
-from hanabi_grpo.runs.deal_statistics import COVERAGE
+from hanabi_grpo.runs.deal_statistics import COVERAGE, Interval
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, mean_figures
 
 MIN_SEEDS_FOR_T = 3
 """Least runs for which a curve gets a t interval; that of two is 12.7 standard errors to each side."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeedEstimate:
-    """A mean over seeds, or a difference of two of them, with its 95 % t interval; NaN: not known from so few seeds."""
-
-    mean: float
-    standard_error: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,16 +33,14 @@ class Curve:
     mean: NDArray[np.float64]
     """(m,): mean over runs of their trailing means."""
     low: NDArray[np.float64]
-    """(m,): lower edge of the band; the mean itself with one run."""
+    """(m,): lower edge of the band; the mean itself with fewer than three runs."""
     high: NDArray[np.float64]
     num_runs: int
 
     @property
-    def band(self) -> str:
-        """What the band is; empty with one run."""
-        if self.num_runs < 2:
-            return ""
-        return "t interval" if self.num_runs >= MIN_SEEDS_FOR_T else "range"
+    def has_band(self) -> bool:
+        """Whether there are runs enough."""
+        return self.num_runs >= MIN_SEEDS_FOR_T
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +52,10 @@ class ArmScore:
     """Runs of the arm; those without this evaluation too."""
     means: tuple[float, ...]
     """Mean score of each run that was evaluated."""
-    seeds: SeedEstimate
+    seeds: Interval
     figures: Mapping[str, float]
     """Mean over runs of each figure."""
-    difference: SeedEstimate | None
+    difference: Interval | None
     """Minus the first arm, by Welch; None for the first arm, and where that was not evaluated."""
 
 
@@ -94,14 +82,14 @@ class HeldOut:
         return stem if heats == [stem] else f"{stem} ({', '.join(heats)})"
 
 
-def over_seeds(values: Sequence[float]) -> SeedEstimate:
+def over_seeds(values: Sequence[float]) -> Interval:
     """Return the mean of k figures, one per run: error s / sqrt(k), k - 1 degrees of freedom; NaN with one run."""
     count = len(values)
     squared = variance(values) / count if count > 1 else math.nan
     return _estimate(fmean(values), squared, count - 1)
 
 
-def welch_difference(first: Sequence[float], other: Sequence[float]) -> SeedEstimate:
+def welch_difference(first: Sequence[float], other: Sequence[float]) -> Interval:
     """Return mean(other) - mean(first) of two groups of runs whose variances may differ.
 
     With a = s1^2 / k1 and b = s2^2 / k2 the error is sqrt(a + b), the degrees of freedom
@@ -126,7 +114,7 @@ def arm_curve(arm: Arm, end: float, window: int) -> Curve:
     """Return an arm's curve up to `end`, which every run has reached, of trailing means over `window` steps.
 
     Each run is smoothed by itself and read off at the places of all runs of its arm, linearly between its own. The band
-    is the pointwise 95 % t interval of the mean over runs from three runs on, lowest to highest with two.
+    is the pointwise 95 % t interval of the mean over runs, from three runs on.
 
     Raises:
         SettingsError: A run begins after `end`.
@@ -145,11 +133,10 @@ def arm_curve(arm: Arm, end: float, window: int) -> Curve:
         kept = run.x <= end
         lines.append(np.interp(places, run.x[kept], trailing_mean(run.scores[kept].tolist(), window)))
     values = np.stack(lines)
-    mean, low, high = values.mean(axis=0), values.min(axis=0), values.max(axis=0)
+    mean, reach = values.mean(axis=0), np.zeros(len(places))
     if len(lines) >= MIN_SEEDS_FOR_T:
         reach = _t_reach(len(lines) - 1) * values.std(axis=0, ddof=1) / len(lines) ** 0.5
-        low, high = mean - reach, mean + reach
-    return Curve(name=arm.name, x=places, mean=mean, low=low, high=high, num_runs=len(lines))
+    return Curve(name=arm.name, x=places, mean=mean, low=mean - reach, high=mean + reach, num_runs=len(lines))
 
 
 def held_out(arms: Sequence[Arm], file: str) -> HeldOut:
@@ -190,10 +177,10 @@ def _game(result: EvaluationResult) -> str:
     return f"{result.env} {result.preset} with {result.num_players} players ({result.spec_hash})"
 
 
-def _estimate(mean: float, squared_error: float, degrees: float) -> SeedEstimate:
+def _estimate(mean: float, squared_error: float, degrees: float) -> Interval:
     error = math.sqrt(squared_error)
     reach = _t_reach(degrees) * error
-    return SeedEstimate(mean=mean, standard_error=error, low=mean - reach, high=mean + reach)
+    return Interval(mean=mean, standard_error=error, low=mean - reach, high=mean + reach)
 
 
 def _t_reach(degrees: float) -> float:

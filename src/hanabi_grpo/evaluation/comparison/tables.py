@@ -1,6 +1,6 @@
 """A comparison as tables, notes and JSON."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -9,14 +9,14 @@ from hanabi_grpo.evaluation.comparison.figures import (
     ArmScore,
     Curve,
     HeldOut,
-    SeedEstimate,
     arm_curve,
     held_out,
     last_mean,
     over_seeds,
 )
-from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure, figure_sheets, with_error
-from hanabi_grpo.evaluation.tables import ATTAINABLE, ATTAINABLE_SOURCE, attainable_row, game_title
+from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure, figure_sheets
+from hanabi_grpo.evaluation.tables import ATTAINABLE, ATTAINABLE_SOURCE, attainable_row, estimate_cells, game_title
+from hanabi_grpo.runs.evaluation_result import EvaluationResult
 
 _ARMS = ("arm", "runs", "games/run", "seconds/run")
 _HELD_OUT = ("arm", "mean", "± runs", "lowest run", "highest run")
@@ -40,8 +40,6 @@ class Comparison:
     training: tuple[tuple[float, ...], ...]
     """Per arm, per run the mean score of the last `window` steps up to `end`."""
     evaluations: tuple[HeldOut, ...]
-    references: Mapping[str, float]
-    """Level lines by label, from low to high; the last one is what is attainable, where that is known."""
 
     @property
     def label(self) -> str:
@@ -49,20 +47,13 @@ class Comparison:
         return "mean score" if self.metric == SCORE else self.metric
 
     @property
-    def score_range(self) -> tuple[float, float] | None:
-        """Least and most that the rules allow; None where no evaluation says it."""
+    def example(self) -> EvaluationResult | None:
+        """An evaluation of the training games: it has the range of what is compared, and says what is attainable."""
         kinds = (one.example for one in self.evaluations if one.example.preset == self.preset and self.metric == SCORE)
-        return next((one.score_range for one in kinds), None)
+        return next(kinds, None)
 
 
-def compare_arms(
-    preset: str,
-    arms: Sequence[Arm],
-    *,
-    window: int = 10,
-    metric: str = SCORE,
-    references: Mapping[str, float] | None = None,
-) -> Comparison:
+def compare_arms(preset: str, arms: Sequence[Arm], *, window: int = 10, metric: str = SCORE) -> Comparison:
     """Compute curves, means and differences of what `load_arms` returns; see `Comparison`.
 
     Raises:
@@ -71,10 +62,6 @@ def compare_arms(
     end = min(float(run.x[-1]) for arm in arms for run in arm.runs)
     files = {file for arm in arms for run in arm.runs for file in run.evaluations}
     kinds = tuple(held_out(arms, file) for file in sorted(files))
-    levels = dict(sorted((references or {}).items(), key=lambda level: level[1]))
-    known = [kind.example.attainable for kind in kinds if kind.example.preset == preset]
-    if known and known[0] is not None:
-        levels.setdefault(ATTAINABLE, known[0])
     return Comparison(
         preset=preset,
         end=end,
@@ -84,7 +71,6 @@ def compare_arms(
         curves=tuple(arm_curve(arm, end, window) for arm in arms),
         training=tuple(tuple(last_mean(run, end, window) for run in arm.runs) for arm in arms),
         evaluations=kinds,
-        references=levels,
     )
 
 
@@ -110,9 +96,7 @@ def comparison_sheets(found: Comparison) -> list[Sheet]:
             figures = (score.seeds.mean, score.seeds.standard_error, min(score.means), max(score.means))
             rows.append((score.name + _missing(score), *map(figure, figures)))
             if gap := score.difference:
-                interval = f"{figure(gap.low, '+')} to {figure(gap.high, '+')}"
-                name = f"{score.name} − {found.arms[0].name}"
-                differences.append((name, with_error(gap.mean, gap.standard_error, "+"), interval))
+                differences.append((f"{score.name} − {found.arms[0].name}", *estimate_cells(gap, "+")))
         sheets.append(
             Sheet(
                 title=f"{kind.name}: {game_title(kind.example) if kind.same_deals else kind.example.preset}",
@@ -156,18 +140,15 @@ def comparison_notes(found: Comparison) -> list[str]:
     if max(rates) > 1.05 * min(rates):
         notes.append("Runs differ in games per step: at equal steps some have seen more games.")
     notes += condition_notes(found.arms)
-    if found.references:
-        notes.append(f"To compare with: {', '.join(f'{name} {value:g}' for name, value in found.references.items())}.")
     if any(kind.example.attainable is not None for kind in kinds):
         notes.append(ATTAINABLE_SOURCE)
     return notes
 
 
-def comparison_markdown(found: Comparison, title: str) -> str:
+def comparison_markdown(found: Comparison) -> str:
     """Return all tables and notes as Markdown."""
-    parts = [f"### {title}\n"] if title else []
-    parts += [sheet.markdown() for sheet in comparison_sheets(found)]
-    return "\n".join([*parts, "".join(f"- {note}\n" for note in comparison_notes(found))])
+    notes = "".join(f"- {note}\n" for note in comparison_notes(found))
+    return "\n".join([*(sheet.markdown() for sheet in comparison_sheets(found)), notes])
 
 
 def _arm_row(found: Comparison, number: int) -> tuple[str, ...]:
@@ -179,14 +160,10 @@ def _arm_row(found: Comparison, number: int) -> tuple[str, ...]:
         str(len(arm.runs)),
         f"{median(run.num_games for run in arm.runs):.0f}",
         f"{median(seconds):.0f}" if seconds else UNKNOWN,
-        _shown(over_seeds(found.training[number])),
-        *(UNKNOWN if score is None else _shown(score.seeds) + _missing(score) for score in scores),
+        estimate_cells(over_seeds(found.training[number]))[0],
+        *(UNKNOWN if score is None else estimate_cells(score.seeds)[0] + _missing(score) for score in scores),
     )
 
 
 def _missing(score: ArmScore) -> str:
     return "" if len(score.means) == score.num_runs else f" ({len(score.means)} of {score.num_runs} runs)"
-
-
-def _shown(found: SeedEstimate) -> str:
-    return with_error(found.mean, found.standard_error)

@@ -29,13 +29,6 @@ class Entry:
     ref: Ref
     """A run's folder stands here as its newest checkpoint, which may not change on the way."""
 
-    @property
-    def run(self) -> Path | None:
-        """The run folder that a checkpoint belongs to; None: no checkpoint."""
-        if isinstance(self.ref, CheckpointRef) and isinstance(self.ref.place, Path):
-            return self.ref.place.resolve().parent
-        return None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:

@@ -36,12 +36,6 @@ class Summary:
         return tuple(entry.label for entry in self.plan.entries)
 
     @property
-    def unit(self) -> str:
-        """What the jackknife's error is over: "training seeds" when each entry is a checkpoint of a run of its own."""
-        runs = [entry.run for entry in self.plan.entries]
-        return "training seeds" if None not in runs and len(set(runs)) == len(runs) else "entries"
-
-    @property
     def num_starts(self) -> int:
         """Different starts among the deals."""
         return len(set(self.matrix.starts.tolist()))
@@ -80,7 +74,11 @@ def summarise(plan: Plan, cells: Mapping[str, EvaluationResult]) -> Summary:
 def summary_json(summary: Summary) -> dict[str, Any]:
     """Return everything but the scores deal by deal, which are in the files of the cells; NaN stands for unknown."""
     plan, spec, count = summary.plan, summary.plan.setup.spec, len(summary.labels)
-    cells = [_cell_json(summary.cells.get(name)) for name in plan.cells]
+    played = {
+        name: {"seats": cell.seats[0], **cell.estimate.to_json(), "figures": cell.figures}
+        for name, cell in summary.cells.items()
+    }
+    cells = [played.get(name) for name in plan.cells]
     return {
         "format": _FORMAT,
         **plan.setup.row(),
@@ -97,7 +95,6 @@ def summary_json(summary: Summary) -> dict[str, Any]:
         "num_played": len(summary.cells),
         "num_pairs": len(cells),
         **{name: both._asdict() for name, both in summary.whole.items()},
-        "error_entries_is_over": summary.unit,
         "entries": [
             {
                 "label": entry.label,
@@ -113,12 +110,6 @@ def summary_json(summary: Summary) -> dict[str, Any]:
         ],
         "cells": [cells[count * i : count * (i + 1)] for i in range(count)],
     }
-
-
-def _cell_json(result: EvaluationResult | None) -> dict[str, Any] | None:
-    if result is None:
-        return None
-    return {"seats": result.seats[0], **result.estimate.to_json(), "figures": result.figures}
 
 
 def describe(summary: Summary) -> list[str]:
@@ -177,11 +168,11 @@ def _whole_sheet(summary: Summary) -> Sheet:
         rows.append((names[name], mean, figure(both.error_deals), figure(both.error_entries)))
     return Sheet(
         title="Self-play and cross-play",
-        columns=("", "mean", "± over deals", f"± over {summary.unit}"),
+        columns=("", "mean", "± over deals", "± over entries"),
         groups=[rows],
         note=(
             "Cross-play is the mean off the diagonal, both orders of each pair. ± over deals: with other deals, for "
-            f"these entries. ± over {summary.unit}: with other {summary.unit} of the same kind (delete-one jackknife, "
+            "these entries. ± over entries: with others of the same kind, e.g. training seeds (delete-one jackknife, "
             "from 3 entries on)."
         ),
     )

@@ -7,8 +7,8 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.smoothing import bin_means, trailing_mean
+from hanabi_grpo.runs.run_folder import save_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,28 +78,20 @@ def add_caption(figure: "Figure", text: str) -> None:
 
 
 def save_figure(figure: "Figure", path: Path) -> None:
-    """Write a PNG, or an SVG where the name ends in .svg; its folder is made where it is missing.
-
-    Raises:
-        SettingsError: The file cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write(figure, path, "svg" if path.suffix == ".svg" else "png")
-    except OSError as error:
-        raise SettingsError(f"{path}: cannot be written ({error.strerror}); choose another place.") from error
+    """Write a PNG, or an SVG where the name ends in .svg; see `save_text`."""
+    save_text(path, _drawn(figure, "svg" if path.suffix == ".svg" else "png"))
 
 
 def data_address(figure: "Figure") -> str:
     """Return the figure as the `src` of an image: an SVG in a data: address."""
-    content = io.BytesIO()
-    _write(figure, content, "svg")
-    return "data:image/svg+xml;base64," + base64.b64encode(content.getvalue()).decode()
+    return "data:image/svg+xml;base64," + base64.b64encode(_drawn(figure, "svg")).decode()
 
 
-def _write(figure: "Figure", target: Path | io.BytesIO, kind: str) -> None:
+def _drawn(figure: "Figure", kind: str) -> bytes:
     """Equal runs give equal files, and the text of an SVG stays text."""
     from matplotlib import rc_context
 
+    content = io.BytesIO()
     with rc_context({"svg.hashsalt": "hanabi", "svg.fonttype": "none"}):
-        figure.savefig(target, format=kind, dpi=_DPI, metadata={"Date": None} if kind == "svg" else None)
+        figure.savefig(content, format=kind, dpi=_DPI, metadata={"Date": None} if kind == "svg" else None)
+    return content.getvalue()

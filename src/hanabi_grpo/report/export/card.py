@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from hanabi_grpo.envs import registry
 from hanabi_grpo.report.export.origin import Origin, PlayedResult
+from hanabi_grpo.report.page import templates
 from hanabi_grpo.runs.manifest import spec_hashes
 from hanabi_grpo.runs.v1 import boards_by_hash
+from hanabi_grpo.settings.variables import typed
 from hanabi_grpo.tracking.artifact import table_cell
 
 _TO_TYPE = (
@@ -43,7 +43,6 @@ def write_card(folder: Path, origin: Origin, players: Sequence[str], *, base: st
         pipeline_tag="text-generation",
         tags=[env, "grpo", "lora", "multi-agent", "reinforcement-learning"],
         model_name=title,
-        eval_results=[_eval_result(one, env) for one in results] or None,
     )
     saved = origin.saved
     facts: dict[str, Any] = {
@@ -56,11 +55,10 @@ def write_card(folder: Path, origin: Origin, players: Sequence[str], *, base: st
         **origin.settings,
     }
     partner = next(iter(registry.get(env).policies), "random") if env in registry.names() else "random"
-    templates = Environment(
-        loader=PackageLoader("hanabi_grpo.report"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    templates.filters["cell"] = table_cell
-    text = templates.get_template("card.md.j2").render(
+    partners = [partner] * (int(origin.settings.get("HANABI_PLAYERS", 2)) - 1)
+    found = templates(autoescape=False)
+    found.filters["cell"] = table_cell
+    text = found.get_template("card.md.j2").render(
         title=title,
         env=env,
         players=players,
@@ -68,7 +66,7 @@ def write_card(folder: Path, origin: Origin, players: Sequence[str], *, base: st
         facts=facts.items(),
         results=[_row(one) for one in results],
         settings=_typed(origin, base),
-        line_up="FOLDER" if len(players) > 1 else ",".join(["FOLDER", *[partner] * (_num_players(origin) - 1)]),
+        line_up="FOLDER" if len(players) > 1 else ",".join(["FOLDER", *partners]),
         games=(folder / "episodes").is_dir(),
         is_on_hub=is_on_hub,
         known=bool(origin.results),
@@ -97,35 +95,10 @@ def _row(one: PlayedResult) -> tuple[object, ...]:
     )
 
 
-def _eval_result(one: PlayedResult, env: str) -> Any:
-    from huggingface_hub import EvalResult
-
-    result, found = one.result, one.result.estimate
-    heat = "" if result.temperature is None else f", temperature {result.temperature:g}"
-    return EvalResult(
-        task_type="reinforcement-learning",
-        task_name=env.capitalize(),
-        dataset_type=f"{env}-{result.preset}",
-        dataset_name=f"{result.preset}, {result.num_players} players",
-        dataset_split=result.suite,
-        dataset_args={"spec_hash": result.spec_hash, "num_deals": found.num_deals},
-        metric_type="mean_score",
-        metric_name=f"mean score of {one.line_up}{heat}",
-        metric_value=round(found.mean, 4),
-        metric_args={"standard_error": round(found.standard_error, 4), "most_points": result.score_range[1]},
-        verified=False,
-    )
-
-
-def _num_players(origin: Origin) -> int:
-    return int(origin.settings.get("HANABI_PLAYERS", 2))
-
-
 def _typed(origin: Origin, base: str) -> str:
     """Return the settings of training in front of a command."""
     values: dict[str, Any] = {"MODEL": base, "LORA_RANK": origin.saved.lora_rank}
     values |= {name: origin.settings[name] for name in _TO_TYPE if name in origin.settings}
     if "HANABI_PRESET" not in values and len(named := presets(origin)) == 1 and " " not in named[0]:
         values["HANABI_PRESET"] = named[0]
-    texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in values.items()}
-    return "".join(f"{name}={shlex.quote(text)} " for name, text in texts.items())
+    return "".join(f"{name}={shlex.quote(typed(value))} " for name, value in values.items())

@@ -22,7 +22,7 @@ from hanabi_grpo.report.export.origin import PUBLISHED, Origin
 from hanabi_grpo.runs.manifest import write_manifest
 from hanabi_grpo.runs.run_folder import new_folder, write_json_atomic
 from hanabi_grpo.runs.saved_adapters import CONFIG, SAME_FACTS, WEIGHTS
-from hanabi_grpo.tracking.artifact import HUB_NAME, base_name, write_sample_games
+from hanabi_grpo.tracking.artifact import base_name, write_sample_games
 
 
 def export(
@@ -43,12 +43,10 @@ def export(
         say: Receives what a person should know.
 
     Raises:
-        SettingsError: It exists or cannot be written, or `base_model` is no hub name.
+        SettingsError: It exists or cannot be written.
     """
     if out.exists() or out.is_symlink():
         raise SettingsError(f"--out {out}: exists already; choose a folder that does not.")
-    if base_model is not None:
-        check_base_model(base_model)
     base, is_on_hub = (base_model, True) if base_model is not None else base_name(origin.model)
     if not is_on_hub:
         say(f"the base model is called {base} on the card; --base-model ORG/NAME says what it is on the hub.")
@@ -63,12 +61,6 @@ def export(
         raise SettingsError(
             f"--out {out}: cannot be written ({error.strerror or error}); nothing half-written is left."
         ) from error
-
-
-def check_base_model(base_model: str) -> None:
-    """Raise a SettingsError for what is no hub name."""
-    if not HUB_NAME.fullmatch(base_model):
-        raise SettingsError(f"--base-model {base_model!r}: give the name on the hub, e.g. Qwen/Qwen3-4B.")
 
 
 def _write_adapter(origin: Origin, name: str, folder: Path, base: str) -> None:

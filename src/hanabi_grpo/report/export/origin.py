@@ -111,15 +111,9 @@ def _for_publishing(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _score(checkpoint: Path, around: Sequence[Path], step: int) -> RunningScore | None:
     try:
-        data = json.loads((checkpoint / SCORE).read_text(encoding="utf-8"))
-        if data["mean"] is not None:
-            error = data["standard_error"]
-            return RunningScore(
-                step=step,
-                mean=float(data["mean"]),
-                standard_error=None if error is None else float(error),
-                num_steps=int(data["steps"]),
-            )
+        data = json.loads((checkpoint / SCORE).read_bytes())
+        mean, error = float(data["mean"]), data["standard_error"]
+        return RunningScore(step=step, mean=mean, standard_error=error and float(error), num_steps=int(data["steps"]))
     except (OSError, ValueError, KeyError, TypeError):
         pass
     rows = next((path for place in around if (path := place / "metrics.jsonl").is_file()), None)

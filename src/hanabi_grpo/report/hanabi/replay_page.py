@@ -1,11 +1,10 @@
 """The table of Hanabi games for the page of recorded games, which its script draws, and as text."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from hanabi_grpo.envs.base import Frame
 from hanabi_grpo.envs.hanabi.replays.timeline import Timeline, deed, make_timeline
-from hanabi_grpo.envs.hanabi.replays.timeline import frames as text_frames
+from hanabi_grpo.envs.hanabi.replays.timeline import frames as frames  # see `played.own_page`
 from hanabi_grpo.envs.hanabi.rules import COLOR_NAMES
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.texts import visible
@@ -29,11 +28,6 @@ def draw_games(recordings: Sequence[Recording], games: Sequence[dict[str, Any]],
             row["did"] = deed(move.event, timeline.recording.players)
             row["prompt"] = visible(move.prompt) if prompts else ""
     return {"names": COLOR_NAMES, "games": [board_data(timeline) for timeline in timelines]}
-
-
-def frames(recording: Recording) -> Iterator[Frame]:
-    """Yield the game as text, also one whose deck no seed deals; raises as `draw_games`."""
-    return text_frames(recording)
 
 
 def board_data(timeline: Timeline) -> dict[str, Any]:

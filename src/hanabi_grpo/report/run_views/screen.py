@@ -7,7 +7,6 @@ from rich.bar import Bar
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
-from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -27,7 +26,7 @@ from hanabi_grpo.report.run_views.figures import (
     shown,
     team_figures,
 )
-from hanabi_grpo.report.run_views.state import RunState
+from hanabi_grpo.report.run_views.run_watch import RunState
 
 _WIDE = 108
 """Columns from which on two panels stand side by side."""
@@ -47,7 +46,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class RunScreen:
-    """A frame of the dashboard; its lower parts are cut off where the terminal is low."""
+    """A frame of the dashboard; `Live` cuts its lower parts off where the terminal is low."""
 
     def __init__(self, state: RunState) -> None:
         """Prepare the frame of one look."""
@@ -55,8 +54,7 @@ class RunScreen:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Lay the frame out for the width and height at hand."""
-        state, width = self.state, options.max_width
-        height = options.height or (console.size.height if console.is_terminal else None)
+        state, width, height = self.state, options.max_width, options.height or console.size.height
         if not state.rows:
             text = "No step yet: waiting for the trainer's first one."
             if not state.is_there:
@@ -64,9 +62,7 @@ class RunScreen:
             yield Group(_header(state), *(Text(line, style="yellow") for line in (text, *state.notes)))
             return
         column = width // 2 if width >= _WIDE else width
-        score = _panel(
-            "score, mean of the training games", _curve(state, column - 4, min(max((height or 40) // 5, 4), 12))
-        )
+        score = _panel("score, mean of the training games", _curve(state, column - 4, min(max(height // 5, 4), 12)))
         figures = _panel(f"means of the last {WINDOW} steps; curves: the whole run", _figures(state, column - 4))
         alarms = _panel("alarms", _alarms(state))
         phases = _panel(f"seconds a step, last {WINDOW}", _phases(state))
@@ -77,16 +73,7 @@ class RunScreen:
             body.add_column(ratio=1)
             body.add_row(Group(score, phases, alarms), figures)
             parts = [body]
-        parts = [_header(state), *parts]
-        lines = console.render_lines(Group(*parts), options.update(height=None))
-        if height is None or len(lines) <= height:
-            yield from parts
-            return
-        for line in lines[: height - 1]:
-            yield from line
-            yield Segment.line()
-        more = f"{len(lines) - height + 1} more lines in a higher terminal"
-        yield Text(more, style="yellow", no_wrap=True, overflow="ellipsis", end="")
+        yield from (_header(state), *parts)
 
 
 def _header(state: RunState) -> RenderableType:
