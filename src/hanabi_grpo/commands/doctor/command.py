@@ -40,6 +40,7 @@ def settings_checks(context: Context) -> Check:
 PROBES = (
     Probe("settings", settings_checks),
     Probe("packages", software.package_checks),
+    Probe("torch", software.torch_checks),
     Probe("compiler", software.compiler_checks, ("server",)),
     Probe("gpus", gpus.gpu_checks),
     Probe("dataset", games.dataset_checks, ("trainer",)),

