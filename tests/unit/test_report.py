@@ -26,8 +26,7 @@ from hanabi_grpo.evaluation.tables import (
     game_title,
     reference_results,
 )
-from hanabi_grpo.report.charts.canvas import save_figure
-from hanabi_grpo.report.charts.run import RunPictures
+from hanabi_grpo.report.charts.run import PICTURES, RunPictures
 from hanabi_grpo.report.run_page import run_page
 from hanabi_grpo.report.run_report import read_evaluations, read_report
 from hanabi_grpo.runs.evaluation_result import result_to_json, write_document
@@ -115,17 +114,18 @@ def test_what_is_no_run_places_that_cannot_be_written_and_bad_options_are_refuse
         (("--html", tmp_path / "file" / "x"), "--html"),
         (("--markdown", tmp_path / "file" / "x"), "--markdown"),
         (("--png", tmp_path / "file" / "x.png"), "cannot be written"),
-        (("--png", tmp_path), "--png"),
+        (("--png", tmp_path / "file"), "--png"),
         (("--conventions",), "no game of this version"),
     ):
         answer = command(run, *words)
         assert (answer.exit_code, message in answer.stderr) == (2, True), words
 
 
-def test_the_learning_curve_is_written_as_a_picture_with_its_folder(tmp_path: Path) -> None:
+def test_pictures_go_into_a_folder_or_one_file(tmp_path: Path) -> None:
     run = evaluated_run(tmp_path / "run")
-    assert command(run, "--png", tmp_path / "new" / "score.png").exit_code == 0
-    assert (tmp_path / "new" / "score.png").is_file()
+    answer = command(run, "--png", tmp_path / "new")
+    assert answer.exit_code == 0 and "no picture alarms: no row has a figure that an alarm watches" in answer.output
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {"score.png", "phases.png"}
     assert command(run, "--png", tmp_path / "one.svg").exit_code == 0
     assert "attainable 3.87" in (tmp_path / "one.svg").read_text()
 
@@ -207,7 +207,7 @@ def test_validations_are_a_curve_a_line_and_data(tmp_path: Path) -> None:
     picture = (tmp_path / "one.svg").read_text()
     for words in ("validation 1.40", "best 1.90, step 1", "training games 1.10", "held-out deals"):
         assert words in picture, words
-    axes = read_report(run).pictures.score().axes[0]
+    axes = read_report(run).pictures.draw("score").axes[0]
     bars = [bar.get_segments() for bar in axes.collections]
     drawn = [(float(low[0]), float(low[1]), float(high[1])) for low, high in bars[0]]
     assert drawn == [(row.step, row.score - 0.5, row.score + 0.5) for row in rows], "two standard errors"
@@ -218,7 +218,7 @@ def test_several_games_are_drawn_by_their_shares_and_a_damaged_record_gets_a_not
     for step in (1, 2):
         add_row(run, step, **{"score/mean": 9.0, "score/normalized": 0.25 * step})
     write_validations(run, [Validated(step=0, score=0.4, se=0.1, metric="score/normalized")])
-    axes = read_report(run).pictures.score().axes[0]
+    axes = read_report(run).pictures.draw("score").axes[0]
     assert axes.get_ylabel() == "mean share of the greatest score" and axes.get_ylim()[1] < 1
     (run / "validation.json").write_text("[")
     found = read_report(run)
@@ -284,10 +284,10 @@ def rows_of(num: int, *, players: int = 2) -> list[dict[str, Any]]:
 def test_every_picture_of_short_and_long_runs_is_a_png_and_equal_runs_give_equal_files(tmp_path: Path) -> None:
     for num, players in ((2, 5), (700, 2)):
         run = RunPictures(title="$x_1$ <b> ünïcode", rows=rows_of(num, players=players))
-        for draw in (run.score, run.phases):
-            for name in ("a.png", "b.png"):
-                save_figure(draw(), tmp_path / name)
-            content = (tmp_path / "a.png").read_bytes()
+        for turn in ("a", "b"):
+            assert run.save_all({name: tmp_path / turn / f"{name}.png" for name in PICTURES}) == {}
+        for name in PICTURES:
+            content = (tmp_path / "a" / f"{name}.png").read_bytes()
             width, height = struct.unpack(">II", content[16:24])
             assert (content[:8], width > 300, height > 200) == (b"\x89PNG\r\n\x1a\n", True, True)
-            assert content == (tmp_path / "b.png").read_bytes()
+            assert content == (tmp_path / "b" / f"{name}.png").read_bytes()

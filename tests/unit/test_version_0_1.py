@@ -86,7 +86,7 @@ def test_an_evaluation_has_the_figures_that_it_was_written_with() -> None:
     ("words", "shown"),
     [
         (["view", "{run}"], "8 of 8 games"),
-        (["report", "{run}", "--alarms", "--html", "{tmp}/run.html", "--png", "{tmp}/score.png"], "run.html"),
+        (["report", "{run}", "--alarms", "--html", "{tmp}/run.html", "--png", "{tmp}/pictures"], "run.html"),
     ],
 )
 def test_a_run_is_shown(words: list[str], shown: str, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import typer
 
 from hanabi_grpo.commands.console import make_console, sayer
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.report.charts.canvas import save_figure
+from hanabi_grpo.report.charts.run import PICTURES
 from hanabi_grpo.report.hanabi.conventions import convention_sentence, convention_sheets, count_conventions
 from hanabi_grpo.report.page import write_page
 from hanabi_grpo.report.run_page import run_page
@@ -19,7 +19,9 @@ from hanabi_grpo.runs.run_folder import run_home, save_text
 def report(
     run: Annotated[Path, typer.Argument(help="Run folder; of a run that is going on too.")],
     html: Annotated[Path | None, typer.Option(help="Write one page that works offline.")] = None,
-    png: Annotated[Path | None, typer.Option(help="Write the learning curve, *.png or *.svg.")] = None,
+    png: Annotated[
+        Path | None, typer.Option(help="Write the learning curve, *.png or *.svg; a folder gets every picture.")
+    ] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the tables.")] = None,
     alarms: Annotated[bool, typer.Option("--alarms", help="Also every alarm, and when each was raised.")] = False,
     conventions: Annotated[
@@ -58,10 +60,7 @@ def report(
     for note in notes:
         say(note, "yellow")
     if png is not None:
-        if png.suffix not in (".png", ".svg"):
-            raise SettingsError(f"--png {png}: give a name that ends in .png or .svg.")
-        save_figure(found.pictures.score(), png)
-        say(f"picture: {png}")
+        _draw(found, png, say)
     if markdown is not None:
         line = f"{found.validation}\n\n" if found.validation else ""
         save_text(markdown, line + "\n".join(sheet.markdown() for sheet in [*found.sheets, *sheets]), "--markdown")
@@ -82,3 +81,15 @@ def _show(found: RunReport, say: Callable[..., None]) -> None:
         for (name, subject), since in state.raised.items()
     ]
     say(f"alarms: {', '.join(raised) or 'none is raised'}", "red" if raised else "")
+
+
+def _draw(found: RunReport, path: Path, say: Callable[..., None]) -> None:
+    if path.suffix in (".png", ".svg"):
+        files = {"score": path}
+    else:
+        if path.exists() and not path.is_dir():
+            raise SettingsError(f"--png {path}: give a name that ends in .png or .svg, or a folder.")
+        files = {name: path / f"{name}.png" for name in PICTURES}
+    left_out = found.pictures.save_all(files)
+    for name, file in files.items():
+        say(f"no picture {name}: {left_out[name]}" if name in left_out else f"picture: {file}")

@@ -1,6 +1,6 @@
 """The page of a run: the result, curves, evaluations, alarms, incidents, games to step through, settings."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,8 +69,8 @@ def run_page(report: RunReport) -> tuple[str, list[str]]:
         lead=report.lead,
         validation=report.validation,
         facts=_facts(state),
-        score=_drawn(report.pictures.score, _words(state, [SCORE])),
-        first=[*first, *filter(None, [_drawn(report.pictures.phases, "seconds a step")])],
+        score=_drawn(report, "score", _words(state, [SCORE])),
+        first=[*first, *filter(None, [_drawn(report, "phases", "seconds a step")])],
         more=[*more, *_pictures(state, [one for one in team_figures(rows) if one.name != SCORE], [""])],
         sheets=report.sheets,
         alarms=report.alarm_sheet(_MOST_ALARMS),
@@ -113,9 +113,9 @@ def _pictures(state: RunState, figures: Iterable[Figure], prefixes: Sequence[str
     return found
 
 
-def _drawn(draw: Callable[[], Any], words: str) -> _Picture | None:
+def _drawn(report: RunReport, name: str, words: str) -> _Picture | None:
     try:
-        return _Picture(words, data_address(draw()), words)
+        return _Picture(words, data_address(report.pictures.draw(name)), words)
     except SettingsError:
         return None
 

@@ -1,12 +1,14 @@
-"""The pictures of one run: score, seconds of each phase, single figures."""
+"""The pictures of one run: score, seconds of each phase, what the alarms watch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import score_range
 from hanabi_grpo.evaluation.smoothing import trailing_mean
+from hanabi_grpo.report.charts.alarms import alarm_figure
 from hanabi_grpo.report.charts.canvas import (
     ALERT,
     COLORS,
@@ -17,10 +19,12 @@ from hanabi_grpo.report.charts.canvas import (
     draw_line,
     make_figure,
     name_lines,
+    save_figure,
     tidy,
 )
 from hanabi_grpo.report.played import run_setup
 from hanabi_grpo.report.run_views.figures import SCORE, phases, series
+from hanabi_grpo.runs.alarms import alarms_of
 from hanabi_grpo.runs.validation import Validated, best_of
 
 if TYPE_CHECKING:
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
 
 EXPLOITABILITY = "exploitability"
 """A metric of training, see HANABI_EXPLOIT_EVERY."""
+PICTURES = ("score", "phases", "alarms")
 _BAD_REPLIES = {"illegal_per_game": ("illegal", COLORS[0]), "unparsable_per_game": ("unparsable", COLORS[1])}
 _PHASE_COLORS = {
     **{"push": "#c2185b", "rollout": "#1f5fa8", "resample": "#7fb2e5"},
@@ -50,11 +55,30 @@ class RunPictures:
     """Evaluations: step, mean, standard error."""
     validations: Sequence[Validated] = ()
 
-    def score(self) -> "Figure":
-        """Return mean score, or exploitability where it was measured, against the step; bad replies below.
+    def draw(self, name: str) -> "Figure":
+        """Return one of `PICTURES`.
 
-        A SettingsError where no row has a score.
+        Raises:
+            SettingsError: The rows have no figures for it.
         """
+        if name == "alarms":
+            return alarm_figure(self.rows, alarms_of(self.settings), title=self.title)
+        return self._score() if name == "score" else self._phases()
+
+    def save_all(self, files: Mapping[str, Path]) -> dict[str, str]:
+        """Draw several pictures by their name; returns why one was left out."""
+        left_out = {}
+        for name, path in files.items():
+            try:
+                figure = self.draw(name)
+            except SettingsError as error:
+                left_out[name] = str(error)
+            else:
+                save_figure(figure, path)
+        return left_out
+
+    def _score(self) -> "Figure":
+        """Return mean score, or exploitability where it was measured, against the step; bad replies below."""
         if not series(self.rows, SCORE)[0]:
             raise SettingsError(f'no row has a "{SCORE}"; the run ended before its first step.')
         figure = make_figure(5.8, 4.5)
@@ -109,8 +133,8 @@ class RunPictures:
         setup = run_setup(self.settings)
         score.set_ylabel("mean score" + ("" if setup is None else ", {:g} to {:g}".format(*score_range(setup.spec))))
 
-    def phases(self) -> "Figure":
-        """Return the seconds that each step spent in each phase, stacked; a SettingsError from fewer than two steps."""
+    def _phases(self) -> "Figure":
+        """Return the seconds that each step spent in each phase, stacked."""
         timed = [(int(row["step"]), found) for row in self.rows if (found := phases(row))]
         if len(timed) < 2:
             raise SettingsError('no two rows have a "time/…"; the run ended before its second step.')
