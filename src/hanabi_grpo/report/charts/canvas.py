@@ -56,9 +56,8 @@ def name_lines(axes: "Axes") -> None:
     """Write the names of the named lines to the right of their axes, those that end highest first."""
     lines: list[Any] = axes.get_legend_handles_labels()[0]
     lines.sort(key=lambda line: -line.get_ydata()[-1])
-    legend = axes.legend(
-        handles=lines, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, labelcolor="linecolor"
-    )
+    place = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "fontsize": 9, "handlelength": 1.2}
+    legend = axes.legend(handles=lines, frameon=False, labelcolor="linecolor", **place)
     for text in legend.get_texts():
         text.set_parse_math(False)
 
@@ -74,7 +73,7 @@ def tidy(axes: "Axes") -> None:
 
 def add_caption(figure: "Figure", text: str) -> None:
     """Write small text below."""
-    figure.supxlabel(text, fontsize=8.5, x=0.01, ha="left", color="#333333", parse_math=False)
+    figure.supxlabel(text, fontsize=7.5, x=0.01, ha="left", color="#333333", parse_math=False)
 
 
 def save_figure(figure: "Figure", path: Path) -> None:
