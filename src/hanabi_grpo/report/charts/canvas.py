@@ -2,6 +2,7 @@
 
 import base64
 import io
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
@@ -93,7 +94,9 @@ def data_address(figure: "Figure") -> str:
     """Return the figure as the `src` of an image: an SVG in a data: address."""
     content = io.BytesIO()
     _write(figure, content, "svg")
-    return "data:image/svg+xml;base64," + base64.b64encode(content.getvalue()).decode()
+    # Coordinates of six decimals are half of a page.
+    short = re.sub(rb"(\.\d\d)\d+", rb"\1", content.getvalue())
+    return "data:image/svg+xml;base64," + base64.b64encode(short).decode()
 
 
 def _write(figure: "Figure", target: Path | io.BytesIO, kind: str) -> None:

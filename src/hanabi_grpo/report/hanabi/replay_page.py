@@ -25,7 +25,7 @@ def draw_games(recordings: Sequence[Recording], games: Sequence[dict[str, Any]],
         result, most = timeline.recording.episode.result, timeline.game.spec.reachable_max
         bomb = f", bombed with {result['score_kept']:g}" if result["bombed"] else ""
         game |= {"score": result["score"], "shown": f"{result['score']:g}/{most}{' bomb' if bomb else ''}"}
-        game["outcome"] = f"{result['score']:g} of {most}{bomb}; {game['outcome'].rpartition('; ')[2]}"
+        game["outcome"] = f"{result['score']:g} of {most}{bomb or '; ' + game['outcome'].rpartition('; ')[2]}"
         for move, row in zip(timeline.moves, game["moves"], strict=True):
             row["did"] = deed(move.event, timeline.recording.players)
             row["prompt"] = visible(move.prompt) if prompts else ""
