@@ -57,8 +57,10 @@ def name_lines(axes: "Axes") -> None:
     """Write the names of the named lines to the right of their axes, those that end highest first."""
     lines: list[Any] = axes.get_legend_handles_labels()[0]
     lines.sort(key=lambda line: -line.get_ydata()[-1])
-    place = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "fontsize": 9, "handlelength": 1.2}
-    legend = axes.legend(handles=lines, frameon=False, labelcolor="linecolor", **place)
+    legend = axes.legend(
+        handles=lines, loc="center left", bbox_to_anchor=(1, 0.5), labelcolor="linecolor", fontsize=9, handlelength=1.2
+    )
+    legend.set_frame_on(False)
     for text in legend.get_texts():
         text.set_parse_math(False)
 
@@ -94,8 +96,8 @@ def data_address(figure: "Figure") -> str:
     """Return the figure as the `src` of an image: an SVG in a data: address."""
     content = io.BytesIO()
     _write(figure, content, "svg")
-    # Coordinates of six decimals are half of a page.
-    short = re.sub(rb"(\.\d\d)\d+", rb"\1", content.getvalue())
+    # Six decimals of each coordinate would be half of a page; the numbers of labels stay whole.
+    short = re.sub(rb' d="[^"]+"', lambda path: re.sub(rb"(\.\d\d)\d+", rb"\1", path[0]), content.getvalue())
     return "data:image/svg+xml;base64," + base64.b64encode(short).decode()
 
 

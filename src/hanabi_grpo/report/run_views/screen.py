@@ -33,8 +33,6 @@ from hanabi_grpo.report.run_views.state import RunState
 
 _WIDE = 108
 """Columns from which on two panels stand side by side."""
-_QUIET = 600.0
-"""Seconds without a step after which the age is marked."""
 _MOST_FIGURES = 11
 """Of the team, and of each player; the page of `report` has all."""
 _TITLE, _VALUE, _LEAST_SPARK, _MOST_SPARK = 26, 8, 4, 40
@@ -115,8 +113,7 @@ def _header(state: RunState) -> RenderableType:
         who = f"trainer: {state.trainer}" if state.trainer else "trainer not running"
         line.append(f"\n{who}", style="green" if state.trainer else "yellow")
         if state.age is not None:
-            late = state.age > _QUIET and state.trainer
-            line.append(f"  last step {duration(state.age)} ago", style="yellow" if late else "")
+            line.append(f"  last step {duration(state.age)} ago")
     parts: list[RenderableType] = [title, *([line] if line.plain else [])]
     if state.rows and state.max_steps:
         # The bar alone leaves its line open.
