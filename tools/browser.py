@@ -25,6 +25,7 @@ from hanabi_grpo.report.run_views.screen import RunScreen
 DRIVER = shutil.which("chromedriver")
 _FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    "--disable-dev-shm-usage",
     *("--disable-background-networking", "--disable-component-update", "--host-resolver-rules=MAP * ~NOTFOUND"),
 )
 
@@ -69,12 +70,12 @@ def complaints(driver: webdriver.Chrome) -> list[str]:
     return said + [address for address in asked if not address.startswith(("file:", "data:", "about:"))]
 
 
-def picture(driver: webdriver.Chrome, path: Path, colors: int = 128) -> None:
+def picture(driver: webdriver.Chrome, path: Path, colors: int = 255) -> None:
     """Write what the window shows as a PNG of few colours."""
     save_small(io.BytesIO(driver.get_screenshot_as_png()), path, colors)
 
 
-def save_small(source: Path | io.BytesIO, path: Path, colors: int = 128) -> None:
+def save_small(source: Path | io.BytesIO, path: Path, colors: int = 255) -> None:
     """Write a PNG with few colours."""
     with Image.open(source) as shot:
         small = shot.convert("RGB").quantize(colors, dither=Image.Dither.NONE)
