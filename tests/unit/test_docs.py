@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from architecture import DRAWING, SENTENCES, draw
 from doctor_machines import NOWHERE, ROOT
 from hanabi_grpo.cli import all_commands
 from hanabi_grpo.commands.doctor.check import PAGE, fail, ok, skip, warn
@@ -104,6 +105,17 @@ def test_every_room_that_contributing_names_exists_and_every_module_has_a_room()
     modules = {path.name for path in PACKAGE.iterdir() if not path.name.startswith("__")}
     assert rooms - {"tools"} <= modules
     assert modules - rooms == set()
+
+
+def test_the_drawing_shows_the_rooms_and_their_imports_as_they_are() -> None:
+    assert set(SENTENCES) == {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name[0] != "_"}
+    assert DRAWING.read_text(encoding="utf-8") == draw(), "python tools/architecture.py draws it anew"
+
+
+def test_the_sample_pages_are_small_and_name_no_host() -> None:
+    for page in (ROOT / "docs" / "samples").glob("*.html"):
+        assert page.stat().st_size < 600_000, page.name
+        assert not re.search(r"https?://|/home/|/root/|/tmp/", page.read_text(encoding="utf-8")), page.name
 
 
 def test_the_site_builds_without_a_warning_and_every_page_is_in_its_menu(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.replays.timeline import Timeline, make_timeline
 from hanabi_grpo.envs.hanabi.rules import COLOR_LETTERS
 from hanabi_grpo.envs.recording import Recording
+from hanabi_grpo.report.charts.canvas import data_address
+from hanabi_grpo.report.charts.run import small_figure
 from hanabi_grpo.report.cross_play_page import render_cross_play
 from hanabi_grpo.report.games import games_page
 from hanabi_grpo.report.hanabi import replay_page
@@ -127,6 +129,12 @@ def test_only_the_pages_own_code_runs_and_nothing_is_fetched(page_of: Callable[[
     assert all(value.startswith(("#", "data:image/svg+xml;base64,", "data:text/html;")) for value in addresses)
     assert not [name for name, _ in reader.attributes if name.startswith("on") or name == "style"]
     assert not re.search(r"https?://|url\(|@import", page + frame_of(page))
+
+
+def test_a_picture_keeps_the_decimals_of_its_labels() -> None:
+    address = data_address(small_figure({"player_0": ([1, 2], [0.001, 0.005])}))
+    picture = base64.b64decode(address.partition(",")[2]).decode()
+    assert ">0.005<" in picture and not re.search(r' d="[^"]*\.\d{3}', picture)
 
 
 SCRIPT = Path(replay_page.__file__).parents[1] / "templates" / "replay.js"

@@ -54,7 +54,7 @@ def test_a_run_that_is_not_there_yet_is_waited_for_and_then_followed(tmp_path: P
     add_row(folder.parent, 9, staleness=1.0)
     assert RunWatch(folder.parent).look().version == 7
     assert state.seconds_left == 14.0
-    assert "step 3/10  games by version 2  checkpoint 3  2.0 s a step  last step 0:00:0" in frame(state)
+    assert "step 3/10  games by version 2  checkpoint 3  2.0 s a step" in frame(state)
 
 
 def test_only_new_lines_are_read_and_torn_or_foreign_ones_do_no_harm(tmp_path: Path) -> None:

@@ -60,7 +60,8 @@ def heat_map(summary: Summary) -> "Figure":
     names = [_wrapped(label) for label in labels]
     side = max(_CELL_INCHES * len(labels), 3.2)
     size = min(12.0, 6.0 * side / len(labels) + 5.0)
-    figure = make_figure(side + 3.6, side + 2.7)
+    turned = 90 if any(len(name) > 10 for name in labels) else 0
+    figure = make_figure(side + 2.7, side + (2.7 if turned else 1.9))
     axes = figure.subplots()
     image = axes.imshow(np.ma.masked_invalid(summary.matrix.means), cmap="viridis", vmin=low, vmax=high)
     axes.set_facecolor("#d9d9d9")
@@ -73,7 +74,6 @@ def heat_map(summary: Summary) -> "Figure":
         ink = "black" if not math.isfinite(mean) or mean > (low + high) / 2 else "white"
         weight = "bold" if i == j else "normal"
         axes.text(j, i, text, ha="center", va="center", fontsize=0.9 * size, color=ink, fontweight=weight)
-    turned = 90 if any(len(name) > 10 for name in labels) else 0
     axes.set_xticks(range(len(labels)), names, rotation=turned, fontsize=9.5, parse_math=False)
     axes.set_yticks(range(len(labels)), names, fontsize=9.5, parse_math=False)
     axes.tick_params(length=0)
@@ -81,7 +81,7 @@ def heat_map(summary: Summary) -> "Figure":
     rows, columns = seat_titles(summary)
     axes.set_xlabel(columns, labelpad=8)
     axes.set_ylabel(rows, labelpad=8)
-    heading = [part for line in describe(summary) for part in textwrap.wrap(line, int(_PER_INCH * (side + 3.6)))]
+    heading = [part for line in describe(summary) for part in textwrap.wrap(line, int(_PER_INCH * (side + 2.7)))]
     figure.suptitle("\n".join(heading), fontsize=10.5, x=0.01, ha="left", parse_math=False)
     named = "mean score" if summary.plan.is_team else "return of the row; below: its wins/draws/losses in percent"
     bar = figure.colorbar(image, ax=axes, shrink=0.8, aspect=24, pad=0.02, label=named)

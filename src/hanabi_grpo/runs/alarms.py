@@ -96,14 +96,17 @@ class AlarmChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What an alarm made of one step, for tables."""
+    """What an alarm made of one step, for tables and pictures."""
 
     alarm: Alarm
     subject: str
+    value: float
+    """Of this step."""
     mean: float
     """Over the last readings; fewer at the start."""
     level: float | None
     """The threshold now; None while the reference is unknown."""
+    raised: bool
 
     @property
     def key(self) -> tuple[str, str]:
@@ -164,12 +167,14 @@ class AlarmWatch:
         changes = []
         self.readings = []
         for alarm, figure, subject in figures:
-            series = self._series.get(figure)
-            if series is not None and number(row.get(figure)) is not None:
+            value, series = number(row.get(figure)), self._series.get(figure)
+            if value is not None and series is not None:
                 self._heard.add(alarm.name)
                 changes += self._look(alarm, series, subject, step)
-                level = _level(alarm, series)
-                self.readings.append(Reading(alarm=alarm, subject=subject, mean=series.mean, level=level))
+                level, raised = _level(alarm, series), (alarm.name, subject) in self._since
+                self.readings.append(
+                    Reading(alarm=alarm, subject=subject, value=value, mean=series.mean, level=level, raised=raised)
+                )
         return changes
 
     def _look(self, alarm: Alarm, series: _Series, subject: str, step: int) -> list[AlarmChange]:

@@ -19,7 +19,7 @@ _Readings = dict[tuple[str, str], list[tuple[int, Reading]]]
 
 
 def alarm_figure(rows: Sequence[Mapping[str, Any]], alarms: Sequence[Alarm], *, title: str) -> "Figure":
-    """Return every figure that an alarm watches against the step, those with a raised alarm first.
+    """Return every figure that an alarm watches against the step, raised and nearest first.
 
     Dashed: thresholds, as far as they are near, a relative one for each player; a red band: steps at which an alarm of
     this figure was raised. Constants are left out: they say nothing. `rows` are those of `metrics.jsonl`, by step.
@@ -36,7 +36,7 @@ def alarm_figure(rows: Sequence[Mapping[str, Any]], alarms: Sequence[Alarm], *, 
     pictures = [picture for picture in found.values() if any(map(_tells, picture.values()))]
     if not pictures:
         raise SettingsError("no row has a figure that an alarm watches; the run ended before its first step.")
-    pictures.sort(key=lambda picture: not any(map(_was_raised, picture.values())))
+    pictures.sort(key=lambda one: (not any(map(_was_raised, one.values())), _nearest(one).distance))
     columns = min(_COLUMNS, len(pictures))
     lines = -(-len(pictures) // columns)
     figure = make_figure(_CELL[0] * columns, _CELL[1] * lines + 0.8)
@@ -52,6 +52,10 @@ def alarm_figure(rows: Sequence[Mapping[str, Any]], alarms: Sequence[Alarm], *, 
     figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), fontsize=9, frameon=False)
     figure.suptitle(title, fontsize=11, x=0.01, ha="left", parse_math=False)
     return figure
+
+
+def _nearest(picture: _Readings) -> Reading:
+    return min((readings[-1][1] for readings in picture.values()), key=lambda one: one.distance)
 
 
 def _was_raised(readings: Sequence[tuple[int, Reading]]) -> bool:
@@ -77,7 +81,8 @@ def _draw(axes: "Axes", picture: _Readings, color_of: Mapping[str, str]) -> None
     # A threshold far away would press the curve flat.
     axes.set_ylim(low - 0.3 * (high - low), high + 0.3 * (high - low))
     raised = any(map(_was_raised, picture.values()))
-    title = next(iter(picture.values()))[0][1].alarm.title
-    axes.set_title(title, fontsize=8.5, loc="left", color=ALERT if raised else "black")
+    one = _nearest(picture)
+    level = "" if one.level is None else f"; alarm {'<' if one.alarm.below else '>'} {one.level:.2g}"
+    axes.set_title(one.alarm.title + level, fontsize=8.5, loc="left", color=ALERT if raised else "black")
     axes.tick_params(labelsize=7)
     tidy(axes)

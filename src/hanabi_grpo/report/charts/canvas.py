@@ -2,6 +2,7 @@
 
 import base64
 import io
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
@@ -57,8 +58,9 @@ def name_lines(axes: "Axes") -> None:
     lines: list[Any] = axes.get_legend_handles_labels()[0]
     lines.sort(key=lambda line: -line.get_ydata()[-1])
     legend = axes.legend(
-        handles=lines, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, labelcolor="linecolor"
+        handles=lines, loc="center left", bbox_to_anchor=(1, 0.5), labelcolor="linecolor", fontsize=9, handlelength=1.2
     )
+    legend.set_frame_on(False)
     for text in legend.get_texts():
         text.set_parse_math(False)
 
@@ -74,7 +76,7 @@ def tidy(axes: "Axes") -> None:
 
 def add_caption(figure: "Figure", text: str) -> None:
     """Write small text below."""
-    figure.supxlabel(text, fontsize=8.5, x=0.01, ha="left", color="#333333", parse_math=False)
+    figure.supxlabel(text, fontsize=7.5, x=0.01, ha="left", color="#333333", parse_math=False)
 
 
 def save_figure(figure: "Figure", path: Path) -> None:
@@ -84,7 +86,9 @@ def save_figure(figure: "Figure", path: Path) -> None:
 
 def data_address(figure: "Figure") -> str:
     """Return the figure as the `src` of an image: an SVG in a data: address."""
-    return "data:image/svg+xml;base64," + base64.b64encode(_drawn(figure, "svg")).decode()
+    # Six decimals of each coordinate would be half of a page; the numbers of labels stay whole.
+    short = re.sub(rb' d="[^"]+"', lambda path: re.sub(rb"(\.\d\d)\d+", rb"\1", path[0]), _drawn(figure, "svg"))
+    return "data:image/svg+xml;base64," + base64.b64encode(short).decode()
 
 
 def _drawn(figure: "Figure", kind: str) -> bytes:

@@ -81,7 +81,7 @@ class RunPictures:
         """Return mean score, or exploitability where it was measured, against the step; bad replies below."""
         if not series(self.rows, SCORE)[0]:
             raise SettingsError(f'no row has a "{SCORE}"; the run ended before its first step.')
-        figure = make_figure(5.8, 4.5)
+        figure = make_figure(4.9, 4.2)
         score, bad = figure.subplots(2, 1, sharex=True, height_ratios=(3.0, 1.0))
         measured, values = series(self.rows, EXPLOITABILITY)
         if measured:

@@ -22,8 +22,9 @@ def draw_games(recordings: Sequence[Recording], games: Sequence[dict[str, Any]],
     timelines = [make_timeline(one) for one in recordings]
     for timeline, game in zip(timelines, games, strict=True):
         result, most = timeline.recording.episode.result, timeline.game.spec.reachable_max
-        bomb = " ✕" if result["bombed"] else ""
-        game |= {"score": result["score"], "shown": f"{result['score']:g}/{most}{bomb}"}
+        bomb = f", bombed with {result['score_kept']:g}" if result["bombed"] else ""
+        game |= {"score": result["score"], "shown": f"{result['score']:g}/{most}{' bomb' if bomb else ''}"}
+        game["outcome"] = f"{result['score']:g} of {most}{bomb or '; ' + game['outcome'].rpartition('; ')[2]}"
         for move, row in zip(timeline.moves, game["moves"], strict=True):
             row["did"] = deed(move.event, timeline.recording.players)
             row["prompt"] = visible(move.prompt) if prompts else ""

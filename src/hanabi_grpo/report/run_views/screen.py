@@ -11,7 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from hanabi_grpo.envs.texts import visible
+from hanabi_grpo.evaluation.evaluate import score_range
 from hanabi_grpo.evaluation.smoothing import bin_means, trailing_mean
+from hanabi_grpo.report.played import run_setup
 from hanabi_grpo.report.run_views.figures import (
     SCORE,
     WINDOW,
@@ -30,8 +32,6 @@ from hanabi_grpo.report.run_views.run_watch import RunState
 
 _WIDE = 108
 """Columns from which on two panels stand side by side."""
-_QUIET = 600.0
-"""Seconds without a step after which the age is marked."""
 _MOST_FIGURES = 11
 """Of the team, and of each player; the page of `report` has all."""
 _TITLE, _VALUE, _LEAST_SPARK, _MOST_SPARK = 26, 8, 4, 40
@@ -62,11 +62,14 @@ class RunScreen:
             yield Group(_header(state), *(Text(line, style="yellow") for line in (text, *state.notes)))
             return
         column = width // 2 if width >= _WIDE else width
-        score = _panel("score, mean of the training games", _curve(state, column - 4, min(max(height // 5, 4), 12)))
+        setup = run_setup(state.settings)
+        span = "" if setup is None else ", {:g} to {:g}".format(*score_range(setup.spec))
+        curve = _curve(state, column - 4, min(max(height // 5, 4), 12))
+        score = _panel(f"score, mean of the training games{span}", curve)
         figures = _panel(f"means of the last {WINDOW} steps; curves: the whole run", _figures(state, column - 4))
         alarms = _panel("alarms", _alarms(state))
         phases = _panel(f"seconds a step, last {WINDOW}", _phases(state))
-        parts: list[RenderableType] = [score, alarms, phases, figures]
+        parts: list[RenderableType] = [score, alarms, figures, phases]
         if width >= _WIDE:
             body = Table.grid(expand=True)
             body.add_column(ratio=1)
@@ -96,11 +99,10 @@ def _header(state: RunState) -> RenderableType:
             line.append(f"  {state.step_seconds:.1f} s a step")
         if state.seconds_left and state.trainer:
             line.append(f"  {duration(state.seconds_left)} left")
-        if state.age is not None:
-            late = state.age > _QUIET and state.trainer
-            line.append(f"  last step {duration(state.age)} ago", style="yellow" if late else "")
         who = f"trainer: {state.trainer}" if state.trainer else "trainer not running"
-        line.append(f"  {who}", style="green" if state.trainer else "yellow")
+        line.append(f"\n{who}", style="green" if state.trainer else "yellow")
+        if state.age is not None:
+            line.append(f"  last step {duration(state.age)} ago")
     parts: list[RenderableType] = [title, *([line] if line.plain else [])]
     if state.rows and state.max_steps:
         # The bar alone leaves its line open.

@@ -79,27 +79,22 @@ function start() {
     button("▶|", "end (end)", () => go(state.game, Infinity)), hider, slider);
   const table = make("div");
   table.id = "table";
-  const keys = make("p", "keys", "Under a card: the colours and ranks that hints leave possible; underlined: named by a hint. " +
-    "← → turn · home end · space plays · ↑ ↓ game · h hides the mover's own cards");
+  const keys = make("p", "keys", "Under a card: the colours and ranks that hints leave possible; underlined: named by a hint.\n" +
+    "←\u00a0→ turn · home end · space plays · ↑\u00a0↓ game · h hides the mover's own cards");
   find("board").append(controls, table, keys);
 
-  for (const score of [...new Set(rows.map((row) => row.score))].sort((a, b) => a - b)) {
-    const option = make("option", "", String(score));
-    option.value = String(score);
-    find("score").append(option);
-  }
-  for (const id of ["score", "order", "bad"]) find(id).addEventListener("change", filter);
+  for (const id of ["order", "bad"]) find(id).addEventListener("change", filter);
 
   function shownRows() {
     return [...find("list").children].filter((item) => !item.hidden).map((item) => rows.find((row) => row.item === item));
   }
 
   function filter() {
-    const score = find("score").value, order = find("order").value, bad = find("bad").checked;
+    const order = find("order").value, bad = find("bad").checked;
     const by = { file: (a, b) => a.index - b.index, worst: (a, b) => a.score - b.score || a.index - b.index,
       best: (a, b) => b.score - a.score || a.index - b.index }[order];
     for (const row of [...rows].sort(by)) {
-      row.item.hidden = (score !== "" && row.score !== Number(score)) || (bad && !row.bad);
+      row.item.hidden = bad && !row.bad;
       find("list").append(row.item);
     }
     const shown = shownRows();
