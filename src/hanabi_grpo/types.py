@@ -9,6 +9,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 MAX_PLAYERS = 8
+SEEDS_APART = 2**32
+"""Distance of the first fresh deals of two values of HANABI_DEAL_SEED: as many a run has."""
+
+
+def deal_name(suite: str, seed: int) -> str:
+    """Return what logs call a deal: "train 42:0" for the first of HANABI_DEAL_SEED=42, "eval 5" below `SEEDS_APART`."""
+    first, number = divmod(seed, SEEDS_APART)
+    return f"{suite} {first}:{number}" if first else f"{suite} {number}"
 
 
 def player_name(index: int) -> str:

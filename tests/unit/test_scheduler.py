@@ -61,7 +61,7 @@ def test_a_game_that_fails_is_played_again_and_then_dropped_and_the_others_go_on
         (Episode, "train", 3, number) for number in range(4)
     ]
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith(f"hanabi train/3, game 1 failed, attempt 1 of 2 (it is played again): {reason}")
+    assert line.startswith(f"hanabi train 3, game 1 failed, attempt 1 of 2 (it is played again): {reason}")
     games = played(FakeEngine(fault=lambda game, call: FAULTS[reason] if game == 1 else None), look=look)
     assert [type(game) for game in games] == [Episode, DroppedGame, Episode, Episode]
     dropped = games[1]
@@ -88,7 +88,7 @@ def test_when_every_game_fails_the_request_fails_with_the_first_reason() -> None
         assert (scheduler.games_played, scheduler.games_failed, scheduler.games_in_flight) == (0, 4, 0)
 
     with pytest.raises(
-        ServerError, match=r"none of the 4 games .*hanabi train/3, game 0: RuntimeError: no 0\. "
+        ServerError, match=r"none of the 4 games .*hanabi train 3, game 0: RuntimeError: no 0\. "
     ) as caught:
         played(FakeEngine(fault=lambda game, call: RuntimeError(f"no {game}")), look=look)
     assert not isinstance(caught.value, ServerGoneError)
@@ -115,7 +115,7 @@ def test_a_dead_engine_ends_the_request_at_once_as_a_server_that_is_gone() -> No
     def look(scheduler: Scheduler) -> None:
         assert (scheduler.games_retried, scheduler.games_failed, scheduler.games_in_flight) == (0, 0, 0)
 
-    with pytest.raises(ServerGoneError, match=r"the engine is dead; hanabi train/3, game 2 ended with RuntimeError"):
+    with pytest.raises(ServerGoneError, match=r"the engine is dead; hanabi train 3, game 2 ended with RuntimeError"):
         played(engine, look=look)
 
 

@@ -20,7 +20,7 @@ def compare(
     arms: Annotated[
         list[str],
         typer.Argument(
-            metavar="ARM...",
+            metavar="ARM",
             help="NAME=RUN,RUN,…: run folders that differ in their seed only; * matches, 'a=runs/a-*'.",
         ),
     ],

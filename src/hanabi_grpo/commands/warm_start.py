@@ -24,7 +24,7 @@ def warm_start(
     out: Annotated[Path, typer.Option(help="New folder of the result.")],
     line_ups: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[SOURCE]...", help="Scripts that play on the spot: one word or one each, iggi,piers."),
+        typer.Argument(metavar="SOURCE", help="Scripts that play on the spot: one word or one each, iggi,piers."),
     ] = None,
     games: Annotated[list[Path] | None, typer.Option(help="Recorded games: a folder, a run or a file.")] = None,
     env: Env = None,

@@ -14,6 +14,7 @@ from hanabi_grpo.report.games import sample_page
 from hanabi_grpo.report.played import outcome, returns
 from hanabi_grpo.runs.recordings import NUM_REPLAYS, num_bad_replies, read_recordings, recording_files
 from hanabi_grpo.settings import Settings, settings_values
+from hanabi_grpo.types import deal_name
 
 COLUMNS = ("file", "task", "game", "returns", "result", "turns", "bad replies", "moves")
 NUM_GAMES = 12
@@ -34,7 +35,7 @@ def table_rows(recordings: Sequence[Recording]) -> list[list[Any]]:
     rows: list[list[Any]] = []
     for one in recordings:
         episode = one.episode
-        task, turns = visible(f"{episode.suite}/{episode.seed}"), episode.turns
+        task, turns = visible(deal_name(episode.suite, episode.seed)), episode.turns
         moves = visible(" · ".join(f"{one.players[turn.player]} {turn.action}" for turn in turns))
         told = [returns(episode), outcome(episode), len(turns), num_bad_replies(one), moves]
         rows.append([one.source, task, episode.game, *told])
