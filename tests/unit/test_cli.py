@@ -67,6 +67,19 @@ def test_commands_stand_in_groups_and_help_and_version_of_each_start_nothing() -
         assert (result.exit_code, result.output) == (0, f"hanabi-grpo {metadata.version('hanabi-grpo')}\n")
 
 
+def test_help_fits_a_screen_of_80_columns_and_the_command_line_imports_nothing_heavy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert len(GROUPS) == 5
+    sizes = {name: RUNNER.invoke(app, [name, "--help"]).output.splitlines() for name in COMMANDS}
+    assert {name: len(lines) for name, lines in sizes.items() if len(lines) > 40 or max(map(len, lines)) > 80} == {}
+    ask = "import sys, hanabi_grpo.cli; print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
+    heavy = {"torch", "transformers", "vllm", "swift", "numpy", "pyspiel", "pydantic", "fastapi", "httpx", "wandb"}
+    assert heavy & set(done.stdout.split()) == set(), "0.1 of 0.5 CPU seconds without them"
+
+
 def test_the_help_of_a_command_names_what_it_reads_and_no_variable_that_does_not_exist() -> None:
     assert set(COMMANDS) == NAMED.keys() | WITHOUT and not NAMED.keys() & WITHOUT
     for name, command in COMMANDS.items():

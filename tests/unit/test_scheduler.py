@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import logging
 import math
+import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -44,6 +45,19 @@ FAULTS = {
     f"ServerError: reply: id {len(TOKENIZER)}; allowed are 0 to {len(TOKENIZER) - 1}": WIDE,
     "ServerError: reply: 1 logprobs for 3 ids": SHORT,
 }
+
+
+def test_the_line_of_a_deal_names_it_as_people_say_it_and_fits_100_columns(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        await make_scheduler(FakeEngine()).run(tasks_of(deal(42 * 2**32 + 400), num_games=16), SAMPLING)
+        await asyncio.sleep(0.1)
+
+    caplog.set_level(logging.INFO)
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+    [line] = [line for line in caplog.messages if "tok/s" in line]
+    wanted = r"hanabi train 42:400: 16 games, [\d.]+ turns, \d+ bad, \d+ tok/s, returns base -?\d\.\d\d base -?\d\.\d\d"
+    assert re.fullmatch(wanted, line), line
+    assert len(f"11:14:00 {line}") <= 100
 
 
 @pytest.mark.parametrize("reason", FAULTS)
