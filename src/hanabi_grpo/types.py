@@ -155,7 +155,7 @@ class Episode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DroppedGame:
-    """A game that was given up: nothing of it enters a baseline, a loss or a figure except their counts.
+    """A game that was dropped: nothing of it enters a baseline, a loss or a figure except their counts.
 
     Example:
         DroppedGame(suite="train", seed=17, game=3, reason="NonFiniteError: player_0, turn 2: logprob 0 …")

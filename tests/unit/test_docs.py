@@ -97,13 +97,13 @@ def test_every_variable_and_every_path_that_is_named_exists(document: str) -> No
     assert sorted(name for name in linked if not (ROOT / document).parent.joinpath(name).exists()) == []
 
 
-def test_every_room_that_contributing_names_exists_and_every_module_has_a_room() -> None:
-    table = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("| room |")[1].split("\n\n")[0]
+def test_every_package_that_contributing_names_exists_and_has_every_module() -> None:
+    table = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("| package |")[1].split("\n\n")[0]
     first_cells = [line.split("|")[1] for line in table.splitlines()[2:]]
-    rooms = {name.rstrip("/") for cell in first_cells for name in re.findall(r"`([\w/.]+)`", cell)}
+    packages = {name.rstrip("/") for cell in first_cells for name in re.findall(r"`([\w/.]+)`", cell)}
     modules = {path.name for path in PACKAGE.iterdir() if not path.name.startswith("__")}
-    assert rooms - {"tools"} <= modules
-    assert modules - rooms == set()
+    assert packages - {"tools"} <= modules
+    assert modules - packages == set()
 
 
 def test_the_site_builds_without_a_warning_and_every_page_is_in_its_menu(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def test_what_is_not_held_is_409_and_odd_texts_are_answered(app: RunningApp) -> 
     answer = ask(app, changed(seat="player_4@7"))
     assert (answer.status_code, "player_4@7 is required" in answer.text) == (409, True)
     answer = ask(app, changed(seat="frozen_0123456789abcdef@7"))
-    assert (answer.status_code, "lend it again" in answer.text) == (409, True)
+    assert (answer.status_code, "upload it again" in answer.text) == (409, True)
     for text in ("", "\x00", "ü🂡", "<|im_end|>"):
         answer = ask(app, changed(system=text, turns=[{"prompt": text, "reply_ids": [3]}], prompt=text))
         assert answer.status_code == 200, answer.text

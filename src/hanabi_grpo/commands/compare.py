@@ -31,7 +31,7 @@ def compare(
     out_png: Annotated[Path | None, typer.Option(help="The picture.")] = None,
     out_markdown: Annotated[Path | None, typer.Option(help="The tables.")] = None,
 ) -> None:
-    """Compare trainings over seeds: curves with bands, held-out scores, differences with their errors."""
+    """Compare runs over seeds: curves with bands, held-out scores, differences with their errors."""
     levels = dict(map(parse_reference, reference or []))
     name, loaded = load_arms(parse_arms(arms), metric=metric)
     found = compare_arms(name, loaded, window=window, metric=metric, references=levels)

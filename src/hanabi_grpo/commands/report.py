@@ -1,4 +1,4 @@
-"""`hanabi-grpo report`: what a training changed, as tables, pictures and pages."""
+"""`hanabi-grpo report`: what training changed, as tables, pictures and pages."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +30,7 @@ def report(
     min_rise: Annotated[float | None, typer.Option(help="Exit with 1 below this rise of the mean score.")] = None,
     min_sigma: Annotated[float | None, typer.Option(help="Exit with 1 below this rise in standard errors.")] = None,
 ) -> None:
-    """Show what a training changed: held-out scores against scripts, alarms of collapse, curves, sample games.
+    """Show what training changed: held-out scores against scripts, alarms of collapse, curves, sample games.
 
     Evaluations are files of evaluate --out in the run folder and in its evaluations/. The rise is from the first to the
     last one of the same deals, in the order of training.

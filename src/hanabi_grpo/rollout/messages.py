@@ -66,7 +66,7 @@ class RolloutRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class DroppedRow(Struct, frozen=True, kw_only=True):
-    """A game that was given up; `task` is its number in the request."""
+    """A game that was dropped; `task` is its number in the request."""
 
     task: Annotated[int, Meta(ge=0)]
     game: Annotated[int, Meta(ge=0)]

@@ -74,7 +74,7 @@ class Publisher:
     run_folder: Path
     from_step: int
     showcase: ModuleType
-    """`report.samples`, which stands above this room: makes the table and the page of games."""
+    """`report.samples`, which stands above this package: makes the table and the page of games."""
     trouble: Callable[[str], None]
     """Receives one sentence at the first failure of each kind."""
 
