@@ -17,4 +17,4 @@ Map, from the ground up; a package imports only packages below it:
 Importing the package loads none of it.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

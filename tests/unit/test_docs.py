@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from architecture import draw
 from doctor_machines import NOWHERE, ROOT
 from hanabi_grpo.cli import all_commands
 from hanabi_grpo.commands.doctor.check import PAGE, fail, ok, skip, warn
@@ -117,6 +118,11 @@ def test_the_site_builds_without_a_warning_and_every_page_is_in_its_menu(tmp_pat
     assert (built.returncode, built.stderr) == (0, "")
     fetched = re.compile(r'<(?:script|img|link rel="(?:stylesheet|preconnect)")[^>]+(?:src|href)="?https?://')
     assert not [page for page in tmp_path.rglob("*.html") if fetched.search(page.read_text())]
+
+
+def test_the_drawing_of_the_packages_is_of_this_version() -> None:
+    there = (ROOT / "docs" / "architecture.svg").read_text(encoding="utf-8")
+    assert there == draw(), "run .venv/bin/python tools/architecture.py"
 
 
 TROUBLES = (ROOT / PAGE).read_text(encoding="utf-8")
