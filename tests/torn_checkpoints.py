@@ -1,4 +1,4 @@
-"""Kills processes that write checkpoints, and checks what is left: for unit tests (few kills) and drills (many)."""
+"""Kills processes that write checkpoints, and checks what is left: for unit tests (few kills) and injections (many)."""
 
 import json
 import os

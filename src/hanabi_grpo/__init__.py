@@ -1,6 +1,6 @@
 """Teams of language models that learn by playing: GRPO with one LoRA adapter per player.
 
-Map, from the ground up; a room imports only rooms below it:
+Map, from the ground up; a package imports only packages below it:
     errors, types, logs     what everything shares
     envs        what is played: rules, prompts, scripted players; pure
     settings    environment variables
@@ -17,4 +17,4 @@ Map, from the ground up; a room imports only rooms below it:
 Importing the package loads none of it.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -12,8 +12,9 @@ from hanabi_grpo.errors import HanabiGrpoError
 
 GROUPS = {
     "Train": ("doctor", "serve", "train", "warm-start", "tiny-model", "dataset", "settings"),
-    "Play": ("evaluate", "cross-play", "exploit", "teams", "play", "collect"),
-    "Look": ("watch", "view", "report", "compare"),
+    "Play": ("play", "collect"),
+    "Measure": ("evaluate", "cross-play", "exploit", "teams", "compare"),
+    "Look": ("watch", "view", "report"),
     "Share": ("export", "openenv"),
 }
 """Commands by what people want, in the order of --help. Their functions are in the module of their name."""
@@ -61,7 +62,8 @@ def _load(name: str) -> Any:
     """Return one command, made from the module of its name."""
     word = name.replace("-", "_")
     function = getattr(import_module(f"hanabi_grpo.commands.{word}"), word)
-    single, passes = typer.Typer(), _PASS_ON if name in ("serve", "train") else None
+    passes = _PASS_ON if name in ("serve", "train") else None
+    single = typer.Typer(rich_markup_mode=None, add_completion=False)
     single.command(name, context_settings=passes, rich_help_panel=_PANELS[name])(function)
     return typer.main.get_command(single)
 
@@ -76,7 +78,7 @@ app = typer.Typer(
     no_args_is_help=True,
     # A rich traceback prints local variables, and with them keys and tokens.
     pretty_exceptions_enable=False,
-    help="Train teams of language models to play Hanabi. Settings are environment variables: hanabi-grpo settings. "
+    help="Train teams of language models with GRPO. Settings are environment variables: hanabi-grpo settings. "
     "-h and --version work behind every command.",
 )
 

@@ -9,6 +9,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 MAX_PLAYERS = 8
+SEEDS_APART = 2**32
+"""Distance of the first fresh deals of two values of HANABI_DEAL_SEED: as many a run has."""
+
+
+def deal_name(suite: str, seed: int) -> str:
+    """Return what logs call a deal: "train 42:0" for the first of HANABI_DEAL_SEED=42, "eval 5" below `SEEDS_APART`."""
+    first, number = divmod(seed, SEEDS_APART)
+    return f"{suite} {first}:{number}" if first else f"{suite} {number}"
 
 
 def player_name(index: int) -> str:
@@ -147,7 +155,7 @@ class Episode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DroppedGame:
-    """A game that was given up: nothing of it enters a baseline, a loss or a figure except their counts.
+    """A game that was dropped: nothing of it enters a baseline, a loss or a figure except their counts.
 
     Example:
         DroppedGame(suite="train", seed=17, game=3, reason="NonFiniteError: player_0, turn 2: logprob 0 …")

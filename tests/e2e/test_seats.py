@@ -74,7 +74,7 @@ def test_more_adapters_than_the_engine_has_room_for_play_on_and_say_the_same(
     for one, two in zip(others[-8:], others[-7:], strict=False):
         assert _greedy(client, one, two)[0].seats == (one, two)
     played = client.health()["games_played"]
-    with pytest.raises(ServerError, match="lend it again"):
+    with pytest.raises(ServerError, match="upload it again"):
         _greedy(client, first, "hint-bot")
     assert client.health()["games_played"] == played
     assert client.lend(1, weights, config) == first

@@ -105,7 +105,7 @@ def test_it_plays_in_training_and_evaluation_and_stops_the_run_when_it_is_gone(
         table = start_server(server.model, tmp_path / "second.log", **{**given, "HANABI_PARTNER_URLS": nobody})
         pool |= {"HANABI_PARTNERS": "url:big", "MAX_STEPS": 3}
         done = train(table, tmp_path / "new", **pool)
-        assert done.returncode != 0 and "calls in a row were given up like this" in done.stdout, done.stdout[-4000:]
+        assert done.returncode != 0 and "calls in a row failed like this" in done.stdout, done.stdout[-4000:]
         transcript.unlink()
         for left in set((ROOT / "outputs").glob("partner_calls-*.jsonl")) - before:
             left.unlink()

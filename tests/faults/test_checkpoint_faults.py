@@ -14,11 +14,11 @@ import pytest
 from conftest_e2e import ROOT
 from torn_checkpoints import kill_writer
 
-Drills = Callable[..., object]
+Injections = Callable[..., object]
 
 
-def test_kill_9_while_a_checkpoint_is_written_loses_no_finished_one(tmp_path: Path, drill: Drills) -> None:
-    row = drill("kill -9 while checkpoints are written, replaced and rotated", short=10, long=300)
+def test_kill_9_while_a_checkpoint_is_written_loses_no_finished_one(tmp_path: Path, injection: Injections) -> None:
+    row = injection("kill -9 while checkpoints are written, replaced and rotated", short=10, long=300)
     written = 0
     for _ in row:
         written += kill_writer(tmp_path, row.rng)
@@ -134,13 +134,17 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[str], None]]:
     process.stderr.close()
 
 
-def test_a_disk_that_fills_up_inside_a_checkpoint(small_disk: Callable[[str], None], drill: Drills) -> None:
-    row = drill("a real full disk at a random byte of a checkpoint", short=5, long=100, lost="the one being written")
+def test_a_disk_that_fills_up_inside_a_checkpoint(small_disk: Callable[[str], None], injection: Injections) -> None:
+    row = injection(
+        "a real full disk at a random byte of a checkpoint", short=5, long=100, lost="the one being written"
+    )
     for _ in row:
         small_disk(f"full {row.rng.getrandbits(32)}")
 
 
-def test_a_disk_that_fills_up_inside_a_record(small_disk: Callable[[str], None], drill: Drills) -> None:
-    row = drill("a real full disk at a random byte of metrics.jsonl", short=5, long=200, lost="the rows that said so")
+def test_a_disk_that_fills_up_inside_a_record(small_disk: Callable[[str], None], injection: Injections) -> None:
+    row = injection(
+        "a real full disk at a random byte of metrics.jsonl", short=5, long=200, lost="the rows that said so"
+    )
     for _ in row:
         small_disk(f"records {row.rng.getrandbits(32)}")

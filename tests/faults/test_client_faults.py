@@ -30,7 +30,7 @@ from hanabi_grpo.client.heartbeat import Heartbeat
 from hanabi_grpo.client.rollout_client import ClientTimeouts, RolloutClient
 from hanabi_grpo.errors import ServerError, ServerGoneError
 
-Drills = Callable[..., Any]
+Injections = Callable[..., Any]
 Call = Callable[[RolloutClient], Any]
 
 QUICK = ClientTimeouts(connect=0.15, health=0.15, answer=0.15, rollout=0.25)
@@ -79,7 +79,7 @@ CALLS: dict[str, Call] = {
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tries follow each other faster, so that a drill can be repeated more often."""
+    """Tries follow each other faster, so that a injection can be repeated more often."""
     monkeypatch.setattr(calls, "_PAUSE", 0.01)
 
 
@@ -95,8 +95,8 @@ def _assert_told(error: Exception, url: str, call: str) -> None:
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_black_hole_ends_every_call_within_its_time(call: str, drill: Drills) -> None:
-    row = drill(f"black hole: {call}", short=3, long=20, lost="the call")
+def test_a_black_hole_ends_every_call_within_its_time(call: str, injection: Injections) -> None:
+    row = injection(f"black hole: {call}", short=3, long=20, lost="the call")
     limits, uploads = (COMMIT, 2) if call.startswith("committing") else (QUICK, 0)
     with bad_server(_behaviour(call, silent)) as server:
         for number in row:
@@ -113,7 +113,7 @@ def test_a_black_hole_ends_every_call_within_its_time(call: str, drill: Drills) 
             assert server.asked == (number + 1) * (uploads + 1)
 
 
-def test_an_address_where_nobody_listens_or_answers(drill: Drills) -> None:
+def test_an_address_where_nobody_listens_or_answers(injection: Injections) -> None:
     # A commit is never reached there.
     calls = [name for name in CALLS if not name.startswith("committing")]
     with socket.socket() as held, full_backlog() as vanished:
@@ -121,7 +121,7 @@ def test_an_address_where_nobody_listens_or_answers(drill: Drills) -> None:
         nowhere = "http://no-such-host.invalid:8000"
         urls = [f"http://127.0.0.1:{held.getsockname()[1]}", nowhere, vanished.url]
         cases = _pairs(calls, urls)
-        row = drill("connection refused, no such host, vanished machine", short=12, long=5 * len(cases))
+        row = injection("connection refused, no such host, vanished machine", short=12, long=5 * len(cases))
         row.lost = "the call"
         for number in row:
             call, url = cases[number % len(cases)]
@@ -170,9 +170,9 @@ REFUSALS: dict[str, Behaviour] = {
 _JSON = ("a list of nonsense",)
 
 
-def test_a_server_that_breaks_in_its_answer_is_gone_and_may_come_back(drill: Drills) -> None:
+def test_a_server_that_breaks_in_its_answer_is_gone_and_may_come_back(injection: Injections) -> None:
     cases = _pairs(CALLS, GONE)
-    row = drill("hang-ups, cut answers, no HTTP, 502, 503 and 504", short=3 * len(GONE), long=2 * len(cases))
+    row = injection("hang-ups, cut answers, no HTTP, 502, 503 and 504", short=3 * len(GONE), long=2 * len(cases))
     row.lost = "the call"
     for number in row:
         call, fault = cases[number % len(cases)]
@@ -181,11 +181,11 @@ def test_a_server_that_breaks_in_its_answer_is_gone_and_may_come_back(drill: Dri
         assert isinstance(error, ServerGoneError), f"{call}, {fault}: {error!r}"
 
 
-def test_an_answer_that_no_rollout_server_gives_is_refused_with_its_first_characters(drill: Drills) -> None:
+def test_an_answer_that_no_rollout_server_gives_is_refused_with_its_first_characters(injection: Injections) -> None:
     # Nothing is read of these two answers but that they are JSON; a push is checked by its receipts.
     unread = ("releasing the session", "pushing player_0@1")
     cases = [case for case in _pairs(CALLS, REFUSALS) if case[0] not in unread or case[1] not in _JSON]
-    row = drill("HTML, half a JSON, other JSON, redirects, 4xx, 500", short=3 * len(REFUSALS), long=2 * len(cases))
+    row = injection("HTML, half a JSON, other JSON, redirects, 4xx, 500", short=3 * len(REFUSALS), long=2 * len(cases))
     row.lost = "the call"
     for number in row:
         call, fault = cases[number % len(cases)]
@@ -213,9 +213,11 @@ def _meets(call: str, fault: Behaviour, timeouts: ClientTimeouts) -> Exception:
     return error
 
 
-def test_a_sign_of_life_that_meets_any_fault_ends_nothing(drill: Drills) -> None:
+def test_a_sign_of_life_that_meets_any_fault_ends_nothing(injection: Injections) -> None:
     faults = {"black hole": silent, **GONE, **REFUSALS}
-    row = drill("heartbeats to every one of these servers", short=len(faults), long=3 * len(faults), lost="the beat")
+    row = injection(
+        "heartbeats to every one of these servers", short=len(faults), long=3 * len(faults), lost="the beat"
+    )
     before = threading.active_count()
     for number in row:
         fault = list(faults)[number % len(faults)]
@@ -236,7 +238,7 @@ def test_a_sign_of_life_that_meets_any_fault_ends_nothing(drill: Drills) -> None
     assert threading.active_count() <= before, "threads stay behind"
 
 
-def test_only_calls_whose_repeat_is_harmless_are_repeated(drill: Drills) -> None:
+def test_only_calls_whose_repeat_is_harmless_are_repeated(injection: Injections) -> None:
     heads: list[bytes] = []
 
     def hangs_up_on_two_of_three(connection: socket.socket, head: bytes) -> None:
@@ -244,7 +246,7 @@ def test_only_calls_whose_repeat_is_harmless_are_repeated(drill: Drills) -> None
         if len(heads) % 3 == 0:
             says(http(b'{"instance_id": "x", "next": 3, "lines": []}'))(connection, head)
 
-    row = drill("a server that hangs up on two of three requests", short=10, long=200)
+    row = injection("a server that hangs up on two of three requests", short=10, long=200)
     with (
         bad_server(hangs_up_on_two_of_three) as server,
         contextlib.closing(RolloutClient(server.url, timeouts=QUICK)) as client,

@@ -1,6 +1,6 @@
 """Clients that break off and neighbours of a rollout server: the real app on a real socket, an engine of words.
 
-After each drill the server serves what it served before, to the last bit.
+After each injection the server serves what it served before, to the last bit.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from server_app import (
     upload_headers,
 )
 
-Drills = Callable[..., Any]
+Injections = Callable[..., Any]
 
 SERVED_VERSION = 5
 WANTED = [f"{player}@{SERVED_VERSION}" for player in PLAYERS]
@@ -128,8 +128,8 @@ def _requests(app: RunningApp) -> list[bytes]:
     ]
 
 
-def test_requests_cut_at_a_random_byte_leave_nothing(door: Guarded, drill: Drills) -> None:
-    row = drill("valid requests cut at a random byte, half with a reset", short=200, long=5000, lost="the request")
+def test_requests_cut_at_a_random_byte_leave_nothing(door: Guarded, injection: Injections) -> None:
+    row = injection("valid requests cut at a random byte, half with a reset", short=200, long=5000, lost="the request")
     requests = _requests(door.app)
     for number in row:
         whole = row.rng.choice(requests)

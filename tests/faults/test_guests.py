@@ -99,8 +99,8 @@ def _lend_huge(server: Server) -> None:
         client.lend(1, body, {**PEFT_CONFIG, "lora_alpha": 1e6, "target_modules": targets})
 
 
-def test_a_run_among_guests_is_complete(server: Server, tmp_path: Any, drill: Callable[..., Any]) -> None:
-    row = drill("a run among 17 guests, a huge adapter, a frozen engine", short=1, long=30, lost="the time")
+def test_a_run_among_guests_is_complete(server: Server, tmp_path: Any, injection: Callable[..., Any]) -> None:
+    row = injection("a run among 17 guests, a huge adapter, a frozen engine", short=1, long=30, lost="the time")
     is_long = row.times > 1
     freeze, least = (30.0, 120.0) if is_long else (8.0, 0.0)
     training = Training(server, tmp_path / "train", HANABI_EPISODES_EVERY=1)

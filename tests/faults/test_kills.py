@@ -35,11 +35,13 @@ def _finish(training: Training, replaced: int) -> None:
 
 
 def test_a_run_goes_on_after_kill_9_of_the_server(
-    killable: dict[str, Server], tiny_model: Path, tmp_path: Path, drill: Callable[..., object]
+    killable: dict[str, Server], tiny_model: Path, tmp_path: Path, injection: Callable[..., object]
 ) -> None:
     training = Training(killable["server"], tmp_path / "train")
     training.wait_for_step(2)
-    row = drill("kill -9 of the server at a random moment", short=2, long=20, lost="the games in flight, played again")
+    row = injection(
+        "kill -9 of the server at a random moment", short=2, long=20, lost="the games in flight, played again"
+    )
     for number in row:
         time.sleep(row.rng.uniform(0.0, 3.0))
         if number % 2 == 0:
@@ -57,12 +59,12 @@ def test_a_run_goes_on_after_kill_9_of_the_server(
 
 
 def test_a_run_goes_on_after_an_engine_that_dies_or_hangs(
-    killable: dict[str, Server], tmp_path: Path, drill: Callable[..., object]
+    killable: dict[str, Server], tmp_path: Path, injection: Callable[..., object]
 ) -> None:
     server = killable["server"]
     training = Training(server, tmp_path / "train")
     training.wait_for_step(2)
-    row = drill("kill -9 or SIGSTOP of the engine at a random moment", short=2, long=24, lost="the games in flight")
+    row = injection("kill -9 or SIGSTOP of the engine at a random moment", short=2, long=24, lost="the games in flight")
     for number in row:
         time.sleep(row.rng.uniform(0.0, 3.0))
         core = engine_core(server)
@@ -96,11 +98,11 @@ def test_tensor_parallel_workers_end_with_their_engine_core_and_with_the_server(
 
 
 def test_a_run_is_resumable_after_kill_9_of_the_trainer(
-    server: Server, tmp_path: Path, drill: Callable[..., object]
+    server: Server, tmp_path: Path, injection: Callable[..., object]
 ) -> None:
     folder = tmp_path / "train"
     client = RolloutClient(server.url)
-    row = drill("kill -9 of the trainer at a random moment", short=2, long=20, lost="the step that was being made")
+    row = injection("kill -9 of the trainer at a random moment", short=2, long=20, lost="the step that was being made")
     newest = 0
     for number in row:
         training = Training(server, folder, RESUME="latest")
@@ -127,11 +129,11 @@ def test_a_run_is_resumable_after_kill_9_of_the_trainer(
 
 
 def test_the_second_of_two_trainers_is_refused_and_the_first_goes_on(
-    server: Server, tmp_path: Path, drill: Callable[..., object]
+    server: Server, tmp_path: Path, injection: Callable[..., object]
 ) -> None:
     first = Training(server, tmp_path / "first")
     first.wait_for_step(1)
-    row = drill("two trainers on one server", short=1, long=3, lost="the second one's start")
+    row = injection("two trainers on one server", short=1, long=3, lost="the second one's start")
     for number in row:
         second = Training(server, tmp_path / f"second-{number}")
         assert second.process.wait(timeout=120) == 2
@@ -143,11 +145,11 @@ def test_the_second_of_two_trainers_is_refused_and_the_first_goes_on(
 
 
 def test_a_run_goes_on_after_a_server_that_stood_still(
-    server: Server, tmp_path: Path, drill: Callable[..., object]
+    server: Server, tmp_path: Path, injection: Callable[..., object]
 ) -> None:
     training = Training(server, tmp_path / "train")
     training.wait_for_step(2)
-    row = drill("the server stands still (SIGSTOP) and goes on", short=1, long=5, lost="the time")
+    row = injection("the server stands still (SIGSTOP) and goes on", short=1, long=5, lost="the time")
     for _ in row:
         serving_process(server).suspend()
         time.sleep(row.rng.uniform(3.0, 12.0))

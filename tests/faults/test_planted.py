@@ -1,4 +1,4 @@
-"""Six ways in which the sampled policy is not the trained one; the gate stops each before anything is trained on it."""
+"""Six ways in which the sampled policy is not the trained one; the check stops each before anything is learned."""
 
 import re
 import sys
@@ -41,13 +41,13 @@ def planted(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.mark.parametrize(("fault", "memory"), [*((fault, "game") for fault in FAULTS), ("stale", "turn")])
-def test_the_gate_stops(
-    fault: str, memory: str, planted: tuple[Server, Path, Path], tmp_path: Path, drill: Callable[..., object]
+def test_the_check_stops(
+    fault: str, memory: str, planted: tuple[Server, Path, Path], tmp_path: Path, injection: Callable[..., object]
 ) -> None:
     server, plant, dataset = planted
     plant.write_text(fault)
     what = f"{FAULTS[fault] or 'nothing (the same server trains on)'}{', memory of a turn' * (memory == 'turn')}"
-    row = drill(f"planted: {what}", short=1, long=1)
+    row = injection(f"planted: {what}", short=1, long=1)
     for _ in row:
         done = train(server, tmp_path / "train", DATASET=dataset, MAX_STEPS=4, HANABI_MEMORY=memory)
         plant.write_text("none")
@@ -64,14 +64,14 @@ def test_the_gate_stops(
 
 @pytest.mark.rest
 def test_in_bfloat16_an_adapter_that_is_one_step_old_is_found_where_the_tolerance_sees_nothing(
-    tiny_model: Path, tmp_path: Path, drill: Callable[..., object]
+    tiny_model: Path, tmp_path: Path, injection: Callable[..., object]
 ) -> None:
     rounded = {"HANABI_DTYPE": "bfloat16", "HANABI_PARITY_TOLERANCE": 0.05, "LEARNING_RATE": 2e-3}
     # What is compared of a step is one micro-batch of each player: it should have many tokens.
     rounded |= {"NUM_GENERATIONS": 64, "PER_DEVICE_TRAIN_BATCH_SIZE": 128}
     server, plant, dataset = _started(tiny_model, tmp_path, HANABI_DTYPE="bfloat16")
     try:
-        row = drill("planted in bfloat16: player 1's adapter is one step old", short=1, long=1)
+        row = injection("planted in bfloat16: player 1's adapter is one step old", short=1, long=1)
         for _ in row:
             fresh = train(server, tmp_path / "fresh", DATASET=dataset, MAX_STEPS=12, **rounded)
             assert fresh.returncode == 0, fresh.stdout[-4000:]
@@ -86,7 +86,7 @@ def test_in_bfloat16_an_adapter_that_is_one_step_old_is_found_where_the_toleranc
 
 
 def test_an_adapter_whose_numbers_overflow_loses_its_own_games_and_nobody_elses(
-    planted: tuple[Server, Path, Path], drill: Callable[..., object]
+    planted: tuple[Server, Path, Path], injection: Callable[..., object]
 ) -> None:
     server, plant, _ = planted
     (low, targets), (high, _) = (adapter_for(server.model, value, value) for value in (0.01, 0.02))
@@ -107,7 +107,7 @@ def test_an_adapter_whose_numbers_overflow_loses_its_own_games_and_nobody_elses(
         plant.write_text(OVERFLOW)
         huge = client.lend(1, high, config)
         plant.write_text("none")
-    row = drill("an adapter that overflows plays beside others", short=3, long=20, lost="the games of that adapter")
+    row = injection("an adapter that overflows plays beside others", short=3, long=20, lost="the games of that adapter")
     for number in row:
         with ThreadPoolExecutor() as pool:
             bad = pool.submit(play, [huge, huge], suite=number)

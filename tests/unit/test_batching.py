@@ -140,11 +140,11 @@ def test_a_group_of_fewer_than_two_games_is_left_out_with_its_reason() -> None:
     kept, sentences = usable_groups(groups, [_dropped(1, 1), _dropped(2, 0), _dropped(2, 1), *lost])
     assert kept == [groups[2], groups[4]]
     assert sentences == [
-        "deal train/1: 1 of 2 games dropped (game 1: RuntimeError: 1); a group needs 2, so it is left out.",
-        "deal train/2: 2 of 2 games dropped (game 0: RuntimeError: 0; game 1: RuntimeError: 1); a group needs 2, so it "
+        "deal train 1: 1 of 2 games dropped (game 1: RuntimeError: 1); a group needs 2, so it is left out.",
+        "deal train 2: 2 of 2 games dropped (game 0: RuntimeError: 0; game 1: RuntimeError: 1); a group needs 2, so it "
         "is left out.",
-        "deal train/5: 3 of 6 games dropped (game 3: RuntimeError: 3; game 4: RuntimeError: 4; …).",
-        "deal train/4: 1 game(s) played; a group needs 2, so it is left out.",
+        "deal train 5: 3 of 6 games dropped (game 3: RuntimeError: 3; game 4: RuntimeError: 4; …).",
+        "deal train 4: 1 game(s) played; a group needs 2, so it is left out.",
     ]
 
 
@@ -176,7 +176,7 @@ def test_advantages_that_overflow_are_an_error_and_never_a_loss() -> None:
     big = [_episode(_turn(0, 1, 1e300)), _episode(_turn(0, 1))]
     assert usable_groups([huge], ()) == ([huge], [])
     for group, estimator in ((huge, grpo), (big, choose_estimator("grpo", "none"))):
-        with pytest.raises(NonFiniteError, match=r"player_0, deal train/0, game 0: advantages \["):
+        with pytest.raises(NonFiniteError, match=r"player_0, deal train 0, game 0: advantages \["):
             _plan(groups=[group], estimator=estimator)
     assert _has_loss(_plan(groups=[big])[0])
 

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from doctor_machines import NOWHERE, ROOT, free_port, make_model
+from hanabi_grpo import __version__
 from hanabi_grpo.cli import GROUPS, all_commands, app
 from hanabi_grpo.commands.console import INTERRUPTED, offline_environ, server_command
 from hanabi_grpo.commands.nodes import Nodes, check_nodes, read_nodes, trainer_argv
@@ -64,7 +64,33 @@ def test_commands_stand_in_groups_and_help_and_version_of_each_start_nothing() -
         result = RUNNER.invoke(app, [*words, "-h"])
         assert result.exit_code == 0 and "Usage" in result.output
         result = RUNNER.invoke(app, [*words, "--mine", "1", "--version"])
-        assert (result.exit_code, result.output) == (0, f"hanabi-grpo {metadata.version('hanabi-grpo')}\n")
+        assert (result.exit_code, result.output) == (0, f"hanabi-grpo {__version__}\n")
+
+
+def test_every_file_that_names_the_version_names_the_same_one() -> None:
+    said = {
+        "pyproject.toml": r'^version = "(.*)"',
+        "CITATION.cff": r"^version: (.*)",
+        "CHANGELOG.md": r"^## (\S+) \(20\d\d-\d\d-\d\d\)",
+        "README.md": r"^\*\*Status, version (\S+)\*\*",
+        "integrations/openenv/openenv.yaml": r'^version: "(.*)"',
+        "integrations/verifiers/pyproject.toml": r'^version = "(.*)"',
+    }
+    found = {name: re.search(one, (ROOT / name).read_text(encoding="utf-8"), re.M) for name, one in said.items()}
+    assert {name: match and match[1] for name, match in found.items()} == dict.fromkeys(said, __version__)
+
+
+def test_help_fits_a_screen_of_80_columns_and_the_command_line_imports_nothing_heavy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert len(GROUPS) == 5
+    sizes = {name: RUNNER.invoke(app, [name, "--help"]).output.splitlines() for name in COMMANDS}
+    assert {name: len(lines) for name, lines in sizes.items() if len(lines) > 40 or max(map(len, lines)) > 80} == {}
+    ask = "import sys, hanabi_grpo.cli; print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
+    heavy = {"torch", "transformers", "vllm", "swift", "numpy", "pyspiel", "pydantic", "fastapi", "httpx", "wandb"}
+    assert heavy & set(done.stdout.split()) == set(), "0.1 of 0.5 CPU seconds without them"
 
 
 def test_threads_of_whatever_a_command_starts_wait_without_spinning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""docs/extending.md: its patches fit this version, and what stands behind them runs and prints what the page says."""
+"""Code on the pages: the patches of docs/extending.md fit this version; what is shown runs and prints what it says."""
 
 import json
 import os
@@ -113,3 +113,38 @@ def test_every_file_that_the_page_names_exists() -> None:
     named = set(re.findall(r"`((?:src|tests|tools|policies)/[\w./]+?)/?`", TEXT))
     roots = (ROOT, ROOT / "src" / "hanabi_grpo")
     assert {name for name in named if not any((root / name).exists() for root in roots)} == set()
+
+
+OF_OTHER_TESTS = {"extending.md": 3, "environments.md": 3, "interop.md": 3}
+"""Pages whose Python other tests run, and how many blocks each has: see the test of a page when it gets another one."""
+
+
+def test_every_page_with_python_is_run(copied: Path) -> None:
+    found = {}
+    for path in sorted((ROOT / "docs").glob("*.md")):
+        if code := re.findall(r"^```python\n(.*?)^```$", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
+            found[path.name] = code
+    assert {name: len(code) for name, code in found.items() if name in OF_OTHER_TESTS} == OF_OTHER_TESTS
+    assert found.keys() - OF_OTHER_TESTS.keys() == {"dynamics.md", "replays.md", "teams.md", "two-terminals.md"}
+    old = ROOT / "tests" / "data" / "version-0.1" / "run" / "checkpoint-3"
+    for name, less in {
+        "dynamics.md": ("range(1000)", "range(20)"),
+        "two-terminals.md": ('"data/tiny-model", "outputs/my-run/checkpoint-50', f'"{ROOT}/data/tiny-model", "{old}'),
+    }.items():
+        [code] = found[name]
+        for there, here in zip(less[0].split(", "), less[1].split(", "), strict=True):
+            assert there in code
+            code = code.replace(there, here)
+        run(copied, sys.executable, "-c", code)
+
+
+@pytest.mark.parametrize("name", ["replays.md", "teams.md"])
+def test_a_tutorial_runs_and_prints_what_it_says(name: str, copied: Path) -> None:
+    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    [code] = re.findall(r"^```python\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    shown = re.findall(r"^```text\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    if name == "replays.md":
+        lines = re.findall(r"^\.venv/bin/hanabi-grpo (\w.*)$", text, flags=re.MULTILINE)
+        said = [cli(copied, *shlex.split(line, comments=True)) for line in lines]
+        assert shown[0] in said[1] and (copied / "replay.html").is_file()
+    assert run(copied, sys.executable, "-c", code) == shown[-1]

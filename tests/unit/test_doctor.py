@@ -311,7 +311,7 @@ def test_a_dataset_and_the_batch_are_shown_in_the_words_of_train_or_what_train_w
         assert only(find(function, DATASET=tmp_path / "none", MODEL=tmp_path)).status == "skip"
     endless = dataset(tmp_path / "endless.jsonl")
     check = only(find(games.batch_checks, DATASET=endless))
-    assert check.finding.startswith("500 steps of 8 deals × 16 games = 128 games")
+    assert check.finding.startswith("500 steps of 8 deals × 16 games, 256 trajectories; ")
     check = only(find(games.batch_checks, DATASET=endless, NUM_TRAIN_EPOCHS=1))
     assert check.status == "fail" and "so an epoch has no end" in check.finding
 

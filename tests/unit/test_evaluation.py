@@ -124,7 +124,7 @@ def test_a_model_and_a_script_change_seats_over_a_real_connection(monkeypatch: p
 
 
 def test_a_dropped_game_is_no_figure() -> None:
-    message = r"1 of 3 games were not played \(deal eval/0: lightning\)"
+    message = r"1 of 3 games were not played \(deal eval 0: lightning\)"
     with running_app() as server, pytest.raises(ServerError, match=message):
         played("base", LAPTOP, 3, served=served_by(server, Interrupting(server.url, drops=True)))
 
@@ -139,7 +139,7 @@ def test_an_episode_whose_actions_do_not_fit_its_deal_is_refused(setup: Setup[An
         dataclasses.replace(episode, turns=episode.turns[1:]),
         dataclasses.replace(episode, turns=(dataclasses.replace(episode.turns[0], action="Sing"), *episode.turns[1:])),
     ):
-        with pytest.raises(ServerError, match="deal eval/5, game 0"):
+        with pytest.raises(ServerError, match="deal eval 5, game 0"):
             check_replay(setup, forged)
 
 

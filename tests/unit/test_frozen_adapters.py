@@ -100,7 +100,7 @@ async def test_the_least_recently_used_makes_room_and_a_lease_or_a_second_lendin
         *(word(value, 1) for value in (1.0, 100.0, 101.0, 0.0)),
     ]
     check_whole(store, engine)
-    with pytest.raises(VersionError, match=rf"{word(2.0, 1)} is required, .* lend it again \(PUT /frozen/\)"):
+    with pytest.raises(VersionError, match=rf"{word(2.0, 1)} is required, .* upload it again \(PUT /frozen/\)"):
         async with using(store, held[2]):
             pass
 
@@ -111,7 +111,7 @@ async def test_when_all_places_are_in_use_the_next_is_refused_and_says_by_whom(
     held = [await lend(store, float(number)) for number in range(MAX_FROZEN)]
     async with using(store, *held[1:]), using(store, held[0]):
         async with using(store, held[1]):
-            with pytest.raises(VersionError, match=r"all 16 places .* in use .*by 2 rollout\(s\).*lend it again"):
+            with pytest.raises(VersionError, match=r"all 16 places .* in use .*by 2 rollout\(s\).*upload it again"):
                 await lend(store, 100.0)
             assert (await lend(store, 3.0)) is held[3], "one that is held needs no place"
         assert sorted(store.frozen.words()) == sorted(one.name for one in held)
@@ -179,7 +179,7 @@ async def test_whatever_the_order_what_a_rollout_holds_is_in_the_engine_and_on_d
                         assert engine.loaded[one.number] == one.name
                         assert (one.folder / "adapter_model.safetensors").is_file()
         except VersionError as error:
-            assert "lend it again" in str(error)
+            assert "upload it again" in str(error)
             return 0
         return 1
 

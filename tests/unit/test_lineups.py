@@ -194,7 +194,7 @@ def test_the_best_of_no_run_and_of_a_damaged_record_is_refused(tmp_path: Path) -
     with pytest.raises(SettingsError, match="no such folder; give a run"):
         parse_line_up(f"{tmp_path}/none@best", 2)
     (tmp_path / FILE).write_text('[{"step": 1')
-    with pytest.raises(SettingsError, match=f"{FILE}: not what a training writes"):
+    with pytest.raises(SettingsError, match=f"{FILE}: not what a run writes"):
         parse_line_up(f"{tmp_path}@best", 2)
 
 

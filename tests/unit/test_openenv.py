@@ -2,17 +2,18 @@
 
 import asyncio
 import contextlib
+import json
 import re
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("openenv", reason="the extra openenv is not installed: uv pip install 'hanabi-grpo[openenv]'")
 
+from doctor_machines import ROOT
 from hanabi_grpo.envs.base import Policy, Setup
 from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.envs.wrappers import SeatEnv
@@ -20,7 +21,7 @@ from hanabi_grpo.server.main import _listen
 
 SETUP = setup("hanabi", {"preset": "laptop"})
 SESSIONS = 64
-PAGE = (Path(__file__).parents[2] / "docs" / "interop.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "interop.md").read_text(encoding="utf-8")
 
 
 def partners() -> dict[int, Policy]:
@@ -90,6 +91,42 @@ def test_the_client_of_the_page_plays_a_game(url: str, capsys: pytest.CaptureFix
     code = PAGE.partition("from openenv.core")[2].partition("```")[0].replace("http://127.0.0.1:8100", url)
     exec(f"from openenv.core{code}", {})
     assert re.match(r"\{'score': \d", capsys.readouterr().out)
+
+
+def test_the_seat_that_trl_trains_earns_what_the_same_replies_earn_here(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import AutoTokenizer
+
+    monkeypatch.syspath_prepend(str(ROOT / "integrations" / "openenv"))
+    from train_trl import PLAIN_CALL, PLAIN_TEMPLATE, TINY, Seat
+
+    seat, env = Seat(url), SeatEnv(SETUP.environment, SETUP.config, 0, partners())
+    try:
+        for seed in range(3):
+            message, info = env.reset(options={"split": "train", "seed": seed})
+            assert seat.reset(seed=seed, prompt=[]) == f"{info['system']}\n\n{message}"
+            reward, over = 0.0, False
+            while not over:
+                reply = reply_to(message, seed)
+                message, earned, over, _, _ = env.step(reply)
+                assert seat.move(reply=reply) == message
+                reward += earned
+            with pytest.raises(ValueError, match="over"):
+                seat.move(reply="Play 0")
+            assert seat.get_reward() == reward
+            assert json.loads(capsys.readouterr().out)["over"]
+    finally:
+        seat._client.close()
+    # A model without tool calls: its whole reply is the call.
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    tokenizer.chat_template, tokenizer.response_template = PLAIN_TEMPLATE, PLAIN_CALL
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "life1 info3"}], add_generation_prompt=True, return_dict=False
+    )
+    said = tokenizer.parse_response(tokenizer("Play 0<|im_end|>")["input_ids"], prefix=prompt)
+    [call] = said["tool_calls"]
+    assert call["function"] == {"name": "move", "arguments": {"reply": "Play 0"}}
 
 
 def test_what_a_client_does_wrong_is_an_error_of_its_own_session(url: str) -> None:

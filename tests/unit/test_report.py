@@ -222,7 +222,7 @@ def test_several_games_are_drawn_by_their_shares_and_a_damaged_record_gets_a_not
     assert axes.get_ylabel() == "mean share of the greatest score" and axes.get_ylim()[1] < 1
     (run / "validation.json").write_text("[")
     found = read_report(run)
-    assert found.validation == "" and "validation.json: not what a training writes" in found.notes[-1]
+    assert found.validation == "" and "validation.json: not what a run writes" in found.notes[-1]
 
 
 def test_evaluations_of_other_deals_get_tables_of_their_own_and_damaged_ones_a_note(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import logging
 import math
+import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -46,6 +47,19 @@ FAULTS = {
 }
 
 
+def test_the_line_of_a_deal_names_it_as_people_say_it_and_fits_100_columns(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        await make_scheduler(FakeEngine()).run(tasks_of(deal(42 * 2**32 + 400), num_games=16), SAMPLING)
+        await asyncio.sleep(0.1)
+
+    caplog.set_level(logging.INFO)
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+    [line] = [line for line in caplog.messages if "tok/s" in line]
+    wanted = r"hanabi train 42:400: 16 games, [\d.]+ turns, \d+ bad, \d+ tok/s, returns base -?\d\.\d\d base -?\d\.\d\d"
+    assert re.fullmatch(wanted, line), line
+    assert len(f"11:14:00 {line}") <= 100
+
+
 @pytest.mark.parametrize("reason", FAULTS)
 def test_a_game_that_fails_is_played_again_and_then_dropped_and_the_others_go_on(
     reason: str, caplog: pytest.LogCaptureFixture
@@ -61,7 +75,7 @@ def test_a_game_that_fails_is_played_again_and_then_dropped_and_the_others_go_on
         (Episode, "train", 3, number) for number in range(4)
     ]
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith(f"hanabi train/3, game 1 failed, attempt 1 of 2 (it is played again): {reason}")
+    assert line.startswith(f"hanabi train 3, game 1 failed, attempt 1 of 2 (it is played again): {reason}")
     games = played(FakeEngine(fault=lambda game, call: FAULTS[reason] if game == 1 else None), look=look)
     assert [type(game) for game in games] == [Episode, DroppedGame, Episode, Episode]
     dropped = games[1]
@@ -88,7 +102,7 @@ def test_when_every_game_fails_the_request_fails_with_the_first_reason() -> None
         assert (scheduler.games_played, scheduler.games_failed, scheduler.games_in_flight) == (0, 4, 0)
 
     with pytest.raises(
-        ServerError, match=r"none of the 4 games .*hanabi train/3, game 0: RuntimeError: no 0\. "
+        ServerError, match=r"none of the 4 games .*hanabi train 3, game 0: RuntimeError: no 0\. "
     ) as caught:
         played(FakeEngine(fault=lambda game, call: RuntimeError(f"no {game}")), look=look)
     assert not isinstance(caught.value, ServerGoneError)
@@ -115,7 +129,7 @@ def test_a_dead_engine_ends_the_request_at_once_as_a_server_that_is_gone() -> No
     def look(scheduler: Scheduler) -> None:
         assert (scheduler.games_retried, scheduler.games_failed, scheduler.games_in_flight) == (0, 0, 0)
 
-    with pytest.raises(ServerGoneError, match=r"the engine is dead; hanabi train/3, game 2 ended with RuntimeError"):
+    with pytest.raises(ServerGoneError, match=r"the engine is dead; hanabi train 3, game 2 ended with RuntimeError"):
         played(engine, look=look)
 
 

@@ -7,12 +7,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from doctor_machines import ROOT
+from hanabi_grpo import __version__
 
 SCRIPTS = sorted([*ROOT.glob("tools/**/*.sh"), ROOT / ".ci" / "run"])
 ROLLOUT, TRAIN, WANDB = (
@@ -207,7 +207,7 @@ def test_help_and_version_install_and_start_nothing(run: Runner, checkout: Path)
         assert (done.returncode, done.stdout.splitlines()[0]) == (0, head), done.stderr
         assert "set -euo" not in done.stdout
         done = run(script, "--mine", "--version")
-        assert (done.returncode, done.stdout) == (0, f"hanabi-grpo {metadata.version('hanabi-grpo')}\n")
+        assert (done.returncode, done.stdout) == (0, f"hanabi-grpo {__version__}\n")
 
 
 def test_the_gpus_are_split_only_where_the_cuda_engine_is_installed_and_no_profile_does_it(

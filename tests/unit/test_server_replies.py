@@ -13,6 +13,7 @@ import httpx
 import msgspec
 import pytest
 
+from doctor_machines import ROOT
 from fake_engine import CHAT, LAPTOP, TOKENIZER, FakeEngine, deal, make_scheduler, sample
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.hanabi.config import EnvConfig
@@ -148,7 +149,7 @@ def test_what_is_not_held_is_409_and_odd_texts_are_answered(app: RunningApp) -> 
     answer = ask(app, changed(seat="player_4@7"))
     assert (answer.status_code, "player_4@7 is required" in answer.text) == (409, True)
     answer = ask(app, changed(seat="frozen_0123456789abcdef@7"))
-    assert (answer.status_code, "lend it again" in answer.text) == (409, True)
+    assert (answer.status_code, "upload it again" in answer.text) == (409, True)
     for text in ("", "\x00", "ü🂡", "<|im_end|>"):
         answer = ask(app, changed(system=text, turns=[{"prompt": text, "reply_ids": [3]}], prompt=text))
         assert answer.status_code == 200, answer.text
@@ -268,7 +269,9 @@ CHAT_ASKED: dict[str, Any] = {
 }
 
 
-def test_the_chat_api_answers_with_the_reply_its_ids_and_logprobs_of_the_named_adapter(app: RunningApp) -> None:
+def test_the_chat_api_answers_with_the_reply_its_ids_and_logprobs_of_the_named_adapter(
+    app: RunningApp, capsys: pytest.CaptureFixture[str]
+) -> None:
     with RolloutClient(app.url) as client, httpx.Client(base_url=f"{app.url}/v1", trust_env=False) as http:
         push_to(client, app, version=9)
         lent = client.lend(50, adapter_bytes(3.0), PEFT_CONFIG)
@@ -296,6 +299,12 @@ def test_the_chat_api_answers_with_the_reply_its_ids_and_logprobs_of_the_named_a
             assert piece.pop("delta") == choice.pop("message") and piece == choice and end == "[DONE]"
             assert json.loads(last)["usage"] == answer["usage"]
             assert answer["usage"]["total_tokens"] == len(same["prompt_ids"]) + len(same["reply_ids"])
+    # What docs/interop.md shows.
+    page = (ROOT / "docs" / "interop.md").read_text(encoding="utf-8")
+    exec(
+        "import httpx" + page.partition("import httpx")[2].partition("```")[0].replace("http://127.0.0.1:8000", app.url)
+    )
+    assert capsys.readouterr().out.startswith("Discard 1 [45, 48, 2] [-0.5")
 
 
 def test_the_chat_request_of_the_page_is_answered(app: RunningApp, capsys: pytest.CaptureFixture[str]) -> None:

@@ -172,7 +172,7 @@ def test_seats_that_cannot_be_filled_are_refused_before_anything_is_sampled(
         (["player_0@1", "player_0@2"], 409, "player_0 is asked for as @1 and @2; one request, one version"),
         (["player_0@2", "iggi"], 409, "player_0@2 is required, but this server holds player_0@1; push it first"),
         (["player_4@1", "iggi"], 409, "player_4@1 is required, but this server holds no version of it"),
-        (["frozen_0123456789abcdef@1", "iggi"], 409, "frozen_0123456789abcdef@1 is required, .*lend it again"),
+        (["frozen_0123456789abcdef@1", "iggi"], 409, "frozen_0123456789abcdef@1 is required, .*upload it again"),
     ):
         body = {**rollout_body(), "tasks": [{**deal(3), "seats": ["base", "base"]}, {**deal(4), "seats": seats}]}
         answer = httpx.post(f"{app.url}/rollout/", json=body, trust_env=False)

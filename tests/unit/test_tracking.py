@@ -14,11 +14,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+from transformers import TrainerState
 
 from hanabi_grpo.commands.mirror import _LOOK_SECONDS
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.validation import Validated, write_validations
+from hanabi_grpo.settings import read_settings
 from hanabi_grpo.tracking import mirror
+from hanabi_grpo.tracking.callback import TrackingCallback
 from hanabi_grpo.tracking.mirror import Mirror, unsent_folders
 from hanabi_grpo.tracking.record import read_record
 from tracked_runs import PLAYERS, SECRET, add_checkpoint, add_row, tracked_run
@@ -172,6 +175,28 @@ def test_without_a_tracker_a_process_imports_writes_and_says_nothing_of_it(tmp_p
     said = done.stdout.removesuffix("[]\n") + done.stderr + (run / "train.log").read_text()
     assert "step 1/1" in said
     assert not re.search(r"wandb|W&B", said, re.IGNORECASE), said
+
+
+def test_the_line_of_a_step_fits_100_columns_and_counts_what_is_left_from_the_first_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("hanabi_grpo.tracking.callback.time.time", lambda: clock[0])
+    run = tracked_run(tmp_path / "run", steps=0, games=False, REPORT_TO="none")
+    tracking, state = TrackingCallback(read_settings(run / "settings.json"), run), TrainerState(max_steps=1000)
+    row = {"games": 16.0, "score/mean": -12.34, "score/se": 0.12, "illegal_per_game": 0.1, "unparsable_per_game": 0.2}
+    caplog.set_level("INFO")
+    for step, seconds in ((7, 500), (8, 2), (9, 4)):
+        clock[0] += seconds
+        state.global_step = step
+        tracking.on_log(None, state, None, {**row, "grad_norm": 0.219, "loss": -0.0123})
+    said = "score -12.34 ± 0.12  illegal 0.10  unparsable 0.20  grad 0.219"
+    assert caplog.messages == [
+        f"step 7/1000  {said}",
+        f"step 8/1000  {said}  0:33:04 left",
+        f"step 9/1000  {said}  0:49:33 left",
+    ]
+    assert all(len(f"11:14:00 {line}") <= 100 for line in caplog.messages)
 
 
 _TRAINER = """

@@ -204,8 +204,8 @@ def test_a_killed_run_goes_on_from_its_newest_valid_checkpoint(tmp_path: Path, t
     assert result.exit_code == 0 and len(became) == 1, result.output
     for line in (
         f"RESUME=latest: goes on from step 2 ({run}/checkpoint-2, saved ",
-        f"    passed over: {run}/.checkpoint-4.partial: was being written when its process ended.",
-        f"    passed over: {run}/checkpoint-3: no manifest.json",
+        f"    skipped: {run}/.checkpoint-4.partial: was being written when its process ended.",
+        f"    skipped: {run}/checkpoint-3: no manifest.json",
         "    changed since: LEARNING_RATE: was 0.0015, is 0.01",
         "records after step 2 moved aside: 1 rows to metrics.discarded.jsonl, 1 files to episodes/discarded/",
         f"settings until here: {run}/settings-until-step-2.json",

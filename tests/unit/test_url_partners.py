@@ -192,10 +192,10 @@ def test_a_game_that_loses_its_partner_is_dropped_and_counted_and_most_of_them_e
         assert (app.scheduler.games_retried, app.scheduler.games_failed) == (0, 1)
         # What is learned from is the smaller group, and the run's incidents say so.
         [group], [sentence] = usable_groups(played.groups, played.dropped)
-        assert len(group) == 2 and sentence.startswith("deal train/3: 1 of 3 games dropped (game ")
+        assert len(group) == 2 and sentence.startswith("deal train 3: 1 of 3 games dropped (game ")
     for answer, games, message in (
         ((400, "no such role"), 2, "2 of 2 games with it were dropped, more than half.*no such role.*doctor"),
-        ((500, "ill"), 8, "3 calls in a row were given up"),
+        ((500, "ill"), 8, "3 calls in a row failed like this"),
     ):
         with table(tmp_path, lambda body, answer=answer: answer) as (partner, _, client):  # type: ignore[misc]
             with pytest.raises(ServerError, match=f"the server answered 500: url:big.*{message}"):

@@ -88,7 +88,7 @@ FAMILIES = (
         needs_engine=True,
         measure=rollout_rows.cached_share,
     ),
-    Family(id="R5", title="push ÷ step, push ÷ floor", target=None, needs_engine=True, measure=push_rows.push),
+    Family(id="R5", title="weight sync ÷ step and ÷ floor", target=None, needs_engine=True, measure=push_rows.push),
     Family(id="R6", title="step ÷ its parts", target=at_most(1.15), needs_engine=False, measure=_overlap),
     Family(id="R7", title="the tail of a step's games", target=None, needs_engine=True, measure=rollout_rows.tail),
     Family(
@@ -101,7 +101,7 @@ FAMILIES = (
     ),
     Family(
         id="R8b",
-        title="shared beginnings once ÷ each sequence by itself",
+        title="shared prefixes once ÷ each sequence by itself",
         target=None,
         needs_engine=False,
         measure=prefix_rows.shared_beginnings,
@@ -110,7 +110,7 @@ FAMILIES = (
     Family(id="R9b", title="event-loop lag", target=env_rows.LAG_TARGET, needs_engine=False, measure=env_rows.loop_lag),
     Family(
         id="R10",
-        title="mean |trainer logp − sampler logp| after a push",
+        title="mean |trainer logp − sampler logp| after a weight sync",
         target=at_most(parity_rows.TOLERANCE),
         needs_engine=True,
         measure=parity_rows.parity,

@@ -16,7 +16,7 @@ _STD = 0.05
 
 
 async def parity(bench: Bench) -> list[Row]:
-    """R10a and R10b: mean |trainer − sampler| logprob per player after a push, and with the push left out."""
+    """R10a and R10b: mean |trainer − sampler| logprob per player after a weight sync, and with the push left out."""
     engine = bench.needed_engine
     games = await engine.recorded_games()
     prompts = {
@@ -35,12 +35,12 @@ async def parity(bench: Bench) -> list[Row]:
         fresh += await asyncio.to_thread(_gaps, engine, prompts, samples)
         await asyncio.to_thread(_move, engine.model, number + 1000)
         stale += await asyncio.to_thread(_gaps, engine, prompts, samples)
-    how = f"{tokens} tokens sampled right after pushes, the trainer's model on the same ones, {bench.settings.dtype}"
+    how = f"{tokens} tokens sampled right after weight syncs, the trainer's model on them too, {bench.settings.dtype}"
     return [
         Row(
             id="R10a",
-            name="mean |trainer logp − sampler logp| after a push",
-            arms=("per player and push", "1 nat"),
+            name="mean |trainer logp − sampler logp| after a weight sync",
+            arms=("per player and weight sync", "1 nat"),
             ratios=tuple(fresh),
             target=at_most(TOLERANCE),
             how=how,
@@ -48,7 +48,7 @@ async def parity(bench: Bench) -> list[Row]:
         Row(
             id="R10b",
             name="the same with a stale adapter (must fail)",
-            arms=("per player, trainer moved, nothing pushed", "1 nat"),
+            arms=("per player, trainer moved, nothing synced", "1 nat"),
             ratios=tuple(stale),
             target=at_least(TOLERANCE),
             how=f"negative control: {_STD:g} of noise on B, the server still samples the version before",

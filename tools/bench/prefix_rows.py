@@ -45,7 +45,7 @@ async def shared_beginnings(bench: Bench) -> list[Row]:
     return [
         Row(
             id="R8b",
-            name="shared beginnings once ÷ each sequence by itself",
+            name="shared prefixes once ÷ each sequence by itself",
             arms=("forward and backward, beginnings shared", "the same sequences and loss, each by itself"),
             ratios=ratios,
             cpu_ratios=cpu,

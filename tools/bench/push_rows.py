@@ -10,7 +10,7 @@ from bench.row import Row, at_most
 
 
 async def push(bench: Bench) -> list[Row]:
-    """R5a and R5b: seconds of a push over those of a step's games, and over the floor."""
+    """R5a and R5b: seconds of a weight sync over those of a step's games, and over the floor."""
     engine = bench.needed_engine
     await engine.recorded_games()
     folder = "/dev/shm" if Path("/dev/shm").is_dir() else None
@@ -37,18 +37,18 @@ async def push(bench: Bench) -> list[Row]:
     return [
         Row(
             id="R5a",
-            name="push ÷ step",
-            arms=(f"push of {len(engine.players)} adapters", f"one step's {engine.num_games} games alone"),
+            name="weight sync ÷ step",
+            arms=(f"weight sync of {len(engine.players)} adapters", f"one step's {engine.num_games} games alone"),
             ratios=step_ratios,
             cpu_ratios=step_cpu,
             target=at_most(0.01),
             how=f"{how}; the learning that a step holds too would only make the ratio smaller",
-            if_missed="a push is a few hundredths of a second whatever the model, and this step has no learning in it",
+            if_missed="it takes a few hundredths of a second whatever the model, and this step has no learning in it",
         ),
         Row(
             id="R5b",
-            name="push ÷ floor",
-            arms=(f"push of {len(engine.players)} adapters", "serialise, write, read and parse in one process"),
+            name="weight sync ÷ floor",
+            arms=(f"weight sync of {len(engine.players)} adapters", "serialise, write, read and parse in one process"),
             ratios=floor_ratios,
             cpu_ratios=floor_cpu,
             target=at_most(3.0),
@@ -60,7 +60,7 @@ async def push(bench: Bench) -> list[Row]:
 
 
 def _floor(model: Any, names: tuple[str, ...], dtype: str, folder: Path) -> int:
-    """Do once what any push must do; returns how many bytes the adapters take."""
+    """Do once what any weight sync must do; returns how many bytes the adapters take."""
     import torch
     from safetensors.torch import load
 

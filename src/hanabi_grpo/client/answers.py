@@ -11,7 +11,7 @@ from typing import Any
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.rollout.messages import RequestedTask, RolloutAnswer
 from hanabi_grpo.runs.wire import fitting
-from hanabi_grpo.types import DroppedGame, Episode, player_name
+from hanabi_grpo.types import DroppedGame, Episode, deal_name, player_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +76,8 @@ def _as_asked(episode: Episode | None, task: RequestedTask, game: int) -> Episod
 
 def _named(fields: dict[str, Any]) -> str:
     return (
-        f"game {fields['game']} of {fields['env']} {fields['suite']}/{fields['seed']} on {fields['preset']} with "
-        f"{fields['num_players']} players (rules {fields['spec_hash']}), {','.join(fields['seats'])} in its seats"
+        f"game {fields['game']} of {fields['env']} {deal_name(fields['suite'], fields['seed'])} on {fields['preset']} "
+        f"with {fields['num_players']} players (rules {fields['spec_hash']}), {','.join(fields['seats'])} in its seats"
     )
 
 

@@ -82,7 +82,7 @@ def own_server(
             with contextlib.suppress(subprocess.TimeoutExpired):
                 server.wait(_DYING_SECONDS)
                 _raise_dead(server, Path(log.name), error)
-            raise ServerGoneError(f"{error} The log of the own server: {log.name}") from error
+            raise ServerGoneError(f"{error} The log of its own server: {log.name}") from error
         finally:
             _end(server, grace)
 
@@ -90,7 +90,7 @@ def own_server(
 def _raise_dead(server: "subprocess.Popen[bytes]", log: Path, cause: BaseException | None) -> NoReturn:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
     shown = "\n".join(f"    {line}" for line in lines) or "    (empty)"
-    raise ServerError(f"the own server ended with code {server.poll()}; the end of {log}:\n{shown}") from cause
+    raise ServerError(f"its own server ended with code {server.poll()}; the end of {log}:\n{shown}") from cause
 
 
 def _end(server: "subprocess.Popen[bytes]", grace: float) -> None:
@@ -124,4 +124,4 @@ def _log_file(folder: Path, port: int) -> IO[bytes]:
         folder.mkdir(parents=True, exist_ok=True)
         return (folder / f"own-server-{datetime.now():%Y%m%d-%H%M%S}-{port}.log").open("xb")
     except OSError as error:
-        raise SettingsError(f"{folder}: no log of the own server can be written there ({error.strerror}).") from error
+        raise SettingsError(f"{folder}: no log of its own server can be written there ({error.strerror}).") from error

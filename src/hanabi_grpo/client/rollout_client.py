@@ -262,10 +262,10 @@ class RolloutClient:
         sha256, digest = hashlib.sha256(weights).hexdigest(), config_digest(config)
         name = frozen_name(sha256, config)
         seat = f"{name}@{version}"
-        answer = self._upload(_Lent, f"lending {seat}", "/frozen/", version, weights, config)
+        answer = self._upload(_Lent, f"uploading {seat}", "/frozen/", version, weights, config)
         if answer != _Lent(seat=seat, name=name, version=version, sha256=sha256, config_sha256=digest):
             raise ServerError(
-                f"{self.url}: receipt for {seat} is {answer}; the server does not hold what was lent. Restart it."
+                f"{self.url}: receipt for {seat} is {answer}; the server does not hold what was uploaded. Restart it."
             )
         return seat
 

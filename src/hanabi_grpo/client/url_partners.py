@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 PAUSES = (2.0, 8.0, 32.0)
 """Seconds before the second try and the later ones; a Retry-After is waited for instead, up to a call's own limit."""
 IN_VAIN = 3
-"""Calls given up in a row, none answered in between, that end a request."""
+"""Calls failed in a row, none answered in between, that end a request."""
 MAX_TRANSCRIPT = 64 << 20
 """Bytes after which a transcript is moved aside to NAME.old.jsonl, and the one before it is gone."""
 _SAY_SECONDS = 60.0
@@ -168,7 +168,7 @@ class UrlPartners:
         if player.in_vain < IN_VAIN:
             raise PartnerError(said)
         raise PartnerDownError(
-            f"{said} {player.in_vain} calls in a row were given up like this, so it is asked no more. Every call is in "
+            f"{said} {player.in_vain} calls in a row failed like this, so it is asked no more. Every call is in "
             f"{self._transcript}. When it answers again, give the same command, in training with RESUME=latest."
         )
 
@@ -265,7 +265,7 @@ class UrlPlayer:
     partner: PartnerUrl
     sampling: Mapping[str, Any]
     in_vain: int = 0
-    """Calls that were given up since one was answered."""
+    """Calls that failed since one was answered."""
 
     @property
     def name(self) -> str:

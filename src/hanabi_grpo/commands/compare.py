@@ -20,7 +20,7 @@ def compare(
     arms: Annotated[
         list[str],
         typer.Argument(
-            metavar="ARM...",
+            metavar="ARM",
             help="NAME=RUN,RUN,…: run folders that differ in their seed only; * matches, 'a=runs/a-*'.",
         ),
     ],
@@ -29,7 +29,7 @@ def compare(
     out_png: Annotated[Path | None, typer.Option(help="The picture.")] = None,
     out_markdown: Annotated[Path | None, typer.Option(help="The tables.")] = None,
 ) -> None:
-    """Compare trainings over seeds: curves with bands, held-out scores, differences with their errors."""
+    """Compare runs over seeds: curves with bands, held-out scores, differences with their errors."""
     name, loaded = load_arms(parse_arms(arms), metric=metric)
     found = compare_arms(name, loaded, window=window, metric=metric)
     console = make_console()

@@ -27,7 +27,7 @@ def cross_play(
     texts: Annotated[
         list[str],
         typer.Argument(
-            metavar="ENTRY ENTRY...",
+            metavar="ENTRY",
             help="One word each: a script such as iggi, served, base, player_1@latest, a run's or checkpoint's folder, "
             "wandb:team/project/name:alias, hf:org/repo, or one of these and an adapter, FOLDER:player_1. "
             "NAME=WORD names it.",

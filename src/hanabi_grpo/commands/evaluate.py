@@ -36,7 +36,7 @@ def evaluate(
     line_ups: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[LINE_UP]...",
+            metavar="LINE_UP",
             help="Who plays, one word for every seat or one each with commas: served, player_1@latest, base, a "
             "checkpoint's or run's folder, wandb:team/project/name:alias, hf:org/repo, or a script such as iggi. "
             "served when left out.",

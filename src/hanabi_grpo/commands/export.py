@@ -18,9 +18,7 @@ def export(
         ),
     ],
     out: Annotated[Path, typer.Option(help="New folder.")],
-    base_model: Annotated[
-        str | None, typer.Option(help="Hub name of the base model, when it was trained from a folder.")
-    ] = None,
+    base_model: Annotated[str | None, typer.Option(help="Hub name of a base model that was a folder.")] = None,
 ) -> None:
     """Write a hub-ready folder: a PEFT adapter for each player, card with results and limits, manifest.
 

@@ -16,9 +16,7 @@ def openenv(
     preset: Preset = None,
     players: Players = None,
     seat: Annotated[str, typer.Option(help="The learning seat.")] = "player_0",
-    partner: Annotated[
-        str, typer.Option(help="A script for every other seat, or one for each of them: iggi,random.")
-    ] = "random",
+    partner: Annotated[str, typer.Option(help="A script for every other seat, or one each: iggi,random.")] = "random",
     host: Annotated[str, typer.Option(help="Address; any client that reaches it may play.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8100,
     sessions: Annotated[int, typer.Option(min=1, max=4096, help="Sessions at once.")] = 64,

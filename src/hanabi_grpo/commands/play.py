@@ -43,9 +43,7 @@ def play(
     env: Env = None,
     preset: Preset = None,
     players: Players = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, max=2**63 - 1, help="Names the start; a random one when left out.")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="Names the start; else a random one.")] = None,
     temperature: Temperature = None,
     out: Annotated[Path | None, typer.Option(help="New file of the game; in outputs/played/ when left out.")] = None,
     own_server: OwnServer = False,

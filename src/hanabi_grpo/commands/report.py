@@ -1,4 +1,4 @@
-"""`hanabi-grpo report`: what a training changed, as tables, pictures and pages."""
+"""`hanabi-grpo report`: what training changed, as tables, pictures and pages."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,18 +19,16 @@ from hanabi_grpo.runs.run_folder import run_home, save_text
 def report(
     run: Annotated[Path, typer.Argument(help="Run folder; of a run that is going on too.")],
     html: Annotated[Path | None, typer.Option(help="Write one page that works offline.")] = None,
-    png: Annotated[
-        Path | None, typer.Option(help="Write the learning curve, *.png or *.svg; a folder gets every picture.")
-    ] = None,
+    png: Annotated[Path | None, typer.Option(help="Write the learning curve (*.png, *.svg); a folder: all.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the tables.")] = None,
     alarms: Annotated[bool, typer.Option("--alarms", help="Also every alarm, and when each was raised.")] = False,
     conventions: Annotated[
-        bool, typer.Option("--conventions", help="What hints mean to the team; RUN may be a folder of collect.")
+        bool, typer.Option("--conventions", help="What hints mean; of collect's games too.")
     ] = False,
     min_rise: Annotated[float | None, typer.Option(help="Exit with 1 below this rise of the mean score.")] = None,
     min_sigma: Annotated[float | None, typer.Option(help="Exit with 1 below this rise in standard errors.")] = None,
 ) -> None:
-    """Show what a training changed: held-out scores against scripts, alarms of collapse, curves, sample games.
+    """Show what training changed: held-out scores against scripts, alarms of collapse, curves, sample games.
 
     Evaluations are files of evaluate --out in the run folder and in its evaluations/. The rise is from the first to the
     last one of the same deals, in the order of training.

@@ -21,7 +21,7 @@ def teams(
     entries: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[WORKFLOW=LINE_UP]...",
+            metavar="WORKFLOW=LINE_UP",
             help="Who answers how, e.g. debate=served summary=outputs/run vote=noisy; line-ups as in evaluate. The "
             "chosen environment with served when left out.",
         ),

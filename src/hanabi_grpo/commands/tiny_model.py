@@ -23,9 +23,7 @@ def tiny_model(
     ] = None,
     players: Annotated[int | None, typer.Option(help="Players; HANABI_PLAYERS when left out.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed; SEED when left out.")] = None,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps of the warm start; 900 in Hanabi, 300 elsewhere.")
-    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps; 900 in Hanabi, 300 elsewhere.")] = None,
     games: Annotated[int | None, typer.Option(min=1, help="Games of each preset that it watches.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Make it even if the folder is complete.")] = False,
 ) -> None:

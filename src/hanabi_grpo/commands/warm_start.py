@@ -22,33 +22,23 @@ from hanabi_grpo.settings import load_settings
 def warm_start(
     out: Annotated[Path, typer.Option(help="New folder of the result.")],
     line_ups: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[SOURCE]...", help="Scripts that play on the spot: one word or one each, iggi,piers."),
+        list[str] | None, typer.Argument(metavar="SOURCE", help="Scripts that play: iggi,piers.")
     ] = None,
     games: Annotated[list[Path] | None, typer.Option(help="Recorded games: a folder, a run or a file.")] = None,
     env: Env = None,
     preset: Preset = None,
     players: Players = None,
     deals: Annotated[int, typer.Option(min=1, help="Deals that each SOURCE plays.")] = 2000,
-    noise: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of scripts' moves that are random, and not learned.")
-    ] = 0.2,
-    learn_noise: Annotated[
-        bool, typer.Option("--learn-noise", help="Learn the random moves too: a start that explores all legal moves.")
-    ] = False,
+    noise: Annotated[float, typer.Option(min=0, max=1, help="Share of random moves, which are not learned.")] = 0.2,
+    learn_noise: Annotated[bool, typer.Option("--learn-noise", help="Learn those too: a start that explores.")] = False,
     steps: Annotated[int, typer.Option(min=1, help="Updates of each adapter.")] = 300,
     batch: Annotated[int, typer.Option(min=1, help="Conversations of one update.")] = 32,
-    learning_rate: Annotated[
-        float | None, typer.Option(min=0, help="At its peak; chosen by size when left out.")
-    ] = None,
+    learning_rate: Annotated[float | None, typer.Option(min=0, help="At its peak; by size when left out.")] = None,
     min_score: Annotated[float | None, typer.Option(help="Learn from games of this score or more.")] = None,
     who: Annotated[str | None, typer.Option(help="Learn only what this seat said: iggi, player_0.")] = None,
     shared: Annotated[bool, typer.Option("--shared", help="One adapter for all players.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Train the whole model instead of adapters.")] = False,
-    every_start: Annotated[
-        bool,
-        typer.Option("--every-start", help="Hold no start out, where the games have all; figures are of learned ones."),
-    ] = False,
+    every_start: Annotated[bool, typer.Option("--every-start", help="Learn all starts, and hold none out.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted --out.")] = False,
 ) -> None:
     """Teach adapters, or with --full a whole model, to play like a script or like recorded games.

@@ -12,7 +12,7 @@ from hanabi_grpo.envs.base import FORFEIT, SKIP, Setup
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.settings.refs import NOT_HELD, Ref, ScriptRef
-from hanabi_grpo.types import Episode
+from hanabi_grpo.types import Episode, deal_name
 
 HALF = "split-"
 """What the name of a suite begins with that has only some of the starts, in environments that can deal so."""
@@ -90,7 +90,7 @@ def check_replay(setup: Setup[Any], episode: Episode) -> None:
     Raises:
         ServerError: They do not fit the deal that it names, or its result.
     """
-    where = f"deal {episode.suite}/{episode.seed}, game {episode.game}"
+    where = f"deal {deal_name(episode.suite, episode.seed)}, game {episode.game}"
     game = setup.environment.reset(setup.config, split=episode.suite, seed=episode.seed)
     for step, turns in groupby(episode.turns, lambda turn: turn.step):
         actions = {turn.player: turn.action for turn in turns}
@@ -132,7 +132,7 @@ def _ask(
         served.resolver.lend_again()
         result = ask()
     if result.dropped or [len(group) for group in result.groups] != [num_games] * len(tables):
-        reasons = [f"deal {game.suite}/{game.seed}: {game.reason}" for game in result.dropped]
+        reasons = [f"deal {deal_name(game.suite, game.seed)}: {game.reason}" for game in result.dropped]
         shown = "; ".join(reasons[:_MAX_REASONS]) + ("; …" if len(reasons) > _MAX_REASONS else "")
         wanted, played = num_games * len(tables), sum(len(group) for group in result.groups)
         raise ServerError(

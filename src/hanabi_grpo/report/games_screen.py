@@ -13,6 +13,7 @@ from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.report.played import frames_of, game_words, outcome, returns
 from hanabi_grpo.runs.recordings import num_bad_replies
+from hanabi_grpo.types import deal_name
 
 
 def games_table(recordings: Sequence[Recording], title: str) -> Table:
@@ -22,7 +23,7 @@ def games_table(recordings: Sequence[Recording], title: str) -> Table:
         table.columns[column].justify = "right"
     for one in recordings:
         episode = one.episode
-        task = visible(f"{episode.suite}/{episode.seed} #{episode.game}")
+        task = visible(f"{deal_name(episode.suite, episode.seed)} #{episode.game}")
         bad, turns = str(num_bad_replies(one) or ""), str(len(episode.turns))
         table.add_row(str(one.number), Text(task), returns(episode), Text(outcome(episode)), turns, bad)
     return table

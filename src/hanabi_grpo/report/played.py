@@ -14,7 +14,7 @@ from hanabi_grpo.envs.texts import earned, signed, split_reply, visible
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.runs.recordings import num_bad_replies
 from hanabi_grpo.settings.game import game_defaults
-from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
+from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn, deal_name
 
 _ENDINGS = {
     EpisodeStatus.FINISHED: "played to its end",
@@ -89,7 +89,7 @@ def game_words(
     values: Sequence[float | None] = advantages or [None] * len(episode.turns)
     return {
         "number": recording.number,
-        "task": visible(f"{episode.suite}/{episode.seed}"),
+        "task": visible(deal_name(episode.suite, episode.seed)),
         "group_game": episode.game,
         "preset": visible(f"{episode.preset}, {episode.num_players} player{'s' * (episode.num_players > 1)}"),
         "source": visible(recording.source),

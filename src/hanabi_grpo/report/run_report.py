@@ -153,7 +153,7 @@ def read_evaluations(run_folder: Path) -> tuple[Results, Results, list[str]]:
     """Return the results and the reference scripts' results in a run folder, and notes about files that do not fit.
 
     Looked at are `*.json` in the folder and in its `evaluations/`, and beside a folder called `train`, where
-    `tools/demo.sh` leaves them; what is no evaluation is passed over. A label gets its file's name, unless that is the
+    `tools/demo.sh` leaves them; what is no evaluation is skipped. A label gets its file's name, unless that is the
     label. A result that was also kept in `evaluations/` is there once, by the name that a person gave it.
     """
     beside = [run_folder.parent] if run_folder.name == TRAIN else []

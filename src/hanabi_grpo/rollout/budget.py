@@ -3,7 +3,7 @@
 What players remember (HANABI_MEMORY) is never chosen from these numbers. It is part of what is played: a policy that
 learned with one memory is another one with less, and a warm start, a resumed run, an evaluation and an opponent must
 have the same; so neither a longer reply nor a smaller context may change it unasked. Its default is the environment's,
-the doctor says what fits and what that costs, and a training whose longest games do not fit says so at its start.
+the doctor says what fits and what that costs, and a run whose longest games do not fit says so at its start.
 """
 
 import math

@@ -13,12 +13,11 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.wire import read_struct
 from hanabi_grpo.settings import Settings, variables
 from hanabi_grpo.settings.game import game_defaults
+from hanabi_grpo.types import SEEDS_APART
 
 STREAM_KEYS = ("suite", "seeds")
 """What `env_config` may hold beside the game's settings: the stream of deals, and which deals of it."""
 ROW_KEYS = ("messages", "env", "env_config", "share")
-SEEDS_APART = 2**32
-"""Distance of the first fresh deals of two values of HANABI_DEAL_SEED: as many a run has."""
 MIN_SHARE, MAX_SHARE = 0.0001, 10_000
 SHARE_RULE = f"a share is a number from {MIN_SHARE:g} to {MAX_SHARE}, such as 3"
 

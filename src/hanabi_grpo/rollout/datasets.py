@@ -17,10 +17,11 @@ from typing import Any
 from hanabi_grpo.envs.base import Setup, draw
 from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.dataset_rows import SEEDS_APART, messages, parse_row
+from hanabi_grpo.rollout.dataset_rows import messages, parse_row
 from hanabi_grpo.runs.run_folder import write_text_atomic
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.game import HANABI
+from hanabi_grpo.types import SEEDS_APART
 
 EXAMPLE_ROW = (
     '{"messages": [{"role": "user", "content": "Play Hanabi."}], "env_config": {"preset": "laptop", "suite": "train"}}'

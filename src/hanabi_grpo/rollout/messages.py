@@ -15,7 +15,7 @@ from hanabi_grpo.errors import GameParameterError, SettingsError, shown
 from hanabi_grpo.rollout.loop import check_script
 from hanabi_grpo.runs.wire import TokenId
 from hanabi_grpo.settings.refs import check_seat, is_scripted
-from hanabi_grpo.types import MAX_PLAYERS, Episode
+from hanabi_grpo.types import MAX_PLAYERS, Episode, deal_name
 
 MAX_TASKS = 16384
 MAX_GAMES = 32768
@@ -66,7 +66,7 @@ class RolloutRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class DroppedRow(Struct, frozen=True, kw_only=True):
-    """A game that was given up; `task` is its number in the request."""
+    """A game that was dropped; `task` is its number in the request."""
 
     task: Annotated[int, Meta(ge=0)]
     game: Annotated[int, Meta(ge=0)]
@@ -192,8 +192,8 @@ class RequestedTask:
 
     @property
     def where(self) -> str:
-        """What errors and logs call it, e.g. "hanabi train/17"."""
-        return f"{self.task.environment.name} {self.task.split}/{self.task.seed}"
+        """What errors and logs call it, e.g. "hanabi train 42:17"."""
+        return f"{self.task.environment.name} {deal_name(self.task.split, self.task.seed)}"
 
 
 def read_tasks(request: RolloutRequest) -> list[RequestedTask]:

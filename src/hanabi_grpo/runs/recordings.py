@@ -75,7 +75,7 @@ def recording_files(path: Path, step: int | None = None) -> list[Path]:
     if step is None and not steps:
         if files := sorted(folder.glob("*.jsonl")):
             return files
-        raise SettingsError(f"{folder}: holds no *.jsonl files of games; a training records some in episodes/.")
+        raise SettingsError(f"{folder}: holds no *.jsonl files of games; a run records some in episodes/.")
     if step is None:
         step = max(steps)
     if step not in steps:

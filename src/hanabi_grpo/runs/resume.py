@@ -186,7 +186,7 @@ def _from_zero(run_folder: Path, reason: str, skipped: tuple[str, ...] = ()) -> 
 
 
 def resume_lines(resume: ResumePlan | None, settings: Settings, steps: int) -> list[str]:
-    """Return what the terminal is told of a resume: from where, what was passed over, which settings changed.
+    """Return what the terminal is told of a resume: from where, what was skipped, which settings changed.
 
     Raises:
         SettingsError: Settings that cannot change on the way.
@@ -194,7 +194,7 @@ def resume_lines(resume: ResumePlan | None, settings: Settings, steps: int) -> l
     if resume is None:
         return []
     lines = [f"RESUME={settings.resume}: {resume.summary}"]
-    lines += [f"    passed over: {reason}" for reason in resume.skipped]
+    lines += [f"    skipped: {reason}" for reason in resume.skipped]
     if resume.checkpoint is not None:
         check_decks(resume.checkpoint, resume.spec_hashes, fork=resume.fork)
         saved = read_saved_settings(resume.checkpoint.parent)

@@ -35,7 +35,7 @@ def read_validations(run_folder: Path) -> list[Validated]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError) as error:
-        raise RunFolderError(f"{path}: not what a training writes ({error}); remove it, or put it back.") from error
+        raise RunFolderError(f"{path}: not what a run writes ({error}); remove it, or put it back.") from error
 
 
 def write_validations(run_folder: Path, rows: Sequence[Validated]) -> None:

@@ -172,7 +172,7 @@ def _add_adapter_routes(app: FastAPI, store: AdapterStore, scheduler: Scheduler,
 
     @app.put("/frozen/")
     async def lend(version: _Version, request: Request) -> dict[str, Any]:
-        held = await store.frozen.lend(await _read_upload(request, "lent adapter", version))
+        held = await store.frozen.lend(await _read_upload(request, "frozen adapter", version))
         receipt = {name: held.receipt[name] for name in ("version", "sha256", "config_sha256")}
         return {"seat": held.name, "name": held.adapter, **receipt, **instance}
 

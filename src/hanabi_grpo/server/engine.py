@@ -1,4 +1,4 @@
-"""The only room that talks to vLLM: start, generate, LoRA load and unload, health.
+"""The only module that talks to vLLM: start, generate, LoRA load and unload, health.
 
 vLLM's stock `AsyncLLM` is fed token ids, so no text is encoded twice. Log-probabilities come back under the sampled
 distribution (after temperature), which is the one that the trainer computes.

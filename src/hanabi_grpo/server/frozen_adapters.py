@@ -35,9 +35,9 @@ class FrozenAdapters:
         word = f"{adapter}@{version}"
         if word not in self._held:
             raise VersionError(
-                f"{word} is required, but this server does not hold it: it is not among the {len(self._held)} lent "
+                f"{word} is required, but this server does not hold it: it is not among the {len(self._held)} frozen "
                 f"adapters (at most {MAX_FROZEN}; the least recently used go first, and a new server process starts "
-                "with none); lend it again (PUT /frozen/)."
+                "with none); upload it again (PUT /frozen/)."
             )
         return self._held[word]
 
@@ -56,8 +56,8 @@ class FrozenAdapters:
         rank = upload.config.get("r")
         if type(rank) is not int or not 1 <= rank <= self._loader.max_rank:
             raise AdapterError(
-                f"lent adapter: r={shown(rank)}; this server takes ranks 1 to {self._loader.max_rank}. Start it with a "
-                "larger LORA_RANK for others."
+                f"frozen adapter: r={shown(rank)}; this server takes ranks 1 to {self._loader.max_rank}. Start it "
+                "with a larger LORA_RANK for others."
             )
         upload = replace(upload, adapter=frozen_name(upload.sha256, upload.config))
         await self._loader.check(upload, lora_rank=rank)
@@ -77,7 +77,7 @@ class FrozenAdapters:
                         raise
                     raise AdapterError(f"{word} could not be loaded, nothing else changed: {error}") from error
                 self._held[word] = held
-                logger.info("lent: %s (%d of %d held)", word, len(self._held), MAX_FROZEN)
+                logger.info("frozen adapter: %s (%d of %d held)", word, len(self._held), MAX_FROZEN)
             held = self._held[word]
             self.touch(held)
             return held
@@ -88,10 +88,10 @@ class FrozenAdapters:
         idle = next((held for held in self._held.values() if not held.users), None)
         if idle is None:
             raise BusyError(
-                f"{word}: all {MAX_FROZEN} places for lent adapters are in use ({users_of(self._held.values())}). Wait "
-                "for those games or end their clients, then lend it again."
+                f"{word}: all {MAX_FROZEN} places for frozen adapters are in use ({users_of(self._held.values())}). "
+                "Wait for those games or end their clients, then upload it again."
             )
         # Out of the map before anything waits: no rollout can take it from here on.
         del self._held[idle.name]
-        logger.info("lent: dropping %s for %s", idle.name, word)
+        logger.info("frozen adapter: dropping %s for %s", idle.name, word)
         await self._loader.drop(idle, loaded=True)

@@ -245,10 +245,13 @@ async def _report(table: Table, games: Sequence[asyncio.Task[Episode | DroppedGa
     turns = [turn for episode in episodes for turn in episode.turns]
     bad = sum(turn.kind is not ReplyKind.LEGAL for turn in turns)
     returns = (sum(one.reward(player) for one in episodes) / count for player in range(len(table.task.seats)))
+    dropped = f" ({len(results) - count} dropped)" * (len(results) > count)
     logger.info(
-        f"{table.task.where}: {count} games ({len(results) - count} dropped), "
-        f"returns {' '.join(f'{value:.2f}' for value in returns)}, {len(turns) / count:.1f} turns, {bad} bad replies, "
-        f"{sum(len(turn.reply_ids) for turn in turns) / max(seconds, 1e-9):.0f} tok/s, {' '.join(table.task.seats)}"
+        f"{table.task.where}: {count} games{dropped}, {len(turns) / count:.1f} turns, {bad} bad, "
+        f"{sum(len(turn.reply_ids) for turn in turns) / max(seconds, 1e-9):.0f} tok/s, returns "
+        + " ".join(
+            f"{seat.removeprefix('player_')} {value:.2f}" for seat, value in zip(table.task.seats, returns, strict=True)
+        )
     )
 
 

@@ -34,7 +34,7 @@ from hanabi_grpo.types import MAX_PLAYERS, SHARED_ADAPTER, player_names
 BASE, SERVED, HUMAN = "base", "served", "human"
 LATEST = "latest"
 FROZEN_PREFIX = "frozen_"
-NOT_HELD = "lend it again"
+NOT_HELD = "upload it again"
 """What a server's refusal says when it does not hold, or no longer holds, an adapter that was lent."""
 _SHOWN = 80
 """Characters of a bad reference in an error."""

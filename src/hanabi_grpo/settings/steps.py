@@ -96,10 +96,10 @@ def plan_line(settings: Settings, plan: BatchPlan, steps: int) -> str:
     """Return the arithmetic of a step in one line."""
     cut = f"{plan.micro_batches_per_player} micro-batches of {plan.per_device_train_batch_size}"
     if plan.tokens_per_micro_batch:
-        cut = f"micro-batches of up to {plan.tokens_per_micro_batch} tokens"
+        cut = f"{plan.tokens_per_micro_batch} tokens at once"
     return (
-        f"{steps} steps of {plan.deals} deals × {settings.num_generations} games = {plan.games} games, "
-        f"{plan.sequences} trajectories: {settings.nproc_per_node} process(es) × {settings.players} players × {cut}"
+        f"{steps} steps of {plan.deals} deals × {settings.num_generations} games, {plan.sequences} trajectories; "
+        f"{settings.nproc_per_node} process(es) × {settings.players} players × {cut}"
     )
 
 

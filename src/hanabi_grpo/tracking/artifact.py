@@ -130,7 +130,7 @@ def artifact_name(settings: Settings, run_folder: Path) -> str:
 
 
 def find_evaluations(run_folder: Path) -> list[Path]:
-    """Return the evaluations that lie in a run folder or in its `evaluations/`; other files are passed over."""
+    """Return the evaluations that lie in a run folder or in its `evaluations/`; other files are skipped."""
     found = []
     for path in [*sorted(run_folder.glob("*.json")), *sorted((run_folder / KEPT).glob("*.json"))]:
         with suppress(SettingsError):

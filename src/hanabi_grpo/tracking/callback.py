@@ -2,6 +2,7 @@
 
 import logging
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,13 @@ from hanabi_grpo.tracking.mirror import Mirror
 logger = logging.getLogger(__name__)
 
 _SHOWN = {
-    "score/mean": ("score", ".2f"),
-    "score/se": ("±", ".2f"),
-    "illegal_per_game": ("illegal", ".2f"),
-    "unparsable_per_game": ("unparsable", ".2f"),
-    "loss": ("loss", ".4f"),
-    "grad_norm": ("grad", ".3f"),
-    "time/push": ("push", ".2f"),
-    "time/rollout": ("rollout", ".1f"),
+    "score/mean": ("  score", ".2f"),
+    "score/se": (" ±", ".2f"),
+    "illegal_per_game": ("  illegal", ".2f"),
+    "unparsable_per_game": ("  unparsable", ".2f"),
+    "grad_norm": ("  grad", ".3f"),
 }
-"""What the terminal's line of a step has: figure to its name there, and its form; times in seconds."""
+"""What the terminal's line of a step has, in 100 columns: figure to its name there, and its form."""
 
 
 class TrackingCallback(TrainerCallback):
@@ -43,6 +41,7 @@ class TrackingCallback(TrainerCallback):
         self._incidents = IncidentLog(run_folder)
         self._rows: list[dict[str, Any]] = []
         self._started = time.time()
+        self._first: tuple[int, float] | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start W&B before the first step, so that a wrong key or project stops the run at once, by a SettingsError."""
@@ -80,8 +79,12 @@ class TrackingCallback(TrainerCallback):
                 value=change.value,
                 level=change.level,
             )
-        shown = [f"{label} {logs[name]:{form}}" for name, (label, form) in _SHOWN.items() if name in logs]
-        logger.info("step %d/%d  %s", state.global_step, state.max_steps, "  ".join(shown) or "no usable game")
+        shown = "".join(f"{label} {logs[name]:{form}}" for name, (label, form) in _SHOWN.items() if name in logs)
+        # Steps after the first of this process: that one waited for the server, and warmed up.
+        first, since = self._first = self._first or (state.global_step, time.time())
+        if (steps := state.global_step - first) and (left := state.max_steps - state.global_step):
+            shown += f"  {timedelta(seconds=round((time.time() - since) / steps * left))} left"
+        logger.info("step %d/%d%s", state.global_step, state.max_steps, shown or "  no usable game")
 
     def close(self, *, exit_code: int = 0) -> None:
         """Let the mirror send the last adapters, and close it; also for a run that was stopped."""

@@ -40,7 +40,7 @@ class Publisher:
     run_folder: Path
     from_step: int
     games_page: GamesPage
-    """`report.games.newest_games_page`, which stands above this room."""
+    """`report.games.newest_games_page`, which stands above this package."""
     trouble: Callable[[str], None]
     """Receives one sentence at the first failure of each kind."""
 

@@ -24,7 +24,7 @@ from hanabi_grpo.training.model.prefix_tree import (
     prefix_tree,
     share_of,
 )
-from hanabi_grpo.types import DroppedGame, Episode, is_trained, player_name
+from hanabi_grpo.types import DroppedGame, Episode, deal_name, is_trained, player_name
 
 MIN_GAMES = 2
 """A group of fewer has no baseline."""
@@ -70,9 +70,9 @@ def usable_groups(
     """Return the groups that can be trained on, and a sentence for each deal that lost games."""
     reasons: dict[str, list[str]] = defaultdict(list)
     for one in dropped:
-        reasons[f"{one.suite}/{one.seed}"].append(f"game {one.game}: {one.reason}")
-    left = Counter(f"{episode.suite}/{episode.seed}" for group in groups for episode in group)
-    short = [f"{group[0].suite}/{group[0].seed}" for group in groups if 0 < len(group) < MIN_GAMES]
+        reasons[deal_name(one.suite, one.seed)].append(f"game {one.game}: {one.reason}")
+    left = Counter(deal_name(episode.suite, episode.seed) for group in groups for episode in group)
+    short = [deal_name(group[0].suite, group[0].seed) for group in groups if 0 < len(group) < MIN_GAMES]
     sentences = []
     for name in dict.fromkeys([*reasons, *short]):
         sentence = f"deal {name}: {left[name]} game(s) played"
@@ -113,8 +113,8 @@ def sequences_of(
         weighted = [value * weight for value, weight in zip(game_values, game_weights, strict=True)]
         if not all(abs(value) <= _LARGEST for value in (*game_values, *weighted)):
             raise NonFiniteError(
-                f"{player_name(player)}, deal {episode.suite}/{episode.seed}, game {episode.game}: advantages "
-                f"{game_values}; they must be finite. Use smaller reward weights (reward_* in the dataset's "
+                f"{player_name(player)}, deal {deal_name(episode.suite, episode.seed)}, game {episode.game}: "
+                f"advantages {game_values}; they must be finite. Use smaller reward weights (reward_* in the dataset's "
                 "env_config)."
             )
         rows: list[TokenRow] = []

@@ -127,7 +127,7 @@ class ServerLink(SwiftClient):
     def push_exported(self, exported: Adapters, version: int) -> None:
         """Do what `push` does, with adapters in the server's number format."""
         self._version, self._adapters = version, exported
-        self._reliably(self._send, f"the push of version {version}")
+        self._reliably(self._send, f"the weight sync of version {version}")
 
     def play(self, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> RolloutResult:
         """Return the games of one step's deals with exactly the pushed version, checked and priced, see `accept`."""

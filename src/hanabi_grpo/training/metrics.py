@@ -31,7 +31,7 @@ def episode_metrics(
     conversations hold: with HANABI_MEMORY=game each token once, else once for each turn that still sees it.
 
     A figure that the games do not determine is absent. Scores and rates are of all games and all seats; what says how
-    training goes (a player's reward, replies and games without a turn, groups without spread, games whose replies were
+    training goes (a player's reward, replies and games without a turn, zero-variance groups, games whose replies were
     all bad) is of the trained seats alone.
 
     Args:

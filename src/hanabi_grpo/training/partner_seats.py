@@ -109,7 +109,7 @@ class PartnerSeats:
             except ServerError as error:
                 if NOT_HELD not in str(error) or not self.pool or tries >= TRIES:
                     raise
-                logger.info("a partner is lent again: %s", error)
+                logger.info("a partner is uploaded again: %s", error)
             self._lent.clear()
             time.sleep(tries)
             tries += 1

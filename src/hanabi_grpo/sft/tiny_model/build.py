@@ -28,7 +28,7 @@ tags: [{env}, grpo]
 
 # A tiny {title} player
 
-It has watched noisy scripts: it mostly moves legally and plays badly, which is what a training starts from on a \
+It has watched noisy scripts: it mostly moves legally and plays badly, which is what a run starts from on a \
 machine without a GPU. It knows the words of its presets and nothing else.
 
 | | |
