@@ -4,7 +4,6 @@ import random
 import statistics
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +12,12 @@ from typer.testing import CliRunner
 from boards import ALL_BOARDS, random_game, scripted_episodes, scripted_game
 from hanabi_grpo.cli import app
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.conventions.counts import Row, count_game, count_games
-from hanabi_grpo.envs.hanabi.conventions.report import (
+from hanabi_grpo.envs.hanabi.conventions import (
     ConventionReport,
+    Row,
     convention_report,
+    count_game,
+    count_games,
     leave_one_out,
     standard_error,
 )
@@ -29,7 +30,7 @@ from hanabi_grpo.envs.hanabi.rules import (
     parse_action,
 )
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.report.hanabi.conventions import convention_sentence, convention_sheets, count_conventions
+from hanabi_grpo.report.hanabi.conventions import convention_sentence, convention_sheet, count_conventions
 from hanabi_grpo.runs.recordings import write_episodes
 
 LAPTOP = make_spec("laptop")
@@ -51,60 +52,35 @@ def played(spec: GameSpec, deck: str, moves: str) -> Game:
     return game
 
 
-def of_seat(game: Game, seat: int) -> dict[Any, float]:
-    """Return the counters of a seat's own moves by name, without those that are 0."""
-    row = Row(float)
-    count_game(game, row)
-    return {key[1]: n for key, n in row.items() if isinstance(key, tuple) and len(key) == 2 and key[0] == seat and n}
-
-
 def test_the_figures_of_a_game_of_six_moves() -> None:
     """Two hints that are played, a discard and a bomb with both attributes known."""
     game = played(LAPTOP, "R1 Y1 Y1  R2 R1 Y2  R1 Y1", "Hint R, Play 1, Hint 2, Play 0, Discard 0, Play 0")
     report = convention_report("golden", [game])
-    first, second = report.seats
+    team, first, second = report.sides.values()
     assert report.num_games == 1
-    values = {name: one.value for name, one in second.figures.items()}
-    assert values["bits_per_play"] == pytest.approx((np.log2(5 / 3) + 2 + np.log2(3)) / 3)
-    assert values["chance_per_play"] == pytest.approx((2 / 3 + 1) / 3)
-    assert values["certain_plays"] == values["misplay_share"] == pytest.approx(1 / 3)
-    assert values["plays"] == 3
     # Both hints are played; the seat's one turn without a new hint is a play as well.
-    assert second.hints["any"]["play_signal"].value == 0
-    assert report.team.hints["any"]["play_signal"].value == 1 - 1 / 4
-    assert second.hints["any"]["newest_of_choices"].value == 0.5
-    assert second.hints["R"]["playable_when_hinted"].value == 0.5
-    assert first.hints["any"]["play_signal"].value is None
-    assert all(one.error is None for one in first.figures.values())
-    hints, moves = convention_sheets(report)
-    rows = {row[:2]: row[2:] for group in hints.groups for row in group}
+    assert second["any"].signal == 0
+    assert team["any"].signal == 1 - 1 / 4
+    assert second["any"].shares["newest_of_choices"] == 0.5
+    assert second["R"].shares["playable_when_hinted"] == 0.5
+    assert first["any"].signal is first["any"].error is team["any"].error is None
+    rows = {row[:2]: row[2:] for group in convention_sheet(report).groups for row in group}
     assert rows["player_1", "R"] == ("1", "100", "100", "0", "0", "0", "100", "100", "50", "0")
     assert {row[0] for row in rows} == {"team", "player_1"} and ("player_1", "Y") not in rows
-    assert moves.groups[0][7] == ("bits from hints about the card played", "1.44", "\u2013", "1.44")
-
-
-def test_wasted_hints_and_critical_discards() -> None:
-    spec = replace(LAPTOP, hand_size=1)
-    game = played(
-        spec,
-        "R1 Y2  R1 R1 R2 Y1 Y1 Y1",
-        "Hint Y, Hint R, Hint Y, Discard 0, Discard 0, Discard 0, Hint R, Hint 1, Discard 0, Discard 0",
-    )
-    # Seat 0 says Y twice and throws the last R1; seat 1 throws the only Y2, and R2 when it is out of reach.
-    mine, its = of_seat(game, 0), of_seat(game, 1)
-    assert (mine["wasted_hints"], mine["critical_discards"], mine["discards"]) == (1, 1, 2)
-    assert (its.get("wasted_hints", 0), its["critical_discards"], its["discards"]) == (0, 1, 3)
 
 
 @pytest.mark.parametrize(("preset", "num_players"), ALL_BOARDS)
 def test_on_every_board_shares_are_shares(preset: str, num_players: int) -> None:
     spec, rng = make_spec(preset, num_players), random.Random(f"{preset}{num_players}")
     for game in (random_game(spec, rng) for _ in range(6)):
-        seats = [of_seat(game, seat) for seat in range(num_players)]
-        assert len(game.events) == sum(row.get("turns", 0) for row in seats)
+        count_game(game, row := Row())
+        turns = {seat: sum(event.player == seat for event in game.events) for seat in range(num_players)}
+        assert all(row[seat, "unhinted_turns"] <= turns[seat] for seat in turns)
+        told = sum(event.action.slot < 0 for event in game.events)
+        assert sum(n for key, n in row.items() if key[-1] == "answered") <= told
     report = scripted_report("random", spec, 12)
-    for row in (row for side in (report.team, *report.seats) for row in side.hints.values()):
-        parts = [row[name].value for name in ("plays", "discards", "hints_back")]
+    for answers in (answers for hints in report.sides.values() for answers in hints.values()):
+        parts = [answers.shares[name] for name in ("plays", "discards", "hints_back")]
         assert None in parts or sum(part or 0 for part in parts) == pytest.approx(1)
 
 
@@ -116,8 +92,7 @@ def test_all_games_of_a_deal_are_one_group() -> None:
 
 def test_standard_errors_of_single_games_are_the_textbook_ones() -> None:
     values = np.array([3.0, 1, 4, 1, 5, 9, 2, 6])
-    sums = leave_one_out(np.stack([np.ones(8), values], axis=1))
-    error = standard_error(sums[:, 1] / sums[:, 0], np.ones(8))
+    error = standard_error(leave_one_out(values) / leave_one_out(np.ones(8)), np.ones(8))
     assert error == pytest.approx(statistics.stdev(values) / 8**0.5)
     assert np.isnan(standard_error(np.array([0.5, 0.5]), np.array([3])))
 

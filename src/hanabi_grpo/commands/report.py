@@ -9,7 +9,7 @@ import typer
 from hanabi_grpo.commands.console import make_console, sayer
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.charts.run import PICTURES
-from hanabi_grpo.report.hanabi.conventions import convention_sentence, convention_sheets, count_conventions
+from hanabi_grpo.report.hanabi.conventions import convention_sentence, convention_sheet, count_conventions
 from hanabi_grpo.report.page import write_page
 from hanabi_grpo.report.run_page import run_page
 from hanabi_grpo.report.run_report import RunReport, read_report
@@ -38,7 +38,7 @@ def report(
     sheets = []
     if conventions:
         counted, lines = count_conventions(run)
-        sheets = convention_sheets(counted)
+        sheets = [convention_sheet(counted)]
         for line in filter(None, [*lines, convention_sentence(counted)]):
             say(line)
         if not (run_home(run) / "metrics.jsonl").is_file():

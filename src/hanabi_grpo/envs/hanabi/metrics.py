@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hanabi_grpo.envs.hanabi.conventions.counts import hint_kind
+from hanabi_grpo.envs.hanabi.conventions import hint_kind
 from hanabi_grpo.envs.hanabi.replays.timeline import replayed_turns
 from hanabi_grpo.envs.hanabi.rules import Action, Game, GameSpec, recorded_spec, shuffled_deck
 from hanabi_grpo.envs.hanabi.rules.actions import play

@@ -1,16 +1,9 @@
 """Conventions in words and tables: what the hints of a team mean to their receivers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from hanabi_grpo.envs.hanabi.conventions.report import (
-    ANY_HINT,
-    OF_HINTS,
-    OF_MOVES,
-    ConventionReport,
-    Estimate,
-    convention_report,
-)
+from hanabi_grpo.envs.hanabi.conventions import ANY_HINT, OF_HINTS, Answers, ConventionReport, convention_report
 from hanabi_grpo.envs.hanabi.replays.timeline import make_timeline
 from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import SettingsError
@@ -44,55 +37,42 @@ def count_conventions(place: Path) -> tuple[ConventionReport, list[str]]:
     return convention_report("/".join(place.resolve().parts[-2:]), games), notes
 
 
-def convention_sheets(report: ConventionReport) -> list[Sheet]:
-    """Return what each kind of hint means to the team and to each receiver, and how all of them move."""
-    sides, spec = (report.team, *report.seats), report.spec
+def convention_sheet(report: ConventionReport) -> Sheet:
+    """Return what each kind of hint means to the team and to each receiver."""
+    spec = report.spec
     title = f"{visible(report.label)}: {report.num_games} games of {spec.preset}, {spec.num_players} players"
-    hints = [[_hint_row(side.name, kind, row) for kind, row in side.hints.items()] for side in sides]
-    moves = [
-        (figure.title, *(_cell(side.figures[name], is_share=figure.is_share, error=True) for side in sides))
-        for name, figure in OF_MOVES.items()
-    ]
-    return [
-        Sheet(
-            title=f"{title}: what a hint means",
-            columns=("receiver", "hint", "n", *(figure.title for figure in OF_HINTS.values()), "signal"),
-            groups=[[row for row in rows if row[2] != "0"] for rows in hints],
-            num_names=2,
-            note=_NOTE,
-        ),
-        Sheet(
-            title=f"{title}: moves, shares in per cent",
-            columns=("figure", *(side.name for side in sides)),
-            groups=[moves],
-        ),
-    ]
+    return Sheet(
+        title=f"{title}: what a hint means",
+        columns=("receiver", "hint", "n", *(figure.title for figure in OF_HINTS.values()), "signal"),
+        groups=[
+            [_row(name, kind, answers) for kind, answers in hints.items() if answers.count]
+            for name, hints in report.sides.items()
+        ],
+        num_names=2,
+        note=_NOTE,
+    )
 
 
 def convention_sentence(report: ConventionReport) -> str:
     """Return what hints mean to this team in one plain sentence; "" from too few hints."""
-    found = report.team.hints[ANY_HINT]
-    plays, signal = found["plays_touched"], found["play_signal"]
-    if plays.count < _MIN_COUNT or plays.value is None or signal.value is None:
+    found = report.sides["team"][ANY_HINT]
+    plays = found.shares["plays_touched"]
+    if found.count < _MIN_COUNT or plays is None or found.signal is None:
         return ""
-    if signal.value < _HEEDED:
+    if found.signal < _HEEDED:
         return "Hints hardly change what the next player does."
-    parts = [f"After a hint its receiver plays a touched card in {plays.value:.0%} of cases"]
-    oldest, newest = found["oldest_of_choices"].value, found["newest_of_choices"].value
+    parts = [f"After a hint its receiver plays a touched card in {plays:.0%} of cases"]
+    oldest, newest = found.shares["oldest_of_choices"], found.shares["newest_of_choices"]
     if oldest is not None and newest is not None:
         which, share = ("oldest", oldest) if oldest >= newest else ("newest", newest)
         parts.append(f"where it could choose, the {which} one in {share:.0%}")
     return "; ".join(parts) + "."
 
 
-def _hint_row(name: str, kind: str, row: Mapping[str, Estimate]) -> Sequence[str]:
-    signal = _cell(row["play_signal"], is_share=True, error=True)
-    return (name, kind, str(row["plays"].count), *(_cell(row[one], is_share=True) for one in OF_HINTS), signal)
+def _row(name: str, kind: str, answers: Answers) -> Sequence[str]:
+    error = "" if answers.error is None else f" ± {100 * answers.error:.0f}"
+    return (name, kind, str(answers.count), *map(_cell, answers.shares.values()), _cell(answers.signal) + error)
 
 
-def _cell(one: Estimate, *, is_share: bool, error: bool = False) -> str:
-    if one.value is None:
-        return UNKNOWN
-    digits, scale = (0, 100) if is_share else (2, 1)
-    text = f"{round(scale * one.value, digits) + 0.0:.{digits}f}"
-    return text if not error or one.error is None else f"{text} ± {scale * one.error:.{digits}f}"
+def _cell(share: float | None) -> str:
+    return UNKNOWN if share is None else str(round(100 * share))

@@ -38,10 +38,6 @@ class Beliefs:
             unseen -= 1 << 2 * (MAX_RANKS * card.color + card.rank)
         return unseen
 
-    def num_unseen(self, known: Knowledge | None = None) -> int:
-        """Return the number of unseen cards, or of those that the hints on a card allow."""
-        return _num_cards(self.unseen if known is None else self.unseen & _kinds(known.colors, known.ranks))
-
     def is_unseen(self, card: Card) -> bool:
         """Return whether a card of this kind may still be in the player's own hand."""
         return bool(self.unseen & 3 << 2 * (MAX_RANKS * card.color + card.rank))
