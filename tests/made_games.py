@@ -1,9 +1,12 @@
 """Turns and episodes that are written down, not played; a test names what it is about, the rest is plain."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.rollout.loop import Player, play_episode
 from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
 
 PLAIN = Episode(
@@ -56,3 +59,12 @@ def made_episode(*turns: Turn, score: int = 0, **other: Any) -> Episode:
     given, as the number of bombs."""
     result = {"score": score, "score_kept": other.pop("score_kept", score), "bombed": other.pop("bombed", 0)}
     return replace(PLAIN, turns=turns, result=result, **other)
+
+
+def play_episodes_sync(setup: Setup[Any], players: Sequence[Player], suite: str, seeds: Iterable[int]) -> list[Episode]:
+    """Play one game of each start, one after the other, outside a running event loop."""
+
+    async def play_all() -> list[Episode]:
+        return [await play_episode(setup.task(suite, seed), players) for seed in seeds]
+
+    return asyncio.run(play_all())

@@ -14,10 +14,10 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import ServerError
-from hanabi_grpo.rollout.loop import play_episodes_sync
 from hanabi_grpo.server.frozen_adapters import MAX_FROZEN
 from hanabi_grpo.training.model.adapters import add_adapters, export_adapter
 from hanabi_grpo.types import Episode
+from made_games import play_episodes_sync
 
 pytestmark = pytest.mark.e2e
 CONFIG = EnvConfig(preset="laptop", observation="compact", legal_moves=False)

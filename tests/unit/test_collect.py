@@ -15,9 +15,10 @@ from hanabi_grpo.evaluation import collect as collection
 from hanabi_grpo.evaluation import matches
 from hanabi_grpo.evaluation.collect import Collection, collect_games, fill_prompts
 from hanabi_grpo.evaluation.matches import check_replay
-from hanabi_grpo.rollout.loop import make_script, play_episodes_sync
+from hanabi_grpo.rollout.loop import make_script
 from hanabi_grpo.runs.recordings import read_recordings, recording_files
 from hanabi_grpo.types import Episode
+from made_games import play_episodes_sync
 from toy_kuhn import KUHN
 from training_runs import LAPTOP
 

@@ -12,8 +12,9 @@ from hanabi_grpo.envs.hanabi.rules import make_spec, shuffled_deck
 from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.envs.wrappers import AECWrapper, SeatEnv
 from hanabi_grpo.errors import IllegalActionError, SettingsError
-from hanabi_grpo.rollout.loop import make_script, play_episodes_sync
+from hanabi_grpo.rollout.loop import make_script
 from hanabi_grpo.types import ReplyKind
+from made_games import play_episodes_sync
 from toy_environments import DILEMMA, ToyConfig
 from toy_kuhn import KUHN, KuhnConfig, equilibrium
 

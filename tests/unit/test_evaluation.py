@@ -34,7 +34,7 @@ from hanabi_grpo.evaluation.evaluate import (
 )
 from hanabi_grpo.evaluation.matches import Served, Table, check_replay, play_tables, start_numbers
 from hanabi_grpo.rollout.handshake import game_claims
-from hanabi_grpo.rollout.loop import make_script, play_episodes_sync
+from hanabi_grpo.rollout.loop import make_script
 from hanabi_grpo.runs.evaluation_result import (
     EvaluationResult,
     read_result,
@@ -44,7 +44,7 @@ from hanabi_grpo.runs.evaluation_result import (
 )
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.types import DroppedGame, Episode, EpisodeStatus, ReplyKind
-from made_games import made_episode, made_turn
+from made_games import made_episode, made_turn, play_episodes_sync
 from server_app import PEFT_CONFIG, PLAYERS, RANK, RunningApp, adapter_bytes, running_app
 from toy_kuhn import KUHN
 from training_runs import LAPTOP, evaluate_scripted

@@ -19,8 +19,9 @@ from hanabi_grpo.envs.hanabi.policies import PLANNERS
 from hanabi_grpo.envs.hanabi.rules import Game, format_action, make_spec, shuffled_deck
 from hanabi_grpo.envs.referee import Referee, play_scripts
 from hanabi_grpo.errors import IllegalActionError
-from hanabi_grpo.rollout.loop import make_script, play_episode, play_episodes_sync
+from hanabi_grpo.rollout.loop import make_script, play_episode
 from hanabi_grpo.types import Reply
+from made_games import play_episodes_sync
 
 REPLIES = (
     *("Play 0", "Discard 0", "Hint R", "Hint 1", "Hint player_1 1", "Hint player_0 red", "hint player_1 G", "Play 7"),

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.prompts import system_prompt
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.rollout.loop import make_script, play_episode
+from hanabi_grpo.rollout.messages import EarlierTurn, ReplyRequest
 from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint
 from hanabi_grpo.runs.validation import FILE, Validated, write_validations
@@ -237,11 +238,11 @@ class Answers:
     """Answers with fixed replies and keeps what it was asked."""
 
     replies: list[Reply]
-    asked: list[dict[str, Any]] = field(default_factory=list)
+    asked: list[ReplyRequest] = field(default_factory=list)
 
-    def reply(self, **call: Any) -> Reply:
-        self.asked.append(call)
-        return self.replies[len(self.asked) - 1]
+    def reply(self, asked: ReplyRequest) -> Reply:
+        self.asked.append(asked)
+        return replace(self.replies[len(self.asked) - 1], prompt=asked.prompt)
 
 
 def game(client: Any, word: str = "player_1@7", *, config: EnvConfig = LAPTOP) -> Episode:
@@ -259,16 +260,17 @@ def test_every_request_of_a_partner_carries_the_conversation_that_it_remembers_a
     episode = game(client, config=config)
     turns = episode.trajectory(1)
     assert len(turns) >= 2
-    for number, call in enumerate(client.asked):
-        assert call == {
-            "seat": "player_1@7",
-            "system": system_prompt(config.spec(), "full", 1, bomb_rule="keep"),
-            "turns": tuple((turn.prompt, (5, index)) for index, turn in enumerate(turns[:number]))[-kept:],
-            "fresh": memory == 2,
-            "prompt": turns[number].prompt,
-            "max_tokens": 4,
-            "temperature": 0.5,
-        }
+    for number, asked in enumerate(client.asked):
+        before = [EarlierTurn(prompt=turn.prompt, reply_ids=(5, index)) for index, turn in enumerate(turns[:number])]
+        assert asked == ReplyRequest(
+            seat="player_1@7",
+            system=system_prompt(config.spec(), "full", 1, bomb_rule="keep"),
+            turns=tuple(before)[-kept:],
+            fresh=memory == 2,
+            prompt=turns[number].prompt,
+            max_tokens=4,
+            temperature=0.5,
+        )
     assert [turn.version for turn in turns] == [7] * len(turns)
     assert episode.seats == ("hint-bot", "player_1@7")
     assert game(Answers([Reply(text="", out_of_tokens=True)])).status is EpisodeStatus.TRUNCATED_TOKENS

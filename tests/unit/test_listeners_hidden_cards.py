@@ -61,8 +61,8 @@ class Ear:
         ids = (*chat().tokenizer.encode(REPLY), chat().eos_id)
         return Sample(ids=ids, logprobs=(0.0,) * len(ids), finish_reason="stop", num_cached_tokens=0)
 
-    def reply(self, **given: object) -> Reply:
-        self._heard.append(repr(given))
+    def reply(self, asked: object) -> Reply:
+        self._heard.append(repr(asked))
         return Reply(text=REPLY, reply_ids=(1, 2, 3))
 
 

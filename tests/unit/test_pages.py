@@ -28,10 +28,11 @@ from hanabi_grpo.report.hanabi import replay_page
 from hanabi_grpo.report.hanabi.replay_page import board_data
 from hanabi_grpo.report.run_page import run_page
 from hanabi_grpo.report.run_report import read_report
-from hanabi_grpo.rollout.loop import make_script, play_episodes_sync
+from hanabi_grpo.rollout.loop import make_script
 from hanabi_grpo.runs.evaluation_result import result_to_json
 from hanabi_grpo.runs.history import IncidentLog
 from hanabi_grpo.types import Episode, ReplyKind
+from made_games import play_episodes_sync
 from pages import Reader
 from tracked_runs import add_row, scripted_games, tracked_run
 from training_runs import evaluate_scripted

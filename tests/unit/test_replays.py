@@ -20,7 +20,7 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.games import turn_advantages
 from hanabi_grpo.report.games_screen import print_game
 from hanabi_grpo.report.played import frames_of
-from hanabi_grpo.rollout.loop import make_script, play_episodes_sync
+from hanabi_grpo.rollout.loop import make_script
 from hanabi_grpo.runs.recordings import (
     Selection,
     num_bad_replies,
@@ -31,6 +31,7 @@ from hanabi_grpo.runs.recordings import (
 )
 from hanabi_grpo.training.advantages import ESTIMATORS
 from hanabi_grpo.types import Episode, ReplyKind
+from made_games import play_episodes_sync
 from tracked_runs import scripted_games
 
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)

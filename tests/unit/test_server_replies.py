@@ -19,7 +19,7 @@ from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.rollout.messages import ReplyRequest
+from hanabi_grpo.rollout.messages import EarlierTurn, ReplyRequest
 from hanabi_grpo.server.engine import Sample
 from hanabi_grpo.types import Episode, Reply
 from server_app import (
@@ -62,20 +62,21 @@ def changed(**other: Any) -> str:
 def replayed(client: RolloutClient, episode: Episode, config: EnvConfig) -> list[Reply]:
     """Ask for each reply of a game again, one request each, every player with its own conversation."""
     replies = []
-    turns: dict[int, list[tuple[str, tuple[int, ...]]]] = {player: [] for player in range(episode.num_players)}
+    turns: dict[int, list[EarlierTurn]] = {player: [] for player in range(episode.num_players)}
     window = config.window
     for turn in episode.turns:
         own = turns[turn.player]
-        reply = client.reply(
+        asked = ReplyRequest(
             seat=episode.seats[turn.player],
             system=HANABI.system(config, turn.player),
-            turns=own if window is None else own[max(0, len(own) + 1 - window) :],
+            turns=tuple(own if window is None else own[max(0, len(own) + 1 - window) :]),
             fresh=window is not None,
             prompt=turn.prompt,
             max_tokens=4,
             temperature=1.0,
         )
-        own.append((turn.prompt, reply.reply_ids))
+        reply = client.reply(asked)
+        own.append(EarlierTurn(prompt=turn.prompt, reply_ids=reply.reply_ids))
         replies.append(reply)
     return replies
 
@@ -113,15 +114,18 @@ def test_a_game_has_the_same_ids_reply_by_reply_as_in_one_request(app: RunningAp
 
 def test_a_conversation_that_has_no_room_for_the_reply_is_out_of_tokens_and_nothing_is_sampled() -> None:
     with running_app(max_model_len=64) as app, RolloutClient(app.url) as client:
-        asked: dict[str, Any] = {"seat": "base", "system": "", "prompt": "life1", "temperature": 1.0}
-        one = client.reply(turns=[], max_tokens=4, **asked)
-        fits = 64 - len(one.prompt_ids)
-        assert not client.reply(turns=[], max_tokens=fits, **asked).out_of_tokens
+
+        def ask(max_tokens: int, *turns: EarlierTurn) -> Reply:
+            asked = {"seat": "base", "system": "", "prompt": "life1", "temperature": 1.0}
+            return client.reply(ReplyRequest(turns=turns, max_tokens=max_tokens, **asked))
+
+        fits = 64 - len(ask(4).prompt_ids)
+        assert not ask(fits).out_of_tokens
         before = app.engine.num_samples
         gone = Reply(text="", prompt="life1", out_of_tokens=True)
-        assert client.reply(turns=[], max_tokens=fits + 1, **asked) == gone
-        assert client.reply(turns=[("life1", [3] * 60)], max_tokens=1, **asked) == gone
-        assert client.reply(turns=[("life1 " * 9000, [3] * 60000)] * 30, max_tokens=1, **asked) == gone
+        assert ask(fits + 1) == gone
+        assert ask(1, EarlierTurn(prompt="life1", reply_ids=(3,) * 60)) == gone
+        assert ask(1, *[EarlierTurn(prompt="life1 " * 9000, reply_ids=(3,) * 60000)] * 30) == gone
         assert app.engine.num_samples == before
 
 
@@ -344,7 +348,7 @@ def test_an_answer_that_is_no_reply_of_that_seat_is_refused() -> None:
         "out_of_tokens": False,
         "instance_id": "i",
     }
-    asked: dict[str, Any] = {"system": "", "turns": [], "prompt": "p", "max_tokens": 4, "temperature": 1.0}
+    asked = ReplyRequest(seat="base", system="", turns=(), prompt="p", max_tokens=4, temperature=1.0)
 
     def client_of(answer: dict[str, Any]) -> RolloutClient:
         client = RolloutClient("http://server")
@@ -352,7 +356,7 @@ def test_an_answer_that_is_no_reply_of_that_seat_is_refused() -> None:
         client._http = httpx.Client(base_url="http://server", transport=transport)
         return client
 
-    assert client_of(right).reply(seat="base", **asked).logprobs == (-0.5, -1.0)
+    assert client_of(right).reply(asked).logprobs == (-0.5, -1.0)
     for other, message in (
         ({"version": 3}, "it came from version 3"),
         ({"logprobs": [float("nan")] * 2}, "does not fit"),
@@ -360,4 +364,4 @@ def test_an_answer_that_is_no_reply_of_that_seat_is_refused() -> None:
         ({"out_of_tokens": True}, "does not fit"),
     ):
         with pytest.raises(ServerError, match=message):
-            client_of({**right, **other}).reply(seat="base", **asked)
+            client_of({**right, **other}).reply(asked)

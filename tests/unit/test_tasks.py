@@ -12,9 +12,10 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.rollout.loop import make_script, play_episodes_sync
+from hanabi_grpo.rollout.loop import make_script
 from hanabi_grpo.rollout.messages import RolloutAnswer
 from hanabi_grpo.types import DroppedGame
+from made_games import play_episodes_sync
 
 BOTS = ("hint-bot", "hint-bot")
 

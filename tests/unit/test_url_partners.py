@@ -26,6 +26,7 @@ from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import PartnerDownError, PartnerError, ServerError, SettingsError
 from hanabi_grpo.evaluation.evaluate import evaluate_line_up, line_up_key
 from hanabi_grpo.evaluation.matches import Served
+from hanabi_grpo.rollout.messages import ReplyRequest
 from hanabi_grpo.settings import Settings, load_settings
 from hanabi_grpo.training.batching import usable_groups
 from hanabi_grpo.training.deals import check_stamps
@@ -270,7 +271,7 @@ def test_names_that_the_server_does_not_know_are_refused_wherever_they_are_given
             with pytest.raises(ServerError, match="url:small: the rollout server knows url:big; start it with HANABI"):
                 play(client, *seats)
         with pytest.raises(ServerError, match="only sits in games"):
-            client.reply(seat="url:big", system="", turns=(), prompt="?", max_tokens=4, temperature=1.0)
+            client.reply(ReplyRequest(seat="url:big", system="", turns=(), prompt="?", max_tokens=4, temperature=1.0))
         resolver = SeatResolver(client, Settings())
         assert resolver.seats(parse_line_up("url:big,iggi", 2).refs) == ("url:big", "iggi")
         with pytest.raises(SettingsError, match="url:small: the rollout server knows url:big"):

@@ -14,6 +14,7 @@ from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.rollout.chat import remembered
+from hanabi_grpo.rollout.messages import EarlierTurn, ReplyRequest
 from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
 from hanabi_grpo.runs.run_folder import find_run, run_of
 from hanabi_grpo.runs.saved_adapters import SAME_FACTS, SavedAdapters, check_same_base, newest_checkpoint, read_adapters
@@ -234,13 +235,13 @@ class RemoteSeat:
 
     policy: RemotePolicy
     system: str
-    said: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
-    """The past turns of its conversation: the prompt, and the ids of the reply."""
+    said: list[EarlierTurn] = field(default_factory=list)
+    """The past turns of its conversation."""
 
     async def reply(self, seen: Observation) -> Reply:
         """Ask the server, see `RolloutClient.reply`; the calling thread waits for it."""
         text, policy, window = seen.message(), self.policy, seen.window
-        reply = policy.client.reply(
+        asked = ReplyRequest(
             seat=policy.seat_word,
             system=self.system,
             turns=tuple(remembered(self.said, window)),
@@ -249,6 +250,7 @@ class RemoteSeat:
             max_tokens=policy.max_tokens,
             temperature=policy.temperature,
         )
+        reply = policy.client.reply(asked)
         if not reply.out_of_tokens:
-            self.said.append((text, reply.reply_ids))
-        return replace(reply, prompt=text, fresh=window is not None)
+            self.said.append(EarlierTurn(prompt=text, reply_ids=reply.reply_ids))
+        return replace(reply, fresh=asked.fresh)

@@ -26,7 +26,6 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.rollout.handshake import PROTOCOL, game_claims, session_headers, tokenizer_hash
 from hanabi_grpo.rollout.messages import (
-    EarlierTurn,
     ReplyAnswer,
     ReplyRequest,
     RolloutAnswer,
@@ -269,33 +268,14 @@ class RolloutClient:
             )
         return seat
 
-    def reply(
-        self,
-        *,
-        seat: str,
-        system: str,
-        turns: Sequence[tuple[str, Sequence[int]]],
-        prompt: str,
-        max_tokens: int,
-        temperature: float,
-        fresh: bool = False,
-    ) -> Reply:
-        """Sample one reply in a conversation, see `ReplyRequest`; the server remembers nothing of it afterwards."""
-        body = ReplyRequest(
-            seat=seat,
-            system=system,
-            turns=tuple(EarlierTurn(prompt=text, reply_ids=tuple(ids)) for text, ids in turns),
-            fresh=fresh,
-            prompt=prompt,
-            max_tokens=max_tokens,
-            temperature=temperature,
-        )
-        what = f"a reply of {seat}"
-        answer = self._call(ReplyAnswer, what, "POST", "/reply/", **self._games(body))
-        named = seat_adapter(seat)
+    def reply(self, asked: ReplyRequest) -> Reply:
+        """Sample one reply in a conversation; the server remembers nothing of it afterwards."""
+        what = f"a reply of {asked.seat}"
+        answer = self._call(ReplyAnswer, what, "POST", "/reply/", **self._games(asked))
+        named = seat_adapter(asked.seat)
         if not answer.out_of_tokens and answer.version != (named[1] if named else None):
             raise ServerError(f"{self.url}: {what}: it came from version {answer.version}. Restart the server.")
-        return Reply(prompt=prompt, **msgspec.structs.asdict(answer))
+        return Reply(prompt=asked.prompt, **msgspec.structs.asdict(answer))
 
     def score(self, seat: str, prompts: Sequence[ScoredPrompt]) -> tuple[tuple[float, ...], ...]:
         """Return per prompt the log-probabilities of its replies, see `ScoreAnswer`.

@@ -127,38 +127,33 @@ class Conversation:
         self.ids: list[int] = []
         self._chat = chat
         self._system = system
-        self._grows = window is None
-        self._num_earlier = 0 if window is None else window - 1
-        self._earlier: list[tuple[str, str]] = []
-        """Messages before this turn that the window holds, and what was said to each."""
+        self._window = window
+        self._said: list[tuple[str, str]] = []
+        """With a window of several turns, messages before this one and what was said to each."""
         self._user = ""
 
     def ask(self, user: str) -> list[int]:
         """Append a user message and return the ids that this turn added: with a window, all before the reply."""
         self._user = user
-        if self._grows:
+        if self._window is None:
             return self._append(user)
-        self.ids = self._chat.open(self._system, user, self._earlier)
+        self.ids = self._chat.open(self._system, user, remembered(self._said, self._window))
         return list(self.ids)
 
     def answer(self, reply_ids: list[int]) -> None:
         """Append the sampled ids of a reply."""
         self.ids.extend(reply_ids)
-        if self._num_earlier:
-            self._keep(self._chat.spoken(reply_ids))
+        if self._window not in (None, 1):
+            self._said.append((self._user, self._chat.spoken(reply_ids)))
 
     def remember(self, user: str, reply_ids: list[int]) -> None:
         """Take in a turn of the past; how long that makes the conversation, `ids` says: with a window, about."""
-        self._user = user
         self._append(user)
-        if self._grows:
+        if self._window is None:
             self.ids.extend(reply_ids)
-        elif self._num_earlier:
-            self._keep(said := self._chat.spoken(reply_ids))
+        elif self._window > 1:
+            self._said.append((user, said := self._chat.spoken(reply_ids)))
             self.ids.extend((*self._chat.tokenizer.encode(said, add_special_tokens=False), self._chat.eos_id))
-
-    def _keep(self, said: str) -> None:
-        self._earlier = [*self._earlier, (self._user, said)][-self._num_earlier :]
 
     def _append(self, user: str) -> list[int]:
         added = self._chat.follow(self.ids[-1], user) if self.ids else self._chat.open(self._system, user)

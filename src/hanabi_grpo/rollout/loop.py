@@ -115,15 +115,6 @@ async def play_episode(
     return referee.episode(seats=names or [player.name for player in players], instance_id=instance_id)
 
 
-def play_episodes_sync(setup: Setup[Any], players: Sequence[Player], suite: str, seeds: Iterable[int]) -> list[Episode]:
-    """Play one game of each start, one after the other; for scripts, outside a running event loop."""
-
-    async def play_all() -> list[Episode]:
-        return [await play_episode(setup.task(suite, seed), players) for seed in seeds]
-
-    return asyncio.run(play_all())
-
-
 async def reply_together(asked: Iterable[tuple[PlayerSeat, Observation]]) -> list[Reply]:
     """Return all replies; when one raises, the others are cancelled and awaited first."""
     tasks = [asyncio.ensure_future(seat.reply(seen)) for seat, seen in asked]

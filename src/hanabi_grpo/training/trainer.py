@@ -191,21 +191,19 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
         moving = {adapter_of(one.player, self.adapter_names) for one in data if one.has_data}
         updates = order_updates(batches, self.settings, step=version, adapters=self.adapter_names, active=moving)
         self._record(used, version, own, partner_names)
-        for name, value in measured.items():
-            self._metrics["train"][name].append(value)
+        self._add(measured)
         if groups and not moving:
             said = "no trained player had a turn in any game; does a partner end them on its first move?"
             logger.warning("step %d: nothing moves: %s", version + 1, said)
         learning = start - self._played_at
-        self._time({"push": synced - start, "rollout": games.rollout_seconds, "train": learning})
+        self._add({"time/push": synced - start, "time/rollout": games.rollout_seconds, "time/train": learning})
         self._measure_load(batches, games.rollout_seconds, learning)
         if self.settings.overlap:
-            self._time({"wait": games.wait_seconds})
-            self._metrics["train"]["staleness"].append(float(version - games.version))
+            self._add({"time/wait": games.wait_seconds, "staleness": float(version - games.version)})
         self._played_at = time.perf_counter()
-        self._metrics["train"]["tokens/useful_share"].append(useful_share(batches))
+        self._add({"tokens/useful_share": useful_share(batches)})
         if prompt_tokens := games.result.prompt_tokens:
-            self._metrics["train"]["tokens/cached_share"].append(games.result.cached_tokens / prompt_tokens)
+            self._add({"tokens/cached_share": games.result.cached_tokens / prompt_tokens})
         return self.begin_updates(updates)
 
     def sync_weights(self) -> int:
@@ -269,7 +267,7 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
                 self._use_adapter_of(data)
                 data.old_per_token_logps = self.logps_of(batch)
                 self._check_mismatch(data, data.old_per_token_logps, version)
-        self._time({"recall": time.perf_counter() - start})
+        self._add({"time/recall": time.perf_counter() - start})
 
     def _use_adapter_of(self, data: PlayerBatch) -> None:
         name = adapter_of(data.player, self.adapter_names)
@@ -278,7 +276,7 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
     def _check_mismatch(self, data: PlayerBatch, logps: torch.Tensor, version: int) -> None:
         sampler, tolerance = data.rollout_per_token_logps, self.settings.parity_tolerance
         gap = check_mismatch(data.player, version, logps, sampler, data.completion_mask, tolerance=tolerance)
-        self._metrics["train"][f"{data.player}/parity"].append(gap)
+        self._add({f"{data.player}/parity": gap})
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -288,8 +286,7 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
         loss, measured = self.loss(self.new_logps(model, inputs), data, self.accelerator.num_processes)
         everywhere = self.accelerator.gather(torch.stack([*measured.values()]).detach()[None])
         for name, values in zip(measured, everywhere.unbind(1), strict=True):
-            for metric, over_processes in LOSS_METRICS[name].items():
-                self._metrics["train"][metric].append(over_processes(values).item())
+            self._add({metric: over(values).item() for metric, over in LOSS_METRICS[name].items()})
         # A mean over micro-steps is not wanted: the loss is a share of the step's already.
         return loss * self.current_gradient_accumulation_steps
 
@@ -339,8 +336,7 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
             reply_limit=self.settings.max_completion_length,
             end_id=self.processing_class.eos_token_id,
         )
-        for name, value in metrics.items():
-            self._metrics["train"][name].append(value)
+        self._add(metrics)
         for problem in problems:
             self._incident("games_dropped", problem, step=version)
         if self.accelerator.is_main_process:
@@ -361,17 +357,18 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
             )
 
     def _measure_load(self, batches: list[dict[str, Any]], playing: float, learning: float) -> None:
-        found = self._metrics["train"]
-        found["memory/peak_gib"].append(peak_gib(self.accelerator.device))
-        found["tokens/sampled_per_second"].append(found["reply_tokens"][-1] / max(playing, 1e-9))
+        sampled = self._metrics["train"]["reply_tokens"][-1]
+        found = {"memory/peak_gib": peak_gib(self.accelerator.device)}
+        found["tokens/sampled_per_second"] = sampled / max(playing, 1e-9)
         if self._tokens:
             # As `time/train`, of the step before.
-            found["tokens/learned_per_second"].append(self._tokens / learning)
+            found["tokens/learned_per_second"] = self._tokens / learning
+        self._add(found)
         self._tokens = sum(int(batch["grpo_batch"].seq_lengths.sum()) for batch in batches)
 
-    def _time(self, seconds: dict[str, float]) -> None:
-        for phase, value in seconds.items():
-            self._metrics["train"][f"time/{phase}"].append(value)
+    def _add(self, figures: dict[str, float]) -> None:
+        for name, value in figures.items():
+            self._metrics["train"][name].append(value)
 
     def _incident(self, kind: str, message: str, **details: object) -> None:
         if self.accelerator.is_main_process:
