@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
 
+from hanabi_grpo.training.mismatch import BASE, LIMIT, STALE, compare, score
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.model.forward import reply_logps
 from hanabi_grpo.training.model.output_head import in_float32
 from hanabi_grpo.training.overlap import KeptAdapters
-from hanabi_grpo.training.relative_mismatch import BASE, LIMIT, STALE, compare, score
 
 NAMES = ("player_0", "player_1")
 RATE = 2e-5

@@ -13,9 +13,9 @@ from accelerate import Accelerator
 from hanabi_grpo.errors import ParityError
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.batching import TokenRow, collate
+from hanabi_grpo.training.mismatch import LIMIT, STEPS, RelativeMismatch, compare, sample_of, score
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.model.forward import reply_logps
-from hanabi_grpo.training.relative_mismatch import LIMIT, STEPS, RelativeMismatch, compare, sample_of, score
 from small_models import small_model
 
 NAMES = ("player_0", "player_1")

@@ -55,28 +55,27 @@ class Report:
         return "\n".join([first, *(hidden or ["  hidden: nothing"])])
 
 
-def check(environment: Environment[C], config: C, *, num_episodes: int = 30, seed: int = 0) -> Report:
+def check(environment: Environment[C], config: C, *, num_episodes: int = 30) -> Report:
     """Run every check on an environment with one config.
 
     Args:
         environment: What is checked.
         config: Its settings.
         num_episodes: Episodes of random legal play, and as many of random replies.
-        seed: Of everything that is drawn.
 
     Raises:
         ConformanceError: A check failed.
         AssertionError: A check of PettingZoo or Gymnasium failed.
     """
-    report = check_games(environment, config, num_episodes=num_episodes, seed=seed)
+    report = check_games(environment, config, num_episodes=num_episodes)
     check_starts(environment, config)
-    check_replies(environment, config, num_episodes=num_episodes, seed=seed)
+    check_replies(environment, config, num_episodes=num_episodes)
     check_policies(environment, config)
     check_wrappers(environment, config)
     return report
 
 
-def check_games(environment: Environment[C], config: C, *, num_episodes: int = 30, seed: int = 0) -> Report:
+def check_games(environment: Environment[C], config: C, *, num_episodes: int = 30) -> Report:
     """Play legal episodes and check every position: spec, moves, messages, privacy, copies, rewards, figures."""
     spec = environment.spec(config)
     _expect(spec == environment.spec(config), spec, "spec() of one config to be the same each time", "another one")
@@ -85,7 +84,7 @@ def check_games(environment: Environment[C], config: C, *, num_episodes: int = 3
     for player in range(spec.num_players):
         _expect(isinstance(environment.system(config, player), str), spec, f"a system text of player {player}", "none")
     report = Report(env=spec.env, preset=spec.preset)
-    rng, starts, episodes = random.Random(seed), set[str](), list[Episode]()
+    rng, starts, episodes = random.Random(0), set[str](), list[Episode]()
     for number in range(num_episodes):
         task = Task(environment=environment, config=config, split="train", seed=number)
         starts.add(environment.start_id(config, split="train", seed=number))
@@ -146,9 +145,9 @@ def check_starts(environment: Environment[C], config: C) -> None:
         _expect(not common, spec, "no start in a training split and in a held-out one", sorted(common)[:3])
 
 
-def check_replies(environment: Environment[C], config: C, *, num_episodes: int = 30, seed: int = 0) -> None:
+def check_replies(environment: Environment[C], config: C, *, num_episodes: int = 30) -> None:
     """Play episodes of arbitrary replies: every text has to be read, every episode has to end."""
-    spec, rng = environment.spec(config), random.Random(seed)
+    spec, rng = environment.spec(config), random.Random(0)
     for number in range(num_episodes):
         referee = Referee(Task(environment=environment, config=config, split="train", seed=number))
         while referee.status is None:

@@ -37,14 +37,13 @@ from hanabi_grpo.training.fleet_link import Link
 from hanabi_grpo.training.isolation import BAD_STEPS_IN_A_ROW, PlayerGuard, PlayerSchedule, player_groups
 from hanabi_grpo.training.loss import LOSS_METRICS, PolicyLoss, add_entropy_bonus
 from hanabi_grpo.training.metrics import episode_metrics, peak_gib
-from hanabi_grpo.training.mismatch import check_mismatch
+from hanabi_grpo.training.mismatch import RelativeMismatch, check_mismatch
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.model.forward import join_lora_products, reply_logps
 from hanabi_grpo.training.model.output_head import CHUNK, computes_logits
 from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 from hanabi_grpo.training.model.start_from import recorded_start
 from hanabi_grpo.training.overlap import PlayAhead, StepGames
-from hanabi_grpo.training.relative_mismatch import RelativeMismatch
 from hanabi_grpo.training.resampling import UsedGames, resample
 from hanabi_grpo.training.saving import CheckpointSaving, OptimizerState, TrainingState, restore_random_state
 from hanabi_grpo.training.updates import AfterStep, MicroStep, StepUpdates, order_updates

@@ -264,10 +264,9 @@ class OpenSpiel(base.Environment[OpenSpielConfig]):
         policies: Mapping[str, Callable[[], base.Policy]],
         teachers: Sequence[str] = (),
         teacher_noise: float = 0.4,
-        version: int = 1,
     ) -> None:
-        """Take part in the registry under `name`; `version` changes whenever the words do."""
-        self.name, self.words, self.roles, self.version = name, words, tuple(roles), version
+        """Take part in the registry under `name`."""
+        self.name, self.words, self.roles = name, words, tuple(roles)
         self.presets, self.policies = presets, policies
         self.teachers, self.teacher_noise = teachers, teacher_noise
         first = next(iter(presets.values()))
@@ -286,7 +285,7 @@ class OpenSpiel(base.Environment[OpenSpielConfig]):
         return base.EnvSpec(
             env=self.name,
             preset=config.preset,
-            hash=base.stable_hash(self.name, self.version, config.model_dump(exclude={"preset"}), config.game()),
+            hash=base.stable_hash(self.name, 1, config.model_dump(exclude={"preset"}), config.game()),
             num_players=game.num_players(),
             roles=self.roles,
             payoff=payoff,
