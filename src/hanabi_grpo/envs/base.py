@@ -148,7 +148,9 @@ class Game(Protocol):
         Only tests call it: what the player is shown must be equal in both games. So the new values must be possible,
         given all that the player was told, and may equal the old ones now and then.
         """
-        raise NotImplementedError(f"{type(self).__name__} has hidden values: write resampled(player, rng).")
+        if self.hidden(player):
+            raise NotImplementedError(f"{type(self).__name__} has hidden values: write resampled(player, rng).")
+        return self.copy()
 
 
 class Environment(Protocol[C]):
