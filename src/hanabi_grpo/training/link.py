@@ -90,6 +90,7 @@ class ServerLink(SwiftClient):
         self._said_by = f"[{name}] " if name else ""
         self.client = RolloutClient.from_settings(settings)
         self.partners = PartnerSeats(settings, run_folder, self.client.lend)
+        self.partner_names = self.partners.names
         self._heartbeat: Heartbeat | None = None
 
     def connect(self, version: int) -> None:
@@ -190,11 +191,6 @@ class ServerLink(SwiftClient):
             return
         with (self.run_folder / "server.log").open("a", encoding="utf-8") as file:
             file.writelines(f"{self._said_by}{line}\n" for line in lines)
-
-    @property
-    def partner_names(self) -> dict[str, str]:
-        """What the partner behind a seat's word is called in metrics."""
-        return self.partners.names
 
     def _introduce(self) -> None:
         settings, run_id = self.settings, run_identity(self.run_folder)
