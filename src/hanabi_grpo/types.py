@@ -39,7 +39,7 @@ def adapter_of(player: str, adapters: Container[str]) -> str:
 
 
 REPLY_PARTS = frozenset({"illegal", "unparsable", "out_of_tokens", "length"})
-"""Reward parts that belong to a reply, whatever the game; they go to the player who made it."""
+"""Reward parts that belong to a reply, whatever the game (`length` in old records); they go to who made it."""
 
 TURN_PARTS = REPLY_PARTS | {"later_rounds"}
 """Those, and parts of a game in which a turn's later worth is counted already, see `envs.workflows`."""

@@ -108,20 +108,6 @@ def test_groups_are_compared_apart_or_over_the_step_as_the_estimator_says_and_bo
         assert step_advantages([[easy, hard, easy]], 0, estimator) == [[[0.0], [0.0], [0.0]]]
 
 
-def test_whitened_advantages_of_a_step_have_mean_0_and_deviation_1() -> None:
-    # RLOO: 1.75, 1.75, −2, 0.25, 3, −3; mean 0.29167; squares sum to 28.1875, so the deviation is
-    # sqrt((28.1875 − 6 · 0.29167²) / 5) = 2.35275.
-    assert step_advantages([GROUP, OTHER], 0, RLOO, whiten=True) == [
-        [
-            pytest.approx([0.6198, 0.6198], abs=1e-3),
-            pytest.approx([-0.9740], abs=1e-3),
-            pytest.approx([-0.0177], abs=1e-3),
-        ],
-        [pytest.approx([1.1511], abs=1e-3), pytest.approx([-1.3990], abs=1e-3)],
-    ]
-    assert step_advantages([GROUP[:1]], 0, ESTIMATORS["grpo"], whiten=True) == [[[0.0, 0.0]]]
-
-
 def test_weights_give_tokens_turns_or_sequences_equal_weight() -> None:
     turns = [[1, 4], [3], [0], []]
     assert token_weights(turns, "token") == [[1.0, 1.0], [1.0], [1.0], []]
@@ -166,7 +152,7 @@ def test_each_own_turn_has_one_finite_value_that_neither_order_nor_anothers_pena
     episodes = build(games)
     for player in range(3):
         values = estimator(episodes, player)
-        (whole,) = step_advantages([episodes], player, estimator, whiten=True)
+        (whole,) = step_advantages([episodes], player, estimator)
         for found in (values, whole):
             assert [len(game) for game in found] == [len(episode.trajectory(player)) for episode in episodes]
             assert all(math.isfinite(value) for game in found for value in game)

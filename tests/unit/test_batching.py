@@ -65,7 +65,6 @@ def test_a_trajectory_is_one_sequence_with_the_loss_on_its_replies() -> None:
     # 8 tokens in 3 sequences: those of this one, of 4 tokens, weigh 8 / (3 · 4).
     weighed = sequences_of([GROUP], 0, choose_estimator("return_to_go"), OWN, unit="sequence")[0]
     assert weighed.advantages == pytest.approx([value * 8 / 12 for value in planted.advantages])
-    assert sequences_of([GROUP], 0, grpo, OWN, whiten=True)[0] != first
     # Player 1 had no turn in the third game.
     assert [len(sequences_of([GROUP], player, grpo, OWN)) for player in range(2)] == [3, 2]
 

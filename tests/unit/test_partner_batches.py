@@ -13,7 +13,7 @@ from hanabi_grpo.settings.partners import own_seats, seated
 from hanabi_grpo.training import metrics as step_metrics
 from hanabi_grpo.training.advantages import ESTIMATORS
 from hanabi_grpo.training.batching import plan_batches, sequences_of, usable_groups
-from hanabi_grpo.training.deals import check_stamps, with_length_penalty
+from hanabi_grpo.training.deals import check_stamps
 from hanabi_grpo.types import Episode, Turn, player_names
 from made_games import made_episode, made_turn
 
@@ -211,12 +211,3 @@ def test_other_seats_than_asked_for_are_refused() -> None:
         check_stamps(group, ("iggi", OWN[1]), "here")
     with pytest.raises(ServerError, match=r"the seats \(none\), required was player_0@3, player_1@3"):
         check_stamps([replace(SELF_PLAY[0], seats=())], OWN, "here")
-
-
-def test_a_long_reply_costs_its_own_turn_and_its_own_player() -> None:
-    plain = game(OWN, turn(0, 4, 4), turn(1, *(4,) * 5), turn(0, *(4,) * 10))
-    priced = with_length_penalty(plain, per_token=0.5, free=4)
-    assert [one.rewards[one.player].get("length") for one in priced.turns] == [None, -0.5, -3.0]
-    assert (priced.reward(0), priced.reward(1)) == (-3.0, -0.5)
-    assert with_length_penalty(plain, per_token=0.0, free=0) == plain
-    assert with_length_penalty(plain, per_token=0.5, free=10) == plain

@@ -50,7 +50,6 @@ def test_values_out_of_range_are_refused() -> None:
         {"resample_flat": -1},
         {"resample_flat": 16},
         {"sampler_correction_limit": 0.5},
-        {"length_penalty": float("nan")},
     ):
         with pytest.raises(ValidationError):
             Settings(**values)
@@ -60,7 +59,7 @@ CHANGED: dict[str, Any] = {
     **{"updates_per_step": 2, "clip_low": 0.1, "clip_high": 0.3},
     **{"entropy_bonus": 0.01, "sampler_correction": "token_mask", "sampler_correction_limit": 3.0},
     **{"update": "sequential", "freeze": ("player_1",), "advantage_scale": "none"},
-    **{"resample_flat": 1, "whiten": True, "loss_unit": "turn", "length_penalty": 0.01, "length_free": 64},
+    **{"resample_flat": 1, "loss_unit": "turn"},
     **{"overlap": True, "partners": ("iggi",), "bomb_rule": "keep", "reward_illegal": -1.0, "max_turns": 9},
 }
 

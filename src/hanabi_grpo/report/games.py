@@ -34,8 +34,8 @@ def advantages_of(
 ) -> tuple[dict[int, tuple[float, ...] | None], str]:
     """Return the advantages of each game's turns among all these games, by its number, None if alone; and of what.
 
-    The estimator is that of a run's settings, the default one where they name none that is known. Whitening and the
-    weights of the loss come after it, and a moving baseline is not known here: the step's own mean stands for it.
+    The estimator is that of a run's settings, the default one where they name none that is known. The weights of the
+    loss come after it, and a moving baseline is not known here: the step's own mean stands for it.
     """
     name, scale = settings.get("HANABI_ADVANTAGE"), settings.get("HANABI_ADVANTAGE_SCALE")
     if name not in ESTIMATORS or scale not in (None, "std", "none"):

@@ -11,7 +11,10 @@ from hanabi_grpo.types import MAX_PLAYERS
 _TEAM_PARTS = ("score", "bomb")
 UNRECORDED: dict[str, Any] = {"HANABI_ENV": "hanabi", "HANABI_REWARD_OUT_OF_TOKENS": 0.0}
 """What its runs had of settings that came later."""
-REMOVED = {"HANABI_GROUP": "deal", "HANABI_KL": "loss", "HANABI_CLIP_DUAL": None}
+REMOVED = {
+    **{"HANABI_GROUP": "deal", "HANABI_KL": "loss", "HANABI_CLIP_DUAL": None},
+    **{"HANABI_WHITEN": False, "HANABI_LENGTH_PENALTY": 0.0},
+}
 """Settings that are gone, with the value that every run has now."""
 
 

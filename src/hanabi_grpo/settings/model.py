@@ -254,12 +254,7 @@ class Settings(BaseModel):
         ge=0,
         le=15,
     )
-    whiten: bool = trainer("HANABI_WHITEN", "Bring a player's advantages of a step to mean 0 and deviation 1.", False)
     loss_unit: Literal["token", "turn", "sequence"] = trainer("HANABI_LOSS_UNIT", "What weighs 1 in the loss.", "token")
-    length_penalty: float = trainer(
-        "HANABI_LENGTH_PENALTY", "Taken off the reward for each token beyond HANABI_LENGTH_FREE.", 0.0, ge=0
-    )
-    length_free: int = trainer("HANABI_LENGTH_FREE", "Tokens of a reply that cost nothing.", 0, ge=0)
     parity_tolerance: float = trainer(
         "HANABI_PARITY_TOLERANCE", "Mean logprob difference to the sampler that stops a run.", 0.001, gpu=0.05, gt=0
     )

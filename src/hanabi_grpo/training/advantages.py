@@ -160,8 +160,7 @@ def batch_normalised(episodes: Sequence[Episode], player: int, scaled: bool) -> 
     """Return (R_i − μ) / (σ + ε) for every turn of game i; unscaled R_i − μ.
 
     μ and σ are over all turns of this player in the step, each with the return of its game. The source counts tokens
-    instead, and has a KL term in the reward. Its variant "w/ baseline", which subtracts the group's mean first, is
-    HANABI_ADVANTAGE=grpo with HANABI_ADVANTAGE_SCALE=none and HANABI_WHITEN=true.
+    instead, and has a KL term in the reward.
 
     Source: REINFORCE++ (arXiv 2501.03262v9), global advantage normalisation.
     """
@@ -307,14 +306,11 @@ def baseline_key(player: int, board: str) -> str:
     return f"{player_name(player)} {board}"
 
 
-def step_advantages(
-    groups: Sequence[Sequence[Episode]], player: int, estimator: Estimator, *, whiten: bool = False
-) -> list[Values]:
+def step_advantages(groups: Sequence[Sequence[Episode]], player: int, estimator: Estimator) -> list[Values]:
     """Return per group, per game, per own turn of a player its advantage.
 
     `groups` are the games in which the player's seat is trained. Games of different boards are never compared: their
-    returns have other ranges. `whiten` brings the player's turns of the step, over all boards, to mean 0 and standard
-    deviation 1.
+    returns have other ranges.
     """
     pools: dict[tuple[int | None, str], list[tuple[int, int]]] = {}
     for number, group in enumerate(groups):
@@ -326,9 +322,6 @@ def step_advantages(
         compared = estimator([groups[number][game] for number, game in places], player)
         for (number, game), values in zip(places, compared, strict=True):
             found[number][game] = values
-    if whiten:
-        games = iter(over_turns([game for values in found for game in values], True))
-        found = [[next(games) for _ in values] for values in found]
     return found
 
 

@@ -90,10 +90,9 @@ def sequences_of(
     estimator: Estimator,
     own: Sequence[str],
     *,
-    whiten: bool = False,
     unit: LossUnit = "token",
 ) -> list[TokenRow]:
-    """Return a player's sequences over all groups; `whiten` and `unit`: see `advantages`.
+    """Return a player's sequences over all groups; `unit`: see `token_weights`.
 
     `own` are the words of the seats that are trained, here and below, see `partners.own_seats`.
 
@@ -103,7 +102,7 @@ def sequences_of(
         NonFiniteError: An advantage that is infinite or no number; rewards may be finite and too large to compare.
     """
     trained = _trained(groups, player, own)
-    values = [game for group in step_advantages(trained, player, estimator, whiten=whiten) for game in group]
+    values = [game for group in step_advantages(trained, player, estimator) for game in group]
     episodes = [episode for group in trained for episode in group]
     everywhere = [episode for group in groups for episode in group]
     numbers = [number for number, episode in enumerate(everywhere) if is_trained(episode, player, own)]
@@ -156,7 +155,6 @@ def plan_batches(
     pad_id: int,
     device: torch.device,
     tokens_per_micro_batch: int = 0,
-    whiten: bool = False,
     unit: LossUnit = "token",
     shared: bool = False,
 ) -> list[dict[str, Any]]:
@@ -169,7 +167,7 @@ def plan_batches(
     """
     batches: list[dict[str, Any]] = []
     for seat, player in enumerate(players):
-        rows = sequences_of(groups, seat, estimator, own, whiten=whiten, unit=unit)
+        rows = sequences_of(groups, seat, estimator, own, unit=unit)
         num_tokens = sum(sum(one.mask) for one in rows)
         tokens, parts = tokens_per_micro_batch, micro_batches_per_player
         shares = cut_rows(rows, tokens=tokens, parts=parts, rank=rank, world_size=world_size, shared=shared)

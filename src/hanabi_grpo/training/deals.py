@@ -1,7 +1,6 @@
-"""Which deals a step plays, and what is made of their games: stamps are compared, and long replies cost."""
+"""Which deals a step plays, and whether their games are by those who were asked for."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import Dataset
@@ -9,7 +8,7 @@ from torch.utils.data import Dataset
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.rollout.datasets import deals
 from hanabi_grpo.settings.refs import is_scripted, is_url, seat_adapter
-from hanabi_grpo.types import Episode, Turn, player_name
+from hanabi_grpo.types import Episode, player_name
 
 
 class DealDataset(Dataset[dict[str, Any]]):
@@ -61,21 +60,3 @@ def _foreign(got: str, required: str) -> ServerError:
     return ServerError(
         f"{got}, required was {required}; its data cannot be trained on. Restart the server, then the trainer."
     )
-
-
-def with_length_penalty(episode: Episode, *, per_token: float, free: int) -> Episode:
-    """Return a game in which long replies cost their mover something: the part "length" of a turn's rewards.
-
-    It is −per_token × (tokens of the reply − free) for a turn with more than `free` sampled tokens, closing tokens
-    included. The trainer adds it, since games are played in text.
-    """
-
-    def priced(turn: Turn) -> Turn:
-        beyond = len(turn.reply_ids) - free
-        if beyond <= 0:
-            return turn
-        rewards = list(turn.rewards)
-        rewards[turn.player] = {**rewards[turn.player], "length": -per_token * beyond}
-        return replace(turn, rewards=tuple(rewards))
-
-    return replace(episode, turns=tuple(map(priced, episode.turns))) if per_token else episode

@@ -9,8 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,7 +28,7 @@ from hanabi_grpo.runs.run_folder import public_run, run_identity, run_secret
 from hanabi_grpo.runs.saved_adapters import SAME_FACTS
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import own_seats
-from hanabi_grpo.training.deals import check_stamps, with_length_penalty
+from hanabi_grpo.training.deals import check_stamps
 from hanabi_grpo.training.model.adapters import adapter_names, export_adapter
 from hanabi_grpo.training.partner_seats import PartnerSeats
 
@@ -131,7 +130,7 @@ class ServerLink(SwiftClient):
         self._reliably(self._send, f"the weight sync of version {version}")
 
     def play(self, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> RolloutResult:
-        """Return the games of one step's deals with exactly the pushed version, checked and priced, see `accept`."""
+        """Return the games of one step's deals with exactly the pushed version, checked, see `accept`."""
 
         def ask() -> tuple[GamesRequest, RolloutResult]:
             request = self.prepare(deals, names, version)
@@ -145,18 +144,18 @@ class ServerLink(SwiftClient):
         seated = self.partners.seat(deals, own, version, self.instance_id)
         return GamesRequest(deals=seated, own=own, version=version, instance_id=self.instance_id)
 
-    def fetch(self, request: GamesRequest) -> RolloutResult:
+    def fetch(self, request: GamesRequest, num_games: int | None = None) -> RolloutResult:
         """Ask once, and change nothing of this object: it may run beside other calls, in a thread of its own."""
         return self.client.play(
             request.deals,
-            num_games=self.settings.num_generations,
+            num_games=num_games or self.settings.num_generations,
             max_tokens=self.settings.max_completion_length,
             temperature=self.settings.temperature,
             seats=request.own,
         )
 
     def accept(self, request: GamesRequest, result: RolloutResult) -> RolloutResult:
-        """Check every stamp against what was asked for, and let long replies cost what HANABI_LENGTH_PENALTY says.
+        """Check every stamp against what was asked for.
 
         Raises:
             ServerError: Games by others than those who were asked for.
@@ -164,16 +163,14 @@ class ServerLink(SwiftClient):
         for deal, group in zip(request.deals, result.groups, strict=True):
             check_stamps(group, deal.get("seats", request.own), request.instance_id)
         self.spec_hashes = sorted({*self.spec_hashes, *(group[0].spec_hash for group in result.groups if group)})
-        price = partial(with_length_penalty, per_token=self.settings.length_penalty, free=self.settings.length_free)
-        return replace(result, groups=[[price(game) for game in group] for group in result.groups])
+        return result
 
     def validated(self, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> RolloutResult:
         """Return one game of each deal by the pushed version in its own seats."""
-        seats, settings = own_seats(self.settings.players, names, version), self.settings
+        own = own_seats(self.settings.players, names, version)
 
         def ask() -> RolloutResult:
-            limit, heat = settings.max_completion_length, settings.temperature
-            return self.client.play(deals, num_games=1, max_tokens=limit, temperature=heat, seats=seats)
+            return self.fetch(GamesRequest(deals=deals, own=own, version=version, instance_id=self.instance_id), 1)
 
         return self._reliably(ask, f"the validation of version {version}")
 

@@ -171,7 +171,6 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
             rank=self.accelerator.process_index,
             world_size=self.accelerator.num_processes,
             estimator=self.estimator(before),
-            whiten=self.settings.whiten,
             unit=self.settings.loss_unit,
             shared=self.shared,
             pad_id=self.processing_class.pad_token_id,
