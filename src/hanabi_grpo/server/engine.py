@@ -225,13 +225,8 @@ class Engine:
             # Nobody else holds these parameters; a deep copy of them would cost the event loop 0.1 ms a turn.
             skip_clone=True,
         )
-        number, final = f"r{next(self._request_ids)}", None
         rank = game % self._copies if game is not None and self._copies > 1 else None
-        async for output in self._engine.generate(
-            {"prompt_token_ids": prompt_ids}, params, number, lora_request=lora, data_parallel_rank=rank
-        ):
-            final = output
-        self._pulse.beat()
+        final = await self._final(prompt_ids, params, lora, rank)
         if final is None or not final.finished:
             raise ServerError("vLLM ended a request without an answer; look for the engine's error above in this log.")
         return _sample(final.outputs[0], num_cached_tokens=final.num_cached_tokens or 0)
@@ -242,14 +237,19 @@ class Engine:
 
         ids = [*prompt_ids, *reply_ids]
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
-        number, final = f"s{next(self._request_ids)}", None
-        async for output in self._engine.generate({"prompt_token_ids": ids}, params, number, lora_request=lora):
-            final = output
-        self._pulse.beat()
+        final = await self._final(ids, params, lora)
         rows = final.prompt_logprobs if final is not None and final.finished else None
         if rows is None or len(rows) != len(ids):
             raise ServerError("vLLM scored another text than was given; look for the engine's error above in this log.")
         return tuple(rows[place][ids[place]].logprob for place in range(len(prompt_ids), len(ids)))
+
+    async def _final(self, ids: list[int], params: Any, lora: Any | None, rank: int | None = None) -> Any:
+        """Return the last output of a request, a sign of life."""
+        prompt, number, final = {"prompt_token_ids": ids}, f"r{next(self._request_ids)}", None
+        async for output in self._engine.generate(prompt, params, number, lora_request=lora, data_parallel_rank=rank):
+            final = output
+        self._pulse.beat()
+        return final
 
     async def load_adapter(self, name: str, number: int, path: str) -> Any:
         """Load a PEFT folder under a name and id that were never used before; return its `LoRARequest`."""

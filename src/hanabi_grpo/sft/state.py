@@ -5,8 +5,7 @@ that a resume needs, `warm_start.json` the held-out figures so far.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from hanabi_grpo.errors import RunFolderError, SettingsError
 from hanabi_grpo.runs.checkpoints import find_checkpoint, recover_checkpoints, write_checkpoint
 from hanabi_grpo.runs.run_folder import make_run_folder, new_folder, write_json_atomic
 from hanabi_grpo.sft.learning import WHOLE_MODEL, Student
-from hanabi_grpo.training.model.adapters import save_adapter
+from hanabi_grpo.training.model.adapters import fill, holding, save_adapter
 
 LAST, MODEL, FIGURES = "last", "model", "warm_start.json"
 _STATE, _INDEX = "warm_start", "state.json"
@@ -44,7 +43,8 @@ class Kept:
             RunFolderError: The disk is full, for example; what was there before stays.
         """
         if all(student.best is not None for student in students):
-            with _best_in_place(students):
+            weights = {name: value for student in students for name, value in student.parameters.items()}
+            with holding(weights, {name: value for one in students for name, value in (one.best or {}).items()}):
                 if students[0].name == WHOLE_MODEL:
                     self._save_model(model, tokenizer, students)
                 else:
@@ -138,25 +138,6 @@ class Kept:
         }
 
 
-@contextmanager
-def _best_in_place(students: Sequence[Student]) -> Iterator[None]:
-    """Let the model hold every student's best parameters for a while."""
-    newest = [{name: value.detach().clone() for name, value in student.parameters.items()} for student in students]
-    try:
-        for student in students:
-            _copy(student, student.best or {})
-        yield
-    finally:
-        for student, values in zip(students, newest, strict=True):
-            _copy(student, values)
-
-
-def _copy(student: Student, values: Mapping[str, torch.Tensor]) -> None:
-    with torch.no_grad():
-        for name, value in values.items():
-            student.parameters[name].copy_(value)
-
-
 def _tensors(student: Student) -> dict[str, torch.Tensor]:
     found = {f"weight|{name}": value for name, value in student.parameters.items()}
     found |= {f"best|{name}": value for name, value in (student.best or {}).items()}
@@ -167,8 +148,11 @@ def _tensors(student: Student) -> dict[str, torch.Tensor]:
 
 
 def _put_back(student: Student, saved: Mapping[str, torch.Tensor], step: int) -> None:
-    _copy(student, {key.removeprefix("weight|"): value for key, value in saved.items() if key.startswith("weight|")})
-    student.best = {key.removeprefix("best|"): value for key, value in saved.items() if key.startswith("best|")} or None
+    def of(kind: str) -> dict[str, torch.Tensor]:
+        return {key.removeprefix(kind): value for key, value in saved.items() if key.startswith(kind)}
+
+    fill(student.parameters, of("weight|"))
+    student.best = of("best|") or None
     for key, value in saved.items():
         moment, _, name = key.partition("|")
         if moment in _MOMENTS:

@@ -2,6 +2,7 @@
 
 import resource
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -59,8 +60,8 @@ def episode_metrics(
         metrics["flat_group_share"] = metrics["groups_without_spread"] / len(groups)
     if episodes:
         metrics |= {
-            "truncated_per_game": _mean([one.status.is_truncated for one in episodes]),
-            "out_of_tokens_per_game": _mean([one.status is EpisodeStatus.TRUNCATED_TOKENS for one in episodes]),
+            "truncated_per_game": fmean([one.status.is_truncated for one in episodes]),
+            "out_of_tokens_per_game": fmean([one.status is EpisodeStatus.TRUNCATED_TOKENS for one in episodes]),
             "illegal_per_game": sum(turn.kind is ReplyKind.ILLEGAL for turn in turns) / len(episodes),
             "unparsable_per_game": sum(turn.kind is ReplyKind.UNPARSABLE for turn in turns) / len(episodes),
             "turns_per_game": len(turns) / len(episodes),
@@ -74,7 +75,7 @@ def episode_metrics(
         replies = [turn for one in trained for turn in one.trajectory(player)]
         returns = [episode.reward(player) for episode in trained if episode.trajectory(player)]
         found = {"games_without_turn": float(len(trained) - len(returns))}
-        found |= {"reward": _mean(returns)} if returns else {}
+        found |= {"reward": fmean(returns)} if returns else {}
         found |= _reply_figures(replies, reply_limit, end_id)
         metrics |= {f"{player_name(player)}/{name}": value for name, value in found.items()}
     return metrics
@@ -95,9 +96,9 @@ def score_figures(episodes: Sequence[Episode], setups: Mapping[str, Setup[Any]])
         if greatest := spec.return_range[1] if spec.max_score is None else spec.max_score:
             shares.append(score / greatest)
     figures = {f"games/{preset}": float(len(values)) for preset, values in by_preset.items()}
-    figures |= {f"score/{preset}": _mean(values) for preset, values in by_preset.items()}
-    figures |= {"score/normalized": _mean(shares)} if shares else {}
-    figures |= {"score/mean": _mean(scores)} if scores else {}
+    figures |= {f"score/{preset}": fmean(values) for preset, values in by_preset.items()}
+    figures |= {"score/normalized": fmean(shares)} if shares else {}
+    figures |= {"score/mean": fmean(scores)} if scores else {}
     figures |= {"score/se": _standard_error(scores)} if len(scores) > 1 else {}
     if len({episode.spec_hash for episode in episodes}) > 1 and len(shares) > 1:
         figures["score/normalized_se"] = _standard_error(shares)
@@ -119,13 +120,13 @@ def _environment_figures(episodes: Sequence[Episode], setups: Mapping[str, Setup
 def _reply_figures(turns: Sequence[Turn], limit: int, end_id: int | None) -> dict[str, float]:
     figures = {}
     if turns:
-        figures["bad_reply_share"] = _mean([turn.kind is not ReplyKind.LEGAL for turn in turns])
-        figures["unparsable_share"] = _mean([turn.kind is ReplyKind.UNPARSABLE for turn in turns])
+        figures["bad_reply_share"] = fmean([turn.kind is not ReplyKind.LEGAL for turn in turns])
+        figures["unparsable_share"] = fmean([turn.kind is ReplyKind.UNPARSABLE for turn in turns])
     if said := [turn for turn in turns if turn.reply_ids]:
-        figures["tokens_per_reply"] = _mean([len(turn.reply_ids) for turn in said])
-        figures["entropy_estimate"] = -_mean([value for turn in said for value in turn.logprobs])
+        figures["tokens_per_reply"] = fmean([len(turn.reply_ids) for turn in said])
+        figures["entropy_estimate"] = -fmean([value for turn in said for value in turn.logprobs])
         if limit:
-            figures["cut_share"] = _mean([len(one.reply_ids) >= limit and one.reply_ids[-1] != end_id for one in said])
+            figures["cut_share"] = fmean([len(one.reply_ids) >= limit and one.reply_ids[-1] != end_id for one in said])
     return figures
 
 
@@ -139,11 +140,7 @@ def _scores_by_partner(
         for name in dict.fromkeys(names):
             scores.setdefault(name, []).append(_score(episode, setups))
     found = {f"{name}/games": float(len(values)) for name, values in scores.items()}
-    return found | {f"{name}/score": _mean(values) for name, values in scores.items() if values}
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    return found | {f"{name}/score": fmean(values) for name, values in scores.items() if values}
 
 
 def _standard_error(values: Sequence[float]) -> float:

@@ -13,9 +13,8 @@ Games in flight at a kill are nobody's: nothing of them was trained on, and a re
 
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +24,7 @@ from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.errors import ServerError, VersionError
 from hanabi_grpo.training.fleet_link import Link
 from hanabi_grpo.training.link import GamesRequest, says_so
+from hanabi_grpo.training.model.adapters import copied, holding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,32 +127,17 @@ class KeptAdapters:
     def keep(self, model: torch.nn.Module, version: int) -> None:
         """Remember the weights of now under their version; only the versions right before it stay beside it."""
         before = {number: kept for number, kept in self.versions.items() if 0 < version - number <= self._behind}
-        self.versions = {**before, version: _copy(model)}
+        self.versions = {**before, version: copied(_adapters_of(model))}
 
-    @contextmanager
-    def using(self, model: torch.nn.Module, version: int) -> Iterator[None]:
-        """Let forward passes use the weights of a version; those of now come back bit by bit.
-
-        In place, because optimizers and DeepSpeed hold on to the tensors themselves.
-        """
+    def using(self, model: torch.nn.Module, version: int) -> AbstractContextManager[None]:
+        """Let forward passes use the weights of a version in a block."""
         if version not in self.versions:
             raise VersionError(
                 f"the adapters of version {version} are not kept here (kept: {list(self.versions)}), so its games "
                 "cannot be learned from. Restart the trainer with RESUME=latest."
             )
-        now = _copy(model)
-        try:
-            _put(model, self.versions[version])
-            yield
-        finally:
-            _put(model, now)
+        return holding(_adapters_of(model), self.versions[version])
 
 
-def _copy(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {name: value.detach().to("cpu", copy=True) for name, value in model.named_parameters() if "lora_" in name}
-
-
-@torch.no_grad()
-def _put(model: torch.nn.Module, values: dict[str, torch.Tensor]) -> None:
-    for name, value in values.items():
-        model.get_parameter(name).copy_(value)
+def _adapters_of(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    return {name: value for name, value in model.named_parameters() if "lora_" in name}

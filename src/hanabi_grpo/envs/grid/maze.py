@@ -4,7 +4,7 @@ import functools
 import random
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.config import StateConfig
@@ -97,9 +97,6 @@ class MazeGame(base.Game):
                 self.move(action)
                 self.num_moves += 1
         return [{"goal": 1.0} if self.won() else {}]
-
-    def resampled(self, player: int, rng: random.Random) -> Self:
-        return self.copy()
 
     def result(self) -> Mapping[str, float]:
         return {"success": float(self.won()), "moves": float(self.num_moves)}

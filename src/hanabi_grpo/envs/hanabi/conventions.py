@@ -97,7 +97,7 @@ def count_games(games: Iterable[Game]) -> list[Row]:
 
 
 def count_game(game: Game, row: Row) -> None:
-    """Add one game to a row of counters: `games`, `(seat, name)` of turns without a new hint, `(seat, kind, name)`.
+    """Add one game to a row of counters: `(seat, name)` of turns without a new hint, `(seat, kind, name)` of answers.
 
     A hint is answered by the receiver's next turn, whatever happens in between: its hand, and so the touched slots, are
     still the same then. Several hints before one turn are each answered by it.
@@ -127,29 +127,6 @@ def count_game(game: Game, row: Row) -> None:
             row[target, kind, "touched"] += len(touched)
             row[target, kind, "playable"] += sum(table.fireworks[card.color] == card.rank for card in cards)
         table.apply(action)
-    row["games"] += 1
-
-
-def standard_error(values: np.ndarray, sizes: np.ndarray) -> float:
-    """Return the standard error of a figure by the delete-a-group jackknife for groups of unequal size.
-
-    With sizes m_j that sum to n, h_j = n / m_j, the figure t on everything and t_j without group j:
-    s_j = h_j t - (h_j - 1) t_j, J = sum_j (m_j / n) s_j, variance = (1 / g) sum_j (s_j - J)^2 / (h_j - 1).
-    For the mean of groups of one game each, it is the standard deviation divided by sqrt(n). NaN where a value is NaN
-    or there are fewer than two groups.
-
-    Source: Busing, Meijer, van der Leeden (1999), "Delete-m jackknife for unequal m", Statistics and Computing 9.
-
-    Args:
-        values: [1 + group], as `leave_one_out` orders them.
-        sizes: [group], games of each group.
-    """
-    if len(sizes) < 2:
-        return float("nan")
-    share = sizes / sizes.sum()
-    ratio = 1 / share
-    pseudo = ratio * values[0] - (ratio - 1) * values[1:]
-    return float(np.sqrt(((pseudo - (share * pseudo).sum()) ** 2 / (ratio - 1)).mean()))
 
 
 def leave_one_out(groups: np.ndarray) -> np.ndarray:
@@ -157,9 +134,16 @@ def leave_one_out(groups: np.ndarray) -> np.ndarray:
     return np.concatenate([[groups.sum()], groups.sum() - groups])
 
 
-def _side(groups: Sequence[Row], seats: Sequence[int], names: Sequence[str]) -> dict[str, Answers]:
-    sizes = np.array([group["games"] for group in groups])
+def standard_error(values: np.ndarray) -> float:
+    """Return the standard error of a figure [1 + group], as `leave_one_out` orders it, by the delete-a-group jackknife.
 
+    NaN where a value is NaN or there are fewer than two groups.
+    """
+    num, apart = len(values) - 1, values[1:] - values[1:].mean()
+    return float(np.sqrt((num - 1) / num * (apart**2).sum())) if num > 1 else float("nan")
+
+
+def _side(groups: Sequence[Row], seats: Sequence[int], names: Sequence[str]) -> dict[str, Answers]:
     def sums(*keys: Any) -> np.ndarray:
         return leave_one_out(np.array([sum(group[seat, *key] for seat in seats for key in keys) for group in groups]))
 
@@ -174,7 +158,7 @@ def _side(groups: Sequence[Row], seats: Sequence[int], names: Sequence[str]) -> 
             count=int(counted["answered"][0]),
             shares={key: _finite(_divide(counted[one.over], counted[one.per])[0]) for key, one in OF_HINTS.items()},
             signal=_finite(signal[0]),
-            error=_finite(standard_error(signal, sizes)),
+            error=_finite(standard_error(signal)),
         )
     return found
 

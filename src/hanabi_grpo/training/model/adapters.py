@@ -127,9 +127,30 @@ def put_tensors(model: PeftModel, name: str, saved: Mapping[str, torch.Tensor], 
             f"{source}: {len(saved)} tensors that are not those of adapter {name} of this model ({len(parameters)} "
             "tensors); take the MODEL and LORA_RANK that they were trained with."
         )
-    with torch.no_grad():
-        for key, value in saved.items():
-            parameters[key].copy_(value)
+    fill(parameters, saved)
+
+
+def copied(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return copies of parameters on the CPU."""
+    return {name: value.detach().to("cpu", copy=True) for name, value in parameters.items()}
+
+
+@torch.no_grad()
+def fill(parameters: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
+    """Copy values into parameters in place, because optimizers and DeepSpeed hold on to the tensors themselves."""
+    for name, value in values.items():
+        parameters[name].copy_(value)
+
+
+@contextlib.contextmanager
+def holding(parameters: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Let parameters hold other values for a while; those of now come back bit by bit."""
+    now = copied(parameters)
+    try:
+        fill(parameters, values)
+        yield
+    finally:
+        fill(parameters, now)
 
 
 def save_adapter(model: PeftModel, name: str, folder: Path) -> None:
