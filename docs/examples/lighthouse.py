@@ -34,13 +34,10 @@ class LighthouseGame(base.Game):
     def to_act(self) -> tuple[int, ...]:
         return (len(self.actions),) if len(self.actions) < 2 else ()
 
-    def message(self, player: int) -> str:
+    def state_message(self, player: int) -> str:
         if player == 0:
             return f"The safe harbour is {self.safe}. Which light?"
         return f"The light is {self.actions[0] if self.actions else 'still off'}. Which harbour?"
-
-    def state_message(self, player: int) -> str:
-        return self.message(player)
 
     def view(self, player: int) -> str | None:
         return self.safe if player == 0 else next(iter(self.actions), None)

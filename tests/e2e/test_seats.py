@@ -103,6 +103,6 @@ def test_a_game_played_reply_by_reply_is_the_game_that_the_server_plays(
     client: RolloutClient, adapter: tuple[bytes, dict[str, Any]]
 ) -> None:
     word = client.lend(1, *adapter)
-    policies = [RemotePolicy(client=client, seat_word=name, max_tokens=4, temperature=0.0) for name in (word, "base")]
+    policies = [RemotePolicy(client=client, name=name, max_tokens=4, temperature=0.0) for name in (word, "base")]
     remote = play_episodes_sync(Setup(HANABI, CONFIG), policies, "eval", SEEDS)
     assert _said(remote) == _said(_greedy(client, word, "base"))

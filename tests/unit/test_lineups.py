@@ -247,7 +247,7 @@ class Answers:
 
 def game(client: Any, word: str = "player_1@7", *, config: EnvConfig = LAPTOP) -> Episode:
     setup = Setup(HANABI, config)
-    policy = RemotePolicy(client=client, seat_word=word, max_tokens=4, temperature=0.5)
+    policy = RemotePolicy(client=client, name=word, max_tokens=4, temperature=0.5)
     return asyncio.run(play_episode(setup.task("human", 3), [make_script(setup, "hint-bot"), policy]))
 
 

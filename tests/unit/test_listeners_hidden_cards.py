@@ -72,7 +72,7 @@ def served(config: EnvConfig, heard: list[str]) -> Player:
 
 
 def remote(config: EnvConfig, heard: list[str]) -> Player:
-    return RemotePolicy(client=Ear(heard), seat_word="base", max_tokens=4, temperature=1.0)
+    return RemotePolicy(client=Ear(heard), name="base", max_tokens=4, temperature=1.0)
 
 
 LISTENERS: Mapping[str, Listener] = {"served": served, "remote": remote}

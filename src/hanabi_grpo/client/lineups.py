@@ -214,15 +214,10 @@ class RemotePolicy:
     """A model of a server in one seat of a game that is played here, one request per reply."""
 
     client: RolloutClient
-    seat_word: str
-    """E.g. "player_1@7"."""
+    name: str
+    """The seat's word, e.g. "player_1@7"."""
     max_tokens: int
     temperature: float
-
-    @property
-    def name(self) -> str:
-        """The seat's word."""
-        return self.seat_word
 
     def seat(self, player: int, *, task: Task[Any], game: int) -> "RemoteSeat":
         """Return a private conversation for one game."""
@@ -242,7 +237,7 @@ class RemoteSeat:
         """Ask the server, see `RolloutClient.reply`; the calling thread waits for it."""
         text, policy, window = seen.message(), self.policy, seen.window
         asked = ReplyRequest(
-            seat=policy.seat_word,
+            seat=policy.name,
             system=self.system,
             turns=tuple(remembered(self.said, window)),
             fresh=window is not None,

@@ -96,7 +96,7 @@ def play(
                 assert served is not None and isinstance(served.client, RolloutClient)
                 seats[place] = served.resolver.seat(ref, place)
                 limit, heat = served.max_tokens, served.temperature
-                player = RemotePolicy(client=served.client, seat_word=seats[place], max_tokens=limit, temperature=heat)
+                player = RemotePolicy(client=served.client, name=seats[place], max_tokens=limit, temperature=heat)
                 table.append(player)
         others = [f"{player_name(place)} {short_name(word)}" for place, word in enumerate(words) if word != HUMAN]
         say(f"{game.env}, {game.spec.preset}, start {SUITE}/{number}; with you play {', '.join(others) or 'nobody'}.")

@@ -103,6 +103,7 @@ class Game(Protocol):
 
     def message(self, player: int) -> str:
         """Return what is new for the player since its last action, and what it is asked; private."""
+        return self.state_message(player)
 
     def state_message(self, player: int) -> str:
         """Return all that matters for the player now, for one that remembers no earlier message; private."""

@@ -1,6 +1,5 @@
 """One row of a dataset: what it may hold, what it means under given settings, and how one is made."""
 
-import difflib
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Annotated, Any
@@ -9,7 +8,7 @@ from msgspec import Meta, Struct
 
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import is_held_out
-from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.errors import SettingsError, did_you_mean
 from hanabi_grpo.runs.wire import read_struct
 from hanabi_grpo.settings import Settings, variables
 from hanabi_grpo.settings.game import game_defaults
@@ -146,6 +145,4 @@ def _only(given: dict[str, Any], allowed: Sequence[str], what: str, *, elsewhere
         if key in elsewhere:
             raise ValueError(f"{key!r} belongs {place}: {what} may hold {', '.join(allowed)}.")
         if key not in allowed:
-            close = difflib.get_close_matches(key, allowed, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"{what} may hold {', '.join(allowed)}."
-            raise ValueError(f"unknown key {key!r}; {hint}")
+            raise ValueError(f"unknown key {key!r}; {did_you_mean(key, allowed)}{what} may hold {', '.join(allowed)}.")

@@ -227,8 +227,6 @@ class Engine:
         )
         rank = game % self._copies if game is not None and self._copies > 1 else None
         final = await self._final(prompt_ids, params, lora, rank)
-        if final is None or not final.finished:
-            raise ServerError("vLLM ended a request without an answer; look for the engine's error above in this log.")
         return _sample(final.outputs[0], num_cached_tokens=final.num_cached_tokens or 0)
 
     async def logprobs(self, prompt_ids: list[int], reply_ids: list[int], lora: Any | None) -> tuple[float, ...]:
@@ -237,8 +235,7 @@ class Engine:
 
         ids = [*prompt_ids, *reply_ids]
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
-        final = await self._final(ids, params, lora)
-        rows = final.prompt_logprobs if final is not None and final.finished else None
+        rows = (await self._final(ids, params, lora)).prompt_logprobs
         if rows is None or len(rows) != len(ids):
             raise ServerError("vLLM scored another text than was given; look for the engine's error above in this log.")
         return tuple(rows[place][ids[place]].logprob for place in range(len(prompt_ids), len(ids)))
@@ -249,6 +246,8 @@ class Engine:
         async for output in self._engine.generate(prompt, params, number, lora_request=lora, data_parallel_rank=rank):
             final = output
         self._pulse.beat()
+        if final is None or not final.finished:
+            raise ServerError("vLLM ended a request without an answer; look for the engine's error above in this log.")
         return final
 
     async def load_adapter(self, name: str, number: int, path: str) -> Any:

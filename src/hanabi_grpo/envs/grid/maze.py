@@ -61,9 +61,6 @@ class MazeGame(base.Game):
     def to_act(self) -> tuple[int, ...]:
         return () if self.won() or self.lost() or self.num_moves >= self.config.max_moves else (0,)
 
-    def message(self, player: int) -> str:
-        return self.state_message(player)
-
     def state_message(self, player: int) -> str:
         """Return the map; in the compact style a word a cell, which is the cell's place and what is there."""
         if self.config.style == "full":

@@ -34,7 +34,7 @@ class HanabiGame(base.Game):
     def to_act(self) -> tuple[int, ...]:
         return () if self.table.is_over else (self.table.current_player,)
 
-    def message(self, player: int) -> str:
+    def state_message(self, player: int) -> str:
         """Return the whole position in words: hints are looked up there, so no earlier message is needed."""
         config = self.config
         return turn_prompt(
@@ -43,9 +43,6 @@ class HanabiGame(base.Game):
             legal_moves=config.legal_moves,
             deductions=config.deductions,
         )
-
-    def state_message(self, player: int) -> str:
-        return self.message(player)
 
     def view(self, player: int) -> PlayerView:
         return self.table.view(player)

@@ -75,7 +75,7 @@ class SeatEnvironment(Environment[SeatAction, SeatObservation, SeatState]):
             split=task.split,
             seed=task.seed,
         )
-        return SeatObservation(message=message, system=info["system"], legal=_listed(info["legal"]))
+        return SeatObservation(message=message, system=info["system"], legal=info["legal"])
 
     def step(self, action: SeatAction, timeout_s: float | None = None, **other: Any) -> SeatObservation:
         """Take the seat's reply, and let the scripts play until its next turn or the end; IllegalActionError: over."""
@@ -86,7 +86,7 @@ class SeatEnvironment(Environment[SeatAction, SeatObservation, SeatState]):
         return SeatObservation(
             message=message,
             system=info["system"],
-            legal=_listed(info["legal"]),
+            legal=info["legal"],
             done=terminated or truncated,
             reward=reward,
             rewards=info["rewards"],
@@ -127,7 +127,3 @@ def openenv_app(
     make = functools.partial(SeatEnvironment, setup, seat, partners, split)
     make()  # refuses a seat that is none before anybody connects
     return create_app(make, SeatAction, SeatObservation, env_name=setup.env, max_concurrent_envs=sessions)
-
-
-def _listed(legal: tuple[str, ...] | None) -> list[str] | None:
-    return None if legal is None else list(legal)

@@ -118,10 +118,6 @@ class OpenSpielGame(base.Game):
     def to_act(self) -> tuple[int, ...]:
         return self._acting
 
-    def message(self, player: int) -> str:
-        """Return the whole position, so that no earlier message is needed."""
-        return self.state_message(player)
-
     def state_message(self, player: int) -> str:
         told = self.words.state(self.config, self.state, player)
         legal = self.legal(player)

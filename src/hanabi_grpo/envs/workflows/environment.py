@@ -94,11 +94,9 @@ class Workflow(base.Environment[C], Generic[C]):
         return (*map(str, range(least, most + 1)), "=", "other", "own", "none")
 
     def reset(self, config: C, *, split: str, seed: int) -> WorkflowGame[C]:
-        """Start with a problem of the split."""
         return self.Game(config, self.steps(config), self.source(config), self.problem(config, split=split, seed=seed))
 
     def start_id(self, config: C, *, split: str, seed: int) -> str:
-        """Return the question."""
         return self.problem(config, split=split, seed=seed).question
 
     def render(self, config: C, episode: base.Episode) -> Iterator[base.Frame]:
@@ -120,7 +118,6 @@ class Vote(Workflow[VoteConfig]):
         return (tuple(range(config.players)),)
 
     def returns(self, config: VoteConfig) -> Mapping[str, tuple[float, float]]:
-        """Add the difference reward."""
         return {"reward_difference": (-1.0, 1.0)}
 
 
@@ -135,7 +132,6 @@ class Debate(Workflow[DebateConfig]):
         return (tuple(range(config.players)),) * config.rounds
 
     def returns(self, config: DebateConfig) -> Mapping[str, tuple[float, float]]:
-        """Add the difference reward and that of each round."""
         return {"reward_difference": (-1.0, 1.0), "reward_later_rounds": (0.0, float(config.rounds))}
 
 
@@ -150,7 +146,6 @@ class Summary(Workflow[SummaryConfig]):
         return (tuple(range(config.players - 1)), (config.players - 1,))
 
     def roles(self, config: SummaryConfig) -> tuple[str, ...]:
-        """Tell them apart."""
         return (*["worker"] * (config.players - 1), "writer")
 
 
@@ -167,11 +162,9 @@ class PioneerObserver(Workflow[PioneerObserverConfig]):
         return ((0,), (1,))
 
     def roles(self, config: PioneerObserverConfig) -> tuple[str, ...]:
-        """Tell them apart."""
         return ("pioneer", "observer")
 
     def returns(self, config: PioneerObserverConfig) -> Mapping[str, tuple[float, float]]:
-        """Add the sum of both answers' rewards."""
         return {"reward_sum": (0.0, 2.0)}
 
 

@@ -9,6 +9,7 @@ focus fits, or cannot. All that a move depends on is in the view and in the hint
 import random
 from collections.abc import Iterator
 
+from hanabi_grpo.envs.hanabi.policies.rules import fits_by_hints
 from hanabi_grpo.envs.hanabi.prompts.deductions import FITS, ONLY, Counted, others_moves
 from hanabi_grpo.envs.hanabi.rules.actions import discard, hint_color, hint_rank, play
 from hanabi_grpo.envs.hanabi.rules.beliefs import Beliefs
@@ -31,7 +32,7 @@ def tell_focus(beliefs: Beliefs, rng: random.Random) -> Action | None:
     best: tuple[tuple[bool, int, int], Action] | None = None
     for action, touched in _hints(view):
         card, known = view.hands[seat][touched[-1]], view.knowledge[seat][touched[-1]]
-        if card.rank != view.fireworks[card.color] or _fits_by_hints(view, known):
+        if card.rank != view.fireworks[card.color] or fits_by_hints(view, known):
             continue
         new = sum(_is_new(view.knowledge[seat][slot], action) for slot in touched)
         worth = card.rank == view.num_ranks - 1, new, -card.rank
@@ -49,7 +50,7 @@ def save_chop(beliefs: Beliefs, rng: random.Random) -> Action | None:
     chop = _chop(view.knowledge[seat])
     if chop is None or counted.card(view.hands[seat][chop]) != ONLY:
         return None
-    if any(_fits_by_hints(view, known) for known in view.knowledge[seat]):
+    if any(fits_by_hints(view, known) for known in view.knowledge[seat]):
         return None
     for action, touched in _hints(view):
         focus = touched[-1]
@@ -114,10 +115,6 @@ def _chop(hand: tuple[Knowledge, ...]) -> int | None:
 
 def _is_new(known: Knowledge, action: Action) -> bool:
     return len(known.colors if action.kind == "hint_color" else known.ranks) > 1
-
-
-def _fits_by_hints(view: PlayerView, known: Knowledge) -> bool:
-    return all(view.fireworks[color] == rank for color in known.colors for rank in known.ranks)
 
 
 def _may_fit(view: PlayerView, known: Knowledge, action: Action) -> bool:

@@ -29,11 +29,8 @@ def play_oldest(beliefs: Beliefs, rng: random.Random) -> Action | None:
 
 def play_what_hints_show(beliefs: Beliefs, rng: random.Random) -> Action | None:
     """Play the first card that fits whatever it is, given the hints alone."""
-    stacks = beliefs.view.fireworks
-    for slot, known in enumerate(beliefs.view.own_hand):
-        if all(stacks[color] == rank for color, rank in product(known.colors, known.ranks)):
-            return play(slot)
-    return None
+    view = beliefs.view
+    return next((play(slot) for slot, known in enumerate(view.own_hand) if fits_by_hints(view, known)), None)
 
 
 def play_if_certain(beliefs: Beliefs, rng: random.Random) -> Action | None:
@@ -47,10 +44,8 @@ def play_if_certain(beliefs: Beliefs, rng: random.Random) -> Action | None:
 
 def play_safe_card(beliefs: Beliefs, rng: random.Random) -> Action | None:
     """Play the first card that fits whatever it is, given the hints and the cards in sight."""
-    for slot, known in enumerate(beliefs.view.own_hand):
-        if beliefs.surely_fits(known):
-            return play(slot)
-    return None
+    hand = enumerate(beliefs.view.own_hand)
+    return next((play(slot) for slot, known in hand if beliefs.surely_fits(known)), None)
 
 
 def play_probably_safe(threshold: float) -> Rule:
@@ -167,6 +162,11 @@ def discard_randomly(beliefs: Beliefs, rng: random.Random) -> Action | None:
     """Discard a random card."""
     view = beliefs.view
     return discard(rng.randrange(len(view.own_hand))) if view.hints < view.max_hints else None
+
+
+def fits_by_hints(view: PlayerView, known: Knowledge) -> bool:
+    """Tell whether a card fits whatever it is, given the hints alone."""
+    return all(view.fireworks[color] == rank for color, rank in product(known.colors, known.ranks))
 
 
 def _cards_of(view: PlayerView, seat: int) -> Iterator[tuple[Card, Knowledge]]:
