@@ -96,7 +96,7 @@ def test_missing_keys_come_from_the_settings(tmp_path: Path) -> None:
 
 CONFIGS: dict[str, Any] = {
     "did you mean 'laptop'": {"preset": "laptpo"},
-    "unknown key 'presset'; did you mean preset?": {"preset": "laptop", "presset": "x"},
+    "unknown key 'presset'; did you mean 'preset'?": {"preset": "laptop", "presset": "x"},
     "suite='eval': these deals are held out for evaluation": {"preset": "laptop", "suite": "eval"},
     "seeds.1=-1: Expected `int` >= 0": {"preset": "laptop", "seeds": [1, -1]},
     "players=3 needs HANABI_PLAYERS=3 in both terminals, or unset DATASET.": {"preset": "laptop", "players": 3},

@@ -214,17 +214,23 @@ class Environment(Protocol[C]):
                 figures.setdefault(name, []).append(value)
         return {name: sum(values) / len(values) for name, values in figures.items()}
 
+    def picture(self, config: C, game: Any) -> str:
+        """Return the table between two moves as people see it, with everything that is hidden; "" for none."""
+        return ""
+
     def render(self, config: C, episode: Episode) -> Iterator[Frame]:
-        """Yield the episode as text for people, by default what each player was shown and did."""
+        """Yield the episode as text for people, by default pictures, or what players were shown, and moves."""
         game = self.reset(config, split=episode.suite, seed=episode.seed)
         for number, turns in groupby(episode.turns, lambda turn: turn.step):
             actions = {turn.player: turn.action for turn in turns}
-            shown = [f"{player_name(player)} reads:\n{game.state_message(player)}" for player in actions]
+            read = (f"{player_name(player)} reads:\n{game.state_message(player)}" for player in actions)
+            shown = self.picture(config, game) or "\n".join(read)
             done = [f"{player_name(player)}: {action}" for player, action in actions.items()]
-            yield Frame(title=f"turn {number + 1}", text="\n".join([*shown, *done]))
+            yield Frame(title=f"turn {number + 1}", text="\n".join([shown, *done]))
             game.step(actions)
         figures = ", ".join(f"{name} {value:g}" for name, value in game.result().items())
-        yield Frame(title="end", text=figures or episode.status.value)
+        last = self.picture(config, game), figures or episode.status.value
+        yield Frame(title="end", text="\n".join(filter(None, last)))
 
 
 def other_game(wanted: EnvSpec, recording: Recording) -> SettingsError:

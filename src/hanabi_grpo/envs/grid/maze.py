@@ -3,7 +3,7 @@
 import functools
 import random
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from hanabi_grpo.envs import base
@@ -129,13 +129,8 @@ class Maze(base.Environment[C], Generic[C]):
     def start_id(self, config: C, *, split: str, seed: int) -> str:
         return "/".join(self.reset(config, split=split, seed=seed).view(0).rows)
 
-    def render(self, config: C, episode: base.Episode) -> Iterator[base.Frame]:
-        game = self.reset(config, split=episode.suite, seed=episode.seed)
-        for number, turn in enumerate(episode.turns, 1):
-            yield base.Frame(title=f"turn {number}", text="\n".join(game.view(0).rows))
-            game.step({0: turn.action})
-        end = "goal reached" if episode.result["success"] else "goal not reached"
-        yield base.Frame(title=f"end: {end}", text="\n".join(game.view(0).rows))
+    def picture(self, config: C, game: MazeGame) -> str:
+        return "\n".join(game.view(0).rows)
 
 
 def random_walk() -> base.Script:

@@ -3,7 +3,7 @@
 import functools
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import pyspiel
@@ -303,14 +303,8 @@ class OpenSpiel(base.Environment[OpenSpielConfig]):
         dealt = self.reset(config, split=split, seed=seed).state.history()
         return " ".join(map(str, dealt)) if dealt else f"{split}/{seed}"
 
-    def render(self, config: OpenSpielConfig, episode: base.Episode) -> Iterator[base.Frame]:
-        game = self.reset(config, split=episode.suite, seed=episode.seed)
-        for number, turn in enumerate(episode.turns, 1):
-            title = f"turn {number}, {self.roles[turn.player]}"
-            yield base.Frame(title=title, text=self.words.picture(config, game.state))
-            game.step({turn.player: turn.action})
-        returns = ", ".join(f"{role} {episode.reward(player):+g}" for player, role in enumerate(self.roles))
-        yield base.Frame(title=f"end: {returns}", text=self.words.picture(config, game.state))
+    def picture(self, config: OpenSpielConfig, game: OpenSpielGame) -> str:
+        return self.words.picture(config, game.state)
 
 
 def _luck(name: str, split: str, seed: int, number: int) -> float:
