@@ -1,6 +1,7 @@
 """What a reply answers, when two answers are the same, and what a majority of them is worth."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 from hanabi_grpo.envs.texts import think_parts
@@ -72,12 +73,8 @@ def majority(answers: Sequence[str | None], rights: Sequence[float]) -> float:
         answers: Per seat, None without one.
         rights: Per seat 1.0 where it is right, else 0.0.
     """
-    votes: dict[str, int] = {}
-    worth: dict[str, float] = {}
-    for answer, right in zip(answers, rights, strict=True):
-        if answer is not None:
-            votes[same(answer)] = votes.get(same(answer), 0) + 1
-            worth[same(answer)] = right
+    votes = Counter(same(answer) for answer in answers if answer is not None)
+    worth = {same(answer): right for answer, right in zip(answers, rights, strict=True) if answer is not None}
     tied = [worth[one] for one, count in votes.items() if count == max(votes.values())]
     return sum(tied) / len(tied) if tied else 0.0
 
