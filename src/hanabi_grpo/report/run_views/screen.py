@@ -7,6 +7,7 @@ from rich.bar import Bar
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -46,7 +47,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class RunScreen:
-    """A frame of the dashboard; `Live` cuts its lower parts off where the terminal is low."""
+    """A frame of the dashboard; its lower parts are cut off where the terminal is low."""
 
     def __init__(self, state: RunState) -> None:
         """Prepare the frame of one look."""
@@ -54,7 +55,8 @@ class RunScreen:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Lay the frame out for the width and height at hand."""
-        state, width, height = self.state, options.max_width, options.height or console.size.height
+        state, width = self.state, options.max_width
+        height = options.height or (console.size.height if console.is_terminal else None)
         if not state.rows:
             text = "No step yet: waiting for the trainer's first one."
             if not state.is_there:
@@ -64,7 +66,7 @@ class RunScreen:
         column = width // 2 if width >= _WIDE else width
         setup = run_setup(state.settings)
         span = "" if setup is None else ", {:g} to {:g}".format(*score_range(setup.spec))
-        curve = _curve(state, column - 4, min(max(height // 5, 4), 12))
+        curve = _curve(state, column - 4, min(max((height or 40) // 5, 4), 12))
         score = _panel(f"score, mean of the training games{span}", curve)
         figures = _panel(f"means of the last {WINDOW} steps; curves: the whole run", _figures(state, column - 4))
         alarms = _panel("alarms", _alarms(state))
@@ -76,7 +78,16 @@ class RunScreen:
             body.add_column(ratio=1)
             body.add_row(Group(score, phases, alarms), figures)
             parts = [body]
-        yield from (_header(state), *parts)
+        parts = [_header(state), *parts]
+        lines = console.render_lines(Group(*parts), options.update(height=None))
+        if height is None or len(lines) <= height:
+            yield from parts
+            return
+        for line in lines[: height - 1]:
+            yield from line
+            yield Segment.line()
+        more = f"{len(lines) - height + 1} more lines in a higher terminal"
+        yield Text(more, style="yellow", no_wrap=True, overflow="ellipsis", end="")
 
 
 def _header(state: RunState) -> RenderableType:
