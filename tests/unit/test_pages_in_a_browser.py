@@ -19,10 +19,11 @@ from hanabi_grpo.report.cross_play_page import render_cross_play
 from hanabi_grpo.report.games import games_page
 from hanabi_grpo.report.run_page import run_page
 from hanabi_grpo.report.run_report import read_report
-from hanabi_grpo.rollout.loop import make_script, play_episodes_sync
+from hanabi_grpo.rollout.loop import make_script
 from hanabi_grpo.runs.evaluation_result import result_to_json
 from hanabi_grpo.runs.recordings import write_episodes
 from hanabi_grpo.types import Episode
+from made_games import play_episodes_sync
 from tracked_runs import scripted_games, tracked_run
 from training_runs import evaluate_scripted
 

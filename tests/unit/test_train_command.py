@@ -183,7 +183,7 @@ def test_train_leaves_its_settings_and_becomes_the_trainer(tmp_path: Path, train
     assert "topsecret" not in path.read_text() + result.output
     again = read_settings(path)
     assert (again.output_dir, again.max_steps) == (tmp_path / "run", 500)
-    assert "500 steps of 8 deals × 16 games = 128 games, 256 trajectories" in result.output
+    assert "500 steps of 8 deals × 16 games, 256 trajectories" in result.output
 
 
 def test_a_killed_run_goes_on_from_its_newest_valid_checkpoint(tmp_path: Path, train_command: Any) -> None:

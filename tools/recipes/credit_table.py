@@ -9,13 +9,13 @@ from pathlib import Path
 from safetensors.numpy import load_file
 
 BETA_1, BETA_2 = 0.9, 0.999
-"""Of Adam: transformers' defaults, which trainings here use."""
+"""Of Adam: transformers' defaults, which runs here use."""
 
 
 def noise(checkpoint: Path) -> float:
     """Return the variance of a step's gradient over its squared mean, summed over a team's weights.
 
-    Of a training that moved nothing, Adam's first moment is a mean m = Σ wᵢ gᵢ of gradients and the second one a mean
+    Of a run that moved nothing, Adam's first moment is a mean m = Σ wᵢ gᵢ of gradients and the second one a mean
     v = Σ uᵢ gᵢ². With μ the true gradient and σ² the variance of one, E Σ v = |μ|² + σ² and E |m|² = |μ|² + σ² Σ wᵢ².
     """
     state = load_file(checkpoint / "trainer" / "optimizer.safetensors")

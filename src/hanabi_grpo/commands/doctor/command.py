@@ -4,6 +4,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
@@ -16,6 +17,7 @@ from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.settings import LoadedSettings, load_settings, variables
 from hanabi_grpo.settings.load import check_names
+from hanabi_grpo.settings.sources import DOTENV
 
 _SETTINGS = ".venv/bin/hanabi-grpo settings --markdown   # every variable, and what is allowed"
 _REPORT = ".venv/bin/hanabi-grpo doctor --json > doctor.json   # and report it with this file"
@@ -118,16 +120,16 @@ def _found(probe: Probe, context: Context) -> Iterator[Check]:
         yield fail(probe.name, f"the check itself failed ({type(error).__name__}: {error})", next_step)
 
 
-def settings_or_problems() -> tuple[LoadedSettings | None, list[Check]]:
+def settings_or_problems(dotenv: Path = Path(DOTENV)) -> tuple[LoadedSettings | None, list[Check]]:
     """Return the settings, or what is wrong with them: without settings nothing else can be looked at."""
-    problems: list[str] = []
+    problems: dict[str, None] = {}
     loaded = None
     try:
-        loaded = load_settings()
+        loaded = load_settings(os.environ, dotenv)
     except SettingsError as error:
-        problems += str(error).splitlines()
+        problems |= dict.fromkeys(str(error).splitlines())
     try:
-        check_names()
+        check_names(os.environ, dotenv)
     except SettingsError as error:
-        problems += str(error).splitlines()
-    return loaded, [fail("settings", line, _SETTINGS) for line in dict.fromkeys(problems)]
+        problems |= dict.fromkeys(str(error).splitlines())
+    return loaded, [fail("settings", line, _SETTINGS) for line in problems]
