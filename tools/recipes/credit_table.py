@@ -8,30 +8,25 @@ from pathlib import Path
 
 from safetensors.numpy import load_file
 
-BETA_1, BETA_2 = 0.9, 0.999
-"""Of Adam: transformers' defaults, which runs here use."""
 
-
-def noise(checkpoint: Path) -> float:
+def noise(run: Path) -> float:
     """Return the variance of a step's gradient over its squared mean, summed over a team's weights.
 
     Of a run that moved nothing, Adam's first moment is a mean m = Σ wᵢ gᵢ of gradients and the second one a mean
     v = Σ uᵢ gᵢ². With μ the true gradient and σ² the variance of one, E Σ v = |μ|² + σ² and E |m|² = |μ|² + σ² Σ wᵢ².
     """
-    state = load_file(checkpoint / "trainer" / "optimizer.safetensors")
+    adam = json.loads((run / "args.json").read_text())
+    beta_1, beta_2 = adam["adam_beta1"], adam["adam_beta2"]
+    last = max(run.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    state = load_file(last / "trainer" / "optimizer.safetensors")
     steps = max(float(value) for name, value in state.items() if name.endswith("|step"))
     first = sum(float((value.astype(float) ** 2).sum()) for name, value in state.items() if name.endswith("|exp_avg"))
     second = sum(float(value.astype(float).sum()) for name, value in state.items() if name.endswith("|exp_avg_sq"))
-    first, second = first / (1 - BETA_1**steps) ** 2, second / (1 - BETA_2**steps)
-    share = (1 - BETA_1) * (1 + BETA_1**steps) / ((1 + BETA_1) * (1 - BETA_1**steps))
+    first, second = first / (1 - beta_1**steps) ** 2, second / (1 - beta_2**steps)
+    share = (1 - beta_1) * (1 + beta_1**steps) / ((1 + beta_1) * (1 - beta_1**steps))
     variance = (second - first) / (1 - share)
     signal = second - variance
     return variance / signal if signal > 0 else math.inf
-
-
-def last_checkpoint(run: Path) -> Path:
-    """Return a run's last checkpoint."""
-    return max(run.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
 
 
 def main(folder: str, *arms: str) -> None:
@@ -49,7 +44,7 @@ def main(folder: str, *arms: str) -> None:
             # Not the first ones, in which torch makes its kernels.
             seconds.append(statistics.median(row["step_time"] for row in rows[5:]))
         still = Path(folder) / f"noise-{arm}"
-        measured = f"{noise(last_checkpoint(still)):.1f}" if still.exists() else ""
+        measured = f"{noise(still):.1f}" if still.exists() else ""
         print(f"| `{arm}` | {_cell(scores)} | {_cell(ends)} | {measured} | {_cell(seconds, 2)} |")
 
 
