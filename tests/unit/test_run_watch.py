@@ -162,8 +162,9 @@ def test_one_frame_is_printed_and_what_cannot_be_watched_is_told_in_one_line(tmp
         assert answer.exit_code == code and message in answer.output.replace("\n", " ")
 
 
-def test_on_a_terminal_it_follows_the_run_and_its_size_until_ctrl_c(
-    tmp_path: Path, start_process: Callable[..., "subprocess.Popen[str]"]
+@pytest.mark.parametrize("key", ["q", "ctrl-c"])
+def test_on_a_terminal_it_follows_the_run_its_size_and_keys(
+    tmp_path: Path, start_process: Callable[..., "subprocess.Popen[str]"], key: str
 ) -> None:
     folder = tmp_path / "run"
     outer, inner = pty.openpty()
@@ -180,8 +181,13 @@ def test_on_a_terminal_it_follows_the_run_and_its_size_until_ctrl_c(
     add_row(folder, 3)
     _read_until(outer, "step 3/9")
     _resize(inner, 20, 60)
-    _read_until(outer, "╭─ alarms " + "─" * (60 - 11) + "╮")
-    os.killpg(process.pid, signal.SIGINT)
+    _read_until(outer, "tab brings the next panel up, q leaves")
+    os.write(outer, b"\t")
+    _read_until(outer, "m\r\n╭─ alarms " + "─" * (60 - 11) + "╮")
+    if key == "q":
+        os.write(outer, b"q")
+    else:
+        os.killpg(process.pid, signal.SIGINT)
     # What is still written must be taken, or the process waits for the terminal.
     _read_until(outer, "\x1b[?1049l")
     assert process.wait(_SECONDS) == 0

@@ -149,6 +149,12 @@ def read_report(folder: Path) -> RunReport:
     return RunReport(folder=folder, state=state, evaluations=found, notes=notes, validations=validations)
 
 
+def levels_of(folder: Path) -> dict[str, float]:
+    """Return `SameDeals.levels` of the newest evaluations in a run folder; {} without any."""
+    found, _ = evaluations_by_deals(run_home(folder))
+    return found[0].levels if found else {}
+
+
 def read_evaluations(run_folder: Path) -> tuple[Results, Results, list[str]]:
     """Return the results and the reference scripts' results in a run folder, and notes about files that do not fit.
 

@@ -49,9 +49,9 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 class RunScreen:
     """A frame of the dashboard; its lower parts are cut off where the terminal is low."""
 
-    def __init__(self, state: RunState) -> None:
-        """Prepare the frame of one look."""
-        self.state = state
+    def __init__(self, state: RunState, levels: Mapping[str, float] | None = None, first: int = 0) -> None:
+        """Prepare the frame of one look; `levels` are scores to hold the curve against, `first` is the panel on top."""
+        self.state, self.levels, self.first = state, levels or {}, first
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Lay the frame out for the width and height at hand."""
@@ -66,12 +66,15 @@ class RunScreen:
         column = width // 2 if width >= _WIDE else width
         setup = run_setup(state.settings)
         span = "" if setup is None else ", {:g} to {:g}".format(*score_range(setup.spec))
+        levels = self.levels or ({"attainable": setup.spec.attainable} if setup and setup.spec.attainable else {})
         curve = _curve(state, column - 4, min(max((height or 40) // 5, 4), 12))
-        score = _panel(f"score, mean of the training games{span}", curve)
+        beside = Text("  ".join(f"{name} {shown(level)}" for name, level in levels.items()), style="dim")
+        score = _panel(f"score, mean of the training games{span}", Group(curve, *([beside] if levels else [])))
         figures = _panel(f"means of the last {WINDOW} steps; curves: the whole run", _figures(state, column - 4))
         alarms = _panel("alarms", _alarms(state))
         phases = _panel(f"seconds a step, last {WINDOW}", _phases(state))
         parts: list[RenderableType] = [score, alarms, figures, phases]
+        parts = parts[self.first % len(parts) :] + parts[: self.first % len(parts)]
         if width >= _WIDE:
             body = Table.grid(expand=True)
             body.add_column(ratio=1)
@@ -86,7 +89,7 @@ class RunScreen:
         for line in lines[: height - 1]:
             yield from line
             yield Segment.line()
-        more = f"{len(lines) - height + 1} more lines in a higher terminal"
+        more = f"{len(lines) - height + 1} more lines; tab brings the next panel up, q leaves"
         yield Text(more, style="yellow", no_wrap=True, overflow="ellipsis", end="")
 
 
