@@ -141,7 +141,7 @@ def test_resumed_steps_are_bit_equal_to_uninterrupted_ones(
         for player in PLAYERS:
             one, other = (everything(folder / f"checkpoint-{step}", player) for folder in (whole, cut))
             assert differing(one, other) == [], f"step {step}, {player}"
-            assert one["updates"] == step * int(variables.get("HANABI_UPDATES_PER_STEP", "1"))
+            assert one["updates"] == step
             assert any("|head." in key for key in one) == ("HANABI_ADVANTAGE" in variables)
 
 
