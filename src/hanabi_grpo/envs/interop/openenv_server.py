@@ -114,7 +114,7 @@ def openenv_app(
 ) -> Any:
     """Build OpenEnv's own FastAPI app for one seat, from 0; `partners` are the scripts of all others.
 
-    Of `sessions` at most so many may be open at once; `split` is that of the starts, where a reset names none.
+    At most `sessions` are open at once, one more is refused; `split` is that of the starts, where a reset names none.
     """
     make = functools.partial(SeatEnvironment, setup, seat, partners, split)
     make()  # refuses a seat that is none before anybody connects

@@ -83,7 +83,7 @@ def share_of(question: str) -> str:
 
 @functools.lru_cache(maxsize=16)
 def load_source(problems: str, terms: int, highest: int) -> Source:
-    """Return a source by the word of HANABI_PROBLEMS, a file once a process; a SettingsError: none, or bad problems."""
+    """Return the source of HANABI_PROBLEMS, a file read once a process; a SettingsError: no or bad problems."""
     if problems == CHAIN_SUM:
         return Source(problems, f"{CHAIN_SUM} 1 {terms} {highest}", lambda number: chain_sum(number, terms, highest))
     if problems.startswith(REASONING_GYM):

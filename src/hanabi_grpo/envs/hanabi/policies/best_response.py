@@ -138,7 +138,7 @@ def complete(spec: GameSpec, team: Team) -> Team:
 
 @functools.lru_cache(maxsize=4)
 def best_team(spec: GameSpec, keeps: bool, responses: int) -> tuple[float, Team]:
-    """Return a team's mean over all decks and the team, found once a process; over `MOST_DECKS` a SettingsError."""
+    """Return a team's mean score over all decks and the team, once a process; a SettingsError over `MOST_DECKS`."""
     count = num_decks(spec.num_colors, spec.num_ranks)
     if count > MOST_DECKS:
         raise SettingsError(
