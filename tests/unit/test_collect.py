@@ -41,10 +41,6 @@ def episodes() -> list[Episode]:
     return [one.episode for one in found]
 
 
-def about() -> Any:
-    return json.loads(Path("games/collection.json").read_text())
-
-
 def test_games_are_whole_episodes_in_rotating_seats_that_the_viewer_shows() -> None:
     answer = collect("iggi,random", *ON_LAPTOP, "--deals", "5", "--games", "3")
     assert answer.exit_code == 0, answer.output
@@ -54,7 +50,7 @@ def test_games_are_whole_episodes_in_rotating_seats_that_the_viewer_shows() -> N
     assert [one.seats for one in found[::3]] == [
         ("iggi", "random") if deal % 2 == 0 else ("random", "iggi") for deal in range(5)
     ]
-    told = about()
+    told = json.loads(Path("games/collection.json").read_text())
     for one in found:
         check_replay(Setup(HANABI, EnvConfig.parse(told["env_config"])), one)
     assert (told["complete"], told["games_done"], told["line_up"], told["env"]) == (True, 15, "iggi,random", "hanabi")

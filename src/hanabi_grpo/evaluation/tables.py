@@ -122,7 +122,8 @@ def attainable_row(most: float, num_columns: int) -> tuple[str, ...]:
 
 def game_title(result: EvaluationResult) -> str:
     """Return which game and deals a table is about."""
-    starts = f" ({result.num_starts} different starts)" if result.num_starts < result.num_deals else ""
+    num_starts = len(set(result.starts))
+    starts = f" ({num_starts} different starts)" if num_starts < result.num_deals else ""
     return (
         f"{result.env} {result.preset}, {result.num_players} players, rules {result.spec_hash}, {result.score} at most "
         f"{result.score_range[1]:g}: {result.num_deals} deals{starts} of suite {result.suite}"
