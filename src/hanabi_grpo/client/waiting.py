@@ -24,6 +24,10 @@ class NotReady(NamedTuple):
     """A server has the port, so nobody needs to start one."""
 
 
+Health = dict[str, Any] | NotReady | ServerError
+"""What a rollout server says of itself, or why there is no healthy one, or why it refuses."""
+
+
 def wait_for_server(
     settings: Settings,
     say: Callable[[str], None],
@@ -83,10 +87,13 @@ def wait_for_server(
             time.sleep(min(poll, limit - waited))
 
 
-def look_once(settings: Settings) -> dict[str, Any] | NotReady:
-    """Return what a server answers to one question, or why there is no healthy one; raises as `wait_for_server`."""
-    with _client(settings) as client:
-        return _ask(client, server_url(settings), _ASK_SECONDS)
+def look_once(settings: Settings) -> Health:
+    """Ask a server how it is, once."""
+    try:
+        with _client(settings) as client:
+            return _ask(client, server_url(settings), _ASK_SECONDS)
+    except ServerError as error:
+        return error
 
 
 def _client(settings: Settings) -> httpx.Client:

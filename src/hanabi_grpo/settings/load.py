@@ -57,11 +57,11 @@ def load_settings(environ: Mapping[str, str] | None = None, dotenv: Path = Path(
     except SettingsError as error:
         raise SettingsError(_with_place(f"HANABI_ENV={str(error).removeprefix('env=')}", sources)) from error
     problems = _unknown_names({name: source.place for source in reversed(sources) for name in source.values}, env)
-    device = installed_device()
-    given: dict[str, Any] = {"device": device.kind, "device_reason": device.reason}
+    device, reason = installed_device()
+    given: dict[str, Any] = {"device": device, "device_reason": reason}
     origins: dict[str, str] = {}
     for variable in known:
-        origins[variable.field] = "default" if variable.cpu == variable.gpu else f"default ({device.kind})"
+        origins[variable.field] = "default" if variable.cpu == variable.gpu else f"default ({device})"
         if found := find(sources, variable.env):
             given[variable.field], origins[variable.field] = found[0], found[1].origin
     settings, bad = _validate(given, known)

@@ -9,7 +9,7 @@ the frozen weights have none of their own. No GPU has run this yet: the numbers 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hanabi_grpo.commands.doctor.check import Check, ok, skip
 from hanabi_grpo.commands.doctor.context import Context, amount
@@ -23,8 +23,7 @@ _ALL_REDUCE_SECONDS = 40e-6
 _PAGE = "docs/hardware.md"
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
+class Card(NamedTuple):
     """A GPU, by its maker's data sheet: memory bandwidth in bytes/s, bfloat16 operations/s without sparsity."""
 
     bandwidth: float
@@ -71,29 +70,28 @@ class Step:
     """Tokens of all sequences of all players, prompts included; those that are not sampled are read by the engine."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Engines:
-    """What samples: GPUs of one kind, and how the model lies on them."""
+def game_seconds(
+    step: Step,
+    card: Card,
+    parameters: int,
+    config: Mapping[str, Any],
+    size: int,
+    *,
+    copies: int = 1,
+    parallel: int = 1,
+    seats: int = 256,
+) -> float:
+    """Return how long the games of a step take; `config` is the model's, `size` the bytes of a number.
 
-    card: Card
-    copies: int = 1
-    """Of the model; they share the games."""
-    parallel: int = 1
-    """GPUs of a copy."""
-    seats: int = 256
-    """Replies that a copy samples at once."""
-
-
-def game_seconds(step: Step, engines: Engines, parameters: int, config: Mapping[str, Any], size: int) -> float:
-    """Return how long the games of a step take; `config` is the model's, `size` the bytes of a number."""
-    card, parallel, seats = engines.card, engines.parallel, engines.seats
-    games = math.ceil(step.games / engines.copies)
+    The model's `copies`, on `parallel` GPUs each, share the games; each samples so many replies, `seats`, at once.
+    """
+    games = math.ceil(step.games / copies)
     rounds = math.ceil(games / seats)
     read = parameters * size + min(games, seats) * step.context * cache_bytes(config, size)
     token = read / (parallel * card.bandwidth * _OF_BANDWIDTH) + _STEP_SECONDS
     if parallel > 1:
         token += 2 * config["num_hidden_layers"] * _ALL_REDUCE_SECONDS
-    prompts = (step.trained - step.sampled) / engines.copies * 2 * parameters / (parallel * card.operations * _OF_PEAK)
+    prompts = (step.trained - step.sampled) / copies * 2 * parameters / (parallel * card.operations * _OF_PEAK)
     return rounds * step.turns * step.reply * token + prompts
 
 
@@ -130,8 +128,8 @@ def _seconds(context: Context) -> Check:
         return skip("budget", f"seconds of a step: not known for this machine ({who}); the first steps tell them")
     parameters, config = context.num_parameters, context.config
     copies, parallel = settings.vllm_data_parallel_size, settings.vllm_tensor_parallel_size
-    engines = Engines(card=card, copies=copies, parallel=parallel, seats=settings.max_num_seqs)
-    games = game_seconds(step, engines, parameters, config, BYTES[settings.dtype])
+    size, seats = BYTES[settings.dtype], settings.max_num_seqs
+    games = game_seconds(step, card, parameters, config, size, copies=copies, parallel=parallel, seats=seats)
     learning = learning_seconds(step, card, parameters, config, processes=settings.nproc_per_node)
     learning *= settings.updates_per_step
     whole = max(games, learning) if settings.overlap else games + learning

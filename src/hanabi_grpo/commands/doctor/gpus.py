@@ -154,7 +154,7 @@ def _engine_memory(context: Context, gpus: list[Gpu]) -> Check:
 def _names(context: Context, terminal: Terminal) -> list[str]:
     """Return the GPUs of a terminal, by default those of its script; none where that is not in this folder."""
     if share := gpu_share(context.loaded, terminal):
-        return list(share.names)
+        return list(share[0])
     path = Path(_SCRIPTS[terminal])
     match = re.search(r"default_env CUDA_VISIBLE_DEVICES\w* (\S+)", path.read_text()) if path.is_file() else None
     return match[1].split(",") if match else []

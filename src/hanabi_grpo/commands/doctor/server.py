@@ -11,10 +11,10 @@ from pydantic import ValidationError
 from hanabi_grpo.client.fleet import server_name
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.client.url_partners import UrlPartners
-from hanabi_grpo.client.waiting import NotReady
+from hanabi_grpo.client.waiting import NotReady, look_once
 from hanabi_grpo.commands.console import server_command
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
-from hanabi_grpo.commands.doctor.context import LOCAL, Context, ask, is_ours
+from hanabi_grpo.commands.doctor.context import LOCAL, Context, is_ours
 from hanabi_grpo.errors import PartnerError, ServerError
 from hanabi_grpo.runs.run_folder import is_run
 from hanabi_grpo.server.identity import ServerIdentity
@@ -35,7 +35,7 @@ def port_checks(context: Context) -> Check:
     free = _listen(host, 0)
     # Never how to end it: it may be somebody's healthy server.
     ways = f"export PORT={free} VLLM_SERVER_PORT={free}\nss -ltnp 'sport = :{port}'   # whose it is"
-    if not is_ours(ask(context.settings.model_copy(update=place))):
+    if not is_ours(look_once(context.settings.model_copy(update=place))):
         return fail("port", f"{host}:{port} is held by something else", ways)
     finding = f"{host}:{port}: a rollout server runs there already"
     return warn("port", finding, ways) if context.role == "server" else ok("port", finding)
@@ -86,7 +86,7 @@ def _fits(context: Context, one: Settings, start: str) -> Iterator[Check]:
         finding = f"{where} is healthy but does not say what it is; it may be of another version of this project"
         yield fail("server", finding, f"{start}   # after Ctrl-C in that terminal")
         return
-    run, resume = identity.get("run"), context.resume
+    run, (resume, _) = identity.get("run"), context.planned
     # The server lets the successor of its own run in.
     own = resume is not None and not resume.fork and is_run(resume.run_folder, str(run))
     if identity.get("session_alive") and not own:
