@@ -109,8 +109,7 @@ class SeatResolver:
 
     def __init__(self, client: RolloutClient | None, settings: Settings) -> None:
         """Bind a server, None where only scripts play; MODEL is for checkpoints that do not say their base model."""
-        self._client = client
-        self._settings = settings
+        self._client, self._settings = client, settings
         self._identity: dict[str, Any] | None = None
         self._read: dict[Place, tuple[Path, SavedAdapters]] = {}
         """Folder as typed to its checkpoint: a run that is trained on meanwhile stays what it was at the first look."""

@@ -36,13 +36,8 @@ def own_server(
 ) -> Iterator[Settings]:
     """Give settings that lead to a server of one's own, healthy from the first line on.
 
-    Args:
-        settings: HANABI_SERVER_TIMEOUT and the key; the server resolves the others itself, as in this shell.
-        say: Where messages go.
-        environ: Variables of the server that differ from this shell's.
-        command: It takes host and port from HANABI_HOST and PORT.
-        folder: Where its log goes.
-        grace: Seconds from SIGTERM to SIGKILL.
+    The server resolves its settings itself, as in this shell but for `environ`; `command` takes host and port from
+    HANABI_HOST and PORT. Its log goes to `folder`, and `grace` are the seconds from SIGTERM to SIGKILL.
 
     Raises:
         ServerError: It died, with the last lines of its log, or was not healthy in time.
@@ -95,7 +90,9 @@ def _raise_dead(server: "subprocess.Popen[bytes]", log: Path, cause: BaseExcepti
 
 def _end(server: "subprocess.Popen[bytes]", grace: float) -> None:
     """End the server and whatever it left in its process group; a second Ctrl-C does not cut this short."""
-    with _signals_held():
+    held = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in held}
+    try:
         if server.poll() is None:
             server.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -103,16 +100,6 @@ def _end(server: "subprocess.Popen[bytes]", grace: float) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)
         server.wait()
-
-
-@contextlib.contextmanager
-def _signals_held() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

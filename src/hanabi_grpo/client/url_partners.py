@@ -20,7 +20,7 @@ from typing import Annotated, Any, TypeVar
 import httpx
 from msgspec import Meta, Struct
 
-from hanabi_grpo.client.calls import MAX_ANSWER
+from hanabi_grpo.client.calls import MAX_ANSWER, retry_after
 from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.envs.texts import split_reply
 from hanabi_grpo.errors import PartnerDownError, PartnerError
@@ -222,9 +222,8 @@ class UrlPartners:
         if (status := response.status_code) == 200:
             return content
         reason = f"it answered {status}: {self._quoted(content)}.{_HINTS.get(status, '')}"
-        later = response.headers.get("retry-after", "")
-        after = float(later) if later.isdecimal() and len(later) < 6 else None
-        raise _FailedError(reason, again=status in (408, 409, 425, 429) or status >= 500, after=after)
+        again = status in (408, 409, 425, 429) or status >= 500
+        raise _FailedError(reason, again=again, after=retry_after(response))
 
     def _client(self, partner: PartnerUrl) -> httpx.AsyncClient:
         # A proxy variable is meant for the internet, not for this machine.

@@ -39,13 +39,9 @@ def wait_for_server(
 ) -> dict[str, Any]:
     """Return once the server answers that it is healthy; say meanwhile what is waited for, less and less often.
 
-    Args:
-        settings: VLLM_SERVER_HOST, VLLM_SERVER_PORT, HANABI_SERVER_TIMEOUT and the key.
-        say: Where reminders go.
-        server_command: What starts the server, as typed in another terminal; None: it was started for this wait.
-        remind: Seconds to the first reminder; the times after it double, up to a minute.
-        poll: Seconds between questions.
-        look: Called before each question; what it raises ends the wait.
+    `server_command` starts the server, as typed in another terminal; None: it was started for this wait. The first
+    reminder comes after `remind` seconds, and the times after it double, up to a minute. Every `poll` seconds `look` is
+    called, and what it raises ends the wait, and the server is asked.
 
     Raises:
         ServerGoneError: The time is up.

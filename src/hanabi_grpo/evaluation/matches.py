@@ -81,7 +81,13 @@ def play_tables(
             assert served is not None
             yield _ask(served, some, setup, suite, label, num_games)
         else:
-            yield _scripted(some, setup, suite, num_games)
+            # Without an event loop, which Ctrl-C could leave half closed.
+            groups = []
+            for table in some:
+                policies = {player: setup.environment.policies[str(ref)]() for player, ref in enumerate(table.refs)}
+                task = setup.task(suite, table.seed)
+                groups.append([play_scripts(task, policies, number=number) for number in range(num_games)])
+            yield groups
 
 
 def check_replay(setup: Setup[Any], episode: Episode) -> None:
@@ -143,13 +149,3 @@ def _ask(
         for episode in group:
             check_replay(setup, episode)
     return result.groups
-
-
-def _scripted(tables: Sequence[Table], setup: Setup[Any], suite: str, num_games: int) -> list[list[Episode]]:
-    # Without an event loop, which Ctrl-C could leave half closed.
-    groups = []
-    for table in tables:
-        policies = {player: setup.environment.policies[str(ref)]() for player, ref in enumerate(table.refs)}
-        task = setup.task(suite, table.seed)
-        groups.append([play_scripts(task, policies, number=number) for number in range(num_games)])
-    return groups

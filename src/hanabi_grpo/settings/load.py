@@ -69,17 +69,16 @@ def load_settings(environ: Mapping[str, str] | None = None, dotenv: Path = Path(
     if problems or settings is None:
         raise SettingsError("\n".join(problems))
     names = {variable.env for variable in known}
-    passed = {name: found for name in PASSED_THROUGH if (found := find(sources, name))}
-    in_shell = {name for source in sources if source.origin == SHELL for name in source.values}
+    shell, *files = sources
     return LoadedSettings(
         settings=settings,
         origins=origins,
-        passed_through={name: (value, source.origin) for name, (value, source) in passed.items()},
+        passed_through={name: (found[0], found[1].origin) for name in PASSED_THROUGH if (found := find(sources, name))},
         dotenv_environ={
             name: value
-            for source in reversed(sources)
+            for source in reversed(files)
             for name, value in source.values.items()
-            if name not in names and name not in in_shell
+            if name not in names and name not in shell.values
         },
     )
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation.comparison.arms import Arm, Run
+from hanabi_grpo.evaluation.comparison.arms import Arm
 from hanabi_grpo.evaluation.smoothing import trailing_mean
 from hanabi_grpo.runs.deal_statistics import COVERAGE, Interval
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, mean_figures
@@ -103,11 +103,6 @@ def welch_difference(first: Sequence[float], other: Sequence[float]) -> Interval
     a, b = variance(first) / len(first), variance(other) / len(other)
     weight = a**2 / (len(first) - 1) + b**2 / (len(other) - 1)
     return _estimate(gap, a + b, (a + b) ** 2 / weight if weight else math.inf)
-
-
-def last_mean(run: Run, end: float, window: int) -> float:
-    """Return the mean score of a run's last `window` steps up to `end`."""
-    return float(run.scores[run.x <= end][-window:].mean())
 
 
 def arm_curve(arm: Arm, end: float, window: int) -> Curve:
