@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import NoReturn
 
 from hanabi_grpo.client.waiting import wait_for_server
 from hanabi_grpo.errors import ServerError, ServerGoneError, SettingsError
@@ -46,7 +46,12 @@ def own_server(
         probe.bind((_HOST, 0))
         port = int(probe.getsockname()[1])
     here = settings.model_copy(update={"vllm_server_host": _HOST, "vllm_server_port": port})
-    with _log_file(folder, port) as log:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        log = (folder / f"own-server-{datetime.now():%Y%m%d-%H%M%S}-{port}.log").open("xb")
+    except OSError as error:
+        raise SettingsError(f"{folder}: no log of its own server can be written there ({error.strerror}).") from error
+    with log:
         # What is a trainer's is not the server's: its addresses must not contradict each other.
         own = {"HANABI_HOST": _HOST, "PORT": str(port), "VLLM_SERVER_HOST": _HOST, "VLLM_SERVER_PORT": str(port)}
         if settings.preset is None:
@@ -103,12 +108,3 @@ def _end(server: "subprocess.Popen[bytes]", grace: float) -> None:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _log_file(folder: Path, port: int) -> IO[bytes]:
-    """Open a log that no other server has, e.g. outputs/own-server-20260131-093000-41237.log."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return (folder / f"own-server-{datetime.now():%Y%m%d-%H%M%S}-{port}.log").open("xb")
-    except OSError as error:
-        raise SettingsError(f"{folder}: no log of its own server can be written there ({error.strerror}).") from error

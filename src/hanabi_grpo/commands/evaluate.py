@@ -79,8 +79,14 @@ def evaluate(
     digests: list[str] = []
     results: list[EvaluationResult] = []
     needed = any(team.needs_server for team in teams)
+
+    def standing() -> str:
+        each = f" ({', '.join(f'{label}: {count}' for label, count in done.items())})" if len(done) > 1 else ""
+        total = f"{sum(done.values())} of {len(done) * deals}"
+        return f"stopped: {total} deals are done{each} and kept; the same command goes on from there."
+
     with (
-        interruptible(lambda: f"stopped: {_standing(done, deals)}"),
+        interruptible(standing),
         chosen.serving(console, needed=needed, own=own_server) as served,
         bars(aside) as progress,
     ):
@@ -150,9 +156,3 @@ def _keep(
             tell(f"not kept with the run: {error}")
         else:
             tell(f"kept with the run: {path}")
-
-
-def _standing(done: dict[str, int], deals: int) -> str:
-    each = f" ({', '.join(f'{label}: {count}' for label, count in done.items())})" if len(done) > 1 else ""
-    total = f"{sum(done.values())} of {len(done) * deals}"
-    return f"{total} deals are done{each} and kept; the same command goes on from there."

@@ -64,7 +64,7 @@ def train(
     resolve_model(loaded.settings.model, tiny_model_command(*boards))
     nodes = read_nodes()
     check_nodes(nodes, loaded.settings, plan)
-    if nodes.joins and loaded.settings.output_dir is not None:
+    if nodes.rank and loaded.settings.output_dir is not None:
         say("joining node 0")
         _become_trainer(loaded, loaded.settings.output_dir / "settings.json", extra_args, nodes, say)
         return

@@ -118,14 +118,23 @@ def budget_checks(context: Context) -> Iterator[Check]:
 
 
 def _seconds(context: Context) -> Check:
-    settings, step = context.settings, planned_step(context)
+    settings, budget = context.settings, context.budget
     gpus, reason = list_gpus(context.shell.get("PATH"))
     card = find_card(gpus[0].name) if gpus else None
-    if step is None:
+    if budget is None:
         return skip("budget", "seconds of a step: they need the dataset and the chat template")
     if settings.device == "cpu" or card is None:
         who = "a CPU" if settings.device == "cpu" else gpus[0].name if gpus else reason
         return skip("budget", f"seconds of a step: not known for this machine ({who}); the first steps tell them")
+    count = settings.deals_per_step * settings.num_generations
+    step = Step(
+        games=count,
+        turns=max(setup.spec.max_turns for setup in context.setups),
+        reply=budget.reply,
+        context=budget.longest(budget.memory) / (2 if budget.memory == "game" else 1),
+        sampled=count * budget.players * budget.turns * budget.reply,
+        trained=count * budget.of_game(budget.memory),
+    )
     parameters, config = context.num_parameters, context.config
     copies, parallel = settings.vllm_data_parallel_size, settings.vllm_tensor_parallel_size
     size, seats = BYTES[settings.dtype], settings.max_num_seqs
@@ -137,20 +146,4 @@ def _seconds(context: Context) -> Check:
         "budget",
         f"a step takes about {whole:.0f} s at most, games {games:.0f} s and learning {learning:.0f} s: {step.games} "
         f"games of {step.turns} turns × {step.reply} tokens on {gpus[0].name} (an estimate, {_PAGE} has its formula)",
-    )
-
-
-def planned_step(context: Context) -> Step | None:
-    """Return the longest step of the dataset's games; None without model, template or dataset."""
-    budget = context.budget
-    if budget is None:
-        return None
-    games = context.settings.deals_per_step * context.settings.num_generations
-    return Step(
-        games=games,
-        turns=max(setup.spec.max_turns for setup in context.setups),
-        reply=budget.reply,
-        context=budget.longest(budget.memory) / (2 if budget.memory == "game" else 1),
-        sampled=games * budget.players * budget.turns * budget.reply,
-        trained=games * budget.of_game(budget.memory),
     )
