@@ -18,9 +18,7 @@ from hanabi_grpo.settings import Settings
 
 _HOST = "127.0.0.1"
 _GRACE_SECONDS = 30.0
-_LAST_LINES = 25
 _LOOK_SECONDS = 0.2
-_DYING_SECONDS = 3.0
 _SERVE = (sys.executable, "-m", "hanabi_grpo.cli", "serve")
 
 
@@ -80,7 +78,7 @@ def own_server(
         except ServerGoneError as error:
             # Its connections close a moment before it has ended.
             with contextlib.suppress(subprocess.TimeoutExpired):
-                server.wait(_DYING_SECONDS)
+                server.wait(3.0)
                 _raise_dead(server, Path(log.name), error)
             raise ServerGoneError(f"{error} The log of its own server: {log.name}") from error
         finally:
@@ -88,7 +86,7 @@ def own_server(
 
 
 def _raise_dead(server: "subprocess.Popen[bytes]", log: Path, cause: BaseException | None) -> NoReturn:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-25:]
     shown = "\n".join(f"    {line}" for line in lines) or "    (empty)"
     raise ServerError(f"its own server ended with code {server.poll()}; the end of {log}:\n{shown}") from cause
 

@@ -266,8 +266,7 @@ class RolloutClient:
     def score(self, seat: str, prompts: Sequence[ScoredPrompt]) -> tuple[tuple[float, ...], ...]:
         """Return per prompt the log-probabilities of its replies, see `ScoreAnswer`.
 
-        Raises:
-            ServerError: The server refused, or its answer is of another version or not one number a reply.
+        A ServerError where the server refused, or its answer is of another version or not one number a reply.
         """
         what = f"scores of {seat}"
         body = ScoreRequest(seat=seat, prompts=tuple(prompts))

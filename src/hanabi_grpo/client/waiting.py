@@ -13,7 +13,6 @@ from hanabi_grpo.rollout.handshake import STARTING
 from hanabi_grpo.settings import Settings
 
 _ASK_SECONDS = 5.0
-_LONGEST_SILENCE = 60.0
 
 
 class NotReady(NamedTuple):
@@ -79,7 +78,7 @@ def wait_for_server(
                 )
                 said = answer.is_there
                 next_reminder = start + waited + remind
-                remind = min(2 * remind, _LONGEST_SILENCE)
+                remind = min(2 * remind, 60.0)
             time.sleep(min(poll, limit - waited))
 
 

@@ -29,8 +29,6 @@ from hanabi_grpo.runs.ledger import key_digest
 from hanabi_grpo.runs.run_folder import EVALUATIONS
 from hanabi_grpo.settings.refs import SERVED
 
-_FOLDER = Path("outputs/evaluations")
-
 
 def evaluate(
     line_ups: Annotated[
@@ -94,7 +92,8 @@ def evaluate(
             key = line_up_key(team, game, suite=suite, served=served, rotate=not no_rotate)
             digests.append(key_digest(key))
             part = f".{number}.part.jsonl" if len(teams) > 1 else ".part.jsonl"
-            books.append(out.with_suffix(part) if out else _FOLDER / f"{game.spec.preset}-{digests[-1]}.part.jsonl")
+            unfinished = Path("outputs/evaluations") / f"{game.spec.preset}-{digests[-1]}.part.jsonl"
+            books.append(out.with_suffix(part) if out else unfinished)
             orders = len(team.orders(rotate=not no_rotate))
             title = f"{name}: {deals} deals" + (f" in {orders} seat orders" if orders > 1 else "")
             bar = progress.add_task(title, total=deals)

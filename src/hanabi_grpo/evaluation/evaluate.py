@@ -200,10 +200,9 @@ def summarise(
 
 
 def paired_difference(a: EvaluationResult, b: EvaluationResult) -> Estimate:
-    """Return mean, error and interval of `b - a` over the deals that both played, clustered by start.
+    """Return mean, error and interval of `b - a` over the deals that both played, which must be the same.
 
-    Raises:
-        SettingsError: The two did not play the same deals.
+    The error is clustered by start. A SettingsError where they did not play the same deals.
     """
     for what, mine, theirs in (
         ("games", f"{a.preset} {a.spec_hash}", f"{b.preset} {b.spec_hash}"),

@@ -91,11 +91,7 @@ def play_tables(
 
 
 def check_replay(setup: Setup[Any], episode: Episode) -> None:
-    """Play the actions of an episode again and compare what comes out.
-
-    Raises:
-        ServerError: They do not fit the deal that it names, or its result.
-    """
+    """Play the actions of an episode again; ServerError: they do not fit the deal that it names, or its result."""
     where = f"deal {deal_name(episode.suite, episode.seed)}, game {episode.game}"
     game = setup.environment.reset(setup.config, split=episode.suite, seed=episode.seed)
     for step, turns in groupby(episode.turns, lambda turn: turn.step):

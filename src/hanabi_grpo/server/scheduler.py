@@ -39,7 +39,6 @@ logger = logging.getLogger(__name__)
 
 ATTEMPTS = 2
 """How often a game is started before it is dropped."""
-_MAX_REASON_CHARS = 300
 _IMPOSSIBLE = (SettingsError, VersionError, GameParameterError, PartnerDownError)
 """What these say of one game holds for the whole request, now and at the next attempt."""
 
@@ -262,7 +261,7 @@ async def _report(task: RequestedTask, games: Sequence[asyncio.Task[Episode | Dr
 def _reason(error: BaseException) -> str:
     # One line of text that UTF-8 can hold: it travels as JSON and ends up in logs.
     text = " ".join(f"{type(error).__name__}: {error}".split())
-    return text[:_MAX_REASON_CHARS].encode("utf-8", "replace").decode("utf-8")
+    return text[:300].encode("utf-8", "replace").decode("utf-8")
 
 
 def _first(error: BaseException) -> BaseException:

@@ -124,10 +124,8 @@ def check_names(environ: Mapping[str, str] | None = None, dotenv: Path = Path(DO
 def read_settings(path: Path, environ: Mapping[str, str] | None = None) -> Settings:
     """Read the settings that `write_settings` left in a run folder; those that came after it have their defaults.
 
-    The file holds no secrets; they are taken from the environment (None: this process's).
-
-    Raises:
-        SettingsError: The file is missing or not such a file.
+    The file holds no secrets; they are taken from the environment (None: this process's). A SettingsError where it is
+    missing or not such a file.
     """
     source = os.environ if environ is None else environ
     try:

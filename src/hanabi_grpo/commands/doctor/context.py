@@ -114,11 +114,7 @@ class Context:
 
     @cached_property
     def chat(self) -> "ChatFormat | None":
-        """The chat format by the tokenizer's own files; None without a model folder.
-
-        Raises:
-            SettingsError: The chat template cannot be used.
-        """
+        """The chat format by the tokenizer's own files, None without a model; SettingsError: it cannot be used."""
         return None if self.model_folder is None else read_chat(self.model_folder, self.settings.thinking)
 
     @cached_property

@@ -137,12 +137,6 @@ def comparison_notes(found: Comparison) -> list[str]:
     return notes
 
 
-def comparison_markdown(found: Comparison) -> str:
-    """Return all tables and notes as Markdown."""
-    notes = "".join(f"- {note}\n" for note in comparison_notes(found))
-    return "\n".join([*(sheet.markdown() for sheet in comparison_sheets(found)), notes])
-
-
 def _arm_row(found: Comparison, number: int) -> tuple[str, ...]:
     arm = found.arms[number]
     seconds = [run.seconds for run in arm.runs if run.seconds is not None]
