@@ -1,4 +1,5 @@
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.evaluation import collect as collection
 from hanabi_grpo.evaluation import matches
-from hanabi_grpo.evaluation.collect import Collection, collect_games, fill_prompts
+from hanabi_grpo.evaluation.collect import collect_games, fill_prompts
 from hanabi_grpo.evaluation.matches import check_replay
 from hanabi_grpo.rollout.loop import make_script
 from hanabi_grpo.runs.recordings import read_recordings, recording_files
@@ -97,10 +98,9 @@ def test_the_same_command_again_does_nothing_more_deals_are_added_and_other_game
 def test_every_cut_of_files_and_ledger_goes_on_to_the_same_games(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collection, "FILE_GAMES", 8)
     monkeypatch.setattr(matches, "SCRIPTED_GAMES", 4)
-    line_up, numbers = parse_line_up("random,iggi", 2), {"num_deals": 12, "num_games": 2}
-    what = Collection(line_up=line_up, setup=LAPTOP, suite="collect", **numbers, rotate=True)
-    folder = Path("games")
-    collect_games(what, folder)
+    folder, what = Path("games"), {"suite": "collect", "num_deals": 12, "num_games": 2, "rotate": True}
+    play = partial(collect_games, parse_line_up("random,iggi", 2), LAPTOP, folder, **what)
+    play()
     whole = {path: path.read_bytes() for path in sorted(folder.glob("games_*.jsonl"))}
     assert {path.stem: content.count(b"\n") for path, content in whole.items()} == {
         "games_000000": 8, "games_000004": 8, "games_000008": 8
@@ -110,6 +110,6 @@ def test_every_cut_of_files_and_ledger_goes_on_to_the_same_games(monkeypatch: py
     for done in range(len(rows)):
         # Killed after a file was written and before the ledger was, or in the middle of that.
         ledger.write_bytes(b"".join(rows[: done + 1]) + b'{"deals": 1')
-        collect_games(what, folder)
+        play()
         assert {path: path.read_bytes() for path in sorted(folder.glob("games_*.jsonl"))} == whole
         assert ledger.read_bytes() == b"".join(rows)
