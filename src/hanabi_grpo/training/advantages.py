@@ -17,7 +17,7 @@
 R_i is the player's undiscounted return of game i. Games in which it had no turn enter no mean and no deviation.
 
 The critics of `ippo` and `mappo` (`critic`) are a bias while they are wrong and λ < 1, the heads of `vdn` and `qmix`
-(`credit`) always. `mappo`, `vdn` and `qmix` are experimental: no training with them has run.
+(`credit`) always. `mappo`, `vdn` and `qmix` are experimental: none has beaten `turn` (docs/results.md).
 """
 
 from collections import defaultdict
