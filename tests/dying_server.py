@@ -26,7 +26,7 @@ from starlette.routing import Route
 
 from hanabi_grpo.logs import set_up_logging
 from hanabi_grpo.processes import die_with_parent
-from hanabi_grpo.server.main import EXIT_CODE, _end, _listen, fork_and_supervise
+from hanabi_grpo.server.main import EXIT_CODE, _end, fork_and_supervise, listen
 from hanabi_grpo.server.serving import serve_until_dead
 
 _CORE = "for worker in 1 2; do sleep 100 >&- 2>&- & echo $!; done; wait"
@@ -52,7 +52,7 @@ def main() -> None:
     """Serve until a signal, or until the restarts are used up."""
     port, folder = int(sys.argv[1]), Path(sys.argv[2])
     set_up_logging()
-    listener = _listen("127.0.0.1", port)
+    listener = listen("127.0.0.1", port)
     die_with_parent(signal.SIGTERM)
     fork_and_supervise(
         allowed=int(os.environ.get("ALLOWED", "3")), healthy_seconds=float(os.environ.get("HEALTHY", 600))

@@ -29,7 +29,7 @@ from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.app import create_app
 from hanabi_grpo.server.engine import Sample, SamplingConfig
 from hanabi_grpo.server.identity import ServerIdentity
-from hanabi_grpo.server.main import _listen
+from hanabi_grpo.server.main import listen
 from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.server.seats import Model
 from hanabi_grpo.server.serving import serve_until_dead
@@ -157,7 +157,7 @@ def running_app(
     **identity: Any,
 ) -> Iterator[RunningApp]:
     """Serve the real app around a `WordEngine` in a thread, on a free port unless one is given."""
-    listener, engine, ring = _listen("127.0.0.1", port), engine or WordEngine(), LineRing()
+    listener, engine, ring = listen("127.0.0.1", port), engine or WordEngine(), LineRing()
     described = make_identity(**identity, partners=partners.described if partners else {})
     store = AdapterStore(engine, max_rank=RANK, shapes=SHAPES, session_timeout=described.session_timeout)
     model = Model(sampler=engine, chat=CHAT, max_model_len=described.max_model_len, vocab_size=len(TOKENIZER))

@@ -75,6 +75,7 @@ case $game in
     vote | debate | summary | pioneer_observer)
         steps=150
         before=(base) after=(served) who="who have watched a noisy solver" rivals="noisy solver"
+        if [ "$game" = pioneer_observer ]; then export HANABI_SWAP_EVERY=${HANABI_SWAP_EVERY:-5}; fi # as CORY's paper has it
         export NUM_GENERATIONS=${NUM_GENERATIONS:-8} HANABI_DEALS_PER_STEP=${HANABI_DEALS_PER_STEP:-16} ;;
     *)
         echo "demo: DEMO_ENV='$game': hanabi, kuhn_poker, leduc_poker, tic_tac_toe, connect_four-4x5, frozen_lake, sokoban," \

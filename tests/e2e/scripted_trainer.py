@@ -138,7 +138,8 @@ def _play(link: Any, deals: list[dict[str, Any]], names: tuple[str, ...], versio
 
 
 def _without(episode: Episode, player: int) -> Episode:
-    kept: list[Turn] = [turn for turn in episode.turns if turn.player != player]
+    absent = player_name(player)
+    kept: list[Turn] = [turn for turn in episode.turns if episode.seats[turn.player].partition("@")[0] != absent]
     return dataclasses.replace(episode, turns=tuple(kept))
 
 

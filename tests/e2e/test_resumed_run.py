@@ -30,10 +30,10 @@ STAGES = {
     "zero1": {"DEEPSPEED": "zero1", "NPROC_PER_NODE": "2", "PER_DEVICE_TRAIN_BATCH_SIZE": "4"},
     "zero2": {"DEEPSPEED": "zero2", "NPROC_PER_NODE": "2", "PER_DEVICE_TRAIN_BATCH_SIZE": "4"},
 }
-# Each process has a copy of the critics.
+# Each process has a copy of the critics. The players change seats between the steps that are compared.
 STAGES["critics"] = {**STAGES["zero2"], "HANABI_ADVANTAGE": "ippo"}
-STAGES["mappo"] = {**STAGES["zero2"], "HANABI_ADVANTAGE": "mappo"}
-STAGES["qmix"] = {"HANABI_ADVANTAGE": "qmix"}
+STAGES["mappo"] = {**STAGES["zero2"], "HANABI_ADVANTAGE": "mappo", "HANABI_SWAP_EVERY": "1"}
+STAGES["qmix"] = {"HANABI_ADVANTAGE": "qmix", "HANABI_SWAP_EVERY": "1"}
 # As on GPUs, with layers that are computed again for their gradient. The scripted sampler rounds nothing.
 STAGES["bfloat16"] = {
     **STAGES["zero2"],
@@ -149,7 +149,7 @@ def test_resumed_steps_are_bit_equal_to_uninterrupted_ones(
 def test_steps_without_a_players_data_leave_all_of_it_bit_identical(
     stage: str, tiny_model: Path, tmp_path: Path
 ) -> None:
-    variables = STAGES[stage]
+    variables = {**STAGES[stage], "HANABI_SWAP_EVERY": "2"}
     settings = write_settings(tmp_path / "run", tiny_model, MAX_STEPS="3", **variables)
     processes = int(variables.get("NPROC_PER_NODE", "1"))
     run(settings, processes=processes, plan={"absent": {"player": 1, "steps": [1, 2]}})

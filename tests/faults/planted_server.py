@@ -14,9 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hanabi_grpo.cli import app
+from hanabi_grpo.rollout.loop import Player
 from hanabi_grpo.rollout.messages import RequestedTask
 from hanabi_grpo.server.engine import Engine
-from hanabi_grpo.server.seats import ServedPlayer, Table, Tables
+from hanabi_grpo.server.seats import ServedPlayer, Tables
 from hanabi_grpo.settings.refs import is_frozen
 
 FAULTS = {
@@ -93,16 +94,16 @@ async def _unload(engine: Engine, number: int) -> None:
         await _real_unload(engine, number)
 
 
-def _seat(tables: Tables, task: RequestedTask) -> Table:
-    fault, table = _fault(), _real_seat(tables, task)
-    served = [player for player in table.players if isinstance(player, ServedPlayer) and player.lora]
+def _seat(tables: Tables, task: RequestedTask) -> list[Player]:
+    fault, players = _fault(), _real_seat(tables, task)
+    served = [player for player in players if isinstance(player, ServedPlayer) and player.lora]
     loras = [player.lora for player in served]
     if fault == "base":
         loras = [None] * len(loras)
     if fault == "swapped" and len(loras) == 2:
         loras.reverse()
     planted = {id(player): replace(player, lora=lora) for player, lora in zip(served, loras, strict=True)}
-    return replace(table, players=[planted.get(id(player), player) for player in table.players])
+    return [planted.get(id(player), player) for player in players]
 
 
 if __name__ == "__main__":

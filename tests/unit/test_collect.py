@@ -1,4 +1,5 @@
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.evaluation import collect as collection
 from hanabi_grpo.evaluation import matches
-from hanabi_grpo.evaluation.collect import Collection, collect_games, fill_prompts
+from hanabi_grpo.evaluation.collect import collect_games, fill_prompts
 from hanabi_grpo.evaluation.matches import check_replay
 from hanabi_grpo.rollout.loop import make_script
 from hanabi_grpo.runs.recordings import read_recordings, recording_files
@@ -41,10 +42,6 @@ def episodes() -> list[Episode]:
     return [one.episode for one in found]
 
 
-def about() -> Any:
-    return json.loads(Path("games/collection.json").read_text())
-
-
 def test_games_are_whole_episodes_in_rotating_seats_that_the_viewer_shows() -> None:
     answer = collect("iggi,random", *ON_LAPTOP, "--deals", "5", "--games", "3")
     assert answer.exit_code == 0, answer.output
@@ -54,7 +51,7 @@ def test_games_are_whole_episodes_in_rotating_seats_that_the_viewer_shows() -> N
     assert [one.seats for one in found[::3]] == [
         ("iggi", "random") if deal % 2 == 0 else ("random", "iggi") for deal in range(5)
     ]
-    told = about()
+    told = json.loads(Path("games/collection.json").read_text())
     for one in found:
         check_replay(Setup(HANABI, EnvConfig.parse(told["env_config"])), one)
     assert (told["complete"], told["games_done"], told["line_up"], told["env"]) == (True, 15, "iggi,random", "hanabi")
@@ -101,10 +98,9 @@ def test_the_same_command_again_does_nothing_more_deals_are_added_and_other_game
 def test_every_cut_of_files_and_ledger_goes_on_to_the_same_games(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collection, "FILE_GAMES", 8)
     monkeypatch.setattr(matches, "SCRIPTED_GAMES", 4)
-    line_up, numbers = parse_line_up("random,iggi", 2), {"num_deals": 12, "num_games": 2}
-    what = Collection(line_up=line_up, setup=LAPTOP, suite="collect", **numbers, rotate=True)
-    folder = Path("games")
-    collect_games(what, folder)
+    folder, what = Path("games"), {"suite": "collect", "num_deals": 12, "num_games": 2, "rotate": True}
+    play = partial(collect_games, parse_line_up("random,iggi", 2), LAPTOP, folder, **what)
+    play()
     whole = {path: path.read_bytes() for path in sorted(folder.glob("games_*.jsonl"))}
     assert {path.stem: content.count(b"\n") for path, content in whole.items()} == {
         "games_000000": 8, "games_000004": 8, "games_000008": 8
@@ -114,6 +110,6 @@ def test_every_cut_of_files_and_ledger_goes_on_to_the_same_games(monkeypatch: py
     for done in range(len(rows)):
         # Killed after a file was written and before the ledger was, or in the middle of that.
         ledger.write_bytes(b"".join(rows[: done + 1]) + b'{"deals": 1')
-        collect_games(what, folder)
+        play()
         assert {path: path.read_bytes() for path in sorted(folder.glob("games_*.jsonl"))} == whole
         assert ledger.read_bytes() == b"".join(rows)

@@ -84,13 +84,10 @@ def test_on_every_board_shares_are_shares(preset: str, num_players: int) -> None
         assert None in parts or sum(part or 0 for part in parts) == pytest.approx(1)
 
 
-def test_all_games_of_a_deal_are_one_group() -> None:
+def test_all_games_of_a_deal_are_one_group_and_errors_of_single_games_are_the_textbook_ones() -> None:
     teams = ["random"] * 2, ["iggi"] * 2, ["hint-bot"] * 2
     games = [scripted_game(EnvConfig(preset="laptop"), team, seed=3) for team in teams]
     assert len(count_games(games)) == 1
-
-
-def test_standard_errors_of_single_games_are_the_textbook_ones() -> None:
     values = np.array([3.0, 1, 4, 1, 5, 9, 2, 6])
     error = standard_error(leave_one_out(values) / leave_one_out(np.ones(8)))
     assert error == pytest.approx(statistics.stdev(values) / 8**0.5)

@@ -60,7 +60,7 @@ def _planted(penalty: float = 0.0) -> tuple[list[list[Episode]], list[Seen]]:
 @pytest.mark.parametrize("name", MIXERS)
 def test_the_teams_value_falls_with_no_players_part(name: str) -> None:
     torch.manual_seed(0)
-    mixer = Mixing(NAMES, WIDTH, 2, is_monotone=name == "qmix").mixer
+    mixer = Mixing(NAMES, WIDTH, 2, is_monotone=name == "qmix").total
     states, steps = torch.randn(50, 2 * WIDTH), torch.linspace(-3, 3, 13)
     with torch.no_grad():
         found = torch.stack([mixer(one.repeat(50, 1), states) for one in torch.cartesian_prod(steps, steps)])

@@ -61,10 +61,6 @@ def rows_of(folder: Path, *rows: dict[str, Any], settings: Settings | None = Non
 REPLIES = ("reward_illegal", "reward_unparsable", "reward_out_of_tokens")
 
 
-def played(rows: list[dict[str, Any]], start: int, count: int) -> list[str]:
-    return [deal["env_config"]["preset"] for deal in deals(rows, start, count)]
-
-
 def test_missing_keys_come_from_the_settings(tmp_path: Path) -> None:
     path = write(tmp_path, {"preset": "laptop", "reward_illegal": -1.0})
     settings = Settings(observation="full", max_turns=9)
@@ -221,7 +217,7 @@ def test_shares_without_a_short_common_block_are_refused_and_the_finest_allowed_
     ):
         rows_of(tmp_path, {"share": 0.123457}, {"share": 1})
     rows = rows_of(tmp_path, {"share": 0.9999}, {"preset": "mini", "share": 0.0001})
-    assert Counter(played(rows, 123, MAX_BLOCK)) == {"laptop": 9999, "mini": 1}
+    assert Counter(deal["env_config"]["preset"] for deal in deals(rows, 123, MAX_BLOCK)) == {"laptop": 9999, "mini": 1}
 
 
 def test_an_epoch_with_shares_ends_when_every_row_has_played_all_its_seeds(tmp_path: Path) -> None:

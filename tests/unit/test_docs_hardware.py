@@ -15,7 +15,6 @@ from doctor_machines import NOWHERE, ROOT, make_gpu_machine
 from gpu.random_model import ARCHITECTURES
 from hanabi_grpo.commands.doctor.budget import (
     CARDS,
-    Engines,
     Step,
     budget_checks,
     find_card,
@@ -27,7 +26,6 @@ from hanabi_grpo.commands.doctor.model import cache_bytes, server_parts, trainer
 from hanabi_grpo.rollout.budget import Budget
 from hanabi_grpo.settings import load as load_module
 from hanabi_grpo.settings import load_settings
-from hanabi_grpo.settings.defaults import Device
 
 TEXT = (ROOT / "docs" / "hardware.md").read_text(encoding="utf-8")
 PROFILES = {path.stem: path for path in sorted((ROOT / "tools" / "profiles").glob("*.env"))}
@@ -76,7 +74,7 @@ def shapes_of(sizes: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 def context(profile: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Context:
     """Return what the doctor looks at on a GPU machine, for conversations of nothing but replies."""
-    monkeypatch.setattr(load_module, "installed_device", lambda: Device(kind="gpu", reason="a test says so"))
+    monkeypatch.setattr(load_module, "installed_device", lambda: ("gpu", "a test says so"))
     given = {"HANABI_PROFILE": str(profile)}
     name = load_settings(given, NOWHERE).settings.model.removeprefix("Qwen/").lower()
     found = Context(loaded=load_settings({**given, "MODEL": str(folders[name])}, NOWHERE), shell={})
@@ -114,17 +112,17 @@ def test_the_seconds_of_a_step_are_those_that_were_worked_out_by_hand() -> None:
     sizes, parameters = ARCHITECTURES["qwen3-4b"], 4_022_468_096
     assert sum(math.prod(shape) for shape in shapes_of(sizes).values()) == parameters
     assert cache_bytes(sizes, 2) == 147_456
-    engines = Engines(card=CARDS["H100"], copies=4)
     for turns, reply, message, expected in ((8, 200, 100, (7, 5)), (70, 512, 100, (430, 115))):
         length = turns // 2 * (message + reply)
         sampled, trained = 64 * turns * reply, 128 * length
         step = Step(games=64, turns=turns, reply=reply, context=length / 2, sampled=sampled, trained=trained)
-        games = game_seconds(step, engines, parameters, sizes, 2)
-        learning = learning_seconds(step, CARDS["H100"], parameters, sizes, processes=4)
+        card, work = CARDS["H100"], (parameters, sizes, 2)
+        games = game_seconds(step, card, *work, copies=4)
+        learning = learning_seconds(step, card, parameters, sizes, processes=4)
         assert (games, learning) == (pytest.approx(expected[0], rel=0.4), pytest.approx(expected[1], rel=0.4))
         # A GPU with a fraction of the bandwidth, or games that have to queue, take longer.
-        assert game_seconds(step, replace(engines, card=CARDS["L4"]), parameters, sizes, 2) > 5 * games
-        assert game_seconds(step, replace(engines, seats=8), parameters, sizes, 2) > 1.2 * games
+        assert game_seconds(step, CARDS["L4"], *work, copies=4) > 5 * games
+        assert game_seconds(step, card, *work, copies=4, seats=8) > 1.2 * games
     names = ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "NVIDIA L40S", "NVIDIA L4", "Tesla T4")
     assert [find_card(name) for name in names] == [*(CARDS[one] for one in ("H100", "A100", "L40S", "L4")), None]
 

@@ -25,7 +25,6 @@ from hanabi_grpo.errors import ServerError
 from hanabi_grpo.rollout.budget import measure_budget
 from hanabi_grpo.settings import Settings, load_settings
 from hanabi_grpo.settings import load as load_module
-from hanabi_grpo.settings.defaults import Device
 
 RUNNER = CliRunner()
 LAPTOP = setup("hanabi", {"preset": "laptop", "players": 2, "observation": "compact", "legal_moves": False})
@@ -238,7 +237,7 @@ def test_a_containers_64_mb_of_shared_memory_are_too_small_for_a_model_on_gpus(
     small = {"MODEL": folder, "VLLM_TENSOR_PARALLEL_SIZE": 1}
     adapters = only(find(machine.shared_memory_checks, **small))
     parallel = only(find(machine.shared_memory_checks, role="server", **{**small, "VLLM_TENSOR_PARALLEL_SIZE": 2}))
-    monkeypatch.setattr(load_module, "installed_device", lambda: Device(kind="gpu", reason="a test says so"))
+    monkeypatch.setattr(load_module, "installed_device", lambda: ("gpu", "a test says so"))
     unknown = only(find(machine.shared_memory_checks, NPROC_PER_NODE=1, **{**small, "MODEL": "no/such"}))
     said = [(one.status, one.finding.partition(" free in /dev/shm")[2]) for one in (adapters, parallel, unknown)]
     assert said == [
@@ -319,7 +318,7 @@ def test_a_dataset_and_the_batch_are_shown_in_the_words_of_train_or_what_train_w
 def test_a_budget_counts_every_message_and_full_replies_of_any_environment(folder: Path) -> None:
     budget = measure_budget([LAPTOP], read_chat(folder, False), 10)
     assert budget.turns == 6 and budget.longest("game") == budget.prompts("game") + 60
-    assert budget.first == budget.opening + 10
+    assert budget.reply == 10
     # The first of two who check and bet in turn acts at most twice in Kuhn's three steps.
     given = {"HANABI_ENV": "kuhn", "MODEL": folder}
     assert "(kuhn, 2 turns a player)" in only(find(games.context_checks, **given)).finding

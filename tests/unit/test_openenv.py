@@ -17,7 +17,7 @@ from doctor_machines import ROOT
 from hanabi_grpo.envs.base import Policy, Setup
 from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.envs.wrappers import SeatEnv
-from hanabi_grpo.server.main import _listen
+from hanabi_grpo.server.main import listen
 
 SETUP = setup("hanabi", {"preset": "laptop"})
 SESSIONS = 64
@@ -34,7 +34,7 @@ def url() -> Iterator[str]:
 
     from hanabi_grpo.envs.interop.openenv_server import openenv_app
 
-    listener = _listen("127.0.0.1", 0)
+    listener = listen("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(openenv_app(SETUP, 0, partners(), sessions=SESSIONS), log_level="warning"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

@@ -10,7 +10,7 @@ from hanabi_grpo.client.lineups import parse_line_up
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.conformance import check, check_games, check_starts
 from hanabi_grpo.envs.openspiel.exploitability import exploitability, information_sets, uniform
-from hanabi_grpo.envs.openspiel.policies import equilibrium
+from hanabi_grpo.envs.openspiel.policies import equilibrium, minimax
 from hanabi_grpo.envs.openspiel.rules import check_name, load, playable_names
 from hanabi_grpo.envs.referee import Referee, play_scripts
 from hanabi_grpo.errors import SettingsError
@@ -165,17 +165,13 @@ def test_what_cannot_be_played_is_refused_with_what_can() -> None:
         with pytest.raises(SettingsError, match=f"{next(iter(fields))}=.*(must be from|Input should be)"):
             make("connect_four", **fields)
     with pytest.raises(SettingsError, match="more than the 20 that can be searched"):
-        play_scripts(make("connect_four").task("eval", 0), dict.fromkeys((0, 1), _policy("minimax")))
+        play_scripts(make("connect_four").task("eval", 0), dict.fromkeys((0, 1), minimax()))
     with pytest.raises(SettingsError, match="zero-sum games of OpenSpiel for two"):
         information_sets(registry.setup("kuhn", {"preset": "kuhn"}))
     with pytest.raises(SettingsError, match=r"more than 100000 information sets.* at most 5000 are possible"):
         information_sets(make("connect_four"))
     with pytest.raises(SettingsError, match="it has 24576 information sets"):
         information_sets(registry.setup("openspiel:liars_dice", {"preset": "liars_dice"}))
-
-
-def _policy(name: str):  # type: ignore[no-untyped-def]
-    return registry.get("connect_four").policies[name]()
 
 
 @pytest.mark.parametrize("game", ["tiny_hanabi", "breakthrough", "liars_dice", "pig", "kuhn_poker"])

@@ -190,22 +190,16 @@ def test_stamps_are_those_of_the_seats_that_were_asked_for() -> None:
             check_stamps([game(seats, *turns)], seats, "there")
 
 
-@pytest.mark.parametrize(
-    ("seats", "turns", "message"),
-    [
+def test_turns_and_seats_of_somebody_else_are_refused() -> None:
+    for seats, turns, message in (
         ((OWN[0], FROZEN), (turn(0, 4), turn(1, 4, version=3)), r"player_1: a turn is stamped version 3 of instance"),
         ((OWN[0], "iggi"), (turn(0, 4, version=2), script(1)), r"player_0: .* version 2 .* required was version 3"),
         ((OWN[0], "iggi"), (turn(0, 4), turn(1, 4)), r"player_1: .* version 3 .* required was no version"),
         ((OWN[0], "iggi"), (turn(0, 4), turn(1, 4, version=None)), r"player_1: a turn with tokens, required was iggi"),
         (OWN, (turn(0, 4, version=None),), r"player_0: .* no version .* required was version 3"),
-    ],
-)
-def test_a_turn_by_somebody_else_is_refused(seats: tuple[str, ...], turns: tuple[Turn, ...], message: str) -> None:
-    with pytest.raises(ServerError, match=message):
-        check_stamps([game(seats, *turns)], seats, "here")
-
-
-def test_other_seats_than_asked_for_are_refused() -> None:
+    ):
+        with pytest.raises(ServerError, match=message):
+            check_stamps([game(seats, *turns)], seats, "here")
     group = [game(("blind", OWN[1]), script(0))]
     with pytest.raises(ServerError, match=r"the seats blind, player_1@3, required was iggi, player_1@3"):
         check_stamps(group, ("iggi", OWN[1]), "here")

@@ -19,7 +19,6 @@ from hanabi_grpo.settings import (
     settings_values,
 )
 from hanabi_grpo.settings import load as load_module
-from hanabi_grpo.settings.defaults import Device
 from hanabi_grpo.settings.gpus import Terminal, gpu_share
 
 NOWHERE = Path("/nonexistent/.env")
@@ -37,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def use_device(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
-    monkeypatch.setattr(load_module, "installed_device", lambda: Device(kind=kind, reason="a test says so"))
+    monkeypatch.setattr(load_module, "installed_device", lambda: (kind, "a test says so"))
 
 
 def profiled(folder: Path, text: str, dotenv: Path = NOWHERE, **shell: str) -> LoadedSettings:
@@ -47,7 +46,7 @@ def profiled(folder: Path, text: str, dotenv: Path = NOWHERE, **shell: str) -> L
 
 def gpus(loaded: LoadedSettings, terminal: Terminal) -> str:
     share = gpu_share(loaded, terminal)
-    return f"{','.join(share.names)} {share.origin}" if share else ""
+    return ",".join(share[0]) if share else ""
 
 
 def message(environ: dict[str, str], dotenv: Path = NOWHERE) -> str:
@@ -71,10 +70,10 @@ def test_every_profile_loads_and_its_batch_divides(path: Path, monkeypatch: pyte
     if path.stem in ("cpu", "mig"):
         assert server is trainer is None
     else:
-        assert server is not None and trainer is not None and server.origin == trainer.origin == "profile"
+        assert server is not None and trainer is not None
         needed = settings.vllm_tensor_parallel_size * settings.vllm_data_parallel_size
-        assert len(server.names) == needed and len(trainer.names) == settings.nproc_per_node
-        shared = set(server.names) & set(trainer.names)
+        assert len(server[0]) == needed and len(trainer[0]) == settings.nproc_per_node
+        shared = set(server[0]) & set(trainer[0])
         assert bool(shared) == (path.stem in SHARED) and (not shared or settings.gpu_memory_utilization <= 0.5)
 
 
@@ -148,14 +147,14 @@ def test_a_wrong_profile_is_refused_and_the_doctor_says_so(
 def test_the_gpus_of_a_terminal_are_those_of_the_highest_place(folder: Path) -> None:
     split = "CUDA_VISIBLE_DEVICES_SERVER=0\nCUDA_VISIBLE_DEVICES_TRAINER=1\n"
     loaded = profiled(folder, split)
-    assert (gpus(loaded, "server"), gpus(loaded, "trainer")) == ("0 profile", "1 profile")
-    assert gpus(profiled(folder, split + "CUDA_VISIBLE_DEVICES=5\n"), "trainer") == "1 profile"
-    assert gpus(profiled(folder, split, CUDA_VISIBLE_DEVICES="5"), "trainer") == "5 shell"
+    assert (gpus(loaded, "server"), gpus(loaded, "trainer")) == ("0", "1")
+    assert gpus(profiled(folder, split + "CUDA_VISIBLE_DEVICES=5\n"), "trainer") == "1"
+    assert gpus(profiled(folder, split, CUDA_VISIBLE_DEVICES="5"), "trainer") == "5"
     (folder / ".env").write_text("CUDA_VISIBLE_DEVICES_TRAINER=MIG-2\n")
     mixed = profiled(folder, "CUDA_VISIBLE_DEVICES=5\n", folder / ".env")
-    assert (gpus(mixed, "server"), gpus(mixed, "trainer")) == ("5 profile", "MIG-2 .env")
+    assert (gpus(mixed, "server"), gpus(mixed, "trainer")) == ("5", "MIG-2")
     exported = profiled(folder, "", folder / ".env", CUDA_VISIBLE_DEVICES="MIG-1,MIG-2")
-    assert (gpus(exported, "server"), gpus(exported, "trainer")) == ("MIG-1 shell", "MIG-2 .env")
+    assert (gpus(exported, "server"), gpus(exported, "trainer")) == ("MIG-1", "MIG-2")
     assert gpu_share(load_settings({}, NOWHERE), "server") is None
 
 
@@ -182,12 +181,10 @@ def test_a_list_that_both_terminals_were_given_is_divided(given: dict[str, objec
     environ = {"CUDA_VISIBLE_DEVICES": EXPORTED} | {name: str(value) for name, value in given.items()}
     loaded = load_settings(environ, NOWHERE)
     shares = [gpu_share(loaded, "server"), gpu_share(loaded, "trainer")]
-    assert [",".join(share.names) for share in shares if share] == [server, trainer]
-    for share in shares:
-        said = environ["CUDA_VISIBLE_DEVICES"]
-        assert share and (f"GPUs {','.join(share.names)}: " in share.why) == (
-            bool(said) and said != ",".join(share.names)
-        )
+    assert [",".join(share[0]) for share in shares if share] == [server, trainer]
+    said = environ["CUDA_VISIBLE_DEVICES"]
+    for names, why in filter(None, shares):
+        assert (f"GPUs {','.join(names)}: " in why) == (said not in ("", ",".join(names)))
 
 
 def test_a_list_that_is_too_short_for_both_terminals_is_refused_with_the_ways_out() -> None:
@@ -203,7 +200,7 @@ def test_a_list_that_is_too_short_for_both_terminals_is_refused_with_the_ways_ou
     )
     # What the other terminal uses is not known where it is not given here.
     alone = load_settings({"CUDA_VISIBLE_DEVICES": "0,1,2", "NPROC_PER_NODE": "2"}, NOWHERE)
-    assert gpus(alone, "trainer") == "1,2 shell"
+    assert gpus(alone, "trainer") == "1,2"
 
 
 def shell_answer(folder: Path, script: str, **environ: str) -> str:

@@ -252,7 +252,7 @@ def test_references_play_the_same_deals_and_count_through() -> None:
     assert [one.label for one in found] == ["random", "blind", "hint-bot"]
     assert all((one.seeds, one.starts, one.suite) == (result.seeds, result.starts, "split-eval") for one in found)
     assert done == sorted(done) and done[-1] == 180
-    assert f"60 deals ({result.num_starts} different starts) of suite split-eval" in game_title(result)
+    assert f"60 deals ({result.estimate.num_starts} different starts) of suite split-eval" in game_title(result)
     assert [len(compared_pairs([result] * count)) for count in (1, 2, 4, 5, 9)] == [0, 1, 6, 4, 8]
 
 

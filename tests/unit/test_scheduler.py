@@ -179,10 +179,10 @@ def order_of_ends(*requests: tuple[str, int, bool], at_once: int) -> str:
     ended: list[str] = []
 
     class Noting(Scheduler):
-        async def _attempt(self, table: Any, *args: Any) -> Any:
+        async def _attempt(self, asked: Any, *args: Any) -> Any:
             await asyncio.sleep(0)
-            ended.append(chr(table.task.task.seed))
-            return await super()._attempt(table, *args)
+            ended.append(chr(asked.task.seed))
+            return await super()._attempt(asked, *args)
 
     async def scenario() -> None:
         scheduler = make_scheduler(FakeEngine(), games_at_once=at_once)

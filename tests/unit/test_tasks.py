@@ -56,22 +56,16 @@ def test_seats_of_the_request_are_those_of_tasks_that_name_none_as_far_as_they_h
         tasks_of(deal(3), three, seats=("iggi", "base"))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_a_task_that_cannot_be_played_is_refused_by_its_number_and_too_many_games_are() -> None:
+    for change, message in (
         ({"env_config": {"preset": "nowhere"}}, "tasks.1: env_config: .*nowhere"),
         ({"env": "chess"}, "tasks.1: env='chess': no such environment"),
         ({"env_config": {}}, "tasks.1: env_config: key 'preset' is missing"),
         ({"seats": ["base"]}, r"tasks.1: seats=\('base',\): give a list of 2 seats"),
         ({"seats": ["base", "igi"]}, "tasks.1: 'igi': the environment hanabi has no such script; its .*iggi"),
-    ],
-)
-def test_a_task_that_cannot_be_played_is_refused_by_its_number(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(SettingsError, match=message):
-        tasks_of(deal(3), {**deal(3), **change})
-
-
-def test_a_request_for_too_many_games_is_refused() -> None:
+    ):
+        with pytest.raises(SettingsError, match=message):
+            tasks_of(deal(3), {**deal(3), **change})
     assert len(tasks_of(deal(3), deal(4), num_games=16384)) == 2
     with pytest.raises(SettingsError, match="2 tasks, num_games=16385: a request may ask for 32768 games"):
         tasks_of(deal(3), deal(4), num_games=16385)

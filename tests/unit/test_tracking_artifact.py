@@ -25,7 +25,6 @@ from hanabi_grpo.tracking.record import (
     running_score,
     write_record,
 )
-from hanabi_grpo.types import Episode
 from tracked_runs import PLAYERS, SECRET, add_checkpoint, scripted_games, tracked_run
 from training_runs import LAPTOP as SETUP
 from training_runs import evaluate_scripted
@@ -140,14 +139,14 @@ def recorded_run(folder: Path, *steps: int) -> Path:
     """Write a run whose recorded steps have 6 deals of 3 games, with token ids."""
     folder.mkdir()
     for step in steps:
-        groups = [[_with_ids(one) for one in scripted_games("random", *[seed] * 3)] for seed in range(6)]
-        write_episodes(folder, step, groups)
+        groups = [scripted_games("random", *[seed] * 3) for seed in range(6)]
+        ids = {"prompt_ids": (1, 2), "reply_ids": (3,), "logprobs": (-0.5,)}
+        with_ids = [
+            [replace(one, turns=tuple(replace(turn, **ids) for turn in one.turns)) for one in group]  # type: ignore[arg-type]
+            for group in groups
+        ]
+        write_episodes(folder, step, with_ids)
     return folder
-
-
-def _with_ids(episode: Episode) -> Episode:
-    turns = tuple(replace(turn, prompt_ids=(1, 2), reply_ids=(3,), logprobs=(-0.5,)) for turn in episode.turns)
-    return replace(episode, turns=turns)
 
 
 def test_sample_games_are_whole_deals_of_the_last_step_before_the_checkpoint_without_tokens(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ class _PlayersTrainer(StepUpdates, _CountingTrainer):
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         self.optimizer = torch.optim.AdamW(player_groups(self.model, NAMES), lr=self.settings.learning_rate)
-        self.guard.attach(self.optimizer)
+        self.optimizer.register_step_pre_hook(self.guard.before_step)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> PlayerSchedule:
@@ -177,7 +177,7 @@ class _After(TrainerCallback):
         trainer.end_update()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        self._trainer.guard.settle()
+        self._trainer.guard.stepping = False
 
 
 def _loss(logps: torch.Tensor, data: _Data) -> torch.Tensor:

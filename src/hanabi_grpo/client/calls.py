@@ -43,15 +43,8 @@ def call(
     """Make a request and return its answer as `kind`, a struct or `dict`.
 
     A server that is busy with what others asked for says so, with a Retry-After: the call is made again after that
-    time, which does no harm, since a server that says so did nothing.
-
-    Args:
-        url: Of the server, for messages.
-        kind: What the answer must be.
-        request: Makes it.
-        what: Its name, for messages.
-        tries: How often a connection may be lost; 1 where a repeat would do harm.
-        patience: Seconds to go on asking a busy server, all together.
+    time, which does no harm, since a server that says so did nothing. So it goes on for `patience` seconds, all
+    together. A connection may be lost `tries` times, 1 where a repeat would do harm. Messages name `url` and `what`.
 
     Raises:
         ServerGoneError: Not reached, no answer in time, hung up, or 502, 503 and 504.
@@ -77,7 +70,8 @@ def call(
             raise ServerError(f"{url}: {what}: the answer cannot be read: {error}. {WHO}") from error
         if response.status_code == 200:
             return read_answer(url, kind, response.content, what)
-        refusal, later, lost = _refusal(url, response, what), _retry_after(response), 0
+        refusal, lost = _refusal(url, response, what), 0
+        later = retry_after(response) if response.status_code in _LATER else None
         now = time.monotonic()
         if later is None or now - start + later > patience:
             raise refusal
@@ -96,9 +90,10 @@ def read_answer(url: str, kind: type[_Answer], content: bytes, what: str) -> _An
         raise ServerError(f"{url}: {what}: the answer does not fit ({error}): {start!r}. {WHO}") from None
 
 
-def _retry_after(response: httpx.Response) -> float | None:
+def retry_after(response: httpx.Response) -> float | None:
+    """Return the seconds of a Retry-After; None without one."""
     seconds = response.headers.get("retry-after", "")
-    return float(seconds) if response.status_code in _LATER and seconds.isdecimal() and len(seconds) < 6 else None
+    return float(seconds) if seconds.isdecimal() and len(seconds) < 6 else None
 
 
 def _refusal(url: str, response: httpx.Response, what: str) -> ServerError:

@@ -12,7 +12,6 @@ from hanabi_grpo.client.rollout_client import RolloutClient
 
 logger = logging.getLogger(__name__)
 _EVERY = 5.0
-_STOP_SECONDS = 0.9
 
 
 class Heartbeat:
@@ -47,7 +46,7 @@ class Heartbeat:
         """End, within a second: a sign that is on its way is left to itself."""
         self._stop.set()
         if self._thread.is_alive():
-            self._thread.join(timeout=_STOP_SECONDS)
+            self._thread.join(timeout=0.9)
 
     def _run(self) -> None:
         with bounded_client(headers=self._headers, timeout=self._every) as http:

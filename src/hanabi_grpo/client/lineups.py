@@ -76,23 +76,20 @@ def parse_line_up(text: str, num_players: int, *, env: str = "hanabi", human: bo
         raise SettingsError(
             f"line-up {text!r}: {len(typed)} words for {num_players} players; give one for every seat, or one each."
         )
-    # Each once: what is elsewhere may move between two looks.
-    found = {word: local_ref(_player_ref(word, text, env=env, human=human)) for word in dict.fromkeys(typed)}
+    where, roles, found = f"line-up {text!r}", (Role.SERVED, Role.BASE, *([Role.HUMAN] if human else [])), {}
+    for word in dict.fromkeys(typed):  # each once: what is elsewhere may move between two looks
+        if word == Role.HUMAN and not human:
+            raise SettingsError(f"{where}: people play with hanabi-grpo play; here nobody can be asked.")
+        ref = parse_ref(word, where=where, roles=roles, scripts=registry.get(env).policies, adapters=True)
+        if isinstance(ref, UrlRef) and human:
+            raise SettingsError(
+                f"{where}: {word} is asked by the rollout server in games that it plays itself, not here."
+            )
+        if isinstance(ref, CheckpointRef) and isinstance(ref.place, Path) and not ref.place.is_dir():
+            raise SettingsError(f"{where}: {ref.place}: no such folder; give a run's folder or its checkpoint-N.")
+        found[word] = local_ref(ref)
     refs = tuple(found[word] for word in typed)
     return LineUp(text=text.strip(), refs=refs * num_players if len(refs) == 1 else refs)
-
-
-def _player_ref(word: str, line_up: str, *, env: str, human: bool) -> Ref:
-    where = f"line-up {line_up!r}"
-    if word == Role.HUMAN and not human:
-        raise SettingsError(f"{where}: people play with hanabi-grpo play; here nobody can be asked.")
-    roles = (Role.SERVED, Role.BASE, *([Role.HUMAN] if human else []))
-    ref = parse_ref(word, where=where, roles=roles, scripts=registry.get(env).policies, adapters=True)
-    if isinstance(ref, UrlRef) and human:
-        raise SettingsError(f"{where}: {word} is asked by the rollout server in games that it plays itself, not here.")
-    if isinstance(ref, CheckpointRef) and isinstance(ref.place, Path) and not ref.place.is_dir():
-        raise SettingsError(f"{where}: {ref.place}: no such folder; give a run's folder or its checkpoint-N.")
-    return ref
 
 
 def short_name(word: str) -> str:
@@ -109,8 +106,7 @@ class SeatResolver:
 
     def __init__(self, client: RolloutClient | None, settings: Settings) -> None:
         """Bind a server, None where only scripts play; MODEL is for checkpoints that do not say their base model."""
-        self._client = client
-        self._settings = settings
+        self._client, self._settings = client, settings
         self._identity: dict[str, Any] | None = None
         self._read: dict[Place, tuple[Path, SavedAdapters]] = {}
         """Folder as typed to its checkpoint: a run that is trained on meanwhile stays what it was at the first look."""

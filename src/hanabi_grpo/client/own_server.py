@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import NoReturn
 
 from hanabi_grpo.client.waiting import wait_for_server
 from hanabi_grpo.errors import ServerError, ServerGoneError, SettingsError
@@ -18,9 +18,7 @@ from hanabi_grpo.settings import Settings
 
 _HOST = "127.0.0.1"
 _GRACE_SECONDS = 30.0
-_LAST_LINES = 25
 _LOOK_SECONDS = 0.2
-_DYING_SECONDS = 3.0
 _SERVE = (sys.executable, "-m", "hanabi_grpo.cli", "serve")
 
 
@@ -36,13 +34,8 @@ def own_server(
 ) -> Iterator[Settings]:
     """Give settings that lead to a server of one's own, healthy from the first line on.
 
-    Args:
-        settings: HANABI_SERVER_TIMEOUT and the key; the server resolves the others itself, as in this shell.
-        say: Where messages go.
-        environ: Variables of the server that differ from this shell's.
-        command: It takes host and port from HANABI_HOST and PORT.
-        folder: Where its log goes.
-        grace: Seconds from SIGTERM to SIGKILL.
+    The server resolves its settings itself, as in this shell but for `environ`; `command` takes host and port from
+    HANABI_HOST and PORT. Its log goes to `folder`, and `grace` are the seconds from SIGTERM to SIGKILL.
 
     Raises:
         ServerError: It died, with the last lines of its log, or was not healthy in time.
@@ -51,7 +44,12 @@ def own_server(
         probe.bind((_HOST, 0))
         port = int(probe.getsockname()[1])
     here = settings.model_copy(update={"vllm_server_host": _HOST, "vllm_server_port": port})
-    with _log_file(folder, port) as log:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        log = (folder / f"own-server-{datetime.now():%Y%m%d-%H%M%S}-{port}.log").open("xb")
+    except OSError as error:
+        raise SettingsError(f"{folder}: no log of its own server can be written there ({error.strerror}).") from error
+    with log:
         # What is a trainer's is not the server's: its addresses must not contradict each other.
         own = {"HANABI_HOST": _HOST, "PORT": str(port), "VLLM_SERVER_HOST": _HOST, "VLLM_SERVER_PORT": str(port)}
         if settings.preset is None:
@@ -80,7 +78,7 @@ def own_server(
         except ServerGoneError as error:
             # Its connections close a moment before it has ended.
             with contextlib.suppress(subprocess.TimeoutExpired):
-                server.wait(_DYING_SECONDS)
+                server.wait(3.0)
                 _raise_dead(server, Path(log.name), error)
             raise ServerGoneError(f"{error} The log of its own server: {log.name}") from error
         finally:
@@ -88,14 +86,16 @@ def own_server(
 
 
 def _raise_dead(server: "subprocess.Popen[bytes]", log: Path, cause: BaseException | None) -> NoReturn:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-25:]
     shown = "\n".join(f"    {line}" for line in lines) or "    (empty)"
     raise ServerError(f"its own server ended with code {server.poll()}; the end of {log}:\n{shown}") from cause
 
 
 def _end(server: "subprocess.Popen[bytes]", grace: float) -> None:
     """End the server and whatever it left in its process group; a second Ctrl-C does not cut this short."""
-    with _signals_held():
+    held = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in held}
+    try:
         if server.poll() is None:
             server.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -103,25 +103,6 @@ def _end(server: "subprocess.Popen[bytes]", grace: float) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)
         server.wait()
-
-
-@contextlib.contextmanager
-def _signals_held() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _log_file(folder: Path, port: int) -> IO[bytes]:
-    """Open a log that no other server has, e.g. outputs/own-server-20260131-093000-41237.log."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return (folder / f"own-server-{datetime.now():%Y%m%d-%H%M%S}-{port}.log").open("xb")
-    except OSError as error:
-        raise SettingsError(f"{folder}: no log of its own server can be written there ({error.strerror}).") from error

@@ -93,16 +93,6 @@ class _Commit(Struct):
     receipts: dict[str, _Receipt]
 
 
-class _Lent(Struct):
-    """Receipt of a lent adapter; `seat` is its word, e.g. "frozen_0123456789abcdef@50"."""
-
-    seat: str
-    name: str
-    version: int
-    sha256: str
-    config_sha256: str
-
-
 class RolloutClient:
     """One connection to one rollout server; used as a context it releases its session at the end.
 
@@ -175,14 +165,9 @@ class RolloutClient:
     def open_session(self, *, run_id: str, secret: str | None = None, **claims: Any) -> dict[str, Any]:
         """Introduce a run; the server compares both sides and refuses what differs, or to work for two trainers.
 
-        Args:
-            run_id: Path of the run folder.
-            secret: Of the run folder, see `runs.run_secret`; None: one of this client, so that no other trainer
-                succeeds it while it lives.
-            claims: The other fields of `SessionRequest` but `protocol` and `trainer_id`.
-
-        Returns:
-            The server's identity, the run and the versions that it serves of it.
+        `run_id` is the path of the run folder, and `secret` its own (`runs.run_secret`); None: one of this client, so
+        that no other trainer succeeds it while it lives. `claims` are the other fields of `SessionRequest`. Returns the
+        server's identity, the run and the versions that it serves of it.
         """
         try:
             names = session_headers(run_id, self.trainer_id)
@@ -239,7 +224,7 @@ class RolloutClient:
         sent = {}
         for name, (body, config) in adapters.items():
             sent[name] = (version, hashlib.sha256(body).hexdigest(), config_digest(config))
-            self._upload(dict, f"pushing {name}@{version}", f"/adapters/{name}", version, body, config)
+            self._upload(f"pushing {name}@{version}", f"/adapters/{name}", version, body, config)
         what = f"committing version {version}"
         answer = self._call(_Commit, what, "POST", "/adapters/commit", params={"version": version})
         for name, pushed in sent.items():
@@ -261,8 +246,9 @@ class RolloutClient:
         sha256, digest = hashlib.sha256(weights).hexdigest(), config_digest(config)
         name = frozen_name(sha256, config)
         seat = f"{name}@{version}"
-        answer = self._upload(_Lent, f"uploading {seat}", "/frozen/", version, weights, config)
-        if answer != _Lent(seat=seat, name=name, version=version, sha256=sha256, config_sha256=digest):
+        answer = self._upload(f"uploading {seat}", "/frozen/", version, weights, config)
+        sent = {"seat": seat, "name": name, "version": version, "sha256": sha256, "config_sha256": digest}
+        if {key: answer.get(key) for key in sent} != sent:
             raise ServerError(
                 f"{self.url}: receipt for {seat} is {answer}; the server does not hold what was uploaded. Restart it."
             )
@@ -280,8 +266,7 @@ class RolloutClient:
     def score(self, seat: str, prompts: Sequence[ScoredPrompt]) -> tuple[tuple[float, ...], ...]:
         """Return per prompt the log-probabilities of its replies, see `ScoreAnswer`.
 
-        Raises:
-            ServerError: The server refused, or its answer is of another version or not one number a reply.
+        A ServerError where the server refused, or its answer is of another version or not one number a reply.
         """
         what = f"scores of {seat}"
         body = ScoreRequest(seat=seat, prompts=tuple(prompts))
@@ -356,9 +341,7 @@ class RolloutClient:
             "extensions": {"max_bytes": max_bytes},
         }
 
-    def _upload(
-        self, kind: type[_Answer], what: str, path: str, version: int, body: bytes, config: Mapping[str, Any]
-    ) -> _Answer:
+    def _upload(self, what: str, path: str, version: int, body: bytes, config: Mapping[str, Any]) -> dict[str, Any]:
         """Upload an adapter; the larger it is the more time it has."""
         headers = {
             "x-sha256": hashlib.sha256(body).hexdigest(),
@@ -368,4 +351,4 @@ class RolloutClient:
         limit = self._limits.answer
         timeout = httpx.Timeout(limit, connect=self._limits.connect, read=limit + len(body) / _UPLOAD_PACE)
         sent: dict[str, Any] = {"params": {"version": version}, "content": body, "headers": headers, "timeout": timeout}
-        return self._call(kind, what, "PUT", path, **sent)
+        return self._call(dict, what, "PUT", path, **sent)

@@ -20,7 +20,7 @@ from typing import Annotated, Any, TypeVar
 import httpx
 from msgspec import Meta, Struct
 
-from hanabi_grpo.client.calls import MAX_ANSWER
+from hanabi_grpo.client.calls import MAX_ANSWER, retry_after
 from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.envs.texts import split_reply
 from hanabi_grpo.errors import PartnerDownError, PartnerError
@@ -47,7 +47,6 @@ _HINTS = {
     404: " Does the URL end as in http://localhost:8001/v1, and is the model named as there?",
 }
 _Count = Annotated[int, Meta(ge=0)]
-Messages = list[dict[str, str]]
 _Kind = TypeVar("_Kind", bound=Struct)
 
 
@@ -125,20 +124,26 @@ class UrlPartners:
         except _FailedError as error:
             raise PartnerError(f"{partner.base}: {error}") from error
 
-    async def ask(self, player: "UrlPlayer", messages: Messages, where: Mapping[str, Any]) -> str:
+    async def ask(self, player: "UrlPlayer", messages: list[dict[str, str]], where: Mapping[str, Any]) -> str:
         """Return a reply, never an empty one; `where` is the seat and its game, for the transcript.
 
         Raises:
             PartnerDownError: The budget is used up, or this was the last of `IN_VAIN` calls in a row.
             PartnerError: No usable reply after all tries.
         """
-        partner, tries, start = player.partner, 0, 0.0
+        partner, tries, start, limit = player.partner, 0, 0.0, self._settings.partner_tokens
         body = {"model": partner.model, "messages": messages, **player.sampling}
         reply, usage, reason = "", _Usage(), ""
         async with self._places:
             start = time.monotonic()
             for pause in (*PAUSES, None):
-                self._check_budget()
+                if 0 < limit <= self.spent:
+                    raise PartnerDownError(
+                        f"HANABI_PARTNER_TOKENS={limit}: the URLs of HANABI_PARTNER_URLS have counted {self.spent} "
+                        "tokens, so they are asked no more. Start the server anew, which counts from 0, with what may "
+                        "be spent from here on (0: no limit), then give the same command, in training with "
+                        "RESUME=latest."
+                    )
                 tries += 1
                 try:
                     reply, usage = await self._complete(partner, body)
@@ -171,15 +176,6 @@ class UrlPartners:
             f"{said} {player.in_vain} calls in a row failed like this, so it is asked no more. Every call is in "
             f"{self._transcript}. When it answers again, give the same command, in training with RESUME=latest."
         )
-
-    def _check_budget(self) -> None:
-        limit = self._settings.partner_tokens
-        if limit and self.spent >= limit:
-            raise PartnerDownError(
-                f"HANABI_PARTNER_TOKENS={limit}: the URLs of HANABI_PARTNER_URLS have counted {self.spent} tokens, so "
-                "they are asked no more. Start the server anew, which counts from 0, with what may be spent from here "
-                "on (0: no limit), then give the same command, in training with RESUME=latest."
-            )
 
     async def _complete(self, partner: PartnerUrl, body: Mapping[str, Any]) -> tuple[str, _Usage]:
         answer = self._read(_Completion, await self._send(partner, "POST", "/chat/completions", body))
@@ -222,9 +218,8 @@ class UrlPartners:
         if (status := response.status_code) == 200:
             return content
         reason = f"it answered {status}: {self._quoted(content)}.{_HINTS.get(status, '')}"
-        later = response.headers.get("retry-after", "")
-        after = float(later) if later.isdecimal() and len(later) < 6 else None
-        raise _FailedError(reason, again=status in (408, 409, 425, 429) or status >= 500, after=after)
+        again = status in (408, 409, 425, 429) or status >= 500
+        raise _FailedError(reason, again=again, after=retry_after(response))
 
     def _client(self, partner: PartnerUrl) -> httpx.AsyncClient:
         # A proxy variable is meant for the internet, not for this machine.

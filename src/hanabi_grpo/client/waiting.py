@@ -13,7 +13,6 @@ from hanabi_grpo.rollout.handshake import STARTING
 from hanabi_grpo.settings import Settings
 
 _ASK_SECONDS = 5.0
-_LONGEST_SILENCE = 60.0
 
 
 class NotReady(NamedTuple):
@@ -22,6 +21,10 @@ class NotReady(NamedTuple):
     reason: str
     is_there: bool = False
     """A server has the port, so nobody needs to start one."""
+
+
+Health = dict[str, Any] | NotReady | ServerError
+"""What a rollout server says of itself, or why there is no healthy one, or why it refuses."""
 
 
 def wait_for_server(
@@ -35,13 +38,9 @@ def wait_for_server(
 ) -> dict[str, Any]:
     """Return once the server answers that it is healthy; say meanwhile what is waited for, less and less often.
 
-    Args:
-        settings: VLLM_SERVER_HOST, VLLM_SERVER_PORT, HANABI_SERVER_TIMEOUT and the key.
-        say: Where reminders go.
-        server_command: What starts the server, as typed in another terminal; None: it was started for this wait.
-        remind: Seconds to the first reminder; the times after it double, up to a minute.
-        poll: Seconds between questions.
-        look: Called before each question; what it raises ends the wait.
+    `server_command` starts the server, as typed in another terminal; None: it was started for this wait. The first
+    reminder comes after `remind` seconds, and the times after it double, up to a minute. Every `poll` seconds `look` is
+    called, and what it raises ends the wait, and the server is asked.
 
     Raises:
         ServerGoneError: The time is up.
@@ -79,14 +78,17 @@ def wait_for_server(
                 )
                 said = answer.is_there
                 next_reminder = start + waited + remind
-                remind = min(2 * remind, _LONGEST_SILENCE)
+                remind = min(2 * remind, 60.0)
             time.sleep(min(poll, limit - waited))
 
 
-def look_once(settings: Settings) -> dict[str, Any] | NotReady:
-    """Return what a server answers to one question, or why there is no healthy one; raises as `wait_for_server`."""
-    with _client(settings) as client:
-        return _ask(client, server_url(settings), _ASK_SECONDS)
+def look_once(settings: Settings) -> Health:
+    """Ask a server how it is, once."""
+    try:
+        with _client(settings) as client:
+            return _ask(client, server_url(settings), _ASK_SECONDS)
+    except ServerError as error:
+        return error
 
 
 def _client(settings: Settings) -> httpx.Client:

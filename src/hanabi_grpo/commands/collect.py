@@ -9,7 +9,7 @@ from hanabi_grpo.client.lineups import parse_line_up
 from hanabi_grpo.commands.console import bars, interruptible, make_console, sayer
 from hanabi_grpo.commands.playing import Env, OwnServer, Players, Preset, Temperature, choose
 from hanabi_grpo.envs.base import is_held_out
-from hanabi_grpo.evaluation.collect import Collection, collect_games
+from hanabi_grpo.evaluation.collect import collect_games
 
 
 def collect(
@@ -32,14 +32,7 @@ def collect(
     chosen = choose(env, preset, players, temperature)
     game = chosen.game
     game.environment.reset(game.config, split=suite, seed=0)  # refuses a malformed name before anything is written
-    what = Collection(
-        line_up=parse_line_up(line_up, game.spec.num_players, env=game.env),
-        setup=game,
-        suite=suite,
-        num_deals=deals,
-        num_games=games,
-        rotate=not no_rotate,
-    )
+    team = parse_line_up(line_up, game.spec.num_players, env=game.env)
     aside = make_console(aside=True)
     if is_held_out(suite):
         said = f"warning: suite {suite} is held out; training on these games spoils evaluations on it."
@@ -48,7 +41,7 @@ def collect(
     stopped = "stopped: {} of {} deals are done and kept; the same command goes on."
     with (
         interruptible(lambda: stopped.format(done, deals)),
-        chosen.serving(aside, needed=what.line_up.needs_server, own=own_server) as served,
+        chosen.serving(aside, needed=team.needs_server, own=own_server) as served,
         bars(aside) as shown,
     ):
         bar = shown.add_task(f"{line_up}: {deals} deals × {games} games", total=deals)
@@ -58,6 +51,16 @@ def collect(
             done = num_deals
             shown.update(bar, completed=num_deals)
 
-        state = collect_games(what, out, served=served, progress=progress)
+        state = collect_games(
+            team,
+            game,
+            out,
+            suite=suite,
+            num_deals=deals,
+            num_games=games,
+            rotate=not no_rotate,
+            served=served,
+            progress=progress,
+        )
     mean = f"mean score {state.score / state.games:.3f}"
     sayer(make_console())(f"{out}: {state.games} games of {state.deals} deals, {mean}")

@@ -7,12 +7,7 @@ import typer
 
 from hanabi_grpo.commands.console import make_console, sayer
 from hanabi_grpo.evaluation.comparison.arms import SCORE, load_arms, parse_arms
-from hanabi_grpo.evaluation.comparison.tables import (
-    compare_arms,
-    comparison_markdown,
-    comparison_notes,
-    comparison_sheets,
-)
+from hanabi_grpo.evaluation.comparison.tables import compare_arms, comparison_notes, comparison_sheets
 from hanabi_grpo.runs.run_folder import save_text
 
 
@@ -33,16 +28,17 @@ def compare(
     name, loaded = load_arms(parse_arms(arms), metric=metric)
     found = compare_arms(name, loaded, window=window, metric=metric)
     console = make_console()
-    say = sayer(console)
-    for sheet in comparison_sheets(found):
+    say, sheets, notes = sayer(console), comparison_sheets(found), [f"- {note}" for note in comparison_notes(found)]
+    for sheet in sheets:
         console.print(sheet.rich())
-    for note in comparison_notes(found):
-        say(f"- {note}")
+    for note in notes:
+        say(note)
     if out_png is not None:
         from hanabi_grpo.report.charts.bands import draw_bands
 
         draw_bands(out_png, found)
         say(f"picture: {out_png}")
     if out_markdown is not None:
-        save_text(out_markdown, comparison_markdown(found), "--out-markdown")
+        tables = [*(sheet.markdown() for sheet in sheets), "".join(f"{note}\n" for note in notes)]
+        save_text(out_markdown, "\n".join(tables), "--out-markdown")
         say(f"tables: {out_markdown}")

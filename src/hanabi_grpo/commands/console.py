@@ -4,7 +4,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -21,7 +21,7 @@ from hanabi_grpo.settings.gpus import Terminal, gpu_share
 from hanabi_grpo.settings.refs import split_player
 from hanabi_grpo.settings.variables import typed
 
-SECTIONS: Mapping[Terminal, tuple[str, ...]] = {
+_SECTIONS: Mapping[Terminal, tuple[str, ...]] = {
     "server": ("run", "server", "game"),
     "trainer": ("run", "game", "trainer", "tracking"),
 }
@@ -67,19 +67,14 @@ def interruptible(summary: Callable[[], str]) -> Iterator[None]:
 
     A server that fails is an error, after the same line.
     """
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, ServerError) as error:
         sayer(make_console(aside=True))(summary())
+        if isinstance(error, ServerError):
+            raise
         raise typer.Exit(INTERRUPTED) from None
-    except ServerError:
-        sayer(make_console(aside=True))(summary())
-        raise
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -111,10 +106,10 @@ def show_settings(*, as_json: bool) -> None:
         make_console().print(settings_table(loaded))
 
 
-def announce(console: Console, sections: Sequence[str], terminal: Terminal) -> LoadedSettings:
+def announce(console: Console, terminal: Terminal) -> LoadedSettings:
     """Resolve the settings, print those that are no defaults, and set what other software reads (`set_environ`)."""
     loaded = load_settings()
-    console.print(settings_table(loaded, sections, only_given=True))
+    console.print(settings_table(loaded, _SECTIONS[terminal], only_given=True))
     if why := set_environ(loaded, terminal):
         sayer(console)(why)
     return loaded
@@ -129,8 +124,8 @@ def set_environ(loaded: LoadedSettings, terminal: Terminal) -> str:
     give_environ(loaded)
     if (share := gpu_share(loaded, terminal)) is None:
         return ""
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(share.names)
-    return share.why
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(share[0])
+    return share[1]
 
 
 def give_environ(loaded: LoadedSettings) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from hanabi_grpo.client.lineups import LineUp
 from hanabi_grpo.commands.console import bars, interruptible, make_console, print_json, sayer
@@ -14,13 +13,9 @@ from hanabi_grpo.commands.playing import AsJson, Env, OwnServer, Players, Preset
 from hanabi_grpo.evaluation.crossplay.plan import Plan, make_plan, parse_entries, play_cells
 from hanabi_grpo.evaluation.crossplay.summary import all_sheets, describe, summarise, summary_json
 from hanabi_grpo.evaluation.evaluate import check_deals
-from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.report.cross_play_page import write_cross_play
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from hanabi_grpo.settings.refs import ScriptRef
-
-_MOST_COLUMNS = 6
-"""Most entries whose matrix fits into 120 columns."""
 
 
 def cross_play(
@@ -66,7 +61,20 @@ def cross_play(
     needed = any(not isinstance(entry.ref, ScriptRef) for entry in entries)
     with interruptible(standing), chosen.serving(console, needed=needed, own=own_server) as served:
         plan = make_plan(entries, chosen.game, deals, suite=suite, served=served)
-        _play(plan, folder, cells, served, aside)
+        with bars(aside) as shown:
+            of_cells = shown.add_task("cells", total=len(plan.cells))
+            of_deals = shown.add_task("deals", total=plan.num_deals)
+
+            def begin(line_up: LineUp) -> None:
+                shown.update(of_cells, completed=len(cells))
+                shown.update(of_deals, completed=0, description=line_up.label)
+
+            def progress(done: int) -> None:
+                shown.update(of_deals, completed=done)
+
+            play_cells(plan, folder, cells, served=served, begin=begin, progress=progress)
+            shown.update(of_cells, completed=len(cells))
+            shown.update(of_deals, completed=plan.num_deals, description="deals")
         summary = summarise(plan, cells)
         files = write_cross_play(folder, summary)
     say = sayer(console)
@@ -75,26 +83,8 @@ def cross_play(
     else:
         for line in describe(summary):
             say(line)
-        for sheet in all_sheets(summary)[0 if len(summary.labels) <= _MOST_COLUMNS else 1 :]:
+        # The matrix of more than six entries does not fit into 120 columns.
+        for sheet in all_sheets(summary)[0 if len(summary.labels) <= 6 else 1 :]:
             console.print(sheet.rich())
     for file in files:
         say(f"wrote {file}")
-
-
-def _play(
-    plan: Plan, folder: Path, cells: dict[str, EvaluationResult], served: Served | None, console: Console
-) -> None:
-    with bars(console) as shown:
-        of_cells = shown.add_task("cells", total=len(plan.cells))
-        of_deals = shown.add_task("deals", total=plan.num_deals)
-
-        def begin(line_up: LineUp) -> None:
-            shown.update(of_cells, completed=len(cells))
-            shown.update(of_deals, completed=0, description=line_up.label)
-
-        def progress(done: int) -> None:
-            shown.update(of_deals, completed=done)
-
-        play_cells(plan, folder, cells, served=served, begin=begin, progress=progress)
-        shown.update(of_cells, completed=len(cells))
-        shown.update(of_deals, completed=plan.num_deals, description="deals")

@@ -12,7 +12,6 @@ import typer
 
 from hanabi_grpo.client.fleet import each_server, server_url
 from hanabi_grpo.commands.console import (
-    SECTIONS,
     announce,
     make_console,
     offline_environ,
@@ -54,7 +53,7 @@ def look(terminal: Terminal, extra_args: list[str], *, print_config: bool, dry_r
         loaded = load_settings()
         set_environ(loaded, terminal)
     else:
-        loaded = announce(console, SECTIONS[terminal], terminal)
+        loaded = announce(console, terminal)
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
     shell |= {"CUDA_VISIBLE_DEVICES": gpus} if gpus is not None else {}
     checks = make_checks(loaded, role=terminal, shell=shell, console=None if as_json else console)

@@ -29,8 +29,6 @@ from hanabi_grpo.runs.ledger import key_digest
 from hanabi_grpo.runs.run_folder import EVALUATIONS
 from hanabi_grpo.settings.refs import SERVED
 
-_FOLDER = Path("outputs/evaluations")
-
 
 def evaluate(
     line_ups: Annotated[
@@ -79,8 +77,14 @@ def evaluate(
     digests: list[str] = []
     results: list[EvaluationResult] = []
     needed = any(team.needs_server for team in teams)
+
+    def standing() -> str:
+        each = f" ({', '.join(f'{label}: {count}' for label, count in done.items())})" if len(done) > 1 else ""
+        total = f"{sum(done.values())} of {len(done) * deals}"
+        return f"stopped: {total} deals are done{each} and kept; the same command goes on from there."
+
     with (
-        interruptible(lambda: f"stopped: {_standing(done, deals)}"),
+        interruptible(standing),
         chosen.serving(console, needed=needed, own=own_server) as served,
         bars(aside) as progress,
     ):
@@ -88,7 +92,8 @@ def evaluate(
             key = line_up_key(team, game, suite=suite, served=served, rotate=not no_rotate)
             digests.append(key_digest(key))
             part = f".{number}.part.jsonl" if len(teams) > 1 else ".part.jsonl"
-            books.append(out.with_suffix(part) if out else _FOLDER / f"{game.spec.preset}-{digests[-1]}.part.jsonl")
+            unfinished = Path("outputs/evaluations") / f"{game.spec.preset}-{digests[-1]}.part.jsonl"
+            books.append(out.with_suffix(part) if out else unfinished)
             orders = len(team.orders(rotate=not no_rotate))
             title = f"{name}: {deals} deals" + (f" in {orders} seat orders" if orders > 1 else "")
             bar = progress.add_task(title, total=deals)
@@ -150,9 +155,3 @@ def _keep(
             tell(f"not kept with the run: {error}")
         else:
             tell(f"kept with the run: {path}")
-
-
-def _standing(done: dict[str, int], deals: int) -> str:
-    each = f" ({', '.join(f'{label}: {count}' for label, count in done.items())})" if len(done) > 1 else ""
-    total = f"{sum(done.values())} of {len(done) * deals}"
-    return f"{total} deals are done{each} and kept; the same command goes on from there."

@@ -23,14 +23,10 @@ class Nodes:
 
     count: int = 1
     rank: int = 0
+    """0: this one makes the run folder, which the others join."""
     address: str = ""
     """Of node 0, as the others reach it."""
     port: int = DEFAULT_PORT
-
-    @property
-    def joins(self) -> bool:
-        """True on every node but the first."""
-        return self.rank > 0
 
 
 def read_nodes(environ: Mapping[str, str] = os.environ) -> Nodes:
@@ -58,7 +54,7 @@ def check_nodes(nodes: Nodes, settings: Settings, plan: BatchPlan) -> None:
             f"{many}: micro-batches must be cut by tokens, which fits any number of processes; unset "
             "PER_DEVICE_TRAIN_BATCH_SIZE, or set HANABI_TOKENS_PER_MICRO_BATCH above 0."
         )
-    if nodes.joins and settings.output_dir is None:
+    if nodes.rank and settings.output_dir is None:
         raise SettingsError(
             f"{many} NODE_RANK={nodes.rank}: OUTPUT_DIR must name the run folder of node 0, in a file system that all "
             "nodes share; its settings.json is what this node's processes read."

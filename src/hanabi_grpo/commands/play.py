@@ -104,17 +104,13 @@ def play(
         with contextlib.closing(asyncio.new_event_loop()) as loop:
             try:
                 episode = loop.run_until_complete(play_episode(game.task(SUITE, number), table, names=tuple(seats)))
-            except (PlayerLeftError, KeyboardInterrupt):
+            except (EOFError, KeyboardInterrupt):
                 say("\nYou left; the game is not kept.")
                 raise typer.Exit(INTERRUPTED) from None
     figures = {**episode.result, "your return": episode.reward(words.index(HUMAN))}
     say(f"\nThe game is over ({episode.status}): {', '.join(f'{name} {value:g}' for name, value in figures.items())}")
     write_recordings(target, [Recording(episode=episode, source=target.stem)])
     say(f"wrote {target}\nwatch it: hanabi-grpo view {shlex.quote(str(target))}")
-
-
-class PlayerLeftError(Exception):
-    """The person has left; no fault, but the game cannot go on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,19 +129,16 @@ class Person:
         return self
 
     async def reply(self, seen: Observation) -> Reply:
-        """Ask until the answer is a legal action; PlayerLeftError when the person typed q, or the input ended."""
+        """Ask until the answer is a legal action; EOFError when the person typed q, or the input ended."""
         message, legal = seen.message(), seen.legal()
         self.say(f"\n{message}")
         while True:
-            try:
-                line = self.ask("Your reply (l: legal actions, q: leave): ").strip()
-            except EOFError as error:
-                raise PlayerLeftError from error
+            line = self.ask("Your reply (l: legal actions, q: leave): ").strip()
             action = seen.parse(line)
             if legal is not None and action in legal:
                 return Reply(text=line, prompt=message)
             if line == "q":
-                raise PlayerLeftError
+                raise EOFError
             if line == "l":
                 self.say("any text" if legal is None else "\n".join(legal))
             elif legal is None and action is not None:

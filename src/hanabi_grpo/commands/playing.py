@@ -84,11 +84,7 @@ class Chosen:
 
 
 def choose(env: str | None, preset: str | None, players: int | None, temperature: float | None) -> Chosen:
-    """Return what the options and the settings choose.
-
-    Raises:
-        SettingsError: There is no such game, or the temperature is negative or no number.
-    """
+    """Return what options and settings choose; SettingsError: no such game, a temperature that is negative or none."""
     loaded = load_settings()
     heat = loaded.settings.temperature if temperature is None else temperature
     if not 0 <= heat < float("inf"):

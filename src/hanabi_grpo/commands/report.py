@@ -46,10 +46,18 @@ def report(
                 console.print(sheet.rich())
             return
     found = read_report(run)
-    _show(found, say)
+    state = found.state
+    say(f"{state.name}: step {state.step}" + (f" of {state.max_steps}" if state.max_steps else ""), "bold")
+    for line in filter(None, (found.lead, found.validation)):
+        say(line)
+    raised = [
+        f"{name}{f' ({subject})' if subject else ''} since step {since}"
+        for (name, subject), since in state.raised.items()
+    ]
+    say(f"alarms: {', '.join(raised) or 'none is raised'}", "red" if raised else "")
     for sheet in [*found.sheets, *([found.alarm_sheet()] if alarms else []), *sheets]:
         console.print(sheet.rich())
-    for change in found.state.changes if alarms else ():
+    for change in state.changes if alarms else ():
         say(f"step {change.step}: {change.message}")
     notes = list(found.notes)
     if html is not None:
@@ -67,18 +75,6 @@ def report(
     if is_limited and (problem := found.shortfall(min_rise=min_rise, min_sigma=min_sigma)):
         sayer(make_console(aside=True))(problem, "red")
         raise typer.Exit(1)
-
-
-def _show(found: RunReport, say: Callable[..., None]) -> None:
-    state = found.state
-    say(f"{state.name}: step {state.step}" + (f" of {state.max_steps}" if state.max_steps else ""), "bold")
-    for line in filter(None, (found.lead, found.validation)):
-        say(line)
-    raised = [
-        f"{name}{f' ({subject})' if subject else ''} since step {since}"
-        for (name, subject), since in state.raised.items()
-    ]
-    say(f"alarms: {', '.join(raised) or 'none is raised'}", "red" if raised else "")
 
 
 def _draw(found: RunReport, path: Path, say: Callable[..., None]) -> None:

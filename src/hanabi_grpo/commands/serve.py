@@ -2,7 +2,7 @@
 
 import typer
 
-from hanabi_grpo.commands.console import SECTIONS, TRAIN_SCRIPT, announce, make_console, sayer, typed_words
+from hanabi_grpo.commands.console import TRAIN_SCRIPT, announce, make_console, sayer, typed_words
 from hanabi_grpo.commands.dry_run import AsJson, DryRun, PrintConfig, look
 from hanabi_grpo.settings import LoadedSettings, Settings
 from hanabi_grpo.settings.load import check_names
@@ -23,7 +23,7 @@ def serve(
         look("server", ctx.args, print_config=print_config, dry_run=dry_run, as_json=as_json)
         return
     console = make_console()
-    loaded = announce(console, SECTIONS["server"], "server")
+    loaded = announce(console, "server")
     sayer(console)(f"For training, type in another terminal:\n    {trainer_command(loaded)}")
     # Imported here: the offline switches must be set before a hub library reads them.
     from hanabi_grpo.server.main import serve as run_server

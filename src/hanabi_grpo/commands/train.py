@@ -13,15 +13,7 @@ from rich.console import Console
 
 from hanabi_grpo.client import waiting
 from hanabi_grpo.client.fleet import each_server, server_name
-from hanabi_grpo.commands.console import (
-    SECTIONS,
-    TRAIN_SCRIPT,
-    announce,
-    make_console,
-    sayer,
-    server_command,
-    typed_words,
-)
+from hanabi_grpo.commands.console import TRAIN_SCRIPT, announce, make_console, sayer, server_command, typed_words
 from hanabi_grpo.commands.dry_run import AsJson, DryRun, PrintConfig, look
 from hanabi_grpo.commands.nodes import Nodes, check_nodes, read_nodes, trainer_argv
 from hanabi_grpo.rollout.datasets import check_payoffs, mix_line, num_steps, played_setups, training_rows
@@ -63,7 +55,7 @@ def train(
         return
     console = make_console()
     say = sayer(console)
-    loaded = announce(console, SECTIONS["trainer"], "trainer")
+    loaded = announce(console, "trainer")
     plan = batch_plan(loaded.settings)
     rows = training_rows(loaded.settings)
     check_payoffs(loaded.settings, rows)
@@ -72,7 +64,7 @@ def train(
     resolve_model(loaded.settings.model, tiny_model_command(*boards))
     nodes = read_nodes()
     check_nodes(nodes, loaded.settings, plan)
-    if nodes.joins and loaded.settings.output_dir is not None:
+    if nodes.rank and loaded.settings.output_dir is not None:
         say("joining node 0")
         _become_trainer(loaded, loaded.settings.output_dir / "settings.json", extra_args, nodes, say)
         return
@@ -91,7 +83,14 @@ def train(
         for one in each_server(loaded.settings):
             wait_for_server(replace(loaded, settings=one), console)
         if resume is not None:
-            _set_aside(resume, say)
+            moved, files = cut_records(resume.run_folder, resume.step)
+            if moved or files:
+                say(
+                    f"records after step {resume.step} moved aside: {moved} rows to metrics.discarded.jsonl, {files} "
+                    "files to episodes/discarded/"
+                )
+            if kept := keep_settings(resume.run_folder, resume.step):
+                say(f"settings until here: {kept}")
         document = {
             **settings_json(loaded),
             "dataset_sha256": dataset_sha256(loaded.settings),
@@ -169,14 +168,3 @@ def _run_folder(settings: Settings) -> Iterator[tuple[Path, ResumePlan | None]]:
             yield folder, resume
         finally:
             leave_run_folder(folder)
-
-
-def _set_aside(resume: ResumePlan, say: Callable[[str], None]) -> None:
-    rows, files = cut_records(resume.run_folder, resume.step)
-    if rows or files:
-        say(
-            f"records after step {resume.step} moved aside: {rows} rows to metrics.discarded.jsonl, {files} files to "
-            "episodes/discarded/"
-        )
-    if kept := keep_settings(resume.run_folder, resume.step):
-        say(f"settings until here: {kept}")

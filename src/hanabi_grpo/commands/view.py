@@ -1,6 +1,5 @@
 """`hanabi-grpo view`: recorded games on the terminal, or as one HTML page."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -50,7 +49,11 @@ def view(
         say(note, "yellow")
     settings = settings_beside(path)
     chosen = selection.apply(recordings)
-    title = f"{_name(files)}: {len(chosen)} of {len(recordings)} games"
+    # A page is passed on, and whole paths name machines and people.
+    folder = files[0].resolve().parent
+    run = folder.parent.name if folder.name == "episodes" else folder.name
+    name = files[0].name if len(files) == 1 else f"{len(files)} files"
+    title = f"{name} of {run}: {len(chosen)} of {len(recordings)} games"
     if not chosen:
         say(f"{title}; every reply was a legal action.")
         return
@@ -65,10 +68,3 @@ def view(
     advantages, _ = advantages_of(recordings, settings)
     for one in chosen:
         print_game(console, one, settings, advantages[one.number], prompts=prompts, player=selection.player)
-
-
-def _name(files: Sequence[Path]) -> str:
-    # A page is passed on, and whole paths name machines and people.
-    folder = files[0].resolve().parent
-    run = folder.parent.name if folder.name == "episodes" else folder.name
-    return f"{files[0].name} of {run}" if len(files) == 1 else f"{len(files)} files of {run}"

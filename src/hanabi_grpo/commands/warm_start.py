@@ -7,14 +7,7 @@ import typer
 from rich.progress import TaskID
 from rich.table import Table
 
-from hanabi_grpo.commands.console import (
-    INTERRUPTED,
-    bars,
-    give_environ,
-    make_console,
-    sayer,
-    stop_flag,
-)
+from hanabi_grpo.commands.console import INTERRUPTED, bars, give_environ, make_console, sayer, stop_flag
 from hanabi_grpo.commands.playing import Env, Players, Preset, game_setup
 from hanabi_grpo.settings import load_settings
 

@@ -7,21 +7,14 @@ environment adds its own in `Environment.alarms`.
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
+from typing import Literal
 
 WINDOW = 10
 """Readings (steps) of which the mean is looked at."""
 NOISE = 8.0
 """Standard errors that a relative threshold is away from its reference at least."""
 WARM_UP = 20
-"""Readings before which nothing is raised; the first half of them is what `Reference.FIRST` means."""
-
-
-class Reference(StrEnum):
-    """What a relative threshold is relative to: the mean of the first `WINDOW` readings, or the highest one so far."""
-
-    FIRST = "first"
-    HIGHEST = "highest"
+"""Readings before which nothing is raised; the first half of them is the reference `first`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +32,8 @@ class Alarm:
     clear_at: float
     below: bool = False
     """Raised below the threshold, not above."""
-    reference: Reference | None = None
+    reference: Literal["first", "highest"] | None = None
+    """What the threshold is relative to: the mean of the first `WINDOW` readings, or the highest one so far."""
     least_change: float = 0.0
     """With a reference: distance from it that a raise needs at least, half of it until the alarm is over."""
     after: int = WARM_UP
@@ -71,7 +65,7 @@ LESS_STEEP = (
 GENERAL: tuple[Alarm, ...] = (
     Alarm(
         name="score_fall", figure="score/{board}", title="mean score", below=True,
-        reference=Reference.HIGHEST, raise_at=0.6, clear_at=0.8, least_change=0.4,
+        reference="highest", raise_at=0.6, clear_at=0.8, least_change=0.4,
         means="the team has lost much of what it had learnt.",
         do=f"{LESS_STEEP}.",
     ),
@@ -84,14 +78,14 @@ GENERAL: tuple[Alarm, ...] = (
     ),
     Alarm(
         name="entropy_fall", figure="{player}/entropy_estimate", title="entropy, nats per reply token", below=True,
-        reference=Reference.FIRST, raise_at=0.1, clear_at=0.2,
+        reference="first", raise_at=0.1, clear_at=0.2,
         means="nine tenths of its first entropy are gone; what it does not try now it can hardly learn any more.",
         do="Look at the score: still rising is fine, flat is an early convergence. A higher TEMPERATURE or a lower "
         "LEARNING_RATE keeps more of it.",
     ),
     Alarm(
         name="entropy_rise", figure="{player}/entropy_estimate", title="entropy, nats per reply token",
-        reference=Reference.FIRST, raise_at=2.0, clear_at=1.5, least_change=0.3,
+        reference="first", raise_at=2.0, clear_at=1.5, least_change=0.3,
         means="its replies become random: updates push it away from what it could do.",
         do=f"{LESS_STEEP}, or a smaller MAX_GRAD_NORM.",
     ),
@@ -104,14 +98,14 @@ GENERAL: tuple[Alarm, ...] = (
     ),
     Alarm(
         name="length_rise", figure="{player}/tokens_per_reply", title="tokens per reply",
-        reference=Reference.FIRST, raise_at=2.0, clear_at=1.5, least_change=1.0,
+        reference="first", raise_at=2.0, clear_at=1.5, least_change=1.0,
         means="its replies grow; time and memory grow with them, and length itself may be what is rewarded.",
         do="Look at replies (hanabi-grpo view RUN); lower MAX_COMPLETION_LENGTH, or check what an advantage does to "
         "long replies.",
     ),
     Alarm(
         name="length_fall", figure="{player}/tokens_per_reply", title="tokens per reply", below=True,
-        reference=Reference.FIRST, raise_at=0.5, clear_at=0.7, least_change=1.0,
+        reference="first", raise_at=0.5, clear_at=0.7, least_change=1.0,
         means="its replies shrink to less than half; with HANABI_THINKING it stops to think.",
         do="Look at replies (hanabi-grpo view RUN): if the score holds it is a saving, else BETA above 0 or a lower "
         "LEARNING_RATE.",

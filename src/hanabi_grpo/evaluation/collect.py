@@ -6,7 +6,7 @@ ledger after it; a file without a row is played and written again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -41,30 +41,22 @@ class Progress(BaseModel):
     """Sum over the games."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collection:
-    """What to play."""
-
-    line_up: LineUp
-    setup: Setup[Any]
-    suite: str
-    num_deals: int
-    num_games: int
-    """Of each deal."""
-    rotate: bool
-    """Whether deal after deal changes the seat order."""
-
-
 def collect_games(
-    what: Collection,
+    line_up: LineUp,
+    setup: Setup[Any],
     folder: Path,
     *,
+    suite: str,
+    num_deals: int,
+    num_games: int,
+    rotate: bool,
     served: Served | None = None,
     progress: Callable[[int], None] = lambda deals: None,
 ) -> Progress:
-    """Play and write games until every deal is done; goes on where an earlier call for the same games stopped.
+    """Play and write `num_games` of each deal until all are done; goes on where an earlier call for the same stopped.
 
-    `served` is needed unless scripts fill every seat; `progress` receives how many deals are done.
+    With `rotate` deal after deal changes the seat order. `served` is needed unless scripts fill every seat; `progress`
+    receives how many deals are done.
 
     Raises:
         SettingsError: The folder holds other games, is damaged or cannot be written.
@@ -72,25 +64,21 @@ def collect_games(
     """
     if not (folder / _LEDGER).exists() and any(folder.glob("*.jsonl")):
         raise SettingsError(f"--out {folder}: holds other games already (*.jsonl); choose a new folder.")
-    key = line_up_key(what.line_up, what.setup, suite=what.suite, served=served, rotate=what.rotate)
-    key |= {"games_per_deal": what.num_games, "prompts": True}
-    orders = what.line_up.orders(rotate=what.rotate)
+    key = line_up_key(line_up, setup, suite=suite, served=served, rotate=rotate)
+    key |= {"games_per_deal": num_games, "prompts": True}
+    orders = line_up.orders(rotate=rotate)
     with Ledger(folder / _LEDGER, key) as book:
         state, waiting = _last(book), list[Episode]()
         try:
-            _describe(folder, what, key, state)
+            _describe(folder, setup, num_deals, key, state)
             progress(state.deals)
+            tables = [Table(seed, orders[seed % len(orders)]) for seed in range(state.deals, num_deals)]
             for groups in play_tables(
-                [Table(seed, orders[seed % len(orders)]) for seed in range(state.deals, what.num_deals)],
-                what.setup,
-                suite=what.suite,
-                label=what.line_up.text,
-                served=served,
-                num_games=what.num_games,
+                tables, setup, suite=suite, label=line_up.text, served=served, num_games=num_games
             ):
                 waiting += [game for group in groups for game in group]
-                if len(waiting) >= FILE_GAMES or waiting[-1].seed + 1 == what.num_deals:
-                    state, waiting = _write(folder, what, waiting, len(orders), state), []
+                if len(waiting) >= FILE_GAMES or waiting[-1].seed + 1 == num_deals:
+                    state, waiting = _write(folder, setup, waiting, len(orders), state), []
                     book.add(state.model_dump())
                     progress(state.deals)
         except OSError as error:
@@ -98,7 +86,7 @@ def collect_games(
                 raise
             raise SettingsError(f"--out {folder}: cannot be written ({error.strerror}).") from error
         finally:
-            _describe(folder, what, key, state)
+            _describe(folder, setup, num_deals, key, state)
     return state
 
 
@@ -113,11 +101,11 @@ def fill_prompts(episode: Episode, setup: Setup[Any]) -> Episode:
     return replace(episode, turns=tuple(turns))
 
 
-def _write(folder: Path, what: Collection, games: Sequence[Episode], num_orders: int, state: Progress) -> Progress:
+def _write(folder: Path, setup: Setup[Any], games: Sequence[Episode], num_orders: int, state: Progress) -> Progress:
     """Write whole deals as one file; returns the state once it is on disk."""
-    lines = (json_text(episode_to_json(fill_prompts(game, what.setup))) for game in games)
+    lines = (json_text(episode_to_json(fill_prompts(game, setup))) for game in games)
     write_text_atomic(folder / f"games_{state.deals:06d}.jsonl", "".join(lines))
-    score = sum(line_up_score(what.setup.spec, game, game.seed % num_orders) for game in games)
+    score = sum(line_up_score(setup.spec, game, game.seed % num_orders) for game in games)
     return Progress(deals=games[-1].seed + 1, games=state.games + len(games), score=state.score + score)
 
 
@@ -128,16 +116,15 @@ def _last(book: Ledger) -> Progress:
         raise SettingsError(f"{book.path}: damaged ({error.errors()[0]['msg']}); choose a new folder.") from error
 
 
-def _describe(folder: Path, what: Collection, key: Mapping[str, Any], state: Progress) -> None:
-    setup = what.setup
+def _describe(folder: Path, setup: Setup[Any], num_deals: int, key: Mapping[str, Any], state: Progress) -> None:
     shown = ("line_up", "seats", "policies", "env", "env_config", "spec_hash", "suite", "temperature", "max_tokens")
     about = {
         **{name: key.get(name) for name in shown},
-        "num_deals": what.num_deals,
-        "games_per_deal": what.num_games,
+        "num_deals": num_deals,
+        "games_per_deal": key["games_per_deal"],
         "deals_done": state.deals,
         "games_done": state.games,
-        "complete": state.deals >= what.num_deals,
+        "complete": state.deals >= num_deals,
         "mean_score": state.score / state.games if state.games else None,
         "system_prompts": [setup.environment.system(setup.config, player) for player in range(setup.spec.num_players)],
         "hanabi_grpo": __version__,

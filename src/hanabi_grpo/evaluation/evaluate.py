@@ -53,17 +53,9 @@ def evaluate_line_up(
 ) -> EvaluationResult:
     """Let a line-up play deals 0 to `num_deals - 1` of a held-out suite, each once in every seat order.
 
-    Args:
-        line_up: Who plays.
-        setup: The game.
-        num_deals: How many deals.
-        suite: Which stream of held-out deals.
-        served: Needed unless scripts fill every seat.
-        rotate: Whether a list of different players changes seats.
-        label: What tables call it; None: see `LineUp.label`.
-        ledger: File for finished deals, from which an interrupted evaluation goes on; the caller removes it, once the
-            result is kept.
-        progress: Receives the number of deals done.
+    `served` is needed unless scripts fill every seat; with `rotate` a list of different players changes seats. Tables
+    call it by `label`; None: see `LineUp.label`. `ledger` is a file for finished deals, from which an interrupted
+    evaluation goes on; the caller removes it, once the result is kept. `progress` receives the number of deals done.
 
     Raises:
         SettingsError: Fewer than two deals, a suite that training uses, or a ledger of other work.
@@ -208,10 +200,9 @@ def summarise(
 
 
 def paired_difference(a: EvaluationResult, b: EvaluationResult) -> Estimate:
-    """Return mean, error and interval of `b - a` over the deals that both played, clustered by start.
+    """Return mean, error and interval of `b - a` over the deals that both played, which must be the same.
 
-    Raises:
-        SettingsError: The two did not play the same deals.
+    The error is clustered by start. A SettingsError where they did not play the same deals.
     """
     for what, mine, theirs in (
         ("games", f"{a.preset} {a.spec_hash}", f"{b.preset} {b.spec_hash}"),

@@ -81,15 +81,17 @@ def play_tables(
             assert served is not None
             yield _ask(served, some, setup, suite, label, num_games)
         else:
-            yield _scripted(some, setup, suite, num_games)
+            # Without an event loop, which Ctrl-C could leave half closed.
+            groups = []
+            for table in some:
+                policies = {player: setup.environment.policies[str(ref)]() for player, ref in enumerate(table.refs)}
+                task = setup.task(suite, table.seed)
+                groups.append([play_scripts(task, policies, number=number) for number in range(num_games)])
+            yield groups
 
 
 def check_replay(setup: Setup[Any], episode: Episode) -> None:
-    """Play the actions of an episode again and compare what comes out.
-
-    Raises:
-        ServerError: They do not fit the deal that it names, or its result.
-    """
+    """Play the actions of an episode again; ServerError: they do not fit the deal that it names, or its result."""
     where = f"deal {deal_name(episode.suite, episode.seed)}, game {episode.game}"
     game = setup.environment.reset(setup.config, split=episode.suite, seed=episode.seed)
     for step, turns in groupby(episode.turns, lambda turn: turn.step):
@@ -143,13 +145,3 @@ def _ask(
         for episode in group:
             check_replay(setup, episode)
     return result.groups
-
-
-def _scripted(tables: Sequence[Table], setup: Setup[Any], suite: str, num_games: int) -> list[list[Episode]]:
-    # Without an event loop, which Ctrl-C could leave half closed.
-    groups = []
-    for table in tables:
-        policies = {player: setup.environment.policies[str(ref)]() for player, ref in enumerate(table.refs)}
-        task = setup.task(suite, table.seed)
-        groups.append([play_scripts(task, policies, number=number) for number in range(num_games)])
-    return groups

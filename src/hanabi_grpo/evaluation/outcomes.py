@@ -86,12 +86,9 @@ def _rows(result: EvaluationResult) -> list[tuple[str, ...]]:
     for seat in (*roles, *(["both"] if len(roles) > 1 else [])):
         parts = roles if seat == "both" else [seat]
         shares = outcome_shares(result.figures, parts)
-        cells = [_share(share, result.num_deals * len(parts)) for share in shares[:-1]] + [figure(shares[-1])]
+        between = [(share, *wilson(share, result.num_deals * len(parts))) for share in shares[:-1]]
+        cells = [f"{figure(share)} ({least:.2f} to {most:.2f})" for share, least, most in between]
         won = sum(result.figures[f"{RETURN}{AS}{role}"] for role in parts) / len(parts)
-        rows.append((result.label if not rows else "", seat, *cells, f"{100 * (won - low) / (high - low):.1f}"))
+        cells += [figure(shares[-1]), f"{100 * (won - low) / (high - low):.1f}"]
+        rows.append((result.label if not rows else "", seat, *cells))
     return rows
-
-
-def _share(share: float, count: int) -> str:
-    low, high = wilson(share, count)
-    return f"{figure(share)} ({low:.2f} to {high:.2f})"

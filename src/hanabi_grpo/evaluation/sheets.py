@@ -65,13 +65,9 @@ def with_error(mean: float, error: float, sign: str = "") -> str:
 def figure_sheets(
     title: str, first: str, groups: Sequence[Sequence[tuple[str, Mapping[str, float]]]], *, without: str
 ) -> list[Sheet]:
-    """Return tables of named figures, as many as their columns need.
+    """Return tables of named figures, as many as their columns need, `without` one that stands elsewhere.
 
-    Args:
-        title: Of each.
-        first: Title of the column of names.
-        groups: Of rows: name and figures.
-        without: A figure that stands elsewhere.
+    `first` is the title of the column of names; a row of `groups` is a name and its figures.
     """
     rows = [figures for group in groups for _, figures in group]
     names = [name for name in dict.fromkeys(name for one in rows for name in one) if name != without]

@@ -17,9 +17,6 @@ from hanabi_grpo.settings.refs import is_frozen
 
 ATTAINABLE = "attainable"
 ATTAINABLE_SOURCE = "attainable: the best mean that players are known to reach; not played here, and no proven maximum."
-_ALL_PAIRS = 4
-"""Most line-ups of which every two are compared; of more, each with the first."""
-_NUM_REFERENCES = 3
 _SCORES = ("line-up", "mean score ± SE", "95 % interval")
 _DIFFERENCES = ("paired difference", "mean ± SE", "95 % interval", "in SE")
 _ORDERS = ("line-up", "seat order", "mean score ± SE")
@@ -30,7 +27,7 @@ def reference_names(setup: Setup[Any]) -> tuple[str, ...]:
 
     Where one player wins what another loses, a script that plays itself is no level to compare with.
     """
-    return tuple(setup.environment.policies)[:_NUM_REFERENCES] if setup.spec.has_common_score else ()
+    return tuple(setup.environment.policies)[:3] if setup.spec.has_common_score else ()
 
 
 def reference_results(
@@ -64,7 +61,7 @@ def reference_results(
 
 def compared_pairs(results: Sequence[EvaluationResult]) -> list[tuple[EvaluationResult, EvaluationResult]]:
     """Return which line-ups are compared, as (one, the other): all pairs of up to four, else each with the first."""
-    if len(results) <= _ALL_PAIRS:
+    if len(results) <= 4:
         return list(combinations(results, 2))
     return [(results[0], result) for result in results[1:]]
 
@@ -122,7 +119,8 @@ def attainable_row(most: float, num_columns: int) -> tuple[str, ...]:
 
 def game_title(result: EvaluationResult) -> str:
     """Return which game and deals a table is about."""
-    starts = f" ({result.num_starts} different starts)" if result.num_starts < result.num_deals else ""
+    num_starts = len(set(result.starts))
+    starts = f" ({num_starts} different starts)" if num_starts < result.num_deals else ""
     return (
         f"{result.env} {result.preset}, {result.num_players} players, rules {result.spec_hash}, {result.score} at most "
         f"{result.score_range[1]:g}: {result.num_deals} deals{starts} of suite {result.suite}"

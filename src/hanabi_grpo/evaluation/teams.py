@@ -5,7 +5,7 @@ in turn. A team that is no better than it has gained nothing but the tokens.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -105,7 +105,7 @@ def evaluate_team(
     spent = [_tokens(turns) / len(turns) for turns in first]
     whole = row(f"{setup.env} of {setup.spec.num_players}", finals, [game.turns for game in games], results)
     alone = row("one seat alone", [result["alone"] for result in results], first)
-    rows = [TeamRow(name=alone.name, right=alone.right, tokens=fmean(spent), figures=alone.figures)]
+    rows = [replace(alone, tokens=fmean(spent))]
     gain = None
     if setup.env != VOTE.name:
         count = max(1, round(whole.tokens / fmean(spent)))
@@ -129,7 +129,10 @@ def team_sheet(results: Sequence[TeamResult], title: str) -> Sheet:
     """Return one table of all results."""
     groups = []
     for result in results:
-        rows = [(one.name, *estimate_cells(one.right), figure(one.tokens), *_cells(one)) for one in result.rows]
+        rows = [
+            (one.name, *estimate_cells(one.right), *map(figure, (one.tokens, *map(one.figures.get, _FIGURES))))
+            for one in result.rows
+        ]
         if result.gain is not None:
             rows.append(
                 (f"{result.workflow} − that vote", *estimate_cells(result.gain, "+"), *[UNKNOWN] * (1 + len(_FIGURES)))
@@ -140,17 +143,13 @@ def team_sheet(results: Sequence[TeamResult], title: str) -> Sheet:
 
 def team_document(results: Sequence[TeamResult], **about: Any) -> dict[str, Any]:
     """Return all figures as JSON has them."""
-
-    def plain(found: Estimate | None) -> dict[str, Any] | None:
-        return None if found is None else found.to_json()
-
     return {
         **about,
         "results": [
             {
                 **asdict(result),
-                "rows": [{**asdict(one), "right": plain(one.right)} for one in result.rows],
-                "gain": plain(result.gain),
+                "rows": [{**asdict(one), "right": one.right.to_json()} for one in result.rows],
+                "gain": result.gain and result.gain.to_json(),
             }
             for result in results
         ],
@@ -166,7 +165,3 @@ def _vote(setup: Setup[Any], suite: str, seed: int, turns: Sequence[Turn]) -> di
     game = VoteGame(setup.config, (tuple(range(len(turns))),), VOTE.source(setup.config), problem)
     game.step({seat: turn.action for seat, turn in enumerate(turns)})
     return dict(game.result())
-
-
-def _cells(row: TeamRow) -> tuple[str, ...]:
-    return tuple(figure(row.figures.get(name)) for name in _FIGURES)

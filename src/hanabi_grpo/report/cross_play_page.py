@@ -30,11 +30,7 @@ _PER_INCH = 11
 
 
 def write_cross_play(folder: Path, summary: Summary) -> list[Path]:
-    """Write JSON, picture and page, finished or not, and return the files.
-
-    Raises:
-        SettingsError: A file cannot be written.
-    """
+    """Write JSON, picture and page, finished or not, and return the files; a SettingsError: one cannot be written."""
     paths = [folder / name for name in (JSON, PICTURE, PAGE)]
     write_document(paths[0], summary_json(summary))
     save_figure(heat_map(summary), paths[1])

@@ -83,10 +83,7 @@ def games_page(
     """Return the page of the chosen ones of all games of a file; its list of turns can be read without a script.
 
     `settings` are those of the run, by variable. `prompts`: also what the players were shown, which makes the page
-    several times larger.
-
-    Raises:
-        SettingsError: A record does not fit its task.
+    several times larger. A record that does not fit its task is a SettingsError.
     """
     advantages, estimator = advantages_of(recordings, settings)
     games = [game_words(one, advantages[one.number], prompts=prompts) for one in chosen]
@@ -94,7 +91,14 @@ def games_page(
     own = own_page(chosen[0].episode.env) if len(envs) == 1 else None
     if own is None:
         for one, game in zip(chosen, games, strict=True):
-            _add_frames(one, game, settings)
+            # The frame of each step stands before its first turn, and the last one at the end.
+            frames, first = frames_of(one, settings), dict[int, int]()
+            for place, turn in enumerate(one.episode.turns):
+                first.setdefault(turn.step, place)
+            for frame, place in zip(frames, first.values(), strict=False):
+                game["moves"][place]["frame"] = frame.text
+            if len(frames) > len(first):
+                game["end"] = frames[-1].text
     return render(
         "replay.html.j2",
         script=own.SCRIPT if own else "",
@@ -125,15 +129,3 @@ def newest_games_page(run_folder: Path, settings: Settings) -> str:
         return ""
     title = f"{run_folder.resolve().name}, {recordings[0].source}"
     return sample_page(recordings, NUM_REPLAYS, title=title, settings=settings_values(settings))
-
-
-def _add_frames(recording: Recording, game: dict[str, Any], settings: Mapping[str, Any]) -> None:
-    """Put the frame of each step before its first turn, and the last one at the end."""
-    frames = frames_of(recording, settings)
-    steps: dict[int, int] = {}
-    for place, turn in enumerate(recording.episode.turns):
-        steps.setdefault(turn.step, place)
-    for frame, place in zip(frames, steps.values(), strict=False):
-        game["moves"][place]["frame"] = frame.text
-    if len(frames) > len(steps):
-        game["end"] = frames[-1].text

@@ -53,10 +53,7 @@ def own_page(env: str) -> ModuleType | None:
 def frames_of(recording: Recording, settings: Mapping[str, Any]) -> tuple[Frame, ...]:
     """Return the frames of a game, one a step and the end; none where this version does not know what was played.
 
-    `settings` are those of its run, by variable.
-
-    Raises:
-        SettingsError: It cannot be played again.
+    `settings` are those of its run, by variable. A game that cannot be played again is a SettingsError.
     """
     episode, own = recording.episode, own_page(recording.episode.env)
     setup = None if own else setup_of(episode, settings)

@@ -1,9 +1,9 @@
 """The page of a run: the result, curves, evaluations, alarms, incidents, games to step through, settings."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import SettingsError
@@ -14,7 +14,6 @@ from hanabi_grpo.report.page import render
 from hanabi_grpo.report.run_report import RunReport
 from hanabi_grpo.report.run_views.figures import (
     SCORE,
-    Figure,
     clock,
     duration,
     player_figures,
@@ -40,14 +39,6 @@ _PLACES = ("HANABI_HOST", "PORT", "VLLM_SERVER_HOST", "VLLM_SERVER_PORT")
 """Settings that name machines; a page is passed on."""
 
 
-class _Picture(NamedTuple):
-    """A picture, with words for those who do not see it."""
-
-    title: str
-    address: str
-    words: str
-
-
 def run_page(report: RunReport) -> tuple[str, list[str]]:
     """Return the page of a run, and notes about what is not in it.
 
@@ -62,6 +53,7 @@ def run_page(report: RunReport) -> tuple[str, list[str]]:
     rows = state.rows
     small = _pictures(state, player_figures(rows), [f"{name}/" for name in players(rows)])
     first, more = small[:_NUM_FIRST], small[_NUM_FIRST:]
+    team = {name: title for name, title in team_figures(rows).items() if name != SCORE}
     page = render(
         "run.html.j2",
         frame=replays,
@@ -71,7 +63,7 @@ def run_page(report: RunReport) -> tuple[str, list[str]]:
         facts=_facts(state),
         score=_drawn(report, "score", _words(state, [SCORE])),
         first=[*first, *filter(None, [_drawn(report, "phases", "seconds a step")])],
-        more=[*more, *_pictures(state, [one for one in team_figures(rows) if one.name != SCORE], [""])],
+        more=[*more, *_pictures(state, team, [""])],
         sheets=report.sheets,
         alarms=report.alarm_sheet(_MOST_ALARMS),
         changes=[(change.step, change.since is None, visible(change.message)) for change in state.changes],
@@ -102,20 +94,21 @@ def _facts(state: RunState) -> list[tuple[str, str]]:
     return [(visible(name), visible(str(value))) for name, value in facts.items() if value is not None]
 
 
-def _pictures(state: RunState, figures: Iterable[Figure], prefixes: Sequence[str]) -> list[_Picture]:
-    """Return small pictures of those figures that the rows have."""
+def _pictures(state: RunState, figures: Mapping[str, str], prefixes: Sequence[str]) -> list[dict[str, str]]:
+    """Return small pictures of those figures that the rows have, with words for those who do not see them."""
     found = []
-    for one in figures:
-        names = [f"{prefix}{one.name}" for prefix in prefixes]
+    for figure, title in figures.items():
+        names = [f"{prefix}{figure}" for prefix in prefixes]
         lines = {name.partition("/")[0]: line for name in names if (line := series(state.rows, name))[0]}
         if lines:
-            found.append(_Picture(one.title, data_address(small_figure(lines)), _words(state, names)))
+            address = data_address(small_figure(lines))
+            found.append({"title": title, "address": address, "words": _words(state, names)})
     return found
 
 
-def _drawn(report: RunReport, name: str, words: str) -> _Picture | None:
+def _drawn(report: RunReport, name: str, words: str) -> dict[str, str] | None:
     try:
-        return _Picture(words, data_address(report.pictures.draw(name)), words)
+        return {"title": words, "address": data_address(report.pictures.draw(name)), "words": words}
     except SettingsError:
         return None
 
@@ -140,15 +133,13 @@ def _replays(home: Path, state: RunState) -> str:
 
 
 def _settings(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
-    texts = {name: typed(value) for name, value in settings.items() if name not in _PLACES}
-    return [(visible(name), _without_paths(visible(text))) for name, text in texts.items() if text]
-
-
-def _without_paths(text: str) -> str:
-    """Return a setting whose absolute paths are cut to their last part: whole ones name machines and people."""
-    return ",".join(
-        f"…/{_last_part(part)}" if part.strip().startswith(("/", "~", "file:")) else part for part in text.split(",")
-    )
+    """Return names and texts; absolute paths are cut to their last part, since whole ones name machines and people."""
+    found = []
+    for name, text in ((name, typed(value)) for name, value in settings.items() if name not in _PLACES):
+        parts = visible(text).split(",")
+        cut = (f"…/{_last_part(one)}" if one.strip().startswith(("/", "~", "file:")) else one for one in parts)
+        found += [(visible(name), ",".join(cut))] if text else []
+    return found
 
 
 def _private(text: str, folder: Path, state: RunState) -> str:

@@ -91,8 +91,11 @@ class RunReport:
     @property
     def sheets(self) -> list[Sheet]:
         """Tables of the evaluations."""
-        found = [sheet for one in self.evaluations for sheet in evaluation_sheets(one.results, one.references)]
-        return list(map(_visible, found))
+        found = []
+        for sheet in (sheet for one in self.evaluations for sheet in evaluation_sheets(one.results, one.references)):
+            groups = [[[visible(cell) for cell in row] for row in group] for group in sheet.groups]
+            found.append(replace(sheet, title=visible(sheet.title), groups=groups))
+        return found
 
     def alarm_sheet(self, most: int | None = None) -> Sheet:
         """Return the alarms as a table, or those of them that are raised or nearest to it: `most`, or all raised."""
@@ -134,9 +137,7 @@ def read_report(folder: Path) -> RunReport:
     """Read a run folder, or one that holds it as `train/`, also of a run that is going on.
 
     Alarms are computed anew from the figures in `metrics.jsonl`, so a run that had other thresholds can be looked at.
-
-    Raises:
-        SettingsError: There is no run, or it has no step.
+    Raises as `read_run`.
     """
     state = read_run(folder)
     found, problems = evaluations_by_deals(run_home(folder))
@@ -221,11 +222,6 @@ def _candidates(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def _trained_steps(result: EvaluationResult) -> int:
     """Return the optimizer steps behind the newest adapter that sat there; 0: none did."""
     return max((found[1] for seats in result.seats for seat in seats if (found := seat_adapter(seat))), default=0)
-
-
-def _visible(sheet: Sheet) -> Sheet:
-    groups = [[[visible(cell) for cell in row] for row in group] for group in sheet.groups]
-    return replace(sheet, title=visible(sheet.title), groups=groups)
 
 
 def _deals(result: EvaluationResult) -> object:

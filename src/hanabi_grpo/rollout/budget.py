@@ -44,11 +44,6 @@ class Budget:
     earlier: float
     """Those that the message of each earlier turn adds in a window."""
 
-    @property
-    def first(self) -> int:
-        """Tokens of the first turn."""
-        return (self.opening if self.memory == "game" else self.alone) + self.reply
-
     def held(self, memory: Memory) -> int:
         """Return the turns of one player's longest sequence."""
         return min(memory, self.turns) if isinstance(memory, int) else 1 if memory == "turn" else self.turns

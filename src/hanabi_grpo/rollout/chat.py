@@ -125,9 +125,7 @@ class Conversation:
     def __init__(self, chat: ChatFormat, system: str, window: int | None = None) -> None:
         """Start empty; `system` is rendered with the first message. With a window only its last turns are kept."""
         self.ids: list[int] = []
-        self._chat = chat
-        self._system = system
-        self._window = window
+        self._chat, self._system, self._window = chat, system, window
         self._said: list[tuple[str, str]] = []
         """With a window of several turns, messages before this one and what was said to each."""
         self._user = ""

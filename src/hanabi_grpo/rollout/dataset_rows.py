@@ -43,11 +43,7 @@ def messages(env: str) -> list[dict[str, str]]:
 
 
 def parse_row(line: bytes, settings: Settings) -> dict[str, Any]:
-    """Read and check one line; see `datasets.load_rows` for what is returned.
-
-    Raises:
-        ValueError: What is wrong with it.
-    """
+    """Read and check one line, see `datasets.load_rows` for what is returned; ValueError: what is wrong with it."""
     given = read_struct(dict, line)
     env = given.get("env", settings.env)
     keys = (*registry.get(env).Config.model_fields, *STREAM_KEYS)

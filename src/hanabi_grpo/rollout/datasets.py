@@ -191,10 +191,8 @@ def check_payoffs(settings: Settings, rows: Sequence[dict[str, Any]]) -> None:
 def num_steps(settings: Settings, rows: Sequence[dict[str, Any]]) -> int:
     """Return how many optimizer steps a run takes.
 
-    One epoch visits every seed of every row at least once: with equal shares len(rows) × the longest list of seeds.
-
-    Raises:
-        SettingsError: NUM_TRAIN_EPOCHS alone is set and a row has no end.
+    One epoch visits every seed of every row at least once: with equal shares len(rows) × the longest list of seeds. A
+    SettingsError where NUM_TRAIN_EPOCHS alone is set and a row has no end.
     """
     if settings.max_steps is not None or settings.num_train_epochs is None:
         return settings.max_steps or 0
@@ -240,10 +238,7 @@ def block_order(shares: tuple[Fraction, ...]) -> list[int]:
     """Return the shortest list in which each index occurs exactly as often as its share says, spread evenly.
 
     The k-th of n occurrences belongs at (k + 1/2) / n of the list, so a step that is a part of it has nearly the shares
-    too (Webster's method, as a sequence). Equal shares give 0, 1, 2, …
-
-    Raises:
-        SettingsError: The list would have more than `MAX_BLOCK` entries.
+    too (Webster's method, as a sequence). Equal shares give 0, 1, 2, … SettingsError: more than `MAX_BLOCK` entries.
     """
     scale = math.lcm(*(share.denominator for share in shares))
     counts = [int(share * scale) for share in shares]

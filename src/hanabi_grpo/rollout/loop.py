@@ -88,12 +88,9 @@ async def play_episode(
     A bad reply is data: the referee penalises and replaces it. A seat that raises ends the game with that error.
     Players who are to act at the same time are asked at the same time.
 
-    Args:
-        task: What is played.
-        players: One per seat, in turn order; as many as the environment has, or it is a SettingsError.
-        game: Number of this game within the task's group; feeds the randomness of scripts and replacing actions.
-        names: Who sits in each seat, for the record; the players' own names when left out.
-        instance_id: Which server process plays, for the record.
+    `players` are one per seat, in turn order; another number is a SettingsError. `game` is the number of this game
+    within the task's group and feeds the randomness of scripts and replacing actions. The record has `names`, who sits
+    in each seat (the players' own when left out), and `instance_id`, which server process plays.
     """
     referee = Referee(task, number=game)
     if len(players) != referee.spec.num_players:

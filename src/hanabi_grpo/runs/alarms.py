@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hanabi_grpo.envs import registry
-from hanabi_grpo.envs.alarms import GENERAL, WINDOW, Alarm, Reference
+from hanabi_grpo.envs.alarms import GENERAL, WINDOW, Alarm
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.history import number
 
@@ -63,9 +63,6 @@ class _Series:
         if not self.jumps:
             return 0.0
         return sum(self.jumps) / len(self.jumps) * math.sqrt(math.pi) / 2 / math.sqrt(WINDOW)
-
-    def reference(self, kind: Reference | None) -> float | None:
-        return None if kind is None else {"first": self.first, "highest": self.highest}[kind]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,19 +181,18 @@ class AlarmWatch:
         if level is None or series.count < WINDOW:
             return []
         beyond = series.mean < level if alarm.below else series.mean > level
+        if beyond != (since is None) or (since is None and series.count < alarm.after):
+            return []
         if since is None:
-            if series.count < alarm.after or not beyond:
-                return []
             self._since[key] = step
         else:
-            if beyond:
-                return []
             del self._since[key]
         return [AlarmChange(alarm=alarm, subject=subject, step=step, value=series.mean, level=level, since=since)]
 
 
 def _level(alarm: Alarm, series: _Series, *, clear: bool = False) -> float | None:
-    return alarm.level(series.reference(alarm.reference), noise=series.noise, clear=clear)
+    reference = series.first if alarm.reference == "first" else series.highest
+    return alarm.level(reference, noise=series.noise, clear=clear)
 
 
 def _expand(alarm: Alarm, subjects: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:

@@ -94,7 +94,9 @@ def write_checkpoint(
             _remove(partial)
         if isinstance(error, HanabiGrpoError) or not isinstance(error, OSError | SafetensorError):
             raise
-        code = _errno(error)
+        # safetensors writes files itself and tells the reason in words only.
+        told = re.search(r"\(os error (\d+)\)", str(error))
+        code = error.errno if isinstance(error, OSError) else int(told[1]) if told else None
         if code is None:
             raise
         raise RunFolderError(
@@ -238,14 +240,6 @@ def _put_in_place(partial: Path, target: Path, aside: Path) -> None:
     os.rename(partial, target)
     sync_folder(target.parent)
     _remove(aside)
-
-
-def _errno(error: Exception) -> int | None:
-    # safetensors writes files itself and tells the reason in words only.
-    if isinstance(error, OSError):
-        return error.errno
-    match = re.search(r"\(os error (\d+)\)", str(error))
-    return int(match[1]) if match else None
 
 
 def _remove(folder: Path) -> None:

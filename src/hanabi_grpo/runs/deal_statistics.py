@@ -63,10 +63,7 @@ def estimate(values: tuple[float, ...], starts: tuple[int, ...]) -> Estimate:
     means (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13), with a fixed seed. Both take the
     starts for a sample of endlessly many, which is on the safe side where nearly all are played.
 
-    Takes a finite value and the number of its start for each deal.
-
-    Raises:
-        SettingsError: Fewer than two starts.
+    Takes a finite value and the number of its start for each deal. Fewer than two starts are a SettingsError.
     """
     numbers, clusters = np.unique(np.asarray(starts), return_inverse=True)
     if len(numbers) < 2:

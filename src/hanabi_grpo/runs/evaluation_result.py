@@ -70,11 +70,6 @@ class EvaluationResult:
         return len(self.seeds)
 
     @property
-    def num_starts(self) -> int:
-        """Number of clusters among the deals."""
-        return len(set(self.starts))
-
-    @property
     def seats(self) -> tuple[tuple[str, ...], ...]:
         """Who sat in each seat, per seat order."""
         return tuple(order.seats for order in self.orders)

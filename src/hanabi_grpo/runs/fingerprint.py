@@ -62,8 +62,7 @@ def _kept_digest(path: Path) -> str:
 def resolve_model(name: str, make: str = ".venv/bin/hanabi-grpo tiny-model") -> Path:
     """Return the local folder of MODEL, downloading a hub id; `make` is the command for a tiny one, for the error.
 
-    Raises:
-        SettingsError: Neither a folder nor a hub id that can be had from here, or a model that brings code.
+    A SettingsError: neither a folder nor a hub id that can be had from here, or a model that brings code.
     """
     folder = Path(name)
     if folder.is_dir():

@@ -58,11 +58,9 @@ class Ledger:
             ) from error
 
     def __enter__(self) -> Self:
-        """Return the ledger itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give the file back; it stays."""
         self._file.close()
 
     def _read(self, key: dict[str, Any]) -> None:

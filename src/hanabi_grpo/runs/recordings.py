@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,11 +44,6 @@ def write_episodes(run_folder: Path, step: int, groups: Sequence[Sequence[Episod
     path.unlink(missing_ok=True)
     append_jsonl(path, *(episode_to_json(episode) for group in groups for episode in group))
     return path
-
-
-def read_episode(row: Mapping[str, Any]) -> Episode:
-    """Return the game of a line, of this version or an earlier one; raises as `episode_from_json`."""
-    return episode_from_json(row if "schema" in row else v1.episode_row(row))
 
 
 def recorded_steps(folder: Path) -> dict[int, Path]:
@@ -117,7 +112,7 @@ def read_recordings(files: Sequence[Path]) -> tuple[list[Recording], list[str]]:
 def _recording(row: Any, number: int, path: Path, line: int) -> Recording:
     where = f"{path}: line {line}"
     try:
-        episode = read_episode(row)
+        episode = episode_from_json(row if "schema" in row else v1.episode_row(row))
     except ServerError as error:
         raise SettingsError(f"{where} is no game of this version: {error}") from error
     start, names = row.get("start", row.get("deck")), row.get("names", [])  # version 0.1 says deck
@@ -153,7 +148,6 @@ class Selection:
     """Only the game of this number."""
 
     def __post_init__(self) -> None:
-        """Check the choices."""
         given = {name: value for name in ("worst", "best", "game") if (value := getattr(self, name)) is not None}
         if len(given) > 1:
             raise SettingsError(f"{' and '.join(f'--{name}' for name in given)}: choose one of them.")

@@ -38,12 +38,9 @@ def run_folder_name(settings: Settings, now: datetime) -> str:
 def prepare_run_folder(settings: Settings, now: datetime | None = None) -> Path:
     """Create the run folder and return it.
 
-    A folder that holds nothing but `*.log` files, a lock and rests of temporary files counts as fresh: a script
-    that starts both processes points the server's log there before training begins. Without OUTPUT_DIR it is a new
-    folder in `outputs/`, named after `now`.
-
-    Raises:
-        RunFolderError: The folder is in use, is a file, or cannot be created.
+    A folder that holds nothing but `*.log` files, a lock and rests of temporary files counts as fresh: a script that
+    starts both processes points the server's log there before training begins. Without OUTPUT_DIR it is a new folder in
+    `outputs/`, named after `now`. A folder that is in use, is a file, or cannot be created is a RunFolderError.
     """
     folder = settings.output_dir or Path("outputs") / run_folder_name(settings, now or datetime.now())
     make_run_folder(folder)

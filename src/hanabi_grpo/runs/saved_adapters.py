@@ -51,7 +51,10 @@ def read_adapters(folder: Path) -> SavedAdapters:
     """
     if not folder.is_dir():
         raise SettingsError(f"--checkpoint {folder}: no such folder; give a run's checkpoint-N.")
-    manifest = _manifest(folder)
+    try:
+        manifest = read_manifest(folder) if (folder / MANIFEST).exists() else None
+    except RunFolderError as error:
+        raise SettingsError(f"{error} Take another checkpoint.") from error
     adapters: dict[str, tuple[bytes, Mapping[str, Any]]] = {}
     for name, weights in _weight_files(folder, manifest).items():
         try:
@@ -97,15 +100,6 @@ def check_same_base(folder: Path, saved: SavedAdapters, server: Mapping[str, Any
                 "checkpoint of a run on this MODEL, or start the server with that run's MODEL and HANABI_THINKING."
             )
     return saved.facts.keys() >= SAME_FACTS.keys()
-
-
-def _manifest(folder: Path) -> Manifest | None:
-    if not (folder / MANIFEST).exists():
-        return None
-    try:
-        return read_manifest(folder)
-    except RunFolderError as error:
-        raise SettingsError(f"{error} Take another checkpoint.") from error
 
 
 def _weight_files(folder: Path, manifest: Manifest | None) -> dict[str, Path]:

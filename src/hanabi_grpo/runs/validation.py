@@ -51,8 +51,7 @@ def best_of(rows: Sequence[Validated]) -> Validated | None:
 def best_checkpoint(run: Path) -> Path:
     """Return the checkpoint of a run (see `run_home`) that validation chose.
 
-    Raises:
-        SettingsError: There is no such run, no validation, or no checkpoint of the version that did best.
+    A SettingsError: no such run, no validation, or no checkpoint of the version that did best.
     """
     if not run.is_dir():
         raise SettingsError(f"{run}@best: no such folder; give a run.")

@@ -60,11 +60,6 @@ class PeftConfig(BaseModel):
     use_rslora: bool = False
     inference_mode: bool = False
 
-    @property
-    def scaling(self) -> float:
-        """The factor that the engine multiplies B with when it loads the file."""
-        return float(self.lora_alpha) / (math.sqrt(self.r) if self.use_rslora else self.r)
-
 
 def check_adapter(
     body: bytes, config: Mapping[str, Any], *, adapter: str, lora_rank: int, shapes: Shapes, dtype: str
@@ -83,8 +78,10 @@ def check_adapter(
     except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise AdapterError(f"{adapter}: not a readable safetensors file: {error}") from error
     _check_tensors(tensors, adapter, shapes, lora_rank)
+    # What the engine multiplies B with when it loads the file.
+    scaling = float(parsed.lora_alpha) / (math.sqrt(parsed.r) if parsed.use_rslora else parsed.r)
     for module in shapes:
-        _check_values(tensors, f"base_model.model.{module}", parsed.scaling, adapter=adapter, dtype=dtype)
+        _check_values(tensors, f"base_model.model.{module}", scaling, adapter=adapter, dtype=dtype)
 
 
 def _check_config(config: Mapping[str, Any], adapter: str, lora_rank: int, shapes: Shapes) -> PeftConfig:

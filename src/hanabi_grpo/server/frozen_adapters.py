@@ -67,7 +67,18 @@ class FrozenAdapters:
         word = upload.name
         async with self._lock:
             if word not in self._held:
-                await self._make_room(word)
+                if len(self._held) >= MAX_FROZEN:
+                    idle = next((held for held in self._held.values() if not held.users), None)
+                    if idle is None:
+                        raise BusyError(
+                            f"{word}: all {MAX_FROZEN} places for frozen adapters are in use "
+                            f"({users_of(self._held.values())}). Wait for those games or end their clients, then "
+                            "upload it again."
+                        )
+                    # Out of the map before anything waits: no rollout can take it from here on.
+                    del self._held[idle.name]
+                    logger.info("frozen adapter: dropping %s for %s", idle.name, word)
+                    await self._loader.drop(idle, loaded=True)
                 held = await self._loader.write(upload)
                 try:
                     await self._loader.load(held)
@@ -81,17 +92,3 @@ class FrozenAdapters:
             held = self._held[word]
             self.touch(held)
             return held
-
-    async def _make_room(self, word: str) -> None:
-        if len(self._held) < MAX_FROZEN:
-            return
-        idle = next((held for held in self._held.values() if not held.users), None)
-        if idle is None:
-            raise BusyError(
-                f"{word}: all {MAX_FROZEN} places for frozen adapters are in use ({users_of(self._held.values())}). "
-                "Wait for those games or end their clients, then upload it again."
-            )
-        # Out of the map before anything waits: no rollout can take it from here on.
-        del self._held[idle.name]
-        logger.info("frozen adapter: dropping %s for %s", idle.name, word)
-        await self._loader.drop(idle, loaded=True)

@@ -40,7 +40,7 @@ _CLEAN_UP_SECONDS = 20
 def serve(settings: Settings, extra_args: list[str]) -> None:
     """Run the server until SIGINT, SIGTERM or too many deaths; a ServerError says that the port is taken."""
     set_up_logging()
-    listener = _listen(settings.host, settings.port)
+    listener = listen(settings.host, settings.port)
     # Named here, so that a process that takes a dead one's place goes on with it.
     calls = Path("outputs") / f"partner_calls-{datetime.now():%Y%m%d-%H%M%S}-{settings.port}.jsonl"
     if settings.die_with_parent:
@@ -57,7 +57,8 @@ def _end(signum: int, frame: object) -> None:
     sys.exit(128 + signum)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket; a ServerError, with the OSError as its cause, where that is impossible."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # With the protocol named, asyncio switches Nagle off; without it every small answer waits 40 ms for an ACK.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

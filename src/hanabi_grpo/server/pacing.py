@@ -32,25 +32,22 @@ class Places:
     @contextlib.asynccontextmanager
     async def place(self, request: object, *, own: bool) -> AsyncIterator[None]:
         """Wait for a place for a game of a request, the trainer's `own` or another's; hold it for the block."""
-        await self._take(request, self._own if own else self._guests)
+        if self._free:
+            self._free -= 1
+        else:
+            granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            (self._own if own else self._guests).setdefault(request, deque()).append(granted)
+            try:
+                await granted
+            except asyncio.CancelledError:
+                if granted.done() and not granted.cancelled():
+                    # It was cancelled between the grant and its next step.
+                    self._give()
+                raise
         try:
             yield
         finally:
             self._give()
-
-    async def _take(self, request: object, waiting: dict[object, deque[asyncio.Future[None]]]) -> None:
-        if self._free:
-            self._free -= 1
-            return
-        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting.setdefault(request, deque()).append(granted)
-        try:
-            await granted
-        except asyncio.CancelledError:
-            if granted.done() and not granted.cancelled():
-                # It was cancelled between the grant and its next step.
-                self._give()
-            raise
 
     def _give(self) -> None:
         for waiting in (self._own, self._guests):
@@ -68,16 +65,10 @@ class Places:
         self._free += 1
 
 
-class Turnstile:
-    """Lets one waiting game go on in each pass of the event loop, in the order in which they came."""
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-
-    async def through(self) -> None:
-        """Wait for one's turn."""
-        async with self._lock:
-            await asyncio.sleep(0)
+async def take_turn(turnstile: asyncio.Lock) -> None:
+    """Wait until a game goes on: one in each pass of the event loop, in the order in which they came."""
+    async with turnstile:
+        await asyncio.sleep(0)
 
 
 async def in_slices(items: Iterable[_Item]) -> AsyncIterator[_Item]:

@@ -67,7 +67,8 @@ def play_routes(store: AdapterStore, scheduler: Scheduler) -> APIRouter:
 
     @router.post("/score/")
     async def score(request: Request) -> Response:
-        wanted = await asyncio.to_thread(parse_score_request, await request.body())
+        wanted = await asyncio.to_thread(read_body, "score request", ScoreRequest, await request.body())
+        _check_sampled("score request", wanted.seat)
         check_owner(store, request, [wanted.seat])
 
         async def scored() -> Response:
@@ -145,13 +146,6 @@ def _check_sampled(what: str, seat: str) -> None:
         )
     if is_url(seat):
         raise SettingsError(f"{what}: seat {seat!r} is a model behind a URL, which only sits in games; ask it itself.")
-
-
-def parse_score_request(body: bytes) -> ScoreRequest:
-    """Return a request for the chances of replies; a SettingsError says what is wrong where."""
-    wanted = read_body("score request", ScoreRequest, body)
-    _check_sampled("score request", wanted.seat)
-    return wanted
 
 
 def parse_reply_request(body: bytes, *, vocab_size: int) -> ReplyRequest:

@@ -26,12 +26,12 @@ from hanabi_grpo.errors import (
     VersionError,
 )
 from hanabi_grpo.rollout.chat import Conversation
-from hanabi_grpo.rollout.loop import play_episode
+from hanabi_grpo.rollout.loop import Player, play_episode
 from hanabi_grpo.rollout.messages import ReplyRequest, RequestedTask, ScoreAnswer, ScoredPrompt, ScoreRequest
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import SamplingConfig
-from hanabi_grpo.server.pacing import Places, in_slices
-from hanabi_grpo.server.seats import Model, PromptTokens, Table, Tables, wanted_adapters
+from hanabi_grpo.server.pacing import Places, in_slices, take_turn
+from hanabi_grpo.server.seats import Model, PromptTokens, Tables, wanted_adapters
 from hanabi_grpo.settings.refs import is_url, seat_adapter
 from hanabi_grpo.types import DroppedGame, Episode, Reply, ReplyKind
 
@@ -39,7 +39,6 @@ logger = logging.getLogger(__name__)
 
 ATTEMPTS = 2
 """How often a game is started before it is dropped."""
-_MAX_REASON_CHARS = 300
 _IMPOSSIBLE = (SettingsError, VersionError, GameParameterError, PartnerDownError)
 """What these say of one game holds for the whole request, now and at the next attempt."""
 
@@ -154,24 +153,28 @@ class Scheduler:
             try:
                 async with asyncio.TaskGroup() as group:
                     async for task in in_slices(tasks):
-                        table = tables.seat(task)
-                        games = [group.create_task(self._play(place, table, game)) for game in task.games]
+                        players = tables.seat(task)
+                        games = [group.create_task(self._play(place, task, players, game)) for game in task.games]
                         started.append(games)
-                        group.create_task(_report(table, games))
+                        group.create_task(_report(task, games))
             except BaseExceptionGroup as failed:
                 raise _first(failed) from failed
         return [[game.result() for game in games] for games in started]
 
     async def _play(
-        self, place: Callable[[], AbstractAsyncContextManager[None]], table: Table, game: int
+        self,
+        place: Callable[[], AbstractAsyncContextManager[None]],
+        task: RequestedTask,
+        players: Sequence[Player],
+        game: int,
     ) -> Episode | DroppedGame:
         async with place():
             self.games_in_flight += 1
             try:
-                await self.model.turnstile.through()
-                attempts = 1 if any(map(is_url, table.task.seats)) else ATTEMPTS
+                await take_turn(self.model.turnstile)
+                attempts = 1 if any(map(is_url, task.seats)) else ATTEMPTS
                 for attempt in range(1, attempts + 1):
-                    played = await self._attempt(table, game, f"{attempt} of {attempts}", attempt == attempts)
+                    played = await self._attempt(task, players, game, f"{attempt} of {attempts}", attempt == attempts)
                     if isinstance(played, Episode):
                         self.games_played += 1
                         return played
@@ -182,13 +185,13 @@ class Scheduler:
             finally:
                 self.games_in_flight -= 1
 
-    async def _attempt(self, table: Table, game: int, attempt: str, is_last: bool) -> Episode | DroppedGame:
-        task, where = table.task.task, f"{table.task.where}, game {game}"
+    async def _attempt(
+        self, asked: RequestedTask, players: Sequence[Player], game: int, attempt: str, is_last: bool
+    ) -> Episode | DroppedGame:
+        task, where = asked.task, f"{asked.where}, game {game}"
         with self._engine_faults(where):
             try:
-                return await play_episode(
-                    task, table.players, game=game, names=table.task.seats, instance_id=self.instance_id
-                )
+                return await play_episode(task, players, game=game, names=asked.seats, instance_id=self.instance_id)
             except _IMPOSSIBLE:
                 raise
             except Exception as error:
@@ -235,7 +238,7 @@ def _check_partners(tasks: Sequence[RequestedTask], played: Sequence[Sequence[Ep
             )
 
 
-async def _report(table: Table, games: Sequence[asyncio.Task[Episode | DroppedGame]]) -> None:
+async def _report(task: RequestedTask, games: Sequence[asyncio.Task[Episode | DroppedGame]]) -> None:
     start = time.perf_counter()
     results = await asyncio.gather(*games, return_exceptions=True)
     episodes = [result for result in results if isinstance(result, Episode)]
@@ -244,13 +247,13 @@ async def _report(table: Table, games: Sequence[asyncio.Task[Episode | DroppedGa
     seconds, count = time.perf_counter() - start, len(episodes)
     turns = [turn for episode in episodes for turn in episode.turns]
     bad = sum(turn.kind is not ReplyKind.LEGAL for turn in turns)
-    returns = (sum(one.reward(player) for one in episodes) / count for player in range(len(table.task.seats)))
+    returns = (sum(one.reward(player) for one in episodes) / count for player in range(len(task.seats)))
     dropped = f" ({len(results) - count} dropped)" * (len(results) > count)
     logger.info(
-        f"{table.task.where}: {count} games{dropped}, {len(turns) / count:.1f} turns, {bad} bad, "
+        f"{task.where}: {count} games{dropped}, {len(turns) / count:.1f} turns, {bad} bad, "
         f"{sum(len(turn.reply_ids) for turn in turns) / max(seconds, 1e-9):.0f} tok/s, returns "
         + " ".join(
-            f"{seat.removeprefix('player_')} {value:.2f}" for seat, value in zip(table.task.seats, returns, strict=True)
+            f"{seat.removeprefix('player_')} {value:.2f}" for seat, value in zip(task.seats, returns, strict=True)
         )
     )
 
@@ -258,7 +261,7 @@ async def _report(table: Table, games: Sequence[asyncio.Task[Episode | DroppedGa
 def _reason(error: BaseException) -> str:
     # One line of text that UTF-8 can hold: it travels as JSON and ends up in logs.
     text = " ".join(f"{type(error).__name__}: {error}".split())
-    return text[:_MAX_REASON_CHARS].encode("utf-8", "replace").decode("utf-8")
+    return text[:300].encode("utf-8", "replace").decode("utf-8")
 
 
 def _first(error: BaseException) -> BaseException:

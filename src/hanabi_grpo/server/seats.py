@@ -1,5 +1,6 @@
 """From the words of a request to who plays: adapters to hold, a player for each seat, a conversation for each game."""
 
+import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ from hanabi_grpo.rollout.loop import Player, make_script
 from hanabi_grpo.rollout.messages import RequestedTask
 from hanabi_grpo.server.adapter_loader import HeldAdapter
 from hanabi_grpo.server.engine import Engine, Sample, SamplingConfig
-from hanabi_grpo.server.pacing import Turnstile
+from hanabi_grpo.server.pacing import take_turn
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.refs import is_scripted, is_url, seat_adapter
 from hanabi_grpo.types import Reply
@@ -29,7 +30,8 @@ class Model:
     """Token budget of a conversation, the next reply included."""
     vocab_size: int = 1 << 31
     """Rows of its token embedding."""
-    turnstile: Turnstile = field(default_factory=Turnstile)
+    turnstile: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """See `pacing.take_turn`."""
     partners: UrlPartners = field(default_factory=lambda: UrlPartners(Settings()))
     """Other models that may take a seat beside it."""
 
@@ -76,7 +78,7 @@ class ServedPlayer:
         sample = await model.sampler.generate(list(conversation.ids), self.sampling, self.lora, game)
         self.prompts.given += len(conversation.ids)
         self.prompts.cached += sample.num_cached_tokens
-        await model.turnstile.through()
+        await take_turn(model.turnstile)
         conversation.answer(list(sample.ids))
         _check(sample, added, model.vocab_size)
         return Reply(
@@ -132,14 +134,6 @@ def wanted_adapters(tasks: Sequence[RequestedTask]) -> dict[str, int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """Who sits at one task's games."""
-
-    task: RequestedTask
-    players: list[Player]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
     """The tables of one request; a script or adapter that sits at several of them is made once."""
 
@@ -150,13 +144,13 @@ class Tables:
     prompts: PromptTokens = field(default_factory=PromptTokens)
     made: dict[tuple[Setup[Any], str], Player] = field(default_factory=dict)
 
-    def seat(self, task: RequestedTask) -> Table:
-        """Seat who a task names."""
+    def seat(self, task: RequestedTask) -> list[Player]:
+        """Return who a task names, per seat."""
         setup, seats = task.task.setup, task.seats
         for seat in seats:
             if (setup, seat) not in self.made:
                 self.made[setup, seat] = self._player(setup, seat)
-        return Table(task=task, players=[self.made[setup, seat] for seat in seats])
+        return [self.made[setup, seat] for seat in seats]
 
     def _player(self, setup: Setup[Any], seat: str) -> Player:
         if is_url(seat):

@@ -5,21 +5,3 @@ from hanabi_grpo.settings.model import Settings, variables
 from hanabi_grpo.settings.show import environment_markdown, settings_json, settings_table, settings_values
 from hanabi_grpo.settings.steps import BatchPlan, batch_plan, deepspeed_stage
 from hanabi_grpo.settings.variables import PASSED_THROUGH, SECTIONS, Variable
-
-__all__ = [
-    "PASSED_THROUGH",
-    "SECTIONS",
-    "BatchPlan",
-    "LoadedSettings",
-    "Settings",
-    "Variable",
-    "batch_plan",
-    "deepspeed_stage",
-    "environment_markdown",
-    "load_settings",
-    "read_settings",
-    "settings_json",
-    "settings_table",
-    "settings_values",
-    "variables",
-]

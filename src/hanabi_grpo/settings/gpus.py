@@ -1,7 +1,6 @@
 """Which GPUs a terminal takes, also where both terminals were given the same list."""
 
 import math
-from dataclasses import dataclass
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings.load import LoadedSettings
@@ -15,19 +14,11 @@ _USED_BY: dict[Terminal, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuShare:
-    """The GPUs of a terminal, as CUDA takes them (numbers or UUIDs), and where they were given."""
+def gpu_share(loaded: LoadedSettings, terminal: Terminal) -> tuple[tuple[str, ...], str] | None:
+    """Return the GPUs of a terminal, as CUDA takes them (numbers or UUIDs); None where nobody chose.
 
-    names: tuple[str, ...]
-    origin: str
-    """See `sources.Source`."""
-    why: str = ""
-    """One line for the terminal, where its GPUs are not those of CUDA_VISIBLE_DEVICES."""
-
-
-def gpu_share(loaded: LoadedSettings, terminal: Terminal) -> GpuShare | None:
-    """Return the GPUs of a terminal; None where nobody chose; SettingsError where one list is too short for both.
+    Beside them one line for the terminal, empty where they are those of CUDA_VISIBLE_DEVICES. A SettingsError where one
+    list is too short for both.
 
     CUDA_VISIBLE_DEVICES_SERVER and _TRAINER win; those of a profile yield to a list of the shell or `.env`. A list of
     more GPUs than the terminal uses, as schedulers export it, is divided: the server takes its beginning, the trainer
@@ -39,14 +30,14 @@ def gpu_share(loaded: LoadedSettings, terminal: Terminal) -> GpuShare | None:
         names, why = _listed(own[0]), ""
         if both and names != _listed(both[0]):
             why = f"GPUs {','.join(names)}: {name} ({own[1]}) wins over {_BOTH}={both[0]} ({both[1]})"
-        return GpuShare(names=names, origin=own[1], why=why)
+        return names, why
     if both is None:
         return None
     names, said = _listed(both[0]), f"{_BOTH}={both[0]} ({both[1]})"
     mine, my_uses, _ = _uses(loaded, terminal)
     other, other_uses, is_given = _uses(loaded, "trainer" if terminal == "server" else "server")
     if len(names) <= max(1, mine):
-        return GpuShare(names=names, origin=both[1])
+        return names, ""
     is_short = is_given and mine + other > len(names)
     names = names[:mine] if terminal == "server" else names[-mine:]
     if is_short:
@@ -55,7 +46,7 @@ def gpu_share(loaded: LoadedSettings, terminal: Terminal) -> GpuShare | None:
             f"or name this terminal's GPUs: {name}={','.join(names)}."
         )
     why = f"{said} has more than {my_uses} uses: the server takes its beginning, the trainer its end, {name} wins"
-    return GpuShare(names=names, origin=both[1], why=f"GPUs {','.join(names)}: {why}")
+    return names, f"GPUs {','.join(names)}: {why}"
 
 
 def _uses(loaded: LoadedSettings, terminal: Terminal) -> tuple[int, str, bool]:

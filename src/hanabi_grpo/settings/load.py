@@ -57,11 +57,11 @@ def load_settings(environ: Mapping[str, str] | None = None, dotenv: Path = Path(
     except SettingsError as error:
         raise SettingsError(_with_place(f"HANABI_ENV={str(error).removeprefix('env=')}", sources)) from error
     problems = _unknown_names({name: source.place for source in reversed(sources) for name in source.values}, env)
-    device = installed_device()
-    given: dict[str, Any] = {"device": device.kind, "device_reason": device.reason}
+    device, reason = installed_device()
+    given: dict[str, Any] = {"device": device, "device_reason": reason}
     origins: dict[str, str] = {}
     for variable in known:
-        origins[variable.field] = "default" if variable.cpu == variable.gpu else f"default ({device.kind})"
+        origins[variable.field] = "default" if variable.cpu == variable.gpu else f"default ({device})"
         if found := find(sources, variable.env):
             given[variable.field], origins[variable.field] = found[0], found[1].origin
     settings, bad = _validate(given, known)
@@ -69,17 +69,16 @@ def load_settings(environ: Mapping[str, str] | None = None, dotenv: Path = Path(
     if problems or settings is None:
         raise SettingsError("\n".join(problems))
     names = {variable.env for variable in known}
-    passed = {name: found for name in PASSED_THROUGH if (found := find(sources, name))}
-    in_shell = {name for source in sources if source.origin == SHELL for name in source.values}
+    shell, *files = sources
     return LoadedSettings(
         settings=settings,
         origins=origins,
-        passed_through={name: (value, source.origin) for name, (value, source) in passed.items()},
+        passed_through={name: (found[0], found[1].origin) for name in PASSED_THROUGH if (found := find(sources, name))},
         dotenv_environ={
             name: value
-            for source in reversed(sources)
+            for source in reversed(files)
             for name, value in source.values.items()
-            if name not in names and name not in in_shell
+            if name not in names and name not in shell.values
         },
     )
 
@@ -125,10 +124,8 @@ def check_names(environ: Mapping[str, str] | None = None, dotenv: Path = Path(DO
 def read_settings(path: Path, environ: Mapping[str, str] | None = None) -> Settings:
     """Read the settings that `write_settings` left in a run folder; those that came after it have their defaults.
 
-    The file holds no secrets; they are taken from the environment (None: this process's).
-
-    Raises:
-        SettingsError: The file is missing or not such a file.
+    The file holds no secrets; they are taken from the environment (None: this process's). A SettingsError where it is
+    missing or not such a file.
     """
     source = os.environ if environ is None else environ
     try:

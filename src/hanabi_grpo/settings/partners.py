@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import NamedTuple
 
 from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import SettingsError
@@ -53,8 +54,7 @@ class Partner:
         return self.ref.adapter if isinstance(self.ref, CheckpointRef) else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draw:
+class Draw(NamedTuple):
     """Who plays instead of a player of the run in one deal."""
 
     partner: Partner
@@ -85,8 +85,7 @@ def draw(pool: Sequence[Partner], deal: int, *, share: float, seed: int, num_pla
     if not pool or deal not in here:
         return None
     number = _partner_deals_before(block, share) + here.index(deal)
-    seats = [(one, seat if one.seat is None else one.seat) for one in pool for seat in range(num_players)]
-    pairs = [Draw(partner=partner, seat=seat) for partner, seat in seats]
+    pairs = [Draw(one, seat if one.seat is None else one.seat) for one in pool for seat in range(num_players)]
     cycle, position = divmod(number, len(pairs))
     order = sorted(range(len(pairs)), key=lambda index: _hash(seed, "pair", cycle, index))
     return pairs[order[position]]

@@ -48,10 +48,7 @@ def check_options(terminal: Terminal, extra_args: Sequence[str]) -> None:
     """Refuse options on a terminal's command line that would break a guarantee.
 
     Options may be written as their software takes them: with dashes for underscores, `=` before the value, `no-` before
-    a switch, cut short.
-
-    Raises:
-        SettingsError: With a sentence for each of them.
+    a switch, cut short. The SettingsError has a sentence for each of them.
     """
     problems = []
     for word in extra_args:

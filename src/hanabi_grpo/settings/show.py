@@ -59,13 +59,9 @@ def environment_markdown() -> str:
         parts += ["|---|---|---|---|---|"]
         for variable in variables():
             if variable.section == section:
-                cells = (f"`{variable.env}`", _code(variable.cpu), _code(variable.gpu), variable.description)
-                parts.append("| " + " | ".join((*cells, variable.allowed)) + " |")
+                shown = (f"`{one}`" if one else "unset" for one in (variable.env, variable.cpu, variable.gpu))
+                parts.append("| " + " | ".join((*shown, variable.description, variable.allowed)) + " |")
         parts.append("")
     parts += ["**Handed on to other software**", "", "| variable | meaning |", "|---|---|"]
     parts += [f"| `{name}` | {meaning} |" for name, meaning in PASSED_THROUGH.items()]
     return "\n".join(parts) + "\n"
-
-
-def _code(value: str) -> str:
-    return f"`{value}`" if value else "unset"

@@ -86,24 +86,15 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _travels_in_a_header(key: SecretStr) -> bool:
-    text = key.get_secret_value()
-    return text.isascii() and text.isprintable() and " " not in text
-
-
-def _is_project(name: str) -> bool:
-    # The name becomes a folder below outputs/downloads.
-    return 0 < len(name) <= 128 and not set(name) & set("/\\#?%:\r\n") and set(name) != {"."}
-
-
 Servers = Annotated[str, where(lambda text: [split_address(word) for word in text.split(",")])]
 PartnerUrls = Annotated[
     tuple[str, ...],
     BeforeValidator(split_list),
     where(lambda words: len({split_partner_url(word).name for word in words}) == len(words)),
 ]
-HeaderSafe = Annotated[SecretStr, where(_travels_in_a_header)]
-ProjectName = Annotated[str, where(_is_project)]
+HeaderSafe = Annotated[SecretStr, where(lambda key: re.fullmatch(r"[!-~]*", key.get_secret_value()))]
+# The name becomes a folder below outputs/downloads.
+ProjectName = Annotated[str, where(lambda name: re.fullmatch(r"(?!\.+\Z)[^/\\#?%:\r\n]{1,128}", name))]
 ArtifactName = Annotated[str, where(lambda name: re.fullmatch(r"(?!\.+$)[A-Za-z0-9._-]{1,128}", name))]
 Aliases = Annotated[
     tuple[str, ...],

@@ -47,10 +47,8 @@ class Encoder:
     def samples(self, game: Recording, is_taught: Sequence[bool]) -> list[Sample]:
         """Return a sample for each player who has something to teach.
 
-        `is_taught` says for each turn whether its reply is learned; the others are only read.
-
-        Raises:
-            SettingsError: A game of other prompts, or one that the rules forbid.
+        `is_taught` says for each turn whether its reply is learned; the others are only read. A game of other prompts,
+        or one that the rules forbid, is a SettingsError.
         """
         turns = game.episode.turns
         begun, start_id = self.setup.environment.recorded(self.setup.config, game)

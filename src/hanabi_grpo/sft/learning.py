@@ -59,11 +59,7 @@ class Student:
 
 
 def load_base(settings: Settings, folder: Path, *, full: bool) -> Any:
-    """Return the base model on the device that is used; float32 when all of it is trained.
-
-    Raises:
-        SettingsError: HANABI_DTYPE=float16.
-    """
+    """Return the base model on its device, float32 when all of it is trained; a SettingsError: HANABI_DTYPE=float16."""
     from transformers import AutoModelForCausalLM
 
     if settings.dtype == "float16":
@@ -91,8 +87,7 @@ def make_students(
 ) -> tuple[Any, list[Student]]:
     """Return the PEFT model, or the base model itself when all of it is trained; and the students.
 
-    Raises:
-        SettingsError: A player has no reply to learn from, or none held out.
+    A SettingsError: a player has no reply to learn from, or none held out.
     """
     is_full = tuple(names) == (WHOLE_MODEL,)
     students = []

@@ -32,10 +32,7 @@ def split_held_out(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample
     """Return the samples to learn from and those of held-out starts.
 
     A tenth of the different starts, those with the lowest hashes, are held out, so the same start is on the same side
-    whatever its seed, its players or the file that it came from.
-
-    Raises:
-        SettingsError: All samples are of one start.
+    whatever its seed, its players or the file that it came from. Samples of a single start are a SettingsError.
     """
     starts = sorted({sample.start for sample in samples})
     if len(starts) < 2:

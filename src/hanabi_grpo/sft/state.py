@@ -37,11 +37,7 @@ class Kept:
     """Held-out figures of every student, oldest first."""
 
     def save(self, model: Any, tokenizer: Any, students: Sequence[Student]) -> None:
-        """Write the best so far, if there is one, and the newest state.
-
-        Raises:
-            RunFolderError: The disk is full, for example; what was there before stays.
-        """
+        """Write the best so far, if there is one, and the newest state; after a RunFolderError what was there stays."""
         if all(student.best is not None for student in students):
             weights = {name: value for student in students for name, value in student.parameters.items()}
             with holding(weights, {name: value for one in students for name, value in (one.best or {}).items()}):

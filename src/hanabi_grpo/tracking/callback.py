@@ -45,8 +45,15 @@ class TrackingCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start W&B before the first step, so that a wrong key or project stops the run at once, by a SettingsError."""
+        rows: list[dict[str, Any]] = []
+        try:
+            rows = read_history(self.run_folder / "metrics.jsonl")
+        except OSError as error:
+            logger.warning("metrics.jsonl cannot be read (%s): the alarms start anew", error.strerror)
         # A resumed run's alarms stand as they stood at its checkpoint.
-        self._watch = self._watch_so_far(state.global_step)
+        self._watch = AlarmWatch.after((row for row in rows if row["step"] <= state.global_step), self._alarms)
+        for (name, subject), since in self._watch.raised.items():
+            logger.info("alarm %s%s is raised since step %d", name, f" of {subject}" if subject else "", since)
         if self.settings.report_to == "wandb" and self.settings.wandb_mode != "disabled":
             try:
                 self._mirror = Mirror(self.run_folder, state.global_step)
@@ -91,14 +98,3 @@ class TrackingCallback(TrainerCallback):
         mirror, self._mirror = self._mirror, None
         if mirror is not None:
             mirror.close(exit_code)
-
-    def _watch_so_far(self, step: int) -> AlarmWatch:
-        try:
-            rows = read_history(self.run_folder / "metrics.jsonl")
-        except OSError as error:
-            logger.warning("metrics.jsonl cannot be read (%s): the alarms start anew", error.strerror)
-            rows = []
-        watch = AlarmWatch.after((row for row in rows if row["step"] <= step), self._alarms)
-        for (name, subject), since in watch.raised.items():
-            logger.info("alarm %s%s is raised since step %d", name, f" of {subject}" if subject else "", since)
-        return watch

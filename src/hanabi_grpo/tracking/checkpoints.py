@@ -46,11 +46,7 @@ def local_folder(place: Place) -> Path:
 
 
 def fetched(place: Moving) -> tuple[Path, SavedAdapters]:
-    """Return the folder of a place, downloaded unless it is here, and its adapters, which are those of its manifest.
-
-    Raises:
-        SettingsError: It cannot be had, or is damaged.
-    """
+    """Return a place's folder, downloaded unless it is here, and its whole adapters; a SettingsError without them."""
     if isinstance(place, BestPlace):
         folder = best_checkpoint(place.run)
         return folder, read_adapters(folder)

@@ -17,7 +17,7 @@
 R_i is the player's undiscounted return of game i. Games in which it had no turn enter no mean and no deviation.
 
 The critics of `ippo` and `mappo` (`critic`) are a bias while they are wrong and λ < 1, the heads of `vdn` and `qmix`
-(`credit`) always. `mappo`, `vdn` and `qmix` are experimental: no training with them has run.
+(`credit`) always. `mappo`, `vdn` and `qmix` are experimental: none has beaten `turn` (docs/results.md).
 """
 
 from collections import defaultdict
@@ -149,7 +149,8 @@ def above_baseline(
     """
 
     def compare(returns: Sequence[float]) -> list[float]:
-        centre = baselines.get(baseline_key(player, episodes[0].spec_hash), mean(returns)) if returns else 0.0
+        key = f"{player_name(player)} {episodes[0].spec_hash}" if returns else ""
+        centre = baselines.get(key, mean(returns))
         scale = divisor(returns, scaled)
         return [(value - centre) / scale for value in returns]
 
@@ -296,14 +297,9 @@ def moved(baselines: Mapping[str, float], episodes: Sequence[Episode], player: i
     for board in dict.fromkeys(episode.spec_hash for episode in episodes):
         here = [one.reward(player) for one in episodes if one.spec_hash == board and one.trajectory(player)]
         if here:
-            key = baseline_key(player, board)
+            key = f"{player_name(player)} {board}"
             after[key] = DECAY * baselines[key] + (1 - DECAY) * mean(here) if key in baselines else mean(here)
     return after
-
-
-def baseline_key(player: int, board: str) -> str:
-    """Return the name of a baseline in a checkpoint."""
-    return f"{player_name(player)} {board}"
 
 
 def step_advantages(groups: Sequence[Sequence[Episode]], player: int, estimator: Estimator) -> list[Values]:

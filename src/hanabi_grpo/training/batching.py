@@ -96,10 +96,8 @@ def sequences_of(
 
     `own` are the words of the seats that are trained, here and below, see `partners.own_seats`.
 
-    Games in which it had no turn, or a partner its seat, are left out, of the baseline as well.
-
-    Raises:
-        NonFiniteError: An advantage that is infinite or no number; rewards may be finite and too large to compare.
+    Games in which it had no turn, or a partner its seat, are left out, of the baseline as well. A NonFiniteError where
+    an advantage is infinite or no number: rewards may be finite and too large to compare.
     """
     trained = _trained(groups, player, own)
     values = [game for group in step_advantages(trained, player, estimator) for game in group]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
+from math import hypot
 
 from hanabi_grpo.types import Episode
 
@@ -100,11 +101,5 @@ def deviation(values: Sequence[float]) -> float:
     if len(values) < 2:
         return 0.0
     centre = mean(values)
-    apart = [value - centre for value in values]
-    # A product overflows to infinity, where a power would raise.
-    variance = sum(value * value for value in apart) / (len(values) - 1)
-    if variance != float("inf"):
-        return float(variance**0.5)
-    # An infinite divisor would make every advantage a quiet 0.
-    largest = max(map(abs, apart))
-    return float(largest * (sum((value / largest) ** 2 for value in apart) / (len(values) - 1)) ** 0.5)
+    # Not by squares: of large values they are infinite, and such a divisor would make every advantage a quiet 0.
+    return hypot(*(value - centre for value in values)) / (len(values) - 1) ** 0.5

@@ -36,14 +36,6 @@ MIXER_WIDTH = 32
 """Of QMIX's hidden layer, as in its source."""
 
 
-class Sum(nn.Module):
-    """VDN's mixer."""
-
-    def forward(self, parts: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """Return [games] sums of [games, seats] parts."""
-        return parts.sum(1)
-
-
 class MonotoneMixer(nn.Module):
     """QMIX's mixer: its output falls with no part, whatever the state."""
 
@@ -66,13 +58,17 @@ class MonotoneMixer(nn.Module):
 
 
 class Mixing(nn.Module):
-    """Heads of all adapters, and a mixer."""
+    """Heads of all adapters, and QMIX's mixer."""
 
     def __init__(self, adapters: Sequence[str], width: int, num_seats: int, *, is_monotone: bool) -> None:
         """Take the model's `width`: a turn has three parts of it, a state one for each seat."""
         super().__init__()
         self.heads = nn.ModuleDict({name: value_head(3 * width) for name in adapters})
-        self.mixer = MonotoneMixer(num_seats, num_seats * width) if is_monotone else Sum()
+        self.mixer = MonotoneMixer(num_seats, num_seats * width) if is_monotone else None
+
+    def total(self, parts: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """Return [games] Q_tot of [games, seats] parts and [games, size] states."""
+        return parts.sum(1) if self.mixer is None else self.mixer(parts, states)
 
     def parts(self, shown: Mapping[str, tuple[torch.Tensor, torch.Tensor]], games: int, seats: int) -> torch.Tensor:
         """Return [games, seats] q of what each adapter's turns look like: (game · seats + seat, features) of each."""
@@ -167,14 +163,14 @@ class Credits(Learners):
     def _mixed(self) -> tuple[torch.Tensor, torch.Tensor]:
         module = self._learner.head
         parts = module.parts(self._shown, len(self._episodes), self._seats)
-        return parts, module.mixer(parts, self._states)
+        return parts, module.total(parts, self._states)
 
     def _start_at(self, mean: float) -> None:
         """Let all games be worth the mean before anything is learned."""
         module = self._learner.head
         turns = sum(len(cells) for cells, _ in self._shown.values())
         with torch.no_grad():
-            if isinstance(module.mixer, MonotoneMixer):
+            if module.mixer is not None:
                 module.mixer.last_bias[-1].bias.fill_(mean)
                 return
             for head in module.heads.values():

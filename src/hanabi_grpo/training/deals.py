@@ -19,11 +19,9 @@ class DealDataset(Dataset[dict[str, Any]]):
         self._rows, self._num_deals = rows, num_deals
 
     def __len__(self) -> int:
-        """Return the number of deals of the run."""
         return self._num_deals
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        """Return one deal."""
         return deals(self._rows, number, 1)[0]
 
 

@@ -47,12 +47,20 @@ class PlayerSchedule(LRScheduler):
     ) -> None:
         """Build the schedule as `transformers.get_scheduler` does.
 
-        A player that rests in some steps, as with HANABI_UPDATE=best_response, does not come to the schedule's end.
-
-        Raises:
-            SettingsError: The schedule is not a function of the number of updates.
+        A player that rests in some steps, as with HANABI_UPDATE=best_response, does not come to the schedule's end. A
+        schedule that is no function of the number of updates is a SettingsError.
         """
-        self._factor = _factor(name, num_training_steps, num_warmup_steps)
+        probe = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        try:
+            stock = get_scheduler(name, probe, num_warmup_steps, num_training_steps)
+        except (ValueError, TypeError) as error:
+            raise SettingsError(f"LR_SCHEDULER_TYPE={name}: transformers refuses it: {error}") from error
+        if not isinstance(stock, LambdaLR):
+            raise SettingsError(
+                f"LR_SCHEDULER_TYPE={name}: depends on more than the number of updates; allowed are transformers' "
+                "schedules by step, such as constant, constant_with_warmup, linear and cosine."
+            )
+        self._factor: Callable[[int], float] = stock.lr_lambdas[0]
         super().__init__(optimizer)
 
     def get_lr(self) -> list[float]:
@@ -67,28 +75,13 @@ class PlayerSchedule(LRScheduler):
             group["lr"] = rate
 
 
-def _factor(name: str, num_steps: int, num_warmup_steps: int) -> Callable[[int], float]:
-    probe = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    try:
-        stock = get_scheduler(name, probe, num_warmup_steps, num_steps)
-    except (ValueError, TypeError) as error:
-        raise SettingsError(f"LR_SCHEDULER_TYPE={name}: transformers refuses it: {error}") from error
-    if not isinstance(stock, LambdaLR):
-        raise SettingsError(
-            f"LR_SCHEDULER_TYPE={name}: depends on more than the number of updates; allowed are transformers' "
-            "schedules by step, such as constant, constant_with_warmup, linear and cosine."
-        )
-    factor: Callable[[int], float] = stock.lr_lambdas[0]
-    return factor
-
-
 class PlayerGuard:
     """Decides, before each optimizer step, whose gradient counts and how much."""
 
     def __init__(
         self, *, max_norm: float | None, sharded: bool, report: Callable[..., None], loss_scaled: bool = False
     ) -> None:
-        """Prepare; `attach` makes it act.
+        """Prepare; `before_step` is a hook of the optimizer, whose groups come from `player_groups`.
 
         `max_norm` of one player's gradient: None leaves clipping to DeepSpeed (ZeRO-3). `sharded`: each rank's groups
         hold only its share of the gradient. `report` is called as report(kind, message, **details) for each dropped
@@ -104,11 +97,7 @@ class PlayerGuard:
         self.dropped: list[str] = []
         self.streaks: Counter[str] = Counter()
         self.stepping = False
-        """True from a step's first update to its `settle`: what an interrupt leaves then is no finished step."""
-
-    def attach(self, optimizer: torch.optim.Optimizer) -> None:
-        """Look at every step of `optimizer` from now on; its groups come from `player_groups`."""
-        optimizer.register_step_pre_hook(self._before_step)
+        """True from a step's first update until the step is counted: an interrupt leaves no finished step till then."""
 
     def begin(self, with_data: Collection[str]) -> None:
         """Announce the first update of the next step; `with_data` has a token in the loss on some rank."""
@@ -122,8 +111,7 @@ class PlayerGuard:
     def finish(self) -> dict[str, float]:
         """Close an update and return the norm of each player's gradient before it was clipped.
 
-        Raises:
-            NonFiniteError: A player's update was dropped in three steps in a row; in twenty with a loss scale.
+        A NonFiniteError after a player's update was dropped in three steps in a row; in twenty with a loss scale.
         """
         for name in sorted((self._with_data or frozenset()) - self._seen):
             # DeepSpeed and a loss scale leave the optimizer out when the gradient of anybody is not finite.
@@ -139,12 +127,9 @@ class PlayerGuard:
                 )
         return norms
 
-    def settle(self) -> None:
-        """Say that the step is counted: its weights belong to a version."""
-        self.stepping = False
-
     @torch.no_grad()
-    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Look at each player's gradient right before the optimizer uses it."""
         if self._with_data is None:
             if self._begun:
                 raise SettingsError(

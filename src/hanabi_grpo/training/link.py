@@ -155,11 +155,7 @@ class ServerLink(SwiftClient):
         )
 
     def accept(self, request: GamesRequest, result: RolloutResult) -> RolloutResult:
-        """Check every stamp against what was asked for.
-
-        Raises:
-            ServerError: Games by others than those who were asked for.
-        """
+        """Check every stamp against what was asked for; a ServerError where games are by others."""
         for deal, group in zip(request.deals, result.groups, strict=True):
             check_stamps(group, deal.get("seats", request.own), request.instance_id)
         self.spec_hashes = sorted({*self.spec_hashes, *(group[0].spec_hash for group in result.groups if group)})

@@ -29,6 +29,7 @@ def main(argv: list[str]) -> int:
     set_up_logging(file=known.settings.parent / "train.log")
 
     from hanabi_grpo.rollout.datasets import num_steps, training_rows
+    from hanabi_grpo.runs.run_folder import resume_command_of
     from hanabi_grpo.settings import read_settings
     from hanabi_grpo.settings.pass_through import check_options
     from hanabi_grpo.training.pipeline import HanabiPipeline, register_trainer, swift_options
@@ -43,7 +44,8 @@ def main(argv: list[str]) -> int:
         logger.error("%s: %s", type(error).__name__, error)
         return 2
     except (KeyboardInterrupt, SystemExit) as stop:
-        _say_how_to_go_on(known.settings.parent)
+        if os.environ.get("RANK", "0") == "0" and (command := resume_command_of(known.settings.parent)):
+            logger.info("to go on:\n    %s", command)
         if isinstance(stop, SystemExit):
             raise
         return 130
@@ -52,13 +54,6 @@ def main(argv: list[str]) -> int:
         logger.exception("training failed")
         return 1
     return 0
-
-
-def _say_how_to_go_on(run_folder: Path) -> None:
-    from hanabi_grpo.runs.run_folder import resume_command_of
-
-    if os.environ.get("RANK", "0") == "0" and (command := resume_command_of(run_folder)):
-        logger.info("to go on:\n    %s", command)
 
 
 def _prepare_environment() -> None:

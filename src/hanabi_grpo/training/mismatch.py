@@ -64,10 +64,7 @@ def check_mismatch(
     """Return the mean |trainer − sampler| in nats over a micro-batch's sampled tokens (`mask`); [batch, tokens] each.
 
     It is not a number when the trainer's own forward pass is not: its gradient is then not finite either, and the
-    update is dropped there.
-
-    Raises:
-        ParityError: It is above the tolerance.
+    update is dropped there. Above the tolerance it is a ParityError.
     """
     if not bool(mask.any()):
         return 0.0
@@ -146,10 +143,8 @@ class RelativeMismatch(GRPOTrainer):
     def compare_policies(self, batches: Iterable[dict[str, Any]], version: int, sampled_by: int) -> None:
         """Compare a sample of a step's games with other policies; all ranks together.
 
-        `version` is that of the weights of now, `sampled_by` the one that the games should be of.
-
-        Raises:
-            ParityError: They are of another policy.
+        `version` is that of the weights of now, `sampled_by` the one that the games should be of. Of another policy
+        they are a ParityError.
         """
         if not self.relative:
             return

@@ -52,8 +52,7 @@ class PlayAhead:
     def take(self, deals: list[dict[str, Any]], version: int) -> StepGames:
         """Return the games of a step's deals: those that were asked for ahead, or played now with the served version.
 
-        Raises:
-            ServerError: As `ServerLink.play`, or an answer with stamps of others than those who were asked for.
+        A ServerError as in `ServerLink.play`, or for stamps of others than those who were asked for.
         """
         start = time.perf_counter()
         flight, self._flight = self._flight, None

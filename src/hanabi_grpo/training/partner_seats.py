@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hanabi_grpo.errors import ServerError, ServerGoneError, SettingsError
-from hanabi_grpo.runs.manifest import CHECKPOINT_NAME
+from hanabi_grpo.runs.manifest import checkpoints_of
 from hanabi_grpo.runs.saved_adapters import SavedAdapters, check_same_base, read_adapters
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import (
@@ -131,8 +131,11 @@ class PartnerSeats:
 
     def _earlier_word(self, seat: int, version: int, deal: int) -> str | None:
         adapter = SHARED_ADAPTER if self._settings.adapters == SHARED_ADAPTER else player_name(seat)
-        while steps := self._earlier_steps(version):
-            folder = self._run_folder / f"checkpoint-{choose_step(steps, deal, seed=self._settings.seed)}"
+        there = checkpoints_of(self._run_folder)
+        # Only the regular ones: what an interrupt saved besides must not change what a resumed run draws.
+        regular = [step for step in there if step < version and step % self._settings.save_steps == 0]
+        while steps := [step for step in regular if there[step] not in self._damaged]:
+            folder = there[choose_step(steps, deal, seed=self._settings.seed)]
             saved = None
             if (folder, adapter) not in self._lent:
                 try:
@@ -144,12 +147,6 @@ class PartnerSeats:
                     continue
             return self._lent_word(folder, adapter, saved)
         return None
-
-    def _earlier_steps(self, version: int) -> list[int]:
-        # Only the regular ones: what an interrupt saved besides must not change what a resumed run draws.
-        kept = [folder for folder in self._run_folder.glob("checkpoint-*") if folder not in self._damaged]
-        steps = sorted(int(named[1]) for folder in kept if (named := CHECKPOINT_NAME.fullmatch(folder.name)))
-        return [step for step in steps if step < version and step % self._settings.save_steps == 0]
 
     def _lent_word(self, place: Place, adapter: str, saved: SavedAdapters | None) -> str:
         key = (place, adapter)

@@ -79,11 +79,7 @@ class OptimizerState:
     """Moments and step counters of every adapter parameter, whatever holds them."""
 
     def __init__(self, model: PeftModel, optimizer: Any) -> None:
-        """Bind the unwrapped model and accelerate's optimizer: around torch's, or DeepSpeed's ZeRO-1 or -2.
-
-        Raises:
-            RunFolderError: It keeps its state in another way.
-        """
+        """Bind the unwrapped model and accelerate's optimizer: torch's, ZeRO-1 or -2; others are a RunFolderError."""
         self._parameters = [(name, value) for name, value in model.named_parameters() if "lora_" in name]
         inner = getattr(optimizer, "optimizer", optimizer)
         self._zero = inner if hasattr(inner, "single_partition_of_fp32_groups") else None
@@ -109,11 +105,7 @@ class OptimizerState:
         return found
 
     def restore(self, saved: TrainingState) -> None:
-        """Put moments and each player's count of updates back, bit by bit.
-
-        Raises:
-            RunFolderError: They are of another model or of other adapters.
-        """
+        """Put moments and counts of updates back, bit by bit; a RunFolderError: those of another model or adapters."""
         by_parameter: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
         for key, value in saved.moments.items():
             name, _, moment = key.rpartition("|")

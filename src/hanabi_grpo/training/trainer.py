@@ -81,9 +81,7 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
         )
         self._resumable = stage != 3
         setups = list(self.setups.values())
-        self.validation = Validation(
-            self.settings, self.link.run_folder, setups, self.resume.step if self.resume else 0
-        )
+        self.validation = Validation(self.settings, self.link.run_folder, setups, self.first_step)
         self.baselines: dict[int, dict[str, float]] = {}
         """Moving ones by the number of steps before them; an interrupt may come within a step."""
         super().__init__(*args, **kwargs)
@@ -111,7 +109,7 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
         groups = player_groups(self.model, self.adapter_names)
         groups = [{**group, "weight_decay": self.args.weight_decay} for group in groups]
         self._optimizer_ori = self.optimizer = kind(groups, **options)
-        self.guard.attach(self.optimizer)
+        self.optimizer.register_step_pre_hook(self.guard.before_step)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> PlayerSchedule:
@@ -182,7 +180,9 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
         if games.version != version:
             self._recall(batches, games.version)
         if self.beta:
-            self._add_reference(batches)
+            with adapters.base_only(self.accelerator.unwrap_model(self.model)):
+                for batch in batches:
+                    batch["grpo_batch"].ref_per_token_logps = self.logps_of(batch)
         if bonus := self.settings.entropy_bonus:
             add_entropy_bonus(batches, bonus, groups, trained, players)
         data = [batch["grpo_batch"] for batch in batches]
@@ -298,11 +298,6 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
             data.old_per_token_logps = logps.detach()
             self._check_mismatch(data, logps, self.synced_version or 0)
         return logps
-
-    def _add_reference(self, batches: list[dict[str, Any]]) -> None:
-        with adapters.base_only(self.accelerator.unwrap_model(self.model)):
-            for batch in batches:
-                batch["grpo_batch"].ref_per_token_logps = self.logps_of(batch)
 
     def logps_of(self, batch: dict[str, Any]) -> torch.Tensor:
         """Return logprobs under the adapter that is in use, without a gradient."""

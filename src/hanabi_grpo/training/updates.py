@@ -208,10 +208,9 @@ class StepUpdates(GRPOTrainer):
 
 
 class AfterStep(TrainerCallback):
-    """Runs on every rank after each optimizer step, and asks for another save after a failed one."""
+    """Runs on every rank after each optimizer step of `StepUpdates`, and asks for another save after a failed one."""
 
     def __init__(self, trainer: Any) -> None:
-        """Take the trainer: `StepUpdates` and `CheckpointSaving`."""
         self._trainer = trainer
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -220,7 +219,7 @@ class AfterStep(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Count the step; the last one is saved."""
-        self._trainer.guard.settle()
+        self._trainer.guard.stepping = False
         # Not before: transformers would stop between two micro-steps.
         control.should_training_stop |= self._trainer.is_last_step
         control.should_save |= control.should_training_stop or self._trainer.failed_saves > 0

@@ -1,5 +1,3 @@
 """`hanabi-grpo doctor`: what two terminals need, before either starts; `command` has the table of checks."""
 
 from hanabi_grpo.commands.doctor.command import doctor
-
-__all__ = ["doctor"]

@@ -9,7 +9,7 @@ the frozen weights have none of their own. No GPU has run this yet: the numbers 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hanabi_grpo.commands.doctor.check import Check, ok, skip
 from hanabi_grpo.commands.doctor.context import Context, amount
@@ -23,8 +23,7 @@ _ALL_REDUCE_SECONDS = 40e-6
 _PAGE = "docs/hardware.md"
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
+class Card(NamedTuple):
     """A GPU, by its maker's data sheet: memory bandwidth in bytes/s, bfloat16 operations/s without sparsity."""
 
     bandwidth: float
@@ -71,29 +70,28 @@ class Step:
     """Tokens of all sequences of all players, prompts included; those that are not sampled are read by the engine."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Engines:
-    """What samples: GPUs of one kind, and how the model lies on them."""
+def game_seconds(
+    step: Step,
+    card: Card,
+    parameters: int,
+    config: Mapping[str, Any],
+    size: int,
+    *,
+    copies: int = 1,
+    parallel: int = 1,
+    seats: int = 256,
+) -> float:
+    """Return how long the games of a step take; `config` is the model's, `size` the bytes of a number.
 
-    card: Card
-    copies: int = 1
-    """Of the model; they share the games."""
-    parallel: int = 1
-    """GPUs of a copy."""
-    seats: int = 256
-    """Replies that a copy samples at once."""
-
-
-def game_seconds(step: Step, engines: Engines, parameters: int, config: Mapping[str, Any], size: int) -> float:
-    """Return how long the games of a step take; `config` is the model's, `size` the bytes of a number."""
-    card, parallel, seats = engines.card, engines.parallel, engines.seats
-    games = math.ceil(step.games / engines.copies)
+    The model's `copies`, on `parallel` GPUs each, share the games; each samples so many replies, `seats`, at once.
+    """
+    games = math.ceil(step.games / copies)
     rounds = math.ceil(games / seats)
     read = parameters * size + min(games, seats) * step.context * cache_bytes(config, size)
     token = read / (parallel * card.bandwidth * _OF_BANDWIDTH) + _STEP_SECONDS
     if parallel > 1:
         token += 2 * config["num_hidden_layers"] * _ALL_REDUCE_SECONDS
-    prompts = (step.trained - step.sampled) / engines.copies * 2 * parameters / (parallel * card.operations * _OF_PEAK)
+    prompts = (step.trained - step.sampled) / copies * 2 * parameters / (parallel * card.operations * _OF_PEAK)
     return rounds * step.turns * step.reply * token + prompts
 
 
@@ -120,18 +118,27 @@ def budget_checks(context: Context) -> Iterator[Check]:
 
 
 def _seconds(context: Context) -> Check:
-    settings, step = context.settings, planned_step(context)
+    settings, budget = context.settings, context.budget
     gpus, reason = list_gpus(context.shell.get("PATH"))
     card = find_card(gpus[0].name) if gpus else None
-    if step is None:
+    if budget is None:
         return skip("budget", "seconds of a step: they need the dataset and the chat template")
     if settings.device == "cpu" or card is None:
         who = "a CPU" if settings.device == "cpu" else gpus[0].name if gpus else reason
         return skip("budget", f"seconds of a step: not known for this machine ({who}); the first steps tell them")
+    count = settings.deals_per_step * settings.num_generations
+    step = Step(
+        games=count,
+        turns=max(setup.spec.max_turns for setup in context.setups),
+        reply=budget.reply,
+        context=budget.longest(budget.memory) / (2 if budget.memory == "game" else 1),
+        sampled=count * budget.players * budget.turns * budget.reply,
+        trained=count * budget.of_game(budget.memory),
+    )
     parameters, config = context.num_parameters, context.config
     copies, parallel = settings.vllm_data_parallel_size, settings.vllm_tensor_parallel_size
-    engines = Engines(card=card, copies=copies, parallel=parallel, seats=settings.max_num_seqs)
-    games = game_seconds(step, engines, parameters, config, BYTES[settings.dtype])
+    size, seats = BYTES[settings.dtype], settings.max_num_seqs
+    games = game_seconds(step, card, parameters, config, size, copies=copies, parallel=parallel, seats=seats)
     learning = learning_seconds(step, card, parameters, config, processes=settings.nproc_per_node)
     learning *= settings.updates_per_step
     whole = max(games, learning) if settings.overlap else games + learning
@@ -139,20 +146,4 @@ def _seconds(context: Context) -> Check:
         "budget",
         f"a step takes about {whole:.0f} s at most, games {games:.0f} s and learning {learning:.0f} s: {step.games} "
         f"games of {step.turns} turns × {step.reply} tokens on {gpus[0].name} (an estimate, {_PAGE} has its formula)",
-    )
-
-
-def planned_step(context: Context) -> Step | None:
-    """Return the longest step of the dataset's games; None without model, template or dataset."""
-    budget = context.budget
-    if budget is None:
-        return None
-    games = context.settings.deals_per_step * context.settings.num_generations
-    return Step(
-        games=games,
-        turns=max(setup.spec.max_turns for setup in context.setups),
-        reply=budget.reply,
-        context=budget.longest(budget.memory) / (2 if budget.memory == "game" else 1),
-        sampled=games * budget.players * budget.turns * budget.reply,
-        trained=games * budget.of_game(budget.memory),
     )

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from hanabi_grpo.client.fleet import each_server
-from hanabi_grpo.client.waiting import NotReady, look_once
+from hanabi_grpo.client.waiting import Health, NotReady, look_once
 from hanabi_grpo.commands.doctor.check import Role
 from hanabi_grpo.envs.base import Setup
-from hanabi_grpo.errors import HanabiGrpoError, ServerError, SettingsError
+from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.rollout.budget import Budget, measure_budget
 from hanabi_grpo.rollout.datasets import played_setups, training_rows
 from hanabi_grpo.runs.resume import ResumePlan, plan_resume
@@ -27,18 +27,6 @@ if TYPE_CHECKING:
     from hanabi_grpo.rollout.chat import ChatFormat
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
-
-
-Health = dict[str, Any] | NotReady | ServerError
-"""What a rollout server says of itself, or why there is none, or why it refuses."""
-
-
-def ask(settings: Settings) -> Health:
-    """Ask the server that the settings name how it is."""
-    try:
-        return look_once(settings)
-    except ServerError as error:
-        return error
 
 
 def is_ours(health: Health) -> bool:
@@ -126,17 +114,13 @@ class Context:
 
     @cached_property
     def chat(self) -> "ChatFormat | None":
-        """The chat format by the tokenizer's own files; None without a model folder.
-
-        Raises:
-            SettingsError: The chat template cannot be used.
-        """
+        """The chat format by the tokenizer's own files, None without a model; SettingsError: it cannot be used."""
         return None if self.model_folder is None else read_chat(self.model_folder, self.settings.thinking)
 
     @cached_property
     def healths(self) -> tuple[tuple[Settings, Health], ...]:
         """The settings that name each rollout server, and how that is."""
-        return tuple((one, ask(one)) for one in each_server(self.settings))
+        return tuple((one, look_once(one)) for one in each_server(self.settings))
 
     @property
     def server_is_up(self) -> bool:
@@ -151,11 +135,6 @@ class Context:
             return plan_resume(self.settings), ""
         except HanabiGrpoError as error:
             return None, str(error)
-
-    @property
-    def resume(self) -> ResumePlan | None:
-        """What the run goes on with; None for nothing, or where the check of the run folder says why it cannot."""
-        return self.planned[0]
 
     @cached_property
     def rows(self) -> list[dict[str, Any]] | None:

@@ -66,8 +66,8 @@ def context_checks(context: Context) -> Check:
         ways += [f"export HANABI_MEMORY={memory}" for memory in dict.fromkeys((fitting, "turn"))]
     compact = " HANABI_OBSERVATION=compact" if "observation" in settings.env_config else ""
     ways = ways or [f"export HANABI_MAX_MODEL_LEN={most}{compact}"]
-    if budget.first > limit:
-        finding = f"the first message and a reply take {budget.first} tokens of HANABI_MAX_MODEL_LEN={limit}"
+    if (first := (budget.opening if budget.memory == "game" else budget.alone) + budget.reply) > limit:
+        finding = f"the first message and a reply take {first} tokens of HANABI_MAX_MODEL_LEN={limit}"
         return fail("context", f"{finding}: no move can be made", "\n".join(ways))
     if longest > limit:
         ways += ["export HANABI_THINKING=false"] * settings.thinking

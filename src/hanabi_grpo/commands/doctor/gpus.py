@@ -22,7 +22,6 @@ _SECONDS = 10
 _QUERY = ("--query-gpu=index,name,memory.total,memory.free", "--format=csv,noheader,nounits")
 _ONE_GPU_SHARE = 0.6
 """Largest share for the engine where the trainer sits on the same GPU."""
-_SCRIPTS: dict[Terminal, str] = {"server": ROLLOUT_SCRIPT, "trainer": TRAIN_SCRIPT}
 
 
 class Gpu(NamedTuple):
@@ -154,7 +153,7 @@ def _engine_memory(context: Context, gpus: list[Gpu]) -> Check:
 def _names(context: Context, terminal: Terminal) -> list[str]:
     """Return the GPUs of a terminal, by default those of its script; none where that is not in this folder."""
     if share := gpu_share(context.loaded, terminal):
-        return list(share.names)
-    path = Path(_SCRIPTS[terminal])
+        return list(share[0])
+    path = Path(ROLLOUT_SCRIPT if terminal == "server" else TRAIN_SCRIPT)
     match = re.search(r"default_env CUDA_VISIBLE_DEVICES\w* (\S+)", path.read_text()) if path.is_file() else None
     return match[1].split(",") if match else []

@@ -11,7 +11,6 @@ from hanabi_grpo.rollout.datasets import num_steps
 from hanabi_grpo.runs.resume import resume_lines
 from hanabi_grpo.runs.run_folder import check_fresh, holder_of
 
-_UNKNOWN_STEPS = 1 << 31
 _VERSIONS_IN_FLIGHT = 3
 """Served, staged, and one that games in flight still use."""
 _PARALLEL_SHM = 1 << 30
@@ -28,7 +27,7 @@ def run_folder_checks(context: Context) -> Check:
     holder, said = holder_of(folder) if folder else "", ""
     try:
         if resume is not None:
-            steps = num_steps(settings, context.rows) if context.rows else _UNKNOWN_STEPS
+            steps = num_steps(settings, context.rows) if context.rows else 1 << 31
             said = "; ".join(["", *(line.strip() for line in resume_lines(resume, settings, steps))])
         elif folder is not None and folder.exists() and not holder:
             check_fresh(folder)

@@ -152,14 +152,9 @@ def batch_parts(
     Fitted to the allocator's peaks of eight shapes on the CPU, in float32 and bfloat16; R19 of `tools/bench` compares
     it anew. With checkpoints layers keep what goes into them, and one is computed again when the logits are gone.
 
-    Args:
-        config: Of the model.
-        tokens: Of the micro-batch.
-        replies: How many of them are of replies.
-        size: Bytes of a number.
-        rank: Of the adapters.
-        checkpointed: Whether layers are computed again for their gradient.
-        whole: Whether the logits of all replies are held, else those of a chunk.
+    `replies` are those of the micro-batch's `tokens` that are of replies, `size` is bytes of a number, `rank` that of
+    the adapters. `checkpointed`: layers are computed again for their gradient. `whole`: the logits of all replies are
+    held, else those of a chunk.
     """
     hidden, layers, heads = config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]
     head = config.get("head_dim") or hidden // heads

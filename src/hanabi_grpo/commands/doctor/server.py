@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import socket
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -11,13 +10,14 @@ from pydantic import ValidationError
 from hanabi_grpo.client.fleet import server_name
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.client.url_partners import UrlPartners
-from hanabi_grpo.client.waiting import NotReady
+from hanabi_grpo.client.waiting import NotReady, look_once
 from hanabi_grpo.commands.console import server_command
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
-from hanabi_grpo.commands.doctor.context import LOCAL, Context, ask, is_ours
+from hanabi_grpo.commands.doctor.context import LOCAL, Context, is_ours
 from hanabi_grpo.errors import PartnerError, ServerError
 from hanabi_grpo.runs.run_folder import is_run
 from hanabi_grpo.server.identity import ServerIdentity
+from hanabi_grpo.server.main import listen
 from hanabi_grpo.settings import Settings
 
 
@@ -25,29 +25,22 @@ def port_checks(context: Context) -> Check:
     """Tell whether the server can listen on PORT, or who does."""
     host, port = context.settings.host, context.settings.port
     try:
-        _listen(host, port)
+        listen(host, port).close()
         return ok("port", f"{host}:{port} is free")
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            finding = f"HANABI_HOST={host} PORT={port}: cannot listen there ({error.strerror or error})"
-            return fail("port", finding, "unset HANABI_HOST PORT")
+    except ServerError as error:
+        cause = error.__cause__
+    if isinstance(cause, OSError) and cause.errno != errno.EADDRINUSE:
+        finding = f"HANABI_HOST={host} PORT={port}: cannot listen there ({cause.strerror or cause})"
+        return fail("port", finding, "unset HANABI_HOST PORT")
     place = {"vllm_server_host": {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), "vllm_server_port": port}
-    free = _listen(host, 0)
+    with listen(host, 0) as probe:
+        free = probe.getsockname()[1]
     # Never how to end it: it may be somebody's healthy server.
     ways = f"export PORT={free} VLLM_SERVER_PORT={free}\nss -ltnp 'sport = :{port}'   # whose it is"
-    if not is_ours(ask(context.settings.model_copy(update=place))):
+    if not is_ours(look_once(context.settings.model_copy(update=place))):
         return fail("port", f"{host}:{port} is held by something else", ways)
     finding = f"{host}:{port}: a rollout server runs there already"
     return warn("port", finding, ways) if context.role == "server" else ok("port", finding)
-
-
-def _listen(host: str, port: int) -> int:
-    """Listen for a moment as the server does it; return the port, which the system chooses for 0."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((host, port))
-        probe.listen(1)
-        return int(probe.getsockname()[1])
 
 
 def server_checks(context: Context) -> Iterator[Check]:
@@ -86,7 +79,7 @@ def _fits(context: Context, one: Settings, start: str) -> Iterator[Check]:
         finding = f"{where} is healthy but does not say what it is; it may be of another version of this project"
         yield fail("server", finding, f"{start}   # after Ctrl-C in that terminal")
         return
-    run, resume = identity.get("run"), context.resume
+    run, (resume, _) = identity.get("run"), context.planned
     # The server lets the successor of its own run in.
     own = resume is not None and not resume.fork and is_run(resume.run_folder, str(run))
     if identity.get("session_alive") and not own:

@@ -5,7 +5,7 @@ on a slippery lake a move goes in the wanted direction or to either side of it, 
 """
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -76,9 +76,7 @@ class FrozenLake(Maze[FrozenLakeConfig]):
         "You walk on a frozen lake. The map has S for the start, F for frozen ground, H for a hole, G for the goal "
         "and P for you. Reach the goal; a hole ends the game, and the edge of the lake stops you."
     )
-
-    def __init__(self) -> None:
-        self.policies = {"random": random_walk, "bfs": lambda: bfs(_plan)}
+    policies: Mapping[str, Callable[[], base.Policy]] = {"random": random_walk, "bfs": lambda: bfs(_plan)}
 
     def spec(self, config: FrozenLakeConfig) -> base.EnvSpec:
         """Return one player's; without slips every goal can be reached."""
@@ -128,10 +126,9 @@ def _way(rows: tuple[str, ...], start: tuple[int, int] = (0, 0)) -> list[str] | 
     return shortest(start, after, lambda here: rows[here[0]][here[1]] == "G")
 
 
-def _plan(rows: tuple[str, ...]) -> str | None:
+def _plan(rows: tuple[str, ...]) -> list[str] | None:
     [start] = [(row, text.index("P")) for row, text in enumerate(rows) if "P" in text]
-    way = _way(rows, start)
-    return way[0] if way else None
+    return _way(rows, start)
 
 
 FROZEN_LAKE = FrozenLake()

@@ -159,11 +159,11 @@ def shortest(
     return None
 
 
-def bfs(plan: Callable[[tuple[str, ...]], str | None]) -> base.Script:
+def bfs(plan: Callable[[tuple[str, ...]], list[str] | None]) -> base.Script:
     """Return the script that takes the first move of a shortest way, and any move where there is none."""
     known = functools.lru_cache(maxsize=1 << 16)(plan)
 
     def choose(seen: base.Observation, rng: random.Random) -> str:
-        return known(seen.view().rows) or rng.choice(tuple(MOVES))
+        return (known(seen.view().rows) or [rng.choice(tuple(MOVES))])[0]
 
     return base.Script("bfs", choose)

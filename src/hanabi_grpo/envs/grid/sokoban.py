@@ -4,7 +4,7 @@ Signs as levels are usually written: # wall, . goal, $ box, * box on a goal, @ p
 """
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, Self
 
 from pydantic import Field, model_validator
@@ -79,31 +79,21 @@ class Sokoban(Maze[SokobanConfig]):
         "box, * for a box on a goal, @ for you and + for you on a goal. You push a box by moving against it; you "
         "cannot pull, nor push two boxes or a box into a wall."
     )
-
-    def __init__(self) -> None:
-        self.policies = {"random": random_walk, "bfs": lambda: bfs(_plan)}
+    policies: Mapping[str, Callable[[], base.Policy]] = {"random": random_walk, "bfs": lambda: bfs(_plan)}
 
     def reset(self, config: SokobanConfig, *, split: str, seed: int) -> SokobanGame:
         """Draw goals, and pull the boxes off them at random until none is on its goal."""
         for number in range(1 << 16):
             rng = random.Random(base.draw("sokoban", split, seed, number, below=1 << 62))
             cells = [(row, column) for row in range(config.size) for column in range(config.size)]
-            order = _shuffled(cells, rng)
+            order = sorted(cells, key=lambda _: rng.random())
             goals, player = frozenset(order[: config.boxes]), order[config.boxes]
             place = Place(player, goals)
             for _ in range(config.pulls):
-                place = _pulled(place, tuple(MOVES)[_below(rng, 4)], config.size)
+                place = _pulled(place, tuple(MOVES)[int(rng.random() * 4)], config.size)
             if not place.boxes & goals:
                 break
         return SokobanGame(config, goals, place)
-
-
-def _below(rng: random.Random, count: int) -> int:
-    return int(rng.random() * count)
-
-
-def _shuffled(cells: list[Cell], rng: random.Random) -> list[Cell]:
-    return sorted(cells, key=lambda _: rng.random())
 
 
 def _there(cell: Cell, action: str, steps: int = 1) -> Cell:
@@ -135,7 +125,7 @@ def _pulled(place: Place, action: str, size: int) -> Place:
     return Place(there, boxes - {behind} | {player} if behind in boxes else boxes)
 
 
-def _plan(rows: tuple[str, ...]) -> str | None:
+def _plan(rows: tuple[str, ...]) -> list[str] | None:
     size = len(rows) - 2
     signs = {(row, column): rows[row + 1][column + 1] for row in range(size) for column in range(size)}
     boxes = frozenset(cell for cell, sign in signs.items() if sign in "$*")
@@ -145,8 +135,7 @@ def _plan(rows: tuple[str, ...]) -> str | None:
     def after(here: Place) -> Iterator[tuple[str, Place]]:
         return ((action, _pushed(here, action, size)) for action in MOVES)
 
-    way = shortest(Place(player, boxes), after, lambda here: here.boxes == goals)
-    return way[0] if way else None
+    return shortest(Place(player, boxes), after, lambda here: here.boxes == goals)
 
 
 SOKOBAN = Sokoban()

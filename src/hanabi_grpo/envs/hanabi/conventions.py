@@ -4,7 +4,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -17,26 +17,20 @@ ANY_HINT = "any"
 Row = Counter[Any]
 """Counters by their keys, see `count_game`."""
 
-
-class Figure(NamedTuple):
-    """A figure that is one counter over another."""
-
-    title: str
-    over: str
-    per: str
-
-
 OF_HINTS = {
-    "plays_touched": Figure("plays it", "plays_touched", "answered"),
-    "plays": Figure("plays", "plays", "answered"),
-    "discards": Figure("discards", "discards", "answered"),
-    "hints_back": Figure("hints", "hints_back", "answered"),
-    "oldest_of_choices": Figure("oldest", "oldest", "choices"),
-    "newest_of_choices": Figure("newest", "newest", "choices"),
-    "scored_of_touched": Figure("scores", "touched_scored", "plays_touched"),
-    "playable_when_hinted": Figure("fits", "playable", "touched"),
+    "plays_touched": ("plays it", "plays_touched", "answered"),
+    "plays": ("plays", "plays", "answered"),
+    "discards": ("discards", "discards", "answered"),
+    "hints_back": ("hints", "hints_back", "answered"),
+    "oldest_of_choices": ("oldest", "oldest", "choices"),
+    "newest_of_choices": ("newest", "newest", "choices"),
+    "scored_of_touched": ("scores", "touched_scored", "plays_touched"),
+    "playable_when_hinted": ("fits", "playable", "touched"),
 }
-"""Of what a seat does after a kind of hint. A choice is a play of a touched card after a hint that touched several."""
+"""Figures of what a seat does after a kind of hint: title, and two counters of which it is the first over the second.
+
+A choice is a play of a touched card after a hint that touched several.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,18 +63,14 @@ def convention_report(label: str, games: Sequence[Game]) -> ConventionReport:
     spec, groups = games[0].spec, count_games(games)
     seats: dict[str, Sequence[int]] = {"team": range(spec.num_players)}
     seats |= {name: (seat,) for seat, name in enumerate(player_names(spec.num_players))}
-    sides = {name: _side(groups, own, hint_names(spec)) for name, own in seats.items()}
+    hints = (*COLOR_LETTERS[: spec.num_colors], *(str(rank + 1) for rank in range(spec.num_ranks)))
+    sides = {name: _side(groups, own, hints) for name, own in seats.items()}
     return ConventionReport(label=label, spec=spec, num_games=len(games), sides=sides)
 
 
 def hint_kind(spec: GameSpec, hint: Action) -> int:
     """Return the number of a hint's kind, colours before ranks."""
     return hint.value + (spec.num_colors if hint.kind == "hint_rank" else 0)
-
-
-def hint_names(spec: GameSpec) -> tuple[str, ...]:
-    """Return a colour's letter or a printed rank for each kind of hint."""
-    return (*COLOR_LETTERS[: spec.num_colors], *(str(rank + 1) for rank in range(spec.num_ranks)))
 
 
 def count_games(games: Iterable[Game]) -> list[Row]:
@@ -151,12 +141,12 @@ def _side(groups: Sequence[Row], seats: Sequence[int], names: Sequence[str]) -> 
     kinds = {ANY_HINT: range(len(names)), **{name: (kind,) for kind, name in enumerate(names)}}
     found = {}
     for name, numbers in kinds.items():
-        counters = {counter for one in OF_HINTS.values() for counter in (one.over, one.per)}
+        counters = {counter for _, *both in OF_HINTS.values() for counter in both}
         counted = {counter: sums(*((kind, counter) for kind in numbers)) for counter in counters}
         signal = _divide(counted["plays_touched"], counted["answered"]) - usual
         found[name] = Answers(
             count=int(counted["answered"][0]),
-            shares={key: _finite(_divide(counted[one.over], counted[one.per])[0]) for key, one in OF_HINTS.items()},
+            shares={key: _finite(_divide(counted[a], counted[b])[0]) for key, (_, a, b) in OF_HINTS.items()},
             signal=_finite(signal[0]),
             error=_finite(standard_error(signal)),
         )

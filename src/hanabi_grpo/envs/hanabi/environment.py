@@ -3,7 +3,6 @@
 import hashlib
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from hanabi_grpo.envs import base
@@ -102,9 +101,9 @@ class Hanabi(base.Environment[EnvConfig]):
 
     name = "hanabi"
     Config = EnvConfig
-    presets: Mapping[str, EnvConfig] = MappingProxyType(
-        {name: EnvConfig(preset=name, players=board.players[0]) for name, board in PRESETS.items()}
-    )
+    presets: Mapping[str, EnvConfig] = {
+        name: EnvConfig(preset=name, players=board.players[0]) for name, board in PRESETS.items()
+    }
     policies = POLICIES
     alarms = ALARMS
 

@@ -40,7 +40,6 @@ class ForeignGame(base.Game):
     bad_reply: ClassVar[Any] = "forfeit"
 
     def __init__(self, config: Any, seed: int) -> None:
-        """Start the game that `seed` names."""
         self.config, self.seed = config, seed
         self.actor: int | None = 0
         self.told = dict.fromkeys(range(self.num_players(config)), "")
@@ -63,11 +62,9 @@ class ForeignGame(base.Game):
         """Give it the action of `actor`; return the reward of each player."""
 
     def to_act(self) -> tuple[int, ...]:
-        """Return whom the other library waits for."""
         return () if self.actor is None else (self.actor,)
 
     def message(self, player: int) -> str:
-        """Return what the player was told last."""
         return self.told[player]
 
     def state_message(self, player: int) -> str:
@@ -75,7 +72,6 @@ class ForeignGame(base.Game):
         return self.told[player]
 
     def legal(self, player: int) -> tuple[str, ...] | None:
-        """Return None: any text is an action."""
         return None if player == self.actor else ()
 
     def parse(self, player: int, reply: str) -> str | None:
@@ -113,7 +109,6 @@ class Foreign(base.Environment[Any]):
     """
 
     def __init__(self, name: str, play: type[ForeignGame], config: type[Any], version: str, **values: Any) -> None:
-        """See the class."""
         self.name, self.Config, self._play, self._version = name, config, play, version
         preset = name.partition(":")[2]
         self.presets = {preset: config(preset=preset, **values)}
@@ -136,11 +131,9 @@ class Foreign(base.Environment[Any]):
         )
 
     def system(self, config: Any, player: int) -> str:
-        """Return the config's instructions."""
         return str(config.instructions)
 
     def reset(self, config: Any, *, split: str, seed: int) -> ForeignGame:
-        """Start the game with a seed that (split, seed) decides."""
         return self._play(config, base.draw(self.name, split, seed, below=2**31))
 
 

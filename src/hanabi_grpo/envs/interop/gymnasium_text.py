@@ -18,12 +18,10 @@ class GymnasiumGame(ForeignGame):
     choices: tuple[str, ...] | None = None
 
     def begin(self) -> None:
-        """Make the environment and reset it."""
         self._env: Any = gymnasium.make(self.env_id, disable_env_checker=True)
         self.told[0], _ = self._env.reset(seed=self.seed)
 
     def advance(self, action: str) -> Sequence[float]:
-        """Make one step."""
         given = action if self.choices is None else int(action)
         self.told[0], reward, terminated, truncated, _ = self._env.step(given)
         if terminated or truncated:

@@ -35,7 +35,6 @@ class OpenEnvGame(ForeignGame):
     action_field: str
 
     def begin(self) -> None:
-        """Open a session and reset it."""
         with contextlib.suppress(Empty):
             while True:
                 _ABANDONED.get_nowait().close()
@@ -51,7 +50,6 @@ class OpenEnvGame(ForeignGame):
         self._hear(told)
 
     def advance(self, action: str) -> Sequence[float]:
-        """Send the action."""
         return [self._hear(self._session.step({self.action_field: action}))]
 
     def copy(self) -> Self:

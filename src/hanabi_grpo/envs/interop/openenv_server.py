@@ -50,7 +50,6 @@ class SeatEnvironment(Environment[SeatAction, SeatObservation, SeatState]):
     SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self, setup: Setup[Any], seat: int, partners: Mapping[int, Policy], split: str) -> None:
-        """Prepare; see `openenv_app`."""
         super().__init__()
         self._setup, self._split = setup, split
         self._env = SeatEnv(setup.environment, setup.config, seat, partners)
@@ -98,11 +97,9 @@ class SeatEnvironment(Environment[SeatAction, SeatObservation, SeatState]):
 
     @property
     def state(self) -> SeatState:
-        """Which start is played, and how far."""
         return self._state
 
     def get_metadata(self) -> EnvironmentMetadata:
-        """Say what is served."""
         spec, partners = self._setup.spec, self._env.partners
         names = ", ".join(f"player_{player} {policy.name}" for player, policy in sorted(partners.items())) or "none"
         return EnvironmentMetadata(
@@ -115,14 +112,9 @@ class SeatEnvironment(Environment[SeatAction, SeatObservation, SeatState]):
 def openenv_app(
     setup: Setup[Any], seat: int, partners: Mapping[int, Policy], *, sessions: int = 64, split: str = "openenv"
 ) -> Any:
-    """Build OpenEnv's own FastAPI app for one seat.
+    """Build OpenEnv's own FastAPI app for one seat, from 0; `partners` are the scripts of all others.
 
-    Args:
-        setup: What is played.
-        seat: The player that the client's replies are for, from 0.
-        partners: The script of every other player.
-        sessions: How many may be open at once; one more is refused.
-        split: Of the starts, where a reset names none.
+    At most `sessions` are open at once, one more is refused; `split` is that of the starts, where a reset names none.
     """
     make = functools.partial(SeatEnvironment, setup, seat, partners, split)
     make()  # refuses a seat that is none before anybody connects

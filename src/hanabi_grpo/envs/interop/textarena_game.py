@@ -31,7 +31,6 @@ class TextArenaGame(ForeignGame):
 
     @staticmethod
     def num_players(config: TextArenaConfig) -> int:
-        """Return the number of players."""
         return config.players
 
     def begin(self) -> None:
@@ -51,7 +50,6 @@ class TextArenaGame(ForeignGame):
                 ) from error
 
     def advance(self, action: str) -> Sequence[float]:
-        """Give it the action."""
         with self._own_random():
             done, _ = self._env.step(action=action)
             if not done:

@@ -1,6 +1,5 @@
 """A sequential game of OpenSpiel behind the interface of `envs.base`; `Words` says what players read and write."""
 
-import functools
 import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -151,7 +150,10 @@ class OpenSpielGame(base.Game):
         [player] = actions
         text = actions[player]
         if text == FORFEIT:
-            return self._forfeit(player)
+            self.forfeited, self._acting = player, ()
+            lost = self.facts.lowest
+            others = -lost / max(self.facts.num_players - 1, 1)
+            return [{"forfeit": lost if one == player else others} for one in range(self.facts.num_players)]
         state, nothing = self.state, self.facts.nothing
         before = None if nothing else state.returns()
         state.apply_action(self._actions[(self._legal or self.legal(player)).index(text)])
@@ -164,12 +166,6 @@ class OpenSpielGame(base.Game):
         if before is not None:
             rewards = [now - then for now, then in zip(rewards, before, strict=True)]
         return [{"return": reward} if reward else {} for reward in rewards]
-
-    def _forfeit(self, player: int) -> Sequence[Mapping[str, float]]:
-        self.forfeited, self._acting = player, ()
-        lost = self.facts.lowest
-        others = -lost / max(self.facts.num_players - 1, 1)
-        return [{"forfeit": lost if one == player else others} for one in range(self.facts.num_players)]
 
     def result(self) -> Mapping[str, float]:
         """Return what the first player won, and whether a bad reply ended the game."""
@@ -194,7 +190,8 @@ class OpenSpielGame(base.Game):
 
     def resampled(self, player: int, rng: random.Random) -> "OpenSpielGame":
         """Return a game with other chance in which the player has lived through the same, drawn until one fits."""
-        wanted, taken = information(self.state, player), _actions(self.state)
+        wanted = information(self.state, player)
+        taken = [one.action for one in self.state.full_history() if one.player >= 0]
         for _ in range(_RESAMPLES):
             numbers = defaultdict[int, float](rng.random)
             other = OpenSpielGame(self.config, self.words, numbers.__getitem__, self.facts)
@@ -242,11 +239,6 @@ def information(state: Any, player: int) -> str:
     return str(state.history())
 
 
-def _actions(state: Any) -> list[int]:
-    """Return the actions of the players, without those of chance."""
-    return [one.action for one in state.full_history() if one.player >= 0]
-
-
 class OpenSpiel(base.Environment[OpenSpielConfig]):
     """A game of OpenSpiel with its words; one environment a game."""
 
@@ -261,7 +253,6 @@ class OpenSpiel(base.Environment[OpenSpielConfig]):
         teachers: Sequence[str] = (),
         teacher_noise: float = 0.4,
     ) -> None:
-        """Take part in the registry under `name`."""
         self.name, self.words, self.roles = name, words, tuple(roles)
         self.presets, self.policies = presets, policies
         self.teachers, self.teacher_noise = teachers, teacher_noise
@@ -296,7 +287,11 @@ class OpenSpiel(base.Environment[OpenSpielConfig]):
     def reset(self, config: OpenSpielConfig, *, split: str, seed: int) -> OpenSpielGame:
         if config is not self._last[0]:
             self._last = config, facts(config.game())
-        return OpenSpielGame(config, self.words, functools.partial(_luck, self.name, split, seed), self._last[1])
+
+        def luck(number: int) -> float:
+            return base.draw(self.name, split, seed, number, below=_GRAIN) / _GRAIN
+
+        return OpenSpielGame(config, self.words, luck, self._last[1])
 
     def start_id(self, config: OpenSpielConfig, *, split: str, seed: int) -> str:
         """Return what was dealt before the first action; where nothing is, each seed is a start of its own."""
@@ -305,7 +300,3 @@ class OpenSpiel(base.Environment[OpenSpielConfig]):
 
     def picture(self, config: OpenSpielConfig, game: OpenSpielGame) -> str:
         return self.words.picture(config, game.state)
-
-
-def _luck(name: str, split: str, seed: int, number: int) -> float:
-    return base.draw(name, split, seed, number, below=_GRAIN) / _GRAIN

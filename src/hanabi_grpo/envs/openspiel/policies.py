@@ -27,7 +27,7 @@ def minimax() -> Script:
     def choose(seen: Observation, rng: random.Random) -> str:
         view = seen.view()
         state = _position(view, "minimax")
-        values = _values(view.game)
+        values = _Values(view.game)
         worth = [-values.of(state.child(action)) for action in view.legal]
         best = max(worth)
         return rng.choice([text for text, value in zip(seen.legal() or (), worth, strict=True) if value == best])
@@ -73,10 +73,17 @@ def equilibrium(game: str, iterations: int = CFR_ITERATIONS) -> dict[str, list[t
     return dict(solver.tabular_average_policy().policy_table())
 
 
+@functools.lru_cache(maxsize=8)
 class _Values:
     """Values of positions for the player to move: 1 won, 0 drawn, -1 lost. Each position is looked at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, game: str) -> None:
+        moves = load(game).max_game_length()
+        if moves > _MOST_MOVES:
+            raise SettingsError(
+                f"minimax: a game of {game} has up to {moves} moves, more than the {_MOST_MOVES} that can be searched; "
+                "play against mcts-1000, or on a smaller board (HANABI_ROWS, HANABI_COLUMNS)."
+            )
         self.known: dict[str, float] = {}
 
     def of(self, state: Any) -> float:
@@ -93,17 +100,6 @@ class _Values:
                     break
             self.known[key] = best
         return self.known[key]
-
-
-@functools.lru_cache(maxsize=8)
-def _values(game: str) -> _Values:
-    moves = load(game).max_game_length()
-    if moves > _MOST_MOVES:
-        raise SettingsError(
-            f"minimax: a game of {game} has up to {moves} moves, more than the {_MOST_MOVES} that can be searched; "
-            "play against mcts-1000, or on a smaller board (HANABI_ROWS, HANABI_COLUMNS)."
-        )
-    return _Values()
 
 
 def _position(view: View, name: str) -> Any:

@@ -61,11 +61,7 @@ def playable_names() -> tuple[str, ...]:
 
 
 def check_name(name: object) -> str:
-    """Return the name of a game with default parameters that can be played here.
-
-    Raises:
-        SettingsError: OpenSpiel has no such game, or it cannot be played by texts in turns.
-    """
+    """Return a game's name if it can be played here, by texts in turns, with default parameters; or a SettingsError."""
     kinds = {one.short_name: one for one in pyspiel.registered_games()}
     if not isinstance(name, str) or name not in kinds:
         hint = did_you_mean(name, playable_names()) if isinstance(name, str) else ""

@@ -67,11 +67,8 @@ def same(answer: str) -> str:
 def majority(answers: Sequence[str | None], rights: Sequence[float]) -> float:
     """Return what the most frequent answer is worth, the mean over those that are tied, 0 where nobody answered.
 
-    Drawing one of the tied answers has this expectation, and no seat decides more ties than another.
-
-    Args:
-        answers: Per seat, None without one.
-        rights: Per seat 1.0 where it is right, else 0.0.
+    Drawing one of the tied answers has this expectation, and no seat decides more ties than another. `answers` are per
+    seat, None without one, and `rights` 1.0 where it is right, else 0.0.
     """
     votes = Counter(same(answer) for answer in answers if answer is not None)
     worth = {same(answer): right for answer, right in zip(answers, rights, strict=True) if answer is not None}

@@ -36,7 +36,7 @@ class Workflow(base.Environment[C], Generic[C]):
     teacher_noise = 0.0
 
     def __init__(self) -> None:
-        """Make the scripts."""
+        self.presets = {self.name: self.Config(preset=self.name)}
         chances = {"random": 0.0, "noisy": NOISY, "solver": 1.0}
         self.policies = {name: partial(Solver, self, name, right) for name, right in chances.items()}
 
@@ -83,7 +83,6 @@ class Workflow(base.Environment[C], Generic[C]):
         return ("solver",) * (1 + max(map(max, self.steps(config))))
 
     def system(self, config: C, player: int) -> str:
-        """Return how to answer; nothing in the compact style."""
         return "" if config.style == "compact" else SYSTEM
 
     def reply_words(self, config: C) -> tuple[str, ...]:
@@ -111,10 +110,8 @@ class Vote(Workflow[VoteConfig]):
     """Nobody sees another's answer."""
 
     name, Config, Game = "vote", VoteConfig, VoteGame
-    presets: Mapping[str, VoteConfig] = {"vote": VoteConfig(preset="vote", players=3)}
 
     def steps(self, config: VoteConfig) -> tuple[tuple[int, ...], ...]:
-        """Return every seat, once."""
         return (tuple(range(config.players)),)
 
     def returns(self, config: VoteConfig) -> Mapping[str, tuple[float, float]]:
@@ -125,10 +122,8 @@ class Debate(Workflow[DebateConfig]):
     """All answer again after each round."""
 
     name, Config, Game = "debate", DebateConfig, DebateGame
-    presets: Mapping[str, DebateConfig] = {"debate": DebateConfig(preset="debate", players=2)}
 
     def steps(self, config: DebateConfig) -> tuple[tuple[int, ...], ...]:
-        """Return every seat in every round."""
         return (tuple(range(config.players)),) * config.rounds
 
     def returns(self, config: DebateConfig) -> Mapping[str, tuple[float, float]]:
@@ -139,10 +134,8 @@ class Summary(Workflow[SummaryConfig]):
     """The last seat has the last word."""
 
     name, Config = "summary", SummaryConfig
-    presets: Mapping[str, SummaryConfig] = {"summary": SummaryConfig(preset="summary", players=3)}
 
     def steps(self, config: SummaryConfig) -> tuple[tuple[int, ...], ...]:
-        """Return the workers, then the last seat."""
         return (tuple(range(config.players - 1)), (config.players - 1,))
 
     def roles(self, config: SummaryConfig) -> tuple[str, ...]:
@@ -153,12 +146,8 @@ class PioneerObserver(Workflow[PioneerObserverConfig]):
     """Both are paid for both answers."""
 
     name, Config, Game = "pioneer_observer", PioneerObserverConfig, PioneerObserverGame
-    presets: Mapping[str, PioneerObserverConfig] = {
-        "pioneer_observer": PioneerObserverConfig(preset="pioneer_observer")
-    }
 
     def steps(self, config: PioneerObserverConfig) -> tuple[tuple[int, ...], ...]:
-        """Return one seat after the other."""
         return ((0,), (1,))
 
     def roles(self, config: PioneerObserverConfig) -> tuple[str, ...]:
@@ -176,7 +165,6 @@ class Solver:
     """
 
     def __init__(self, workflow: Workflow[Any], name: str, right: float) -> None:
-        """Take a name and a chance."""
         self.workflow, self.name, self.right = workflow, name, right
 
     def seat(self, player: int, *, task: base.Task[Any], game: int) -> base.ScriptSeat:

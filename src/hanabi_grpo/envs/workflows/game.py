@@ -65,14 +65,12 @@ class WorkflowGame(base.Game, Generic[C]):
         return self._worded(self.view(player))
 
     def view(self, player: int) -> View:
-        """Return the same as data."""
         own = next((step[player] for step in reversed(self.said) if player in step), None)
         before = self.said[-1] if self.said and player in self.to_act() else {}
         others = tuple(self._shown(text) for seat, text in before.items() if seat != player)
         return View(self.problem.question, None if own is None else self._shown(own), others)
 
     def legal(self, player: int) -> tuple[str, ...] | None:
-        """Return None: any text that gives an answer."""
         return None if player in self.to_act() else ()
 
     def parse(self, player: int, reply: str) -> str | None:

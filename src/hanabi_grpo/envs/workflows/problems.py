@@ -53,11 +53,7 @@ class Source:
     score: Callable[[Problem, str], float] = lambda problem, answer: float(same(answer) == same(problem.answer))
 
     def is_right(self, problem: Problem, answer: str) -> bool:
-        """Tell whether an answer is fully right.
-
-        Raises:
-            VerifierError: The source's verifier failed, so nobody knows.
-        """
+        """Tell whether an answer is fully right; a VerifierError where the source's verifier fails, so nobody knows."""
         try:
             return float(self.score(problem, answer)) >= 1.0
         except Exception as error:  # whatever another package's verifier raises
@@ -87,11 +83,7 @@ def share_of(question: str) -> str:
 
 @functools.lru_cache(maxsize=16)
 def load_source(problems: str, terms: int, highest: int) -> Source:
-    """Return a source by the word of HANABI_PROBLEMS; a file is read once a process.
-
-    Raises:
-        SettingsError: There is no such source, or it has bad problems.
-    """
+    """Return the source of HANABI_PROBLEMS, a file read once a process; a SettingsError: no or bad problems."""
     if problems == CHAIN_SUM:
         return Source(problems, f"{CHAIN_SUM} 1 {terms} {highest}", lambda number: chain_sum(number, terms, highest))
     if problems.startswith(REASONING_GYM):

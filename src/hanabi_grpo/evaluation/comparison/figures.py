@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation.comparison.arms import Arm, Run
+from hanabi_grpo.evaluation.comparison.arms import Arm
 from hanabi_grpo.evaluation.smoothing import trailing_mean
 from hanabi_grpo.runs.deal_statistics import COVERAGE, Interval
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, mean_figures
@@ -105,19 +105,11 @@ def welch_difference(first: Sequence[float], other: Sequence[float]) -> Interval
     return _estimate(gap, a + b, (a + b) ** 2 / weight if weight else math.inf)
 
 
-def last_mean(run: Run, end: float, window: int) -> float:
-    """Return the mean score of a run's last `window` steps up to `end`."""
-    return float(run.scores[run.x <= end][-window:].mean())
-
-
 def arm_curve(arm: Arm, end: float, window: int) -> Curve:
     """Return an arm's curve up to `end`, which every run has reached, of trailing means over `window` steps.
 
     Each run is smoothed by itself and read off at the places of all runs of its arm, linearly between its own. The band
-    is the pointwise 95 % t interval of the mean over runs, from three runs on.
-
-    Raises:
-        SettingsError: A run begins after `end`.
+    is the pointwise 95 % t interval of the mean over runs, from three runs on. SettingsError: a run begins after `end`.
     """
     late = max(arm.runs, key=lambda run: float(run.x[0]))
     start = float(late.x[0])
@@ -140,11 +132,7 @@ def arm_curve(arm: Arm, end: float, window: int) -> Curve:
 
 
 def held_out(arms: Sequence[Arm], file: str) -> HeldOut:
-    """Put the evaluations of one file name together, which at least one run has.
-
-    Raises:
-        SettingsError: The games differ.
-    """
+    """Put the evaluations of one file name together, which at least one run has; SettingsError: the games differ."""
     found = [[run.evaluations[file] for run in arm.runs if file in run.evaluations] for arm in arms]
     flat = [(arm.name, result) for arm, results in zip(arms, found, strict=True) for result in results]
     name, example = flat[0]

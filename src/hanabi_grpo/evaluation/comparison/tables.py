@@ -5,15 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from hanabi_grpo.evaluation.comparison.arms import SCORE, Arm, condition_notes
-from hanabi_grpo.evaluation.comparison.figures import (
-    ArmScore,
-    Curve,
-    HeldOut,
-    arm_curve,
-    held_out,
-    last_mean,
-    over_seeds,
-)
+from hanabi_grpo.evaluation.comparison.figures import ArmScore, Curve, HeldOut, arm_curve, held_out, over_seeds
 from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure, figure_sheets
 from hanabi_grpo.evaluation.tables import ATTAINABLE, ATTAINABLE_SOURCE, attainable_row, estimate_cells, game_title
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
@@ -69,7 +61,7 @@ def compare_arms(preset: str, arms: Sequence[Arm], *, window: int = 10, metric: 
         metric=metric,
         arms=tuple(arms),
         curves=tuple(arm_curve(arm, end, window) for arm in arms),
-        training=tuple(tuple(last_mean(run, end, window) for run in arm.runs) for arm in arms),
+        training=tuple(tuple(float(run.scores[run.x <= end][-window:].mean()) for run in arm.runs) for arm in arms),
         evaluations=kinds,
     )
 
@@ -143,12 +135,6 @@ def comparison_notes(found: Comparison) -> list[str]:
     if any(kind.example.attainable is not None for kind in kinds):
         notes.append(ATTAINABLE_SOURCE)
     return notes
-
-
-def comparison_markdown(found: Comparison) -> str:
-    """Return all tables and notes as Markdown."""
-    notes = "".join(f"- {note}\n" for note in comparison_notes(found))
-    return "\n".join([*(sheet.markdown() for sheet in comparison_sheets(found)), notes])
 
 
 def _arm_row(found: Comparison, number: int) -> tuple[str, ...]:

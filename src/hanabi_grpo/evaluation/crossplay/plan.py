@@ -106,9 +106,9 @@ def make_plan(
         SettingsError: Two entries are the same players, or a checkpoint cannot be used.
         ServerError: The server lacks an adapter.
     """
-    others = setup.spec.num_players - 1
-    pairs = {f"{i}-{j}": (row, *[other] * others) for i, row in enumerate(entries) for j, other in enumerate(entries)}
-    cells = {name: _line_up([entry.ref for entry in team]) for name, team in pairs.items()}
+    others, refs = setup.spec.num_players - 1, [entry.ref for entry in entries]
+    pairs = {f"{i}-{j}": (row, *[other] * others) for i, row in enumerate(refs) for j, other in enumerate(refs)}
+    cells = {name: LineUp(text=",".join(map(str, team)), refs=team) for name, team in pairs.items()}
     teams = [cells[f"{i}-{i}"] for i in range(len(entries))]
     seats = tuple(tuple(line_up_key(team, setup, suite=suite, served=served)["seats"][0]) for team in teams)
     for number, one in enumerate(seats):
@@ -127,10 +127,6 @@ def make_plan(
         seats=seats,
         cells=cells,
     )
-
-
-def _line_up(refs: Sequence[Ref]) -> LineUp:
-    return LineUp(text=",".join(map(str, refs)), refs=tuple(refs))
 
 
 def play_cells(

@@ -24,8 +24,6 @@ from numpy.typing import NDArray
 
 from hanabi_grpo.runs.deal_statistics import clustered_error
 
-MIN_ENTRIES_FOR_JACKKNIFE = 3
-
 
 class Estimate(NamedTuple):
     """A mean over deals and its standard error; both NaN where a cell is missing."""
@@ -113,7 +111,7 @@ class Matrix:
     def _both(self, on: float, off: float) -> BothErrors:
         estimate, error = self.over_deals(_combine(self.scores, on, off)), math.nan
         count, means = len(self.scores), self.means
-        if count >= MIN_ENTRIES_FOR_JACKKNIFE:
+        if count >= 3:  # of two, what is left has no other entry
             kept = [[index for index in range(count) if index != left_out] for left_out in range(count)]
             error = jackknife_error([float(_combine(means[np.ix_(some, some)], on, off)) for some in kept])
         return BothErrors(*estimate, error)

@@ -22,10 +22,8 @@ def alarm_figure(rows: Sequence[Mapping[str, Any]], alarms: Sequence[Alarm], *, 
     """Return every figure that an alarm watches against the step, raised and nearest first.
 
     Dashed: thresholds, as far as they are near, a relative one for each player; a red band: steps at which an alarm of
-    this figure was raised. Constants are left out: they say nothing. `rows` are those of `metrics.jsonl`, by step.
-
-    Raises:
-        SettingsError: No row has a figure that an alarm watches.
+    this figure was raised. Constants are left out: they say nothing. `rows` are those of `metrics.jsonl`, by step. Rows
+    without any such figure are a SettingsError.
     """
     watch = AlarmWatch(alarms)
     found: dict[str, _Readings] = {alarm.figure: {} for alarm in alarms}

@@ -4,7 +4,6 @@ from pathlib import Path
 from textwrap import fill
 
 from hanabi_grpo.evaluation.comparison.arms import SCORE
-from hanabi_grpo.evaluation.comparison.figures import Curve
 from hanabi_grpo.evaluation.comparison.tables import Comparison
 from hanabi_grpo.evaluation.tables import ATTAINABLE
 from hanabi_grpo.report.charts.canvas import add_caption, draw_level, make_figure, name_lines, save_figure, tidy
@@ -20,10 +19,7 @@ _SIZE = (10.0, 6.0)
 def draw_bands(path: Path, found: Comparison) -> None:
     """Draw one line with a band per arm, what is attainable, and their names at the right; write a PNG.
 
-    Of more than seven arms, colours repeat.
-
-    Raises:
-        SettingsError: The file cannot be written.
+    Of more than seven arms, colours repeat. Raises as `save_figure`.
     """
     from cycler import cycler
 
@@ -52,16 +48,12 @@ def draw_bands(path: Path, found: Comparison) -> None:
     axes.set_xlabel("training step")
     heading = f"Training on {found.preset}" if found.preset else "Training"
     axes.set_title(fill(heading, 80), loc="left", fontsize=12, parse_math=False)
-    add_caption(figure, _caption(found.curves, found.window))
-    tidy(axes)
-    save_figure(figure, path)
-
-
-def _caption(curves: tuple[Curve, ...], window: int) -> str:
-    runs = {curve.num_runs for curve in curves if curve.has_band}
-    trailing = f"mean of the last {window} steps, " if window > 1 else ""
+    runs = {curve.num_runs for curve in found.curves if curve.has_band}
+    trailing = f"mean of the last {found.window} steps, " if found.window > 1 else ""
     parts = [f"Lines: {trailing}mean over runs."]
     if runs:
         numbers = " or ".join(map(str, sorted(runs)))
         parts.append(f"Bands: 95 % t interval of the mean over {numbers} runs, step by step.")
-    return fill(" ".join(parts), 125)
+    add_caption(figure, fill(" ".join(parts), 125))
+    tidy(axes)
+    save_figure(figure, path)

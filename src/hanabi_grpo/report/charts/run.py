@@ -56,11 +56,7 @@ class RunPictures:
     validations: Sequence[Validated] = ()
 
     def draw(self, name: str) -> "Figure":
-        """Return one of `PICTURES`.
-
-        Raises:
-            SettingsError: The rows have no figures for it.
-        """
+        """Return one of `PICTURES`; a SettingsError where the rows have no figures for it."""
         if name == "alarms":
             return alarm_figure(self.rows, alarms_of(self.settings), title=self.title)
         return self._score() if name == "score" else self._phases()

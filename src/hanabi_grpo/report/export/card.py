@@ -79,8 +79,7 @@ def presets(origin: Origin) -> list[str]:
     if origin.settings.get("HANABI_PRESET"):
         return [str(origin.settings["HANABI_PRESET"])]
     known = {one: f"{name} with half of its decks" if half else name for one, (name, half) in boards_by_hash().items()}
-    hashes = spec_hashes(origin.saved.facts)
-    return [known.get(str(one), str(one)) for one in hashes] if isinstance(hashes, list | tuple) else []
+    return [known.get(one, one) for one in spec_hashes(origin.saved.facts)]
 
 
 def _row(one: PlayedResult) -> tuple[object, ...]:

@@ -33,17 +33,10 @@ def export(
     base_model: str | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Write the folder.
+    """Write the folder `out` with the adapters of some players; a SettingsError where it exists or cannot be written.
 
-    Args:
-        origin: Of the adapters.
-        out: New folder.
-        players: Which of its adapters.
-        base_model: Hub name of the base model; None: as it was trained on, if that is one.
-        say: Receives what a person should know.
-
-    Raises:
-        SettingsError: It exists or cannot be written.
+    `base_model` is the hub name of the base model, None: as it was trained on, if that is one. `say` receives what a
+    person should know.
     """
     if out.exists() or out.is_symlink():
         raise SettingsError(f"--out {out}: exists already; choose a folder that does not.")

@@ -79,34 +79,26 @@ class Origin:
 
 
 def read_origin(folder: Path) -> Origin:
-    """Read a run, a checkpoint of it, an artifact's folder, or an exported one.
-
-    Raises:
-        SettingsError: There are no whole adapters.
-    """
+    """Read a run, a checkpoint, an artifact's folder, or an exported one; without whole adapters a SettingsError."""
     checkpoint = newest_checkpoint(folder)
     saved = read_adapters(checkpoint)
     own = checkpoint.absolute()
     runs = [own.parent, own.parent.parent] if own.parent.name == "artifacts" else [own.parent]
     around = (own, *(run for run in runs if (run / "settings.json").is_file()))
     values = next((found for place in around if (found := recorded_settings(place))), {})
+    games = [one.env for one in variables(str(values.get("HANABI_ENV", "hanabi"))) if one.section == "game"]
+    kept = {name: values[name] for name in (*games, *_TRAINING) if values.get(name) is not None}
     published = saved.facts.get(PUBLISHED)
     evaluations = [path for place in (checkpoint / EVALUATIONS, *around) for path in find_evaluations(place)]
     return Origin(
         folder=checkpoint,
         saved=saved,
-        settings=_for_publishing(values) or (dict(published) if isinstance(published, Mapping) else {}),
+        settings=kept or (dict(published) if isinstance(published, Mapping) else {}),
         model=str(saved.facts.get("model") or values.get("MODEL") or ""),
         score=_score(checkpoint, around, saved.step),
         results=_played_results(saved, evaluations),
         places=around,
     )
-
-
-def _for_publishing(values: Mapping[str, Any]) -> dict[str, Any]:
-    known = variables(str(values.get("HANABI_ENV", "hanabi")))
-    names = [variable.env for variable in known if variable.section == "game"]
-    return {name: values[name] for name in (*names, *_TRAINING) if values.get(name) is not None}
 
 
 def _score(checkpoint: Path, around: Sequence[Path], step: int) -> RunningScore | None:

@@ -43,7 +43,7 @@ def convention_sheet(report: ConventionReport) -> Sheet:
     title = f"{visible(report.label)}: {report.num_games} games of {spec.preset}, {spec.num_players} players"
     return Sheet(
         title=f"{title}: what a hint means",
-        columns=("receiver", "hint", "n", *(figure.title for figure in OF_HINTS.values()), "signal"),
+        columns=("receiver", "hint", "n", *(title for title, _, _ in OF_HINTS.values()), "signal"),
         groups=[
             [_row(name, kind, answers) for kind, answers in hints.items() if answers.count]
             for name, hints in report.sides.items()

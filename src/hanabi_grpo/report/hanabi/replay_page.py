@@ -14,11 +14,7 @@ _KINDS = {"play": "p", "discard": "d", "hint_color": "c", "hint_rank": "r"}
 
 
 def draw_games(recordings: Sequence[Recording], games: Sequence[dict[str, Any]], *, prompts: bool) -> dict[str, Any]:
-    """Put Hanabi's words into the games of a page, and return what its script needs.
-
-    Raises:
-        SettingsError: A record does not fit its deal.
-    """
+    """Put Hanabi's words into the games of a page, and return what its script needs; raises as `make_timeline`."""
     timelines = [make_timeline(one) for one in recordings]
     for timeline, game in zip(timelines, games, strict=True):
         result, most = timeline.recording.episode.result, timeline.game.spec.reachable_max

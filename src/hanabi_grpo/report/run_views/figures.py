@@ -6,7 +6,7 @@ Those that every environment has come first, then what the environment itself co
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, tzinfo
-from typing import Any, NamedTuple
+from typing import Any
 
 from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.runs.history import number
@@ -46,20 +46,13 @@ _UNSHOWN = re.compile(
 _PHASES = ("push", "rollout", "resample", "wait", "recall", "train")
 
 
-class Figure(NamedTuple):
-    """A key in rows, of a player without `player_N/`, and what it is, with its unit."""
-
-    name: str
-    title: str
-
-
-def team_figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
-    """Return the figures of all players together that the rows have."""
+def team_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the figures of all players together that the rows have: key to what it is, with its unit."""
     return _figures([name for name in _names(rows) if not _PLAYER.fullmatch(name)], _TEAM_TITLES)
 
 
-def player_figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
-    """Return the figures of single players that the rows have."""
+def player_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the same of the figures of single players, their keys without `player_N/`."""
     return _figures([match[2] for name in _names(rows) if (match := _PLAYER.fullmatch(name))], _PLAYER_TITLES)
 
 
@@ -122,8 +115,8 @@ def _names(rows: Sequence[Mapping[str, Any]]) -> dict[str, None]:
     return dict.fromkeys(name for row in rows for name in row)
 
 
-def _figures(names: Sequence[str], titles: dict[str, str]) -> list[Figure]:
-    known = [name for name in titles if name in names]
-    others = [name for name in dict.fromkeys(names) if name not in titles and not _UNSHOWN.fullmatch(name)]
+def _figures(names: Sequence[str], titles: dict[str, str]) -> dict[str, str]:
+    known = {name: title for name, title in titles.items() if name in names}
+    others = [name for name in names if name not in titles and not _UNSHOWN.fullmatch(name)]
     own = {name: visible(name.removesuffix("/mean").replace("_per_", " a ").replace("_", " ")) for name in others}
-    return [Figure(name, (titles | own)[name]) for name in (*known, *others)]
+    return known | own

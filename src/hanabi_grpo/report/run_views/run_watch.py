@@ -180,11 +180,7 @@ class RunWatch:
 
 
 def read_run(folder: Path) -> RunState:
-    """Return what a run folder holds, for commands that need its steps.
-
-    Raises:
-        SettingsError: There is no run, or it has no step.
-    """
+    """Return what a run folder holds, for commands that need its steps; a SettingsError: no run, or no step."""
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "no such folder"
         raise SettingsError(f"{folder}: {what}; give the folder of a run (OUTPUT_DIR).")

@@ -18,7 +18,6 @@ from hanabi_grpo.report.played import run_setup
 from hanabi_grpo.report.run_views.figures import (
     SCORE,
     WINDOW,
-    Figure,
     clock,
     duration,
     player_figures,
@@ -194,7 +193,7 @@ def _figures(state: RunState, width: int) -> Group:
     )
 
 
-def _figure_table(state: RunState, columns: Mapping[str, str], figures: Sequence[Figure], width: int) -> Table:
+def _figure_table(state: RunState, columns: Mapping[str, str], figures: Mapping[str, str], width: int) -> Table:
     """Return a row a figure, and a column for each prefix of their names, with its curve where there is room."""
     spark = min((width - _TITLE) // max(1, len(columns)) - _VALUE - 3, _MOST_SPARK)
     spark = spark if spark >= _LEAST_SPARK else 0
@@ -204,12 +203,12 @@ def _figure_table(state: RunState, columns: Mapping[str, str], figures: Sequence
         table.add_column(title, justify="right", no_wrap=True, width=_VALUE)
         if spark:
             table.add_column("", no_wrap=True, width=spark, style="cyan")
-    for one in figures[:_MOST_FIGURES]:
+    for name, title in [*figures.items()][:_MOST_FIGURES]:
         cells = []
         for prefix in columns.values():
-            cells.append(shown(recent(state.rows, prefix + one.name)))
-            cells += [spark_line(series(state.rows, prefix + one.name)[1], spark)] if spark else []
-        table.add_row(one.title, *cells)
+            cells.append(shown(recent(state.rows, prefix + name)))
+            cells += [spark_line(series(state.rows, prefix + name)[1], spark)] if spark else []
+        table.add_row(title, *cells)
     return table
 
 

@@ -81,11 +81,7 @@ class Recipe:
         return cls(env=env, **{**own, **given})
 
     def setups(self) -> list[Setup[Any]]:
-        """Return what is played.
-
-        Raises:
-            HanabiGrpoError: A preset is unknown or not for this number of players.
-        """
+        """Return what is played; a HanabiGrpoError: a preset is unknown or not for this number of players."""
         fields = {"players": self.players, "legal_moves": self.legal_moves, "observation": "compact"}
         fields |= {"deductions": self.deductions}
         found, unknown = [], []
@@ -133,16 +129,16 @@ class Recipe:
 
     def _words(self) -> tuple[str, ...]:
         """Return the words of all presets, in the order in which the tokenizer numbers them."""
-        return tuple(dict.fromkeys(word for setup in self.setups() for word in _words(setup)))
-
-
-def _words(setup: Setup[Any]) -> tuple[str, ...]:
-    if setup.env == HANABI:
-        # In the order of the shipped tokenizer, which random games would not meet them in.
         from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
 
-        return compact_vocabulary(setup.config.spec(), setup.config.deductions)
-    return game_words(setup, num_games=_WORD_GAMES)
+        words: dict[str, None] = {}
+        for setup in self.setups():
+            if setup.env == HANABI:
+                # In the order of the shipped tokenizer, which random games would not meet them in.
+                words |= dict.fromkeys(compact_vocabulary(setup.config.spec(), setup.config.deductions))
+            else:
+                words |= dict.fromkeys(game_words(setup, num_games=_WORD_GAMES))
+        return tuple(words)
 
 
 def _teachers(setup: Setup[Any], noise: float) -> list[Policy]:

@@ -109,10 +109,9 @@ def _blocks(nodes: np.ndarray, whole: list[tuple[int, int]], num_nodes: int) -> 
 
 
 class PrefixOrder:
-    """Sequences in an order in which those that share a prefix stand together; at least one."""
+    """Sequences of int64 in an order in which those that share a prefix stand together; at least one."""
 
     def __init__(self, sequences: Sequence[np.ndarray]) -> None:
-        """Sort sequences of int64."""
         keys = [sequence.tobytes() for sequence in sequences]
         self.order = sorted(range(len(keys)), key=keys.__getitem__)
         ordered = [sequences[number] for number in self.order]

@@ -43,10 +43,8 @@ class Start:
 def parse_start(entries: Sequence[str], names: Sequence[str]) -> dict[str, tuple[str, CheckpointRef]]:
     """Read HANABI_START_FROM; returns the entry of each adapter of the run, as text and as a value.
 
-    An entry is a checkpoint (see `refs`) for every adapter that has none of its own, or for the one named before it.
-
-    Raises:
-        SettingsError: A player that is not of the run, or two entries for one.
+    An entry is a checkpoint (see `refs`) for every adapter that has none of its own, or for the one named before it. A
+    player that is not of the run, or two entries for one, is a SettingsError.
     """
     found: dict[str | None, tuple[str, CheckpointRef]] = {}
     for entry in entries:
@@ -64,11 +62,7 @@ def parse_start(entries: Sequence[str], names: Sequence[str]) -> dict[str, tuple
 
 
 def read_start(settings: Settings) -> list[Start]:
-    """Read every checkpoint that HANABI_START_FROM names.
-
-    Raises:
-        SettingsError: A folder that is missing or damaged, or has no such adapter.
-    """
+    """Read every checkpoint of HANABI_START_FROM; a SettingsError: one is missing or damaged, or lacks the adapter."""
     names = adapter_names(settings.players, settings.adapters)
     starts = []
     read_once = functools.cache(read_used)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import MappingProxyType
 
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.hanabi.policies.best_response import BestResponse
@@ -13,12 +12,10 @@ Maker = Callable[[], base.Policy]
 _BOTS: Mapping[str, Maker] = {name: partial(rule_bot, name) for name in RULE_BOTS}
 _FIRST: Mapping[str, Maker] = {"random": base.random_policy, **{name: _BOTS[name] for name in ("blind", "hint-bot")}}
 """Every table of a board carries these."""
-PLANNERS: Mapping[str, Maker] = MappingProxyType(
-    {
-        **{f"search-{name}": partial(Search, name) for name in ("hint-bot", "piers", "focus-bot")},
-        "search": Search,
-        "best-response": BestResponse,
-    }
-)
+PLANNERS: Mapping[str, Maker] = {
+    **{f"search-{name}": partial(Search, name) for name in ("hint-bot", "piers", "focus-bot")},
+    "search": Search,
+    "best-response": BestResponse,
+}
 """Those that compute for longer than a rule takes to read: seconds a move or once."""
-POLICIES: Mapping[str, Maker] = MappingProxyType({**_FIRST, **_BOTS, **PLANNERS})
+POLICIES: Mapping[str, Maker] = {**_FIRST, **_BOTS, **PLANNERS}

@@ -72,7 +72,7 @@ def legal(spec: GameSpec, games: Games, player: int) -> NDArray[np.bool_]:
     """Return for every game and number of a move whether the player, whose turn it is, may make it."""
     holds = games.hands[:, player] >= 0
     discards = holds & (games.hints < spec.max_hints)[:, None]
-    touched = [_touched(games.hands[:, target], kinds).any(axis=1) for target, kinds in _hints(spec, player)]
+    touched = [np.isin(games.hands[:, target], kinds).any(axis=1) for target, kinds in _hints(spec, player)]
     hints = np.stack(touched, axis=1) & (games.hints > 0)[:, None]
     return np.concatenate([discards, holds, hints], axis=1)
 
@@ -98,7 +98,7 @@ def step(spec: GameSpec, games: Games, player: int, moves: Numbers) -> tuple[Gam
     hands[:, player] = np.take_along_axis(np.c_[hands[:, player], drawn], order, axis=1)
     for number, (target, kinds) in enumerate(_hints(spec, player), 2 * size):
         told = moves == number
-        touched[told] = (_touched(games.hands[told, target], kinds) << np.arange(size)).sum(axis=1)
+        touched[told] = (np.isin(games.hands[told, target], kinds) << np.arange(size)).sum(axis=1)
     num_dealt = games.num_dealt + draws
     is_last = draws & (num_dealt == spec.deck_size)
     turns_left = np.where(is_last, spec.num_players, games.turns_left - (games.turns_left > 0))
@@ -166,10 +166,6 @@ def _hints(spec: GameSpec, player: int) -> Sequence[tuple[int, Sequence[int]]]:
     kinds = np.arange(spec.num_colors * spec.num_ranks).reshape(spec.num_colors, spec.num_ranks)
     seats = [(player + offset) % spec.num_players for offset in range(1, spec.num_players)]
     return [(seat, told) for table in (kinds, kinds.T) for seat in seats for told in table.tolist()]
-
-
-def _touched(hands: Numbers, kinds: Sequence[int]) -> NDArray[np.bool_]:
-    return np.isin(hands, kinds)
 
 
 def _number(spec: GameSpec, card: Card) -> int:

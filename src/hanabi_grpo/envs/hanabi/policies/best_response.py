@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.policies.all_deals import Games, Hashes, Numbers, all_games, legal, mixed, seen_by, step
+from hanabi_grpo.envs.hanabi.policies.all_deals import Hashes, Numbers, all_games, legal, mixed, seen_by, step
 from hanabi_grpo.envs.hanabi.policies.rule_bots import move_text, rule_move
 from hanabi_grpo.envs.hanabi.rules.game import load_rules
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec, num_decks
@@ -51,6 +51,7 @@ class Table(NamedTuple):
 
 Team = tuple[Table, ...]
 """A table per player. What it does not name is a random move, the same whenever a player has seen the same."""
+EMPTY = Table(np.zeros(0, np.uint64), np.zeros(0, int))
 
 
 class _Choices(NamedTuple):
@@ -77,11 +78,6 @@ class _Choices(NamedTuple):
         best = totals.argmax(axis=1)
         chosen = self.moves == best[self.sets]
         return best, values[chosen]
-
-
-def random_team(spec: GameSpec) -> Team:
-    """Return players without a table."""
-    return (Table(np.zeros(0, np.uint64), np.zeros(0, int)),) * spec.num_players
 
 
 def respond(
@@ -111,7 +107,8 @@ def respond(
             moves = team[mover].choose(known, options)
         games, is_over = step(spec, games, mover, moves)
         going = (~is_over).nonzero()[0]
-        levels.append((choices, _scores(games, keeps), going))
+        points = games.heights.sum(axis=1).astype(float)
+        levels.append((choices, points if keeps else np.where(games.lives == 0, 0.0, points), going))
         games = games.take(going)
         if not len(games):
             break
@@ -141,18 +138,14 @@ def complete(spec: GameSpec, team: Team) -> Team:
 
 @functools.lru_cache(maxsize=4)
 def best_team(spec: GameSpec, keeps: bool, responses: int) -> tuple[float, Team]:
-    """Return the mean score of a team over all decks and the team, found once a process.
-
-    Raises:
-        SettingsError: The board has more than `MOST_DECKS` decks.
-    """
+    """Return a team's mean score over all decks and the team, once a process; a SettingsError over `MOST_DECKS`."""
     count = num_decks(spec.num_colors, spec.num_ranks)
     if count > MOST_DECKS:
         raise SettingsError(
             f"best-response on {spec.preset}: the board has {count:.3g} decks and every one is played; at most "
             f"{MOST_DECKS} are possible. Choose search, or a board of 2 colours and 2 ranks such as laptop."
         )
-    mean, team = 0.0, random_team(spec)
+    mean, team = 0.0, (EMPTY,) * spec.num_players
     for number in range(responses):
         # Random choices among equals are hard to imitate: the last responses take the first.
         salt = number if number < responses - 2 * spec.num_players else None
@@ -177,11 +170,6 @@ class BestResponse:
             return move_text(seen, action)
 
         return base.Script(self.name, choose).seat(player, task=task, game=game)
-
-
-def _scores(games: Games, keeps: bool) -> NDArray[np.float64]:
-    points = games.heights.sum(axis=1).astype(float)
-    return points if keeps else np.where(games.lives == 0, 0.0, points)
 
 
 def _joined(tables: list[Table]) -> Table:

@@ -161,11 +161,8 @@ def _known(known: Knowledge, view: PlayerView) -> str:
     ranks = [str(rank + 1) for rank in known.ranks]
     color = "any" if len(colors) == view.num_colors > 1 else _listed(colors, "or")
     rank = "any" if len(ranks) == view.num_ranks > 1 else _listed(ranks, "or")
-    return f"colour {color}{_hinted(known.color_hinted)}, rank {rank}{_hinted(known.rank_hinted)}"
-
-
-def _hinted(hinted: bool) -> str:
-    return " (hinted)" if hinted else ""
+    hinted = " (hinted)"
+    return f"colour {color}{hinted * known.color_hinted}, rank {rank}{hinted * known.rank_hinted}"
 
 
 def _card(card: Card | None) -> str:

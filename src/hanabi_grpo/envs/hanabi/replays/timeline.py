@@ -74,8 +74,7 @@ def make_timeline(recording: Recording) -> Timeline:
 def recorded_table(recording: Recording) -> Game:
     """Return the table of a recorded game as it was dealt.
 
-    Raises:
-        SettingsError: This version has no such board, or another one of that name, or the deck is missing or none.
+    A SettingsError: no such board in this version, or another one of that name, or the deck is missing or none.
     """
     episode, where = recording.episode, recording.where
     try:
@@ -96,8 +95,7 @@ def recorded_table(recording: Recording) -> Game:
 def replayed_turns(game: Game, turns: Iterable[Turn], where: str) -> Iterator[tuple[Turn, Action]]:
     """Yield each turn with its move, which is legal now; the caller makes it before it asks for the next.
 
-    Raises:
-        SettingsError: A move after the end, of the wrong player, or one that the rules forbid.
+    A SettingsError: a move after the end, of the wrong player, or one that the rules forbid.
     """
     for number, turn in enumerate(turns, 1):
         mover, at = game.current_player, f"{where}, turn {number}"

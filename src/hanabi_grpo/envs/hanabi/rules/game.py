@@ -62,11 +62,7 @@ class Game:
     """
 
     def __init__(self, spec: GameSpec, deck: Sequence[Card]) -> None:
-        """Deal.
-
-        Raises:
-            GameParameterError: The deck is not an order of exactly this board's cards.
-        """
+        """Deal; a deck that is not an order of exactly this board's cards is a GameParameterError."""
         self.spec = spec
         self.deck = tuple(deck)
         self._rules = load_rules(spec)
@@ -148,11 +144,7 @@ class Game:
         return event
 
     def view(self, player: int) -> PlayerView:
-        """Return everything that one seat may know now, and nothing more.
-
-        Raises:
-            IllegalActionError: No such seat.
-        """
+        """Return everything that one seat may know now, and nothing more; an IllegalActionError: no such seat."""
         spec = self.spec
         if not 0 <= player < spec.num_players:
             raise IllegalActionError(f"player={player}: this game has seats 0 to {spec.num_players - 1}.")

@@ -8,7 +8,6 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 
 from hanabi_grpo.errors import GameParameterError, did_you_mean
 
@@ -138,32 +137,29 @@ class Preset:
         return tuple(self.hand_sizes)
 
 
-PRESETS: Mapping[str, Preset] = MappingProxyType(
-    {
-        # The boards of MARSHAL; of "marshal-simple" only 4 of 6 points can be reached.
-        "marshal-mini": Preset(2, 2, 3, 3, {2: 3}),
-        "marshal-simple": Preset(3, 2, 8, 3, {2: 5}),
-        "marshal-full": Preset(3, 3, 8, 3, {2: 5}),
-        # The demo's board: one life, so only communication scores.
-        "laptop": Preset(2, 2, 3, 1, {2: 3}),
-        # The largest hands with which every point can still be reached.
-        "mini": Preset(2, 2, 3, 3, {2: 3, 3: 2, 4: 2, 5: 1}),
-        "simple": Preset(3, 2, 8, 3, {2: 4, 3: 3, 4: 2, 5: 2}),
-        "small": Preset(2, 5, 8, 3, {2: 6, 3: 4, 4: 3, 5: 3}),
-        # The Hanabi Learning Environment's Hanabi-Small and Hanabi-Very-Small.
-        "hle-small": Preset(2, 5, 3, 1, {2: 2}),
-        "hle-very-small": Preset(1, 5, 3, 1, {2: 2}),
-        # The real game.
-        "full": Preset(5, 5, 8, 3, {2: 5, 3: 5, 4: 4, 5: 4}),
-    }
-)
+PRESETS: Mapping[str, Preset] = {
+    # The boards of MARSHAL; of "marshal-simple" only 4 of 6 points can be reached.
+    "marshal-mini": Preset(2, 2, 3, 3, {2: 3}),
+    "marshal-simple": Preset(3, 2, 8, 3, {2: 5}),
+    "marshal-full": Preset(3, 3, 8, 3, {2: 5}),
+    # The demo's board: one life, so only communication scores.
+    "laptop": Preset(2, 2, 3, 1, {2: 3}),
+    # The largest hands with which every point can still be reached.
+    "mini": Preset(2, 2, 3, 3, {2: 3, 3: 2, 4: 2, 5: 1}),
+    "simple": Preset(3, 2, 8, 3, {2: 4, 3: 3, 4: 2, 5: 2}),
+    "small": Preset(2, 5, 8, 3, {2: 6, 3: 4, 4: 3, 5: 3}),
+    # The Hanabi Learning Environment's Hanabi-Small and Hanabi-Very-Small.
+    "hle-small": Preset(2, 5, 3, 1, {2: 2}),
+    "hle-very-small": Preset(1, 5, 3, 1, {2: 2}),
+    # The real game.
+    "full": Preset(5, 5, 8, 3, {2: 5, 3: 5, 4: 4, 5: 4}),
+}
 
 
 def make_spec(preset: str, num_players: int | None = None) -> GameSpec:
     """Return the checked parameters of a preset, by default for its smallest number of players.
 
-    Raises:
-        GameParameterError: Unknown name, or a number of players that it is not for.
+    A GameParameterError: an unknown name, or a number of players that it is not for.
     """
     board = PRESETS.get(preset) if isinstance(preset, str) else None
     if board is None:
@@ -193,10 +189,7 @@ def recorded_spec(preset: str, num_players: int, board_hash: str) -> GameSpec | 
     """Return the board that a record names; None where this version has no such board.
 
     Records of version 0.1 name boards with few decks by the hash of their rules, and deal half of the decks. What
-    prompts work out stands behind a dash.
-
-    Raises:
-        GameParameterError: Unknown preset, or a number of players that it is not for.
+    prompts work out stands behind a dash. Raises as `make_spec`.
     """
     spec, wanted = make_spec(preset, num_players), board_hash.partition("-")[0]
     return next((one for one in (spec, replace(spec, halves_decks=True)) if one.hash == wanted), None)
