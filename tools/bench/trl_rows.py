@@ -64,8 +64,10 @@ async def against_trl(bench: Bench) -> list[Row]:
 @contextlib.asynccontextmanager
 async def _our_trainer(bench: Bench, folder: Path) -> AsyncIterator[tuple[Callable[[], None], Callable[[], list[int]]]]:
     """Start the real trainer on the engine's app; gives what makes one step of it, and what reads its steps' tokens."""
-    turnstile = Turnstile()
-    async with serving(HeldApp(bench.needed_engine.app, turnstile)) as url:
+    turnstile, engine = Turnstile(), bench.needed_engine
+    # The server works for one trainer at a time.
+    await asyncio.to_thread(engine.client.release)
+    async with serving(HeldApp(engine.app, turnstile)) as url:
         host, _, port = url.removeprefix("http://").partition(":")
         given = {"VLLM_SERVER_HOST": host, "VLLM_SERVER_PORT": port, "OUTPUT_DIR": str(folder / "run")}
         given |= {"MODEL": bench.settings.model, "MAX_STEPS": "100000", "SAVE_STEPS": "100000", "REPORT_TO": "none"}
@@ -86,6 +88,8 @@ async def _our_trainer(bench: Bench, folder: Path) -> AsyncIterator[tuple[Callab
             except subprocess.TimeoutExpired:
                 trainer.kill()
             turnstile.close()
+    engine.version = 0
+    await engine.prepare()
 
 
 def _learned(metrics: Path) -> list[int]:
