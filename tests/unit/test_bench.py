@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -15,9 +17,13 @@ from bench.recording import ForcedSampler, Recorder
 from bench.row import Row, at_least, at_most
 from bench.run import measure_all
 from bench.show import as_json, markdown
+from bench.stand_in import compact_config
 from bench.training_rows import made_rows, sequences_against_turns, small_model
+from bench.trl_games import SeatEpisode, TrlTeam, play_in_lock_step
+from bench.turnstile import HeldApp, Turnstile
 from fake_engine import CHAT, FakeEngine
 from hanabi_grpo.errors import ServerError
+from hanabi_grpo.rollout.chat import Conversation
 from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.settings import load_settings
 
@@ -66,6 +72,73 @@ def test_a_long_games_turns_have_the_sampled_tokens_of_its_whole_conversations_a
     assert (len(whole), len(turns)) == (2, sum(row.ids.count(CHAT.eos_id) for row in turns) // 2), "one reply in each"
     # In the compact style no system message is repeated, so both read every token once.
     assert sum(len(row.ids) for row in turns) == sum(len(row.ids) for row in whole)
+
+
+def test_lock_step_gives_each_seat_its_own_conversation_with_a_mask_over_what_it_said() -> None:
+    asked: list[int] = []
+
+    def generate(prompts: list[list[int]]) -> list[list[int]]:
+        asked.append(len(prompts))
+        return [[*CHAT.tokenizer.encode("Discard 0", add_special_tokens=False), CHAT.eos_id] for _ in prompts]
+
+    games = play_in_lock_step(compact_config("laptop", max_turns=5), CHAT, [(7, 0), (7, 1), (8, 0)], generate)
+    assert asked == [3, 3, 3, 3, 3], "one batch for each turn of all games"
+    said = [*CHAT.tokenizer.encode("Discard 0", add_special_tokens=False), CHAT.eos_id]
+    for seats, turns in ((game, (3, 2)) for game in games):
+        for seat, own in zip(seats, turns, strict=True):
+            fields = seat.fields(CHAT.eos_id)
+            ids, mask = fields["completion_ids"], fields["env_mask"]
+            assert fields["prompt_ids"] + ids == seat.conversation.ids and len(mask) == len(ids)
+            assert [one for one, is_said in zip(ids, mask, strict=True) if is_said] == said * own
+            assert (mask[0], mask[-1], ids[-1]) == (1, 1, CHAT.eos_id)
+    first, same, other = (game[0].fields(CHAT.eos_id)["prompt_ids"] for game in games)
+    assert first == same != other
+    silent = SeatEpisode(conversation=Conversation(CHAT, ""))
+    assert silent.fields(2) == {"prompt_ids": [2], "completion_ids": [2], "env_mask": [0], "game_reward": 0.0}
+
+
+def test_trl_learns_from_as_many_tokens_as_its_seats_said_and_is_held_before_each_step(tmp_path: Path) -> None:
+    given = {"HANABI_DEALS_PER_STEP": "1", "NUM_GENERATIONS": "2", "MODEL": str(ROOT / "data/tiny-model")}
+    settings = load_settings(given, ROOT / "no.env").settings
+    turnstile = Turnstile()
+    team = TrlTeam(settings, compact_config("laptop"), ROOT / "data/tiny-model", tmp_path, turnstile)
+    thread = threading.Thread(target=team.train)
+    thread.start()
+
+    def check() -> None:
+        assert thread.is_alive(), "TRL's trainer ended"
+
+    turnstile.await_arrival(check)
+    assert team.learned == []
+    turnstile.step(check)
+    assert len(team.learned) == 1 and 2 * 2 < team.learned[0] <= 2 * 20 * settings.max_completion_length
+    turnstile.close()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_only_requests_for_games_wait_at_the_turnstile() -> None:
+    turnstile, seen = Turnstile(), list[str]()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["path"])
+
+    async def request(path: str) -> None:
+        await HeldApp(app, turnstile)({"type": "http", "path": path}, no_call, no_call)
+
+    async def no_call(*_: Any) -> Any:
+        return None
+
+    async def scenario() -> None:
+        held = asyncio.create_task(request("/rollout/"))
+        await asyncio.to_thread(turnstile.await_arrival, lambda: None)
+        await request("/session/heartbeat")
+        assert seen == ["/session/heartbeat"]
+        turnstile.close()
+        await held
+
+    asyncio.run(scenario())
+    assert seen == ["/session/heartbeat"], "who is sent away does not reach the app"
 
 
 def test_a_row_that_fails_says_so_and_the_others_are_measured_and_shown() -> None:

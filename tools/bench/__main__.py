@@ -23,7 +23,7 @@ def main(
     no_engine: Annotated[bool, typer.Option("--no-engine", help="Only what needs no vLLM.")] = False,
     out: Annotated[Path, typer.Option(help="Folder of bench.json and bench.md.")] = Path("outputs/bench"),
 ) -> None:
-    """Measure ratios, R1 to R18, in one run and print them beside their targets; docs/benchmarks.md explains them.
+    """Measure ratios, R1 to R19, in one run and print them beside their targets; docs/benchmarks.md explains them.
 
     Environment: MODEL, DATASET, HANABI_DTYPE, HANABI_MAX_MODEL_LEN, LORA_RANK, LORA_ALPHA, HANABI_DEALS_PER_STEP,
     NUM_GENERATIONS, MAX_COMPLETION_LENGTH, TEMPERATURE, SEED and the others of serve.

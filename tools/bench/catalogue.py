@@ -14,8 +14,10 @@ from bench import (
     prefix_rows,
     push_rows,
     rollout_rows,
+    start_rows,
     stock_rows,
     training_rows,
+    trl_rows,
 )
 from bench.context import Bench
 from bench.overlap_rows import overlap_rows
@@ -38,6 +40,8 @@ class Family:
     measure: Callable[[Bench], Awaitable[list[Row]]]
     also: tuple[str, ...] = ()
     """Other numbers that the same function measures."""
+    own_engines: bool = False
+    """It starts engines itself, so it is measured before the one that other rows share holds memory and cores."""
 
     @property
     def numbers(self) -> tuple[str, ...]:
@@ -128,6 +132,21 @@ FAMILIES = (
         target=at_most(1.1),
         needs_engine=True,
         measure=rollout_rows.growth,
+    ),
+    Family(
+        id="R13",
+        title="a training step, TRL's GRPOTrainer ÷ ours",
+        target=trl_rows.TARGET,
+        needs_engine=True,
+        measure=trl_rows.against_trl,
+    ),
+    Family(
+        id="R14",
+        title=start_rows.TITLE,
+        target=start_rows.TARGET,
+        needs_engine=False,
+        measure=start_rows.start,
+        own_engines=True,
     ),
     Family(
         id="R16",

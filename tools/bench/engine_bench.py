@@ -8,6 +8,8 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from starlette.types import ASGIApp
+
 from bench.pairing import Measure, Stopwatch
 from bench.raw_engine import generate_raw
 from bench.recording import ForcedSampler, GameCalls, Recorder
@@ -33,10 +35,18 @@ class EngineBench:
     """What rows need of a running engine. A step's games are played once and recorded; arms play them again."""
 
     def __init__(
-        self, *, engine: Engine, store: AdapterStore, chat: ChatFormat, settings: Settings, config: EnvConfig, url: str
+        self,
+        *,
+        engine: Engine,
+        store: AdapterStore,
+        chat: ChatFormat,
+        app: ASGIApp,
+        settings: Settings,
+        config: EnvConfig,
+        url: str,
     ) -> None:
         """Bind the parts; `started_engine` makes them."""
-        self.engine, self.store, self.chat, self.url = engine, store, chat, url
+        self.engine, self.store, self.chat, self.app, self.url = engine, store, chat, app, url
         self.settings, self.config = settings, config
         self.players = player_names(config.players)
         self.sampling = SamplingConfig(max_tokens=settings.max_completion_length, temperature=settings.temperature)
@@ -200,7 +210,13 @@ async def started_engine(settings: Settings, config: EnvConfig) -> AsyncIterator
     with rollout_server(settings, LineRing()) as server:
         async with serving(server.app) as url:
             bench = EngineBench(
-                engine=server.engine, store=server.store, chat=server.chat, settings=settings, config=config, url=url
+                engine=server.engine,
+                store=server.store,
+                chat=server.chat,
+                app=server.app,
+                settings=settings,
+                config=config,
+                url=url,
             )
             try:
                 await bench.prepare()

@@ -47,9 +47,11 @@ async def measure_all(
     async with contextlib.AsyncExitStack() as stack:
         if not use_engine:
             bench = replace(bench, no_engine="the run was asked not to start one")
-        elif any(family.needs_engine for family in families):
-            bench = await _with_engine(bench, stack, failed)
-        for family in families:
+        is_asked_for = False
+        for family in sorted(families, key=lambda family: not family.own_engines):
+            if family.needs_engine and use_engine and not is_asked_for:
+                is_asked_for = True
+                bench = await _with_engine(bench, stack, failed)
             started = time.perf_counter()
             found = await _measure(bench, family, failed)
             for row in found:
@@ -79,7 +81,7 @@ async def _with_engine(bench: Bench, stack: contextlib.AsyncExitStack, failed: l
 
 
 async def _measure(bench: Bench, family: Family, failed: list[str]) -> list[Row]:
-    if family.needs_engine and bench.engine is None:
+    if (family.needs_engine or family.own_engines) and bench.no_engine:
         return [_missing(family, bench.no_engine)]
     try:
         return await family.measure(bench)

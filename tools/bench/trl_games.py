@@ -1,0 +1,170 @@
+"""TRL's GRPOTrainer (0.29) on a team's games: its `rollout_func`, transformers' generation, one adapter for all seats.
+
+A row of its dataset is a deal and a seat, so a group is one seat's conversations in the games of a deal. What it cannot
+do: an adapter for each player, or credit turn by turn; each conversation has one reward, the game's. What others say
+is in a conversation and not in the loss (`env_mask`). `rollout_func` demands no vLLM, but keys and values of earlier
+turns are computed again at every turn, as `generate` takes whole prompts.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.stand_in import SUITE
+from bench.turnstile import Turnstile
+from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.environment import HANABI
+from hanabi_grpo.envs.referee import Referee
+from hanabi_grpo.rollout.chat import ChatFormat, Conversation
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.types import Reply
+
+Generate = Callable[[list[list[int]]], list[list[int]]]
+"""Prompts to replies, both as ids."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SeatEpisode:
+    """One seat's conversation in one game."""
+
+    conversation: Conversation
+    mask: list[int] = field(default_factory=list)
+    """[tokens] 1 where this seat said it."""
+    prompt_length: int = 0
+    """Of what was asked first."""
+    reward: float = 0.0
+
+    def fields(self, eos_id: int) -> dict[str, Any]:
+        """Return what TRL wants of it; a game that ended before the seat's first turn is one token without loss."""
+        ids, mask, cut = self.conversation.ids or [eos_id] * 2, self.mask or [0] * 2, self.prompt_length or 1
+        return {
+            "prompt_ids": ids[:cut],
+            "completion_ids": ids[cut:],
+            "env_mask": mask[cut:],
+            "game_reward": self.reward,
+        }
+
+
+def play_in_lock_step(
+    config: EnvConfig, chat: ChatFormat, games: Sequence[tuple[int, int]], generate: Generate
+) -> list[list[SeatEpisode]]:
+    """Play games side by side: whoever is to act in any of them is asked in one batch.
+
+    Args:
+        config: The board.
+        chat: The model's template, as our own rollouts use it.
+        games: Seed of the deal, and number within its group.
+        generate: The model.
+
+    Returns:
+        Per game the seats' episodes.
+    """
+    setup = Setup(HANABI, config)
+    referees = [Referee(setup.task(SUITE, seed), number=number) for seed, number in games]
+    seats = [
+        [SeatEpisode(conversation=Conversation(chat, HANABI.system(config, seat))) for seat in range(config.players)]
+        for _ in games
+    ]
+    while acting := [(game, player) for game, referee in enumerate(referees) for player in referee.to_act()]:
+        asked = []
+        for game, player in acting:
+            seat = seats[game][player]
+            added = seat.conversation.ask(referees[game].see(player).message())
+            seat.mask += [0] * len(added)
+            seat.prompt_length = seat.prompt_length or len(added)
+            asked.append(list(seat.conversation.ids))
+        for (game, player), ids in zip(acting, generate(asked), strict=True):
+            seats[game][player].conversation.answer(ids)
+            seats[game][player].mask += [1] * len(ids)
+            referees[game].step({player: Reply(text=chat.spoken(ids))})
+    for referee, own in zip(referees, seats, strict=True):
+        for player, seat in enumerate(own):
+            seat.reward = referee.episode().reward(player)
+    return seats
+
+
+class TrlTeam:
+    """A GRPOTrainer that plays and learns, held before each step's games."""
+
+    def __init__(self, settings: Settings, config: EnvConfig, model: Path, out: Path, turnstile: Turnstile) -> None:
+        """Make the trainer, with the run's model, adapter size, learning rate and number of games."""
+        import torch
+        from datasets import Dataset
+        from peft import LoraConfig
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from trl import GRPOConfig, GRPOTrainer
+
+        self._config, self._turnstile, self._size = config, turnstile, settings.num_generations
+        self.learned: list[int] = []
+        """Tokens with loss, of each step."""
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        self._chat = ChatFormat.from_tokenizer(tokenizer, thinking=settings.thinking)
+        on_cpu = settings.device == "cpu"
+        rows = settings.deals_per_step * settings.num_generations * config.players
+        # On a CPU the whole step in one batch, which is TRL's fastest here; on a GPU a deal at a time.
+        parts = 1 if on_cpu else settings.deals_per_step
+        arguments = GRPOConfig(
+            output_dir=str(out),
+            per_device_train_batch_size=rows // parts,
+            gradient_accumulation_steps=parts,
+            num_generations=self._size,
+            max_completion_length=settings.max_completion_length,
+            temperature=settings.temperature,
+            learning_rate=settings.learning_rate,
+            lr_scheduler_type="constant",
+            max_grad_norm=settings.max_grad_norm,
+            max_steps=100_000,
+            shuffle_dataset=False,
+            # Both would make it slower.
+            gradient_checkpointing=False,
+            bf16=not on_cpu and settings.dtype == "bfloat16",
+            use_cpu=on_cpu,
+            save_strategy="no",
+            logging_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            seed=settings.seed,
+        )
+        # A prompt is all that `rollout_func` is told of a row.
+        deals = [f"{seed} {player}" for seed in range(64 * settings.deals_per_step) for player in range(config.players)]
+        self._trainer = GRPOTrainer(
+            AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, settings.dtype)),
+            args=arguments,
+            reward_funcs=lambda game_reward, **_: game_reward,
+            train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": deal}]} for deal in deals]),
+            processing_class=tokenizer,
+            peft_config=LoraConfig(
+                r=settings.lora_rank, lora_alpha=settings.lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM"
+            ),
+            rollout_func=self._rollout,
+        )
+
+    def train(self) -> None:
+        """Train until the turnstile closes."""
+        try:
+            self._trainer.train()
+        except _Closed:
+            return
+
+    def _rollout(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        if not self._turnstile.arrive():
+            raise _Closed
+        wanted: list[tuple[int, int, int]] = []
+        for row, prompt in enumerate(prompts):
+            seed, player = map(int, prompt[-1]["content"].split())
+            wanted.append((seed, row % self._size, player))
+        games = sorted({(seed, number) for seed, number, _ in wanted})
+        episodes = play_in_lock_step(
+            self._config, self._chat, games, lambda asked: trainer._generate_single_turn(asked, None, {})[0]
+        )
+        played = dict(zip(games, episodes, strict=True))
+        found = [played[seed, number][player].fields(self._chat.eos_id) for seed, number, player in wanted]
+        self.learned.append(sum(sum(one["env_mask"]) for one in found))
+        # Without the sampler's logprobs it takes its own forward pass for the old policy, as after its own generation.
+        return {**{name: [one[name] for one in found] for name in found[0]}, "logprobs": None}
+
+
+class _Closed(Exception):
+    """The measurement is over."""

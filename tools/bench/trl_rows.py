@@ -1,0 +1,119 @@
+"""R13: a whole training step of ours against one of TRL's own GRPOTrainer."""
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from bench.context import Bench
+from bench.pairing import Measure, Stopwatch, measure_pairs, ratios_of
+from bench.row import Row, at_least
+from bench.serving import serving
+from bench.start_rows import TRAIN, start_process
+from bench.turnstile import HeldApp, Turnstile
+from hanabi_grpo.errors import ServerError
+
+TARGET = at_least(3.0)
+_END_SECONDS = 30.0
+
+
+async def against_trl(bench: Bench) -> list[Row]:
+    """R13: seconds per learned token of TRL's step over ours; a step goes from one request for games to the next."""
+    with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        async with (
+            _our_trainer(bench, folder) as (step, learned),
+            _trl(bench, folder) as (trl_step, trl_learned),
+        ):
+
+            async def ours() -> Measure:
+                with Stopwatch(children=True) as watch:
+                    await asyncio.to_thread(step)
+                return watch.measure(learned()[-1])
+
+            async def trl() -> Measure:
+                with Stopwatch(children=True) as watch:
+                    await asyncio.to_thread(trl_step)
+                return watch.measure(trl_learned[-1])
+
+            pairs = await measure_pairs(trl, ours, pairs=bench.pairs)
+    ratios, cpu = ratios_of(pairs, of_time=True)
+    games = bench.settings.deals_per_step * bench.settings.num_generations
+    return [
+        Row(
+            id="R13",
+            name="a training step, TRL's GRPOTrainer ÷ ours",
+            arms=("TRL 0.29, rollout_func and transformers' generation", "server and trainer"),
+            ratios=ratios,
+            cpu_ratios=cpu,
+            target=TARGET,
+            how=f"seconds per sampled token of whole steps of {games} games, learning included, in turn, "
+            "the other trainer held at its next request for games; ours updates an adapter for each player, TRL one "
+            "for all, with one reward for a game and no credit turn by turn; what others said is in neither's loss",
+            details={
+                "seconds": [[pair.first.seconds, pair.second.seconds] for pair in pairs],
+                "tokens": [[pair.first.amount, pair.second.amount] for pair in pairs],
+            },
+        )
+    ]
+
+
+@contextlib.asynccontextmanager
+async def _our_trainer(bench: Bench, folder: Path) -> AsyncIterator[tuple[Callable[[], None], Callable[[], list[int]]]]:
+    """Start the real trainer on the engine's app; gives what makes one step of it, and what reads its steps' tokens."""
+    turnstile, engine = Turnstile(), bench.needed_engine
+    # The server works for one trainer at a time.
+    await asyncio.to_thread(engine.client.release)
+    async with serving(HeldApp(engine.app, turnstile)) as url:
+        host, _, port = url.removeprefix("http://").partition(":")
+        given = {"VLLM_SERVER_HOST": host, "VLLM_SERVER_PORT": port, "OUTPUT_DIR": str(folder / "run")}
+        given |= {"MODEL": bench.settings.model, "MAX_STEPS": "100000", "SAVE_STEPS": "100000", "REPORT_TO": "none"}
+        trainer = await asyncio.to_thread(start_process, TRAIN, given, log := folder / "train.log")
+
+        def check() -> None:
+            if trainer.poll() is not None:
+                said = log.read_text(encoding="utf-8", errors="replace")
+                raise ServerError(f"the trainer ended with {trainer.returncode}: {said[-300:]}")
+
+        try:
+            await asyncio.to_thread(turnstile.await_arrival, check)
+            yield lambda: turnstile.step(check), lambda: _learned(folder / "run" / "metrics.jsonl")
+        finally:
+            trainer.terminate()
+            try:
+                await asyncio.to_thread(trainer.wait, _END_SECONDS)
+            except subprocess.TimeoutExpired:
+                trainer.kill()
+            turnstile.close()
+    engine.version = 0
+    await engine.prepare()
+
+
+def _learned(metrics: Path) -> list[int]:
+    """Return the sampled tokens of each of our steps."""
+    return [int(json.loads(line)["reply_tokens"]) for line in metrics.read_text(encoding="utf-8").splitlines()]
+
+
+@contextlib.asynccontextmanager
+async def _trl(bench: Bench, folder: Path) -> AsyncIterator[tuple[Callable[[], None], list[int]]]:
+    """Start TRL's trainer in a thread; gives what makes one step of it, and the tokens of its steps."""
+    from bench.trl_games import TrlTeam
+    from hanabi_grpo.runs.fingerprint import resolve_model
+
+    turnstile, model = Turnstile(), resolve_model(bench.settings.model)
+    team = await asyncio.to_thread(TrlTeam, bench.settings, bench.config, model, folder / "trl", turnstile)
+    training = asyncio.create_task(asyncio.to_thread(team.train))
+
+    def check() -> None:
+        if training.done():
+            raise ServerError(f"TRL's trainer ended: {training.exception()!r}")
+
+    try:
+        await asyncio.to_thread(turnstile.await_arrival, check)
+        yield lambda: turnstile.step(check), team.learned
+    finally:
+        turnstile.close()
+        await asyncio.wait({training}, timeout=_END_SECONDS)
