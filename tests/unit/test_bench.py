@@ -4,7 +4,6 @@ import asyncio
 import json
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
