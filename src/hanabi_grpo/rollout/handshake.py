@@ -24,9 +24,12 @@ MAX_VERSION = 2**31 - 1
 """Largest policy version: versions count optimizer steps."""
 STARTING = "starting"
 """`status` of the answer 503 that a server gives until its engine is up; beside it `seconds`, so far."""
+_NUM_PROBES = 3
+_PROBE_TURNS = 8
 
 _Text = Annotated[str, Field(min_length=1, max_length=100)]
 _Version = Annotated[int, Field(ge=0, le=MAX_VERSION)]
+_Versions = Annotated[dict[_Text, _Version], Field(max_length=MAX_PLAYERS)]
 
 
 class GameClaim(BaseModel):
@@ -62,7 +65,7 @@ class SessionRequest(BaseModel):
     base model, or what is served already, needs no session."""
     version: _Version = 0
     """The first version that the trainer will push."""
-    replaces: Annotated[dict[_Text, _Version], Field(max_length=MAX_PLAYERS)] | None = None
+    replaces: _Versions | None = None
     """Newer versions of the same run that the server may drop."""
 
 
@@ -95,9 +98,9 @@ def prompt_hash(setup: Setup[Any]) -> str:
     position among the legal ones, so a difference in the rules shows as well.
     """
     told = [setup.environment.system(setup.config, player) for player in range(setup.spec.num_players)]
-    for number in range(3):
+    for number in range(_NUM_PROBES):
         referee = Referee(setup.task("eval-handshake", number))
-        for turn in range(8):
+        for turn in range(_PROBE_TURNS):
             replies = {}
             for player in referee.to_act():
                 told.append(referee.see(player).message())

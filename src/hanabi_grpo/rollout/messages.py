@@ -20,17 +20,25 @@ from hanabi_grpo.types import MAX_PLAYERS, Episode, deal_name
 MAX_TASKS = 16384
 MAX_GAMES = 32768
 """Of all tasks of a request together."""
+MAX_TEMPERATURE = 2.0
+"""vLLM takes no more."""
 MAX_TEXT = 64 << 10
 """Characters of one system message or prompt."""
 MAX_TURNS = 512
+MAX_SCORED = 8192
+"""Prompts of one request."""
+MAX_REPLIES = 64
+"""Of one prompt."""
+MAX_REPLY_IDS = 65536
+"""Of one earlier reply; the model's own limit is far below."""
 
-_Name = Annotated[str, Meta(max_length=100)]
-_Config = Annotated[dict[_Name, str | int | float | bool | None], Meta(max_length=32)]
+_Value = str | int | float | bool | None
+_Config = Annotated[dict[Annotated[str, Meta(max_length=100)], _Value], Meta(max_length=32)]
 _Seat = Annotated[str, Meta(max_length=80)]
 _Seats = Annotated[tuple[_Seat, ...], Meta(min_length=1, max_length=MAX_PLAYERS)]
 _Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 _MaxTokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-_Temperature = Annotated[float, Meta(ge=0.0, le=2.0)]  # vLLM takes no more
+_Temperature = Annotated[float, Meta(ge=0.0, le=MAX_TEMPERATURE)]
 
 
 class TaskRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -80,7 +88,7 @@ class EarlierTurn(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """One turn that was played: what the player was shown, and the ids that were sampled then."""
 
     prompt: _Text
-    reply_ids: Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=1 << 16)]
+    reply_ids: Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=MAX_REPLY_IDS)]
 
 
 class ReplyRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -136,7 +144,7 @@ class ScoredPrompt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     system: _Text
     prompt: _Text
-    replies: Annotated[tuple[_Text, ...], Meta(min_length=1, max_length=64)]
+    replies: Annotated[tuple[_Text, ...], Meta(min_length=1, max_length=MAX_REPLIES)]
 
 
 class ScoreRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -144,7 +152,7 @@ class ScoreRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     seat: _Seat
     """Whose: "base" or an adapter at a version, see `refs`."""
-    prompts: Annotated[tuple[ScoredPrompt, ...], Meta(min_length=1, max_length=8192)]
+    prompts: Annotated[tuple[ScoredPrompt, ...], Meta(min_length=1, max_length=MAX_SCORED)]
 
 
 class ScoreAnswer(Struct, frozen=True, kw_only=True):
