@@ -149,8 +149,7 @@ def above_baseline(
     """
 
     def compare(returns: Sequence[float]) -> list[float]:
-        key = f"{player_name(player)} {episodes[0].spec_hash}" if returns else ""
-        centre = baselines.get(key, mean(returns))
+        centre = baselines.get(baseline_key(player, episodes[0].spec_hash), mean(returns)) if returns else 0.0
         scale = divisor(returns, scaled)
         return [(value - centre) / scale for value in returns]
 
@@ -297,9 +296,14 @@ def moved(baselines: Mapping[str, float], episodes: Sequence[Episode], player: i
     for board in dict.fromkeys(episode.spec_hash for episode in episodes):
         here = [one.reward(player) for one in episodes if one.spec_hash == board and one.trajectory(player)]
         if here:
-            key = f"{player_name(player)} {board}"
+            key = baseline_key(player, board)
             after[key] = DECAY * baselines[key] + (1 - DECAY) * mean(here) if key in baselines else mean(here)
     return after
+
+
+def baseline_key(player: int, board: str) -> str:
+    """Return the name of a baseline in a checkpoint."""
+    return f"{player_name(player)} {board}"
 
 
 def step_advantages(groups: Sequence[Sequence[Episode]], player: int, estimator: Estimator) -> list[Values]:

@@ -124,9 +124,12 @@ def settings_or_problems(dotenv: Path = Path(DOTENV)) -> tuple[LoadedSettings | 
     """Return the settings, or what is wrong with them: without settings nothing else can be looked at."""
     problems: dict[str, None] = {}
     loaded = None
-    for read in (load_settings, check_names):
-        try:
-            loaded = read(os.environ, dotenv) or loaded
-        except SettingsError as error:
-            problems |= dict.fromkeys(str(error).splitlines())
+    try:
+        loaded = load_settings(os.environ, dotenv)
+    except SettingsError as error:
+        problems |= dict.fromkeys(str(error).splitlines())
+    try:
+        check_names(os.environ, dotenv)
+    except SettingsError as error:
+        problems |= dict.fromkeys(str(error).splitlines())
     return loaded, [fail("settings", line, _SETTINGS) for line in problems]
