@@ -2,9 +2,10 @@
 
 import asyncio
 import json
-import threading
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -18,8 +19,8 @@ from bench.run import measure_all
 from bench.show import as_json, markdown
 from bench.stand_in import compact_config
 from bench.training_rows import made_rows, sequences_against_turns, small_model
-from bench.trl_games import SeatEpisode, TrlTeam, play_in_lock_step
-from bench.turnstile import Turnstile
+from bench.trl_games import SeatEpisode, play_in_lock_step
+from bench.trl_rows import trl_team
 from fake_engine import CHAT, FakeEngine
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.rollout.chat import Conversation
@@ -99,21 +100,14 @@ def test_lock_step_gives_each_seat_its_own_conversation_with_a_mask_over_what_it
 def test_trl_learns_from_as_many_tokens_as_its_seats_said_and_is_held_before_each_step(tmp_path: Path) -> None:
     given = {"HANABI_DEALS_PER_STEP": "1", "NUM_GENERATIONS": "2", "MODEL": str(ROOT / "data/tiny-model")}
     settings = load_settings(given, ROOT / "no.env").settings
-    turnstile = Turnstile()
-    team = TrlTeam(settings, compact_config("laptop"), ROOT / "data/tiny-model", tmp_path, turnstile)
-    thread = threading.Thread(target=team.train)
-    thread.start()
-
-    def check() -> None:
-        assert thread.is_alive(), "TRL's trainer ended"
-
-    turnstile.await_arrival(check)
-    assert team.learned == []
-    turnstile.step(check)
-    assert len(team.learned) == 1 and 2 * 2 < team.learned[0] <= 2 * 20 * settings.max_completion_length
-    turnstile.close()
-    thread.join(20)
-    assert not thread.is_alive()
+    with trl_team(settings, compact_config("laptop"), tmp_path) as step:
+        (trainer,) = (one for one in psutil.Process().children() if "bench.trl_games" in one.cmdline())
+        for _ in range(2):
+            assert 2 * 2 < step() <= 2 * 20 * settings.max_completion_length
+            busy = sum(trainer.cpu_times()[:2])
+            time.sleep(1)
+            assert sum(trainer.cpu_times()[:2]) - busy < 0.5, "it works though nobody asked for a step"
+    assert not trainer.is_running()
 
 
 def test_a_row_that_fails_says_so_and_the_others_are_measured_and_shown() -> None:

@@ -6,13 +6,14 @@ is in a conversation and not in the loss (`env_mask`). `rollout_func` demands no
 turns are computed again at every turn, as `generate` takes whole prompts.
 """
 
+import json
+import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from bench.stand_in import SUITE
-from bench.turnstile import Turnstile
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
@@ -88,17 +89,22 @@ def play_in_lock_step(
 class TrlTeam:
     """A GRPOTrainer that plays and learns, held before each step's games."""
 
-    def __init__(self, settings: Settings, config: EnvConfig, model: Path, out: Path, turnstile: Turnstile) -> None:
-        """Make the trainer, with the run's model, adapter size, learning rate and number of games."""
+    def __init__(
+        self, settings: Settings, config: EnvConfig, model: str, out: str, arrive: Callable[[int], bool]
+    ) -> None:
+        """Make the trainer, with the run's model, adapter size, learning rate and number of games.
+
+        `arrive` is called before each step with the last one's tokens with loss, and returns when it may begin; False:
+        no more.
+        """
         import torch
         from datasets import Dataset
         from peft import LoraConfig
         from transformers import AutoModelForCausalLM, AutoTokenizer
         from trl import GRPOConfig, GRPOTrainer
 
-        self._config, self._turnstile, self._size = config, turnstile, settings.num_generations
-        self.learned: list[int] = []
-        """Tokens with loss, of each step."""
+        self._config, self._arrive, self._size = config, arrive, settings.num_generations
+        self._learned = 0
         tokenizer = AutoTokenizer.from_pretrained(model)
         self._chat = ChatFormat.from_tokenizer(tokenizer, thinking=settings.thinking)
         on_cpu = settings.device == "cpu"
@@ -106,7 +112,7 @@ class TrlTeam:
         # On a CPU the whole step in one batch, which is TRL's fastest here; on a GPU a deal at a time.
         parts = 1 if on_cpu else settings.deals_per_step
         arguments = GRPOConfig(
-            output_dir=str(out),
+            output_dir=out,
             per_device_train_batch_size=rows // parts,
             gradient_accumulation_steps=parts,
             num_generations=self._size,
@@ -142,14 +148,14 @@ class TrlTeam:
         )
 
     def train(self) -> None:
-        """Train until the turnstile closes."""
+        """Train until `arrive` says that it is over."""
         try:
             self._trainer.train()
         except _Closed:
             return
 
     def _rollout(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        if not self._turnstile.arrive():
+        if not self._arrive(self._learned):
             raise _Closed
         wanted: list[tuple[int, int, int]] = []
         for row, prompt in enumerate(prompts):
@@ -161,10 +167,29 @@ class TrlTeam:
         )
         played = dict(zip(games, episodes, strict=True))
         found = [played[seed, number][player].fields(self._chat.eos_id) for seed, number, player in wanted]
-        self.learned.append(sum(sum(one["env_mask"]) for one in found))
+        self._learned = sum(sum(one["env_mask"]) for one in found)
         # Without the sampler's logprobs it takes its own forward pass for the old policy, as after its own generation.
         return {**{name: [one[name] for one in found] for name in found[0]}, "logprobs": None}
 
 
 class _Closed(Exception):
     """The measurement is over."""
+
+
+def main() -> None:
+    """Train as the first line of the input says; print a step's tokens, and take a line before the next one."""
+    # What libraries print goes to the log.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    given = json.loads(sys.stdin.readline())
+
+    def arrive(learned: int) -> bool:
+        print(learned, file=answers, flush=True)
+        return bool(sys.stdin.readline())
+
+    settings, config = Settings.model_validate(given["settings"]), EnvConfig.model_validate(given["config"])
+    TrlTeam(settings, config, given["model"], given["out"], arrive).train()
+
+
+if __name__ == "__main__":
+    main()

@@ -3,9 +3,12 @@
 import asyncio
 import contextlib
 import json
+import os
 import subprocess
+import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 from bench.context import Bench
@@ -14,7 +17,9 @@ from bench.row import Row, at_least
 from bench.serving import serving
 from bench.start_rows import TRAIN, start_process
 from bench.turnstile import HeldApp, Turnstile
+from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.errors import ServerError
+from hanabi_grpo.settings import Settings
 
 TARGET = at_least(3.0)
 _END_SECONDS = 30.0
@@ -24,10 +29,10 @@ async def against_trl(bench: Bench) -> list[Row]:
     """R13: seconds per learned token of TRL's step over ours; a step goes from one request for games to the next."""
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        async with (
-            _our_trainer(bench, folder) as (step, learned),
-            _trl(bench, folder) as (trl_step, trl_learned),
-        ):
+        async with _our_trainer(bench, folder) as (step, learned), AsyncExitStack() as stack:
+            # Not on the loop, which serves our trainer meanwhile.
+            team = trl_team(bench.settings, bench.config, folder)
+            trl_step = await asyncio.to_thread(stack.enter_context, team)
 
             async def ours() -> Measure:
                 with Stopwatch(children=True) as watch:
@@ -36,8 +41,8 @@ async def against_trl(bench: Bench) -> list[Row]:
 
             async def trl() -> Measure:
                 with Stopwatch(children=True) as watch:
-                    await asyncio.to_thread(trl_step)
-                return watch.measure(trl_learned[-1])
+                    tokens = await asyncio.to_thread(trl_step)
+                return watch.measure(tokens)
 
             pairs = await measure_pairs(trl, ours, pairs=bench.pairs)
     ratios, cpu = ratios_of(pairs, of_time=True)
@@ -97,23 +102,40 @@ def _learned(metrics: Path) -> list[int]:
     return [int(json.loads(line)["reply_tokens"]) for line in metrics.read_text(encoding="utf-8").splitlines()]
 
 
-@contextlib.asynccontextmanager
-async def _trl(bench: Bench, folder: Path) -> AsyncIterator[tuple[Callable[[], None], list[int]]]:
-    """Start TRL's trainer in a thread; gives what makes one step of it, and the tokens of its steps."""
-    from bench.trl_games import TrlTeam
+@contextlib.contextmanager
+def trl_team(settings: Settings, config: EnvConfig, folder: Path) -> Iterator[Callable[[], int]]:
+    """Start TRL's trainer, held before its first step; gives what makes one step of it and returns its tokens.
+
+    In a process of its own: where ms-swift was imported, TRL's class is no longer TRL's.
+    """
     from hanabi_grpo.runs.fingerprint import resolve_model
 
-    turnstile, model = Turnstile(), resolve_model(bench.settings.model)
-    team = await asyncio.to_thread(TrlTeam, bench.settings, bench.config, model, folder / "trl", turnstile)
-    training = asyncio.create_task(asyncio.to_thread(team.train))
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    told = {"settings": settings.model_dump(mode="json"), "config": config.model_dump(mode="json")}
+    told |= {"model": str(resolve_model(settings.model)), "out": str(folder / "trl")}
+    with (folder / "trl.log").open("w+", encoding="utf-8", errors="replace") as log:
+        trainer = subprocess.Popen(
+            [sys.executable, "-m", "bench.trl_games"],
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+        asks, answers = trainer.stdin, trainer.stdout
+        assert asks is not None and answers is not None
 
-    def check() -> None:
-        if training.done():
-            raise ServerError(f"TRL's trainer ended: {training.exception()!r}")
+        def step(line: str = "") -> int:
+            asks.write(line + "\n")
+            asks.flush()
+            if answer := answers.readline():
+                return int(answer)
+            log.seek(0)
+            raise ServerError(f"TRL's trainer ended with {trainer.wait()}: {log.read()[-300:]}")
 
-    try:
-        await asyncio.to_thread(turnstile.await_arrival, check)
-        yield lambda: turnstile.step(check), team.learned
-    finally:
-        turnstile.close()
-        await asyncio.wait({training}, timeout=_END_SECONDS)
+        try:
+            step(json.dumps(told))
+            yield step
+        finally:
+            trainer.kill()
+            trainer.communicate()

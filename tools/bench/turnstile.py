@@ -1,7 +1,7 @@
-"""Two trainers that take turns: each is held wherever it asks for games, and let through when its turn is measured.
+"""A trainer that is held wherever it asks for games, and let through for a step that is measured.
 
 A step is what lies between two such requests: games, learning and whatever the trainer does besides. A held trainer
-waits for an answer and computes nothing, so the other has the machine for itself.
+waits for an answer and computes nothing, so another has the machine for itself.
 """
 
 import asyncio
