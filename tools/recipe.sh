@@ -27,11 +27,12 @@ recipe_settings() {
     # One life: a play that fails ends the game. A surer start, and smaller steps of more games from it.
     warm_steps=400 warm_noise=0.1
     if [ "$board" = laptop ]; then
-        start=${start:-iggi} warm_steps=1500 warm_noise=0.05
+        start=${start:-iggi}
         default_env LEARNING_RATE 2e-3
         default_env HANABI_DEALS_PER_STEP 24
     fi
     start=${start:-hint-bot}
+    if [ "$start" = iggi ]; then warm_steps=1500 warm_noise=0.05; fi
     default_env LEARNING_RATE 4e-3
     default_env LR_SCHEDULER_TYPE cosine
     # Without this much noise both boards end at the first convention that they find.
@@ -47,7 +48,8 @@ must_be_new() {
 }
 
 warm_start() {
-    local tiny=outputs/tiny-$board-seed-$seed warm=outputs/warm-$start-$warm_steps-$board-seed-$seed
+    local level=${HANABI_DEDUCTIONS:+-$HANABI_DEDUCTIONS}
+    local tiny=outputs/tiny-$board$level-seed-$seed warm=outputs/warm-$start-$warm_steps-$board$level-seed-$seed
     export MODEL=$tiny
     if [ "$start" != tiny ] && [ -d "$warm/model" ]; then
         export MODEL=$warm/model

@@ -31,6 +31,7 @@ def _same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
                 "HANABI_UPDATES_PER_STEP": "2",
                 "HANABI_SWAP_EVERY": "1",
                 "HANABI_ENTROPY_BONUS": "0.01",
+                "HANABI_ENTROPY_TARGET": "2",
                 "BETA": "0.1",
                 "HANABI_SAMPLER_CORRECTION": "token_truncate",
             },

@@ -51,6 +51,17 @@ def test_the_bonus_follows_the_exact_gradient_of_the_entropy_whatever_the_mean()
         assert torch.allclose(torch.autograd.grad(step, logits, retain_graph=True)[0], 0.3 * exact, atol=1e-6)
 
 
+def test_a_target_gives_each_player_the_part_of_the_bonus_that_it_lacks() -> None:
+    own = ("player_0@3", "player_1@3")
+    groups = [[_game({0: (-0.02, -0.08), 1: (-0.5, -0.1)}, own)]]
+    batches = [_batch("player_0", [[-0.02, -0.08]], [[True, True]]), _batch("player_1", [[-0.5, -0.1]], [[True, True]])]
+    add_entropy_bonus(batches, 0.4, groups, own, player_names(2), target=0.2)
+    first, second = (batch["grpo_batch"].shaping for batch in batches)
+    # Entropies .05 and .3: three quarters of the bonus, and none.
+    assert torch.allclose(first, torch.tensor([[-0.3 * 0.03, 0.3 * 0.03]]))
+    assert torch.equal(second, torch.zeros(1, 2))
+
+
 def _check(shift: float, tolerance: float = 0.01) -> float:
     """Compare two sampled tokens, and one of padding that is always far off."""
     sampler = torch.tensor([[-0.5, -1.0, -9.0]])

@@ -184,6 +184,13 @@ class Settings(BaseModel):
         factory=defaults.entropy_bonus,
         ge=0,
     )
+    entropy_target: float | None = trainer(
+        "HANABI_ENTROPY_TARGET",
+        "Nats a token at which a player's bonus is 0, growing to the whole below; falls with the learning rate. Unset: "
+        "the whole always.",
+        None,
+        gt=0,
+    )
     sampler_correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = trainer(
         "HANABI_SAMPLER_CORRECTION", "Weights of trainer over sampler: cut at the limit, or left out above it.", "none"
     )

@@ -127,6 +127,7 @@ def add_entropy_bonus(
     groups: Sequence[Sequence[Episode]],
     trained: Sequence[str],
     players: Sequence[str],
+    target: float | None = None,
 ) -> None:
     """Add HANABI_ENTROPY_BONUS, c, to the advantages of a step's micro-batches: −c (log π(a) − mean) on sampled tokens.
 
@@ -135,17 +136,22 @@ def add_entropy_bonus(
     expectation and lowers the variance. The term is weighted per token, whatever HANABI_LOSS_UNIT says of the rewards
     and HANABI_UPDATE=sequential of the game.
 
+    With a `target`, in nats a token, c is the bonus times 1 − H / target for a player whose entropy H in the step's games is
+    below it, and 0 above: a bonus that is constant either fades beside the rewards or drives a player to noise.
+
     `groups` are the games of the step on all ranks, `trained` the words of the seats that are trained in it, `players`
     who of the run sits there.
 
-    Source: Williams and Peng 1991.
+    Source: Williams and Peng 1991; bonus below a target: Skywork-OR1 (arXiv 2505.22312), whose weight moves by steps.
     """
     episodes, means = [episode for group in groups for episode in group], {}
     for seat, player in enumerate(players):
-        own = [turn for one in episodes if is_trained(one, seat, trained) for turn in one.trajectory(seat)]
-        values = [value for turn in own for value in turn.logprobs]
+        turns = [turn for one in episodes if is_trained(one, seat, trained) for turn in one.trajectory(seat)]
+        values = [value for turn in turns for value in turn.logprobs]
         means[player] = sum(values) / len(values) if values else 0.0
     for data in (batch["grpo_batch"] for batch in batches):
         surprise = data.rollout_per_token_logps - means[data.player]
-        data.shaping = torch.where(data.completion_mask, -weight * surprise, 0.0)
+        entropy = -means[data.player]
+        own = weight if target is None else weight * (1 - entropy / target if entropy < target else 0.0)
+        data.shaping = torch.where(data.completion_mask, -own * surprise, 0.0)
         data.advantages = data.advantages + data.shaping

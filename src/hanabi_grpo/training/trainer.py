@@ -184,7 +184,10 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
                 for batch in batches:
                     batch["grpo_batch"].ref_per_token_logps = self.logps_of(batch)
         if bonus := self.settings.entropy_bonus:
-            add_entropy_bonus(batches, bonus, groups, trained, players)
+            # Exploration ends with learning: the target falls as the learning rate does.
+            if (target := self.settings.entropy_target) is not None:
+                target *= self._get_learning_rate() / self.args.learning_rate
+            add_entropy_bonus(batches, bonus, groups, trained, players, target)
         data = [batch["grpo_batch"] for batch in batches]
         moving = {adapter_of(one.player, self.adapter_names) for one in data if one.has_data}
         updates = order_updates(batches, self.settings, step=version, adapters=self.adapter_names, active=moving)

@@ -34,6 +34,7 @@ _TRAINING = (
     "LEARNING_RATE",
     "BETA",
     "HANABI_ENTROPY_BONUS",
+    "HANABI_ENTROPY_TARGET",
     "SEED",
 )
 _DTYPES = ("float32", "bfloat16", "float16")
