@@ -32,9 +32,10 @@ default_env HANABI_ENTROPY_BONUS 0.4
 default_env HANABI_ENTROPY_TARGET 0.2
 default_env HANABI_EVAL_STEPS 50
 default_env HANABI_EVAL_DEALS 400
+variant=${RECIPE_START:+$RECIPE_START-}
 RECIPE_START=${RECIPE_START:-iggi}
 recipe_settings 200 2000
-variant=$board-${RECIPE_START:+$start-}$seed
+variant=$board-$variant$seed
 out=outputs/headline/$variant folder=outputs/headline/logs-$variant-$(date +%Y%m%d-%H%M%S)
 must_be_new "$out"
 mkdir -p "$folder"

@@ -136,8 +136,8 @@ def add_entropy_bonus(
     expectation and lowers the variance. The term is weighted per token, whatever HANABI_LOSS_UNIT says of the rewards
     and HANABI_UPDATE=sequential of the game.
 
-    With a `target`, in nats a token, c is the bonus times 1 − H / target for a player whose entropy H in the step's games is
-    below it, and 0 above: a bonus that is constant either fades beside the rewards or drives a player to noise.
+    With a `target`, in nats a token, c is the bonus times 1 − H / target for a player whose entropy H in the step's
+    games is below it, and 0 above: a constant bonus either fades beside the rewards or drives a player to noise.
 
     `groups` are the games of the step on all ranks, `trained` the words of the seats that are trained in it, `players`
     who of the run sits there.
