@@ -6,28 +6,28 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import zmq
 from vllm.distributed.device_communicators import shm_broadcast
 from vllm.distributed.device_communicators.shm_broadcast import MessageQueue, SpinCondition
+from vllm.lora.layers import LoRAMapping
+from vllm.lora.model_manager import LoRAModelManager, LRUCacheLoRAModelManager
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
 from hanabi_grpo.server import vllm_cpu
 
 
-class _Wrapper(PunicaWrapperCPU):
-    """The stock wrapper with the row-to-adapter map given directly."""
-
-    def __init__(self, indices: torch.Tensor) -> None:
-        self._indices = indices
-        self.no_lora = False
-        self.is_prefill = False
-
-    @property
-    def token_lora_indices(self) -> torch.Tensor:
-        return self._indices
+def _wrapper(indices: list[int]) -> PunicaWrapperCPU:
+    """vLLM's, brought to a batch as its own code does; a row's adapter is the one in slot `index`, if that is not -1."""
+    wrapper = PunicaWrapperCPU(max(len(indices), 1), max(len(indices), 1), "cpu")
+    rows = tuple(index + 1 for index in indices)
+    ids = list(range(1, max(rows, default=0) + 1))
+    mapping = LoRAMapping(index_mapping=rows, prompt_mapping=rows, is_prefill=False)
+    vllm_cpu.update_metadata(wrapper, mapping, ids, len(ids) + 1, 1000)
+    return wrapper
 
 
 def _case(dtype: torch.dtype = torch.float32, slots: int = 3, tokens: int = 37, rank: int = 8) -> dict[str, object]:
@@ -49,7 +49,7 @@ def _case(dtype: torch.dtype = torch.float32, slots: int = 3, tokens: int = 37, 
 
 def _added(case: dict[str, object], indices: list[int], method: object = vllm_cpu.add_lora_linear) -> torch.Tensor:
     y = case["y"].clone()
-    method(_Wrapper(torch.tensor(indices, dtype=torch.long)), **{**case, "y": y})
+    method(_wrapper(indices), **{**case, "y": y})
     return y
 
 
@@ -97,9 +97,50 @@ def test_bfloat16_keeps_the_largest_output_of_almost_every_row() -> None:
     assert (stock.argmax(1) == ours.argmax(1)).float().mean() > 0.97
 
 
-def test_the_stock_method_still_has_the_signature_that_is_replaced() -> None:
+def test_a_slot_that_gets_another_adapter_is_joined_anew() -> None:
+    case, wrapper = _case(), _wrapper([0] * 37)
+
+    def added() -> torch.Tensor:
+        y = case["y"].clone()
+        vllm_cpu.add_lora_linear(wrapper, **{**case, "y": y})
+        return y
+
+    class Layer:
+        def set_lora(self, index: int, *weights: object) -> None:
+            case["lora_b_stacked"][0][index] *= 2
+
+    manager = LRUCacheLoRAModelManager.__new__(LRUCacheLoRAModelManager)
+    manager.modules, manager.lora_index_to_id, manager._active_adapters = {"layer": Layer()}, [None], {}
+    manager._registered_adapters = {7: SimpleNamespace(id=7)}
+    manager._get_lora_layer_weights = lambda model, name: SimpleNamespace(lora_a=None, lora_b=None)
+    manager.punica_wrapper_mapping = {"language": wrapper}
+    first = added()
+    assert torch.equal(added(), first)
+    assert vllm_cpu.activate_adapter(manager, 7)
+    second = added()
+    assert not torch.equal(second, first)
+    assert not vllm_cpu.activate_adapter(manager, 7), "it is in its slot already"
+    assert torch.equal(second, _added(case, [0] * 37))
+
+
+def test_joined_weights_of_few_sets_of_slots_are_kept() -> None:
+    case, wrapper = _case(slots=12, tokens=1), _wrapper([11])
+    for slot in range(12):
+        mapping = LoRAMapping(index_mapping=(slot + 1,), prompt_mapping=(slot + 1,), is_prefill=False)
+        vllm_cpu.update_metadata(wrapper, mapping, list(range(1, 13)), 13, 1000)
+        y = case["y"].clone()
+        vllm_cpu.add_lora_linear(wrapper, **{**case, "y": y})
+        torch.testing.assert_close(y, _added(case, [slot], vllm_cpu.stock_add_lora_linear), atol=1e-4, rtol=1e-5)
+    assert list(wrapper.joined) == [(slot,) for slot in range(4, 12)]
+
+
+def test_the_stock_methods_still_are_what_is_replaced() -> None:
     expected = ["self", "y", "x", "lora_a_stacked", "lora_b_stacked", "scale", "output_slices", "buffer", "kwargs"]
     assert list(inspect.signature(vllm_cpu.stock_add_lora_linear).parameters) == expected
+    # A slot's weights change when an adapter is activated, and in no other way.
+    manager = inspect.getsource(LoRAModelManager)
+    assert manager.count(".set_lora(") == inspect.getsource(vllm_cpu.stock_activate_adapter).count(".set_lora(") == 1
+    assert "super().activate_adapter(" in inspect.getsource(LRUCacheLoRAModelManager.activate_adapter)
 
 
 def test_only_finite_keys_and_values_reach_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import torch
 from vllm.lora.layers import LoRAMapping
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
-from hanabi_grpo.server.vllm_cpu import add_lora_linear, stock_add_lora_linear
+from hanabi_grpo.server.vllm_cpu import add_lora_linear, stock_add_lora_linear, update_metadata
 
 
 class LoraCase:
@@ -34,7 +34,7 @@ class LoraCase:
         rows = tuple(ids[row // 32 % num_adapters] for row in range(num_tokens))
         self._wrapper = PunicaWrapperCPU(num_tokens, num_tokens, "cpu")
         mapping = LoRAMapping(index_mapping=rows, prompt_mapping=rows, is_prefill=True)
-        self._wrapper.update_metadata(mapping, list(ids), num_adapters, 1000)
+        update_metadata(self._wrapper, mapping, list(ids), num_adapters, 1000)
         self._y = normal(num_tokens, sum(widths))
         self._arguments: dict[str, Any] = {
             "x": normal(num_tokens, inner),

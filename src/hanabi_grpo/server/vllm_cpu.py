@@ -5,21 +5,30 @@ vLLM works in another way.
 """
 
 import time
+from dataclasses import dataclass
 
 import torch
 from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+from vllm.lora.model_manager import LoRAModelManager
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 
 stock_wait = SpinCondition.wait
 stock_add_lora_linear = PunicaWrapperCPU.add_lora_linear
+stock_update_metadata = PunicaWrapperCPU.update_metadata
+stock_activate_adapter = LoRAModelManager.activate_adapter
 _stock_update = CPUAttentionBackendImpl.do_kv_cache_update
 _LOOK_MS = 2
+_KEPT_SETS = 8
+"""Sets of slots whose joined weights are kept: a batch has the players that are to act in it."""
 
 
 def install() -> None:
     """Replace the stock methods by ours."""
     SpinCondition.wait = wait
+    LoRAModelManager.activate_adapter = activate_adapter
+    PunicaWrapperCPU.rows = _Rows((), None)
+    PunicaWrapperCPU.update_metadata = update_metadata
     PunicaWrapperCPU.add_lora_linear = add_lora_linear
     CPUAttentionBackendImpl.do_kv_cache_update = _update
 
@@ -62,6 +71,37 @@ def _update(
     _stock_update(self, layer, *finite, kv_cache, slot_mapping)
 
 
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Which adapters a batch has, worked out once for all layers."""
+
+    slots: tuple[int, ...]
+    """Ascending; those that no row uses are left out."""
+    others: torch.Tensor | None
+    """[tokens, slots, 1], true where the row is not this slot's; None where all rows are the same one's."""
+
+
+def update_metadata(
+    self: PunicaWrapperCPU, mapping: object, lora_index_to_id: list[int | None], *sizes: int, **kwargs: object
+) -> None:
+    """Note which row is whose, as vLLM does before a forward pass, and what `add_lora_linear` needs of it."""
+    stock_update_metadata(self, mapping, lora_index_to_id, *sizes, **kwargs)
+    # [tokens], the slot of each row; negative for rows without an adapter.
+    indices = self.token_lora_indices
+    slots = [slot for slot in indices.unique().tolist() if slot >= 0]
+    others = indices.unsqueeze(1) != torch.tensor(slots, dtype=indices.dtype)
+    self.rows = _Rows(tuple(slots), others.unsqueeze(2) if others.any() else None)
+
+
+def activate_adapter(self: LoRAModelManager, lora_id: int) -> bool:
+    """Copy an adapter into a slot, as vLLM does; weights that were joined before are forgotten."""
+    was_copied = stock_activate_adapter(self, lora_id)
+    if was_copied:
+        for wrapper in self.punica_wrapper_mapping.values():
+            wrapper.joined = {}
+    return was_copied
+
+
 def add_lora_linear(
     self: PunicaWrapperCPU,
     y: torch.Tensor,  # [tokens, sum(output_slices)]
@@ -74,39 +114,51 @@ def add_lora_linear(
     buffer: tuple[torch.Tensor, ...] | None = None,
     **kwargs: object,
 ) -> None:
-    """Add each row's LoRA product to `y` in place, by two matrix products for all adapters of a batch.
+    """Add each row's LoRA product to `y` in place, by two matrix products for all adapters and slices of a layer.
 
     The stock op copies a weight matrix per token (`weights[token_indices]`), which costs far more than the product
     itself. A batch holds few adapters of small rank, so every row is multiplied with all of them side by side, and
     what belongs to another adapter than the row's own is set to zero in between. Slots that no row uses are left out.
     In the others B must be finite, as `check_adapter` makes sure: zero times infinity would reach other rows.
     """
-    if self.no_lora:
+    if self.no_lora or not self.rows.slots or not len(x):
         return
     y, x = y.view(-1, y.shape[-1]), x.view(-1, x.shape[-1])
-    # [tokens], the slot of each row; negative for rows without an adapter.
-    indices = self.token_lora_indices[: x.shape[0]]
-    if not len(indices):
-        return
-    first, last = (max(int(bound), 0) for bound in torch.aminmax(indices))
-    others = indices.unsqueeze(1) != torch.arange(first, last + 1, device=indices.device)
-    unused = others.all(0)
-    if unused.all():
-        return
-    # Neighbouring slots are a view of the stack; only where one between them is not in use are the others copied.
-    slots: slice | torch.Tensor = slice(first, last + 1)
-    if unused.any():
-        others, slots = others[:, ~unused], torch.nonzero(~unused).squeeze(1) + first
-    others = others.unsqueeze(2)
-    start = 0
-    for lora_a, lora_b, width in zip(lora_a_stacked, lora_b_stacked, output_slices, strict=True):
-        rank = lora_a.shape[2]
-        down = lora_a[slots].reshape(-1, x.shape[1])
-        up = lora_b[slots, 0, :width].transpose(1, 2).reshape(-1, width)
-        low = (x.to(down.dtype) @ down.t()).view(len(x), -1, rank).masked_fill_(others, 0).view(len(x), -1)
-        target = y[:, start : start + width]
-        if target.dtype == up.dtype:
-            target.addmm_(low, up, alpha=scale)
-        else:
-            target += (low @ up).mul_(scale).to(y.dtype)
-        start += width
+    # Of this wrapper's own; made by the first batch.
+    kept = self.__dict__.setdefault("joined", {})
+    if (layers := kept.get(self.rows.slots)) is None:
+        if len(kept) >= _KEPT_SETS:
+            del kept[next(iter(kept))]
+        layers = kept[self.rows.slots] = {}
+    # The stacks live as long as their layer.
+    if (joined := layers.get(id(lora_a_stacked))) is None:
+        joined = layers[id(lora_a_stacked)] = _join(lora_a_stacked, lora_b_stacked, output_slices, self.rows.slots)
+    down, up = joined
+    low = x.to(down.dtype) @ down
+    if self.rows.others is not None:
+        low.view(len(x), len(self.rows.slots), -1).masked_fill_(self.rows.others[: len(x)], 0)
+    if y.dtype == up.dtype:
+        y.addmm_(low, up, alpha=scale)
+    else:
+        y += (low @ up).mul_(scale).to(y.dtype)
+
+
+def _join(
+    lora_a_stacked: tuple[torch.Tensor, ...],
+    lora_b_stacked: tuple[torch.Tensor, ...],
+    output_slices: tuple[int, ...],
+    slots: tuple[int, ...],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return [hidden_in, slots · slices · rank] and [slots · slices · rank, sum(output_slices)].
+
+    The second is zero where a row's slice is not the column's.
+    """
+    used = list(slots)
+    down = torch.cat([lora_a[used] for lora_a in lora_a_stacked], 1).flatten(0, 2)
+    up = [
+        torch.block_diag(
+            *(lora_b[slot, 0, :width].t() for lora_b, width in zip(lora_b_stacked, output_slices, strict=True))
+        )
+        for slot in slots
+    ]
+    return down.t().contiguous(), torch.cat(up)
