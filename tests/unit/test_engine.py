@@ -24,7 +24,7 @@ from hanabi_grpo.server.plugin import PLUGIN_NAME
 from hanabi_grpo.server.seats import Model, ServedPlayer
 
 SAMPLING = SamplingConfig(max_tokens=1)
-BIND = "VLLM_CPU_OMP_THREADS_BIND"
+THREADS = "OMP_NUM_THREADS"
 
 
 class _Core:
@@ -167,23 +167,24 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-@pytest.mark.parametrize(("cores", "bound"), [({3}, "3"), ({0, 1}, "0"), ({7, 2, 4, 6}, "2,4,6")])
+@pytest.mark.parametrize(("cores", "threads"), [({3}, "1"), ({0, 1}, "1"), ({7, 2, 4, 6}, "3")])
 def test_the_engine_leaves_a_core_to_the_games_where_there_is_another(
-    cores: set[int], bound: str, monkeypatch: pytest.MonkeyPatch
+    cores: set[int], threads: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: cores)
+    monkeypatch.delenv(THREADS, raising=False)
     prepare_environment(on_cpu=False)
-    assert BIND not in os.environ and "OMP_WAIT_POLICY" not in os.environ, "a GPU gets no settings of a CPU"
+    assert THREADS not in os.environ and "OMP_WAIT_POLICY" not in os.environ, "a GPU gets no settings of a CPU"
     prepare_environment(on_cpu=True)
-    assert os.environ[BIND] == bound
+    assert os.environ[THREADS] == threads
 
 
 def test_what_the_user_set_stays_but_for_what_ties_the_engine_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(BIND, "0-1")
+    monkeypatch.setenv(THREADS, "5")
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
     monkeypatch.setenv("VLLM_PLUGINS", "some,others")
     monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "fork")
     prepare_environment(on_cpu=True)
-    assert (os.environ[BIND], os.environ["VLLM_CPU_KVCACHE_SPACE"]) == ("0-1", "7")
+    assert (os.environ[THREADS], os.environ["VLLM_CPU_KVCACHE_SPACE"]) == ("5", "7")
     assert os.environ["VLLM_PLUGINS"] == PLUGIN_NAME
     assert os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"

@@ -65,10 +65,11 @@ def prepare_environment(on_cpu: bool) -> None:
         atexit.register(folder.close)
     if on_cpu:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-        cores = sorted(os.sched_getaffinity(0))
-        # The last one is for games, tokens and HTTP: with a small model they are as much work as its products are, and
-        # threads that wait for a core that is taken hold the others up. vLLM's "auto" finds none on a single core.
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores[:-1] or cores)))
+        # One core is for games, tokens and HTTP: with a small model they are as much work as its products are, and
+        # threads that wait for a core that is taken hold the others up.
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) - 1)))
+        # A thread that is bound to a core waits for it also where another one is idle.
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
 @contextlib.contextmanager

@@ -92,12 +92,18 @@ def engine_args(options: Mapping[str, Any], extra_args: Sequence[str] = ()) -> "
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
     from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
     check_options("server", extra_args)
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(add_help=False))
     on_cpu = {"block_size": BLOCK_SIZE, "enforce_eager": True}
     parser.set_defaults(**options, **(on_cpu if current_platform.is_cpu() else gpu_options()))
-    return AsyncEngineArgs.from_cli_args(parser.parse_args(list(extra_args)))
+    args = AsyncEngineArgs.from_cli_args(parser.parse_args(list(extra_args)))
+    if current_platform.is_cpu() and args.tensor_parallel_size == 1:
+        # The engine core computes itself, as vLLM (0.32) has it on a single GPU. On a CPU it would start a worker for
+        # that, because it sets the worker's threads; here `prepare_environment` has.
+        args.distributed_executor_backend = UniProcExecutor
+    return args
 
 
 def gpu_options() -> dict[str, Any]:

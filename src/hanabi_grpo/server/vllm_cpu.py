@@ -1,55 +1,31 @@
-"""What is ours inside vLLM's CPU build (0.32): LoRA side by side, readers that do not spin, a finite KV cache.
+"""What is ours inside vLLM's CPU build (0.32): LoRA side by side and a finite KV cache.
 
 Each replaces one stock method; `tests/conformance/test_vllm_cpu.py` compares it with the stock one and fails when a new
 vLLM works in another way.
 """
 
-import time
 from dataclasses import dataclass
 
 import torch
-from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 from vllm.lora.model_manager import LoRAModelManager
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 
-stock_wait = SpinCondition.wait
 stock_add_lora_linear = PunicaWrapperCPU.add_lora_linear
 stock_update_metadata = PunicaWrapperCPU.update_metadata
 stock_activate_adapter = LoRAModelManager.activate_adapter
 _stock_update = CPUAttentionBackendImpl.do_kv_cache_update
-_LOOK_MS = 2
 _KEPT_SETS = 8
 """Sets of slots whose joined weights are kept: a batch has the players that are to act in it."""
 
 
 def install() -> None:
     """Replace the stock methods by ours."""
-    SpinCondition.wait = wait
     LoRAModelManager.activate_adapter = activate_adapter
     PunicaWrapperCPU.rows = _Rows((), None)
     PunicaWrapperCPU.update_metadata = update_metadata
     PunicaWrapperCPU.add_lora_linear = add_lora_linear
     CPUAttentionBackendImpl.do_kv_cache_update = _update
-
-
-def wait(self: SpinCondition, timeout_ms: int | None = None) -> None:
-    """Wait for a message of another of vLLM's processes.
-
-    The stock reader spins for a second after the last message before it waits to be woken, on the cores that compute.
-    This one waits to be woken at once. A notification that follows another one within a millisecond or so may be lost
-    (ZeroMQ drops what a socket of one message has no room for), so in that second it also looks by itself, a few
-    hundred times.
-    """
-    last_read = self.last_read
-    if time.monotonic() <= last_read + self.busy_loop_s:
-        timeout_ms = _LOOK_MS
-    # The stock method waits at once when the last read was long ago.
-    self.last_read = float("-inf")
-    try:
-        stock_wait(self, timeout_ms=timeout_ms)
-    finally:
-        self.last_read = last_read
 
 
 def _update(
