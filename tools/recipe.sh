@@ -17,9 +17,9 @@ recipe_settings() {
         fi
     done
     case $board in
-    laptop | marshal-mini) ;;
+    laptop | marshal-mini | marshal-simple | marshal-full) ;;
     *)
-        echo "$name: BOARD='$board': must be laptop or marshal-mini." >&2
+        echo "$name: BOARD='$board': must be laptop, marshal-mini, marshal-simple or marshal-full." >&2
         exit 2
         ;;
     esac

@@ -2,8 +2,10 @@
 
 import inspect
 import logging
+import re
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,7 +26,6 @@ from swift.trainers.mixin import SwiftMixin
 from transformers import Trainer
 from trl import GRPOTrainer as TRLTrainer
 
-from hanabi_grpo.training.link import ServerLink
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.pipeline import register_trainer
 from hanabi_grpo.training.trainer import HanabiGRPOTrainer
@@ -48,6 +49,7 @@ OVERRIDDEN = {
     ],
     "_prepare_for_training": ["self", "max_steps", "train_dataloader", "resume_from_checkpoint"],
     "_prepare_inputs": ["self", "inputs"],
+    "_prepare_vllm": ["self"],
     "_save_checkpoint": ["self", "args", "kwargs"],
     "compute_loss": ["self", "model", "inputs", "return_outputs", "num_items_in_batch"],
     "create_optimizer": ["self", "model"],
@@ -151,8 +153,14 @@ def test_ms_swift_keeps_its_client_where_the_link_is_put() -> None:
     assert "_init_external_vllm" in vars(RLHFArguments)
     assert "grpo" in TrainerFactory.TRAINER_MAPPING
     assert "vllm_client" in inspect.getsource(SwiftRLHF._get_trainer_kwargs)
-    asked = {"get_engine_type", "reset_mm_cache", "use_async_engine", "enable_multi_turn", "enable_lora", "use_gym_env"}
-    assert asked <= set(dir(ServerLink))
+    ours = SimpleNamespace()
+    HanabiGRPOTrainer._prepare_vllm(ours)
+    # The others concern an engine in the trainer's own process, weights on their way to it, and its version.
+    others = {"engine", "_cached_vllm_param_names", "vllm_version_ge_0_10_2", "disable_rollout_importance_sampling"}
+    assert (
+        set(re.findall(r"self\.(\w+) = ", inspect.getsource(GRPOTrainer._prepare_vllm))) == vars(ours).keys() | others
+    )
+    assert "self.disable_rollout_importance_sampling = False" in inspect.getsource(GRPOTrainer._prepare_rollout_params)
 
 
 def test_selecting_an_adapter_leaves_requires_grad_alone_and_changes_the_output(model: PeftModel) -> None:

@@ -4,10 +4,10 @@
 #   bash tools/recipes/laptop_headline.sh                      # laptop, seed 0
 #   BOARD=marshal-mini RECIPE_SEED=2 bash tools/recipes/laptop_headline.sh
 #
-#   BOARD         laptop or marshal-mini (laptop)
+#   BOARD         laptop, marshal-mini, marshal-simple (3 colours x 2 ranks) or marshal-full (3 x 3) (laptop)
 #   RECIPE_SEED   seed of the models, adapters, deals and sampling (0)
 #   RECIPE_START  whose games the model learns before: a bot, or tiny: none but those of the tiny model itself (iggi)
-#   RECIPE_STEPS  steps of 192 games (150 on laptop, 200 on marshal-mini, where rate and entropy target fall)
+#   RECIPE_STEPS  steps of 192 games (300 on laptop; 200 elsewhere, where rate and entropy target fall)
 #   RECIPE_DEALS  deals of each evaluation (2000), of the suite test, which nothing was chosen by
 #
 # Any HANABI_*, LEARNING_RATE or LR_SCHEDULER_TYPE of the shell wins over the recipe's own value.
@@ -30,12 +30,12 @@ default_env NUM_GENERATIONS 8
 # Without noise both boards end at the first convention that they find; a constant bonus fades or takes over.
 default_env HANABI_ENTROPY_BONUS 0.4
 default_env HANABI_ENTROPY_TARGET 0.2
-[ "${BOARD:-laptop}" = marshal-mini ] || default_env LR_SCHEDULER_TYPE constant
+[ "${BOARD:-laptop}" != laptop ] || default_env LR_SCHEDULER_TYPE constant
 default_env HANABI_EVAL_STEPS 50
 default_env HANABI_EVAL_DEALS 400
 variant=${RECIPE_START:+$RECIPE_START-}
 RECIPE_START=${RECIPE_START:-iggi}
-recipe_settings $([ "${BOARD:-laptop}" = marshal-mini ] && echo 200 || echo 150) 2000
+recipe_settings $([ "${BOARD:-laptop}" = laptop ] && echo 300 || echo 200) 2000
 variant=$board-$variant$seed
 out=outputs/headline/$variant folder=outputs/headline/logs-$variant-$(date +%Y%m%d-%H%M%S)
 must_be_new "$out"

@@ -39,8 +39,8 @@ def wait_for_server(
     """Return once the server answers that it is healthy; say meanwhile what is waited for, less and less often.
 
     `server_command` starts the server, as typed in another terminal; None: it was started for this wait. The first
-    reminder comes after `remind` seconds, and the times after it double, up to a minute. Every `poll` seconds `look` is
-    called, and what it raises ends the wait, and the server is asked.
+    reminder comes after `remind` seconds, and the times after it double, up to a minute. Every `poll` seconds the
+    server is asked; while there is none, `look` is called after it, and what that raises ends the wait.
 
     Raises:
         ServerGoneError: The time is up.
@@ -51,7 +51,6 @@ def wait_for_server(
     said: bool | None = None
     with _client(settings) as client:
         while True:
-            look()
             left = start + limit - time.monotonic()
             answer = _ask(client, base, max(0.1, min(_ASK_SECONDS, left)))
             waited = time.monotonic() - start
@@ -79,7 +78,9 @@ def wait_for_server(
                 said = answer.is_there
                 next_reminder = start + waited + remind
                 remind = min(2 * remind, 60.0)
-            time.sleep(min(poll, limit - waited))
+            looked = time.monotonic()
+            look()
+            time.sleep(max(0.0, min(poll, limit - waited) - (time.monotonic() - looked)))
 
 
 def look_once(settings: Settings) -> Health:

@@ -70,10 +70,15 @@ def _number(source: Mapping[str, str], name: str, default: int | None, low: int,
     return int(text)
 
 
+def is_one_process(settings: Settings, nodes: Nodes) -> bool:
+    """Tell whether the trainer needs no launcher."""
+    return settings.nproc_per_node == 1 and nodes.count == 1
+
+
 def trainer_argv(settings: Settings, settings_path: Path, extra_args: list[str], nodes: Nodes) -> list[str]:
     """Return the trainer's command line: one process, or torchrun (by its module, so of this environment)."""
     launcher = []
-    if settings.nproc_per_node > 1 or nodes.count > 1:
+    if not is_one_process(settings, nodes):
         where = ["--nnodes", str(nodes.count), "--node_rank", str(nodes.rank), "--master_addr", nodes.address]
         where = [*where, "--master_port", str(nodes.port)] if nodes.count > 1 else ["--standalone"]
         launcher = ["-m", "torch.distributed.run", *where, "--nproc_per_node", str(settings.nproc_per_node)]

@@ -15,7 +15,7 @@ from hanabi_grpo.client import waiting
 from hanabi_grpo.client.fleet import each_server, server_name
 from hanabi_grpo.commands.console import TRAIN_SCRIPT, announce, make_console, sayer, server_command, typed_words
 from hanabi_grpo.commands.dry_run import AsJson, DryRun, PrintConfig, look
-from hanabi_grpo.commands.nodes import Nodes, check_nodes, read_nodes, trainer_argv
+from hanabi_grpo.commands.nodes import Nodes, check_nodes, is_one_process, read_nodes, trainer_argv
 from hanabi_grpo.rollout.datasets import check_payoffs, mix_line, num_steps, played_setups, training_rows
 from hanabi_grpo.rollout.vocabulary import boards_of
 from hanabi_grpo.runs.checkpoints import recover_checkpoints
@@ -37,6 +37,7 @@ from hanabi_grpo.settings.load import check_names
 from hanabi_grpo.settings.pass_through import check_options
 from hanabi_grpo.settings.steps import plan_line
 from hanabi_grpo.tracking.used_checkpoints import KEY, fetch_used
+from hanabi_grpo.training import main as trainer
 
 
 def train(
@@ -80,8 +81,10 @@ def train(
             return
         is_resumed = resume is not None and resume.checkpoint is not None
         used = fetch_used(loaded.settings, folder, is_resumed=is_resumed, say=say)
+        # A server's start takes as long as the trainer's imports do.
+        parts = trainer.import_parts() if is_one_process(loaded.settings, nodes) else iter(())
         for one in each_server(loaded.settings):
-            wait_for_server(replace(loaded, settings=one), console)
+            wait_for_server(replace(loaded, settings=one), console, look=lambda: next(parts, None))
         if resume is not None:
             moved, files = cut_records(resume.run_folder, resume.step)
             if moved or files:
@@ -117,7 +120,14 @@ def resume_command(loaded: LoadedSettings, folder: Path, extra_args: list[str], 
     return " ".join([*words, *start, *map(shlex.quote, extra_args)])
 
 
-def wait_for_server(loaded: LoadedSettings, console: Console, *, remind: float = 10.0, poll: float = 1.0) -> None:
+def wait_for_server(
+    loaded: LoadedSettings,
+    console: Console,
+    *,
+    remind: float = 10.0,
+    poll: float = 1.0,
+    look: Callable[[], None] = lambda: None,
+) -> None:
     """Return once the server answers that it is healthy; see `waiting.wait_for_server`.
 
     Where VLLM_SERVER_HOST lists several, it is the first one, which commands that only play use; they say so.
@@ -126,7 +136,7 @@ def wait_for_server(loaded: LoadedSettings, console: Console, *, remind: float =
     if len(servers) > 1:
         say(f"VLLM_SERVER_HOST lists {len(servers)} servers; this command uses the first, {server_name(servers[0])}")
     command = server_command(replace(loaded, settings=servers[0]))
-    waiting.wait_for_server(servers[0], say, server_command=command, remind=remind, poll=poll)
+    waiting.wait_for_server(servers[0], say, server_command=command, remind=remind, poll=poll, look=look)
 
 
 def _become_trainer(
@@ -137,9 +147,11 @@ def _become_trainer(
     say(f"starting {shlex.join(command)}")
     sys.stdout.flush()
     # The key travels here because no file may hold it.
-    key = loaded.settings.api_key
-    environ = {**os.environ, **({"HANABI_API_KEY": key.get_secret_value()} if key else {})}
-    os.execvpe(command[0], command, environ)
+    if key := loaded.settings.api_key:
+        os.environ["HANABI_API_KEY"] = key.get_secret_value()
+    if is_one_process(loaded.settings, nodes):
+        raise typer.Exit(trainer.main(command[command.index("--settings") :]))
+    os.execvp(command[0], command)
 
 
 @contextmanager

@@ -17,13 +17,13 @@ from hanabi_grpo.client.fleet import check_alike, each_server, merge_shares, ser
 from hanabi_grpo.runs.history import IncidentLog
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import own_seats
-from hanabi_grpo.training.link import GamesRequest, ServerLink, SwiftClient
+from hanabi_grpo.training.link import GamesRequest, ServerLink
 from hanabi_grpo.training.model.adapters import export_adapter
 
 _Answer = TypeVar("_Answer")
 
 
-class FleetLink(SwiftClient):
+class FleetLink:
     """What a `ServerLink` does, by the same names, with several servers."""
 
     def __init__(self, settings: Settings, run_folder: Path) -> None:

@@ -57,19 +57,7 @@ class GamesRequest:
     """What each of several servers is asked for."""
 
 
-class SwiftClient:
-    """What ms-swift's trainer reads from its client, and calls at start."""
-
-    use_async_engine = enable_multi_turn = enable_lora = use_gym_env = True
-
-    def get_engine_type(self) -> None:
-        """ms-swift asks before it reads the attributes above; they do not depend on the server."""
-
-    def reset_mm_cache(self) -> None:
-        """ms-swift calls this at start; text models have no such cache."""
-
-
-class ServerLink(SwiftClient):
+class ServerLink:
     """Handshake, pushes and games of one server. Every rank holds one; only the main process connects."""
 
     def __init__(self, settings: Settings, run_folder: Path, *, name: str = "") -> None:

@@ -6,7 +6,8 @@ import os
 import signal
 import socket
 import sys
-import warnings
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 from hanabi_grpo.errors import HanabiGrpoError
@@ -14,6 +15,16 @@ from hanabi_grpo.logs import set_up_logging
 from hanabi_grpo.processes import die_with_parent
 
 logger = logging.getLogger("hanabi_grpo.training.main")
+
+_PARTS = (
+    "torch",
+    "transformers.trainer",
+    "trl",
+    "swift.arguments",
+    "swift.rlhf_trainers",
+    "hanabi_grpo.training.pipeline",
+)
+"""Imported in this order; the last one has all that the trainer needs."""
 
 
 def main(argv: list[str]) -> int:
@@ -56,6 +67,14 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def import_parts() -> Iterator[None]:
+    """Import what a trainer consists of, a part at each step, for whoever waits for something else meanwhile."""
+    _prepare_environment()
+    for part in _PARTS:
+        import_module(part)
+        yield
+
+
 def _prepare_environment() -> None:
     # The base model is a local folder by now: no library has to ask a hub about it.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -63,9 +82,8 @@ def _prepare_environment() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # ms-swift prints its 500 options and the model; they are in args.json of the run folder.
     os.environ.setdefault("LOG_LEVEL", "WARNING")
-    # trl's ranges of tested versions are older than what ms-swift 4.6 runs with.
-    warnings.filterwarnings("ignore", message="TRL currently supports vLLM")
-    os.environ["VLLM_PLUGINS"] = ""
+    # The engine is the server's. trl and ms-swift import vLLM wherever it is installed: a third of the trainer's start.
+    sys.modules.setdefault("vllm", None)  # type: ignore[arg-type]
     if "WORLD_SIZE" not in os.environ and "MASTER_PORT" not in os.environ:
         # Without a launcher accelerate listens on one fixed port, so a second trainer on this machine would fail.
         with socket.socket() as probe:

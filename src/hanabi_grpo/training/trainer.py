@@ -6,6 +6,7 @@ What is overridden, and why (`tests/conformance/test_ms_swift.py` fails when a n
   grouping of rewards by position, a player without a turn is left out.
 - `compute_loss`: the micro-batch's player chooses the adapter, its replies' logprobs are computed (`model.forward`) and
   compared with the sampler's (`mismatch`), and the loss is the one in `loss`.
+- `_prepare_vllm`: the engine is the server's, so nothing is prepared and vLLM is not imported.
 - `_move_model_to_vllm`: never called; adapters are synced over HTTP before the games (`overlap`: beside the games).
 - `training_step`: several updates from one step's games, micro-batches by tokens (`updates`).
 - `create_optimizer`, `create_scheduler`, `_get_grad_norm`: each player is a group with a norm and a count of its own.
@@ -96,6 +97,13 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
             logger.warning("logits are held for a whole micro-batch, not %d tokens at a time: %s", CHUNK, whole)
         self._base_checksum = adapters.base_checksum(self.model)
         self.make_critics(setups)
+
+    def _prepare_vllm(self) -> None:
+        # What ms-swift reads of its client elsewhere.
+        self.use_fast_infer = self.use_gym_env = self.enable_server_multi_turn = True
+        self.rollout_enable_lora = self.vllm_use_async_engine = True
+        self.enable_offload = self.dynamic_num_samples = self.base_sync_done = False
+        self._last_loaded_step = -1
 
     def get_train_dataloader(self, skip_batches: int = 0) -> DataLoader:
         """Return every step's deals, once per micro-step; the same on all ranks, so nothing is sharded."""
