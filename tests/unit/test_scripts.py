@@ -234,9 +234,9 @@ def test_the_tracking_wrapper_has_a_default_that_shell_and_dotenv_beat(launch: R
 
 def test_a_recipe_refuses_what_it_is_not_for_and_never_writes_over_a_run(launch: Runner, checkout: Path) -> None:
     for script, variables, refusal in (
-        ("laptop_headline", {"BOARD": "full"}, "BOARD='full': must be laptop or marshal-mini"),
+        ("laptop_headline", {"BOARD": "full"}, "BOARD='full': must be laptop, marshal-mini, marshal-simple"),
         ("laptop_headline", {"RECIPE_STEPS": "many"}, "RECIPE_STEPS='many': must be a whole number"),
-        ("search_teacher", {"BOARD": "full"}, "BOARD='full': must be laptop or marshal-mini"),
+        ("search_teacher", {"BOARD": "full"}, "BOARD='full': must be laptop, marshal-mini, marshal-simple"),
         ("qwen3_4b", {"BOARD": "laptop"}, "BOARD='laptop': must be marshal-mini or full"),
         ("qwen3_4b", {}, "CUDA vLLM is not installed here"),
     ):

@@ -8,7 +8,7 @@
 #   RECIPE_SEED   seed of the models, adapters, deals and sampling (0)
 #   RECIPE_STEPS  steps of 128 games, of each arm (60)
 #   RECIPE_DEALS  held-out deals of each evaluation, sampled at temperature 1 (1000)
-#   BOARD         laptop or marshal-mini (laptop)
+#   BOARD         laptop, marshal-mini, marshal-simple or marshal-full (laptop)
 #
 # An arm's run is outputs/ablation/BOARD/ARM-SEED. With several seeds there, the table and the picture are
 #   hanabi-grpo compare 'turn=outputs/ablation/laptop/turn-*' 'shared=outputs/ablation/laptop/shared-*' --out-png arms.png

@@ -4,7 +4,7 @@
 #   bash tools/recipes/search_teacher.sh                       # laptop, best responses to each other
 #   BOARD=marshal-mini RECIPE_START=search RECIPE_GAMES=3000 bash tools/recipes/search_teacher.sh
 #
-#   BOARD         laptop or marshal-mini (laptop)
+#   BOARD         laptop, marshal-mini, marshal-simple or marshal-full (laptop)
 #   RECIPE_START  the teacher: best-response, search, search-piers or any other script (best-response)
 #   RECIPE_GAMES  its games (12000), each of another start number; best responses play some thousands a second, a search
 #                 takes a second a game
