@@ -1,5 +1,7 @@
 """The command line: `hanabi-grpo COMMAND`. A command's module is imported when it is called, or for the list of all."""
 
+import gc
+import multiprocessing
 import os
 from importlib import import_module
 from typing import Any
@@ -9,6 +11,11 @@ from typer.core import TyperGroup
 
 from hanabi_grpo import __version__
 from hanabi_grpo.errors import HanabiGrpoError
+
+if multiprocessing.parent_process() is not None:
+    # vLLM's engine core, which imports the server's main module first: as `processes.importing` does there. The plugin
+    # turns it on again.
+    gc.disable()
 
 GROUPS = {
     "Train": ("doctor", "serve", "train", "warm-start", "tiny-model", "dataset", "settings"),

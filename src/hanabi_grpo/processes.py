@@ -1,8 +1,11 @@
-"""Processes that go when the one that started them goes, also by kill -9; Linux only, elsewhere nothing happens."""
+"""Processes that go when the one that started them goes, also by kill -9 (on Linux), and that start sooner."""
 
+import contextlib
 import ctypes
+import gc
 import signal
 import sys
+from collections.abc import Iterator
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -16,6 +19,20 @@ def die_with_parent(signum: signal.Signals) -> None:
 def adopt_orphans() -> None:
     """Ask the kernel to make this process the parent of its descendants whose own parent ends."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Import much without Python's garbage collector, which takes a quarter of the time and finds nothing.
+
+    What is there at the end stays out of later collections too.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _prctl(option: int, value: int) -> None:

@@ -21,7 +21,7 @@ import psutil
 
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.logs import LineRing, set_up_logging
-from hanabi_grpo.processes import adopt_orphans, die_with_parent
+from hanabi_grpo.processes import adopt_orphans, die_with_parent, importing
 from hanabi_grpo.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -87,8 +87,9 @@ async def _run(settings: Settings, extra_args: list[str], listener: socket.socke
     ring = LineRing()
     set_up_logging(ring=ring)
     prepare_environment(settings.device == "cpu")
-    with starting_server(listener) as stop, rollout_server(settings, ring, extra_args, calls) as server:
-        stop()
+    with contextlib.ExitStack() as stack:
+        with importing(), starting_server(listener):
+            server = stack.enter_context(rollout_server(settings, ring, extra_args, calls))
         logger.info("ready on http://%s:%d (instance %s)", settings.host, settings.port, server.identity.instance_id)
         return await serve_until_dead(
             server.app,

@@ -1,5 +1,6 @@
 """What vLLM loads in each of its processes (entry point `vllm.general_plugins`), where no other code of ours runs."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -39,6 +40,8 @@ def _coordinate(*args: Any, **options: Any) -> None:
 def _tie_to_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid is not None:
+        # Off since `cli` was imported: what is vLLM's has been imported by now, too.
+        gc.enable()
         die_with_parent(signal.SIGKILL)
         try:
             os.kill(parent.pid, 0)

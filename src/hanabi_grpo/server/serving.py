@@ -18,12 +18,11 @@ logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def starting_server(listener: socket.socket) -> Iterator[Callable[[], None]]:
+def starting_server(listener: socket.socket) -> Iterator[None]:
     """Answer every request on a listening socket with 503 `{"status": "starting", "seconds": …}`, in a thread.
 
     An engine takes minutes to start, on the main thread; without an answer a client cannot tell a server that is
-    starting from one that hangs. What is yielded ends it, as the block's end does; requests from then on wait for who
-    serves next on the socket.
+    starting from one that hangs. Requests after the block's end wait for who serves next on the socket.
     """
     began = time.monotonic()
 
@@ -36,16 +35,12 @@ def starting_server(listener: socket.socket) -> Iterator[Callable[[], None]]:
 
     server = uvicorn.Server(server_config(answer, graceful_seconds=1))
     thread = threading.Thread(target=server.run, args=([listener.dup()],), name="starting", daemon=True)
-
-    def stop() -> None:
-        server.should_exit = True
-        thread.join(5.0)
-
     thread.start()
     try:
-        yield stop
+        yield
     finally:
-        stop()
+        server.should_exit = True
+        thread.join(5.0)
 
 
 async def serve_until_dead(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hanabi_grpo.errors import HanabiGrpoError
 from hanabi_grpo.logs import set_up_logging
-from hanabi_grpo.processes import die_with_parent
+from hanabi_grpo.processes import die_with_parent, importing
 
 logger = logging.getLogger("hanabi_grpo.training.main")
 
@@ -38,6 +38,8 @@ def main(argv: list[str]) -> int:
         die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     set_up_logging(file=known.settings.parent / "train.log")
+    for _ in import_parts():
+        pass
 
     from hanabi_grpo.rollout.datasets import num_steps, training_rows
     from hanabi_grpo.runs.run_folder import resume_command_of
@@ -71,7 +73,8 @@ def import_parts() -> Iterator[None]:
     """Import what a trainer consists of, a part at each step, for whoever waits for something else meanwhile."""
     _prepare_environment()
     for part in _PARTS:
-        import_module(part)
+        with importing():
+            import_module(part)
         yield
 
 
