@@ -3,6 +3,8 @@
 #   recipe_settings STEPS DEALS   reads BOARD, RECIPE_START, RECIPE_SEED, RECIPE_STEPS and RECIPE_DEALS into board, start,
 #                                 seed, steps, deals, warm_steps and warm_noise, and sets the training's settings; those of
 #                                 the shell and of .env win
+#   single_turns                  the settings of a training by single turns, before recipe_settings; those of the shell and
+#                                 of .env win
 #   must_be_new FOLDER            ends the script when an earlier run is there
 #   warm_start                    makes the model that training starts from, unless it is there (after tools/session.sh)
 
@@ -38,6 +40,18 @@ recipe_settings() {
     # Without this much noise both boards end at the first convention that they find.
     default_env HANABI_ENTROPY_BONUS 0.1
     default_env HANABI_UPDATES_PER_STEP 2
+}
+
+single_turns() {
+    # A message holds the position and what follows from it, so that a turn can be learned by itself.
+    default_env HANABI_MEMORY turn
+    default_env HANABI_DEDUCTIONS counted
+    default_env LEARNING_RATE 2e-3
+    default_env HANABI_DEALS_PER_STEP 24
+    default_env NUM_GENERATIONS 8
+    # Without noise both small boards end at the first convention that they find; a constant bonus fades or takes over.
+    default_env HANABI_ENTROPY_BONUS 0.4
+    default_env HANABI_ENTROPY_TARGET 0.2
 }
 
 must_be_new() {

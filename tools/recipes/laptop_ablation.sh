@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
-# What each choice is worth on the laptop board: arms that differ in one setting, from one warm start, at equal games.
+# What each choice is worth: arms that differ in one setting, from one warm start, at equal games, learning by single turns
+# as laptop_headline.sh does.
 #
 #   bash tools/recipes/laptop_ablation.sh                    # all arms, seed 0
 #   bash tools/recipes/laptop_ablation.sh shared             # one line of the table in docs/results.md
 #   RECIPE_SEED=2 bash tools/recipes/laptop_ablation.sh turn rloo
 #
 #   RECIPE_SEED   seed of the models, adapters, deals and sampling (0)
-#   RECIPE_STEPS  steps of 128 games, of each arm (60)
+#   RECIPE_STEPS  steps of 192 games, of each arm (60)
 #   RECIPE_DEALS  held-out deals of each evaluation, sampled at temperature 1 (1000)
 #   BOARD         laptop, marshal-mini, marshal-simple or marshal-full (laptop)
 #
 # An arm's run is outputs/ablation/BOARD/ARM-SEED. With several seeds there, the table and the picture are
 #   hanabi-grpo compare 'turn=outputs/ablation/laptop/turn-*' 'shared=outputs/ablation/laptop/shared-*' --out-png arms.png
-# Written 2026-11-21. The expected table is in docs/results.md.
+# Written 2026-11-21, its settings on 2026-11-25. The expected table is in docs/results.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
@@ -29,6 +30,7 @@ declare -A arms=(
     [resample_flat]="HANABI_RESAMPLE_FLAT=2"
     [reinforce_pp]="HANABI_ADVANTAGE=reinforce_pp"
     [baseline]="HANABI_ADVANTAGE=baseline"
+    [ippo]="HANABI_ADVANTAGE=ippo"
     [sequential]="HANABI_UPDATE=sequential"
     [updates_1]="HANABI_UPDATES_PER_STEP=1"
     [updates_4]="HANABI_UPDATES_PER_STEP=4"
@@ -36,11 +38,11 @@ declare -A arms=(
     [shared]="HANABI_ADAPTERS=shared"
 )
 # shared comes last: the server has to be started anew for it.
-order=(turn grpo return_to_go rloo state_baseline reinforce_pp baseline resample_flat sequential updates_1 updates_4
+order=(turn grpo return_to_go rloo state_baseline reinforce_pp baseline ippo resample_flat sequential updates_1 updates_4
     no_bonus shared)
-# Where the arms of docs/results.md began, and how fast they learned.
-RECIPE_START=${RECIPE_START:-hint-bot}
-default_env LEARNING_RATE 1e-3
+single_turns
+default_env LR_SCHEDULER_TYPE constant
+RECIPE_START=${RECIPE_START:-iggi}
 recipe_settings 60 1000
 for arm in "$@"; do
     if [[ ! -v arms[$arm] ]]; then

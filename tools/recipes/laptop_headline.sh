@@ -21,15 +21,7 @@ source tools/launch.sh
 name=laptop_headline
 source tools/recipe.sh
 
-# A message holds the position and what follows from it, so that a turn can be learned by itself.
-default_env HANABI_MEMORY turn
-default_env HANABI_DEDUCTIONS counted
-default_env LEARNING_RATE 2e-3
-default_env HANABI_DEALS_PER_STEP 24
-default_env NUM_GENERATIONS 8
-# Without noise both boards end at the first convention that they find; a constant bonus fades or takes over.
-default_env HANABI_ENTROPY_BONUS 0.4
-default_env HANABI_ENTROPY_TARGET 0.2
+single_turns
 [ "${BOARD:-laptop}" != laptop ] || default_env LR_SCHEDULER_TYPE constant
 default_env HANABI_EVAL_STEPS 50
 default_env HANABI_EVAL_DEALS 400
