@@ -3,7 +3,7 @@
 #   recipe_settings STEPS DEALS   reads BOARD, RECIPE_START, RECIPE_SEED, RECIPE_STEPS and RECIPE_DEALS into board, start,
 #                                 seed, steps, deals, warm_steps and warm_noise, and sets the training's settings; those of
 #                                 the shell and of .env win
-#   single_turns                  the settings of a training by single turns, before recipe_settings; those of the shell and
+#   single_turns                  the settings of a run by single turns, before recipe_settings; those of the shell and
 #                                 of .env win
 #   must_be_new FOLDER            ends the script when an earlier run is there
 #   warm_start                    makes the model that training starts from, unless it is there (after tools/session.sh)

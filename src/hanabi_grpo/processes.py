@@ -1,5 +1,6 @@
 """Processes that go when the one that started them goes, also by kill -9 (on Linux), and that start sooner."""
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -33,6 +34,9 @@ def importing() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+        # At the end they go as always; some libraries complain of what is still there. Once, however often this ran.
+        atexit.unregister(gc.unfreeze)
+        atexit.register(gc.unfreeze)
 
 
 def _prctl(option: int, value: int) -> None:

@@ -13,19 +13,13 @@ from dotenv import dotenv_values
 
 from doctor_machines import NOWHERE, ROOT, make_gpu_machine
 from gpu.random_model import ARCHITECTURES
-from hanabi_grpo.commands.doctor.budget import (
-    CARDS,
-    Step,
-    budget_checks,
-    find_card,
-    game_seconds,
-    learning_seconds,
-)
+from hanabi_grpo.commands.doctor.budget import Step, budget_checks, game_seconds, learning_seconds
 from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.commands.doctor.model import cache_bytes, server_parts, trainer_parts
 from hanabi_grpo.rollout.budget import Budget
 from hanabi_grpo.settings import load as load_module
 from hanabi_grpo.settings import load_settings
+from hanabi_grpo.settings.gpus import CARDS, find_card
 
 TEXT = (ROOT / "docs" / "hardware.md").read_text(encoding="utf-8")
 PROFILES = {path.stem: path for path in sorted((ROOT / "tools" / "profiles").glob("*.env"))}

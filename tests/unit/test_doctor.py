@@ -195,13 +195,16 @@ def test_gpus_are_compared_with_the_scripts_defaults_with_both_terminals_lists_a
             (4, four, "fail", "name GPU 4, 5, 6, 7, there are only 4"),
             (4, {"CUDA_VISIBLE_DEVICES": "0,1", **two}, "warn", "both terminals would take GPU 0, 1"),
             (4, {"CUDA_VISIBLE_DEVICES": "0,1,2,3", **two}, "ok", "server on 0,1, trainer on 2,3"),
-            (1, {"HANABI_GPU_MEMORY_UTILIZATION": "0.4", **one}, "ok", "both terminals share GPU 0"),
+            (1, {"HANABI_GPU_MEMORY_UTILIZATION": "0.4", "HANABI_TRAINER_MEMORY": "0.6", **one}, "ok", "share GPU 0"),
             (1, {"HANABI_GPU_MEMORY_UTILIZATION": "0.9", **one}, "warn", "both terminals would take GPU 0"),
         )
     ):
         check = gpu_doctor(tmp_path / str(number), gpus, **given)["gpu split"]
         assert check["status"] == status and finding in check["finding"]
         assert status == "ok" or f"tools/profiles/gpu-{gpus}.env " in check["remedy"]
+    check = gpu_doctor(tmp_path / "all", 1, HANABI_GPU_MEMORY_UTILIZATION="0.4", **one)["gpu split"]
+    assert check["status"] == "warn" and "an engine that starts again may not find its 0.4" in check["finding"]
+    assert check["remedy"] == "export HANABI_TRAINER_MEMORY=0.6"
     checks = gpu_doctor(tmp_path / "more", 8, free=40000, **four, VLLM_DATA_PARALLEL_SIZE="2")
     assert checks["server gpus"]["status"] == "fail" and "needs 8 GPUs" in checks["server gpus"]["finding"]
     assert checks["gpu memory"]["status"] == "fail"

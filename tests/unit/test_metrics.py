@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
+import torch
+
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.training import metrics
@@ -23,6 +26,13 @@ def episode_metrics(groups: Sequence[Sequence[Episode]], **other: Any) -> dict[s
 def turn(player: int, kind: ReplyKind = ReplyKind.LEGAL, **rewards: float) -> Turn:
     logprobs = (-0.25, -0.75)
     return made_turn(player, 2, 3, rewards=rewards, logprobs=logprobs, prompt_ids=(1,), text="Hint R", kind=kind)
+
+
+def test_utilisation_is_told_of_gpus_whose_data_sheet_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, expected in (("NVIDIA H100 80GB HBM3", {"utilisation/learning": 0.25}), ("Some other GPU", {})):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
+        assert metrics.utilisation(torch.device("cuda", 0), 989e12 / 2, 2.0) == expected
+        assert metrics.utilisation(torch.device("cpu"), 1.0, 1.0) == {}
 
 
 BAD = game(turn(0, ReplyKind.ILLEGAL, illegal=-0.5), turn(1, ReplyKind.UNPARSABLE, unparsable=-0.5))

@@ -1,6 +1,7 @@
-"""Which GPUs a terminal takes, also where both terminals were given the same list."""
+"""GPUs: what they can do, and which a terminal takes, also where both terminals were given the same list."""
 
 import math
+from typing import NamedTuple
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings.load import LoadedSettings
@@ -12,6 +13,36 @@ _USED_BY: dict[Terminal, tuple[str, ...]] = {
     "server": ("VLLM_TENSOR_PARALLEL_SIZE", "VLLM_DATA_PARALLEL_SIZE"),
     "trainer": ("NPROC_PER_NODE",),
 }
+
+
+class Card(NamedTuple):
+    """A GPU, by its maker's data sheet: memory bandwidth in bytes/s, bfloat16 operations/s without sparsity."""
+
+    bandwidth: float
+    operations: float
+
+
+CARDS = {
+    "B200": Card(8.0e12, 2250e12),
+    "H200": Card(4.8e12, 989e12),
+    "H100 PCIe": Card(2.0e12, 756e12),
+    "H100": Card(3.35e12, 989e12),
+    "A100-SXM4-40GB": Card(1.555e12, 312e12),
+    "A100-PCIE-40GB": Card(1.555e12, 312e12),
+    "A100": Card(2.0e12, 312e12),
+    "L40S": Card(0.864e12, 362e12),
+    "L4": Card(0.3e12, 121e12),
+    "RTX A6000": Card(0.768e12, 155e12),
+    "RTX 4090": Card(1.008e12, 165e12),
+    "RTX 3090": Card(0.936e12, 71e12),
+}
+"""By a part of the name that nvidia-smi tells; the first that fits."""
+
+
+def find_card(name: str) -> Card | None:
+    """Return the GPU of a name; None where its data sheet is not written here."""
+    words = f"{name} "
+    return next((card for part, card in CARDS.items() if f"{part} " in words or f"{part}-" in words), None)
 
 
 def gpu_share(loaded: LoadedSettings, terminal: Terminal) -> tuple[tuple[str, ...], str] | None:

@@ -133,6 +133,13 @@ class Settings(BaseModel):
     server_timeout: float = trainer("HANABI_SERVER_TIMEOUT", "Seconds to wait for the server.", 600.0, gt=0)
     rollout_timeout: float = trainer("HANABI_ROLLOUT_TIMEOUT", "Seconds to wait for one step's games.", 1800.0, gt=0)
     nproc_per_node: int = trainer("NPROC_PER_NODE", "Trainer processes, one a GPU.", 1, gpu=4, ge=1)
+    trainer_memory: float = trainer(
+        "HANABI_TRAINER_MEMORY",
+        "Share of each GPU's memory for the trainer; less than 1 where the engine is on the same GPU.",
+        1.0,
+        gt=0,
+        le=1,
+    )
     num_generations: int = trainer("NUM_GENERATIONS", "Games of each deal (the group).", 16, ge=2)
     deals_per_step: int = trainer("HANABI_DEALS_PER_STEP", "Deals of one step.", 8, gpu=4, ge=1)
     deal_seed: int = trainer(

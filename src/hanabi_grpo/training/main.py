@@ -83,6 +83,8 @@ def _prepare_environment() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("USE_HF", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # Micro-batches differ in length; without it a GPU's memory is cut into pieces that fit none.
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     # ms-swift prints its 500 options and the model; they are in args.json of the run folder.
     os.environ.setdefault("LOG_LEVEL", "WARNING")
     # The engine is the server's. trl and ms-swift import vLLM wherever it is installed: a third of the trainer's start.

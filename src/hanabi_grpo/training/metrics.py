@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.settings.gpus import find_card
 from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn, is_trained, player_name
 
 
@@ -162,6 +163,12 @@ def peak_gib(device: torch.device) -> float:
         return torch.cuda.max_memory_allocated(device) / 2**30
     # In KiB on Linux.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def utilisation(device: torch.device, operations: float, seconds: float) -> dict[str, float]:
+    """Return `operations` a second as a share of what the GPU's data sheet says; nothing on a CPU or an unknown GPU."""
+    card = find_card(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    return {"utilisation/learning": operations / seconds / card.operations} if card else {}
 
 
 def has_spread(group: Sequence[Episode], own: Sequence[str]) -> bool:

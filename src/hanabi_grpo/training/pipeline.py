@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,11 @@ class HanabiArguments(RLHFArguments):
 
     def _init_external_vllm(self) -> None:
         # Every rank needs the settings that the link carries; only the main process talks to the server.
-        self.vllm_client = make_link(read_settings(Path(self.hanabi_settings)), Path(self.output_dir))
+        settings = read_settings(Path(self.hanabi_settings))
+        self.vllm_client = make_link(settings, Path(self.output_dir))
+        if settings.trainer_memory < 1 and torch.cuda.is_available():
+            # Of this rank's GPU, before the model comes to it.
+            torch.cuda.set_per_process_memory_fraction(settings.trainer_memory, int(os.environ.get("LOCAL_RANK", "0")))
 
     def _init_deepspeed(self) -> None:
         super()._init_deepspeed()

@@ -37,7 +37,7 @@ from hanabi_grpo.training.deals import step_deals
 from hanabi_grpo.training.fleet_link import Link
 from hanabi_grpo.training.isolation import BAD_STEPS_IN_A_ROW, PlayerGuard, PlayerSchedule, player_groups
 from hanabi_grpo.training.loss import LOSS_METRICS, PolicyLoss, add_entropy_bonus
-from hanabi_grpo.training.metrics import episode_metrics, peak_gib
+from hanabi_grpo.training.metrics import episode_metrics, peak_gib, utilisation
 from hanabi_grpo.training.mismatch import RelativeMismatch, check_mismatch
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.model.forward import join_lora_products, reply_logps
@@ -367,6 +367,9 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
         if self._tokens:
             # As `time/train`, of the step before.
             found["tokens/learned_per_second"] = self._tokens / learning
+            # A forward pass and the gradient of its input (frozen weights have none), however they are computed.
+            operations = 4.0 * self.model.num_parameters() * self._tokens
+            found |= utilisation(self.accelerator.device, operations, learning)
         self._add(found)
         self._tokens = sum(int(batch["grpo_batch"].seq_lengths.sum()) for batch in batches)
 

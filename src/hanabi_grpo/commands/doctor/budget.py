@@ -9,48 +9,19 @@ the frozen weights have none of their own. No GPU has run this yet: the numbers 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from hanabi_grpo.commands.doctor.check import Check, ok, skip
 from hanabi_grpo.commands.doctor.context import Context, amount
 from hanabi_grpo.commands.doctor.gpus import list_gpus
 from hanabi_grpo.commands.doctor.model import BYTES, cache_bytes, server_parts, trainer_parts
+from hanabi_grpo.settings.gpus import Card, find_card
 
 _OF_BANDWIDTH, _OF_PEAK, _STEP_SECONDS = 0.8, 0.3, 0.001
 """What is reached of a GPU's bandwidth and operations, and what a step of the engine takes besides."""
 _ALL_REDUCE_SECONDS = 40e-6
 """Of which each layer has two where GPUs share a copy of the model, with the wait for the slowest."""
 _PAGE = "docs/hardware.md"
-
-
-class Card(NamedTuple):
-    """A GPU, by its maker's data sheet: memory bandwidth in bytes/s, bfloat16 operations/s without sparsity."""
-
-    bandwidth: float
-    operations: float
-
-
-CARDS = {
-    "B200": Card(8.0e12, 2250e12),
-    "H200": Card(4.8e12, 989e12),
-    "H100 PCIe": Card(2.0e12, 756e12),
-    "H100": Card(3.35e12, 989e12),
-    "A100-SXM4-40GB": Card(1.555e12, 312e12),
-    "A100-PCIE-40GB": Card(1.555e12, 312e12),
-    "A100": Card(2.0e12, 312e12),
-    "L40S": Card(0.864e12, 362e12),
-    "L4": Card(0.3e12, 121e12),
-    "RTX A6000": Card(0.768e12, 155e12),
-    "RTX 4090": Card(1.008e12, 165e12),
-    "RTX 3090": Card(0.936e12, 71e12),
-}
-"""By a part of the name that nvidia-smi tells; the first that fits."""
-
-
-def find_card(name: str) -> Card | None:
-    """Return the GPU of a name; None where its data sheet is not written here."""
-    words = f"{name} "
-    return next((card for part, card in CARDS.items() if f"{part} " in words or f"{part}-" in words), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

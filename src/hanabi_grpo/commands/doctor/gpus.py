@@ -116,7 +116,13 @@ def _shares(context: Context, gpus: tuple[Gpu, ...]) -> Iterator[Check]:
             parts = (f"{terminal} on {','.join(some)}" for terminal, some in names.items())
             yield ok("gpu split", ", ".join(parts))
         elif fits_one and settings.gpu_memory_utilization <= _ONE_GPU_SHARE:
-            yield ok("gpu split", f"both terminals share GPU {shared[0]}")
+            left = round(1 - settings.gpu_memory_utilization, 2)
+            finding = f"both terminals share GPU {shared[0]}, the trainer takes up to {settings.trainer_memory:g} of it"
+            if settings.trainer_memory <= left:
+                yield ok("gpu split", finding)
+            else:
+                finding += f": an engine that starts again may not find its {settings.gpu_memory_utilization:g}"
+                yield warn("gpu split", finding, f"export HANABI_TRAINER_MEMORY={left:g}")
         else:
             finding = f"both terminals would take GPU {', '.join(shared)} (CUDA_VISIBLE_DEVICES is one list for both)"
             yield warn("gpu split", finding, layout)
