@@ -34,8 +34,8 @@ async def generation(bench: Bench) -> list[Row]:
             cpu_ratios=cpu,
             target=at_least(0.9),
             how=f"{len(prompts)} recorded prompts at once (each player's last of a game), bare engine, empty caches",
-            if_missed="two more products in each layer; in narrow ones the number of operations counts, not their "
-            "size; tried: one pair of products for all adapters, embeddings and output head left alone",
+            if_missed="two more products in each group of layers; in narrow ones the number of operations counts, not "
+            "their size",
         )
     ]
 

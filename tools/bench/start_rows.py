@@ -52,8 +52,8 @@ async def start(bench: Bench) -> list[Row]:
             target=TARGET,
             how="warm file cache, the scripts' look at their set-up left out; in the floor the engine has the same "
             "model and settings and no process of its own",
-            if_missed="server, engine core and worker are processes that import torch and vLLM each, and the trainer "
-            "imports torch and ms-swift beside them",
+            if_missed="server and engine core are processes that import torch and vLLM, one after the other, and the "
+            "trainer imports torch and ms-swift beside them",
             details={"seconds": [[pair.first.seconds, pair.second.seconds] for pair in pairs]},
         )
     ]
