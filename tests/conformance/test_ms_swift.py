@@ -3,6 +3,8 @@
 import inspect
 import logging
 import re
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -161,6 +163,19 @@ def test_ms_swift_keeps_its_client_where_the_link_is_put() -> None:
         set(re.findall(r"self\.(\w+) = ", inspect.getsource(GRPOTrainer._prepare_vllm))) == vars(ours).keys() | others
     )
     assert "self.disable_rollout_importance_sampling = False" in inspect.getsource(GRPOTrainer._prepare_rollout_params)
+
+
+@pytest.mark.rest
+def test_a_trainer_s_imports_come_in_parts_and_vllm_is_none_of_them() -> None:
+    code = (
+        "import gc, sys; from hanabi_grpo.training import main; parts = sum(1 for _ in main.import_parts()); "
+        "assert parts > 1 and gc.isenabled() and gc.get_freeze_count() > 100_000; "
+        "before = set(sys.modules); import hanabi_grpo.training.trainer, hanabi_grpo.training.pipeline; "
+        "assert set(sys.modules) == before; assert sys.modules['vllm'] is None; "
+        "assert not [name for name in before if name.startswith('vllm.')]"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, "nanobind" in done.stderr) == (0, False), done.stderr[-2000:]
 
 
 def test_selecting_an_adapter_leaves_requires_grad_alone_and_changes_the_output(model: PeftModel) -> None:
