@@ -3,13 +3,14 @@
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from conftest_e2e import ROOT, Server, clean_environment, death_signals
+from conftest_e2e import ROOT, Server, clean_environment, death_signals, start_server, stop
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup
@@ -135,3 +136,21 @@ def test_a_port_in_use_is_an_error_and_never_another_port(server: Server) -> Non
     )
     assert done.returncode == 2
     assert f"PORT={server.port}: cannot listen" in done.stdout + done.stderr
+
+
+@pytest.mark.rest
+def test_two_engines_in_one_server_find_as_many_prefixes_in_their_caches_as_one(
+    client: RolloutClient, server: Server, tmp_path: Path
+) -> None:
+    """Each game stays with one engine; only a deal's first prompt is computed by both."""
+    two = start_server(server.model, tmp_path / "two.log", VLLM_DATA_PARALLEL_SIZE=2)
+    try:
+        with RolloutClient(two.url) as other:
+            shares = []
+            for asked in (client, other):
+                deals = [{**deal, "seed": 1000 + deal["seed"]} for deal in DEALS]
+                result = asked.play(deals, num_games=16, max_tokens=4, temperature=1.0, seats=BASE)
+                shares.append(result.cached_tokens / result.prompt_tokens)
+    finally:
+        assert stop(two.process) == [], "engine processes outlived the server"
+    assert shares[1] > 0.9 * shares[0] > 0.2, shares
