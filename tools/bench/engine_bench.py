@@ -103,7 +103,7 @@ class EngineBench:
         """Send the recorded requests to the bare engine: a game's next one when its last one was answered."""
         games = await self.recorded_games()
         await self.engine.reset_prefix_cache()
-        async with self.store.lease(None) as leased:
+        async with self.store.lease(self.store.versions()) as leased:
             loras = {name: held.lora for name, held in leased.items()}
 
             async def play(game: GameCalls) -> int:
@@ -124,7 +124,7 @@ class EngineBench:
             lora: Whether with the adapters.
         """
         await self.engine.reset_prefix_cache()
-        async with self.store.lease(None) as leased:
+        async with self.store.lease(self.store.versions()) as leased:
             loras = {name: held.lora for name, held in leased.items()} if lora else {}
             with Stopwatch(children=True) as watch:
                 counts = await asyncio.gather(

@@ -57,7 +57,7 @@ async def parity(bench: Bench) -> list[Row]:
 
 
 async def _sample(engine: EngineBench, player: str, prompts: Sequence[list[int]]) -> list[Sample]:
-    async with engine.store.lease(None) as leased:
+    async with engine.store.lease(engine.store.versions()) as leased:
         held = leased[player]
         return list(await asyncio.gather(*(engine.engine.generate(ids, engine.sampling, held.lora) for ids in prompts)))
 

@@ -130,7 +130,7 @@ async def stand_in_server(
             max_players=num_players,
             max_model_len=_MAX_MODEL_LEN,
         )
-        app = create_app(engine, store, scheduler, identity, LineRing(), api_key=None)  # type: ignore[arg-type]
+        app = create_app(engine, store, scheduler, identity, LineRing(), api_key=None)
         async with serving(app) as url:
             yield url
     finally:

@@ -70,7 +70,7 @@ def start_both(bench: Bench) -> Measure:
         given |= {"MODEL": bench.settings.model, "OUTPUT_DIR": str(folder / "run"), "REPORT_TO": "none"}
         # The first deal of a step of two games.
         given |= {"HANABI_DEALS_PER_STEP": "1", "NUM_GENERATIONS": "2", "HANABI_DIE_WITH_PARENT": "true"}
-        logs = {SERVE: folder / "serve.log", TRAIN: folder / "train.log"}
+        logs: dict[tuple[str, ...], Path] = {SERVE: folder / "serve.log", TRAIN: folder / "train.log"}
         return _until(lambda: "tok/s, returns" in _said(logs[SERVE]), logs, given)
 
 
