@@ -84,7 +84,7 @@ def train(
         # A server's start takes as long as the trainer's imports do.
         parts = trainer.import_parts() if is_one_process(loaded.settings, nodes) else iter(())
         for one in each_server(loaded.settings):
-            wait_for_server(replace(loaded, settings=one), console, look=lambda: next(parts, None))
+            wait_for_server(replace(loaded, settings=one), console, poll=0.25, look=lambda: next(parts, None))
         if resume is not None:
             moved, files = cut_records(resume.run_folder, resume.step)
             if moved or files:

@@ -65,6 +65,8 @@ def prepare_environment(on_cpu: bool) -> None:
         atexit.register(folder.close)
     if on_cpu:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+        # All that vLLM would compile here is how it counts ranks of logprobs, seconds of the first game's for a sum.
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         # One core is for games, tokens and HTTP: with a small model they are as much work as its products are, and
         # threads that wait for a core that is taken hold the others up.
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) - 1)))
