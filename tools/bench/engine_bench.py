@@ -187,6 +187,7 @@ class EngineBench:
     async def _play(self, sampler: Any, num_deals: int, seats: tuple[str, ...] | None = None) -> None:
         model = Model(sampler=sampler, chat=self.chat, max_model_len=self.settings.max_model_len)
         at_once = max(self.settings.games_at_once, self.num_games)
+        seats = seats or tuple(f"{name}@{version}" for name, version in self.store.versions().items())
         scheduler = Scheduler(model, self.store, games_at_once=at_once, instance_id="bench")
         asked = first_deals(
             self.config, self.sampling, num_deals=num_deals, num_games=self.settings.num_generations, seats=seats
