@@ -45,9 +45,9 @@ def _added(case: dict[str, object], indices: list[int], method: object = vllm_cp
     return y
 
 
-@pytest.mark.parametrize("indices", [[0] * 37, [0, 1, 2] * 12 + [1], [2] * 20 + [0] * 17])
+@pytest.mark.parametrize("indices", [[0] * 37, [0, 1, 2] * 12 + [1], [2] * 20 + [0] * 17, [0, 2] * 50])
 def test_it_equals_the_stock_op_in_float32(indices: list[int]) -> None:
-    case = _case()
+    case = _case(tokens=len(indices))
     ours, stock = _added(case, indices), _added(case, indices, vllm_cpu.stock_add_lora_linear)
     assert (ours - case["y"]).abs().max() > 1.0
     torch.testing.assert_close(ours, stock, atol=1e-4, rtol=1e-5)

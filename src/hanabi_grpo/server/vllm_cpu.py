@@ -15,6 +15,8 @@ stock_add_lora_linear = PunicaWrapperCPU.add_lora_linear
 stock_update_metadata = PunicaWrapperCPU.update_metadata
 stock_activate_adapter = LoRAModelManager.activate_adapter
 _stock_update = CPUAttentionBackendImpl.do_kv_cache_update
+_FEW_ROWS = 64
+"""For which one product with the zeros of `_join` takes less time than one for each slice."""
 _KEPT_SETS = 8
 """Sets of slots whose joined weights are kept: a batch has the players that are to act in it."""
 
@@ -54,7 +56,7 @@ class _Rows:
     slots: tuple[int, ...]
     """Ascending; those that no row uses are left out."""
     others: torch.Tensor | None
-    """[tokens, slots, 1], true where the row is not this slot's; None where all rows are the same one's."""
+    """[tokens, 1, slots, 1], true where the row is not this slot's; None where all rows are the same one's."""
 
 
 def update_metadata(
@@ -66,7 +68,7 @@ def update_metadata(
     indices = self.token_lora_indices
     slots = [slot for slot in indices.unique().tolist() if slot >= 0]
     others = indices.unsqueeze(1) != torch.tensor(slots, dtype=indices.dtype)
-    self.rows = _Rows(tuple(slots), others.unsqueeze(2) if others.any() else None)
+    self.rows = _Rows(tuple(slots), others[:, None, :, None] if others.any() else None)
 
 
 def activate_adapter(self: LoRAModelManager, lora_id: int) -> bool:
@@ -90,7 +92,7 @@ def add_lora_linear(
     buffer: tuple[torch.Tensor, ...] | None = None,
     **kwargs: object,
 ) -> None:
-    """Add each row's LoRA product to `y` in place, by two matrix products for all adapters and slices of a layer.
+    """Add each row's LoRA product to `y` in place, by few matrix products for all adapters and slices of a layer.
 
     The stock op copies a weight matrix per token (`weights[token_indices]`), which costs far more than the product
     itself. A batch holds few adapters of small rank, so every row is multiplied with all of them side by side, and
@@ -109,14 +111,17 @@ def add_lora_linear(
     # The stacks live as long as their layer.
     if (joined := layers.get(id(lora_a_stacked))) is None:
         joined = layers[id(lora_a_stacked)] = _join(lora_a_stacked, lora_b_stacked, output_slices, self.rows.slots)
-    down, up = joined
+    down, whole, ups = joined
     low = x.to(down.dtype) @ down
     if self.rows.others is not None:
-        low.view(len(x), len(self.rows.slots), -1).masked_fill_(self.rows.others[: len(x)], 0)
-    if y.dtype == up.dtype:
-        y.addmm_(low, up, alpha=scale)
+        low.view(len(x), len(ups), len(self.rows.slots), -1).masked_fill_(self.rows.others[: len(x)], 0)
+    if y.dtype != down.dtype:
+        y += (low @ whole).mul_(scale).to(y.dtype)
+    elif len(x) < _FEW_ROWS:
+        y.addmm_(low, whole, alpha=scale)
     else:
-        y += (low @ up).mul_(scale).to(y.dtype)
+        for up, part, target in zip(ups, low.chunk(len(ups), 1), y.split(output_slices, 1), strict=True):
+            target.addmm_(part, up, alpha=scale)
 
 
 def _join(
@@ -124,17 +129,15 @@ def _join(
     lora_b_stacked: tuple[torch.Tensor, ...],
     output_slices: tuple[int, ...],
     slots: tuple[int, ...],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return [hidden_in, slots · slices · rank] and [slots · slices · rank, sum(output_slices)].
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    """Return [hidden_in, slices · slots · rank], [slices · slots · rank, sum(output_slices)], and its parts by slice.
 
     The second is zero where a row's slice is not the column's.
     """
     used = list(slots)
-    down = torch.cat([lora_a[used] for lora_a in lora_a_stacked], 1).flatten(0, 2)
-    up = [
-        torch.block_diag(
-            *(lora_b[slot, 0, :width].t() for lora_b, width in zip(lora_b_stacked, output_slices, strict=True))
-        )
-        for slot in slots
+    down = torch.cat([lora_a[used].flatten(0, 2) for lora_a in lora_a_stacked])
+    ups = [
+        lora_b[used, 0, :width].transpose(1, 2).flatten(0, 1)
+        for lora_b, width in zip(lora_b_stacked, output_slices, strict=True)
     ]
-    return down.t().contiguous(), torch.cat(up)
+    return down.t().contiguous(), torch.block_diag(*ups), ups
