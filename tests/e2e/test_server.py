@@ -142,7 +142,7 @@ def test_a_port_in_use_is_an_error_and_never_another_port(server: Server) -> Non
 def test_two_engines_in_one_server_find_as_many_prefixes_in_their_caches_as_one(
     client: RolloutClient, server: Server, tmp_path: Path
 ) -> None:
-    """Each game stays with one engine; only a deal's first prompt is computed by both."""
+    """Each game stays with one engine; only a deal's first prompt is computed by both. Scattered turns would halve it."""
     two = start_server(server.model, tmp_path / "two.log", VLLM_DATA_PARALLEL_SIZE=2)
     try:
         with RolloutClient(two.url) as other:
@@ -153,4 +153,5 @@ def test_two_engines_in_one_server_find_as_many_prefixes_in_their_caches_as_one(
                 shares.append(result.cached_tokens / result.prompt_tokens)
     finally:
         assert stop(two.process) == [], "engine processes outlived the server"
-    assert shares[1] > 0.9 * shares[0] > 0.2, shares
+    # Which of the first prompts are in a cache when the next one comes is a matter of moments.
+    assert shares[1] > 0.75 * shares[0] > 0.2, shares
