@@ -142,7 +142,7 @@ def test_a_port_in_use_is_an_error_and_never_another_port(server: Server) -> Non
 def test_two_engines_in_one_server_find_as_many_prefixes_in_their_caches_as_one(
     client: RolloutClient, server: Server, tmp_path: Path
 ) -> None:
-    """Each game stays with one engine; only a deal's first prompt is computed by both. Scattered turns would halve it."""
+    """Each game stays with one engine; only a deal's first prompt is computed by both. Scattered turns halve it."""
     two = start_server(server.model, tmp_path / "two.log", VLLM_DATA_PARALLEL_SIZE=2)
     try:
         with RolloutClient(two.url) as other:
