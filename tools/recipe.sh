@@ -6,7 +6,8 @@
 #   single_turns                  the settings of a run by single turns, before recipe_settings; those of the shell and
 #                                 of .env win
 #   must_be_new FOLDER            ends the script when an earlier run is there
-#   warm_start                    makes the model that training starts from, unless it is there (after tools/session.sh)
+#   warm_start [SEED]             makes the model that training starts from, unless it is there (after tools/session.sh); SEED
+#                                 of the model and of what it imitates (that of the run)
 
 recipe_settings() {
     board=${BOARD:-laptop} seed=${RECIPE_SEED:-0} steps=${RECIPE_STEPS:-$1} deals=${RECIPE_DEALS:-$2}
@@ -62,20 +63,20 @@ must_be_new() {
 }
 
 warm_start() {
-    local level=${HANABI_DEDUCTIONS:+-$HANABI_DEDUCTIONS}
-    local tiny=outputs/tiny-$board$level-seed-$seed warm=outputs/warm-$start-$warm_steps-$board$level-seed-$seed
+    local level=${HANABI_DEDUCTIONS:+-$HANABI_DEDUCTIONS} own=${1:-$seed}
+    local tiny=outputs/tiny-$board$level-seed-$own warm=outputs/warm-$start-$warm_steps-$board$level-seed-$own
     export MODEL=$tiny
     if [ "$start" != tiny ] && [ -d "$warm/model" ]; then
         export MODEL=$warm/model
         return
     fi
-    say "tiny model of $board, seed $seed"
-    run - hanabi-grpo tiny-model --preset "$board" --out "$tiny"
+    say "tiny model of $board, seed $own"
+    SEED=$own run - hanabi-grpo tiny-model --preset "$board" --out "$tiny"
     if [ "$start" != tiny ]; then
         # The random moves are learned too: a perfect imitation plays every game of a deal alike, and learns nothing.
         say "warm start: games of $start, a share $warm_noise of the moves random, log $folder/warm_start.log"
-        run "$folder/warm_start.log" hanabi-grpo warm-start "$start" --preset "$board" --full --steps "$warm_steps" --noise "$warm_noise" \
-            --learn-noise --learning-rate 3e-3 --out "$warm"
+        SEED=$own run "$folder/warm_start.log" hanabi-grpo warm-start "$start" --preset "$board" --full --learn-noise \
+            --steps "$warm_steps" --noise "$warm_noise" --learning-rate 3e-3 --out "$warm"
         export MODEL=$warm/model
     fi
 }

@@ -8,12 +8,13 @@
 #   RECIPE_TEACHER   a bot (focus-bot)
 #   RECIPE_GAMES     of the teacher, about 65 turns each (4000)
 #   RECIPE_STEPS     steps of 64 games after the imitation, 23 s each (60)
+#   RECIPE_RUN       name of the training, so that several start from one imitation, e.g. with HANABI_ADVANTAGE=turn (run)
 #   RECIPE_DEALS     deals of the evaluations at the end (2000), of the suite test, which nothing was chosen by
 #
 # A message holds the whole position and what follows from it (HANABI_MEMORY=turn, HANABI_DEDUCTIONS=counted), so that a
 # turn can be learned by itself. The model is 0.7 M parameters that one network for both seats begins as; from there each
 # player has an adapter. Any HANABI_*, LEARNING_RATE or LR_SCHEDULER_TYPE of the shell wins over the recipe's own value.
-# The run is outputs/full-SEED. What it comes to is in docs/results.md.
+# The run is outputs/full-SEED/RUN. What it comes to is in docs/results.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
@@ -22,7 +23,7 @@ name=full_laptop
 export SEED=${RECIPE_SEED:-0} HANABI_PRESET=full HANABI_MEMORY=turn HANABI_DEDUCTIONS=counted
 teacher=${RECIPE_TEACHER:-focus-bot} games=${RECIPE_GAMES:-4000} steps=${RECIPE_STEPS:-60} deals=${RECIPE_DEALS:-2000}
 minutes=${RECIPE_MINUTES:-110}
-folder=outputs/full-$SEED
+folder=outputs/full-$SEED training=outputs/full-$SEED/${RECIPE_RUN:-run}
 mkdir -p "$folder"
 unset DATASET
 source tools/session.sh
@@ -64,11 +65,11 @@ default_env SAVE_STEPS 10
 say "rollout server on port $PORT, log $folder/server.log"
 start_server
 [ -e "$folder/start.json" ] || run - hanabi-grpo evaluate base --suite test --label start --deals "$deals" --out "$folder/start.json"
-say "training: $steps steps, log $folder/train.log"
-OUTPUT_DIR=$folder/run MAX_STEPS=$steps REPORT_TO=none WANDB_MODE=disabled RESUME=latest \
-    for_now "$folder/train.log" bash tools/train/train_grpo_msswift.sh
+say "training: $steps steps, log $training.log"
+OUTPUT_DIR=$training MAX_STEPS=$steps REPORT_TO=none WANDB_MODE=disabled RESUME=latest \
+    for_now "$training.log" bash tools/train/train_grpo_msswift.sh
 say "after: $deals test deals, sampled at temperature 1 and greedy, beside the teacher"
-run - hanabi-grpo evaluate served --suite test --deals "$deals" --out "$folder/sampled.json"
-run - hanabi-grpo evaluate served --suite test --deals "$deals" --temperature 0 --out "$folder/greedy.json"
-run - hanabi-grpo evaluate "$teacher" iggi --suite test --deals "$deals" --out "$folder/bots.json"
+run - hanabi-grpo evaluate served --suite test --deals "$deals" --out "$training/sampled.json"
+run - hanabi-grpo evaluate served --suite test --deals "$deals" --temperature 0 --out "$training/greedy.json"
+[ -e "$folder/bots.json" ] || run - hanabi-grpo evaluate "$teacher" iggi --suite test --deals "$deals" --out "$folder/bots.json"
 finish 0

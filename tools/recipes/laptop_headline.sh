@@ -5,15 +5,19 @@
 #   BOARD=marshal-mini RECIPE_SEED=2 bash tools/recipes/laptop_headline.sh
 #
 #   BOARD         laptop, marshal-mini, marshal-simple (3 colours x 2 ranks) or marshal-full (3 x 3) (laptop)
-#   RECIPE_SEED   seed of the models, adapters, deals and sampling (0)
+#   RECIPE_SEED   seed of the adapters, deals and sampling (0)
+#   RECIPE_MODEL_SEED  seed of the model and its imitation (0: the players of all seeds have one model, and can be crossed)
 #   RECIPE_START  whose games the model learns before: a bot, or tiny: none but those of the tiny model itself (iggi)
-#   RECIPE_STEPS  steps of 192 games (300 on laptop; 200 elsewhere, where rate and entropy target fall)
+#   RECIPE_STEPS  steps of 192 games; rate and entropy target fall in the last third (300)
 #   RECIPE_DEALS  deals of each evaluation (2000), of the suite test, which nothing was chosen by
 #
 # Any HANABI_*, LEARNING_RATE or LR_SCHEDULER_TYPE of the shell wins over the recipe's own value.
 # The run is outputs/headline/BOARD-SEED. With several seeds there, the table and the picture are
 #   hanabi-grpo compare 'headline=outputs/headline/laptop-*' --out-png headline.png
-# Written 2026-11-21, its settings on 2026-11-24. The expected table is in docs/results.md.
+# and they play with one another by (MODEL as `report RUN` shows it)
+#   HANABI_PRESET=laptop HANABI_MEMORY=turn HANABI_DEDUCTIONS=counted MODEL=outputs/warm-... \
+#       hanabi-grpo cross-play outputs/headline/laptop-? --suite test --own-server
+# Written 2026-11-21, its settings on 2026-11-25. The expected tables are in docs/results.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
@@ -22,19 +26,19 @@ name=laptop_headline
 source tools/recipe.sh
 
 single_turns
-[ "${BOARD:-laptop}" != laptop ] || default_env LR_SCHEDULER_TYPE constant
+default_env LR_SCHEDULER_TYPE warmup_stable_decay
 default_env HANABI_EVAL_STEPS 50
 default_env HANABI_EVAL_DEALS 400
 variant=${RECIPE_START:+$RECIPE_START-}
 RECIPE_START=${RECIPE_START:-iggi}
-recipe_settings $([ "${BOARD:-laptop}" = laptop ] && echo 300 || echo 200) 2000
+recipe_settings 300 2000
 variant=$board-$variant$seed
 out=outputs/headline/$variant folder=outputs/headline/logs-$variant-$(date +%Y%m%d-%H%M%S)
 must_be_new "$out"
 mkdir -p "$folder"
 source tools/session.sh
 start_session
-warm_start
+warm_start "${RECIPE_MODEL_SEED:-0}"
 
 say "rollout server on port $PORT, log $folder/server.log"
 start_server

@@ -164,7 +164,11 @@ class Settings(BaseModel):
     )
     max_steps: int | None = trainer("MAX_STEPS", "Steps: each plays its games and learns.", 500, ge=1, factory=_steps)
     learning_rate: float = trainer("LEARNING_RATE", "Peak learning rate.", 1.5e-3, gpu=2e-5, gt=0)
-    lr_scheduler_type: str = trainer("LR_SCHEDULER_TYPE", "Schedule, by its transformers name.", "constant")
+    lr_scheduler_type: str = trainer(
+        "LR_SCHEDULER_TYPE",
+        "Schedule, by its transformers name; warmup_stable_decay falls to 0 in the last third.",
+        "constant",
+    )
     warmup_steps: int = trainer("WARMUP_STEPS", "Steps of linear warm-up.", 0, ge=0)
     max_grad_norm: float = trainer("MAX_GRAD_NORM", "Largest norm of one player's gradient.", 1.0, gt=0)
     lora_rank: Annotated[int, where(LORA_RANKS.__contains__)] = trainer(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
-from transformers import get_scheduler
+from transformers import SchedulerType, get_scheduler
 
 from hanabi_grpo.errors import NonFiniteError, SettingsError
 
@@ -45,20 +45,21 @@ class PlayerSchedule(LRScheduler):
     def __init__(
         self, optimizer: torch.optim.Optimizer, name: str, *, num_training_steps: int, num_warmup_steps: int
     ) -> None:
-        """Build the schedule as `transformers.get_scheduler` does.
+        """Build the schedule as `transformers.get_scheduler` does; warmup_stable_decay falls in the last third.
 
         A player that rests in some steps, as with HANABI_UPDATE=best_response, does not come to the schedule's end. A
         schedule that is no function of the number of updates is a SettingsError.
         """
         probe = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        own = {"num_decay_steps": num_training_steps // 3} if name == SchedulerType.WARMUP_STABLE_DECAY else None
         try:
-            stock = get_scheduler(name, probe, num_warmup_steps, num_training_steps)
+            stock = get_scheduler(name, probe, num_warmup_steps, num_training_steps, own)
         except (ValueError, TypeError) as error:
             raise SettingsError(f"LR_SCHEDULER_TYPE={name}: transformers refuses it: {error}") from error
         if not isinstance(stock, LambdaLR):
             raise SettingsError(
                 f"LR_SCHEDULER_TYPE={name}: depends on more than the number of updates; allowed are transformers' "
-                "schedules by step, such as constant, constant_with_warmup, linear and cosine."
+                "schedules by step, such as constant, constant_with_warmup, linear, cosine and warmup_stable_decay."
             )
         self._factor: Callable[[int], float] = stock.lr_lambdas[0]
         super().__init__(optimizer)
