@@ -80,7 +80,7 @@ def main() -> None:
         true, *estimates = zip(*(values for _, values in found), strict=True)
         # The game itself is the first branch of the first pair.
         generated = {"group": 1.0, "vine": 1 + VINE * behind, "1 pair": 1 + behind, "4 pairs": 1 + 7 * behind}
-        print(f"\n{board}: estimate | correlation with the truth | noise / signal | turns played for each that is learned")
+        print(f"\n{board}: estimate | correlation with the truth | noise / signal | turns played a turn learned")
         for (name, cost), values in zip(generated.items(), estimates, strict=True):
             noise = pvariance([one - other for one, other in zip(values, true, strict=True)]) / pvariance(true)
             print(f"{name:8} | {correlation(values, true):.2f} | {noise:.2f} | {cost:.1f}")
