@@ -23,6 +23,7 @@ source tools/recipe.sh
 
 declare -A arms=(
     [turn]=""
+    [turn_unscaled]="HANABI_ADVANTAGE_SCALE=none"
     [grpo]="HANABI_ADVANTAGE=grpo"
     [return_to_go]="HANABI_ADVANTAGE=return_to_go"
     [rloo]="HANABI_ADVANTAGE=rloo"
@@ -38,8 +39,8 @@ declare -A arms=(
     [shared]="HANABI_ADAPTERS=shared"
 )
 # shared comes last: the server has to be started anew for it.
-order=(turn grpo return_to_go rloo state_baseline reinforce_pp baseline ippo resample_flat sequential updates_1 updates_4
-    no_bonus shared)
+order=(turn turn_unscaled grpo return_to_go rloo state_baseline reinforce_pp baseline ippo resample_flat sequential updates_1
+    updates_4 no_bonus shared)
 single_turns
 default_env LR_SCHEDULER_TYPE constant
 RECIPE_START=${RECIPE_START:-iggi}
