@@ -8,7 +8,7 @@
 #   RECIPE_SEED   seed of the adapters, deals and sampling (0)
 #   RECIPE_MODEL_SEED  seed of the model and its imitation (0: the players of all seeds have one model, and can be crossed)
 #   RECIPE_START  whose games the model learns before: a bot, or tiny: none but those of the tiny model itself (iggi)
-#   RECIPE_STEPS  steps of 192 games; rate and entropy target fall in the last third (300)
+#   RECIPE_STEPS  steps of 192 games; rate and entropy target fall in the last third (200)
 #   RECIPE_DEALS  deals of each evaluation (2000), of the suite test, which nothing was chosen by
 #
 # Any HANABI_*, LEARNING_RATE or LR_SCHEDULER_TYPE of the shell wins over the recipe's own value.
@@ -27,11 +27,12 @@ source tools/recipe.sh
 
 single_turns
 default_env LR_SCHEDULER_TYPE warmup_stable_decay
+default_env HANABI_ADVANTAGE rloo
 default_env HANABI_EVAL_STEPS 50
 default_env HANABI_EVAL_DEALS 400
 variant=${RECIPE_START:+$RECIPE_START-}
 RECIPE_START=${RECIPE_START:-iggi}
-recipe_settings 300 2000
+recipe_settings 200 2000
 variant=$board-$variant$seed
 out=outputs/headline/$variant folder=outputs/headline/logs-$variant-$(date +%Y%m%d-%H%M%S)
 must_be_new "$out"
