@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -105,16 +104,6 @@ def backend(mode: str) -> Iterator[Backend]:
             yield server
         finally:
             server.stopping.set()
-
-
-def wait_until(done: Any, seconds: float) -> bool:
-    """Return whether something came true in time."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if done():
-            return True
-        time.sleep(0.05)
-    return bool(done())
 
 
 TEAM, PROJECT = {"id": "e", "name": "team"}, "hanabi"

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import test_resumed_run
 from test_resumed_run import PLAYERS, STAGES, resume_at, run, start, write_settings
 
 from hanabi_grpo.runs.checkpoints import check_checkpoint, find_checkpoint
+from waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.rest]
 PLAIN, OVERLAPPED = (Path(__file__).parent / f"{name}_trainer.py" for name in ("scripted", "overlap"))
@@ -92,9 +92,7 @@ def test_games_in_flight_at_a_kill_are_played_again_and_no_deal_is_trained_on_tw
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     run(overlapped(whole, tiny_model, MAX_STEPS="4"))
     process = start(overlapped(cut, tiny_model, MAX_STEPS="4"), plan={"seconds": 3})
-    deadline = time.monotonic() + 300
-    while not (cut / "checkpoint-2").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until((cut / "checkpoint-2").exists, 300)
     psutil.Process(process.pid).kill()
     process.communicate()
     assert find_checkpoint(cut).manifest.step == 2

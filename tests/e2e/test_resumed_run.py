@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from safetensors.torch import load_file
 from conftest_e2e import VARIABLES, clean_environment
 from hanabi_grpo.runs.checkpoints import check_checkpoint, find_checkpoint
 from hanabi_grpo.settings import load_settings, settings_json
+from waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.rest]
 SCRIPT = Path(__file__).parent / "scripted_trainer.py"
@@ -125,9 +125,7 @@ def test_resumed_steps_are_bit_equal_to_uninterrupted_ones(
     run(write_settings(whole, tiny_model, MAX_STEPS="4", **variables), **given)
     # Killed after its second checkpoint, wherever it is by then.
     process = start(write_settings(cut, tiny_model, MAX_STEPS="4", **variables), **given)
-    deadline = time.monotonic() + 300
-    while not (cut / "checkpoint-2").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until((cut / "checkpoint-2").exists, 300)
     for one in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
         one.kill()
     process.communicate()

@@ -29,6 +29,7 @@ from hanabi_grpo.client import calls
 from hanabi_grpo.client.heartbeat import Heartbeat
 from hanabi_grpo.client.rollout_client import ClientTimeouts, RolloutClient
 from hanabi_grpo.errors import ServerError, ServerGoneError
+from waiting import wait_until
 
 Injections = Callable[..., Any]
 Call = Callable[[RolloutClient], Any]
@@ -107,10 +108,8 @@ def test_a_black_hole_ends_every_call_within_its_time(call: str, injection: Inje
             assert "Is the rollout server running? Look at the other terminal." in str(error)
             assert seconds < BOUND
             assert "1 attempt" in str(error), "a server that took all of its time is asked again"
-            deadline = time.monotonic() + BOUND
-            while server.asked < (number + 1) * (uploads + 1) and time.monotonic() < deadline:
-                time.sleep(0.01)
-            assert server.asked == (number + 1) * (uploads + 1)
+            calls = (number + 1) * (uploads + 1)
+            assert wait_until(lambda calls=calls: server.asked >= calls, BOUND) and server.asked == calls
 
 
 def test_an_address_where_nobody_listens_or_answers(injection: Injections) -> None:
@@ -224,18 +223,12 @@ def test_a_sign_of_life_that_meets_any_fault_ends_nothing(injection: Injections)
         with bad_server(faults[fault]) as server:
             beating = Heartbeat(server.url, {"x-run-id": "r"}, every=0.05)
             beating.start()
-            deadline = time.monotonic() + BOUND
-            while not (beating.missed or beating.beats or beating.lost):
-                assert time.monotonic() < deadline, fault
-                time.sleep(0.01)
+            assert wait_until(lambda one=beating: one.missed or one.beats or one.lost, BOUND), fault
             start = time.monotonic()
             beating.stop()
             assert time.monotonic() - start < BOUND, fault
             assert bool(beating.lost) == (fault == "409"), (fault, beating.lost)
-    deadline = time.monotonic() + BOUND
-    while threading.active_count() > before and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert threading.active_count() <= before, "threads stay behind"
+    assert wait_until(lambda: threading.active_count() <= before, BOUND), "threads stay behind"
 
 
 def test_only_calls_whose_repeat_is_harmless_are_repeated(injection: Injections) -> None:

@@ -33,6 +33,7 @@ from server_app import (
     session_body,
     upload_headers,
 )
+from waiting import wait_until
 
 Injections = Callable[..., Any]
 
@@ -76,10 +77,7 @@ class Guarded:
     def check(self) -> None:
         """Nothing changed, nothing hangs, nothing piles up."""
         app = self.app
-        deadline = time.monotonic() + PATIENCE
-        while app.scheduler.games_in_flight:
-            assert time.monotonic() < deadline, "games of nobody are still played"
-            time.sleep(0.02)
+        assert wait_until(lambda: not app.scheduler.games_in_flight, PATIENCE), "games of nobody are still played"
         health = httpx.get(f"{app.url}/health/", timeout=PATIENCE, trust_env=False)
         assert health.status_code == 200 and health.json()["status"] == "ok"
         assert _served(app) == self.before

@@ -12,6 +12,7 @@ from running import Training, engine_core, serving_process
 from conftest_e2e import Server, death_signals, start_server, stop
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.runs.checkpoints import find_checkpoint
+from waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -117,10 +118,8 @@ def test_a_run_is_resumable_after_kill_9_of_the_trainer(
             found = find_checkpoint(folder)
             assert found.manifest.step >= newest, "a checkpoint that was complete is lost"
             newest = found.manifest.step
-        deadline = time.monotonic() + 30
-        while client.health()["games_in_flight"]:
-            assert time.monotonic() < deadline, "games of a client that is gone are not cancelled"
-            time.sleep(0.2)
+        idle = wait_until(lambda: not client.health()["games_in_flight"])
+        assert idle, "games of a client that is gone are not cancelled"
     last = Training(server, folder, RESUME="latest")
     last.more_steps(2)
     assert last.interrupt() == 130

@@ -108,6 +108,22 @@ def test_served_is_the_adapter_of_the_seat_and_a_named_one_sits_anywhere() -> No
     assert seats_of(Desk({"shared": 3}), "served", "served") == ("shared@3", "shared@3")
 
 
+def test_players_who_learned_by_other_messages_are_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = checkpoint(tmp_path / "run", 50, "player_0")
+    recorded = {"ENV": "hanabi", "PRESET": "laptop", "DEDUCTIONS": "counted", "REWARD_SCORE": 2}
+    recorded = {f"HANABI_{name}": value for name, value in recorded.items()}
+    (tmp_path / "run/settings.json").write_text(json.dumps({"settings": recorded}))
+    refs, own = parse_line_up(f"{folder},iggi", 2).refs, {"players": 2, "deductions": "counted"}
+    for configs in ([{"preset": "marshal-mini"}], [{"preset": "laptop", **own}], [{"preset": "laptop"}] * 2):
+        resolver = resolver_of(Desk())
+        resolver.seats(refs)
+        for config in configs:
+            resolver.compare_messages(refs, Setup(HANABI, EnvConfig.model_validate(config)))
+    (warning,) = caplog.messages
+    learned = "HANABI_DEDUCTIONS=counted"
+    assert warning.endswith(f"learned with {learned}; here: possible. To play as it learned: export {learned}")
+
+
 def test_what_the_server_does_not_hold_is_refused() -> None:
     for word, message in (
         ("served", "serves no adapter for player_0"),

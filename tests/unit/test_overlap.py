@@ -1,7 +1,6 @@
 """Games that are played while the trainer learns: through the real link and server, and with a source that fails."""
 
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from hanabi_grpo.training.link import GamesRequest, ServerLink
 from hanabi_grpo.training.model.adapters import use_adapter
 from hanabi_grpo.training.overlap import KeptAdapters, PlayAhead
 from server_app import PEFT_CONFIG, PLAYERS, RunningApp, adapter_bytes, push_to, running_app
+from waiting import wait_until
 
 FIRST, SECOND = [deal(1), deal(2)], [deal(3), deal(4)]
 
@@ -45,13 +45,6 @@ def push(link: ServerLink, version: int) -> None:
     link.client.push(version, {name: (adapter_bytes(version / 16), PEFT_CONFIG) for name in PLAYERS})
 
 
-def wait_until(condition: Any) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def what_was_played(result: RolloutResult) -> list[list[tuple[Any, ...]]]:
     return [[(one.seed, one.game, *(turn.reply_ids for turn in one.turns)) for one in g] for g in result.groups]
 
@@ -69,7 +62,7 @@ def test_games_come_from_the_version_that_was_asked_although_a_newer_one_is_push
     assert (first.version, [group[0].seed for group in first.result.groups]) == (7, [1, 2])
     app.engine.seconds = 0.1
     ahead.ask(SECOND, 7)
-    wait_until(lambda: app.scheduler.games_in_flight == 4)
+    assert wait_until(lambda: app.scheduler.games_in_flight == 4)
     push(link, 8)
     assert app.store.versions() == {"player_0": 8, "player_1": 8}
     second = ahead.take(SECOND, 8)
@@ -78,7 +71,7 @@ def test_games_come_from_the_version_that_was_asked_although_a_newer_one_is_push
     assert versions(second.result) == {7}
     assert what_was_played(second.result) == expected
     # Its games have ended, so the old version has left the engine.
-    wait_until(lambda: len(app.engine.loaded) == 2)
+    assert wait_until(lambda: len(app.engine.loaded) == 2)
     assert link.incidents.counts == {}
     # The words do depend on the version.
     assert what_was_played(link.play(SECOND, PLAYERS, 8)) != expected

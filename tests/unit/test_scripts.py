@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,12 +12,14 @@ import pytest
 
 from doctor_machines import ROOT
 from hanabi_grpo import __version__
+from waiting import wait_until
 
 SCRIPTS = sorted([*ROOT.glob("tools/**/*.sh"), ROOT / ".ci" / "run"])
 ROLLOUT, TRAIN, WANDB = (
     *("rollout/rollout_hanabi_gym.sh", "train/train_grpo_msswift.sh"),
     "train/train_grpo_hanabi_server_wandb.sh",
 )
+
 LAUNCHERS = {ROLLOUT: "serve", TRAIN: "train", WANDB: "train"}
 SOURCED = ("launch.sh", "session.sh", "recipe.sh")
 
@@ -168,10 +169,8 @@ def test_machines_of_a_slurm_job_are_servers_and_trainers_which_all_end_with_the
     program(checkout / ".venv/bin/hanabi-grpo", f'echo "$1"; {tell}; if [ "$1" = serve ]; then {play}; fi; sleep 3')
     job = {"SLURM_SUBMIT_DIR": str(checkout), "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-3]", "MODEL": "given"}
     done = launch("cluster/slurm.sh", **job, OUTPUT_DIR=str(checkout / "run"), GPUS="2")
-    deadline = time.monotonic() + 60
-    while "ended" not in (checkout / "run-logs" / "server-n1.log").read_text():
-        assert time.monotonic() < deadline, "the server stays when the trainer is gone"
-        time.sleep(0.1)
+    ended = wait_until(lambda: "ended" in (checkout / "run-logs" / "server-n1.log").read_text())
+    assert ended, "the server stays when the trainer is gone"
     assert {name: log.split() for name, log in cluster_logs(checkout, done).items()} == {
         "server-n1": ["serve", "2", "ended"],
         "trainer-0": ["train", "0", "2", "n2", "2", "n1"],

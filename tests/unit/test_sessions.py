@@ -1,7 +1,7 @@
 """Which trainer the server works for: by a clock of the test's own, on the real app, and by signs of life."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,6 +24,7 @@ from server_app import (
     upload_headers,
 )
 from store_parts import wanted
+from waiting import wait_until
 
 A, B = "a" * 32, "b" * 32
 
@@ -232,13 +233,6 @@ def test_a_resumed_trainer_finds_its_versions_and_lost_steps_are_dropped_only_wh
         assert third.identity()["versions"] == _both(51)
 
 
-def _wait_for(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_beating_trainer_keeps_the_server_far_beyond_its_patience() -> None:
     with running_app(session_timeout=1.0) as app, RolloutClient(app.url) as client, RolloutClient(app.url) as other:
         open_session(client, app, run_id="long step")
@@ -260,7 +254,7 @@ def test_a_trainer_that_was_replaced_learns_it_and_beats_no_more() -> None:
         open_session(other, app, run_id="fast")
         beat = Heartbeat(client.url, client.headers, every=0.02)
         beat.start()
-        _wait_for(lambda: not beat._thread.is_alive())
+        assert wait_until(lambda: not beat._thread.is_alive())
         assert "run slow is not the one that this server works for (fast)" in beat.lost
         assert app.url in beat.lost
         client.close()
@@ -273,16 +267,16 @@ def test_a_server_that_is_gone_or_new_is_counted_and_is_no_takeover() -> None:
         port = app.port
         beat = Heartbeat(client.url, client.headers, every=0.05)
         beat.start()
-        _wait_for(lambda: beat.beats)
-    _wait_for(lambda: "ConnectError" in beat.missed)
+        assert wait_until(lambda: beat.beats)
+    assert wait_until(lambda: "ConnectError" in beat.missed)
     with running_app(port=port) as app:
-        _wait_for(lambda: "404" in beat.missed)
+        assert wait_until(lambda: "404" in beat.missed)
         assert beat.lost == ""
         again = RolloutClient(app.url)
         again.trainer_id = client.trainer_id
         beats = beat.beats
         with again:
             open_session(again, app, run_id="run")
-            _wait_for(lambda: beat.beats > beats)
+            assert wait_until(lambda: beat.beats > beats)
             beat.stop()
         client.close()

@@ -25,7 +25,8 @@ from hanabi_grpo.tracking.callback import TrackingCallback
 from hanabi_grpo.tracking.mirror import Mirror, unsent_folders
 from hanabi_grpo.tracking.record import read_record
 from tracked_runs import PLAYERS, SECRET, add_checkpoint, add_row, tracked_run
-from wandb_backend import KEY, Backend, backend, wait_until
+from waiting import wait_until
+from wandb_backend import KEY, Backend, backend
 from wandb_files import artifacts, history, offline_records
 
 Start = Callable[..., "subprocess.Popen[str]"]

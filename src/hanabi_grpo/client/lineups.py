@@ -4,6 +4,7 @@ A line-up is one reference per seat, e.g. "served" or "player_0@latest,iggi". On
 team, and each player takes its own seat. A list is rotated through all its seat orders where games are counted.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,12 +12,12 @@ from typing import Any
 
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs import registry
-from hanabi_grpo.envs.base import Observation, Task
+from hanabi_grpo.envs.base import Observation, Setup, Task
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.rollout.chat import remembered
 from hanabi_grpo.rollout.messages import EarlierTurn, ReplyRequest
 from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
-from hanabi_grpo.runs.run_folder import find_run, run_of
+from hanabi_grpo.runs.run_folder import find_run, recorded_settings, run_of
 from hanabi_grpo.runs.saved_adapters import SAME_FACTS, SavedAdapters, check_same_base, newest_checkpoint, read_adapters
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.refs import (
@@ -33,6 +34,8 @@ from hanabi_grpo.settings.refs import (
 )
 from hanabi_grpo.tracking.checkpoints import local_folder, local_ref
 from hanabi_grpo.types import Reply, adapter_of, player_name
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +114,7 @@ class SeatResolver:
         self._read: dict[Place, tuple[Path, SavedAdapters]] = {}
         """Folder as typed to its checkpoint: a run that is trained on meanwhile stays what it was at the first look."""
         self._lent: dict[tuple[Path, str], str] = {}
+        self._compared: set[Path] = set()
 
     def seats(self, refs: Sequence[Ref]) -> tuple[str, ...]:
         """Return what every seat is on the wire, see `refs`.
@@ -161,6 +165,20 @@ class SeatResolver:
             elif isinstance(ref, CheckpointRef) and ref.place in self._read:
                 found.append(run_of(self._read[ref.place][0]))
         return tuple(dict.fromkeys(folder for folder in found if folder is not None))
+
+    def compare_messages(self, refs: Sequence[Ref], setup: Setup[Any]) -> None:
+        """Warn, once a run, where players in the seats learned this preset by other messages, or under other rules."""
+        config = setup.config.model_dump(mode="json")
+        here = {f"HANABI_{name.upper()}": value for name, value in config.items() if not name.startswith("reward_")}
+        for run in set(self.run_folders(refs)) - self._compared:
+            self._compared.add(run)
+            was = recorded_settings(run)
+            other = {name: was[name] for name, value in here.items() if name in was and was[name] != value}
+            if other and was.get("HANABI_ENV") == setup.env and "HANABI_PRESET" not in other:
+                learned = " ".join(f"{name}={value}" for name, value in other.items())
+                now = ", ".join(str(here[name]) for name in other)
+                said = "%s: learned with %s; here: %s. To play as it learned: export %s"
+                logger.warning(said, run, learned, now, learned)
 
     def _served(self, ref: Ref, adapter: str, version: int | None) -> str:
         held = self._look()["versions"]

@@ -112,6 +112,7 @@ def line_up_key(
     if served is None:
         raise SettingsError(f"line-up {line_up.text!r}: needs a rollout server: start one, or add --own-server.")
     seats = [served.resolver.seats(order) for order in orders]
+    served.resolver.compare_messages(line_up.refs, setup)
     digests = served.resolver.digests()
     names = {named[0] for order in seats for seat in order if not is_frozen(seat) and (named := seat_adapter(seat))}
     names |= {seat for order in seats for seat in order if is_url(seat)}
