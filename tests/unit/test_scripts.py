@@ -248,7 +248,7 @@ def test_a_recipe_refuses_what_it_is_not_for_and_never_writes_over_a_run(launch:
     done = launch("recipes/search_teacher.sh", RECIPE_SEED="3")
     assert done.returncode == 2 and "outputs/search-teacher/laptop-best-response-3 exists" in done.stderr
     unknown = launch("recipes/laptop_ablation.sh", "turns")
-    assert unknown.returncode == 2 and "'turns': must be one of turn grpo" in unknown.stderr
+    assert unknown.returncode == 2 and "'turns': must be one of turn turn_unscaled grpo" in unknown.stderr
     unknown = launch("recipes/credit_ablation.sh", "own", BOARD="laptop")
     assert unknown.returncode == 2 and "'own': must be one of group ippo" in unknown.stderr
 
