@@ -1,6 +1,6 @@
 """How noisy are estimates of what a move was worth, and what do they cost? Scripts play; nothing is trained.
 
-    .venv/bin/python tools/recipes/paired_replay.py laptop marshal-mini      # 2 minutes a board on one core
+    .venv/bin/python tools/recipes/paired_replay.py laptop marshal-mini      # 1 to 2 minutes a board on one core
 
 Both players are IGGI with a fifth of the moves random. In each of 1000 games one turn is drawn, and its true advantage
 is found by 200 games played on from behind the move, less 200 from before it. Against that stand
