@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 
-def wait_until(done: Callable[[], object], seconds: float = 60.0) -> bool:
+def wait_until(done: Callable[[], object], seconds: float = 20.0) -> bool:
     """Return whether something came true in time."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

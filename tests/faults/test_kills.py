@@ -118,7 +118,7 @@ def test_a_run_is_resumable_after_kill_9_of_the_trainer(
             found = find_checkpoint(folder)
             assert found.manifest.step >= newest, "a checkpoint that was complete is lost"
             newest = found.manifest.step
-        idle = wait_until(lambda: not client.health()["games_in_flight"])
+        idle = wait_until(lambda: not client.health()["games_in_flight"], 30)
         assert idle, "games of a client that is gone are not cancelled"
     last = Training(server, folder, RESUME="latest")
     last.more_steps(2)

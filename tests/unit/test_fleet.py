@@ -23,6 +23,7 @@ from hanabi_grpo.training.fleet_link import FleetLink, make_link
 from hanabi_grpo.training.link import ServerLink
 from hanabi_grpo.types import Episode
 from server_app import PEFT_CONFIG, PLAYERS, RANK, RunningApp, adapter_bytes, open_session, running_app
+from waiting import wait_until
 
 DATASET = Path(__file__).parents[2] / "data/hanabi.laptop.jsonl"
 DEALS = [{**deal(seed), "deal": seed} for seed in range(5)]
@@ -213,14 +214,9 @@ def test_a_server_that_dies_is_waited_for_by_name_and_given_the_adapters_and_its
         samples, results = apps[0].engine.num_samples, []
         player = threading.Thread(target=lambda: results.append(link.play(DEALS, PLAYERS, 7)), daemon=True)
         player.start()
-        deadline = time.monotonic() + 60
-        while mortal.scheduler.games_in_flight < 4:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        assert wait_until(lambda: mortal.scheduler.games_in_flight >= 4, 60)
         mortal.engine.is_dead = True
-        while f"waiting for the rollout server at http://127.0.0.1:{port}" not in caplog.text:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        assert wait_until(lambda: f"waiting for the rollout server at http://127.0.0.1:{port}" in caplog.text, 60)
         stack.close()
         with running_app(port=port, instance_id="reborn") as reborn:
             player.join(60)

@@ -169,7 +169,7 @@ def test_machines_of_a_slurm_job_are_servers_and_trainers_which_all_end_with_the
     program(checkout / ".venv/bin/hanabi-grpo", f'echo "$1"; {tell}; if [ "$1" = serve ]; then {play}; fi; sleep 3')
     job = {"SLURM_SUBMIT_DIR": str(checkout), "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-3]", "MODEL": "given"}
     done = launch("cluster/slurm.sh", **job, OUTPUT_DIR=str(checkout / "run"), GPUS="2")
-    ended = wait_until(lambda: "ended" in (checkout / "run-logs" / "server-n1.log").read_text())
+    ended = wait_until(lambda: "ended" in (checkout / "run-logs" / "server-n1.log").read_text(), 60)
     assert ended, "the server stays when the trainer is gone"
     assert {name: log.split() for name, log in cluster_logs(checkout, done).items()} == {
         "server-n1": ["serve", "2", "ended"],

@@ -170,7 +170,7 @@ class SeatResolver:
         """Warn, once a run, where players in the seats learned this preset by other messages, or under other rules."""
         config = setup.config.model_dump(mode="json")
         here = {f"HANABI_{name.upper()}": value for name, value in config.items() if not name.startswith("reward_")}
-        for run in set(self.run_folders(refs)) - self._compared:
+        for run in (one for one in self.run_folders(refs) if one not in self._compared):
             self._compared.add(run)
             was = recorded_settings(run)
             other = {name: was[name] for name, value in here.items() if name in was and was[name] != value}

@@ -92,6 +92,8 @@ def line_up_key(
 ) -> dict[str, Any]:
     """Return everything that a deal's games depend on; two evaluations of one key are the same work.
 
+    Players who learned the preset otherwise are warned of, see `SeatResolver.compare_messages`.
+
     Raises:
         SettingsError: A model has to play and there is no server, or a checkpoint cannot be used.
         ServerError: The server lacks one of the adapters.
