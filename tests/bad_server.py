@@ -12,7 +12,9 @@ from typing import TypeVar
 
 _Result = TypeVar("_Result")
 Behaviour = Callable[[socket.socket, bytes], None]
-"""What is done with a connection after the request's head was read; the connection is closed afterwards."""
+"""What is done with a connection after the request's head was read; the connection is closed
+afterwards.
+"""
 
 
 @dataclass(slots=True)
@@ -78,7 +80,9 @@ def stalls(answer: bytes) -> Behaviour:
 
 
 def drips(start: bytes, again: bytes) -> Behaviour:
-    """Answer these bytes, and then some more of them again and again, each time within any limit for one read."""
+    """Answer these bytes, and then some more of them again and again, each time within any limit
+    for one read.
+    """
 
     def behave(connection: socket.socket, head: bytes) -> None:
         connection.sendall(start)
@@ -134,7 +138,9 @@ def accepts_uploads(then: Behaviour) -> Behaviour:
 
 @contextlib.contextmanager
 def full_backlog() -> Iterator[BadServer]:
-    """A port whose queue is full: the system answers no further connection, as a vanished machine does."""
+    """A port whose queue is full: the system answers no further connection, as a vanished machine
+    does.
+    """
     with socket.socket() as listener, contextlib.ExitStack() as stack:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)

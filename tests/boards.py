@@ -11,12 +11,15 @@ from hanabi_grpo.envs.hanabi.rules.game import with_other_cards
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.types import Episode
 
-ALL_BOARDS = [(name, num_players) for name, preset in PRESETS.items() for num_players in preset.players]
+ALL_BOARDS = [
+    (name, num_players) for name, preset in PRESETS.items() for num_players in preset.players
+]
 """Every preset with every number of players that it allows."""
 
 
 def random_game(spec: GameSpec, rng: random.Random, *, suite: str = "train") -> Game:
-    """Return a game that has been played for a random number of random moves, to the end in half of the cases.
+    """Return a game that has been played for a random number of random moves, to the end in half of
+    the cases.
 
     Half of the games avoid misplays, since games of blind moves bomb long before the deck is empty.
     """
@@ -33,7 +36,11 @@ def random_move(game: Game, rng: random.Random, *, careful: bool) -> Action:
     actions = game.legal_actions()
     if careful:
         hand, fireworks = game.hands[game.current_player], game.view(0).fireworks
-        safe = [a for a in actions if a.kind != "play" or fireworks[hand[a.slot].color] == hand[a.slot].rank]
+        safe = [
+            a
+            for a in actions
+            if a.kind != "play" or fireworks[hand[a.slot].color] == hand[a.slot].rank
+        ]
         actions = tuple(safe) or actions
     return rng.choice(actions)
 
@@ -43,7 +50,12 @@ def script(name: str) -> Policy:
 
 
 def scripted_game(
-    config: EnvConfig, team: Sequence[Policy | str], *, suite: str = "eval", seed: int = 0, number: int = 0
+    config: EnvConfig,
+    team: Sequence[Policy | str],
+    *,
+    suite: str = "eval",
+    seed: int = 0,
+    number: int = 0,
 ) -> Game:
     """Return the table at the end of a game of scripts, each given by itself or by its name."""
     task = Setup(HANABI, config).task(suite, seed)
@@ -57,15 +69,24 @@ def scripted_game(
 
 
 def scripted_episodes(
-    config: EnvConfig, team: Sequence[Policy | str], seeds: Iterable[int], *, suite: str = "train", num_games: int = 1
+    config: EnvConfig,
+    team: Sequence[Policy | str],
+    seeds: Iterable[int],
+    *,
+    suite: str = "train",
+    num_games: int = 1,
 ) -> list[Episode]:
-    """Return this many games of each deal by scripts, each given by itself or by its name."""
+    """Return this many games of each task by scripts, each given by itself or by its name."""
     policies = dict(enumerate(script(one) if isinstance(one, str) else one for one in team))
     tasks = [Setup(HANABI, config).task(suite, seed) for seed in seeds]
-    return [play_scripts(task, policies, number=number) for task in tasks for number in range(num_games)]
+    return [
+        play_scripts(task, policies, number=number) for task in tasks for number in range(num_games)
+    ]
 
 
 def swap_own_cards(game: Game, player: int, rng: random.Random) -> Game | None:
-    """Return another game that `player` cannot tell from this one, or None when no other hand of it is possible."""
+    """Return another game that `player` cannot tell from this one, or None when no other hand of it
+    is possible.
+    """
     other = with_other_cards(game, player, rng)
     return None if other.hands[player] == game.hands[player] else other

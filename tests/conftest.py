@@ -21,8 +21,9 @@ pytest_plugins = ["fault_injection", "conftest_e2e"]
 ROOT = Path(__file__).parent.parent
 _GRACE_SECONDS = 20
 
-# Before torch is imported, and for the trainers that tests start: two test processes with a thread for each core would
-# wait for each other's threads most of the time. Engines are started without it.
+# Before torch is imported, and for the trainers that tests start: two test processes with a thread
+# for each core would wait for each other's threads most of the time. Engines are started without
+# it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A machine with other work to do is no fault of an example.
@@ -66,12 +67,18 @@ def _place(file: str) -> int:
 @cache
 def _has_an_engine(file: str) -> bool:
     """Tests with a `Server`: one process runs them all, so that no two engines work at once."""
-    return bool(re.search(r"^from conftest_e2e import .*\bServer\b", (ROOT / file).read_text(), re.MULTILINE))
+    return bool(
+        re.search(
+            r"^from conftest_e2e import .*\bServer\b", (ROOT / file).read_text(), re.MULTILINE
+        )
+    )
 
 
 @pytest.fixture(autouse=True)
 def _restored_environment() -> Iterator[None]:
-    """Put variables and working directory back after each test; hide the developer's own settings from it."""
+    """Put variables and working directory back after each test; hide the developer's own settings
+    from it.
+    """
     variables, folder = dict(os.environ), Path.cwd()
     for name in [name for name in variables if name.startswith("HANABI_")]:
         del os.environ[name]
@@ -88,7 +95,9 @@ def _heed_ctrl_c() -> None:
 
 @pytest.fixture
 def start_process() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
-    """Give a `subprocess.Popen` for text whose processes, children included, are ended after the test."""
+    """Give a `subprocess.Popen` for text whose processes, children included, are ended after the
+    test.
+    """
     started: list[subprocess.Popen[str]] = []
 
     def start(*args: object, **options: object) -> "subprocess.Popen[str]":
@@ -110,7 +119,9 @@ def start_process() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
 def _no_process_left_behind() -> Iterator[None]:
     """Fail the session, and end them, when tests leave processes running."""
     yield
-    left = [child for child in psutil.Process().children(recursive=True) if not _is_pythons_own(child)]
+    left = [
+        child for child in psutil.Process().children(recursive=True) if not _is_pythons_own(child)
+    ]
     described = [f"{child.pid} {' '.join(_cmdline(child))[:100]}" for child in left]
     end_processes(left)
     if described:
@@ -146,4 +157,8 @@ def _cmdline(process: psutil.Process) -> list[str]:
 def _is_pythons_own(process: psutil.Process) -> bool:
     # multiprocessing's trackers live as long as the interpreter that they watch.
     command = " ".join(_cmdline(process))
-    return not command or "multiprocessing.resource_tracker" in command or "multiprocessing.forkserver" in command
+    return (
+        not command
+        or "multiprocessing.resource_tracker" in command
+        or "multiprocessing.forkserver" in command
+    )

@@ -23,7 +23,7 @@ SERVER_COMMAND = ("bash", str(ROOT / "tools/rollout/rollout_hanabi_gym.sh"))
 SERVER_SECONDS = 300.0
 TRAINER_SECONDS = 420.0
 VARIABLES = {
-    "HANABI_DEALS_PER_STEP": "2",
+    "HANABI_TASKS_PER_STEP": "2",
     "NUM_GENERATIONS": "8",
     "PER_DEVICE_TRAIN_BATCH_SIZE": "8",
     "LORA_RANK": "8",
@@ -57,11 +57,17 @@ class Server:
 
 
 def clean_environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith(("HANABI_", "WANDB_"))}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("HANABI_", "WANDB_"))
+    }
 
 
 def reset_signals() -> None:
-    """Give a child the signals of a terminal: a test run in the background would hand down an ignored Ctrl-C."""
+    """Give a child the signals of a terminal: a test run in the background would hand down an
+    ignored Ctrl-C.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -72,19 +78,33 @@ def free_port() -> int:
 
 
 def start_server(
-    model: Path, log: Path, *, port: int | None = None, command: Sequence[str] = SERVER_COMMAND, **variables: object
+    model: Path,
+    log: Path,
+    *,
+    port: int | None = None,
+    command: Sequence[str] = SERVER_COMMAND,
+    **variables: object,
 ) -> Server:
-    """Start a server with these variables, on a free port when none is given, and wait until it is healthy."""
+    """Start a server with these variables, on a free port when none is given, and wait until it is
+    healthy.
+    """
     port = port or free_port()
     environment = {**clean_environment(), **VARIABLES, "MODEL": str(model), "PORT": str(port)}
     environment |= {"HANABI_DIE_WITH_PARENT": "true"}
-    environment |= {"PYTHONPATH": str(ROOT / "tests/e2e/reporting"), "DEATH_SIGNALS": str(log.parent)}
+    environment |= {
+        "PYTHONPATH": str(ROOT / "tests/e2e/reporting"),
+        "DEATH_SIGNALS": str(log.parent),
+    }
     environment |= {name: str(value) for name, value in variables.items()}
     # An engine has the threads that it has for a user.
     environment.pop("OMP_NUM_THREADS", None)
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, env=environment, stdout=output, stderr=subprocess.STDOUT, preexec_fn=reset_signals
+            command,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            preexec_fn=reset_signals,
         )
     server = Server(process, port, log, model)
     deadline = time.monotonic() + SERVER_SECONDS
@@ -100,7 +120,9 @@ def start_server(
 
 
 def death_signals(server: Server) -> dict[str, int]:
-    """Ask the engine's processes which signal the kernel sends them when their parent ends; title to signal, or 0."""
+    """Ask the engine's processes which signal the kernel sends them when their parent ends; title
+    to signal, or 0.
+    """
     answers = {}
     for process in psutil.Process(server.process.pid).children(recursive=True):
         title = " ".join(process.cmdline())
@@ -115,7 +137,9 @@ def death_signals(server: Server) -> dict[str, int]:
     return answers
 
 
-def stop(process: subprocess.Popen[bytes], signum: signal.Signals = signal.SIGTERM) -> list[psutil.Process]:
+def stop(
+    process: subprocess.Popen[bytes], signum: signal.Signals = signal.SIGTERM
+) -> list[psutil.Process]:
     """Signal one process; return those of its children that are still alive 20 s later."""
     family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
     if process.poll() is None:
@@ -126,13 +150,19 @@ def stop(process: subprocess.Popen[bytes], signum: signal.Signals = signal.SIGTE
 
 
 def train(
-    server: Server, folder: Path, *arguments: str, script: str = "train_grpo_msswift.sh", **variables: object
+    server: Server,
+    folder: Path,
+    *arguments: str,
+    script: str = "train_grpo_msswift.sh",
+    **variables: object,
 ) -> subprocess.CompletedProcess[str]:
     """Run a train script to its end and return it with its output."""
     command = ["bash", str(ROOT / "tools/train" / script), *arguments]
     environment = server.environment(OUTPUT_DIR=folder, **variables)
     together = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.run(command, env=environment, timeout=TRAINER_SECONDS, check=False, **together)  # type: ignore[call-overload]
+    return subprocess.run(
+        command, env=environment, timeout=TRAINER_SECONDS, check=False, **together
+    )  # type: ignore[call-overload]
 
 
 @pytest.fixture(scope="session")
@@ -146,10 +176,14 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """A server that all tests share; each trainer opens a session of its own on it."""
     # A short name: paths of sockets are limited.
     temporary = Path(tempfile.mkdtemp(prefix="e2e-"))
-    server = start_server(tiny_model, tmp_path_factory.mktemp("server") / "server.log", TMPDIR=temporary)
+    server = start_server(
+        tiny_model, tmp_path_factory.mktemp("server") / "server.log", TMPDIR=temporary
+    )
     yield server
     assert stop(server.process) == [], "engine processes outlived the server"
-    assert [path for path in temporary.rglob("*") if path.is_socket()] == [], "vLLM's sockets outlived the server"
+    assert [path for path in temporary.rglob("*") if path.is_socket()] == [], (
+        "vLLM's sockets outlived the server"
+    )
     shutil.rmtree(temporary)
 
 
@@ -161,7 +195,9 @@ def trained(server: Server, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
     folder = tmp_path_factory.mktemp("run") / "train"
     before = model_fingerprint(server.model)
     script = "train_grpo_hanabi_server_wandb.sh"
-    done = train(server, folder, script=script, MAX_STEPS=3, WANDB_MODE="offline", REPORT_TO="wandb")
+    done = train(
+        server, folder, script=script, MAX_STEPS=3, WANDB_MODE="offline", REPORT_TO="wandb"
+    )
     assert done.returncode == 0, done.stdout[-4000:]
     assert model_fingerprint(server.model) == before, "training changed the base model's files"
     return folder, done.stdout

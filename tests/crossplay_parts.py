@@ -1,4 +1,6 @@
-"""Cross-play without typing: plans, played cells and checkpoints that the server of `server_app` can be lent."""
+"""Cross-play without typing: plans, played cells and checkpoints that the server of `server_app`
+can be lent.
+"""
 
 import json
 from collections.abc import Sequence
@@ -16,15 +18,21 @@ from training_runs import LAPTOP
 
 
 def plan_of(
-    *texts: str, deals: int = 8, setup: Setup[Any] = LAPTOP, suite: str = "eval", served: Served | None = None
+    *texts: str,
+    tasks: int = 8,
+    setup: Setup[Any] = LAPTOP,
+    suite: str = "eval",
+    served: Served | None = None,
 ) -> Plan:
-    return make_plan(parse_entries(texts, setup), setup, deals, suite=suite, served=served)
+    return make_plan(parse_entries(texts, setup), setup, tasks, suite=suite, served=served)
 
 
 def play(plan: Plan, folder: Path, served: Served | None = None) -> dict[str, EvaluationResult]:
     """Play what is missing; returns the cells by name."""
     cells: dict[str, EvaluationResult] = {}
-    play_cells(plan, folder, cells, served=served, begin=lambda cell: None, progress=lambda done: None)
+    play_cells(
+        plan, folder, cells, served=served, begin=lambda cell: None, progress=lambda done: None
+    )
     return cells
 
 
@@ -34,7 +42,9 @@ def summary_of(folder: Path, *texts: str, **options: Any) -> Summary:
 
 
 def save_checkpoint(run: Path, step: int, values: Sequence[float]) -> Path:
-    """Write a checkpoint whose adapters hold these values, of the base model of `server_app.make_identity`."""
+    """Write a checkpoint whose adapters hold these values, of the base model of
+    `server_app.make_identity`.
+    """
     identity = make_identity()
     names = [f"player_{number}" for number in range(len(values))]
 

@@ -1,4 +1,6 @@
-"""What the doctor's tests look at: a small model folder, a server that says what it is, a machine with GPUs."""
+"""What the doctor's tests look at: a small model folder, a server that says what it is, a machine
+with GPUs.
+"""
 
 import json
 import socket
@@ -47,8 +49,12 @@ def make_model(folder: Path, **config: Any) -> Path:
     return folder
 
 
-def find(function: Any, role: Role = "both", shell: dict[str, str] | None = None, **settings: object) -> list[Check]:
-    """Make one function's checks with these settings; `shell` holds what else the environment has."""
+def find(
+    function: Any, role: Role = "both", shell: dict[str, str] | None = None, **settings: object
+) -> list[Check]:
+    """Make one function's checks with these settings; `shell` holds what else the environment
+    has.
+    """
     environ = {name: str(value) for name, value in settings.items()}
     loaded = load_settings(environ, NOWHERE)
     probes = [Probe("probe", function, ("server", "trainer", "both"))]
@@ -75,22 +81,31 @@ def named(checks: list[Check], name: str) -> Check:
 
 
 @contextmanager
-def answering(status: int, body: dict[str, Any] | str, key: str | None = None, starting: int = 0) -> Iterator[int]:
-    """Serve one answer on every path: before it "starting" some times, and without the key 401; yields the port."""
+def answering(
+    status: int, body: dict[str, Any] | str, key: str | None = None, starting: int = 0
+) -> Iterator[int]:
+    """Serve one answer on every path: before it "starting" some times, and without the key 401;
+    yields the port.
+    """
     left = [starting]
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             code, content = status, body
             if key is not None and self.headers.get("Authorization") != f"Bearer {key}":
-                said = "wrong or missing key: set HANABI_API_KEY to the server's value in this terminal too."
+                said = (
+                    "wrong or missing key: set HANABI_API_KEY to the server's value in this "
+                    "terminal too."
+                )
                 code, content = 401, {"detail": said}
             elif left[0]:
                 left[0] -= 1
                 code, content = 503, {"status": "starting", "seconds": 146.2}
             self.send_response(code)
             self.end_headers()
-            self.wfile.write((content if isinstance(content, str) else json.dumps(content)).encode())
+            self.wfile.write(
+                (content if isinstance(content, str) else json.dumps(content)).encode()
+            )
 
         def log_message(self, format: str, *args: Any) -> None:
             pass
@@ -107,7 +122,8 @@ def answering(status: int, body: dict[str, Any] | str, key: str | None = None, s
 
 
 def make_gpu_machine(folder: Path, count: int, *, free: int) -> dict[str, str]:
-    """Write an nvidia-smi, an installed vllm and a torch for CUDA; return the variables that put them first.
+    """Write an nvidia-smi, an installed vllm and a torch for CUDA; return the variables that put
+    them first.
 
     Args:
         folder: Empty.
@@ -127,7 +143,8 @@ def make_gpu_machine(folder: Path, count: int, *, free: int) -> dict[str, str]:
         "    is_available = staticmethod(lambda: True)\n"
         "    @staticmethod\n"
         "    def device_count():\n"
-        f"        return len(os.environ.get('CUDA_VISIBLE_DEVICES', ',' * {count - 1}).split(','))\n"
+        "        return len(os.environ.get('CUDA_VISIBLE_DEVICES', ',' * "
+        f"{count - 1}).split(','))\n"
     )
     program = folder / "bin" / "nvidia-smi"
     program.parent.mkdir()

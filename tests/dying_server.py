@@ -1,9 +1,10 @@
-"""A rollout server that dies on request: `python dying_server.py PORT FOLDER`, see test_server_restart.py.
+"""A rollout server that dies on request: `python dying_server.py PORT FOLDER`, see
+test_server_restart.py.
 
-The engine is dead once FOLDER holds the file "die", which it removes. Each serving process appends one line of JSON to
-FOLDER/images. It has an engine core with two workers, which nothing ties to it; with CORE=dead the core is dead before
-the server notices. HANG: its clean-up does not end. FAIL: the second one cannot start.
-"""
+The engine is dead once FOLDER holds the file "die", which it removes. Each serving process appends
+one line of JSON to FOLDER/images. It has an engine core with two workers, which nothing ties to it;
+with CORE=dead the core is dead before the server notices. HANG: its clean-up does not end. FAIL:
+the second one cannot start."""
 
 import asyncio
 import ctypes
@@ -55,7 +56,8 @@ def main() -> None:
     listener = listen("127.0.0.1", port)
     die_with_parent(signal.SIGTERM)
     fork_and_supervise(
-        allowed=int(os.environ.get("ALLOWED", "3")), healthy_seconds=float(os.environ.get("HEALTHY", 600))
+        allowed=int(os.environ.get("ALLOWED", "3")),
+        healthy_seconds=float(os.environ.get("HEALTHY", 600)),
     )
     signal.signal(signal.SIGTERM, _end)
     file = folder / "images"

@@ -1,4 +1,6 @@
-"""The scheduler's parts without vLLM: a real tokenizer, store and game, and an engine that answers from a script."""
+"""The scheduler's parts without vLLM: a real tokenizer, store and game, and an engine that answers
+from a script.
+"""
 
 import asyncio
 import weakref
@@ -28,22 +30,27 @@ Fault = Callable[[int, int], Exception | Sample | None]
 def sample(text: str, logprob: float = -0.5) -> Sample:
     """A reply of these words and the end token, each with the same logprob."""
     ids = (*TOKENIZER.encode(text, add_special_tokens=False), CHAT.eos_id)
-    return Sample(ids=ids, logprobs=(logprob,) * len(ids), finish_reason="stop", num_cached_tokens=0)
+    return Sample(
+        ids=ids, logprobs=(logprob,) * len(ids), finish_reason="stop", num_cached_tokens=0
+    )
 
 
 class FakeEngine:
     """Replies with one of `replies` in turn, unless `fault(game, call)` says otherwise.
 
-    Games are counted in the order in which they start; each is a task of its own. Calls are counted per game over all
-    its attempts.
-    """
+    Games are counted in the order in which they start; each is a task of its own. Calls are counted
+    per game over all its attempts."""
 
-    def __init__(self, replies: Sequence[str] = ("Play 0", "Hint R", "Discard 1"), fault: Fault | None = None) -> None:
+    def __init__(
+        self, replies: Sequence[str] = ("Play 0", "Hint R", "Discard 1"), fault: Fault | None = None
+    ) -> None:
         self.is_dead = False
         self.calls: dict[asyncio.Task[Any], int] = {}
         self._replies, self._fault = replies, fault
 
-    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None, *game: Any) -> Sample:
+    async def generate(
+        self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None, *game: Any
+    ) -> Sample:
         task = asyncio.current_task()
         assert task is not None
         call = self.calls.setdefault(task, 0)
@@ -65,19 +72,30 @@ class FakeEngine:
 def make_scheduler(engine: FakeEngine, *, games_at_once: int = 64, **other: Any) -> Scheduler:
     """A scheduler on the base model; must be called where an event loop runs."""
     store = AdapterStore(engine, max_rank=16, shapes={"model.layers.0.self_attn.q_proj": (4, 4)})
-    model = Model(sampler=engine, **{"chat": CHAT, "max_model_len": 512, "vocab_size": len(TOKENIZER), **other})
+    model = Model(
+        sampler=engine,
+        **{"chat": CHAT, "max_model_len": 512, "vocab_size": len(TOKENIZER), **other},
+    )
     scheduler = Scheduler(model, store, games_at_once=games_at_once, instance_id="here")
     # Its folder lies in shared memory, outside the test's own.
     weakref.finalize(scheduler, store.close)
     return scheduler
 
 
-def deal(seed: int, config: EnvConfig = LAPTOP) -> dict[str, Any]:
-    """One deal as `RolloutClient.play` takes it."""
+def task(seed: int, config: EnvConfig = LAPTOP) -> dict[str, Any]:
+    """One task as `RolloutClient.play` takes it."""
     return {"env_config": config.model_dump(mode="json"), "suite": "train", "seed": seed}
 
 
-def tasks_of(*deals: dict[str, Any], num_games: int = 1, seats: Sequence[str] | None = BASE) -> list[RequestedTask]:
-    """The tasks of a request for these deals, as `Scheduler.run` takes them."""
-    given = {"tasks": deals, "num_games": num_games, "max_tokens": 4, "temperature": 1.0, "seats": seats}
+def tasks_of(
+    *tasks: dict[str, Any], num_games: int = 1, seats: Sequence[str] | None = BASE
+) -> list[RequestedTask]:
+    """The tasks of a request for these tasks, as `Scheduler.run` takes them."""
+    given = {
+        "tasks": tasks,
+        "num_games": num_games,
+        "max_tokens": 4,
+        "temperature": 1.0,
+        "seats": seats,
+    }
     return read_tasks(msgspec.convert(given, RolloutRequest))

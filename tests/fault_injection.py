@@ -1,9 +1,10 @@
-"""Fault injection: each test breaks something on purpose, a number of times, and says what survived and what was lost.
+"""Fault injection: each test breaks something on purpose, a number of times, and says what survived
+and what was lost.
 
-`FAULTS=long` (set by tools/fault_injection.sh) runs each as often as its long form says; without it the short form
-runs. The table of all stands at the end of pytest's output, and in the file that `FAULTS_OUT` names. Rows travel on
-test reports, so that they arrive from the processes that ran the tests.
-"""
+`FAULTS=long` (set by tools/fault_injection.sh) runs each as often as its long form says; without it
+the short form runs. The table of all stands at the end of pytest's output, and in the file that
+`FAULTS_OUT` names. Rows travel on test reports, so that they arrive from the processes that ran the
+tests."""
 
 import json
 import os
@@ -42,7 +43,9 @@ class Injection:
 
 @pytest.fixture
 def injection(request: pytest.FixtureRequest) -> Iterator[Callable[..., Injection]]:
-    """Give `injection(name, short=…, long=…)`: a row of the table whose loop runs the fitting number of times."""
+    """Give `injection(name, short=…, long=…)`: a row of the table whose loop runs the fitting
+    number of times.
+    """
     made: list[Injection] = []
 
     def make(name: str, *, short: int, long: int, lost: str = "nothing") -> Injection:
@@ -63,11 +66,16 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if not _rows:
         return
-    terminalreporter.section(f"{len(_rows)} injections, {sum(row['all'] for row in _rows)} survived")
+    terminalreporter.section(
+        f"{len(_rows)} injections, {sum(row['all'] for row in _rows)} survived"
+    )
     width = max(len(row["injection"]) for row in _rows)
     terminalreporter.write_line(f"{'injection':<{width}}  {'times':>6}  survived  {'s':>5}  lost")
     for row in _rows:
-        counts = f"{row['times']:>6}  {row['survived']:>4} {'yes' if row['all'] else 'NO':<3}  {row['seconds']:>5.0f}"
+        counts = (
+            f"{row['times']:>6}  {row['survived']:>4} {'yes' if row['all'] else 'NO':<3}  "
+            f"{row['seconds']:>5.0f}"
+        )
         terminalreporter.write_line(f"{row['injection']:<{width}}  {counts}  {row['lost']}")
     if "FAULTS_OUT" in os.environ:
         Path(os.environ["FAULTS_OUT"]).write_text(json.dumps(_rows, indent=1))

@@ -1,4 +1,6 @@
-"""A stand-in for the Hugging Face hub on loopback that has some folders as repositories, for the hub's own library."""
+"""A stand-in for the Hugging Face hub on loopback that has some folders as repositories, for the
+hub's own library.
+"""
 
 import hashlib
 from collections.abc import Mapping
@@ -41,7 +43,10 @@ class _Handler(QuietHandler):
         content = file.read_bytes()
         if self.command == "GET":
             self.server.given.append(rest.partition("/")[2])
-        self.give(content, headers={"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": COMMIT})
+        self.give(
+            content,
+            headers={"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": COMMIT},
+        )
 
     def _about(self, org: str, name: str, what: str = "revision", revision: str = "main") -> None:
         folder = self.server.folders.get(f"{org}/{name}")
@@ -51,7 +56,11 @@ class _Handler(QuietHandler):
             return self._refuse(404, "RevisionNotFound", "Invalid rev id")
         files = sorted(one for one in folder.rglob("*") if one.is_file())
         names = [one.relative_to(folder).as_posix() for one in files]
-        data: Any = {"id": f"{org}/{name}", "sha": COMMIT, "siblings": [{"rfilename": one} for one in names]}
+        data: Any = {
+            "id": f"{org}/{name}",
+            "sha": COMMIT,
+            "siblings": [{"rfilename": one} for one in names],
+        }
         if what == "tree":
             data = [
                 {"type": "file", "path": name, "size": one.stat().st_size, "oid": COMMIT}

@@ -1,4 +1,6 @@
-"""What the stand-ins for services on loopback share: quiet handlers, and a server for the length of a block."""
+"""What the stand-ins for services on loopback share: quiet handlers, and a server for the length of
+a block.
+"""
 
 import json
 import threading
@@ -54,7 +56,9 @@ class QuietHandler(BaseHTTPRequestHandler):
         """Return what came with the request."""
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
-    def give(self, content: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
+    def give(
+        self, content: bytes, status: int = 200, headers: Mapping[str, str] | None = None
+    ) -> None:
         """Answer; a HEAD request gets no content."""
         self.send_response(status)
         for name, value in (headers or {}).items():
@@ -73,6 +77,8 @@ def graphql_operation(body: bytes) -> str:
     """Return the name of a GraphQL request's operation; "graphql" for what is none."""
     try:
         query = json.loads(body)
-        return str(query.get("operationName") or query["query"].split("(")[0].split("{")[0].split()[-1])
+        return str(
+            query.get("operationName") or query["query"].split("(")[0].split("{")[0].split()[-1]
+        )
     except (ValueError, KeyError, IndexError):
         return "graphql"

@@ -1,4 +1,6 @@
-"""Turns and episodes that are written down, not played; a test names what it is about, the rest is plain."""
+"""Turns and episodes that are written down, not played; a test names what it is about, the rest is
+plain.
+"""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,10 +35,11 @@ def made_turn(
     version: int | None = None,
     num_players: int = 2,
 ) -> Turn:
-    """Return one player's turn whose reply is `ids`, of these logprobs in nats; without ids it is a script's.
+    """Return one player's turn whose reply is `ids`, of these logprobs in nats; without ids it is a
+    script's.
 
-    Of `rewards` everybody gets "score" and "bomb", and this player the others; with "illegal" the turn is illegal.
-    """
+    Of `rewards` everybody gets "score" and "bomb", and this player the others; with "illegal" the
+    turn is illegal."""
     rewards = rewards or {}
     team = {part: value for part, value in rewards.items() if part in ("score", "bomb")}
     return Turn(
@@ -55,13 +58,19 @@ def made_turn(
 
 
 def made_episode(*turns: Turn, score: int = 0, **other: Any) -> Episode:
-    """Return a game of these turns; `other` are fields of `Episode`. The kept score is the score unless it is
-    given, as the number of bombs."""
-    result = {"score": score, "score_kept": other.pop("score_kept", score), "bombed": other.pop("bombed", 0)}
+    """Return a game of these turns; `other` are fields of `Episode`. The kept score is the score
+    unless it is given, as the number of bombs."""
+    result = {
+        "score": score,
+        "score_kept": other.pop("score_kept", score),
+        "bombed": other.pop("bombed", 0),
+    }
     return replace(PLAIN, turns=turns, result=result, **other)
 
 
-def play_episodes_sync(setup: Setup[Any], players: Sequence[Player], suite: str, seeds: Iterable[int]) -> list[Episode]:
+def play_episodes_sync(
+    setup: Setup[Any], players: Sequence[Player], suite: str, seeds: Iterable[int]
+) -> list[Episode]:
     """Play one game of each start, one after the other, outside a running event loop."""
 
     async def play_all() -> list[Episode]:

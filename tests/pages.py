@@ -6,7 +6,9 @@ _VOID = {"meta", "br", "line", "rect", "img", "input"}
 
 
 class Reader(HTMLParser):
-    """Collects tags, attributes and text, and checks that every element is closed where it should be."""
+    """Collects tags, attributes and text, and checks that every element is closed where it should
+    be.
+    """
 
     def __init__(self, page: str) -> None:
         super().__init__()

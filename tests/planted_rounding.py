@@ -1,11 +1,12 @@
-"""What rounding to 16 bits hides from each mismatch check: faults planted in a small real model, without a server.
+"""What rounding to 16 bits hides from each mismatch check: faults planted in a small real model,
+without a server.
 
     python tests/planted_rounding.py            prints the table of docs/trust.md
     python tests/planted_rounding.py 40 stale   of one fault, at most 40 steps
 
-The sampler is another program than the trainer: it decodes token by token with a cache, its adapters are rounded as an
-upload rounds them, its attention is written out and its logits are rounded. Every step is one of Adam at rate 2e-5.
-"""
+The sampler is another program than the trainer: it decodes token by token with a cache, its
+adapters are rounded as an upload rounds them, its attention is written out and its logits are
+rounded. Every step is one of Adam at rate 2e-5."""
 
 import copy
 import sys
@@ -39,23 +40,29 @@ class Found:
     """One arm."""
 
     gaps: list[float] = field(default_factory=list)
-    """Per step the mean |sampler − trainer|, which the absolute check compares with its tolerance."""
+    """Per step the mean |sampler − trainer|, which the absolute check compares with its
+    tolerance.
+    """
     changes: list[float] = field(default_factory=list)
-    """Per step the root of the mean squared difference between the trained policy and the suspected one."""
+    """Per step the root of the mean squared difference between the trained policy and the suspected
+    one.
+    """
     slopes: list[float] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
 
     @property
     def steps(self) -> int | None:
         """Steps until the relative check stops."""
-        return next((step for step, value in enumerate(self.scores, start=1) if value > LIMIT), None)
+        return next(
+            (step for step, value in enumerate(self.scores, start=1) if value > LIMIT), None
+        )
 
 
 def trainer_model(dtype: torch.dtype) -> Any:
     """Return a model with two adapters such as some dozen steps leave them.
 
-    Their rank is one with which a step moves logprobs by about a tenth of their rounding, as it does in large models.
-    """
+    Their rank is one with which a step moves logprobs by about a tenth of their rounding, as it
+    does in large models."""
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "head_dim": 32}
     config = Qwen3Config(vocab_size=256, num_attention_heads=4, num_key_value_heads=2, **sizes)
     torch.manual_seed(0)
@@ -72,9 +79,15 @@ def trainer_model(dtype: torch.dtype) -> Any:
 
 def versions(model: Any, dtype: torch.dtype) -> Iterator[dict[str, torch.Tensor]]:
     """Take optimizer steps on games of random worth; yields the adapters of the version before."""
-    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=RATE, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(
+        [one for one in model.parameters() if one.requires_grad], lr=RATE, weight_decay=0.0
+    )
     while True:
-        before = {name: value.detach().clone() for name, value in model.named_parameters() if value.requires_grad}
+        before = {
+            name: value.detach().clone()
+            for name, value in model.named_parameters()
+            if value.requires_grad
+        }
         for name in NAMES:
             adapters.use_adapter(model, name)
             ids = torch.randint(0, 256, (8, 32))
@@ -85,7 +98,9 @@ def versions(model: Any, dtype: torch.dtype) -> Iterator[dict[str, torch.Tensor]
         yield before
 
 
-def trainer_logps(model: Any, ids: torch.Tensor, mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def trainer_logps(
+    model: Any, ids: torch.Tensor, mask: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
     """Return what the trainer computes, with mixed precision as accelerate sets it up."""
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
         return reply_logps(model, getattr(model, "model", model), ids, mask, 1.0)
@@ -93,11 +108,18 @@ def trainer_logps(model: Any, ids: torch.Tensor, mask: torch.Tensor, dtype: torc
 
 @torch.no_grad()
 def sample(model: Any, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids of games, and [games, reply] logprobs of the replies as this program computes them."""
+    """Return ids of games, and [games, reply] logprobs of the replies as this program computes
+    them.
+    """
     ids, cache, found = torch.randint(0, 256, (GAMES, PROMPT)), DynamicCache(), []
     seen = ids
     for _ in range(REPLY):
-        logits = model(input_ids=seen, past_key_values=cache, use_cache=True).logits[:, -1].to(dtype).float()
+        logits = (
+            model(input_ids=seen, past_key_values=cache, use_cache=True)
+            .logits[:, -1]
+            .to(dtype)
+            .float()
+        )
         logps = torch.log_softmax(logits, -1)
         seen = torch.multinomial(logps.exp(), 1)
         found.append(logps.gather(-1, seen))
@@ -106,7 +128,9 @@ def sample(model: Any, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def run(fault: str, dtype: torch.dtype, steps: int) -> Found:
-    """Train, sample player 0's games with a fault in each step, and compare; ends where the relative check stops."""
+    """Train, sample player 0's games with a fault in each step, and compare; ends where the
+    relative check stops.
+    """
     torch.manual_seed(3)
     model = trainer_model(dtype)
     sampler = copy.deepcopy(model).eval()
@@ -140,7 +164,9 @@ def run(fault: str, dtype: torch.dtype, steps: int) -> Found:
     return found
 
 
-def _other(model: Any, suspect: str, before: dict[str, torch.Tensor], ids: Any, mask: Any) -> torch.Tensor:
+def _other(
+    model: Any, suspect: str, before: dict[str, torch.Tensor], ids: Any, mask: Any
+) -> torch.Tensor:
     if suspect == BASE:
         with adapters.base_only(model):
             return trainer_logps(model.base_model, ids, mask, torch.float32)
@@ -155,7 +181,8 @@ def _other(model: Any, suspect: str, before: dict[str, torch.Tensor], ids: Any, 
 
 if __name__ == "__main__":
     print(
-        "| planted | format | policies apart | mean gap | absolute check | slope | relative check |\n"
+        "| planted | format | policies apart | mean gap | absolute check | slope | relative check "
+        "|\n"
         "|---|---|---|---|---|---|---|"
     )
     for kind in (torch.bfloat16, torch.float32):
@@ -163,10 +190,24 @@ if __name__ == "__main__":
             said = FAULTS[fault]
             one = run(fault, kind, int(sys.argv[1]) if len(sys.argv) > 1 else 100)
             gap, allowed = max(one.gaps), TOLERANCE[kind]
-            absolute = f"stops, {allowed:g} is allowed" if gap > allowed else f"nothing, {allowed:g} is allowed"
-            relative = f"stops at step {one.steps}" if one.steps else f"nothing in {len(one.scores)} steps"
+            absolute = (
+                f"stops, {allowed:g} is allowed"
+                if gap > allowed
+                else f"nothing, {allowed:g} is allowed"
+            )
+            relative = (
+                f"stops at step {one.steps}" if one.steps else f"nothing in {len(one.scores)} steps"
+            )
             slope = sum(one.slopes) / len(one.slopes)
             apart = sum(one.changes) / len(one.changes)
             name = str(kind).removeprefix("torch.")
-            print(f"| {said} | {name} | {apart:.2g} | {gap:.2g} | {absolute} | {slope:.2f} | {relative} |", flush=True)
-            print(f"    greatest z {max(one.scores):.2f}, last {one.scores[-1]:.2f}", file=sys.stderr, flush=True)
+            print(
+                f"| {said} | {name} | {apart:.2g} | {gap:.2g} | {absolute} | {slope:.2f} | "
+                f"{relative} |",
+                flush=True,
+            )
+            print(
+                f"    greatest z {max(one.scores):.2f}, last {one.scores[-1]:.2f}",
+                file=sys.stderr,
+                flush=True,
+            )

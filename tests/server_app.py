@@ -1,8 +1,8 @@
-"""The rollout server without vLLM: the real app, limits, store and scheduler on a real socket, and an engine of words.
+"""The rollout server without vLLM: the real app, limits, store and scheduler on a real socket, and
+an engine of words.
 
-The engine samples nothing: its reply is a function of the adapter's bytes and the prompt, so a test sees at once when
-another policy than the pushed one was served.
-"""
+The engine samples nothing: its reply is a function of the adapter's bytes and the prompt, so a test
+sees at once when another policy than the pushed one was served."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,13 @@ from hanabi_grpo.client.url_partners import UrlPartners
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.logs import LineRing
-from hanabi_grpo.rollout.handshake import PROTOCOL, SessionRequest, game_claims, session_headers, tokenizer_hash
+from hanabi_grpo.rollout.handshake import (
+    PROTOCOL,
+    SessionRequest,
+    game_claims,
+    session_headers,
+    tokenizer_hash,
+)
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.app import create_app
 from hanabi_grpo.server.engine import Sample, SamplingConfig
@@ -35,7 +41,11 @@ from hanabi_grpo.server.seats import Model
 from hanabi_grpo.server.serving import serve_until_dead
 from hanabi_grpo.types import player_names
 
-SHAPES = {f"model.layers.{layer}.self_attn.{name}": (8, 6) for layer in (0, 1) for name in ("q_proj", "v_proj")}
+SHAPES = {
+    f"model.layers.{layer}.self_attn.{name}": (8, 6)
+    for layer in (0, 1)
+    for name in ("q_proj", "v_proj")
+}
 RANK = 8
 PLAYERS = player_names(2)
 RUN_ID, TRAINER_ID, SECRET = "outputs/run", "0" * 32, "5" * 64
@@ -58,7 +68,9 @@ _REPLIES = ("Play 0", "Hint R", "Discard 1", "Hint Y", "Play 1")
 
 
 def word_reply(lora: Any | None, prompt_ids: Sequence[int]) -> Sample:
-    """What a `WordEngine` replies to these ids under this adapter (the hash of its files; None for the base model)."""
+    """What a `WordEngine` replies to these ids under this adapter (the hash of its files; None for
+    the base model).
+    """
     digest = hashlib.sha256(f"{lora} {list(prompt_ids)}".encode()).digest()
     said = sample(_REPLIES[digest[0] % len(_REPLIES)])
     return replace(said, num_cached_tokens=len(prompt_ids) // 2)
@@ -82,13 +94,17 @@ class WordEngine:
 
     async def load_adapter(self, name: str, number: int, path: str) -> Any:
         files = (Path(path) / "adapter_model.safetensors", Path(path) / "adapter_config.json")
-        self.loaded[number] = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+        self.loaded[number] = hashlib.sha256(
+            b"".join(file.read_bytes() for file in files)
+        ).hexdigest()
         return self.loaded[number]
 
     async def unload_adapter(self, number: int) -> None:
         del self.loaded[number]
 
-    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None, *game: Any) -> Sample:
+    async def generate(
+        self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None, *game: Any
+    ) -> Sample:
         await asyncio.sleep(self.seconds)
         if self.is_dead:
             raise RuntimeError("engine dead")
@@ -159,13 +175,22 @@ def running_app(
     """Serve the real app around a `WordEngine` in a thread, on a free port unless one is given."""
     listener, engine, ring = listen("127.0.0.1", port), engine or WordEngine(), LineRing()
     described = make_identity(**identity, partners=partners.described if partners else {})
-    store = AdapterStore(engine, max_rank=RANK, shapes=SHAPES, session_timeout=described.session_timeout)
-    model = Model(sampler=engine, chat=CHAT, max_model_len=described.max_model_len, vocab_size=len(TOKENIZER))
+    store = AdapterStore(
+        engine, max_rank=RANK, shapes=SHAPES, session_timeout=described.session_timeout
+    )
+    model = Model(
+        sampler=engine, chat=CHAT, max_model_len=described.max_model_len, vocab_size=len(TOKENIZER)
+    )
     model = replace(model, partners=partners) if partners else model
     scheduler = Scheduler(model, store, games_at_once=256, instance_id=described.instance_id)
     app = create_app(engine, store, scheduler, described, ring, api_key=api_key)  # type: ignore[arg-type]
     running = RunningApp(
-        port=listener.getsockname()[1], engine=engine, store=store, scheduler=scheduler, identity=described, ring=ring
+        port=listener.getsockname()[1],
+        engine=engine,
+        store=store,
+        scheduler=scheduler,
+        identity=described,
+        ring=ring,
     )
     stopping = threading.Event()
 
@@ -186,12 +211,18 @@ def running_app(
 
 
 def adapter_bytes(
-    value: float = 0.5, up: float | None = None, *, dtype: torch.dtype = torch.float32, rank: int = RANK
+    value: float = 0.5,
+    up: float | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    rank: int = RANK,
 ) -> bytes:
     """A valid upload whose tensors all hold `value`, those of B `up` where it is given."""
     tensors = {}
     for module, (num_out, num_in) in SHAPES.items():
-        tensors[f"base_model.model.{module}.lora_A.weight"] = torch.full((rank, num_in), value, dtype=dtype)
+        tensors[f"base_model.model.{module}.lora_A.weight"] = torch.full(
+            (rank, num_in), value, dtype=dtype
+        )
         tensors[f"base_model.model.{module}.lora_B.weight"] = torch.full(
             (num_out, rank), value if up is None else up, dtype=dtype
         )
@@ -217,7 +248,9 @@ def session_body(identity: ServerIdentity, **other: Any) -> dict[str, Any]:
         "adapters": list(PLAYERS),
         "lora_rank": RANK,
         "games": game_claims([Setup(HANABI, LAPTOP)]),
-        **identity.model_dump(include={"model_fingerprint", "tokenizer_hash", "chat_hash", "dtype"}),
+        **identity.model_dump(
+            include={"model_fingerprint", "tokenizer_hash", "chat_hash", "dtype"}
+        ),
     }
     return SessionRequest(**{**given, **other}).model_dump(mode="json")
 
@@ -225,11 +258,15 @@ def session_body(identity: ServerIdentity, **other: Any) -> dict[str, Any]:
 def open_session(client: RolloutClient, app: RunningApp, **other: Any) -> dict[str, Any]:
     """Claim to have the app's own model instead of hashing a folder."""
     given = session_body(app.identity, **other)
-    return client.open_session(**{name: given[name] for name in given if name not in ("protocol", "trainer_id")})
+    return client.open_session(
+        **{name: given[name] for name in given if name not in ("protocol", "trainer_id")}
+    )
 
 
 def push_to(client: RolloutClient, app: RunningApp, version: int = 1) -> dict[str, bytes]:
-    """Open a session of a new run and serve an adapter of its own for each player; returns their bytes."""
+    """Open a session of a new run and serve an adapter of its own for each player; returns their
+    bytes.
+    """
     open_session(client, app, run_id=client.trainer_id)
     bodies = {name: adapter_bytes(0.25 + number + version) for number, name in enumerate(PLAYERS)}
     client.push(version, {name: (body, PEFT_CONFIG) for name, body in bodies.items()})
@@ -237,11 +274,18 @@ def push_to(client: RolloutClient, app: RunningApp, version: int = 1) -> dict[st
 
 
 def rollout_body(
-    *, num_deals: int = 1, num_games: int = 1, seats: Sequence[str] = BASE, **other: Any
+    *, num_tasks: int = 1, num_games: int = 1, seats: Sequence[str] = BASE, **other: Any
 ) -> dict[str, Any]:
     """A rollout request that this server plays."""
     tasks = [
-        {"env_config": LAPTOP.model_dump(mode="json"), "suite": "train", "seed": seed} for seed in range(num_deals)
+        {"env_config": LAPTOP.model_dump(mode="json"), "suite": "train", "seed": seed}
+        for seed in range(num_tasks)
     ]
-    given = {"tasks": tasks, "num_games": num_games, "max_tokens": 4, "temperature": 1.0, "seats": list(seats)}
+    given = {
+        "tasks": tasks,
+        "num_games": num_games,
+        "max_tokens": 4,
+        "temperature": 1.0,
+        "seats": list(seats),
+    }
     return {**given, **other}

@@ -1,4 +1,6 @@
-"""Models for tests: random ones, where only what is done with them matters, and the one that is shipped."""
+"""Models for tests: random ones, where only what is done with them matters, and the one that is
+shipped.
+"""
 
 from pathlib import Path
 
@@ -11,7 +13,9 @@ SHIPPED = Path(__file__).parents[1] / TINY_MODEL
 
 
 def small_model(**other: float) -> Qwen3ForCausalLM:
-    """Return a Qwen3 of one layer and width 16, unless `other` says otherwise; the weights are torch's next ones."""
+    """Return a Qwen3 of one layer and width 16, unless `other` says otherwise; the weights are
+    torch's next ones.
+    """
     shape = {
         "vocab_size": 16,
         "hidden_size": 16,

@@ -1,4 +1,6 @@
-"""An adapter store without vLLM: an engine that notes what it is asked for, uploads, and what a rollout could see."""
+"""An adapter store without vLLM: an engine that notes what it is asked for, uploads, and what a
+rollout could see.
+"""
 
 import asyncio
 import hashlib
@@ -68,7 +70,9 @@ def sent(name: str, version: int, body: bytes, config: Mapping[str, Any] = CONFI
     return Upload(adapter=name, version=version, body=body, sha256=sha256, config=config)
 
 
-async def stage(store: AdapterStore, name: str, version: int, body: bytes, config: Mapping[str, Any] = CONFIG) -> None:
+async def stage(
+    store: AdapterStore, name: str, version: int, body: bytes, config: Mapping[str, Any] = CONFIG
+) -> None:
     await store.stage(sent(name, version, body, config))
 
 
@@ -81,10 +85,17 @@ async def push(store: AdapterStore, version: int, value: float = 0.0) -> dict[st
 def served(store: AdapterStore) -> dict[str, Any]:
     """Everything that a rollout could notice: names, handles and the bytes of every file."""
     return {
-        name: (held.version, held.lora, held.number, {path.name: path.read_bytes() for path in held.folder.iterdir()})
+        name: (
+            held.version,
+            held.lora,
+            held.number,
+            {path.name: path.read_bytes() for path in held.folder.iterdir()},
+        )
         for name, held in store._served.items()
     }
 
 
 def folders_on_disk(store: AdapterStore) -> list[str]:
-    return sorted(path.name.rpartition("-")[0] for path in store.folder.path.iterdir() if path.is_dir())
+    return sorted(
+        path.name.rpartition("-")[0] for path in store.folder.path.iterdir() if path.is_dir()
+    )

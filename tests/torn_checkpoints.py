@@ -1,4 +1,6 @@
-"""Kills processes that write checkpoints, and checks what is left: for unit tests (few kills) and injections (many)."""
+"""Kills processes that write checkpoints, and checks what is left: for unit tests (few kills) and
+injections (many).
+"""
 
 import json
 import os
@@ -10,9 +12,19 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hanabi_grpo.runs.checkpoints import FoundCheckpoint, find_checkpoint, recover_checkpoints, rotate, write_checkpoint
+from hanabi_grpo.runs.checkpoints import (
+    FoundCheckpoint,
+    find_checkpoint,
+    recover_checkpoints,
+    rotate,
+    write_checkpoint,
+)
 
-FILES = ("player_0/adapter_model.safetensors", "player_1/adapter_model.safetensors", "trainer/state.json")
+FILES = (
+    "player_0/adapter_model.safetensors",
+    "player_1/adapter_model.safetensors",
+    "trainer/state.json",
+)
 
 
 def write(run_folder: Path, step: int, text: str = "", size: int = 2000) -> Path:
@@ -31,7 +43,9 @@ def text_of(found: FoundCheckpoint) -> str:
     """Return the text that all files of a checkpoint agree on."""
     texts = {json.loads((found.folder / name).read_text())["text"] for name in FILES}
     if texts != {found.manifest.facts["text"]} or set(found.manifest.files) != set(FILES):
-        raise AssertionError(f"{found.folder}: files of several writes in one checkpoint: {texts}, {found.manifest}")
+        raise AssertionError(
+            f"{found.folder}: files of several writes in one checkpoint: {texts}, {found.manifest}"
+        )
     return texts.pop()
 
 
@@ -49,11 +63,11 @@ def in_child(work: Callable[[], object]) -> int:
 
 
 def kill_writer(run_folder: Path, rng: random.Random) -> int:
-    """Start a writer, end it by SIGKILL at a random moment and check; returns how many checkpoints it had finished.
+    """Start a writer, end it by SIGKILL at a random moment and check; returns how many checkpoints
+    it had finished.
 
-    Every writer takes up the newest checkpoint, writes each step twice and keeps two. A checkpoint that the writer had
-    finished must be there after the kill, in one piece.
-    """
+    Every writer takes up the newest checkpoint, writes each step twice and keeps two. A checkpoint
+    that the writer had finished must be there after the kill, in one piece."""
     write(run_folder, 0)
     readable, writable = os.pipe()
     pid = in_child(lambda: _write_for_ever(run_folder, writable))
@@ -85,7 +99,9 @@ def _write_for_ever(run_folder: Path, writable: int) -> None:
 
 
 def die_at_call(number: int, work: Callable[[], object]) -> bool:
-    """Run `work` in a child that dies before its call number `number` that changes the disk; False: it got through."""
+    """Run `work` in a child that dies before its call number `number` that changes the disk; False:
+    it got through.
+    """
 
     def counted() -> None:
         left = number

@@ -1,4 +1,6 @@
-"""Small environments of the kinds that this package does not play: one player, and several who act at the same time."""
+"""Small environments of the kinds that this package does not play: one player, and several who act
+at the same time.
+"""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +16,9 @@ class ToyConfig(base.EnvConfig):
 
 
 class GuessGame(base.Game):
-    """One player guesses a number within four turns; any whole number is a reply, a bad one loses a turn."""
+    """One player guesses a number within four turns; any whole number is a reply, a bad one loses a
+    turn.
+    """
 
     def __init__(self, config: ToyConfig, number: int) -> None:
         self.config, self.number = config, number
@@ -50,7 +54,10 @@ class GuessGame(base.Game):
         possible = [
             number
             for number in range(self.config.highest + 1)
-            if all(GuessGame(self.config, number)._answer(guess) == self._answer(guess) for guess in self.guesses)
+            if all(
+                GuessGame(self.config, number)._answer(guess) == self._answer(guess)
+                for guess in self.guesses
+            )
         ]
         other = self.copy()
         other.number = rng.choice(possible)
@@ -60,7 +67,9 @@ class GuessGame(base.Game):
         if guess == base.SKIP:
             return "No number."
         difference = int(guess) - self.number
-        return f"{guess} is {'too low' if difference < 0 else 'too high' if difference else 'right'}."
+        return (
+            f"{guess} is {'too low' if difference < 0 else 'too high' if difference else 'right'}."
+        )
 
 
 class Guess(base.Environment[ToyConfig]):
@@ -98,11 +107,15 @@ class DilemmaGame(base.Game):
         self.rounds: list[Mapping[int, str]] = []
 
     def to_act(self) -> tuple[int, ...]:
-        is_over = len(self.rounds) == self.config.rounds or any(base.FORFEIT in one.values() for one in self.rounds)
+        is_over = len(self.rounds) == self.config.rounds or any(
+            base.FORFEIT in one.values() for one in self.rounds
+        )
         return () if is_over else (0, 1, 2)
 
     def message(self, player: int) -> str:
-        last = [self.rounds[-1][other] for other in range(3) if other != player] if self.rounds else []
+        last = (
+            [self.rounds[-1][other] for other in range(3) if other != player] if self.rounds else []
+        )
         return f"The prize is {self.prize}. The others chose {last or 'nothing yet'}."
 
     def state_message(self, player: int) -> str:
@@ -118,9 +131,13 @@ class DilemmaGame(base.Game):
         self.rounds.append(dict(actions))
         takers = [player for player, action in actions.items() if action == "take"]
         if base.FORFEIT in actions.values():
-            return [{"lost": -1.0} if actions[player] == base.FORFEIT else {} for player in range(3)]
+            return [
+                {"lost": -1.0} if actions[player] == base.FORFEIT else {} for player in range(3)
+            ]
         winners = takers if len(takers) == 1 else () if takers else range(3)
-        return [{"prize": self.prize / len(winners)} if player in winners else {} for player in range(3)]
+        return [
+            {"prize": self.prize / len(winners)} if player in winners else {} for player in range(3)
+        ]
 
     def result(self) -> Mapping[str, float]:
         return {"rounds": len(self.rounds)}

@@ -1,6 +1,7 @@
 """Kuhn poker as an environment whose players remember the game; users have `kuhn_poker`.
 
-Source: Kuhn, "A Simplified Two-Person Poker" (1950). Three cards J < Q < K, one each, one chip each in the pot, one bet
+Source: Kuhn, "A Simplified Two-Person Poker" (1950). Three cards J < Q < K, one each, one chip each
+in the pot, one bet
 of one chip. With best play the first player loses 1/18 chip a game.
 """
 
@@ -63,7 +64,11 @@ class KuhnGame(base.Game):
         return ({}, {}) if self.to_act() else ({"chips": self._chips()}, {"chips": -self._chips()})
 
     def result(self) -> Mapping[str, float]:
-        return {} if self.to_act() else {"first_chips": self._chips(), "showdown": float(self.actions[-1] != "fold")}
+        return (
+            {}
+            if self.to_act()
+            else {"first_chips": self._chips(), "showdown": float(self.actions[-1] != "fold")}
+        )
 
     def hidden(self, player: int) -> Mapping[str, Any]:
         return {"opponent's card": self.cards[1 - player]}
@@ -76,7 +81,10 @@ class KuhnGame(base.Game):
 
     def _told(self, player: int, start: int) -> str:
         card = "" if start else f"Your card is {self.cards[player]}. "
-        told = [f"The {ROLES[turn % 2]} player: {self.actions[turn]}. " for turn in range(start, len(self.actions))]
+        told = [
+            f"The {ROLES[turn % 2]} player: {self.actions[turn]}. "
+            for turn in range(start, len(self.actions))
+        ]
         choice = " or ".join(self.legal(player))
         return card + "".join(told) + (f"Your action: {choice}?" if choice else "")
 
@@ -88,7 +96,9 @@ class KuhnGame(base.Game):
 
 
 def equilibrium(alpha: float) -> base.Script:
-    """Return the Nash equilibrium in which the first player bluffs with this chance; `alpha` is from 0 to 1/3."""
+    """Return the Nash equilibrium in which the first player bluffs with this chance; `alpha` is
+    from 0 to 1/3.
+    """
     bet = {0: {"J": alpha, "Q": 0.0, "K": 3 * alpha}, 1: {"J": 1 / 3, "Q": 0.0, "K": 1.0}}
     call = {0: {"J": 0.0, "Q": alpha + 1 / 3, "K": 1.0}, 1: {"J": 0.0, "Q": 1 / 3, "K": 1.0}}
 
@@ -101,7 +111,7 @@ def equilibrium(alpha: float) -> base.Script:
 
 
 class Kuhn(base.Environment[KuhnConfig]):
-    """Kuhn poker. Every split deals all six deals, so splits differ in their seeds alone."""
+    """Kuhn poker. Every split tasks all six tasks, so splits differ in their seeds alone."""
 
     name = "kuhn"
     Config = KuhnConfig
@@ -134,11 +144,13 @@ class Kuhn(base.Environment[KuhnConfig]):
 
     def metrics(self, config: KuhnConfig, episodes: Sequence[base.Episode]) -> dict[str, float]:
         opened = [turn.action for one in episodes for turn in one.turns if turn.action in OPEN]
-        return super().metrics(config, episodes) | {"bets": opened.count("bet") / max(len(opened), 1)}
+        return super().metrics(config, episodes) | {
+            "bets": opened.count("bet") / max(len(opened), 1)
+        }
 
     def render(self, config: KuhnConfig, episode: base.Episode) -> Iterator[base.Frame]:
         first, second = self.reset(config, split=episode.suite, seed=episode.seed).cards
-        yield base.Frame(title="deal", text=f"player_0 holds {first}, player_1 holds {second}")
+        yield base.Frame(title="task", text=f"player_0 holds {first}, player_1 holds {second}")
         for number, turn in enumerate(episode.turns, 1):
             yield base.Frame(title=f"turn {number}", text=f"player_{turn.player}: {turn.action}")
         yield base.Frame(title="end", text=f"player_0 wins {episode.reward(0, 'chips'):+g}")

@@ -1,4 +1,6 @@
-"""Run folders as a trainer leaves them, written without one: settings, rows, games and checkpoints."""
+"""Run folders as a trainer leaves them, written without one: settings, rows, games and
+checkpoints.
+"""
 
 import json
 from pathlib import Path
@@ -9,8 +11,8 @@ from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.policies.rule_bots import rule_bot
 from hanabi_grpo.envs.referee import play_scripts
+from hanabi_grpo.rollout.recordings import write_episodes
 from hanabi_grpo.runs.checkpoints import write_checkpoint
-from hanabi_grpo.runs.recordings import write_episodes
 from hanabi_grpo.settings import load_settings, settings_json
 from hanabi_grpo.types import Episode
 
@@ -28,17 +30,35 @@ def scripted_games(
     """
     one = rule_bot("hint-bot", noise) if noise else script
     numbered = [(seed, seeds[:place].count(seed)) for place, seed in enumerate(seeds)]
-    policies = dict.fromkeys(range(config.players), HANABI.policies[one]() if isinstance(one, str) else one)
-    return [play_scripts(Setup(HANABI, config).task(suite, seed), policies, number=game) for seed, game in numbered]
+    policies = dict.fromkeys(
+        range(config.players), HANABI.policies[one]() if isinstance(one, str) else one
+    )
+    return [
+        play_scripts(Setup(HANABI, config).task(suite, seed), policies, number=game)
+        for seed, game in numbered
+    ]
 
 
 def tracked_run(
-    folder: Path, *, steps: int = 3, checkpoints: tuple[int, ...] = (), games: bool = True, **variables: str
+    folder: Path,
+    *,
+    steps: int = 3,
+    checkpoints: tuple[int, ...] = (),
+    games: bool = True,
+    **variables: str,
 ) -> Path:
     """Write a run of some steps, whose scores rise by 0.1 from 1.0, with a key in its settings."""
     folder.mkdir(parents=True, exist_ok=True)
-    given = {"MODEL": "models/tiny", "LORA_RANK": "8", "REPORT_TO": "wandb", "HANABI_API_KEY": SECRET, **variables}
-    settings = settings_json(load_settings({**given, "OUTPUT_DIR": str(folder)}, dotenv=folder / "none.env"))
+    given = {
+        "MODEL": "models/tiny",
+        "LORA_RANK": "8",
+        "REPORT_TO": "wandb",
+        "HANABI_API_KEY": SECRET,
+        **variables,
+    }
+    settings = settings_json(
+        load_settings({**given, "OUTPUT_DIR": str(folder)}, dotenv=folder / "none.env")
+    )
     (folder / "settings.json").write_text(json.dumps(settings))
     for step in range(1, steps + 1):
         add_row(folder, step)
@@ -50,8 +70,20 @@ def tracked_run(
 
 
 def add_row(folder: Path, step: int, **figures: Any) -> None:
-    row = {"step": step, "seconds": 2.0 * step, "games": 16.0, "score/mean": 1.0 + 0.1 * (step - 1), "loss": None}
-    row |= {"illegal_per_game": 0.5, "player_0/reward": 1.0, "player_1/reward": 1.5, "time/push": 0.1, **figures}
+    row = {
+        "step": step,
+        "seconds": 2.0 * step,
+        "games": 16.0,
+        "score/mean": 1.0 + 0.1 * (step - 1),
+        "loss": None,
+    }
+    row |= {
+        "illegal_per_game": 0.5,
+        "player_0/reward": 1.0,
+        "player_1/reward": 1.5,
+        "time/push": 0.1,
+        **figures,
+    }
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
 
@@ -65,5 +97,9 @@ def add_checkpoint(folder: Path, step: int) -> Path:
         (partial / "trainer").mkdir()
         (partial / "trainer/optimizer.safetensors").write_bytes(b"moments")
 
-    facts = {"adapters": list(PLAYERS), "spec_hashes": ["2beb8aa616bb"], "model_fingerprint": "f00d"}
+    facts = {
+        "adapters": list(PLAYERS),
+        "spec_hashes": ["2beb8aa616bb"],
+        "model_fingerprint": "f00d",
+    }
     return write_checkpoint(folder, step, fill, facts, needed_bytes=100)

@@ -6,21 +6,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.client.lineups import parse_line_up
+from hanabi_grpo.client.lineups import parse_lineup
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
-from hanabi_grpo.evaluation.evaluate import evaluate_line_up
+from hanabi_grpo.evaluation.evaluate import evaluate_lineup
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, result_to_json, write_document
 from tracked_runs import add_row
 
 LAPTOP = Setup(HANABI, EnvConfig(preset="laptop", observation="compact", legal_moves=False))
 
 
-def evaluate_scripted(name: str, setup: Setup[Any], num_deals: int, suite: str = "eval") -> EvaluationResult:
+def evaluate_scripted(
+    name: str, setup: Setup[Any], num_tasks: int, suite: str = "eval"
+) -> EvaluationResult:
     """Let one script fill every seat."""
-    team = parse_line_up(name, setup.spec.num_players, env=setup.env)
-    return evaluate_line_up(team, setup, num_deals, suite=suite)
+    team = parse_lineup(name, setup.spec.num_players, env=setup.env)
+    return evaluate_lineup(team, setup, num_tasks, suite=suite)
 
 
 def made_run(
@@ -32,7 +34,9 @@ def made_run(
     settings: dict[str, Any] | None = None,
     tail: str = "",
 ) -> Path:
-    """Write one row per score from step 1 on, two seconds apart; without a preset as old versions did."""
+    """Write one row per score from step 1 on, two seconds apart; without a preset as old versions
+    did.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for step, score in enumerate(scores, start=1):
         own = {f"games/{preset}": games, f"score/{preset}": score} if preset else {}
@@ -45,7 +49,9 @@ def made_run(
 
 
 def made_evaluation(path: Path, scores: Sequence[float], **other: Any) -> EvaluationResult:
-    """Write an evaluation with these scores; its other figures are random play's on as many deals, or as given."""
+    """Write an evaluation with these scores; its other figures are random play's on as many tasks,
+    or as given.
+    """
     played = evaluate_scripted("random", LAPTOP, len(scores))
     result = dataclasses.replace(played, **{"scores": tuple(scores), "temperature": 1.0, **other})
     write_document(path, result_to_json(result))

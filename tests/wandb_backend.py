@@ -1,4 +1,6 @@
-"""A stand-in for W&B's service on loopback: its bad days, and one artifact for W&B's own library."""
+"""A stand-in for W&B's service on loopback: its bad days, and one artifact for W&B's own
+library.
+"""
 
 import json
 import threading
@@ -19,9 +21,8 @@ HANG_SECONDS = 120.0
 class Backend(LocalService):
     """Answers on a free port.
 
-    Attributes:
-        mode: "good", a status such as "500", "no": a refusal with status 200, or "hang": no answer at all.
-        seen: Path of each request, or the GraphQL operation.
+    Attributes: mode: "good", a status such as "500", "no": a refusal with status 200, or "hang": no
+        answer at all. seen: Path of each request, or the GraphQL operation.
     """
 
     def __init__(self, mode: str) -> None:
@@ -57,7 +58,9 @@ class _Handler(QuietHandler):
             self.close_connection = True
             return
         if mode == "no":
-            return self.give_json({"errors": [{"message": "permission denied"}], "data": {"upsertBucket": None}})
+            return self.give_json(
+                {"errors": [{"message": "permission denied"}], "data": {"upsertBucket": None}}
+            )
         if mode != "good":
             text = "user is not logged in" if mode == "401" else "not today"
             return self.give_json({"errors": [{"message": text}]}, int(mode))
@@ -133,14 +136,18 @@ class Store(Backend):
         if what.startswith("/"):
             return {}
         viewer = {"id": "u", "username": "me", "entity": "team", "email": "", "flags": "{}"}
-        found = variables.get("name") in (f"{self.name}:{alias}" for alias in ("best", "v3", "latest"))
+        found = variables.get("name") in (
+            f"{self.name}:{alias}" for alias in ("best", "v3", "latest")
+        )
         member = self._membership() if found and variables.get("project") == PROJECT else None
         nodes = [
             {"node": {"__typename": "File", "name": name, "directUrl": f"{self.url}/files/{name}"}}
             for name in self.manifest["contents"]
         ]
         files = {
-            "artifactMembership": {"files": {"pageInfo": {"hasNextPage": False, "endCursor": None}, "edges": nodes}}
+            "artifactMembership": {
+                "files": {"pageInfo": {"hasNextPage": False, "endCursor": None}, "edges": nodes}
+            }
         }
         manifest = {"id": "m", "file": {"id": "f", "directUrl": f"{self.url}/manifest"}}
         known = {
@@ -153,7 +160,11 @@ class Store(Backend):
                 "project": {"artifactCollection": {"__typename": "ArtifactSequence", **files}}
             },
         }
-        return {"data": known[what]} if what in known else {"errors": [{"message": f"{what} is not known here"}]}
+        return (
+            {"data": known[what]}
+            if what in known
+            else {"errors": [{"message": f"{what} is not known here"}]}
+        )
 
     def file(self, path: str) -> bytes:
         if path == "/manifest":
@@ -190,7 +201,10 @@ class Store(Backend):
             "updatedAt": None,
             "aliases": [],
         }
-        aliases = [{"__typename": "ArtifactAlias", "id": alias, "alias": alias} for alias in ("best", "latest")]
+        aliases = [
+            {"__typename": "ArtifactAlias", "id": alias, "alias": alias}
+            for alias in ("best", "latest")
+        ]
         return {
             "__typename": "ArtifactCollectionMembership",
             "id": "x",

@@ -52,25 +52,35 @@ def below(packages: dict[str, set[str]], package: str) -> set[str]:
 
 
 def draw() -> str:
-    """Return the drawing: each package above what it imports, with a line where no other package lies between."""
+    """Return the drawing: each package above what it imports, with a line where no other package
+    lies between.
+    """
     packages = imports()
     lines = {
-        package: packages[package].difference(*(below(packages, other) for other in packages[package]))
+        package: packages[package].difference(
+            *(below(packages, other) for other in packages[package])
+        )
         for package in packages
     }
 
     def row_of(package: str) -> int:
-        return 1 + max((row_of(other) for other in SENTENCES if package in packages[other]), default=-1)
+        return 1 + max(
+            (row_of(other) for other in SENTENCES if package in packages[other]), default=-1
+        )
 
     last = max(map(row_of, packages))
     rows = [[package for package in SENTENCES if row_of(package) == row] for row in range(last + 1)]
     places = {}
     for number, row in enumerate(rows):
         left = (WIDTH - len(row) * (BOX + 14) + 14) // 2
-        places |= {package: (left + at * (BOX + 14), TOP + number * (HEIGHT + GAP)) for at, package in enumerate(row)}
+        places |= {
+            package: (left + at * (BOX + 14), TOP + number * (HEIGHT + GAP))
+            for at, package in enumerate(row)
+        }
     height = TOP + len(rows) * (HEIGHT + GAP)
     style = (
-        "text{font:12px system-ui,sans-serif;text-anchor:middle;fill:#1c1c1e}.name{font-weight:700;font-size:15px}"
+        "text{font:12px "
+        "system-ui,sans-serif;text-anchor:middle;fill:#1c1c1e}.name{font-weight:700;font-size:15px}"
         "path{fill:none;stroke-width:1.6}rect{fill:#fff;stroke-width:1.5}"
     )
     parts = [
@@ -83,9 +93,14 @@ def draw() -> str:
     for package in SENTENCES:
         for other in sorted(lines[package]):
             (left, top), (to, under) = places[package], places[other]
-            start, end, bend = (left + BOX // 2, top + HEIGHT), (to + BOX // 2, under), (under - top - HEIGHT) // 2
+            start, end, bend = (
+                (left + BOX // 2, top + HEIGHT),
+                (to + BOX // 2, under),
+                (under - top - HEIGHT) // 2,
+            )
             curve = (
-                f"M{start[0]} {start[1]}c0 {bend} {end[0] - start[0]} {bend} {end[0] - start[0]} {end[1] - start[1]}"
+                f"M{start[0]} {start[1]}c0 {bend} {end[0] - start[0]} {bend} "
+                f"{end[0] - start[0]} {end[1] - start[1]}"
             )
             parts.append(f'<path d="{curve}" stroke="{COLORS.get(package, "#8b8d94")}"/>')
     for package, (left, top) in places.items():

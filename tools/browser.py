@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Our pages in a real Chromium: what the tests drive, and the pictures of docs/pages.md.
 
-tools/samples.sh calls it: python tools/browser.py PAGE PICTURE --width 390 --height 844 --dark --at '#game=3&turn=9'
-"""
+tools/samples.sh calls it: python tools/browser.py PAGE PICTURE --width 390 --height 844 --dark --at
+'#game=3&turn=9'"""
 
 import argparse
 import io
@@ -24,9 +24,20 @@ from hanabi_grpo.report.run_views.screen import RunScreen
 
 DRIVER = shutil.which("chromedriver")
 _FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *(
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-sync",
+    ),
     "--disable-dev-shm-usage",
-    *("--disable-background-networking", "--disable-component-update", "--host-resolver-rules=MAP * ~NOTFOUND"),
+    *(
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--host-resolver-rules=MAP * ~NOTFOUND",
+    ),
 )
 
 
@@ -52,8 +63,18 @@ def chromium() -> Iterator[webdriver.Chrome]:
             driver.quit()
 
 
-def show(driver: webdriver.Chrome, page: Path, *, width: int, height: int, dark: bool = False, at: str = "") -> None:
-    """Open a page in a window of this width and height, or on a phone where it is narrow; `at` begins with #."""
+def show(
+    driver: webdriver.Chrome,
+    page: Path,
+    *,
+    width: int,
+    height: int,
+    dark: bool = False,
+    at: str = "",
+) -> None:
+    """Open a page in a window of this width and height, or on a phone where it is narrow; `at`
+    begins with #.
+    """
     metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -63,11 +84,19 @@ def show(driver: webdriver.Chrome, page: Path, *, width: int, height: int, dark:
 
 
 def complaints(driver: webdriver.Chrome) -> list[str]:
-    """Return what the console said, and which addresses but files and data: were asked for, since the last call."""
+    """Return what the console said, and which addresses but files and data: were asked for, since
+    the last call.
+    """
     said = [entry["message"] for entry in driver.get_log("browser")]
     events = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
-    asked = [one["params"]["request"]["url"] for one in events if one["method"] == "Network.requestWillBeSent"]
-    return said + [address for address in asked if not address.startswith(("file:", "data:", "about:"))]
+    asked = [
+        one["params"]["request"]["url"]
+        for one in events
+        if one["method"] == "Network.requestWillBeSent"
+    ]
+    return said + [
+        address for address in asked if not address.startswith(("file:", "data:", "about:"))
+    ]
 
 
 def picture(driver: webdriver.Chrome, path: Path, colors: int = 255) -> None:
@@ -83,15 +112,26 @@ def save_small(source: Path | io.BytesIO, path: Path, colors: int = 255) -> None
 
 
 def watched(run: Path, folder: Path) -> tuple[Path, int, int]:
-    """Write what `hanabi-grpo watch` shows in a terminal of COLUMNS x LINES as an SVG; returns it, width and height."""
+    """Write what `hanabi-grpo watch` shows in a terminal of COLUMNS x LINES as an SVG; returns it,
+    width and height.
+    """
     lines = int(os.environ["LINES"])
     console = Console(
-        record=True, file=io.StringIO(), force_terminal=True, width=int(os.environ["COLUMNS"]), height=lines
+        record=True,
+        file=io.StringIO(),
+        force_terminal=True,
+        width=int(os.environ["COLUMNS"]),
+        height=lines,
     )
     console.print(RunScreen(RunWatch(run).look()), height=lines)
     path = folder / "watch.svg"
     # Its font is fetched from a host; the system's own monospace is there.
-    drawing = re.sub(r"@font-face \{.*?\}", "", console.export_svg(title="hanabi-grpo watch RUN"), flags=re.DOTALL)
+    drawing = re.sub(
+        r"@font-face \{.*?\}",
+        "",
+        console.export_svg(title="hanabi-grpo watch RUN"),
+        flags=re.DOTALL,
+    )
     path.write_text(drawing)
     _, _, width, height = map(float, re.search(r'viewBox="([^"]+)"', drawing)[1].split())
     return path, round(width), round(height)
@@ -106,7 +146,9 @@ def main() -> None:
     parser.add_argument("--height", type=int, default=800)
     parser.add_argument("--dark", action="store_true")
     parser.add_argument("--at", default="")
-    parser.add_argument("--watch", action="store_true", help="PAGE is the folder of a run, shown by watch")
+    parser.add_argument(
+        "--watch", action="store_true", help="PAGE is the folder of a run, shown by watch"
+    )
     given = parser.parse_args()
     if given.page.suffix == ".png":
         save_small(given.page, given.picture)

@@ -54,7 +54,7 @@ case $game in
                 # More chips, and more that depends on the cards: larger groups and a larger bonus.
                 steps=400
                 export HANABI_EXPLOIT_EVERY=${HANABI_EXPLOIT_EVERY:-20} HANABI_ENTROPY_BONUS=${HANABI_ENTROPY_BONUS:-0.3}
-                export NUM_GENERATIONS=${NUM_GENERATIONS:-8} HANABI_DEALS_PER_STEP=${HANABI_DEALS_PER_STEP:-16} ;;
+                export NUM_GENERATIONS=${NUM_GENERATIONS:-8} HANABI_TASKS_PER_STEP=${HANABI_TASKS_PER_STEP:-16} ;;
             *)
                 # On a board most moves are worth nearly the same, and a large bonus would hide what they are worth.
                 # Two beginners alone teach each other tricks that work on nobody else.
@@ -64,19 +64,19 @@ case $game in
         esac
         # Many starts in few games each, since who wins depends on the start; advantages in points, which fade as players
         # become equal; a rate that falls, because the last players are to be the best ones.
-        export NUM_GENERATIONS=${NUM_GENERATIONS:-4} HANABI_DEALS_PER_STEP=${HANABI_DEALS_PER_STEP:-32}
+        export NUM_GENERATIONS=${NUM_GENERATIONS:-4} HANABI_TASKS_PER_STEP=${HANABI_TASKS_PER_STEP:-32}
         export HANABI_ADVANTAGE_SCALE=${HANABI_ADVANTAGE_SCALE:-none}
         # Every 20th step is kept: the average policy is that of the second half.
         export SAVE_STEPS=${SAVE_STEPS:-20} SAVE_TOTAL_LIMIT=${SAVE_TOTAL_LIMIT:-100} ;;
     frozen_lake | sokoban)
         steps=300
         before=(base) after=(served) who="who have watched a noisy bfs" rivals="random bfs"
-        export NUM_GENERATIONS=${NUM_GENERATIONS:-8} HANABI_DEALS_PER_STEP=${HANABI_DEALS_PER_STEP:-16} ;;
+        export NUM_GENERATIONS=${NUM_GENERATIONS:-8} HANABI_TASKS_PER_STEP=${HANABI_TASKS_PER_STEP:-16} ;;
     vote | debate | summary | pioneer_observer)
         steps=150
         before=(base) after=(served) who="who have watched a noisy solver" rivals="noisy solver"
         if [ "$game" = pioneer_observer ]; then export HANABI_SWAP_EVERY=${HANABI_SWAP_EVERY:-5}; fi # as CORY's paper has it
-        export NUM_GENERATIONS=${NUM_GENERATIONS:-8} HANABI_DEALS_PER_STEP=${HANABI_DEALS_PER_STEP:-16} ;;
+        export NUM_GENERATIONS=${NUM_GENERATIONS:-8} HANABI_TASKS_PER_STEP=${HANABI_TASKS_PER_STEP:-16} ;;
     *)
         echo "demo: DEMO_ENV='$game': hanabi, kuhn_poker, leduc_poker, tic_tac_toe, connect_four-4x5, frozen_lake, sokoban," \
             "vote, debate, summary or pioneer_observer." >&2
@@ -98,18 +98,18 @@ say "1 of 5: waiting for the rollout server, which loads vLLM and $MODEL in half
 start_server
 
 say "2 of 5: before: the untrained players, $who, play $deals deals"
-run - hanabi-grpo evaluate "${before[@]}" --label before --deals "$deals" --out "$folder/before.json"
+run - hanabi-grpo evaluate "${before[@]}" --label before --tasks "$deals" --out "$folder/before.json"
 
 say "3 of 5: training, $steps steps of 128 games, after the trainer's start of half a minute; log $folder/train.log"
 OUTPUT_DIR=$folder/train MAX_STEPS=$steps REPORT_TO=none WANDB_MODE=disabled \
     run "$folder/train.log" bash tools/train/train_grpo_msswift.sh
 
 say "4 of 5: after: the trained players play the same deals"
-run - hanabi-grpo evaluate "${after[@]}" --label after --deals "$deals" --out "$folder/after.json"
+run - hanabi-grpo evaluate "${after[@]}" --label after --tasks "$deals" --out "$folder/after.json"
 case $game in
     *_poker) run - hanabi-grpo exploit served base --average "$folder/train" --out "$folder/exploit.json" ;;
-    vote | debate | summary | pioneer_observer) run - hanabi-grpo teams "$game=served" --deals "$deals" --out "$folder/teams.json" ;;
-    tic_tac_toe | connect_four-4x5) run - hanabi-grpo evaluate served,minimax minimax,random random --deals 200 ;;
+    vote | debate | summary | pioneer_observer) run - hanabi-grpo teams "$game=served" --tasks "$deals" --out "$folder/teams.json" ;;
+    tic_tac_toe | connect_four-4x5) run - hanabi-grpo evaluate served,minimax minimax,random random --tasks 200 ;;
 esac
 
 say "5 of 5: what changed; scripted players for comparison"
@@ -128,7 +128,7 @@ What next? The last two start a rollout server of their own, which takes a minut
   $own play $folder/train --own-server
 
   # Everybody with everybody: the trained players, the untrained ones, scripts
-  $own cross-play trained=$folder/train untrained=base $rivals --deals 200 --out $folder/cross --own-server
+  $own cross-play trained=$folder/train untrained=base $rivals --tasks 200 --out $folder/cross --own-server
 
 END
 finish "$status"

@@ -32,7 +32,7 @@ recipe_settings() {
     if [ "$board" = laptop ]; then
         start=${start:-iggi}
         default_env LEARNING_RATE 2e-3
-        default_env HANABI_DEALS_PER_STEP 24
+        default_env HANABI_TASKS_PER_STEP 24
     fi
     start=${start:-hint-bot}
     if [ "$start" = iggi ]; then warm_steps=1500 warm_noise=0.05; fi
@@ -48,7 +48,7 @@ single_turns() {
     default_env HANABI_MEMORY turn
     default_env HANABI_DEDUCTIONS counted
     default_env LEARNING_RATE 2e-3
-    default_env HANABI_DEALS_PER_STEP 24
+    default_env HANABI_TASKS_PER_STEP 24
     default_env NUM_GENERATIONS 8
     # Without noise both small boards end at the first convention that they find; a constant bonus fades or takes over.
     default_env HANABI_ENTROPY_BONUS 0.4

@@ -1,4 +1,4 @@
-"""Lighthouse: one player sees which harbour is safe and shows a light, the other reads the light and sails."""
+"""Lighthouse: one player knows the safe harbour and shows a light, the other reads it and sails."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -10,9 +10,11 @@ from hanabi_grpo.envs.replies import last_choice
 LIGHTS = ("red", "green", "white")
 HARBOURS = ("north", "east", "south")
 SYSTEM = (
-    "You keep the lighthouse. One harbour is safe, and only you know which: north, east or south. Show one light, "
+    "You keep the lighthouse. One harbour is safe, and only you know which: north, east or south. "
+    "Show one light, "
     "which the captain sees. End your reply with it on a line of its own: red, green or white.",
-    "You are the captain. One harbour is safe: north, east or south. The keeper of the lighthouse knows which and "
+    "You are the captain. One harbour is safe: north, east or south. The keeper of the lighthouse "
+    "knows which and "
     "shows you a light. End your reply with the harbour that you sail to, on a line of its own.",
 )
 
@@ -99,7 +101,9 @@ class Lighthouse(base.Environment[LighthouseConfig]):
         return SYSTEM[player]
 
     def reset(self, config: LighthouseConfig, *, split: str, seed: int) -> LighthouseGame:
-        return LighthouseGame(config, HARBOURS[base.draw("lighthouse", split, seed, below=len(HARBOURS))])
+        return LighthouseGame(
+            config, HARBOURS[base.draw("lighthouse", split, seed, below=len(HARBOURS))]
+        )
 
     def start_id(self, config: LighthouseConfig, *, split: str, seed: int) -> str:
         return self.reset(config, split=split, seed=seed).safe

@@ -1,13 +1,14 @@
-"""Train one seat of our environments by TRL's GRPOTrainer: its `environment_factory`, through OpenEnv.
+"""Train one seat of our environments by TRL's GRPOTrainer: its `environment_factory`, through
+OpenEnv.
 
-In an environment without vLLM and ms-swift, whose transformers is another one:
-`pip install trl==1.16.0 transformers==5.23.0 openenv==0.10.0 torch`. There `python train_trl.py URL [MODEL] [STEPS]`,
-with the URL of `hanabi-grpo openenv`; MODEL is a folder or a name, the project's tiny model if left out. Prints a JSON
-line for each game and TRL's own line for each step.
+In an environment without vLLM and ms-swift, whose transformers is another one: `pip install
+trl==1.16.0 transformers==5.23.0 openenv==0.10.0 torch`. There `python train_trl.py URL [MODEL]
+[STEPS]`, with the URL of `hanabi-grpo openenv`; MODEL is a folder or a name, the project's tiny
+model if left out. Prints a JSON line for each game and TRL's own line for each step.
 
-In TRL a game is one completion: what the model writes calls a tool, here `move`, and the tool's answer is what the
-seat sees next. Whoever else plays is a script of the server: one seat learns, where our own trainer trains all.
-"""
+In TRL a game is one completion: what the model writes calls a tool, here `move`, and the tool's
+answer is what the seat sees next. Whoever else plays is a script of the server: one seat learns,
+where our own trainer trains all."""
 
 import functools
 import json
@@ -19,7 +20,7 @@ from openenv.core.generic_client import GenericEnvClient
 
 TINY = Path(__file__).resolve().parents[2] / "data" / "tiny-model"
 GROUP, DEALS = 8, 4
-"""Games of each deal that are compared, and deals of a step."""
+"""Games of each task that are compared, and tasks of a step."""
 PLAIN_TEMPLATE = """{%- for message in messages -%}
 {{- '<|im_start|>' + ('user' if message.role == 'tool' else message.role) + '\\n' + message.content -}}
 {%- for call in message.tool_calls or [] -%}{{- call.function.name ~ ' ' ~ call.function.arguments -}}{%- endfor -%}
@@ -37,7 +38,10 @@ PLAIN_CALL = {
             "close_pattern": r"<\|im_end\|>\s*",
             "content": "text",
             "repeats": True,
-            "transform": {"type": "function", "function": {"name": "move", "arguments": {"reply": "{content}"}}},
+            "transform": {
+                "type": "function",
+                "function": {"name": "move", "arguments": {"reply": "{content}"}},
+            },
         },
     },
 }
@@ -45,7 +49,9 @@ PLAIN_CALL = {
 
 
 class Seat:
-    """One game at a time in a session of its own; TRL makes one for every game that is played at once."""
+    """One game at a time in a session of its own; TRL makes one for every game that is played at
+    once.
+    """
 
     def __init__(self, url: str) -> None:
         self._client = GenericEnvClient(base_url=url).sync()
@@ -75,7 +81,16 @@ class Seat:
 
     def get_reward(self) -> float:
         """Return the sum of the game's rewards."""
-        print(json.dumps({"seed": self._seed, "replies": self._replies, "reward": self._reward, "over": self._done}))
+        print(
+            json.dumps(
+                {
+                    "seed": self._seed,
+                    "replies": self._replies,
+                    "reward": self._reward,
+                    "over": self._done,
+                }
+            )
+        )
         return self._reward
 
 
@@ -105,7 +120,9 @@ def main() -> None:
         save_strategy="no",
         report_to="none",
     )
-    rows = [{"prompt": [{"role": "user", "content": ""}], "seed": seed} for seed in range(DEALS * steps)]
+    rows = [
+        {"prompt": [{"role": "user", "content": ""}], "seed": seed} for seed in range(DEALS * steps)
+    ]
     trainer = GRPOTrainer(
         AutoModelForCausalLM.from_pretrained(model),
         args=config,

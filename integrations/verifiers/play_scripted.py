@@ -1,7 +1,8 @@
-"""Play Hanabi and Kuhn poker through verifiers with a scripted model, an OpenAI chat server of this process.
+"""Play Hanabi and Kuhn poker through verifiers with a scripted model, an OpenAI chat server of this
+process.
 
-`python play_scripted.py`, where hanabi-grpo-verifiers is installed. It replies as a script of
-the environment does in the same game played here; an AssertionError says that another one was played.
+`python play_scripted.py`, where hanabi-grpo-verifiers is installed. It replies as a script of the
+environment does in the same game played here; an AssertionError says that another one was played.
 """
 
 import asyncio
@@ -23,7 +24,9 @@ GAMES = (
     ("hanabi", {"preset": "laptop"}, "iggi", {}),
     ("kuhn_poker", {"preset": "kuhn_poker"}, "random", {"player_1": "random"}),
 )
-"""Environment, config, the script whose replies the model gives, and the seats that verifiers has no agent for."""
+"""Environment, config, the script whose replies the model gives, and the seats that verifiers has
+no agent for.
+"""
 ANSWERS: dict[str, str] = {}
 """What is replied to a message, from the same game played here."""
 
@@ -36,10 +39,22 @@ class Chat(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
         content = asked["messages"][-1]["content"]
         text = content if isinstance(content, str) else "".join(part["text"] for part in content)
-        chunk = {"id": "x", "object": "chat.completion.chunk", "created": 0, "model": asked["model"]}
-        piece = {"index": 0, "finish_reason": "stop", "delta": {"role": "assistant", "content": ANSWERS[text]}}
+        chunk = {
+            "id": "x",
+            "object": "chat.completion.chunk",
+            "created": 0,
+            "model": asked["model"],
+        }
+        piece = {
+            "index": 0,
+            "finish_reason": "stop",
+            "delta": {"role": "assistant", "content": ANSWERS[text]},
+        }
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        events = [json.dumps({**chunk, "choices": [piece]}), json.dumps({**chunk, "choices": [], "usage": usage})]
+        events = [
+            json.dumps({**chunk, "choices": [piece]}),
+            json.dumps({**chunk, "choices": [], "usage": usage}),
+        ]
         body = "".join(f"data: {event}\n\n" for event in (*events, "[DONE]")).encode()
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
@@ -70,7 +85,9 @@ async def main(port: int) -> None:
     for env, row, script, scripts in GAMES:
         here = play_here(env, row, script)
         taskset = {"id": "hanabi-grpo-verifiers", "env": env, "env_config": row, "starts": 1}
-        games = load_environment(GameEnvConfig.model_validate({"taskset": taskset, "scripts": scripts}))
+        games = load_environment(
+            GameEnvConfig.model_validate({"taskset": taskset, "scripts": scripts})
+        )
         async with games.serving():
             [task] = list(games.taskset)
             episode = await games.run_episode(task, ModelContext("scripted", client, vf.Sampling()))
@@ -80,9 +97,17 @@ async def main(port: int) -> None:
         assert sorted(traces) == [f"player_{player}" for player in agents]
         for player in agents:
             trace = traces[f"player_{player}"]
-            assert trace.num_turns == sum(turn.player == player for turn in here.turns), trace.num_turns
-            assert abs(trace.reward - here.reward(player)) < 1e-9, (trace.rewards, here.reward(player))
-        shown = {name: {part: reward.score for part, reward in trace.rewards.items()} for name, trace in traces.items()}
+            assert trace.num_turns == sum(turn.player == player for turn in here.turns), (
+                trace.num_turns
+            )
+            assert abs(trace.reward - here.reward(player)) < 1e-9, (
+                trace.rewards,
+                here.reward(player),
+            )
+        shown = {
+            name: {part: reward.score for part, reward in trace.rewards.items()}
+            for name, trace in traces.items()
+        }
         print(f"{env}: {len(here.turns)} turns, {here.status}, rewards {shown}")
 
 

@@ -6,7 +6,7 @@ Map, from the ground up; a package imports only packages below it:
     settings    environment variables
     runs        one run on this disk: folder, checkpoints, records
     tracking    W&B and the Hub
-    rollout     playing: the loop over a game, conversations, deals
+    rollout     playing: the loop over a game, conversations, tasks
     client      talking to rollout servers
     server      terminal 1: plays the games with vLLM and serves the adapters
     training    terminal 2: ms-swift's GRPO, one adapter per player

@@ -1,4 +1,6 @@
-"""The command line: `hanabi-grpo COMMAND`. A command's module is imported when it is called, or for the list of all."""
+"""The command line: `hanabi-grpo COMMAND`. A command's module is imported when it is called, or for
+the list of all.
+"""
 
 import gc
 import multiprocessing
@@ -13,8 +15,8 @@ from hanabi_grpo import __version__
 from hanabi_grpo.errors import HanabiGrpoError
 
 if multiprocessing.parent_process() is not None:
-    # vLLM's engine core, which imports the server's main module first: as `processes.importing` does there. The plugin
-    # turns it on again.
+    # vLLM's engine core, which imports the server's main module first: as `processes.importing`
+    # does there. The plugin turns it on again.
     gc.disable()
 
 GROUPS = {
@@ -24,17 +26,22 @@ GROUPS = {
     "Look": ("watch", "view", "report"),
     "Share": ("export", "openenv"),
 }
-"""Commands by what people want, in the order of --help. Their functions are in the module of their name."""
+"""Commands by what people want, in the order of --help. Their functions are in the module of their
+name.
+"""
 _PANELS = {name: panel for panel, names in GROUPS.items() for name in names}
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 class Group(TyperGroup):
-    """Turns the package's own errors into a message and exit code 2; any other error keeps its traceback."""
+    """Turns the package's own errors into a message and exit code 2; any other error keeps its
+    traceback.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Answer --version, and take -h for --help."""
-        # Here and not as an option of each command: also those that pass options on must not start anything.
+        # Here and not as an option of each command: also those that pass options on must not start
+        # anything.
         if "--version" in args:
             print(f"hanabi-grpo {__version__}")
             raise typer.Exit
@@ -85,7 +92,8 @@ app = typer.Typer(
     no_args_is_help=True,
     # A rich traceback prints local variables, and with them keys and tokens.
     pretty_exceptions_enable=False,
-    help="Train teams of language models with GRPO. Settings are environment variables: hanabi-grpo settings. "
+    help="Train teams of language models with GRPO. Settings are environment variables: "
+    "hanabi-grpo settings. "
     "-h and --version work behind every command.",
 )
 
@@ -93,8 +101,9 @@ app = typer.Typer(
 @app.callback()
 def _root() -> None:
     """Make `app` a group, whose commands `_Commands` finds."""
-    # Before torch is loaded, for every process that a command starts. Threads that spin while they wait make a trainer
-    # ten times slower as soon as one of its cores is wanted by somebody else: the server, a test, an editor.
+    # Before torch is loaded, for every process that a command starts. Threads that spin while they
+    # wait make a trainer ten times slower as soon as one of its cores is wanted by somebody else:
+    # the server, a test, an editor.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 

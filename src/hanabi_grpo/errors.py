@@ -13,7 +13,8 @@ _SHOWN = 80
 
 
 def shown(value: object) -> str:
-    """Return a value as a message quotes it, at most 80 characters; of a huge one only the beginning is looked at.
+    """Return a value as a message quotes it, at most 80 characters; of a huge one only the
+    beginning is looked at.
 
     Example:
         shown("x" * 10**8) == "'" + "x" * 79
@@ -26,7 +27,10 @@ def _beginning(value: Any, size: int) -> Any:
     if isinstance(value, str | bytes):
         return value[:_SHOWN]
     if isinstance(value, Mapping):
-        return {_beginning(key, size): _beginning(item, size // 2) for key, item in islice(value.items(), size // 4)}
+        return {
+            _beginning(key, size): _beginning(item, size // 2)
+            for key, item in islice(value.items(), size // 4)
+        }
     if isinstance(value, list | tuple):
         start = [_beginning(item, size // 2) for item in islice(value, size // 3)]
         return tuple(start) if isinstance(value, tuple) else start
@@ -64,7 +68,9 @@ class ServerError(HanabiGrpoError, ConnectionError):
 
 
 class ServerGoneError(ServerError):
-    """The rollout server was not reached, hung up or did not answer in time; asking again later may succeed."""
+    """The rollout server was not reached, hung up or did not answer in time; asking again later may
+    succeed.
+    """
 
 
 class PartnerError(ServerError):
@@ -72,7 +78,9 @@ class PartnerError(ServerError):
 
 
 class PartnerDownError(PartnerError):
-    """A model behind a URL gave none again and again, or its budget is used up; the whole request ends."""
+    """A model behind a URL gave none again and again, or its budget is used up; the whole request
+    ends.
+    """
 
 
 class AdapterError(HanabiGrpoError, ValueError):
@@ -84,7 +92,9 @@ class VersionError(HanabiGrpoError, LookupError):
 
 
 class BusyError(VersionError):
-    """What the server cannot do now because others use what it needs; the same request succeeds when they are done."""
+    """What the server cannot do now because others use what it needs; the same request succeeds
+    when they are done.
+    """
 
 
 class SessionError(VersionError):

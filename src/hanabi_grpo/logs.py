@@ -1,4 +1,6 @@
-"""Log lines of this package: to the terminal, to the run folder, and across to the other process."""
+"""Log lines of this package: to the terminal, to the run folder, and across to the other
+process.
+"""
 
 import logging
 import sys
@@ -9,7 +11,9 @@ _FORMAT = logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S")
 
 
 class LineRing(logging.Handler):
-    """Keeps the newest log lines, numbered from 0, so that a trainer can copy them into its run folder."""
+    """Keeps the newest log lines, numbered from 0, so that a trainer can copy them into its run
+    folder.
+    """
 
     def __init__(self, size: int = 5000) -> None:
         """Keep at most `size` lines."""

@@ -1,4 +1,6 @@
-"""Processes that go when the one that started them goes, also by kill -9 (on Linux), and that start sooner."""
+"""Processes that go when the one that started them goes, also by kill -9 (on Linux), and that start
+sooner.
+"""
 
 import atexit
 import contextlib
@@ -24,7 +26,8 @@ def adopt_orphans() -> None:
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Import much without Python's garbage collector, which takes a quarter of the time and finds nothing.
+    """Import much without Python's garbage collector, which takes a quarter of the time and finds
+    nothing.
 
     What is there at the end stays out of later collections too.
     """
@@ -34,7 +37,8 @@ def importing() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
-        # At the end they go as always; some libraries complain of what is still there. Once, however often this ran.
+        # At the end they go as always; some libraries complain of what is still there. Once,
+        # however often this ran.
         atexit.unregister(gc.unfreeze)
         atexit.register(gc.unfreeze)
 

@@ -1,8 +1,7 @@
 """What a game leaves behind: replies, turns, trajectories and episodes.
 
-An *episode* is one game by all players. A *trajectory* is what one player saw and said in it. Token ids
-and logprobs travel with every reply, so that nothing is ever encoded a second time.
-"""
+An *episode* is one game by all players. A *trajectory* is what one player saw and said in it. Token
+ids and logprobs travel with every reply, so that nothing is ever encoded a second time."""
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,17 +9,21 @@ from enum import StrEnum
 
 MAX_PLAYERS = 8
 SEEDS_APART = 2**32
-"""Distance of the first fresh deals of two values of HANABI_DEAL_SEED: as many a run has."""
+"""Distance of the first fresh tasks of two values of HANABI_TASK_SEED: as many a run has."""
 
 
-def deal_name(suite: str, seed: int) -> str:
-    """Return what logs call a deal: "train 42:0" for the first of HANABI_DEAL_SEED=42, "eval 5" below `SEEDS_APART`."""
+def task_name(suite: str, seed: int) -> str:
+    """Return what logs call a task: "train 42:0" for the first of HANABI_TASK_SEED=42, "eval 5"
+    below `SEEDS_APART`.
+    """
     first, number = divmod(seed, SEEDS_APART)
     return f"{suite} {first}:{number}" if first else f"{suite} {number}"
 
 
 def player_name(index: int) -> str:
-    """Return the one name that a seat has everywhere: env agent, adapter, LoRA, folder, metric prefix."""
+    """Return the one name that a seat has everywhere: env agent, adapter, LoRA, folder, metric
+    prefix.
+    """
     return f"player_{index}"
 
 
@@ -39,10 +42,14 @@ def adapter_of(player: str, adapters: Container[str]) -> str:
 
 
 REPLY_PARTS = frozenset({"illegal", "unparsable", "out_of_tokens", "length"})
-"""Reward parts that belong to a reply, whatever the game (`length` in old records); they go to who made it."""
+"""Reward parts that belong to a reply, whatever the game (`length` in old records); they go to who
+made it.
+"""
 
 TURN_PARTS = REPLY_PARTS | {"later_rounds"}
-"""Those, and parts of a game in which a turn's later worth is counted already, see `envs.workflows`."""
+"""Those, and parts of a game in which a turn's later worth is counted already, see
+`envs.workflows`.
+"""
 
 
 class ReplyKind(StrEnum):
@@ -102,8 +109,9 @@ class Turn:
     """What was applied; it stands in place of a reply that was not legal."""
     kind: ReplyKind
     rewards: tuple[Mapping[str, float], ...]
-    """Per player of the game its named reward parts, e.g. ({"score": 1.0, "illegal": -0.5}, {"score": 1.0}). What a
-    step pays a player stands in that player's turn of the step, or in the step's last turn when it has none."""
+    """Per player of the game its named reward parts, e.g. ({"score": 1.0, "illegal": -0.5},
+    {"score": 1.0}). What a step pays a player stands in that player's turn of the step, or in the
+    step's last turn when it has none."""
     prompt_ids: tuple[int, ...] = ()
     reply_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
@@ -120,9 +128,9 @@ class Turn:
 class Episode:
     """One game by all players.
 
-    Example:
-        Episode(env="hanabi", preset="laptop", spec_hash="9f3c…", num_players=2, suite="train", seed=17, game=3,
-                status=EpisodeStatus.FINISHED, result={"score": 3, "bombed": 0}, turns=(Turn(...), ...))
+    Example: Episode(env="hanabi", preset="laptop", spec_hash="9f3c…", num_players=2, suite="train",
+        seed=17, game=3, status=EpisodeStatus.FINISHED, result={"score": 3, "bombed": 0},
+        turns=(Turn(...), ...))
     """
 
     env: str
@@ -143,7 +151,9 @@ class Episode:
     """Which server process played it."""
 
     def trajectory(self, player: int) -> tuple[Turn, ...]:
-        """Return the turns of one player, oldest first; empty when the game ended before its turn."""
+        """Return the turns of one player, oldest first; empty when the game ended before its
+        turn.
+        """
         return tuple(turn for turn in self.turns if turn.player == player)
 
     def reward(self, player: int, *parts: str) -> float:
@@ -155,25 +165,26 @@ class Episode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DroppedGame:
-    """A game that was dropped: nothing of it enters a baseline, a loss or a figure except their counts.
+    """A game that was dropped: nothing of it enters a baseline, a loss or a figure except their
+    counts.
 
-    Example:
-        DroppedGame(suite="train", seed=17, game=3, reason="NonFiniteError: player_0, turn 2: logprob 0 …")
+    Example: DroppedGame(suite="train", seed=17, game=3, reason="NonFiniteError: player_0, turn 2:
+        logprob 0 …")
     """
 
     suite: str
     seed: int
     game: int
-    """Number within the deal's group, as in `Episode`."""
+    """Number within the task's group, as in `Episode`."""
     reason: str
 
 
 def is_trained(episode: Episode, player: int, own: Sequence[str]) -> bool:
-    """Tell whether a player's turns carry loss: its seat was held by the adapter that is trained, at this version.
+    """Tell whether a player's turns carry loss: its seat was held by the adapter that is trained,
+    at this version.
 
-    Args:
-        episode: A record that does not name its seats is self-play.
-        player: Number of the seat.
-        own: Per seat the word of the trained adapter at this version, see `settings.partners.own_seats`.
+    Args: episode: A record that does not name its seats is self-play. player: Number of the seat.
+        own: Per seat the word of the trained adapter at this version, see
+        `settings.partners.own_seats`.
     """
     return not episode.seats or episode.seats[player] == own[player]

@@ -14,7 +14,7 @@ FULL = {
     "iggi": {2: 17.56, 3: 16.97, 4: 16.19, 5: 15.17},
     "piers": {2: 17.52, 3: 17.69, 4: 17.09},
     "outer": {2: 14.76, 3: 14.79, 4: 13.31, 5: 12.83},
-    # This project's own, of another 1000 deals.
+    # This project's own, of another 1000 tasks.
     "focus-bot": {2: 21.20, 3: 20.16, 4: 20.16, 5: 19.21},
 }
 """Points on Full by number of players."""
@@ -22,9 +22,24 @@ SMALL = {
     "random": {"laptop": 0.64},
     "blind": {"laptop": 0.133, "marshal-mini": 2.300},
     "hint-bot": {"laptop": 2.65},
-    "iggi": {"marshal-mini": 2.829, "marshal-simple": 2.945, "marshal-full": 7.593, "hle-small": 5.705},
-    "piers": {"marshal-mini": 2.537, "marshal-simple": 2.518, "marshal-full": 7.853, "hle-small": 5.620},
-    "outer": {"marshal-mini": 2.825, "marshal-simple": 2.945, "marshal-full": 6.939, "hle-small": 4.566},
+    "iggi": {
+        "marshal-mini": 2.829,
+        "marshal-simple": 2.945,
+        "marshal-full": 7.593,
+        "hle-small": 5.705,
+    },
+    "piers": {
+        "marshal-mini": 2.537,
+        "marshal-simple": 2.518,
+        "marshal-full": 7.853,
+        "hle-small": 5.620,
+    },
+    "outer": {
+        "marshal-mini": 2.825,
+        "marshal-simple": 2.945,
+        "marshal-full": 6.939,
+        "hle-small": 4.566,
+    },
 }
 """Points of two players."""
 REFERENCE_ERROR = 0.03
@@ -43,11 +58,17 @@ def check(name: str, preset: str, num_players: int, mean: float, num_games: int)
     assert abs(fmean(scores) - mean) < 4 * error
 
 
-@pytest.mark.parametrize(("name", "players", "mean"), [(n, p, m) for n, row in FULL.items() for p, m in row.items()])
+@pytest.mark.parametrize(
+    ("name", "players", "mean"), [(n, p, m) for n, row in FULL.items() for p, m in row.items()]
+)
 def test_a_bot_scores_on_full_what_others_measured(name: str, players: int, mean: float) -> None:
     check(name, "full", players, mean, 400)
 
 
-@pytest.mark.parametrize(("name", "preset", "mean"), [(n, p, m) for n, row in SMALL.items() for p, m in row.items()])
-def test_a_bot_scores_on_small_boards_what_others_measured(name: str, preset: str, mean: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "preset", "mean"), [(n, p, m) for n, row in SMALL.items() for p, m in row.items()]
+)
+def test_a_bot_scores_on_small_boards_what_others_measured(
+    name: str, preset: str, mean: float
+) -> None:
     check(name, preset, 2, mean, 1000)

@@ -23,13 +23,20 @@ def made_of_settings(tmp_path_factory: pytest.TempPathFactory) -> VllmConfig:
     with pytest.MonkeyPatch.context() as patch:
         # As `prepare_environment` has it: no plugin of other packages.
         patch.setenv("VLLM_PLUGINS", "")
-        return engine_args(options, ["--max-num-batched-tokens", "777", "--skip-tokenizer-init"]).create_engine_config()
+        return engine_args(
+            options, ["--max-num-batched-tokens", "777", "--skip-tokenizer-init"]
+        ).create_engine_config()
 
 
 def test_vllm_adapts_the_linear_layers_and_nothing_else(made_of_settings: VllmConfig) -> None:
-    targets, packed = made_of_settings.lora_config.target_modules, Qwen3ForCausalLM.packed_modules_mapping
+    targets, packed = (
+        made_of_settings.lora_config.target_modules,
+        Qwen3ForCausalLM.packed_modules_mapping,
+    )
     assert all(is_in_target_modules(f"model.layers.0.{name}", targets, packed) for name in _ADAPTED)
-    assert not any(is_in_target_modules(name, targets, packed) for name in ("model.embed_tokens", "lm_head"))
+    assert not any(
+        is_in_target_modules(name, targets, packed) for name in ("model.embed_tokens", "lm_head")
+    )
 
 
 def test_logprobs_are_those_of_the_sampled_distribution(made_of_settings: VllmConfig) -> None:

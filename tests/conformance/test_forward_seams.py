@@ -1,4 +1,6 @@
-"""Our forward pass gives the values and gradients of ms-swift's own, and what it hooks into is where it was."""
+"""Our forward pass gives the values and gradients of ms-swift's own, and what it hooks into is
+where it was.
+"""
 
 import copy
 import inspect
@@ -9,7 +11,14 @@ import torch
 from peft import PeftModel
 from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
 from swift.trainers.mixin import SwiftMixin
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 from trl import GRPOTrainer as TRLTrainer
 
 from hanabi_grpo.training.model import adapters
@@ -69,13 +78,19 @@ def _gradients(model: PeftModel, logps: torch.Tensor) -> dict[str, torch.Tensor]
     weights = torch.randn(mask.shape, generator=torch.Generator().manual_seed(5))
     model.zero_grad()
     (logps * weights * mask).sum().backward()
-    return {name: value.grad.clone() for name, value in model.named_parameters() if value.grad is not None}
+    return {
+        name: value.grad.clone()
+        for name, value in model.named_parameters()
+        if value.grad is not None
+    }
 
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("joined", [False, True], ids=["peft", "joined"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_values_and_gradients_are_those_of_ms_swifts_pass(kind: str, joined: bool, temperature: float) -> None:
+def test_values_and_gradients_are_those_of_ms_swifts_pass(
+    kind: str, joined: bool, temperature: float
+) -> None:
     model = _model(kind)
     ids, _, mask = _rows()
     theirs = _theirs(model, temperature)
@@ -87,7 +102,9 @@ def test_values_and_gradients_are_those_of_ms_swifts_pass(kind: str, joined: boo
     torch.testing.assert_close(ours[mask], theirs[mask])
     assert not ours[~mask].any()
     assert found.keys() == expected.keys() and len(found) == 3 * 7 * 2
-    flat, other = (torch.cat([one[name].flatten() for name in expected]) for one in (found, expected))
+    flat, other = (
+        torch.cat([one[name].flatten() for name in expected]) for one in (found, expected)
+    )
     assert torch.cosine_similarity(flat, other, 0) > 0.99999
     assert float((flat - other).abs().max()) < 1e-5 * float(other.abs().max())
 
@@ -127,7 +144,9 @@ def test_the_loops_step_is_transformers_own_but_for_a_count_and_a_clock() -> Non
     assert "training_step" not in vars(SwiftMixin)
     swift = inspect.getsource(GRPOTrainer.training_step)
     assert "return super().training_step(model, inputs, num_items_in_batch)" in swift
-    assert swift.count("self.") == 5, "more than the end of an asynchronous evaluation; look at `updates`"
+    assert swift.count("self.") == 5, (
+        "more than the end of an asynchronous evaluation; look at `updates`"
+    )
 
 
 @pytest.mark.parametrize("case", ["bfloat16", "autocast", "merged"])
@@ -137,7 +156,9 @@ def test_where_the_joined_operation_does_not_hold_pefts_own_layer_answers(
     plain = _model(dtype=torch.bfloat16 if case == "bfloat16" else torch.float32)
     joined = copy.deepcopy(plain)
     join_lora_products(joined)
-    monkeypatch.setattr(_JoinedLora, "apply", lambda *_: pytest.fail("the joined operation was used"))
+    monkeypatch.setattr(
+        _JoinedLora, "apply", lambda *_: pytest.fail("the joined operation was used")
+    )
     outputs = []
     for model in (plain, joined):
         if case == "merged":

@@ -1,4 +1,5 @@
-"""The loss computes what its formula says, and the installed ms-swift computes the same, bit by bit.
+"""The loss computes what its formula says, and the installed ms-swift computes the same, bit by
+bit.
 
 Log probabilities are written out here, so no model takes part.
 """
@@ -31,24 +32,41 @@ def _options(tmp_path: Path, **values: Any) -> dict[str, str]:
     model = tmp_path / "model"
     model.mkdir(exist_ok=True)
     (model / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
-    settings = Settings(model=str(model), dataset="deals.jsonl", **values)
+    settings = Settings(model=str(model), dataset="tasks.jsonl", **values)
     words = swift_options(settings, tmp_path / "settings.json", tmp_path, 10)
-    return {name.removeprefix("--"): value for name, value in zip(words[::2], words[1::2], strict=True)}
+    return {
+        name.removeprefix("--"): value for name, value in zip(words[::2], words[1::2], strict=True)
+    }
 
 
 class _SwiftLoss(GRPOTrainer):
-    """ms-swift's trainer, reduced to what its loss function reads; the parameters come from our command line."""
+    """ms-swift's trainer, reduced to what its loss function reads; the parameters come from our
+    command line.
+    """
 
     def __init__(self, options: dict[str, str], logps: torch.Tensor, num_processes: int) -> None:
         defaults = {one.name: one.default for one in fields(RLHFArguments)}
-        chosen = {**defaults, "log_completions": False, "output_dir": None, "generation_batch_size": 4}
+        chosen = {
+            **defaults,
+            "log_completions": False,
+            "output_dir": None,
+            "generation_batch_size": 4,
+        }
         for name, value in options.items():
             kind = type(chosen.get(name))
-            chosen[name] = value == "true" if value in ("true", "false") else float(value) if kind is float else value
+            chosen[name] = (
+                value == "true"
+                if value in ("true", "false")
+                else float(value)
+                if kind is float
+                else value
+            )
         chosen["epsilon_high"] = float(chosen["epsilon_high"])
         self.args = SimpleNamespace(**chosen)
         self.logps = logps
-        self.accelerator = SimpleNamespace(num_processes=num_processes, gather_for_metrics=lambda values: values)
+        self.accelerator = SimpleNamespace(
+            num_processes=num_processes, gather_for_metrics=lambda values: values
+        )
         self.model = torch.nn.Linear(1, 1)
         self._metrics = {"train": defaultdict(list)}
         self._prepare_algorithm_params()
@@ -79,7 +97,9 @@ def _batch(**values: Any) -> PlayerBatch:
 
 
 def _gradient(batch: PlayerBatch, **values: Any) -> tuple[float, list[list[float]]]:
-    """Return the loss, and the factor that multiplies ∇log π of each token, times the number of tokens."""
+    """Return the loss, and the factor that multiplies ∇log π of each token, times the number of
+    tokens.
+    """
     logps = (torch.tensor(RATIOS).log() - 2.0).requires_grad_()
     loss, _ = PolicyLoss(Settings(**values))(logps, batch)
     loss.backward()
@@ -99,7 +119,8 @@ OLD = torch.full((2, 3), -2.0)
 @pytest.mark.parametrize(
     ("values", "batch", "gradient", "loss"),
     [
-        # Clipped where the ratio has left the band in the direction of the advantage; elsewhere −A · ratio.
+        # Clipped where the ratio has left the band in the direction of the advantage; elsewhere −A
+        # · ratio.
         ({}, {}, [[0.0, -0.5, -1.1], [1.5, 0.0, 4.0]], -(1.2 + 0.5 + 1.1) + (1.5 + 0.8 + 4.0)),
         (
             {"clip_low": 0.6, "clip_high": 0.05},
@@ -108,7 +129,12 @@ OLD = torch.full((2, 3), -2.0)
             -(1.05 + 0.5 + 1.05) + (1.5 + 0.5 + 4.0),
         ),
         # Without old logprobs every ratio is one and no clip acts.
-        ({"clip_low": 0.01, "clip_high": 0.01}, {"old_per_token_logps": None}, [[-1.0] * 3, [1.0] * 3], 0.0),
+        (
+            {"clip_low": 0.01, "clip_high": 0.01},
+            {"old_per_token_logps": None},
+            [[-1.0] * 3, [1.0] * 3],
+            0.0,
+        ),
         # r − log r − 1 with r = π_ref / π, here 1 / ratio; its derivative by log π is 1 − r.
         (
             {"beta": 0.5},
@@ -127,7 +153,9 @@ def test_loss_and_gradient_are_those_worked_out_by_hand(
 
 
 SAMPLER = torch.tensor([[-2.0 - LOG(4.0), -2.0, -2.0 + LOG(2.0)], [-2.0, -2.0, -2.0]])
-"""π_old / π_sampler is 4, 1 and 1/2 in the first row, whose geometric mean is 2^(1/3), and 1 in the second."""
+"""π_old / π_sampler is 4, 1 and 1/2 in the first row, whose geometric mean is 2^(1/3), and 1 in the
+second.
+"""
 
 
 @pytest.mark.parametrize(
@@ -153,7 +181,9 @@ def test_the_sampler_correction_weighs_tokens_by_trainer_over_sampler(
 
 
 def _drawn(seed: int, on_policy: bool) -> tuple[torch.Tensor, PlayerBatch]:
-    """Return logprobs and a batch of five padded rows in which every clip, limit and mask acts on some token."""
+    """Return logprobs and a batch of five padded rows in which every clip, limit and mask acts on
+    some token.
+    """
     seeded = torch.Generator().manual_seed(seed)
     shape = (5, 40)
 
@@ -182,13 +212,20 @@ CASES: list[dict[str, Any]] = [
     {},
     {"clip_low": 0.05, "clip_high": 0.4},
     {"beta": 0.07},
-    *({"sampler_correction": mode, "sampler_correction_limit": 1.05, "beta": 0.07} for mode in CORRECTIONS),
+    *(
+        {"sampler_correction": mode, "sampler_correction_limit": 1.05, "beta": 0.07}
+        for mode in CORRECTIONS
+    ),
 ]
 
 
 @pytest.mark.parametrize("values", CASES, ids=str)
-def test_loss_gradient_and_measures_are_ms_swifts_bit_by_bit(tmp_path: Path, values: dict[str, Any]) -> None:
-    """A new version of ms-swift that computes something else fails here: read its change, then decide."""
+def test_loss_gradient_and_measures_are_ms_swifts_bit_by_bit(
+    tmp_path: Path, values: dict[str, Any]
+) -> None:
+    """A new version of ms-swift that computes something else fails here: read its change, then
+    decide.
+    """
     options = _options(tmp_path, **values)
     for seed, on_policy, num_processes in ((0, True, 1), (1, False, 1), (2, False, 3)):
         drawn, batch = _drawn(seed, on_policy)
@@ -209,13 +246,19 @@ def test_loss_gradient_and_measures_are_ms_swifts_bit_by_bit(tmp_path: Path, val
 
 
 def test_nobody_but_the_settings_chooses_the_loss(tmp_path: Path) -> None:
-    """What ms-swift is told of the loss is what ours computes, so its args.json is true; no other option is given."""
+    """What ms-swift is told of the loss is what ours computes, so its args.json is true; no other
+    option is given.
+    """
     known = {one.name for one in fields(RLHFArguments)}
     plain = _options(tmp_path)
     asked = _options(tmp_path, updates_per_step=3, sampler_correction="sequence_mask")
     assert (set(asked) - {"hanabi_settings"}) <= known
     assert (plain["epsilon"], plain["epsilon_high"]) == ("0.2", "0.2")
     assert "rollout_importance_sampling_mode" not in plain
-    assert asked["gradient_accumulation_steps"] == str(3 * int(plain["gradient_accumulation_steps"]))
+    assert asked["gradient_accumulation_steps"] == str(
+        3 * int(plain["gradient_accumulation_steps"])
+    )
     assert asked["rollout_importance_sampling_mode"] == "sequence_mask"
-    assert not {"num_iterations", "steps_per_generation"} & asked.keys(), "one set of games a step; passes are ours"
+    assert not {"num_iterations", "steps_per_generation"} & asked.keys(), (
+        "one set of games a step; passes are ours"
+    )

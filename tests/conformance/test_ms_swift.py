@@ -1,4 +1,6 @@
-"""What we override in ms-swift, trl, PEFT and vLLM still exists in the shape that the overrides expect."""
+"""What we override in ms-swift, trl, PEFT and vLLM still exists in the shape that the overrides
+expect.
+"""
 
 import inspect
 import logging
@@ -40,14 +42,23 @@ NAMES = ("player_0", "player_1")
 def model() -> PeftModel:
     shape = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     torch.manual_seed(0)
-    return adapters.add_adapters(small_model(**shape, num_attention_heads=2), NAMES, rank=4, alpha=8, seed=1)
+    return adapters.add_adapters(
+        small_model(**shape, num_attention_heads=2), NAMES, rank=4, alpha=8, seed=1
+    )
 
 
 OVERRIDDEN = {
     "_generate_and_score_completions": ["self", "inputs"],
     "_get_grad_norm": ["self", "model", "grad_norm"],
     "_init_training_state": [
-        *("self", "max_steps", "num_update_steps_per_epoch", "num_train_epochs", "resume_from_checkpoint", "trial")
+        *(
+            "self",
+            "max_steps",
+            "num_update_steps_per_epoch",
+            "num_train_epochs",
+            "resume_from_checkpoint",
+            "trial",
+        )
     ],
     "_prepare_for_training": ["self", "max_steps", "train_dataloader", "resume_from_checkpoint"],
     "_prepare_inputs": ["self", "inputs"],
@@ -59,7 +70,9 @@ OVERRIDDEN = {
     "get_train_dataloader": ["self", "args", "kwargs"],
     "training_step": ["self", "model", "inputs", "num_items_in_batch"],
 }
-"""Everything of ms-swift's trainer that ours replaces, with the parameters that the replacement expects."""
+"""Everything of ms-swift's trainer that ours replaces, with the parameters that the replacement
+expects.
+"""
 
 
 def test_the_trainers_seams_have_their_signatures() -> None:
@@ -71,9 +84,14 @@ def test_the_trainers_seams_have_their_signatures() -> None:
 def test_the_trainer_overrides_nothing_else() -> None:
     classes = HanabiGRPOTrainer.__mro__
     ours = {
-        name for one in classes[: classes.index(GRPOTrainer)] for name, value in vars(one).items() if callable(value)
+        name
+        for one in classes[: classes.index(GRPOTrainer)]
+        for name, value in vars(one).items()
+        if callable(value)
     }
-    assert {name for name in ours if hasattr(GRPOTrainer, name) and not name.startswith("__")} == OVERRIDDEN.keys()
+    assert {
+        name for name in ours if hasattr(GRPOTrainer, name) and not name.startswith("__")
+    } == OVERRIDDEN.keys()
 
 
 def test_the_trainer_makes_optimizer_and_schedule_where_the_overrides_are() -> None:
@@ -90,8 +108,16 @@ def test_the_trainer_makes_optimizer_and_schedule_where_the_overrides_are() -> N
 
 def test_several_updates_in_a_step_find_the_flag_and_the_counter_that_they_use() -> None:
     loop = inspect.getsource(Trainer._run_epoch)
-    flag, train = "gradient_state._set_sync_gradients(do_sync_step)", "self.training_step(model, inputs"
-    assert loop.index(flag) < loop.index(train) < loop.index("self.optimizer.step()") < loop.index("model.zero_grad()")
+    flag, train = (
+        "gradient_state._set_sync_gradients(do_sync_step)",
+        "self.training_step(model, inputs",
+    )
+    assert (
+        loop.index(flag)
+        < loop.index(train)
+        < loop.index("self.optimizer.step()")
+        < loop.index("model.zero_grad()")
+    )
     assert loop.index("self.state.global_step += 1") < loop.index("callback_handler.on_step_end")
     assert "self._step += 1" in inspect.getsource(TRLTrainer.training_step)
     prepare = inspect.getsource(inspect.unwrap(GRPOTrainer._prepare_inputs))
@@ -103,7 +129,9 @@ def test_several_updates_in_a_step_find_the_flag_and_the_counter_that_they_use()
     assert deepspeed.index("if sync_gradients") < deepspeed.index("self.engine.step()")
 
 
-def test_zero_1_and_2_step_the_torch_optimizer_group_by_group_and_keep_moments_where_they_are_read() -> None:
+def test_zero_1_and_2_step_the_torch_optimizer_group_by_group_and_keep_moments_where_they_are_read() -> (
+    None
+):
     source = inspect.getsource(DeepSpeedZeroOptimizer)
     step = inspect.getsource(DeepSpeedZeroOptimizer._optimizer_step)
     assert "self.optimizer.param_groups = [original_param_groups[group_no]]" in step
@@ -114,33 +142,53 @@ def test_zero_1_and_2_step_the_torch_optimizer_group_by_group_and_keep_moments_w
     link = inspect.getsource(DeepSpeedZeroOptimizer._lazy_init_hp_params_optimizer_state)
     assert "if not self._hp_optimizer_states_linked" in link
     assert list(inspect.signature(get_full_hp_param).parameters) == ["self", "optim_state_key"]
-    assert list(inspect.signature(set_full_hp_param).parameters) == ["self", "value", "optim_state_key"]
+    assert list(inspect.signature(set_full_hp_param).parameters) == [
+        "self",
+        "value",
+        "optim_state_key",
+    ]
 
 
 def test_the_loop_divides_a_loss_by_the_number_of_micro_steps_which_ours_is_multiplied_by() -> None:
-    assert "sum(val) / len(val)" in inspect.getsource(GRPOTrainer.log), "what the loss measures are numbers"
+    assert "sum(val) / len(val)" in inspect.getsource(GRPOTrainer.log), (
+        "what the loss measures are numbers"
+    )
     step = inspect.getsource(Trainer.training_step)
     assert "self.compute_loss(model, inputs" in step
     assert "loss = loss / self.current_gradient_accumulation_steps" in step
     assert "self.model_accepts_loss_kwargs = False" in inspect.getsource(GRPOTrainer.__init__)
     names = {field.name for field in fields(GRPOBatch)}
-    assert {"completion_mask", "advantages", "num_items_in_batch", "rollout_per_token_logps", "logits_to_keep"} <= names
+    assert {
+        "completion_mask",
+        "advantages",
+        "num_items_in_batch",
+        "rollout_per_token_logps",
+        "logits_to_keep",
+    } <= names
 
 
 def test_ms_swift_s_warning_of_code_that_no_model_here_has_is_left_out_and_others_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "trust_remote_code=self.default_trust_remote_code" in inspect.getsource(ModelLoader)
-    monkeypatch.setattr(ModelLoader, "default_trust_remote_code", ModelLoader.default_trust_remote_code)
-    monkeypatch.setitem(TrainerFactory.TRAINER_MAPPING, "grpo", TrainerFactory.TRAINER_MAPPING["grpo"])
-    (tmp_path / "config.json").write_text('{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}')
+    monkeypatch.setattr(
+        ModelLoader, "default_trust_remote_code", ModelLoader.default_trust_remote_code
+    )
+    monkeypatch.setitem(
+        TrainerFactory.TRAINER_MAPPING, "grpo", TrainerFactory.TRAINER_MAPPING["grpo"]
+    )
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}'
+    )
     said, num_filters = list[str](), len(model_meta.logger.filters)
     handler = logging.Handler()
     monkeypatch.setattr(handler, "emit", lambda record: said.append(record.getMessage()))
     model_meta.logger.addHandler(handler)
     try:
         model_meta._get_model_info(str(tmp_path), "qwen3", None)
-        assert any("trust_remote_code=True" in text for text in said), "nothing to leave out any more"
+        assert any("trust_remote_code=True" in text for text in said), (
+            "nothing to leave out any more"
+        )
         said.clear()
         register_trainer()
         model_meta._get_model_info(str(tmp_path), "qwen3", None)
@@ -157,35 +205,52 @@ def test_ms_swift_keeps_its_client_where_the_link_is_put() -> None:
     assert "vllm_client" in inspect.getsource(SwiftRLHF._get_trainer_kwargs)
     ours = SimpleNamespace()
     HanabiGRPOTrainer._prepare_vllm(ours)
-    # The others concern an engine in the trainer's own process, weights on their way to it, and its version.
-    others = {"engine", "_cached_vllm_param_names", "vllm_version_ge_0_10_2", "disable_rollout_importance_sampling"}
+    # The others concern an engine in the trainer's own process, weights on their way to it, and its
+    # version.
+    others = {
+        "engine",
+        "_cached_vllm_param_names",
+        "vllm_version_ge_0_10_2",
+        "disable_rollout_importance_sampling",
+    }
     assert (
-        set(re.findall(r"self\.(\w+) = ", inspect.getsource(GRPOTrainer._prepare_vllm))) == vars(ours).keys() | others
+        set(re.findall(r"self\.(\w+) = ", inspect.getsource(GRPOTrainer._prepare_vllm)))
+        == vars(ours).keys() | others
     )
-    assert "self.disable_rollout_importance_sampling = False" in inspect.getsource(GRPOTrainer._prepare_rollout_params)
+    assert "self.disable_rollout_importance_sampling = False" in inspect.getsource(
+        GRPOTrainer._prepare_rollout_params
+    )
 
 
 @pytest.mark.rest
 def test_a_trainer_s_imports_come_in_parts_and_vllm_is_none_of_them() -> None:
     code = (
-        "import gc, sys; from hanabi_grpo.training import main; parts = sum(1 for _ in main.import_parts()); "
+        "import gc, sys; from hanabi_grpo.training import main; parts = sum(1 for _ in "
+        "main.import_parts()); "
         "assert parts > 1 and gc.isenabled() and gc.get_freeze_count() > 100_000; "
-        "before = set(sys.modules); import hanabi_grpo.training.trainer, hanabi_grpo.training.pipeline; "
+        "before = set(sys.modules); import hanabi_grpo.training.trainer, "
+        "hanabi_grpo.training.pipeline; "
         "assert set(sys.modules) == before; assert sys.modules['vllm'] is None; "
         "assert not [name for name in before if name.startswith('vllm.')]"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
+    )
     assert (done.returncode, "nanobind" in done.stderr) == (0, False), done.stderr[-2000:]
 
 
-def test_selecting_an_adapter_leaves_requires_grad_alone_and_changes_the_output(model: PeftModel) -> None:
+def test_selecting_an_adapter_leaves_requires_grad_alone_and_changes_the_output(
+    model: PeftModel,
+) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 parameter.fill_(0.1 if "player_0" in name else -0.1)
     before = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     assert before == {name: "lora_" in name for name in before}
-    assert all(value.dtype == torch.float32 for name, value in model.named_parameters() if "lora_" in name)
+    assert all(
+        value.dtype == torch.float32 for name, value in model.named_parameters() if "lora_" in name
+    )
     ids = torch.arange(6)[None]
     outputs = {}
     for name in NAMES:
@@ -226,7 +291,11 @@ def test_the_same_seed_gives_the_same_adapters_and_players_differ() -> None:
     first, again, other = make(1), make(1), make(5)
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not any(torch.equal(first[name], other[name]) for name in first)
-    twins = [(name, name.replace("player_0", "player_1")) for name in first if name.startswith("player_0")]
+    twins = [
+        (name, name.replace("player_0", "player_1"))
+        for name in first
+        if name.startswith("player_0")
+    ]
     assert not any(torch.equal(first[one], first[two]) for one, two in twins)
 
 

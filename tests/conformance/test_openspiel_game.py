@@ -1,8 +1,7 @@
 """Our game beside OpenSpiel's own, moved by the same words and compared after every move.
 
-OpenSpiel is driven here without the package's tables of numbers: moves and cards are matched by the strings
-that OpenSpiel prints, and what a player sees is read from `observation_string`.
-"""
+OpenSpiel is driven here without the package's tables of numbers: moves and cards are matched by the
+strings that OpenSpiel prints, and what a player sees is read from `observation_string`."""
 
 import re
 
@@ -41,7 +40,9 @@ def _knowledge(text: str) -> Knowledge:
 
 def _action(text: str, player: int, num_players: int) -> Action:
     """Read e.g. "(Play 0)" or "(Reveal player +1 color R)"."""
-    match = re.fullmatch(r"\((Play|Discard) (\d)\)|\(Reveal player \+(\d) (color|rank) (\w)\)", text)
+    match = re.fullmatch(
+        r"\((Play|Discard) (\d)\)|\(Reveal player \+(\d) (color|rank) (\w)\)", text
+    )
     assert match, text
     verb, slot, offset, kind, value = match.groups()
     if verb:
@@ -51,10 +52,14 @@ def _action(text: str, player: int, num_players: int) -> Action:
     return Action(f"hint_{kind}", target=target, value=number)
 
 
-def _deal(state: pyspiel.State, cards: list[Card]) -> None:
+def _task(state: pyspiel.State, cards: list[Card]) -> None:
     while state.is_chance_node():
-        text = f"(Deal {cards.pop(0)})"
-        numbers = [number for number, _ in state.chance_outcomes() if state.action_to_string(number) == text]
+        text = f"(Task {cards.pop(0)})"
+        numbers = [
+            number
+            for number, _ in state.chance_outcomes()
+            if state.action_to_string(number) == text
+        ]
         assert len(numbers) == 1
         state.apply_action(numbers[0])
 
@@ -69,7 +74,10 @@ def _assert_view_matches(view: PlayerView, state: pyspiel.State) -> None:
     assert list(enumerate(view.fireworks)) == stacks
     assert view.discards == tuple(_card(text) for text in fields["Discards"].split())
 
-    start, end = lines.index("Hands:") + 1, next(i for i, line in enumerate(lines) if line.startswith("Deck size"))
+    start, end = (
+        lines.index("Hands:") + 1,
+        next(i for i, line in enumerate(lines) if line.startswith("Deck size")),
+    )
     blocks = "\n".join(line for line in lines[start:end] if line != "Cur player").split("-----")
     hands = [[line.split(" || ") for line in block.split("\n") if line] for block in blocks]
     assert len(hands) == view.num_players
@@ -87,13 +95,15 @@ def _assert_view_matches(view: PlayerView, state: pyspiel.State) -> None:
 @pytest.mark.parametrize(("preset", "num_players"), ALL_BOARDS)
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(rng=st.randoms(use_true_random=False), careful=st.booleans())
-def test_every_position_is_the_one_that_openspiel_shows(preset: str, num_players: int, rng, careful: bool) -> None:
+def test_every_position_is_the_one_that_openspiel_shows(
+    preset: str, num_players: int, rng, careful: bool
+) -> None:
     spec = make_spec(preset, num_players)
     deck = shuffled_deck(spec, "train", rng.randrange(2**32))
     game = Game(spec, deck)
     state = pyspiel.load_game("hanabi", spec.openspiel_parameters).new_initial_state()
     cards = list(deck)
-    _deal(state, cards)
+    _task(state, cards)
     while True:
         for player in range(num_players):
             _assert_view_matches(game.view(player), state)
@@ -105,9 +115,14 @@ def test_every_position_is_the_one_that_openspiel_shows(preset: str, num_players
             break
         player = state.current_player()
         assert game.current_player == player
-        numbers = {_action(state.action_to_string(n), player, num_players): n for n in state.legal_actions()}
+        numbers = {
+            _action(state.action_to_string(n), player, num_players): n
+            for n in state.legal_actions()
+        }
         assert game.legal_actions() == game.view(player).legal_actions == tuple(numbers)
-        assert all(game.view(other).legal_actions == () for other in range(num_players) if other != player)
+        assert all(
+            game.view(other).legal_actions == () for other in range(num_players) if other != player
+        )
 
         action = random_move(game, rng, careful=careful)
         turns_left, returns = game.view(0).turns_left, state.returns()[0]
@@ -117,7 +132,7 @@ def test_every_position_is_the_one_that_openspiel_shows(preset: str, num_players
         assert state.rewards()[0] == game.score - returns
         if action.kind == "play":
             assert event.scored == (state.rewards()[0] == 1)
-        _deal(state, cards)
+        _task(state, cards)
         if turns_left is not None:
             assert game.view(0).turns_left == (0 if game.is_over else turns_left - 1)
     view = game.view(0)

@@ -1,4 +1,6 @@
-"""Logprobs from the output head in chunks: the plain path's values and gradients, and closer to float32 in 16 bits."""
+"""Logprobs from the output head in chunks: the plain path's values and gradients, and closer to
+float32 in 16 bits.
+"""
 
 import copy
 from typing import Any
@@ -33,7 +35,9 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 def _learned(
     model: Any, values: dict[str, Any], temperature: float, *, whole: bool, shared: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the logprobs of replies and the gradient of a loss with these settings, as one tensor each."""
+    """Return the logprobs of replies and the gradient of a loss with these settings, as one tensor
+    each.
+    """
     seeded = torch.Generator().manual_seed(7)
 
     def drawn(spread: float) -> torch.Tensor:
@@ -67,8 +71,12 @@ def _checkpointed(model: Any, reentrant: bool | None) -> Any:
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
-@pytest.mark.parametrize("reentrant", [None, False, True], ids=["whole", "not reentrant", "reentrant"])
-def test_values_and_gradients_are_those_of_whole_logits_for_every_loss(shared: bool, reentrant: bool | None) -> None:
+@pytest.mark.parametrize(
+    "reentrant", [None, False, True], ids=["whole", "not reentrant", "reentrant"]
+)
+def test_values_and_gradients_are_those_of_whole_logits_for_every_loss(
+    shared: bool, reentrant: bool | None
+) -> None:
     for kind in MODELS:
         model = _checkpointed(_model(kind), reentrant)
         assert not shared or share_prefixes(model)
@@ -78,7 +86,10 @@ def test_values_and_gradients_are_those_of_whole_logits_for_every_loss(shared: b
                 expected, other = _learned(model, values, temperature, whole=True, shared=shared)
                 assert logps.unique().numel() >= 19
                 torch.testing.assert_close(logps, expected, rtol=1e-6, atol=1e-6)
-                assert float((gradient - other).abs().max()) <= 1e-6 * float(other.abs().max()), (kind, values)
+                assert float((gradient - other).abs().max()) <= 1e-6 * float(other.abs().max()), (
+                    kind,
+                    values,
+                )
 
 
 def test_in_16_bits_values_and_gradients_are_closer_to_those_in_float32() -> None:
@@ -92,7 +103,10 @@ def test_in_16_bits_values_and_gradients_are_closer_to_those_in_float32() -> Non
                 found = _learned(low, {"beta": 0.07}, temperature, whole=whole, shared=False)
                 expected = _learned(exact, {"beta": 0.07}, temperature, whole=True, shared=False)
                 squares.append(
-                    [float((one.float() - other).square().mean()) for one, other in zip(found, expected, strict=True)]
+                    [
+                        float((one.float() - other).square().mean())
+                        for one, other in zip(found, expected, strict=True)
+                    ]
                 )
             errors.append([sum(column) for column in zip(*squares, strict=True)])
         for chunked, plain in zip(*errors, strict=True):
@@ -114,7 +128,10 @@ def test_a_model_of_16_bits_computes_in_float32_with_the_adapters_that_a_server_
 
 def test_a_bias_and_an_adapter_on_the_head_count() -> None:
     seeded = torch.Generator().manual_seed(0)
-    hidden, tokens = torch.randn(9, 8, generator=seeded), torch.randint(0, 12, (9, 2), generator=seeded)
+    hidden, tokens = (
+        torch.randn(9, 8, generator=seeded),
+        torch.randint(0, 12, (9, 2), generator=seeded),
+    )
     head = torch.nn.Linear(8, 12)
     expected = torch.log_softmax(head(hidden) / 0.5, -1).gather(-1, tokens)
     torch.testing.assert_close(chosen_logps(head, hidden, tokens, 0.5), expected)
@@ -126,7 +143,14 @@ def test_a_bias_and_an_adapter_on_the_head_count() -> None:
     expected, other = _learned(model, {}, 1.0, whole=True, shared=False)
     torch.testing.assert_close(logps, expected, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(gradient, other, rtol=1e-5, atol=1e-6)
-    assert sum(bool(value.grad.any()) for name, value in model.named_parameters() if "lm_head.lora" in name) == 2
+    assert (
+        sum(
+            bool(value.grad.any())
+            for name, value in model.named_parameters()
+            if "lm_head.lora" in name
+        )
+        == 2
+    )
 
 
 def test_a_model_that_changes_its_heads_logits_is_found_before_the_first_step() -> None:

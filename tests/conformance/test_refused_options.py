@@ -1,4 +1,6 @@
-"""The options that are not handed on exist in the installed ms-swift and vLLM, and no other option is taken for one."""
+"""The options that are not handed on exist in the installed ms-swift and vLLM, and no other option
+is taken for one.
+"""
 
 import json
 from argparse import Action
@@ -28,8 +30,12 @@ OF_VLLMS_OWN_SERVER = {"config", "host", "port", "api_key", "chat_template", "se
 
 
 def names_of(actions: list[Action]) -> set[str]:
-    """Return option names as the table writes them, without the switches that argparse makes of them."""
-    typed = [one.lstrip("-").replace("-", "_") for action in actions for one in action.option_strings]
+    """Return option names as the table writes them, without the switches that argparse makes of
+    them.
+    """
+    typed = [
+        one.lstrip("-").replace("-", "_") for action in actions for one in action.option_strings
+    ]
     return {name for name in typed if name != "help" and not name.startswith("no_")}
 
 
@@ -54,7 +60,9 @@ def known() -> dict[Terminal, set[str]]:
 
 
 @pytest.mark.parametrize("terminal", SOFTWARE)
-def test_every_option_that_the_table_names_exists(terminal: Terminal, known: dict[Terminal, set[str]]) -> None:
+def test_every_option_that_the_table_names_exists(
+    terminal: Terminal, known: dict[Terminal, set[str]]
+) -> None:
     rows, passed = option_tables(terminal)
     named = {one for row in rows for one in row.options} | set(passed)
     there = known[terminal] | (OURS if terminal == "trainer" else OF_VLLMS_OWN_SERVER)
@@ -68,17 +76,28 @@ def test_vllms_own_server_has_the_options_that_only_it_knows() -> None:
 
 
 @pytest.mark.parametrize("terminal", SOFTWARE)
-def test_no_other_option_is_taken_for_a_refused_one(terminal: Terminal, known: dict[Terminal, set[str]]) -> None:
+def test_no_other_option_is_taken_for_a_refused_one(
+    terminal: Terminal, known: dict[Terminal, set[str]]
+) -> None:
     named = [one for row in option_tables(terminal)[0] for one in row.options]
     others = {name for name in known[terminal] if not any(fnmatchcase(name, one) for one in named)}
     assert len(others) > 50
-    assert {name for name in others if refused(terminal, f"--{name}")} == set(), "add them to those handed on"
+    assert {name for name in others if refused(terminal, f"--{name}")} == set(), (
+        "add them to those handed on"
+    )
 
 
 def test_what_the_settings_say_to_ms_swift_cannot_be_said_again(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
-    settings = Settings(model=str(tmp_path), sampler_correction="token_mask", deepspeed="zero1", dataset="deals.jsonl")
-    words = [word for word in swift_options(settings, tmp_path, tmp_path, 10) if word.startswith("--")]
+    settings = Settings(
+        model=str(tmp_path),
+        sampler_correction="token_mask",
+        deepspeed="zero1",
+        dataset="tasks.jsonl",
+    )
+    words = [
+        word for word in swift_options(settings, tmp_path, tmp_path, 10) if word.startswith("--")
+    ]
     handed_on = {word for word in words if not refused("trainer", word)}
     assert handed_on == {
         *("--attn_impl", "--model_type", "--weight_decay", "--gradient_checkpointing"),

@@ -1,4 +1,6 @@
-"""What sequences begin with alike is computed once, with the values and gradients of each sequence by itself."""
+"""What sequences begin with alike is computed once, with the values and gradients of each sequence
+by itself.
+"""
 
 import copy
 import logging
@@ -17,7 +19,9 @@ from small_models import small_model
 
 
 def _rows() -> tuple[torch.Tensor, torch.Tensor]:
-    """Seven sequences: forks after 3, 6 and 9 tokens, two alike, one that others begin with, one of its own."""
+    """Seven sequences: forks after 3, 6 and 9 tokens, two alike, one that others begin with, one of
+    its own.
+    """
     ids = torch.randint(1, 40, (7, 15), generator=torch.Generator().manual_seed(3))
     ids[1:6, :3] = ids[0, :3]
     ids[2:6, :6] = ids[1, :6]
@@ -30,7 +34,9 @@ def _rows() -> tuple[torch.Tensor, torch.Tensor]:
     return ids, mask
 
 
-def _both(model: Any, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any], dict[str, Any]]:
+def _both(
+    model: Any, temperature: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any], dict[str, Any]]:
     """Logprobs shared and each by itself, and the gradients of both."""
     ids, mask = _rows()
     found = []
@@ -39,7 +45,11 @@ def _both(model: Any, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Ten
         weights = torch.randn(mask.shape, generator=torch.Generator().manual_seed(5))
         model.zero_grad()
         (logps * weights).sum().backward()
-        gradients = {name: value.grad.clone() for name, value in model.named_parameters() if value.grad is not None}
+        gradients = {
+            name: value.grad.clone()
+            for name, value in model.named_parameters()
+            if value.grad is not None
+        }
         found.append((logps.detach(), gradients))
     (shared, gradients), (alone, expected) = found
     return shared, alone, gradients, expected
@@ -60,7 +70,9 @@ def test_values_and_gradients_are_those_of_each_sequence_by_itself(
     shared, alone, gradients, expected = _both(model, temperature)
     torch.testing.assert_close(shared, alone)
     assert alone.any() and gradients.keys() == expected.keys() and len(expected) == 3 * 7 * 2
-    flat, other = (torch.cat([one[name].flatten() for name in expected]) for one in (gradients, expected))
+    flat, other = (
+        torch.cat([one[name].flatten() for name in expected]) for one in (gradients, expected)
+    )
     assert torch.cosine_similarity(flat, other, 0) > 0.99999
     assert float((flat - other).abs().max()) < 1e-5 * float(other.abs().max())
 
@@ -71,11 +83,15 @@ def test_without_a_tree_attention_is_pytorchs_masks_included() -> None:
     ids, _ = _rows()
     for mask in (None, torch.ones_like(ids), (torch.arange(15) >= 4).long().expand(7, 15)):
         expected = plain(input_ids=ids, attention_mask=mask).logits[:, 4:]
-        torch.testing.assert_close(shared(input_ids=ids, attention_mask=mask).logits[:, 4:], expected, rtol=0, atol=0)
+        torch.testing.assert_close(
+            shared(input_ids=ids, attention_mask=mask).logits[:, 4:], expected, rtol=0, atol=0
+        )
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_rows_without_a_reply_give_a_gradient_of_zeros_to_every_adapter_weight(shared: bool) -> None:
+def test_rows_without_a_reply_give_a_gradient_of_zeros_to_every_adapter_weight(
+    shared: bool,
+) -> None:
     model = _model()
     join_lora_products(model)
     ids, mask = torch.zeros(1, 2, dtype=torch.long), torch.zeros(1, 1, dtype=torch.bool)
@@ -95,8 +111,12 @@ def test_warm_starts_learn_the_same_and_see_each_beginning_once() -> None:
     shared = copy.deepcopy(alone)
     assert share_prefixes(shared) and shares_prefixes(shared) and not shares_prefixes(alone)
     seen: list[int] = []
-    shared.get_decoder().layers[0].mlp.register_forward_hook(lambda *call: seen.append(call[2].shape[1]))
-    (logits, targets), (expected, wanted) = (reply_logits(model, ids, marks) for model in (shared, alone))
+    shared.get_decoder().layers[0].mlp.register_forward_hook(
+        lambda *call: seen.append(call[2].shape[1])
+    )
+    (logits, targets), (expected, wanted) = (
+        reply_logits(model, ids, marks) for model in (shared, alone)
+    )
     torch.testing.assert_close(logits, expected)
     torch.testing.assert_close(expected, alone(input_ids=ids).logits[:, :-1][mask])
     assert torch.equal(targets, wanted) and torch.equal(targets, ids[:, 1:][mask])
@@ -130,13 +150,21 @@ def test_a_model_that_hands_no_tree_on_is_left_alone(
     forward = type(model).forward
 
     def without(name: str) -> Any:
-        return lambda self, **options: forward(self, **{key: options[key] for key in options if key != name})
+        return lambda self, **options: forward(
+            self, **{key: options[key] for key in options if key != name}
+        )
 
     def refusing(self: Any, input_ids: torch.Tensor, use_cache: bool) -> Any:
         return forward(self, input_ids=input_ids, use_cache=use_cache)
 
-    reasons = "does not hand a tree to its attention", "its logits differ by", "does not hand a tree to its attention"
-    for changed, reason in zip((without("prefix_tree"), without("position_ids"), refusing), reasons, strict=True):
+    reasons = (
+        "does not hand a tree to its attention",
+        "its logits differ by",
+        "does not hand a tree to its attention",
+    )
+    for changed, reason in zip(
+        (without("prefix_tree"), without("position_ids"), refusing), reasons, strict=True
+    ):
         caplog.clear()
         monkeypatch.setattr(type(model), "forward", changed)
         assert not share_prefixes(model)

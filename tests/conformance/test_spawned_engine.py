@@ -1,8 +1,8 @@
 """On CUDA too, vLLM's processes load our plugin and go when the server goes.
 
-`python test_spawned_engine.py` makes server, engine core and worker as vLLM makes them on CUDA, without a model. Each
-prints a line of JSON: its name, pid and the signal that the kernel will send it at its parent's death. Then all wait.
-"""
+`python test_spawned_engine.py` makes server, engine core and worker as vLLM makes them on CUDA,
+without a model. Each prints a line of JSON: its name, pid and the signal that the kernel will send
+it at its parent's death. Then all wait."""
 
 import ctypes
 import json
@@ -27,7 +27,8 @@ _PR_GET_PDEATHSIG = 2
 def test_engine_core_and_worker_die_with_the_process_above_them(
     start_process: Callable[..., "subprocess.Popen[str]"],
 ) -> None:
-    # The CPU build forces spawn only once an engine's arguments are complete, so this is what CUDA gets.
+    # The CPU build forces spawn only once an engine's arguments are complete, so this is what CUDA
+    # gets.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
     server = start_process([sys.executable, __file__], env=kept, stdout=subprocess.PIPE)
     assert server.stdout is not None
@@ -61,9 +62,14 @@ def _coordinated() -> None:
 
 
 def death_signal() -> int:
-    """Return the signal that the kernel sends this thread's process when its parent ends; 0: none."""
+    """Return the signal that the kernel sends this thread's process when its parent ends; 0:
+    none.
+    """
     number = ctypes.c_int(-1)
-    assert ctypes.CDLL(None, use_errno=True).prctl(_PR_GET_PDEATHSIG, ctypes.byref(number), 0, 0, 0) == 0
+    assert (
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_GET_PDEATHSIG, ctypes.byref(number), 0, 0, 0)
+        == 0
+    )
     return number.value
 
 

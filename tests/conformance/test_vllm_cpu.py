@@ -13,7 +13,9 @@ from hanabi_grpo.server import vllm_cpu
 
 
 def _wrapper(indices: list[int]) -> PunicaWrapperCPU:
-    """vLLM's, brought to a batch as its own code does; a row's number is its adapter's slot, -1: none."""
+    """vLLM's, brought to a batch as its own code does; a row's number is its adapter's slot, -1:
+    none.
+    """
     wrapper = PunicaWrapperCPU(max(len(indices), 1), max(len(indices), 1), "cpu")
     rows = tuple(index + 1 for index in indices)
     ids = list(range(1, max(rows, default=0) + 1))
@@ -22,7 +24,9 @@ def _wrapper(indices: list[int]) -> PunicaWrapperCPU:
     return wrapper
 
 
-def _case(dtype: torch.dtype = torch.float32, slots: int = 3, tokens: int = 37, rank: int = 8) -> dict[str, object]:
+def _case(
+    dtype: torch.dtype = torch.float32, slots: int = 3, tokens: int = 37, rank: int = 8
+) -> dict[str, object]:
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -39,13 +43,17 @@ def _case(dtype: torch.dtype = torch.float32, slots: int = 3, tokens: int = 37, 
     }
 
 
-def _added(case: dict[str, object], indices: list[int], method: object = vllm_cpu.add_lora_linear) -> torch.Tensor:
+def _added(
+    case: dict[str, object], indices: list[int], method: object = vllm_cpu.add_lora_linear
+) -> torch.Tensor:
     y = case["y"].clone()
     method(_wrapper(indices), **{**case, "y": y})
     return y
 
 
-@pytest.mark.parametrize("indices", [[0] * 37, [0, 1, 2] * 12 + [1], [2] * 20 + [0] * 17, [0, 2] * 50])
+@pytest.mark.parametrize(
+    "indices", [[0] * 37, [0, 1, 2] * 12 + [1], [2] * 20 + [0] * 17, [0, 2] * 50]
+)
 def test_it_equals_the_stock_op_in_float32(indices: list[int]) -> None:
     case = _case(tokens=len(indices))
     ours, stock = _added(case, indices), _added(case, indices, vllm_cpu.stock_add_lora_linear)
@@ -102,7 +110,11 @@ def test_a_slot_that_gets_another_adapter_is_joined_anew() -> None:
             case["lora_b_stacked"][0][index] *= 2
 
     manager = LRUCacheLoRAModelManager.__new__(LRUCacheLoRAModelManager)
-    manager.modules, manager.lora_index_to_id, manager._active_adapters = {"layer": Layer()}, [None], {}
+    manager.modules, manager.lora_index_to_id, manager._active_adapters = (
+        {"layer": Layer()},
+        [None],
+        {},
+    )
     manager._registered_adapters = {7: SimpleNamespace(id=7)}
     manager._get_lora_layer_weights = lambda model, name: SimpleNamespace(lora_a=None, lora_b=None)
     manager.punica_wrapper_mapping = {"language": wrapper}
@@ -118,28 +130,56 @@ def test_a_slot_that_gets_another_adapter_is_joined_anew() -> None:
 def test_joined_weights_of_few_sets_of_slots_are_kept() -> None:
     case, wrapper = _case(slots=12, tokens=1), _wrapper([11])
     for slot in range(12):
-        mapping = LoRAMapping(index_mapping=(slot + 1,), prompt_mapping=(slot + 1,), is_prefill=False)
+        mapping = LoRAMapping(
+            index_mapping=(slot + 1,), prompt_mapping=(slot + 1,), is_prefill=False
+        )
         vllm_cpu.update_metadata(wrapper, mapping, list(range(1, 13)), 13, 1000)
         y = case["y"].clone()
         vllm_cpu.add_lora_linear(wrapper, **{**case, "y": y})
-        torch.testing.assert_close(y, _added(case, [slot], vllm_cpu.stock_add_lora_linear), atol=1e-4, rtol=1e-5)
+        torch.testing.assert_close(
+            y, _added(case, [slot], vllm_cpu.stock_add_lora_linear), atol=1e-4, rtol=1e-5
+        )
     assert list(wrapper.joined) == [(slot,) for slot in range(4, 12)]
 
 
 def test_the_stock_methods_still_are_what_is_replaced() -> None:
-    expected = ["self", "y", "x", "lora_a_stacked", "lora_b_stacked", "scale", "output_slices", "buffer", "kwargs"]
+    expected = [
+        "self",
+        "y",
+        "x",
+        "lora_a_stacked",
+        "lora_b_stacked",
+        "scale",
+        "output_slices",
+        "buffer",
+        "kwargs",
+    ]
     assert list(inspect.signature(vllm_cpu.stock_add_lora_linear).parameters) == expected
     # A slot's weights change when an adapter is activated, and in no other way.
     manager = inspect.getsource(LoRAModelManager)
-    assert manager.count(".set_lora(") == inspect.getsource(vllm_cpu.stock_activate_adapter).count(".set_lora(") == 1
-    assert "super().activate_adapter(" in inspect.getsource(LRUCacheLoRAModelManager.activate_adapter)
+    assert (
+        manager.count(".set_lora(")
+        == inspect.getsource(vllm_cpu.stock_activate_adapter).count(".set_lora(")
+        == 1
+    )
+    assert "super().activate_adapter(" in inspect.getsource(
+        LRUCacheLoRAModelManager.activate_adapter
+    )
 
 
 def test_only_finite_keys_and_values_reach_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     cached: list[torch.Tensor] = []
     stock = vllm_cpu._stock_update
-    monkeypatch.setattr(vllm_cpu, "_stock_update", lambda self, layer, key, value, *_: cached.extend((key, value)))
+    monkeypatch.setattr(
+        vllm_cpu, "_stock_update", lambda self, layer, key, value, *_: cached.extend((key, value))
+    )
     odd = torch.tensor([[1.5, torch.nan], [torch.inf, -torch.inf]])
     vllm_cpu._update(None, None, odd, torch.ones(2, 2), None, None)
-    assert cached[0].tolist() == [[1.5, 0.0], [0.0, 0.0]] and cached[1].tolist() == [[1.0, 1.0], [1.0, 1.0]]
-    assert inspect.signature(stock).parameters.keys() == inspect.signature(vllm_cpu._update).parameters.keys()
+    assert cached[0].tolist() == [[1.5, 0.0], [0.0, 0.0]] and cached[1].tolist() == [
+        [1.0, 1.0],
+        [1.0, 1.0],
+    ]
+    assert (
+        inspect.signature(stock).parameters.keys()
+        == inspect.signature(vllm_cpu._update).parameters.keys()
+    )

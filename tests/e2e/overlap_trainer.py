@@ -1,8 +1,9 @@
-"""A real trainer with HANABI_OVERLAP=1 whose server is a sleep: games are made when they are asked for, by scripts.
+"""A real trainer with HANABI_OVERLAP=1 whose server is a sleep: games are made when they are asked
+for, by scripts.
 
-The rest is as in `scripted_trainer`, whose `SCRIPTED` this reads as well: {"seconds": 0.5} is how long an answer takes,
-and {"stale": 1} lets that player's games come from the version before, from version 1 on, whatever their stamps say.
-"""
+The rest is as in `scripted_trainer`, whose `SCRIPTED` this reads as well: {"seconds": 0.5} is how
+long an answer takes, and {"stale": 1} lets that player's games come from the version before, from
+version 1 on, whatever their stamps say."""
 
 import sys
 import time
@@ -25,7 +26,9 @@ _real_prepare = ServerLink.prepare
 
 def _push(link: Any, model: Any, names: tuple[str, ...], version: int) -> None:
     link.model, link.instance_id = model, "scripted"
-    _kept[version] = {name: value.detach().clone() for name, value in model.named_parameters() if "lora_" in name}
+    _kept[version] = {
+        name: value.detach().clone() for name, value in model.named_parameters() if "lora_" in name
+    }
 
 
 def _put(model: Any, values: dict[str, torch.Tensor], player: str) -> None:
@@ -35,15 +38,17 @@ def _put(model: Any, values: dict[str, torch.Tensor], player: str) -> None:
                 value.copy_(values[name])
 
 
-def _prepare(link: Any, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> GamesRequest:
+def _prepare(
+    link: Any, tasks: list[dict[str, Any]], names: tuple[str, ...], version: int
+) -> GamesRequest:
     # Made here, while the weights are those of the version; the thread only takes its time.
     planted = "stale" in PLAN and version > 0
     if planted:
         _put(link.model, _kept[version - 1], player_name(PLAN["stale"]))
-    _answers[version] = scripted_trainer._play(link, deals, names, version)
+    _answers[version] = scripted_trainer._play(link, tasks, names, version)
     if planted:
         _put(link.model, _kept[version], player_name(PLAN["stale"]))
-    return _real_prepare(link, deals, names, version)
+    return _real_prepare(link, tasks, names, version)
 
 
 def _fetch(link: Any, request: GamesRequest) -> RolloutResult:

@@ -1,13 +1,15 @@
-"""A real trainer whose games are played by scripted players in its own process; no server takes part.
+"""A real trainer whose games are played by scripted players in its own process; no server takes
+part.
 
-ms-swift, DeepSpeed, adapters, gates, optimizer and checkpoints are the real ones. The moves are fixed by the deal, and
-the sampler's logprobs are those of the trainer's own model, so two runs of the same steps have the same data.
+ms-swift, DeepSpeed, adapters, gates, optimizer and checkpoints are the real ones. The moves are
+fixed by the task, and the sampler's logprobs are those of the trainer's own model, so two runs of
+the same steps have the same data.
 
-`SCRIPTED` holds what goes wrong, as JSON: {"absent": {"player": 1, "steps": [1, 2]}} removes a player's turns,
-{"empty": [3]} drops every game, {"nan_loss": {"player": 1, "steps": [2]}} makes that player's forward pass not a
-number, {"nan_reward": [1]} gives one game of the step such a reward, {"full_disk": [2]} lets that save fail,
-{"any_words": true} lets a model play what it has no words for, {"plain": true} takes ms-swift's own forward pass over
-all tokens and PEFT's own layers.
+`SCRIPTED` holds what goes wrong, as JSON: {"absent": {"player": 1, "steps": [1, 2]}} removes a
+player's turns, {"empty": [3]} drops every game, {"nan_loss": {"player": 1, "steps": [2]}} makes
+that player's forward pass not a number, {"nan_reward": [1]} gives one game of the step such a
+reward, {"full_disk": [2]} lets that save fail, {"any_words": true} lets a model play what it has no
+words for, {"plain": true} takes ms-swift's own forward pass over all tokens and PEFT's own layers.
 """
 
 import asyncio
@@ -86,11 +88,17 @@ def _with_logprobs(model: Any, episode: Episode) -> Episode:
                 conversations.append([])
             conversations[-1].append(index)
     for own in conversations:
-        ids = [token for index in own for token in (*turns[index].prompt_ids, *turns[index].reply_ids)]
+        ids = [
+            token for index in own for token in (*turns[index].prompt_ids, *turns[index].reply_ids)
+        ]
         adapters.use_adapter(model, episode.seats[turns[own[0]].player].partition("@")[0])
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([ids])).logits[0].float()
-        logprobs = torch.log_softmax(logits[:-1], -1).gather(-1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+        logprobs = (
+            torch.log_softmax(logits[:-1], -1)
+            .gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
+            .tolist()
+        )
         place = 0
         for index in own:
             turn = turns[index]
@@ -105,27 +113,37 @@ def _push(link: Any, model: Any, names: tuple[str, ...], version: int) -> None:
     link.model = model
 
 
-def _play(link: Any, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> RolloutResult:
+def _play(
+    link: Any, tasks: list[dict[str, Any]], names: tuple[str, ...], version: int
+) -> RolloutResult:
     chat = ChatFormat.from_tokenizer(AutoTokenizer.from_pretrained(link.settings.model))
     groups: list[list[Episode]] = []
-    for deal in deals:
-        task = registry.setup(deal["env"], deal["env_config"]).task(deal["suite"], deal["seed"])
+    for task in tasks:
+        task = registry.setup(task["env"], task["env_config"]).task(task["suite"], task["seed"])
         players = [_Player(chat, version)] * task.setup.spec.num_players
         played = [
-            asyncio.run(play_episode(task, players, game=number)) for number in range(link.settings.num_generations)
+            asyncio.run(play_episode(task, players, game=number))
+            for number in range(link.settings.num_generations)
         ]
         seated = own_seats(len(players), names, version, link.settings.swap_every)
-        groups.append([_with_logprobs(link.model, dataclasses.replace(one, seats=seated)) for one in played])
+        groups.append(
+            [_with_logprobs(link.model, dataclasses.replace(one, seats=seated)) for one in played]
+        )
     absent = PLAN.get("absent", {})
     if version in absent.get("steps", []):
         groups = [[_without(episode, absent["player"]) for episode in group] for group in groups]
     if version in PLAN.get("nan_reward", []):
         episode = groups[0][0]
-        bad = dataclasses.replace(episode.turns[0], rewards=({"score": float("nan")},) * episode.num_players)
+        bad = dataclasses.replace(
+            episode.turns[0], rewards=({"score": float("nan")},) * episode.num_players
+        )
         groups[0][0] = dataclasses.replace(episode, turns=(bad, *episode.turns[1:]))
     if version in PLAN.get("empty", []):
-        dropped = [DroppedGame(suite="train", seed=deal["seed"], game=0, reason="planted") for deal in deals]
-        return RolloutResult(groups=[[] for _ in deals], dropped=tuple(dropped))
+        dropped = [
+            DroppedGame(suite="train", seed=task["seed"], game=0, reason="planted")
+            for task in tasks
+        ]
+        return RolloutResult(groups=[[] for _ in tasks], dropped=tuple(dropped))
     link.spec_hashes = sorted({group[0].spec_hash for group in groups})
     given_up = [
         DroppedGame(suite=one.suite, seed=one.seed, game=one.game, reason=reason)
@@ -139,7 +157,9 @@ def _play(link: Any, deals: list[dict[str, Any]], names: tuple[str, ...], versio
 
 def _without(episode: Episode, player: int) -> Episode:
     absent = player_name(player)
-    kept: list[Turn] = [turn for turn in episode.turns if episode.seats[turn.player].partition("@")[0] != absent]
+    kept: list[Turn] = [
+        turn for turn in episode.turns if episode.seats[turn.player].partition("@")[0] != absent
+    ]
     return dataclasses.replace(episode, turns=tuple(kept))
 
 
@@ -149,12 +169,16 @@ _real_logps = HanabiGRPOTrainer.new_logps
 def _logps(trainer: Any, model: Any, batch: dict[str, Any]) -> Any:
     logps, player = _real_logps(trainer, model, batch), batch["grpo_batch"].player
     planted = PLAN.get("nan_loss", {})
-    if trainer.state.global_step in planted.get("steps", []) and player == player_name(planted["player"]):
+    if trainer.state.global_step in planted.get("steps", []) and player == player_name(
+        planted["player"]
+    ):
         logps = logps * float("nan")
     return logps
 
 
-def _plain_logps(model: Any, unwrapped: Any, ids: Any, mask: Any, temperature: float, _: None, **__: Any) -> Any:
+def _plain_logps(
+    model: Any, unwrapped: Any, ids: Any, mask: Any, temperature: float, _: None, **__: Any
+) -> Any:
     template = SimpleNamespace(padding_free=False)
     options = SimpleNamespace(
         model_kwarg_keys={"use_cache", "logits_to_keep"}, temperature=temperature, template=template
@@ -188,5 +212,9 @@ if __name__ == "__main__":
     if PLAN.get("any_words"):
         pipeline.check_vocabulary = _nothing
     if PLAN.get("plain"):
-        trainer.reply_logps, trainer.join_lora_products, trainer.share_prefixes = _plain_logps, _nothing, _nothing
+        trainer.reply_logps, trainer.join_lora_products, trainer.share_prefixes = (
+            _plain_logps,
+            _nothing,
+            _nothing,
+        )
     sys.exit(main(sys.argv[1:]))

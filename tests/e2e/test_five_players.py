@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from conftest_e2e import TRAINER_SECONDS, Server, start_server, stop
-from hanabi_grpo.runs.wire import episode_from_json
+from hanabi_grpo.rollout.wire import episode_from_json
 from hanabi_grpo.sft.tiny_model import Recipe, build_tiny_model
 from hanabi_grpo.types import player_names
 
@@ -34,9 +34,16 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def run(table: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few steps of the demo's training, of a board that the settings name, in a folder outside the checkout."""
+    """A few steps of the demo's training, of a board that the settings name, in a folder outside
+    the checkout.
+    """
     folder = tmp_path_factory.mktemp("five-run")
-    given = {"OUTPUT_DIR": "train", "MAX_STEPS": STEPS, "HANABI_PRESET": "mini", "HANABI_PLAYERS": 5}
+    given = {
+        "OUTPUT_DIR": "train",
+        "MAX_STEPS": STEPS,
+        "HANABI_PRESET": "mini",
+        "HANABI_PLAYERS": 5,
+    }
     done = subprocess.run(
         [sys.executable, "-m", "hanabi_grpo.cli", "train"],
         cwd=folder,
@@ -55,11 +62,15 @@ def _weights(run: Path, step: int, player: str) -> dict[str, torch.Tensor]:
     return load_file(run / f"checkpoint-{step}" / player / "adapter_model.safetensors")
 
 
-def test_each_of_the_five_learns_an_adapter_of_its_own_from_games_of_its_own_seat(run: Path) -> None:
+def test_each_of_the_five_learns_an_adapter_of_its_own_from_games_of_its_own_seat(
+    run: Path,
+) -> None:
     last = {player: _weights(run, STEPS, player) for player in PLAYERS}
     for player, weights in last.items():
         first = _weights(run, 1, player)
-        assert all(not torch.equal(first[name], weights[name]) for name in weights), f"{player} did not move"
+        assert all(not torch.equal(first[name], weights[name]) for name in weights), (
+            f"{player} did not move"
+        )
     name = next(name for name in last["player_0"] if "lora_B" in name)
     assert len({tuple(weights[name].flatten().tolist()) for weights in last.values()}) == 5
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -1,4 +1,6 @@
-"""HANABI_OVERLAP=1 through the real trainer; the games come from scripts, and a thread that sleeps is the server."""
+"""HANABI_OVERLAP=1 through the real trainer; the games come from scripts, and a thread that sleeps
+is the server.
+"""
 
 import json
 import math
@@ -15,7 +17,9 @@ from hanabi_grpo.runs.checkpoints import check_checkpoint, find_checkpoint
 from waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.rest]
-PLAIN, OVERLAPPED = (Path(__file__).parent / f"{name}_trainer.py" for name in ("scripted", "overlap"))
+PLAIN, OVERLAPPED = (
+    Path(__file__).parent / f"{name}_trainer.py" for name in ("scripted", "overlap")
+)
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +37,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def seeds_of(folder: Path) -> list[list[int]]:
-    """Return the recorded deals of each step, in order."""
+    """Return the recorded tasks of each step, in order."""
     files = sorted((folder / "episodes").glob("step_*.jsonl"))
     return [[json.loads(line)["seed"] for line in file.read_text().splitlines()] for file in files]
 
@@ -64,7 +68,8 @@ def test_at_no_speed_of_learning_an_overlapped_run_is_the_plain_one_and_at_any_s
     assert seeds_of(tmp_path / "fast")[:3] == seeds_of(tmp_path / "plain")
     assert rows[0]["clip_ratio/region_mean"] == 0
     for row in rows[1:]:
-        # The ratio divides by the policy that sampled, and its logprobs are those that came with the games.
+        # The ratio divides by the policy that sampled, and its logprobs are those that came with
+        # the games.
         assert row["clip_ratio/region_mean"] > 0
         assert all(row[f"{player}/parity"] < 1e-4 for player in PLAYERS)
         assert row["time/rollout"] >= 0.7
@@ -82,7 +87,9 @@ def test_a_server_that_samples_from_the_version_before_is_caught_although_its_st
     output, _ = process.communicate(timeout=400)
     assert process.returncode == 2, output[-4000:]
     # Games of version 1 are learned from at version 2, after the steps 1 and 2.
-    assert re.search(r"ParityError: player_1@1: trainer and sampler logprobs differ by 0\.", output), output[-4000:]
+    assert re.search(
+        r"ParityError: player_1@1: trainer and sampler logprobs differ by 0\.", output
+    ), output[-4000:]
     assert find_checkpoint(tmp_path / "run").manifest.step == 2
 
 
@@ -99,7 +106,12 @@ def test_games_in_flight_at_a_kill_are_played_again_and_no_deal_is_trained_on_tw
     resume_at(cut, 2)
     assert "the next step is number 3" in run(overlapped(cut, tiny_model, MAX_STEPS="4"))
     assert seeds_of(cut) == seeds_of(whole)
-    assert [(row["step"], row["staleness"]) for row in rows_of(cut)] == [(1, 0), (2, 1), (3, 0), (4, 1)]
+    assert [(row["step"], row["staleness"]) for row in rows_of(cut)] == [
+        (1, 0),
+        (2, 1),
+        (3, 0),
+        (4, 1),
+    ]
 
 
 def test_under_deepspeed_one_process_asks_and_all_learn_from_the_same_old_games(

@@ -1,7 +1,8 @@
-"""A resumed run makes the steps that an uninterrupted run makes, and no player moves by another's data.
+"""A resumed run makes the steps that an uninterrupted run makes, and no player moves by another's
+data.
 
-The trainers are real; their games come from scripts (scripted_trainer.py), so that two runs see the same data.
-"""
+The trainers are real; their games come from scripts (scripted_trainer.py), so that two runs see the
+same data."""
 
 import json
 import os
@@ -30,17 +31,28 @@ STAGES = {
     "zero1": {"DEEPSPEED": "zero1", "NPROC_PER_NODE": "2", "PER_DEVICE_TRAIN_BATCH_SIZE": "4"},
     "zero2": {"DEEPSPEED": "zero2", "NPROC_PER_NODE": "2", "PER_DEVICE_TRAIN_BATCH_SIZE": "4"},
 }
-# Each process has a copy of the critics. The players change seats between the steps that are compared.
+# Each process has a copy of the critics. The players change seats between the steps that are
+# compared.
 STAGES["critics"] = {**STAGES["zero2"], "HANABI_ADVANTAGE": "ippo"}
 STAGES["mappo"] = {**STAGES["zero2"], "HANABI_ADVANTAGE": "mappo", "HANABI_SWAP_EVERY": "1"}
 STAGES["qmix"] = {"HANABI_ADVANTAGE": "qmix", "HANABI_SWAP_EVERY": "1"}
-# As on GPUs, with layers that are computed again for their gradient. The scripted sampler rounds nothing.
+# As on GPUs, with layers that are computed again for their gradient. The scripted sampler rounds
+# nothing.
 STAGES["bfloat16"] = {
     **STAGES["zero2"],
-    **{"HANABI_DTYPE": "bfloat16", "HANABI_PARITY_TOLERANCE": "0.05", "HANABI_UPDATES_PER_STEP": "2"},
+    **{
+        "HANABI_DTYPE": "bfloat16",
+        "HANABI_PARITY_TOLERANCE": "0.05",
+        "HANABI_UPDATES_PER_STEP": "2",
+    },
 }
 OPTIONS = {
-    "bfloat16": ("--gradient_checkpointing", "true", "--gradient_checkpointing_kwargs", '{"use_reentrant": true}')
+    "bfloat16": (
+        "--gradient_checkpointing",
+        "true",
+        "--gradient_checkpointing_kwargs",
+        '{"use_reentrant": true}',
+    )
 }
 
 
@@ -64,11 +76,22 @@ def write_settings(folder: Path, model: Path, **variables: str) -> Path:
 
 
 def start(
-    settings: Path, *, processes: int = 1, plan: dict[str, Any] | None = None, options: Sequence[str] = ()
+    settings: Path,
+    *,
+    processes: int = 1,
+    plan: dict[str, Any] | None = None,
+    options: Sequence[str] = (),
 ) -> "subprocess.Popen[str]":
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
     return subprocess.Popen(
-        [sys.executable, *(launcher if processes > 1 else []), str(SCRIPT), "--settings", str(settings), *options],
+        [
+            sys.executable,
+            *(launcher if processes > 1 else []),
+            str(SCRIPT),
+            "--settings",
+            str(settings),
+            *options,
+        ],
         env={**clean_environment(), "SCRIPTED": json.dumps(plan or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -90,16 +113,25 @@ def resume_at(folder: Path, step: int) -> None:
 
 
 def everything(checkpoint: Path, player: str) -> dict[str, torch.Tensor]:
-    """Return a player's weights, moments and counters; of critics its own, and those that are nobody's own."""
+    """Return a player's weights, moments and counters; of critics its own, and those that are
+    nobody's own.
+    """
     moments = load_file(checkpoint / "trainer/optimizer.safetensors")
     own = {key: value for key, value in moments.items() if f".{player}." in key}
     assert any(key.endswith("|exp_avg") for key in own), sorted(own)[:4]
-    groups = {group["player"]: group for group in json.loads((checkpoint / "trainer/groups.json").read_text())}
-    counts = {key: torch.tensor(groups[player][key], dtype=torch.float64) for key in ("updates", "lr")}
+    groups = {
+        group["player"]: group
+        for group in json.loads((checkpoint / "trainer/groups.json").read_text())
+    }
+    counts = {
+        key: torch.tensor(groups[player][key], dtype=torch.float64) for key in ("updates", "lr")
+    }
     critics = checkpoint / "trainer/critics.safetensors"
     if critics.exists():
         others = tuple(f"{one}|" for one in PLAYERS if one != player)
-        own |= {key: value for key, value in load_file(critics).items() if not key.startswith(others)}
+        own |= {
+            key: value for key, value in load_file(critics).items() if not key.startswith(others)
+        }
     return {**load_file(checkpoint / player / "adapter_model.safetensors"), **own, **counts}
 
 
@@ -120,7 +152,10 @@ def test_resumed_steps_are_bit_equal_to_uninterrupted_ones(
     # With a thread for each core, as a user's trainer.
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     variables = STAGES[stage]
-    given: dict[str, Any] = {"processes": int(variables.get("NPROC_PER_NODE", "1")), "options": OPTIONS.get(stage, ())}
+    given: dict[str, Any] = {
+        "processes": int(variables.get("NPROC_PER_NODE", "1")),
+        "options": OPTIONS.get(stage, ()),
+    }
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     run(write_settings(whole, tiny_model, MAX_STEPS="4", **variables), **given)
     # Killed after its second checkpoint, wherever it is by then.
@@ -137,7 +172,9 @@ def test_resumed_steps_are_bit_equal_to_uninterrupted_ones(
     for step in (3, 4):
         check_checkpoint(cut / f"checkpoint-{step}")
         for player in PLAYERS:
-            one, other = (everything(folder / f"checkpoint-{step}", player) for folder in (whole, cut))
+            one, other = (
+                everything(folder / f"checkpoint-{step}", player) for folder in (whole, cut)
+            )
             assert differing(one, other) == [], f"step {step}, {player}"
             assert one["updates"] == step
             assert any("|head." in key for key in one) == ("HANABI_ADVANTAGE" in variables)
@@ -160,15 +197,24 @@ def test_steps_without_a_players_data_leave_all_of_it_bit_identical(
     assert any(name.endswith("|exp_avg_sq") for name in moved)
 
 
-def test_a_run_that_gets_no_better_stops_and_keeps_its_best_checkpoint(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_run_that_gets_no_better_stops_and_keeps_its_best_checkpoint(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     # The scripted players never learn: the first version is the best, and every later one is stale.
-    variables = {"SAVE_STEPS": "1", "HANABI_EVAL_STEPS": "1", "HANABI_EVAL_DEALS": "4", "SAVE_TOTAL_LIMIT": "1"}
+    variables = {
+        "SAVE_STEPS": "1",
+        "HANABI_EVAL_STEPS": "1",
+        "HANABI_EVAL_TASKS": "4",
+        "SAVE_TOTAL_LIMIT": "1",
+    }
     folder = tmp_path / "run"
     run(write_settings(folder, tiny_model, **variables, MAX_STEPS="2"))
     rows = json.loads((folder / "validation.json").read_text())
     assert [row["step"] for row in rows] == [0, 1, 2] and len({row["score"] for row in rows}) == 1
     resume_at(folder, 2)
-    output = run(write_settings(folder, tiny_model, **variables, MAX_STEPS="9", HANABI_EVAL_PATIENCE="4"))
+    output = run(
+        write_settings(folder, tiny_model, **variables, MAX_STEPS="9", HANABI_EVAL_PATIENCE="4")
+    )
     assert "best in validation: the start" in output
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5], (
@@ -181,14 +227,27 @@ def test_a_run_that_gets_no_better_stops_and_keeps_its_best_checkpoint(tiny_mode
 def test_phases_of_best_response_resume_bit_by_bit_and_end_with_a_round_in_vain(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    # The scripted players never learn, so each phase lasts as long as its patience: player_0 moves in steps 1 and 2,
-    # player_1 in 3 and 4; the version after step 4 ends the round, and player_0's step 5 the run.
-    variables = {"SAVE_STEPS": "1", "HANABI_EVAL_STEPS": "1", "HANABI_EVAL_DEALS": "4", "HANABI_EVAL_PATIENCE": "2"}
-    variables |= {"HANABI_UPDATE": "best_response", "LR_SCHEDULER_TYPE": "constant", "WARMUP_STEPS": "0"}
+    # The scripted players never learn, so each phase lasts as long as its patience: player_0 moves
+    # in steps 1 and 2, player_1 in 3 and 4; the version after step 4 ends the round, and player_0's
+    # step 5 the run.
+    variables = {
+        "SAVE_STEPS": "1",
+        "HANABI_EVAL_STEPS": "1",
+        "HANABI_EVAL_TASKS": "4",
+        "HANABI_EVAL_PATIENCE": "2",
+    }
+    variables |= {
+        "HANABI_UPDATE": "best_response",
+        "LR_SCHEDULER_TYPE": "constant",
+        "WARMUP_STEPS": "0",
+    }
     variables |= STAGES["zero2"]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     output = run(write_settings(whole, tiny_model, MAX_STEPS="9", **variables), processes=2)
-    assert "phase 1: player_1 is trained now" in output and "a whole round of players brought no version" in output
+    assert (
+        "phase 1: player_1 is trained now" in output
+        and "a whole round of players brought no version" in output
+    )
     # Interrupted within a phase, and between the validation that ends the run and its last step.
     for start, end in ((0, 3), (3, 4), (4, 9)):
         if start:
@@ -210,32 +269,49 @@ def test_phases_of_best_response_resume_bit_by_bit_and_end_with_a_round_in_vain(
 
 
 def test_a_zero_sum_game_trains_as_any_other(tiny_model: Path, tmp_path: Path) -> None:
-    deals = tmp_path / "kuhn.jsonl"
-    row = {"messages": [{"role": "user", "content": "x"}], "env": "kuhn_poker", "env_config": {"preset": "kuhn_poker"}}
-    deals.write_text(json.dumps(row) + "\n")
-    variables = {"DATASET": str(deals), "HANABI_MAX_MODEL_LEN": "512", "MAX_STEPS": "2"}
+    tasks = tmp_path / "kuhn.jsonl"
+    row = {
+        "messages": [{"role": "user", "content": "x"}],
+        "env": "kuhn_poker",
+        "env_config": {"preset": "kuhn_poker"},
+    }
+    tasks.write_text(json.dumps(row) + "\n")
+    variables = {"DATASET": str(tasks), "HANABI_MAX_MODEL_LEN": "512", "MAX_STEPS": "2"}
     folder = tmp_path / "run"
     run(write_settings(folder, tiny_model, **variables), plan={"any_words": True})
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2]
     for row in rows:
-        assert row["player_0/reward"] == -row["player_1/reward"] == row["score/mean"] == row["first"]
+        assert (
+            row["player_0/reward"] == -row["player_1/reward"] == row["score/mean"] == row["first"]
+        )
         assert "hints_per_game" not in row
     first, last = (everything(folder / f"checkpoint-{step}", "player_0") for step in (1, 2))
     assert any("lora_B" in name for name in differing(first, last))
 
 
-def test_bad_days_inside_a_step_are_dropped_counted_and_reported(tiny_model: Path, tmp_path: Path) -> None:
+def test_bad_days_inside_a_step_are_dropped_counted_and_reported(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
-    plan = {"nan_loss": {"player": 1, "steps": [1]}, "nan_reward": [2], "empty": [3], "full_disk": [2]}
+    plan = {
+        "nan_loss": {"player": 1, "steps": [1]},
+        "nan_reward": [2],
+        "empty": [3],
+        "full_disk": [2],
+    }
     output = run(write_settings(folder, tiny_model, MAX_STEPS="5"), plan=plan)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
     assert [row["updates_dropped"] for row in rows] == [0, 1, 0, 0, 0]
     assert [row["games_dropped"] for row in rows][2] == 1
     assert rows[3]["groups_dropped"] == 2
-    kinds = [json.loads(line)["kind"] for line in (folder / "incidents.jsonl").read_text().splitlines()]
-    assert {kind: kinds.count(kind) for kind in ("update_dropped", "step_dropped", "save_failed")} == {
+    kinds = [
+        json.loads(line)["kind"] for line in (folder / "incidents.jsonl").read_text().splitlines()
+    ]
+    assert {
+        kind: kinds.count(kind) for kind in ("update_dropped", "step_dropped", "save_failed")
+    } == {
         "update_dropped": 1,
         "step_dropped": 1,
         "save_failed": 1,
@@ -244,7 +320,9 @@ def test_bad_days_inside_a_step_are_dropped_counted_and_reported(tiny_model: Pat
     assert not (folder / "checkpoint-2").exists()
     assert not list(folder.glob(".checkpoint-*"))
     assert (folder / "checkpoint-3").exists(), output[-3000:]
-    at_four, at_five = (everything(folder / f"checkpoint-{step}", "player_1")["updates"] for step in (4, 5))
+    at_four, at_five = (
+        everything(folder / f"checkpoint-{step}", "player_1")["updates"] for step in (4, 5)
+    )
     # Steps 1, 3 and 5 moved player 1: its second update and everybody's fourth were dropped.
     assert (at_four, at_five) == (2, 3)
 
@@ -266,8 +344,14 @@ def test_a_bad_gradient_under_deepspeed_drops_the_step_of_all_players_and_the_ru
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        ({"empty": [0, 1, 2]}, "NonFiniteError: 3 steps in a row had no usable game; the last reasons: "),
-        ({"full_disk": [1, 2, 3]}, "RunFolderError: .* 3 saves in a row failed; the earlier checkpoints are complete"),
+        (
+            {"empty": [0, 1, 2]},
+            "NonFiniteError: 3 steps in a row had no usable game; the last reasons: ",
+        ),
+        (
+            {"full_disk": [1, 2, 3]},
+            "RunFolderError: .* 3 saves in a row failed; the earlier checkpoints are complete",
+        ),
     ],
 )
 def test_three_bad_steps_in_a_row_stop_the_run(

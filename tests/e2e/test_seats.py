@@ -1,4 +1,6 @@
-"""Who sits where, on the real engine: bots, swapped seats, more lent adapters than it has room for, single replies."""
+"""Who sits where, on the real engine: bots, swapped seats, more lent adapters than it has room for,
+single replies.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -47,19 +49,26 @@ def adapter(server: Server) -> tuple[bytes, dict[str, Any]]:
 
 def _scaled(adapter: tuple[bytes, dict[str, Any]], factor: float) -> bytes:
     tensors = load(adapter[0])
-    return save({name: tensor * factor if "lora_B" in name else tensor for name, tensor in tensors.items()})
+    return save(
+        {name: tensor * factor if "lora_B" in name else tensor for name, tensor in tensors.items()}
+    )
 
 
 def _greedy(client: RolloutClient, *seats: str) -> list[Episode]:
     row = CONFIG.model_dump(mode="json")
-    deals = [{"env_config": row, "suite": "eval", "seed": seed, "seats": list(seats)} for seed in SEEDS]
-    result = client.play(deals, num_games=1, max_tokens=4, temperature=0.0)
+    tasks = [
+        {"env_config": row, "suite": "eval", "seed": seed, "seats": list(seats)} for seed in SEEDS
+    ]
+    result = client.play(tasks, num_games=1, max_tokens=4, temperature=0.0)
     assert not result.dropped
     return [group[0] for group in result.groups]
 
 
 def _said(episodes: list[Episode]) -> list[Any]:
-    return [[(turn.player, turn.prompt_ids, turn.reply_ids, turn.action) for turn in one.turns] for one in episodes]
+    return [
+        [(turn.player, turn.prompt_ids, turn.reply_ids, turn.action) for turn in one.turns]
+        for one in episodes
+    ]
 
 
 def test_more_adapters_than_the_engine_has_room_for_play_on_and_say_the_same(
@@ -68,7 +77,10 @@ def test_more_adapters_than_the_engine_has_room_for_play_on_and_say_the_same(
     weights, config = adapter
     first = client.lend(1, weights, config)
     before = _said(_greedy(client, first, first))
-    others = [client.lend(1, _scaled(adapter, 1 + 0.2 * number), config) for number in range(1, MAX_FROZEN + 3)]
+    others = [
+        client.lend(1, _scaled(adapter, 1 + 0.2 * number), config)
+        for number in range(1, MAX_FROZEN + 3)
+    ]
     assert len({first, *others}) == MAX_FROZEN + 3
     assert len(client.identity()["frozen"]) == MAX_FROZEN
     for one, two in zip(others[-8:], others[-7:], strict=False):
@@ -78,7 +90,9 @@ def test_more_adapters_than_the_engine_has_room_for_play_on_and_say_the_same(
         _greedy(client, first, "hint-bot")
     assert client.health()["games_played"] == played
     assert client.lend(1, weights, config) == first
-    assert _said(_greedy(client, first, first)) == before, "the same adapter says something else after it came back"
+    assert _said(_greedy(client, first, first)) == before, (
+        "the same adapter says something else after it came back"
+    )
     assert _said(_greedy(client, "base", "base")) != before
 
 
@@ -103,6 +117,9 @@ def test_a_game_played_reply_by_reply_is_the_game_that_the_server_plays(
     client: RolloutClient, adapter: tuple[bytes, dict[str, Any]]
 ) -> None:
     word = client.lend(1, *adapter)
-    policies = [RemotePolicy(client=client, name=name, max_tokens=4, temperature=0.0) for name in (word, "base")]
+    policies = [
+        RemotePolicy(client=client, name=name, max_tokens=4, temperature=0.0)
+        for name in (word, "base")
+    ]
     remote = play_episodes_sync(Setup(HANABI, CONFIG), policies, "eval", SEEDS)
     assert _said(remote) == _said(_greedy(client, word, "base"))

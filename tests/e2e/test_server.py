@@ -50,7 +50,9 @@ def _open(client: RolloutClient, server: Server, run_id: str) -> None:
     )
 
 
-def _adapters(server: Server, scale: float, seed: int = 0) -> dict[str, tuple[bytes, dict[str, Any]]]:
+def _adapters(
+    server: Server, scale: float, seed: int = 0
+) -> dict[str, tuple[bytes, dict[str, Any]]]:
     base = AutoModelForCausalLM.from_pretrained(server.model, dtype=torch.float32)
     model = add_adapters(base, PLAYERS, rank=8, alpha=16, seed=seed)
     generator = torch.Generator().manual_seed(seed)
@@ -61,17 +63,26 @@ def _adapters(server: Server, scale: float, seed: int = 0) -> dict[str, tuple[by
     return {name: export_adapter(model, name, torch.float32) for name in PLAYERS}
 
 
-def _play(client: RolloutClient, deals: Sequence[dict[str, Any]], *, num_games: int, **other: Any) -> Any:
-    return client.play(deals, **{"num_games": num_games, "max_tokens": 4, "temperature": 1.0, **other}).groups
+def _play(
+    client: RolloutClient, tasks: Sequence[dict[str, Any]], *, num_games: int, **other: Any
+) -> Any:
+    return client.play(
+        tasks, **{"num_games": num_games, "max_tokens": 4, "temperature": 1.0, **other}
+    ).groups
 
 
 def test_games_of_the_base_model_and_of_two_environments_carry_aligned_tokens_and_logprobs(
     client: RolloutClient,
 ) -> None:
     poker = registry.setup("kuhn_poker", {"preset": "kuhn_poker"})
-    seated = [{**poker.row(), "suite": "eval", "seed": seed, "seats": ["base", "random"]} for seed in range(4)]
+    seated = [
+        {**poker.row(), "suite": "eval", "seed": seed, "seats": ["base", "random"]}
+        for seed in range(4)
+    ]
     groups = _play(client, [*DEALS, *seated], num_games=2, seats=BASE)
-    assert [(group[0].env, len(group)) for group in groups] == [("hanabi", 2)] * 4 + [("kuhn_poker", 2)] * 4
+    assert [(group[0].env, len(group)) for group in groups] == [("hanabi", 2)] * 4 + [
+        ("kuhn_poker", 2)
+    ] * 4
     for episode in (episode for group in groups for episode in group):
         turns = episode.trajectory(0) if episode.env == "kuhn_poker" else episode.turns
         assert turns
@@ -83,26 +94,40 @@ def test_games_of_the_base_model_and_of_two_environments_carry_aligned_tokens_an
         assert episode.reward(0, "return") == -episode.reward(1, "return") != 0
 
 
-def test_a_scored_reply_has_the_chance_with_which_it_is_sampled(client: RolloutClient, server: Server) -> None:
+def test_a_scored_reply_has_the_chance_with_which_it_is_sampled(
+    client: RolloutClient, server: Server
+) -> None:
     _open(client, server, "score")
     client.push(1, _adapters(server, 0.3))
     setup = Setup(HANABI, CONFIG.model_copy(update={"memory": "turn"}))
-    deals = [{**setup.row(), "suite": "eval", "seed": seed} for seed in range(2)]
-    groups = _play(client, deals, num_games=2, seats=("player_0@1", "player_1@1"))
-    turns = [turn for group in groups for episode in group for turn in episode.turns if turn.kind is ReplyKind.LEGAL]
+    tasks = [{**setup.row(), "suite": "eval", "seed": seed} for seed in range(2)]
+    groups = _play(client, tasks, num_games=2, seats=("player_0@1", "player_1@1"))
+    turns = [
+        turn
+        for group in groups
+        for episode in group
+        for turn in episode.turns
+        if turn.kind is ReplyKind.LEGAL
+    ]
     assert len(turns) > 10
     for player in (0, 1):
         own = [turn for turn in turns if turn.player == player]
         system = HANABI.system(setup.config, player)
-        prompts = [ScoredPrompt(system=system, prompt=turn.prompt, replies=(turn.reply,)) for turn in own]
+        prompts = [
+            ScoredPrompt(system=system, prompt=turn.prompt, replies=(turn.reply,)) for turn in own
+        ]
         scored = [value for (value,) in client.score(f"player_{player}@1", prompts)]
         assert scored == pytest.approx([sum(turn.logprobs) for turn in own], abs=1e-3)
         other = [value for (value,) in client.score("base", prompts)]
         assert max(abs(one - two) for one, two in zip(scored, other, strict=True)) > 0.01
 
 
-def test_players_with_different_adapters_play_differently(client: RolloutClient, server: Server) -> None:
-    """Greedy sampling makes replies a function of prompt and adapter: only the seat's own adapter may matter."""
+def test_players_with_different_adapters_play_differently(
+    client: RolloutClient, server: Server
+) -> None:
+    """Greedy sampling makes replies a function of prompt and adapter: only the seat's own adapter
+    may matter.
+    """
     _open(client, server, "adapters")
     adapters = _adapters(server, 0.3)
     client.push(1, adapters)
@@ -113,15 +138,23 @@ def test_players_with_different_adapters_play_differently(client: RolloutClient,
         return [tuple(turn.reply for turn in group[0].turns[:1]) for group in groups]
 
     before = first_replies()
-    client.push(2, {"player_0": adapters["player_0"], "player_1": _adapters(server, 0.3, seed=9)["player_1"]})
+    client.push(
+        2,
+        {"player_0": adapters["player_0"], "player_1": _adapters(server, 0.3, seed=9)["player_1"]},
+    )
     assert first_replies() == before, "player 0's first replies changed with player 1's adapter"
-    client.push(3, {"player_0": _adapters(server, 3.0, seed=5)["player_0"], "player_1": adapters["player_1"]})
+    client.push(
+        3,
+        {"player_0": _adapters(server, 3.0, seed=5)["player_0"], "player_1": adapters["player_1"]},
+    )
     assert first_replies() != before
 
 
 def test_every_process_of_the_engine_dies_with_the_one_above_it(server: Server) -> None:
     told = death_signals(server)
-    assert any("EngineCore" in title for title in told) and set(told.values()) == {signal.SIGKILL}, told
+    assert any("EngineCore" in title for title in told) and set(told.values()) == {
+        signal.SIGKILL
+    }, told
 
 
 def test_a_port_in_use_is_an_error_and_never_another_port(server: Server) -> None:
@@ -142,14 +175,16 @@ def test_a_port_in_use_is_an_error_and_never_another_port(server: Server) -> Non
 def test_two_engines_in_one_server_find_as_many_prefixes_in_their_caches_as_one(
     client: RolloutClient, server: Server, tmp_path: Path
 ) -> None:
-    """Each game stays with one engine; only a deal's first prompt is computed by both. Scattered turns halve it."""
+    """Each game stays with one engine; only a task's first prompt is computed by both. Scattered
+    turns halve it.
+    """
     two = start_server(server.model, tmp_path / "two.log", VLLM_DATA_PARALLEL_SIZE=2)
     try:
         with RolloutClient(two.url) as other:
             shares = []
             for asked in (client, other):
-                deals = [{**deal, "seed": 1000 + deal["seed"]} for deal in DEALS]
-                result = asked.play(deals, num_games=16, max_tokens=4, temperature=1.0, seats=BASE)
+                tasks = [{**task, "seed": 1000 + task["seed"]} for task in DEALS]
+                result = asked.play(tasks, num_games=16, max_tokens=4, temperature=1.0, seats=BASE)
                 shares.append(result.cached_tokens / result.prompt_tokens)
     finally:
         assert stop(two.process) == [], "engine processes outlived the server"

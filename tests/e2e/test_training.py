@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from conftest_e2e import ROOT, Server, clean_environment, reset_signals, start_server, stop, train
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.rollout.wire import episode_from_json
 from hanabi_grpo.runs.fingerprint import model_fingerprint
-from hanabi_grpo.runs.wire import episode_from_json
 from hanabi_grpo.settings.partners import own_seats
 from hanabi_grpo.settings.refs import is_frozen
 from hanabi_grpo.types import player_names
@@ -37,14 +37,30 @@ def _run(words: list[str], environment: dict[str, str]) -> "subprocess.Completed
 
 def test_every_player_learns_its_own_adapter(trained: tuple[Path, str]) -> None:
     folder, _ = trained
-    first, last = ({player: _tensors(folder, step, player) for player in PLAYERS} for step in (1, 3))
+    first, last = (
+        {player: _tensors(folder, step, player) for player in PLAYERS} for step in (1, 3)
+    )
     for player in PLAYERS:
-        moved = [name for name in last[player] if not torch.equal(first[player][name], last[player][name])]
-        assert len(moved) == len(last[player]), f"{player}: only {moved} moved between steps 1 and 3"
-    differing = [name for name in last["player_0"] if not torch.equal(last["player_0"][name], last["player_1"][name])]
+        moved = [
+            name
+            for name in last[player]
+            if not torch.equal(first[player][name], last[player][name])
+        ]
+        assert len(moved) == len(last[player]), (
+            f"{player}: only {moved} moved between steps 1 and 3"
+        )
+    differing = [
+        name
+        for name in last["player_0"]
+        if not torch.equal(last["player_0"][name], last["player_1"][name])
+    ]
     assert len(differing) == len(last["player_0"])
-    manifests = [json.loads((folder / f"checkpoint-{step}/manifest.json").read_text()) for step in (1, 2, 3)]
-    assert len({one["base_checksum"] for one in manifests}) == 1, "the base model in the trainer changed"
+    manifests = [
+        json.loads((folder / f"checkpoint-{step}/manifest.json").read_text()) for step in (1, 2, 3)
+    ]
+    assert len({one["base_checksum"] for one in manifests}) == 1, (
+        "the base model in the trainer changed"
+    )
 
 
 def test_the_run_folder_holds_its_records(trained: tuple[Path, str]) -> None:
@@ -57,7 +73,8 @@ def test_the_run_folder_holds_its_records(trained: tuple[Path, str]) -> None:
     assert rows[-1]["time/push"] > 0
     assert all(0 <= row["tokens/cached_share"] < 1 < row["tokens/prompts_per_game"] for row in rows)
     episodes = [
-        episode_from_json(json.loads(line)) for line in (folder / "episodes/step_000002.jsonl").read_text().splitlines()
+        episode_from_json(json.loads(line))
+        for line in (folder / "episodes/step_000002.jsonl").read_text().splitlines()
     ]
     assert len(episodes) == 16
     assert {turn.version for episode in episodes for turn in episode.turns} == {2}
@@ -73,9 +90,11 @@ def test_a_checkpoint_in_plain_peft_gives_the_logprobs_that_the_server_gave(
     model = PeftModel.from_pretrained(base, folder / "checkpoint-3" / "player_1").eval()
     client = RolloutClient(server.url)
     config = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
-    deals = [{"env_config": config.model_dump(), "suite": "eval", "seed": seed} for seed in range(6)]
+    tasks = [
+        {"env_config": config.model_dump(), "suite": "eval", "seed": seed} for seed in range(6)
+    ]
     seats = [f"{player}@3" for player in player_names(2)]
-    groups = client.play(deals, num_games=1, max_tokens=4, temperature=1.0, seats=seats).groups
+    groups = client.play(tasks, num_games=1, max_tokens=4, temperature=1.0, seats=seats).groups
     gaps = []
     for [episode] in groups:
         ids, marks, sampled = [], [], []
@@ -94,7 +113,9 @@ def test_a_checkpoint_in_plain_peft_gives_the_logprobs_that_the_server_gave(
 
 
 @pytest.mark.rest
-def test_one_adapter_for_all_players_trains_through_the_same_code(server: Server, tmp_path: Path) -> None:
+def test_one_adapter_for_all_players_trains_through_the_same_code(
+    server: Server, tmp_path: Path
+) -> None:
     done = train(server, tmp_path / "train", MAX_STEPS=1, HANABI_ADAPTERS="shared")
     assert done.returncode == 0, done.stdout[-4000:]
     assert sorted(path.name for path in (tmp_path / "train/checkpoint-1").iterdir()) == [
@@ -135,9 +156,16 @@ def test_players_who_remember_two_turns_agree_with_the_sampler_before_and_after_
 
 
 @pytest.mark.rest
-def test_partners_play_and_only_the_players_of_the_run_are_trained(server: Server, tmp_path: Path) -> None:
+def test_partners_play_and_only_the_players_of_the_run_are_trained(
+    server: Server, tmp_path: Path
+) -> None:
     folder = tmp_path / "train"
-    partners = {"HANABI_PARTNERS": "iggi,earlier", "HANABI_PARTNER_SHARE": "0.5", "SAVE_STEPS": 1, "MAX_STEPS": 3}
+    partners = {
+        "HANABI_PARTNERS": "iggi,earlier",
+        "HANABI_PARTNER_SHARE": "0.5",
+        "SAVE_STEPS": 1,
+        "MAX_STEPS": 3,
+    }
     done = train(server, folder, **partners)
     assert done.returncode == 0, done.stdout[-4000:]
     drawn, trained = [], set()
@@ -151,14 +179,24 @@ def test_partners_play_and_only_the_players_of_the_run_are_trained(server: Serve
             (seats,) = {episode.seats for episode in group}
             others = [seat for seat in (0, 1) if seats[seat] != own[seat]]
             drawn.append((seats[others[0]], others[0]) if others else None)
-            trained |= {PLAYERS[turn.player] for one in group for turn in one.turns if turn.player not in others}
+            trained |= {
+                PLAYERS[turn.player]
+                for one in group
+                for turn in one.turns
+                if turn.player not in others
+            }
             for turn in (turn for episode in group for turn in episode.turns):
                 word = seats[turn.player]
                 assert turn.version == (None if word == "iggi" else int(word.split("@")[1]))
                 assert bool(turn.reply_ids) == (word != "iggi")
     # SEED=42 draws these; the only version before version 2 is that of checkpoint-1.
     assert drawn[:4] == [None, None, None, ("iggi", 0)]
-    assert drawn[4] is not None and is_frozen(drawn[4][0]) and drawn[4][0].endswith("@1") and drawn[4][1] == 0
+    assert (
+        drawn[4] is not None
+        and is_frozen(drawn[4][0])
+        and drawn[4][0].endswith("@1")
+        and drawn[4][1] == 0
+    )
     assert drawn[5] == ("iggi", 1)
     assert trained == set(PLAYERS)
     for player in PLAYERS:
@@ -166,7 +204,11 @@ def test_partners_play_and_only_the_players_of_the_run_are_trained(server: Serve
         assert all(not torch.equal(first[name], last[name]) for name in last), player
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert all(row[f"{player}/parity"] < 1e-4 for row in rows for player in PLAYERS)
-    assert [(row["self_play/games"], row.get("partners/iggi/games", 0)) for row in rows] == [(16, 0), (8, 8), (0, 8)]
+    assert [(row["self_play/games"], row.get("partners/iggi/games", 0)) for row in rows] == [
+        (16, 0),
+        (8, 8),
+        (0, 8),
+    ]
     assert rows[2]["partners/earlier/games"] == 8 and 0 <= rows[2]["partners/earlier/score"] <= 4
     manifest = json.loads((folder / "checkpoint-3/manifest.json").read_text())
     assert manifest["model_fingerprint"] == model_fingerprint(server.model)
@@ -174,7 +216,9 @@ def test_partners_play_and_only_the_players_of_the_run_are_trained(server: Serve
 
 
 @pytest.mark.rest
-def test_ctrl_c_ends_the_trainer_and_keeps_its_last_step_and_the_server(server: Server, tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_trainer_and_keeps_its_last_step_and_the_server(
+    server: Server, tmp_path: Path
+) -> None:
     log = tmp_path / "train.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -186,7 +230,9 @@ def test_ctrl_c_ends_the_trainer_and_keeps_its_last_step_and_the_server(server: 
         )
     deadline = time.monotonic() + 300
     metrics = tmp_path / "train/metrics.jsonl"
-    while time.monotonic() < deadline and not (metrics.exists() and len(metrics.read_text().splitlines()) >= 2):
+    while time.monotonic() < deadline and not (
+        metrics.exists() and len(metrics.read_text().splitlines()) >= 2
+    ):
         assert process.poll() is None, log.read_text()[-3000:]
         time.sleep(0.5)
     assert stop(process, signal.SIGINT) == []
@@ -205,9 +251,14 @@ def test_ctrl_c_ends_the_trainer_and_keeps_its_last_step_and_the_server(server: 
         check=False,
     )
     assert looked.returncode == 0, f"{command}\n{looked.stdout[-3000:]}{looked.stderr[-1000:]}"
-    [found] = [check for check in json.loads(looked.stdout)["doctor"]["checks"] if check["name"] == "run folder"]
+    [found] = [
+        check
+        for check in json.loads(looked.stdout)["doctor"]["checks"]
+        if check["name"] == "run folder"
+    ]
     assert (
-        f"{tmp_path / 'train'}; RESUME=latest: goes on from " in found["finding"] and "changed" not in found["finding"]
+        f"{tmp_path / 'train'}; RESUME=latest: goes on from " in found["finding"]
+        and "changed" not in found["finding"]
     )
 
 

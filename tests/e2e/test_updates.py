@@ -1,4 +1,6 @@
-"""Updates of a step through the real trainer, alone and under DeepSpeed; its games come from scripts."""
+"""Updates of a step through the real trainer, alone and under DeepSpeed; its games come from
+scripts.
+"""
 
 from pathlib import Path
 
@@ -45,8 +47,11 @@ def _same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
                 "HANABI_MEMORY": "2",
             },
         ),
-        # Pairs of games: every other deal or so is flat.
-        ("zero2", {"HANABI_RESAMPLE_FLAT": "2", "NUM_GENERATIONS": "2", "HANABI_DEALS_PER_STEP": "8"}),
+        # Pairs of games: every other task or so is flat.
+        (
+            "zero2",
+            {"HANABI_RESAMPLE_FLAT": "2", "NUM_GENERATIONS": "2", "HANABI_TASKS_PER_STEP": "8"},
+        ),
     ],
     ids=["passes-torch", "sequential-zero2", "resampled-zero2"],
 )
@@ -63,27 +68,39 @@ def test_a_run_with_several_updates_resumes_bit_by_bit(
     resume_at(cut, 2)
     run(write_settings(cut, tiny_model, **variables), processes=processes)
     for player in PLAYERS:
-        assert _same(everything(whole / "checkpoint-4", player), everything(cut / "checkpoint-4", player)), player
+        assert _same(
+            everything(whole / "checkpoint-4", player), everything(cut / "checkpoint-4", player)
+        ), player
     if "HANABI_RESAMPLE_FLAT" in updates:
         rows, cut_rows = (read_history(folder / "metrics.jsonl") for folder in (whole, cut))
         assert max(row["resample/rounds"] for row in rows) >= 1
         for row, same in zip(rows, cut_rows, strict=True):
-            assert row["resample/flat_after"] <= row["resample/flat_before"] == row["flat_group_share"]
+            assert (
+                row["resample/flat_after"] <= row["resample/flat_before"] == row["flat_group_share"]
+            )
             assert row["games"] == row["resample/games_used"] == 16 <= row["resample/games_played"]
             assert all(row[name] == same[name] for name in row if name.startswith("resample/"))
 
 
-def test_two_processes_under_zero_2_make_the_step_that_one_process_makes(tmp_path: Path, tiny_model: Path) -> None:
+def test_two_processes_under_zero_2_make_the_step_that_one_process_makes(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     variables = {"MAX_STEPS": "1", "LR_SCHEDULER_TYPE": "constant", "WARMUP_STEPS": "0"}
     run(write_settings(tmp_path / "one", tiny_model, **variables))
     run(write_settings(tmp_path / "two", tiny_model, **variables, **STAGES["zero2"]), processes=2)
     for player in PLAYERS:
-        files = (tmp_path / name / "checkpoint-1" / player / "adapter_model.safetensors" for name in ("one", "two"))
+        files = (
+            tmp_path / name / "checkpoint-1" / player / "adapter_model.safetensors"
+            for name in ("one", "two")
+        )
         one, two = (
-            torch.cat([value.flatten() for name, value in load_file(path).items() if "lora_B" in name])
+            torch.cat(
+                [value.flatten() for name, value in load_file(path).items() if "lora_B" in name]
+            )
             for path in files
         )
-        # Adam's first step is learning rate × sign, so an entry differs only where its gradient is all but zero.
+        # Adam's first step is learning rate × sign, so an entry differs only where its gradient is
+        # all but zero.
         assert one.abs().max() > 0.009
         share = ((one - two).abs() < 1e-4).float().mean()
         assert share > 0.99, f"{player}: {share:.1%} of the entries agree"
@@ -92,7 +109,8 @@ def test_two_processes_under_zero_2_make_the_step_that_one_process_makes(tmp_pat
 def test_a_frozen_player_is_saved_as_it_started_and_the_start_is_another_runs_checkpoint(
     tmp_path: Path, tiny_model: Path
 ) -> None:
-    # The frozen run under DeepSpeed, which has the moments of all players in one place; the other by itself.
+    # The frozen run under DeepSpeed, which has the moments of all players in one place; the other
+    # by itself.
     variables = {"SAVE_STEPS": "2", "MAX_STEPS": "2"}
     run(write_settings(tmp_path / "a", tiny_model, **variables))
     source = tmp_path / "a/checkpoint-2"
@@ -103,7 +121,8 @@ def test_a_frozen_player_is_saved_as_it_started_and_the_start_is_another_runs_ch
     frozen = load_file(tmp_path / "b/checkpoint-2/player_1" / weights)
     assert _same(frozen, load_file(source / "player_0" / weights))
     assert not _same(
-        load_file(tmp_path / "b/checkpoint-2/player_0" / weights), load_file(source / "player_1" / weights)
+        load_file(tmp_path / "b/checkpoint-2/player_0" / weights),
+        load_file(source / "player_1" / weights),
     )
     started = check_checkpoint(tmp_path / "b/checkpoint-2").facts["started_from"]
     assert started["player_0"]["adapter"] == "player_1"

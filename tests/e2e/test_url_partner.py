@@ -1,4 +1,6 @@
-"""A partner behind vLLM's own OpenAI server, and behind a second rollout server: in training and in evaluation."""
+"""A partner behind vLLM's own OpenAI server, and behind a second rollout server: in training and in
+evaluation.
+"""
 
 import json
 import os
@@ -12,7 +14,16 @@ from pathlib import Path
 import httpx
 import pytest
 
-from conftest_e2e import ROOT, SERVER_SECONDS, Server, clean_environment, free_port, start_server, stop, train
+from conftest_e2e import (
+    ROOT,
+    SERVER_SECONDS,
+    Server,
+    clean_environment,
+    free_port,
+    start_server,
+    stop,
+    train,
+)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.rest]
 KEY = "sk-0123456789abcdef"
@@ -31,13 +42,32 @@ def openai(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         "--port",
         str(port),
     ]
-    command += ["--host", "127.0.0.1", "--served-model-name", "tiny", "--dtype", "float32", "--max-model-len", "1024"]
+    command += [
+        "--host",
+        "127.0.0.1",
+        "--served-model-name",
+        "tiny",
+        "--dtype",
+        "float32",
+        "--max-model-len",
+        "1024",
+    ]
     command += ["--enforce-eager", "--block-size", "32", "--api-key", KEY]
-    environment = {**clean_environment(), "VLLM_PLUGINS": "", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
-    environment |= {"VLLM_CPU_OMP_THREADS_BIND": str(min(os.sched_getaffinity(0))), "VLLM_NO_USAGE_STATS": "1"}
+    environment = {
+        **clean_environment(),
+        "VLLM_PLUGINS": "",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    environment |= {
+        "VLLM_CPU_OMP_THREADS_BIND": str(min(os.sched_getaffinity(0))),
+        "VLLM_NO_USAGE_STATS": "1",
+    }
     environment.pop("OMP_NUM_THREADS", None)
     with log.open("wb") as output:
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, env=environment, stdout=output, stderr=subprocess.STDOUT
+        )
     try:
         deadline = time.monotonic() + SERVER_SECONDS
         while not _is_up(port):
@@ -50,7 +80,10 @@ def openai(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 def _is_up(port: int) -> bool:
     try:
-        return httpx.get(f"http://127.0.0.1:{port}/health", timeout=2.0, trust_env=False).status_code == 200
+        return (
+            httpx.get(f"http://127.0.0.1:{port}/health", timeout=2.0, trust_env=False).status_code
+            == 200
+        )
     except httpx.TransportError:
         return False
 
@@ -69,7 +102,9 @@ def test_it_plays_in_training_and_evaluation_and_stops_the_run_when_it_is_gone(
     table = start_server(server.model, tmp_path / "server.log", **given)
     try:
         environment = table.environment(**given)
-        checks = json.loads(run(environment, "doctor", "--role", "server", "--json").stdout)["checks"]
+        checks = json.loads(run(environment, "doctor", "--role", "server", "--json").stdout)[
+            "checks"
+        ]
         asked = [(one["status"], one["finding"]) for one in checks if one["name"] == "partner urls"]
         assert [status for status, _ in asked] == ["ok", "ok"], asked
         folder = tmp_path / "run"
@@ -82,7 +117,9 @@ def test_it_plays_in_training_and_evaluation_and_stops_the_run_when_it_is_gone(
         assert names <= {"big", "other"} and names
         # The adapters moved, and only turns of the run's own players have tokens.
         episodes = [
-            json.loads(line) for file in folder.glob("episodes/*.jsonl") for line in file.read_text().splitlines()
+            json.loads(line)
+            for file in folder.glob("episodes/*.jsonl")
+            for line in file.read_text().splitlines()
         ]
         seats = Counter(seat.split("@")[0] for one in episodes for seat in one["seats"])
         assert seats["url:big"] + seats["url:other"] == len(episodes) == 2 * 2 * 8
@@ -91,21 +128,27 @@ def test_it_plays_in_training_and_evaluation_and_stops_the_run_when_it_is_gone(
                 is_url = one["seats"][turn["player"]].startswith("url:")
                 assert bool(turn["reply_ids"]) != is_url and bool(turn["reply"]) >= is_url
         out = tmp_path / "result.json"
-        done = run(environment, "evaluate", "url:big,served", "--deals", "4", "--out", str(out))
+        done = run(environment, "evaluate", "url:big,served", "--tasks", "4", "--out", str(out))
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
         assert "url:big" in out.read_text()
         [transcript] = set((ROOT / "outputs").glob("partner_calls-*.jsonl")) - before
         calls = [json.loads(line) for line in transcript.read_text().splitlines()]
-        assert {call["partner"] for call in calls} >= {"big"} and not any(call["error"] for call in calls)
+        assert {call["partner"] for call in calls} >= {"big"} and not any(
+            call["error"] for call in calls
+        )
         files = [table.log, transcript, folder / "settings.json", folder / "server.log", out]
         assert all(KEY not in file.read_text() for file in files)
         # A partner that is no longer there stops the run with the sentence.
         stop(table.process)
         nobody = f"big=http://127.0.0.1:{free_port()}/v1#tiny"
-        table = start_server(server.model, tmp_path / "second.log", **{**given, "HANABI_PARTNER_URLS": nobody})
+        table = start_server(
+            server.model, tmp_path / "second.log", **{**given, "HANABI_PARTNER_URLS": nobody}
+        )
         pool |= {"HANABI_PARTNERS": "url:big", "MAX_STEPS": 3}
         done = train(table, tmp_path / "new", **pool)
-        assert done.returncode != 0 and "calls in a row failed like this" in done.stdout, done.stdout[-4000:]
+        assert done.returncode != 0 and "calls in a row failed like this" in done.stdout, (
+            done.stdout[-4000:]
+        )
         transcript.unlink()
         for left in set((ROOT / "outputs").glob("partner_calls-*.jsonl")) - before:
             left.unlink()

@@ -1,4 +1,6 @@
-"""A user's environment, one file and its entry point: trained by both real processes, evaluated and shown."""
+"""A user's environment, one file and its entry point: trained by both real processes, evaluated and
+shown.
+"""
 
 import json
 import os
@@ -23,8 +25,12 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     info = folder / "lighthouse_env-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lighthouse-env\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[hanabi_grpo.environments]\nlighthouse = lighthouse:LIGHTHOUSE\n")
-    return os.pathsep.join([str(folder), str(ROOT / "docs/examples"), str(ROOT / "tests/e2e/reporting")])
+    (info / "entry_points.txt").write_text(
+        "[hanabi_grpo.environments]\nlighthouse = lighthouse:LIGHTHOUSE\n"
+    )
+    return os.pathsep.join(
+        [str(folder), str(ROOT / "docs/examples"), str(ROOT / "tests/e2e/reporting")]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +39,9 @@ def table(path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve
     folder = tmp_path_factory.mktemp("lighthouse")
     environment = {**clean_environment(), "PYTHONPATH": path, "HANABI_ENV": "lighthouse"}
     run(environment, "tiny-model", "--out", str(folder / "tiny"), "--steps", "150")
-    server = start_server(folder / "tiny", folder / "server.log", HANABI_ENV="lighthouse", PYTHONPATH=path)
+    server = start_server(
+        folder / "tiny", folder / "server.log", HANABI_ENV="lighthouse", PYTHONPATH=path
+    )
     yield server
     assert stop(server.process) == [], "engine processes outlived the server"
 
@@ -54,16 +62,24 @@ def run(environment: dict[str, str], *words: str) -> str:
     return done.stdout
 
 
-def test_both_players_learn_adapters_of_their_own_from_the_sampled_tokens(trained_run: Path) -> None:
+def test_both_players_learn_adapters_of_their_own_from_the_sampled_tokens(
+    trained_run: Path,
+) -> None:
     rows = [json.loads(line) for line in (trained_run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3]
     for player in ("player_0", "player_1"):
         assert all(row[f"{player}/parity"] < 1e-4 for row in rows)
         first, last = (
-            load_file(trained_run / f"checkpoint-{step}" / player / "adapter_model.safetensors") for step in (1, STEPS)
+            load_file(trained_run / f"checkpoint-{step}" / player / "adapter_model.safetensors")
+            for step in (1, STEPS)
         )
-        assert any(bool((first[name] != last[name]).any()) for name in first), f"{player} did not move"
-    games = [json.loads(line) for line in (trained_run / "episodes/step_000002.jsonl").read_text().splitlines()]
+        assert any(bool((first[name] != last[name]).any()) for name in first), (
+            f"{player} did not move"
+        )
+    games = [
+        json.loads(line)
+        for line in (trained_run / "episodes/step_000002.jsonl").read_text().splitlines()
+    ]
     assert {(game["schema"], game["env"], tuple(game["seats"])) for game in games} == {
         (2, "lighthouse", ("player_0@2", "player_1@2"))
     }
@@ -75,7 +91,7 @@ def test_it_is_evaluated_beside_its_script_and_its_games_are_shown_as_text(
 ) -> None:
     environment = table.environment(PYTHONPATH=path, HANABI_ENV="lighthouse")
     out = tmp_path / "result.json"
-    run(environment, "evaluate", "served,by-the-book", "--deals", "20", "--out", str(out))
+    run(environment, "evaluate", "served,by-the-book", "--tasks", "20", "--out", str(out))
     result = json.loads(out.read_text())
     assert (result["env"], result["num_players"], len(result["seeds"])) == ("lighthouse", 2, 20)
     shown = run(environment, "view", str(trained_run), "--game", "0")

@@ -1,7 +1,7 @@
 """The real server with one fault at a time, chosen by the word in the file that `PLANT_FILE` names.
 
-Every receipt, version and stamp stays right; only what is sampled is wrong. Nothing but the logprobs can tell.
-"""
+Every receipt, version and stamp stays right; only what is sampled is wrong. Nothing but the
+logprobs can tell."""
 
 import json
 import os
@@ -26,12 +26,15 @@ FAULTS = {
     "base": "the base model is sampled, no adapter is attached",
     "skipped": "the commit loads nothing and goes on with the old weights",
     "stale": "player 1's first upload is loaded at every version",
-    "cache": "an adapter is reloaded under its old name, so that cached prefixes of the old version are reused",
+    "cache": "an adapter is reloaded under its old name, so that cached prefixes of the old "
+    "version are reused",
     "alpha": "LoRA's alpha is loaded doubled",
 }
 
 OVERFLOW = "overflow"
-"""Lent adapters are loaded with values so large that they overflow, though each of them is finite."""
+"""Lent adapters are loaded with values so large that they overflow, though each of them is
+finite.
+"""
 
 PREVIOUS = "previous"
 """Player 1's upload of the version before is loaded at every version."""
@@ -102,7 +105,9 @@ def _seat(tables: Tables, task: RequestedTask) -> list[Player]:
         loras = [None] * len(loras)
     if fault == "swapped" and len(loras) == 2:
         loras.reverse()
-    planted = {id(player): replace(player, lora=lora) for player, lora in zip(served, loras, strict=True)}
+    planted = {
+        id(player): replace(player, lora=lora) for player, lora in zip(served, loras, strict=True)
+    }
     return [planted.get(id(player), player) for player in players]
 
 

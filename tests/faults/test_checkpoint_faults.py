@@ -1,7 +1,7 @@
 """Disks that fill up, writers that are killed: what a run can go on from.
 
-The processes here write small checkpoints with the code that the trainer uses; no trainer is started.
-"""
+The processes here write small checkpoints with the code that the trainer uses; no trainer is
+started."""
 
 import os
 import subprocess
@@ -17,8 +17,12 @@ from torn_checkpoints import kill_writer
 Injections = Callable[..., object]
 
 
-def test_kill_9_while_a_checkpoint_is_written_loses_no_finished_one(tmp_path: Path, injection: Injections) -> None:
-    row = injection("kill -9 while checkpoints are written, replaced and rotated", short=10, long=300)
+def test_kill_9_while_a_checkpoint_is_written_loses_no_finished_one(
+    tmp_path: Path, injection: Injections
+) -> None:
+    row = injection(
+        "kill -9 while checkpoints are written, replaced and rotated", short=10, long=300
+    )
     written = 0
     for _ in row:
         written += kill_writer(tmp_path, row.rng)
@@ -106,11 +110,21 @@ for line in sys.stdin:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[[str], None]]:
-    """Give `break_it(line)`: one fault on a disk of 24 MiB; the process that owns the mount says how it went."""
+    """Give `break_it(line)`: one fault on a disk of 24 MiB; the process that owns the mount says
+    how it went.
+    """
     mount = f"mount -t tmpfs -o size=24m tmpfs {tmp_path}"
     if subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True).returncode:
         pytest.skip("a small file system of one's own cannot be mounted here (unshare -rm)")
-    command = ["unshare", "-rm", "sh", "-c", f'{mount} && exec "$0" -c "$1" {tmp_path}', sys.executable, _SMALL_DISK]
+    command = [
+        "unshare",
+        "-rm",
+        "sh",
+        "-c",
+        f'{mount} && exec "$0" -c "$1" {tmp_path}',
+        sys.executable,
+        _SMALL_DISK,
+    ]
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -134,17 +148,27 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[str], None]]:
     process.stderr.close()
 
 
-def test_a_disk_that_fills_up_inside_a_checkpoint(small_disk: Callable[[str], None], injection: Injections) -> None:
+def test_a_disk_that_fills_up_inside_a_checkpoint(
+    small_disk: Callable[[str], None], injection: Injections
+) -> None:
     row = injection(
-        "a real full disk at a random byte of a checkpoint", short=5, long=100, lost="the one being written"
+        "a real full disk at a random byte of a checkpoint",
+        short=5,
+        long=100,
+        lost="the one being written",
     )
     for _ in row:
         small_disk(f"full {row.rng.getrandbits(32)}")
 
 
-def test_a_disk_that_fills_up_inside_a_record(small_disk: Callable[[str], None], injection: Injections) -> None:
+def test_a_disk_that_fills_up_inside_a_record(
+    small_disk: Callable[[str], None], injection: Injections
+) -> None:
     row = injection(
-        "a real full disk at a random byte of metrics.jsonl", short=5, long=200, lost="the rows that said so"
+        "a real full disk at a random byte of metrics.jsonl",
+        short=5,
+        long=200,
+        lost="the rows that said so",
     )
     for _ in row:
         small_disk(f"records {row.rng.getrandbits(32)}")

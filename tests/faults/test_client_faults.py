@@ -1,4 +1,6 @@
-"""What a trainer's client makes of servers that are silent, rude, half dead, or something else altogether."""
+"""What a trainer's client makes of servers that are silent, rude, half dead, or something else
+altogether.
+"""
 
 import contextlib
 import gzip
@@ -24,7 +26,7 @@ from bad_server import (
     stalls,
     timed,
 )
-from fake_engine import deal
+from fake_engine import task
 from hanabi_grpo.client import calls
 from hanabi_grpo.client.heartbeat import Heartbeat
 from hanabi_grpo.client.rollout_client import ClientTimeouts, RolloutClient
@@ -39,7 +41,9 @@ COMMIT = replace(QUICK, answer=0.75)
 """Uploads that come before it must be answered in time, on a busy machine too."""
 PATIENT = ClientTimeouts(rollout=60.0)
 BOUND = 8.0
-"""Seconds for a call on a busy machine; without a time limit of ours it would be minutes or for ever."""
+"""Seconds for a call on a busy machine; without a time limit of ours it would be minutes or for
+ever.
+"""
 ADAPTERS = {"player_0": (b"x" * 300_000, {"r": 8}), "player_1": (b"y" * 300_000, {"r": 8})}
 BASE = ("base", "base")
 
@@ -62,7 +66,7 @@ def _release(client: RolloutClient) -> Any:
 
 
 def _play(client: RolloutClient) -> Any:
-    return client.play([deal(1)], num_games=2, max_tokens=4, temperature=1.0, seats=BASE)
+    return client.play([task(1)], num_games=2, max_tokens=4, temperature=1.0, seats=BASE)
 
 
 CALLS: dict[str, Call] = {
@@ -91,8 +95,16 @@ def _behaviour(call: str, fault: Behaviour) -> Behaviour:
 def _assert_told(error: Exception, url: str, call: str) -> None:
     """The error is ours, names server and call, and says what to do."""
     assert isinstance(error, ServerError), repr(error)
-    text, next_step = str(error), ("other terminal", "VLLM_SERVER_HOST", "Restart", "the server answered")
-    assert url in text and call in text and any(word in text for word in next_step) and len(text) < 3000, text[:300]
+    text, next_step = (
+        str(error),
+        ("other terminal", "VLLM_SERVER_HOST", "Restart", "the server answered"),
+    )
+    assert (
+        url in text
+        and call in text
+        and any(word in text for word in next_step)
+        and len(text) < 3000
+    ), text[:300]
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -109,7 +121,10 @@ def test_a_black_hole_ends_every_call_within_its_time(call: str, injection: Inje
             assert seconds < BOUND
             assert "1 attempt" in str(error), "a server that took all of its time is asked again"
             calls = (number + 1) * (uploads + 1)
-            assert wait_until(lambda calls=calls: server.asked >= calls, BOUND) and server.asked == calls
+            assert (
+                wait_until(lambda calls=calls: server.asked >= calls, BOUND)
+                and server.asked == calls
+            )
 
 
 def test_an_address_where_nobody_listens_or_answers(injection: Injections) -> None:
@@ -120,7 +135,9 @@ def test_an_address_where_nobody_listens_or_answers(injection: Injections) -> No
         nowhere = "http://no-such-host.invalid:8000"
         urls = [f"http://127.0.0.1:{held.getsockname()[1]}", nowhere, vanished.url]
         cases = _pairs(calls, urls)
-        row = injection("connection refused, no such host, vanished machine", short=12, long=5 * len(cases))
+        row = injection(
+            "connection refused, no such host, vanished machine", short=12, long=5 * len(cases)
+        )
         row.lost = "the call"
         for number in row:
             call, url = cases[number % len(cases)]
@@ -156,12 +173,22 @@ REFUSALS: dict[str, Behaviour] = {
     "JSON of enormous depth": says(http(_DEEP)),
     "a number of 100 000 digits": says(http(b"9" * 100_000)),
     "bytes that are no text": says(http(b"\xff\xfe\x00\xd8" * 50)),
-    "a wrong gzip": says(http(gzip.compress(_HTML)[:-9] + b"123456789", "200 OK", "content-encoding: gzip")),
-    "a gzip of 64 MiB": says(http(gzip.compress(bytes(64 << 20)), "200 OK", "content-encoding: gzip")),
-    "an answer without end": says(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + b" " * (34 << 20)),
-    "a redirect": says(http(b"", "307 Temporary Redirect", "location: http://127.0.0.1:1/elsewhere")),
+    "a wrong gzip": says(
+        http(gzip.compress(_HTML)[:-9] + b"123456789", "200 OK", "content-encoding: gzip")
+    ),
+    "a gzip of 64 MiB": says(
+        http(gzip.compress(bytes(64 << 20)), "200 OK", "content-encoding: gzip")
+    ),
+    "an answer without end": says(
+        b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + b" " * (34 << 20)
+    ),
+    "a redirect": says(
+        http(b"", "307 Temporary Redirect", "location: http://127.0.0.1:1/elsewhere")
+    ),
     "204": says(b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n"),
-    "401": says(http(b'{"detail": "wrong or missing key: set HANABI_API_KEY"}', "401 Unauthorized")),
+    "401": says(
+        http(b'{"detail": "wrong or missing key: set HANABI_API_KEY"}', "401 Unauthorized")
+    ),
     "409": says(http(b'{"detail": ["a", {"list": 1}]}', "409 Conflict")),
     "500": says(http(b'{"detail": "boom"}', "500 Internal Server Error")),
 }
@@ -169,22 +196,37 @@ REFUSALS: dict[str, Behaviour] = {
 _JSON = ("a list of nonsense",)
 
 
-def test_a_server_that_breaks_in_its_answer_is_gone_and_may_come_back(injection: Injections) -> None:
+def test_a_server_that_breaks_in_its_answer_is_gone_and_may_come_back(
+    injection: Injections,
+) -> None:
     cases = _pairs(CALLS, GONE)
-    row = injection("hang-ups, cut answers, no HTTP, 502, 503 and 504", short=3 * len(GONE), long=2 * len(cases))
+    row = injection(
+        "hang-ups, cut answers, no HTTP, 502, 503 and 504", short=3 * len(GONE), long=2 * len(cases)
+    )
     row.lost = "the call"
     for number in row:
         call, fault = cases[number % len(cases)]
         quick = COMMIT if call.startswith("committing") else QUICK
-        error = _meets(call, GONE[fault], quick if fault.startswith(("stalls", "drips")) else PATIENT)
+        error = _meets(
+            call, GONE[fault], quick if fault.startswith(("stalls", "drips")) else PATIENT
+        )
         assert isinstance(error, ServerGoneError), f"{call}, {fault}: {error!r}"
 
 
-def test_an_answer_that_no_rollout_server_gives_is_refused_with_its_first_characters(injection: Injections) -> None:
-    # Nothing is read of these two answers but that they are JSON; a push is checked by its receipts.
+def test_an_answer_that_no_rollout_server_gives_is_refused_with_its_first_characters(
+    injection: Injections,
+) -> None:
+    # Nothing is read of these two answers but that they are JSON; a push is checked by its
+    # receipts.
     unread = ("releasing the session", "pushing player_0@1")
-    cases = [case for case in _pairs(CALLS, REFUSALS) if case[0] not in unread or case[1] not in _JSON]
-    row = injection("HTML, half a JSON, other JSON, redirects, 4xx, 500", short=3 * len(REFUSALS), long=2 * len(cases))
+    cases = [
+        case for case in _pairs(CALLS, REFUSALS) if case[0] not in unread or case[1] not in _JSON
+    ]
+    row = injection(
+        "HTML, half a JSON, other JSON, redirects, 4xx, 500",
+        short=3 * len(REFUSALS),
+        long=2 * len(cases),
+    )
     row.lost = "the call"
     for number in row:
         call, fault = cases[number % len(cases)]
@@ -193,7 +235,9 @@ def test_an_answer_that_no_rollout_server_gives_is_refused_with_its_first_charac
 
 
 def _pairs(some: Iterable[str], others: Iterable[str]) -> list[tuple[str, str]]:
-    """Return every pair, in an order whose beginning already has each of both; their numbers have no common divisor."""
+    """Return every pair, in an order whose beginning already has each of both; their numbers have
+    no common divisor.
+    """
     one, other = list(some), list(others)
     pairs = [(one[n % len(one)], other[n % len(other)]) for n in range(len(one) * len(other))]
     assert len(set(pairs)) == len(pairs), "add or remove one fault"
@@ -215,7 +259,10 @@ def _meets(call: str, fault: Behaviour, timeouts: ClientTimeouts) -> Exception:
 def test_a_sign_of_life_that_meets_any_fault_ends_nothing(injection: Injections) -> None:
     faults = {"black hole": silent, **GONE, **REFUSALS}
     row = injection(
-        "heartbeats to every one of these servers", short=len(faults), long=3 * len(faults), lost="the beat"
+        "heartbeats to every one of these servers",
+        short=len(faults),
+        long=3 * len(faults),
+        lost="the beat",
     )
     before = threading.active_count()
     for number in row:

@@ -12,14 +12,14 @@ import pytest
 from running import Training, adapter_for, engine_core
 
 from conftest_e2e import VARIABLES, Server
-from fake_engine import BASE, deal
+from fake_engine import BASE, task
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.errors import ServerError
 from server_app import PEFT_CONFIG, PLAYERS
 
 pytestmark = pytest.mark.e2e
 
-NUM_GAMES = int(VARIABLES["HANABI_DEALS_PER_STEP"]) * int(VARIABLES["NUM_GENERATIONS"])
+NUM_GAMES = int(VARIABLES["HANABI_TASKS_PER_STEP"]) * int(VARIABLES["NUM_GENERATIONS"])
 _GUESTS = 17
 """Two of them evaluate."""
 
@@ -37,7 +37,9 @@ class Guests:
         """Evaluations whose version was no longer the served one at their end."""
         self.problems: list[str] = []
         visits = [self._visit] * (_GUESTS - 2) + [self._evaluate] * 2
-        self._threads = [threading.Thread(target=self._again, args=(visit,), daemon=True) for visit in visits]
+        self._threads = [
+            threading.Thread(target=self._again, args=(visit,), daemon=True) for visit in visits
+        ]
 
     def __enter__(self) -> "Guests":
         for thread in self._threads:
@@ -72,7 +74,11 @@ class Guests:
 
     def _play(self, client: RolloutClient, seats: Sequence[str], *, num_games: int) -> None:
         result = client.play(
-            [deal(seed) for seed in range(4)], num_games=num_games, max_tokens=4, temperature=1.0, seats=seats
+            [task(seed) for seed in range(4)],
+            num_games=num_games,
+            max_tokens=4,
+            temperature=1.0,
+            seats=seats,
         )
         assert not result.dropped
         self.games += sum(map(len, result.groups))
@@ -94,13 +100,19 @@ def _frozen(server: Server) -> Iterator[None]:
 def _lend_huge(server: Server) -> None:
     """Lend an adapter whose values are finite and whose product with alpha / r is not."""
     body, targets = adapter_for(server.model, 0.0, 3e38)
-    refusal = pytest.raises(ServerError, match=r"422: .*lora_B.weight' times lora_alpha / r \(125000\) is not finite")
+    refusal = pytest.raises(
+        ServerError, match=r"422: .*lora_B.weight' times lora_alpha / r \(125000\) is not finite"
+    )
     with RolloutClient(server.url) as client, refusal:
         client.lend(1, body, {**PEFT_CONFIG, "lora_alpha": 1e6, "target_modules": targets})
 
 
-def test_a_run_among_guests_is_complete(server: Server, tmp_path: Any, injection: Callable[..., Any]) -> None:
-    row = injection("a run among 17 guests, a huge adapter, a frozen engine", short=1, long=30, lost="the time")
+def test_a_run_among_guests_is_complete(
+    server: Server, tmp_path: Any, injection: Callable[..., Any]
+) -> None:
+    row = injection(
+        "a run among 17 guests, a huge adapter, a frozen engine", short=1, long=30, lost="the time"
+    )
     is_long = row.times > 1
     freeze, least = (30.0, 120.0) if is_long else (8.0, 0.0)
     training = Training(server, tmp_path / "train", HANABI_EPISODES_EVERY=1)
@@ -123,9 +135,20 @@ def test_a_run_among_guests_is_complete(server: Server, tmp_path: Any, injection
     assert steps == list(range(1, steps[-1] + 1))
     for step in steps:
         # A step's games have the number of the steps before it.
-        lines = (training.folder / "episodes" / f"step_{step - 1:06d}.jsonl").read_text().splitlines()
+        lines = (
+            (training.folder / "episodes" / f"step_{step - 1:06d}.jsonl").read_text().splitlines()
+        )
         games = [json.loads(line) for line in lines]
-        assert len({(game["suite"], game["seed"], game["game"]) for game in games}) == len(games) == NUM_GAMES, step
+        assert (
+            len({(game["suite"], game["seed"], game["game"]) for game in games})
+            == len(games)
+            == NUM_GAMES
+        ), step
     kinds = ("server_gone", "server_replaced", "games_dropped", "groups_dropped")
-    assert {kind: training.incidents(kind) for kind in kinds} == dict.fromkeys(kinds, 0), "the run noticed nothing"
-    row.name += f" ({steps[-1]} steps, {guests.games} games of guests, {guests.older} evaluations outlived a version)"
+    assert {kind: training.incidents(kind) for kind in kinds} == dict.fromkeys(kinds, 0), (
+        "the run noticed nothing"
+    )
+    row.name += (
+        f" ({steps[-1]} steps, {guests.games} games of guests, {guests.older} evaluations "
+        "outlived a version)"
+    )

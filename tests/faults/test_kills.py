@@ -1,4 +1,6 @@
-"""kill -9 of server, serving process, engine core and trainer, at random moments; a run goes on every time."""
+"""kill -9 of server, serving process, engine core and trainer, at random moments; a run goes on
+every time.
+"""
 
 import signal
 import time
@@ -41,7 +43,10 @@ def test_a_run_goes_on_after_kill_9_of_the_server(
     training = Training(killable["server"], tmp_path / "train")
     training.wait_for_step(2)
     row = injection(
-        "kill -9 of the server at a random moment", short=2, long=20, lost="the games in flight, played again"
+        "kill -9 of the server at a random moment",
+        short=2,
+        long=20,
+        lost="the games in flight, played again",
     )
     for number in row:
         time.sleep(row.rng.uniform(0.0, 3.0))
@@ -51,9 +56,14 @@ def test_a_run_goes_on_after_kill_9_of_the_server(
             training.more_steps(2)
             assert killable["server"].process.poll() is None
             continue
-        assert stop(killable["server"].process, signal.SIGKILL) == [], "the engine outlived its server"
+        assert stop(killable["server"].process, signal.SIGKILL) == [], (
+            "the engine outlived its server"
+        )
         killable["server"] = start_server(
-            tiny_model, tmp_path / f"server-{number}.log", port=killable["server"].port, HANABI_ENGINE_RESTARTS=100
+            tiny_model,
+            tmp_path / f"server-{number}.log",
+            port=killable["server"].port,
+            HANABI_ENGINE_RESTARTS=100,
         )
         training.more_steps(2)
     _finish(training, replaced=row.times)
@@ -65,7 +75,12 @@ def test_a_run_goes_on_after_an_engine_that_dies_or_hangs(
     server = killable["server"]
     training = Training(server, tmp_path / "train")
     training.wait_for_step(2)
-    row = injection("kill -9 or SIGSTOP of the engine at a random moment", short=2, long=24, lost="the games in flight")
+    row = injection(
+        "kill -9 or SIGSTOP of the engine at a random moment",
+        short=2,
+        long=24,
+        lost="the games in flight",
+    )
     for number in row:
         time.sleep(row.rng.uniform(0.0, 3.0))
         core = engine_core(server)
@@ -73,7 +88,10 @@ def test_a_run_goes_on_after_an_engine_that_dies_or_hangs(
         (core.kill, workers[0].suspend, core.suspend)[number % 3]()
         training.more_steps(3)
         if number % 3:
-            assert server.log.read_text().count("engine hung: it has not answered for 20 s") >= number - number // 3
+            assert (
+                server.log.read_text().count("engine hung: it has not answered for 20 s")
+                >= number - number // 3
+            )
     assert server.process.poll() is None, "the server's parent starts it again and stays"
     _finish(training, replaced=row.times)
 
@@ -82,7 +100,11 @@ def test_tensor_parallel_workers_end_with_their_engine_core_and_with_the_server(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     # `0|1`: a core for each worker.
-    given = {"VLLM_TENSOR_PARALLEL_SIZE": 2, "VLLM_CPU_OMP_THREADS_BIND": "0|1", "HANABI_ENGINE_RESTARTS": 1}
+    given = {
+        "VLLM_TENSOR_PARALLEL_SIZE": 2,
+        "VLLM_CPU_OMP_THREADS_BIND": "0|1",
+        "HANABI_ENGINE_RESTARTS": 1,
+    }
     server = start_server(tiny_model, tmp_path / "server.log", **given)
     first = death_signals(server)
     assert len(first) == 3 and set(first.values()) == {signal.SIGKILL}, first
@@ -91,9 +113,13 @@ def test_tensor_parallel_workers_end_with_their_engine_core_and_with_the_server(
     core.kill()
     deadline = time.monotonic() + 300
     while server.log.read_text().count("ready on http") < 2:
-        assert time.monotonic() < deadline and server.process.poll() is None, server.log.read_text()[-3000:]
+        assert time.monotonic() < deadline and server.process.poll() is None, (
+            server.log.read_text()[-3000:]
+        )
         time.sleep(0.5)
-    assert not any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers)
+    assert not any(
+        worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers
+    )
     assert len(death_signals(server)) == 3
     assert stop(server.process, signal.SIGKILL) == [], "the engine outlived its server"
 
@@ -103,7 +129,12 @@ def test_a_run_is_resumable_after_kill_9_of_the_trainer(
 ) -> None:
     folder = tmp_path / "train"
     client = RolloutClient(server.url)
-    row = injection("kill -9 of the trainer at a random moment", short=2, long=20, lost="the step that was being made")
+    row = injection(
+        "kill -9 of the trainer at a random moment",
+        short=2,
+        long=20,
+        lost="the step that was being made",
+    )
     newest = 0
     for number in row:
         training = Training(server, folder, RESUME="latest")
@@ -148,7 +179,9 @@ def test_a_run_goes_on_after_a_server_that_stood_still(
 ) -> None:
     training = Training(server, tmp_path / "train")
     training.wait_for_step(2)
-    row = injection("the server stands still (SIGSTOP) and goes on", short=1, long=5, lost="the time")
+    row = injection(
+        "the server stands still (SIGSTOP) and goes on", short=1, long=5, lost="the time"
+    )
     for _ in row:
         serving_process(server).suspend()
         time.sleep(row.rng.uniform(3.0, 12.0))

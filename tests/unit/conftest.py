@@ -1,4 +1,6 @@
-"""What tests of this folder share: an adapter store with an open session, on an engine that notes what it is asked."""
+"""What tests of this folder share: an adapter store with an open session, on an engine that notes
+what it is asked.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path

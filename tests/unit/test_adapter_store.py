@@ -1,4 +1,6 @@
-"""Versions on the server: staged, committed whole or not at all, served or refused, whatever happens meanwhile."""
+"""Versions on the server: staged, committed whole or not at all, served or refused, whatever
+happens meanwhile.
+"""
 
 import asyncio
 import errno
@@ -20,13 +22,28 @@ from hanabi_grpo.runs.adapter_config import config_digest
 from hanabi_grpo.server import adapter_loader
 from hanabi_grpo.server.adapter_loader import HeldAdapter
 from hanabi_grpo.server.adapter_store import AdapterStore
-from store_parts import CONFIG, PLAYERS, A, B, Loads, folders_on_disk, push, sent, served, stage, upload, wanted
+from store_parts import (
+    CONFIG,
+    PLAYERS,
+    A,
+    B,
+    Loads,
+    folders_on_disk,
+    push,
+    sent,
+    served,
+    stage,
+    upload,
+    wanted,
+)
 
 anyio = pytest.mark.anyio
 
 
 @anyio
-async def test_a_commit_serves_all_players_and_answers_with_receipts(store: AdapterStore, engine: Loads) -> None:
+async def test_a_commit_serves_all_players_and_answers_with_receipts(
+    store: AdapterStore, engine: Loads
+) -> None:
     receipts = await push(store, 1, 1.0)
     assert receipts["player_1"] == {
         "version": 1,
@@ -39,7 +56,9 @@ async def test_a_commit_serves_all_players_and_answers_with_receipts(store: Adap
 
 
 @anyio
-async def test_the_same_push_again_loads_nothing_even_after_a_later_upload(store: AdapterStore, engine: Loads) -> None:
+async def test_the_same_push_again_loads_nothing_even_after_a_later_upload(
+    store: AdapterStore, engine: Loads
+) -> None:
     receipts = await push(store, 1, 1.0)
     assert await push(store, 1, 1.0) == receipts
     for version in range(2, 20):
@@ -68,7 +87,13 @@ async def test_a_refused_upload_or_commit_leaves_map_files_and_handles_as_they_w
         ("../player_0", 6, upload(), CONFIG, "this session trains"),
         ("player_0", 4, upload(), CONFIG, "player_0@4 is older than the served version 5"),
         ("player_0", 5, upload(7.0), CONFIG, "player_0@5 is held with other bytes"),
-        ("player_0", 5, upload(1.0), {**CONFIG, "lora_alpha": 8}, "player_0@5 is held with other PEFT config"),
+        (
+            "player_0",
+            5,
+            upload(1.0),
+            {**CONFIG, "lora_alpha": 8},
+            "player_0@5 is held with other PEFT config",
+        ),
     ):
         with pytest.raises((AdapterError, VersionError), match=message):
             await stage(store, adapter, version, body, config)
@@ -100,7 +125,9 @@ async def test_a_full_disk_refuses_the_upload_and_keeps_no_part_of_it(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", full)
-        with pytest.raises(AdapterError, match=r"cannot be kept in .* \(No space left on device\).*Free space"):
+        with pytest.raises(
+            AdapterError, match=r"cannot be kept in .* \(No space left on device\).*Free space"
+        ):
             await stage(store, "player_0", 2, upload(2.0))
     assert (served(store), folders_on_disk(store), store._staged) == (before, folders, {})
     await push(store, 2, 2.0)
@@ -114,12 +141,16 @@ async def test_a_failed_load_of_any_player_leaves_the_old_version_of_all_served(
     await push(store, 1)
     before = served(store)
     engine.broken.add(f"{position}@2")
-    with pytest.raises(AdapterError, match="commit of version 2 failed, the old version stays served: cannot load"):
+    with pytest.raises(
+        AdapterError, match="commit of version 2 failed, the old version stays served: cannot load"
+    ):
         await push(store, 2, 2.0)
     assert served(store) == before
     assert engine.names == ["player_0@1", "player_1@1", "player_2@1"]
     engine.broken.clear()
-    assert (await store.commit(2))[position]["version"] == 2, "the staged version can still be committed"
+    assert (await store.commit(2))[position]["version"] == 2, (
+        "the staged version can still be committed"
+    )
     assert engine.names == ["player_0@2", "player_1@2", "player_2@2"]
 
 
@@ -133,30 +164,48 @@ async def test_files_that_change_between_upload_and_commit_are_not_served(
     for name in PLAYERS:
         await stage(store, name, 2, upload(2.0))
     path = store._staged["player_2"].folder / file
-    path.write_bytes(upload(3.0) if file.endswith("tensors") else json.dumps({**CONFIG, "lora_alpha": 400}).encode())
-    with pytest.raises(AdapterError, match="the files that were loaded are not those that were sent"):
+    path.write_bytes(
+        upload(3.0)
+        if file.endswith("tensors")
+        else json.dumps({**CONFIG, "lora_alpha": 400}).encode()
+    )
+    with pytest.raises(
+        AdapterError, match="the files that were loaded are not those that were sent"
+    ):
         await store.commit(2)
     assert served(store) == before
     assert engine.names == ["player_0@1", "player_1@1", "player_2@1"]
 
 
 @anyio
-async def test_a_version_in_use_is_kept_until_its_games_end(store: AdapterStore, engine: Loads) -> None:
+async def test_a_version_in_use_is_kept_until_its_games_end(
+    store: AdapterStore, engine: Loads
+) -> None:
     await push(store, 1)
     async with store.lease({"player_0": 1, "player_1": 1}) as leased:
         await push(store, 2, 2.0)
-        assert engine.names == ["player_0@1", "player_0@2", "player_1@1", "player_1@2", "player_2@2"]
+        assert engine.names == [
+            "player_0@1",
+            "player_0@2",
+            "player_1@1",
+            "player_1@2",
+            "player_2@2",
+        ]
         assert leased["player_0"].lora == "handle of player_0@1"
         assert leased["player_0"].folder.is_dir()
     assert engine.names == ["player_0@2", "player_1@2", "player_2@2"]
     assert folders_on_disk(store) == ["player_0@2", "player_1@2", "player_2@2"]
-    with pytest.raises(VersionError, match="player_0@1 is required, but this server holds player_0@2"):
+    with pytest.raises(
+        VersionError, match="player_0@1 is required, but this server holds player_0@2"
+    ):
         async with store.lease({"player_0": 1}):
             pass
 
 
 @anyio
-async def test_a_fourth_version_is_refused_while_games_hold_three(store: AdapterStore, engine: Loads) -> None:
+async def test_a_fourth_version_is_refused_while_games_hold_three(
+    store: AdapterStore, engine: Loads
+) -> None:
     await push(store, 1, 1.0)
     async with store.lease({"player_0": 1}):
         await push(store, 2, 2.0)
@@ -165,7 +214,8 @@ async def test_a_fourth_version_is_refused_while_games_hold_three(store: Adapter
             before = served(store)
             with pytest.raises(
                 VersionError,
-                match=r"holds 3 versions of player_0 \(player_0@1 by 1 rollout\(s\), player_0@2 by 2 rollout\(s\), "
+                match=r"holds 3 versions of player_0 \(player_0@1 by 1 rollout\(s\), player_0@2 "
+                r"by 2 rollout\(s\), "
                 r"player_0@3 by 0 rollout\(s\)\), at most 3 fit",
             ):
                 await push(store, 4, 4.0)
@@ -206,7 +256,9 @@ async def begun_commit(store: AdapterStore, version: int) -> "asyncio.Future[dic
 
 
 @anyio
-async def test_a_commit_whose_client_hangs_up_is_done_whole(store: AdapterStore, engine: Loads) -> None:
+async def test_a_commit_whose_client_hangs_up_is_done_whole(
+    store: AdapterStore, engine: Loads
+) -> None:
     await push(store, 1)
     with loading(engine):
         request = await begun_commit(store, 2)
@@ -298,7 +350,9 @@ async def test_while_a_commit_is_at_work_one_trainer_is_let_in_and_later_commits
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """The real check of an upload waits for it, so that an event loop that ran the check could never open it."""
+    """The real check of an upload waits for it, so that an event loop that ran the check could
+    never open it.
+    """
     gate, check = threading.Event(), adapter_loader.check_adapter
 
     def wait(*args: Any, **options: Any) -> None:
@@ -310,7 +364,9 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     gate.set()
 
 
-async def begun_upload(store: AdapterStore, version: int, value: float) -> "asyncio.Future[HeldAdapter]":
+async def begun_upload(
+    store: AdapterStore, version: int, value: float
+) -> "asyncio.Future[HeldAdapter]":
     """Begin an upload of player_0."""
     begun = asyncio.ensure_future(store.stage(sent("player_0", version, upload(value))))
     await asyncio.sleep(0.01)
@@ -341,7 +397,9 @@ async def test_of_two_uploads_of_one_version_that_come_together_one_is_held(
     (refused,) = [one for one in done if isinstance(one, VersionError)]
     assert str(refused).startswith("player_0@1 is held with other bytes")
     assert store._staged == {"player_0": held}
-    assert [path.name for path in store.folder.path.iterdir() if path.is_dir()] == [held.folder.name]
+    assert [path.name for path in store.folder.path.iterdir() if path.is_dir()] == [
+        held.folder.name
+    ]
 
 
 @anyio
@@ -355,7 +413,9 @@ async def test_an_upload_whose_client_hangs_up_is_staged_whole(
     assert store._staged == {}
     gate.set()
     await asyncio.gather(*store._loader._tasks)
-    assert (store._staged["player_0"].folder / "adapter_model.safetensors").read_bytes() == upload(1.0)
+    assert (store._staged["player_0"].folder / "adapter_model.safetensors").read_bytes() == upload(
+        1.0
+    )
 
 
 @anyio

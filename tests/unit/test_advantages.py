@@ -1,4 +1,6 @@
-"""Estimators against values worked out by hand, and what holds for every one, whatever was played."""
+"""Estimators against values worked out by hand, and what holds for every one, whatever was
+played.
+"""
 
 import math
 from typing import Literal
@@ -30,7 +32,10 @@ GROUP = [
     _episode(_turn(0, score=1.0), score=1),
 ]
 """Returns of player 0: 2, −0.5, 1; of player 1, which has no turn in the third game: 2, 0."""
-OTHER = [_episode(_turn(0, score=1.0), _turn(1, score=2.0), score=3, seed=1), _episode(_turn(0), score=0, seed=1)]
+OTHER = [
+    _episode(_turn(0, score=1.0), _turn(1, score=2.0), score=3, seed=1),
+    _episode(_turn(0), score=0, seed=1),
+]
 """Returns of player 0: 3, 0."""
 RLOO = ESTIMATORS["rloo"]
 KNOWN = {"player_0 x": 0.25, "player_0 y": 9.0, "player_1 x": 9.0}
@@ -44,8 +49,9 @@ KNOWN = {"player_0 x": 0.25, "player_0 y": 9.0, "player_1 x": 9.0}
         ("grpo", "none", 0, [[7 / 6] * 2, [-4 / 3], [1 / 6]]),
         # A player without a turn does not enter its baseline: mean 1, deviation sqrt(2).
         ("grpo", None, 1, [[0.70706], [-0.70706], []]),
-        # The game's returns are 2, 0, 1, the others' means 0.5, 1.5, 1; the penalty is on the reply that earned it, and
-        # the others' turns have −0.25, 0, −1/6 of it on average. Deviations 1 and 0.25: hypot(1, 0.25) = 1.03078.
+        # The game's returns are 2, 0, 1, the others' means 0.5, 1.5, 1; the penalty is on the reply
+        # that earned it, and the others' turns have −0.25, 0, −1/6 of it on average. Deviations 1
+        # and 0.25: hypot(1, 0.25) = 1.03078.
         ("turn", "none", 0, [[1.75, 1.75], [-2.0], [1 / 6]]),
         ("turn", None, 0, [[1.69758, 1.69758], [-1.94010], [0.16168]]),
         ("turn", "none", 1, [[2.0], [-2.0], []]),
@@ -53,15 +59,18 @@ KNOWN = {"player_0 x": 0.25, "player_0 y": 9.0, "player_1 x": 9.0}
         ("rloo", None, 0, [[1.75, 1.75], [-2.0], [0.25]]),
         ("rloo", None, 1, [[2.0], [-2.0], []]),
         ("rloo", "std", 0, [[1.39065] * 2, [-1.58932], [0.19866]]),
-        # All are shown and say the same. What comes from the first turns on is 2, −0.5, 1; the second turn, which 0
-        # follows, is the only one of its state and of its number: the mean of all turns of the others, 0.25.
+        # All are shown and say the same. What comes from the first turns on is 2, −0.5, 1; the
+        # second turn, which 0 follows, is the only one of its state and of its number: the mean of
+        # all turns of the others, 0.25.
         ("state_baseline", None, 0, [[1.75, -0.25], [-2.0], [0.25]]),
         ("state_baseline", "std", 0, [[1.57829, -0.22547], [-1.80378], [0.22547]]),
-        # Player 0's turns are followed by 2 and 0, by −0.5, and by 1, themselves included: mean 2.5 / 4 = 0.625.
+        # Player 0's turns are followed by 2 and 0, by −0.5, and by 1, themselves included: mean 2.5
+        # / 4 = 0.625.
         ("return_to_go", None, 0, [[1.375, -0.625], [-1.125], [0.375]]),
         # Player 1's by 1 and by 0; what player 0 scored before is not in it.
         ("return_to_go", None, 1, [[0.5], [-0.5], []]),
-        # Squares 1.8906, 0.3906, 1.2656, 0.1406 sum to 3.6875; deviation sqrt(3.6875 / 3) = 1.10868.
+        # Squares 1.8906, 0.3906, 1.2656, 0.1406 sum to 3.6875; deviation sqrt(3.6875 / 3) =
+        # 1.10868.
         ("return_to_go", "std", 0, [[1.24010, -0.56368], [-1.01463], [0.33821]]),
         # Returns by turn: 2, 2, −0.5, 1; mean 1.125, deviation sqrt(4.1875 / 3) = 1.18145.
         ("reinforce_pp", None, 0, [[0.74061] * 2, [-1.37543], [-0.10580]]),
@@ -91,18 +100,26 @@ def test_the_baseline_moves_a_tenth_of_the_way_per_player_and_board() -> None:
     first = moved({}, games, 0)
     assert first == {"player_0 x": pytest.approx(2.5 / 3), "player_0 y": 4.0}
     # Player 1 moved in two games on x, with returns 2 and 0, and in none on y: 0.9 * 3 + 0.1 * 1.
-    assert moved({**first, "player_1 x": 3.0}, games, 1) == {**first, "player_1 x": pytest.approx(2.8)}
+    assert moved({**first, "player_1 x": 3.0}, games, 1) == {
+        **first,
+        "player_1 x": pytest.approx(2.8),
+    }
     assert moved(first, [], 0) == first
 
 
-def test_groups_are_compared_apart_or_over_the_step_as_the_estimator_says_and_boards_never() -> None:
+def test_groups_are_compared_apart_or_over_the_step_as_the_estimator_says_and_boards_never() -> (
+    None
+):
     assert step_advantages([GROUP, [], OTHER], 0, RLOO) == [RLOO(GROUP, 0), [], [[3.0], [-3.0]]]
     # Over the step: turns with 2, 2, −0.5, 1 and 3, 0; mean 1.25.
     assert step_advantages([GROUP, OTHER], 0, choose_estimator("reinforce_pp", "none")) == [
         [[0.75, 0.75], [-1.75], [-0.25]],
         [[1.75], [-1.25]],
     ]
-    easy, hard = _episode(_turn(0, score=1.0), score=1), _episode(_turn(0, score=25.0), score=25, spec_hash="y")
+    easy, hard = (
+        _episode(_turn(0, score=1.0), score=1),
+        _episode(_turn(0, score=25.0), score=25, spec_hash="y"),
+    )
     for estimator in ESTIMATORS.values():
         assert step_advantages([[easy, easy], [hard, hard]], 0, estimator) == [[[0.0], [0.0]]] * 2
         assert step_advantages([[easy, hard, easy]], 0, estimator) == [[[0.0], [0.0], [0.0]]]
@@ -138,7 +155,10 @@ GAMES = st.lists(st.lists(st.tuples(st.integers(0, 1), REWARDS), max_size=6), ma
 
 def build(games: list[list[tuple[int, dict[str, float]]]]) -> list[Episode]:
     return [
-        _episode(*(made_turn(player, rewards=rewards, num_players=3) for player, rewards in turns), game=number)
+        _episode(
+            *(made_turn(player, rewards=rewards, num_players=3) for player, rewards in turns),
+            game=number,
+        )
         for number, turns in enumerate(games)
     ]
 
@@ -154,7 +174,9 @@ def test_each_own_turn_has_one_finite_value_that_neither_order_nor_anothers_pena
         values = estimator(episodes, player)
         (whole,) = step_advantages([episodes], player, estimator)
         for found in (values, whole):
-            assert [len(game) for game in found] == [len(episode.trajectory(player)) for episode in episodes]
+            assert [len(game) for game in found] == [
+                len(episode.trajectory(player)) for episode in episodes
+            ]
             assert all(math.isfinite(value) for game in found for value in game)
     values = estimator(episodes, 0)
     order = data.draw(st.permutations(range(len(episodes))))
@@ -162,13 +184,18 @@ def test_each_own_turn_has_one_finite_value_that_neither_order_nor_anothers_pena
         assert game == pytest.approx(values[place], rel=1e-6, abs=1e-3)
     penalty = st.sampled_from((0.0, -0.5, -100.0))
     charged = [
-        [(player, {**parts, "illegal": data.draw(penalty)} if player else parts) for player, parts in turns]
+        [
+            (player, {**parts, "illegal": data.draw(penalty)} if player else parts)
+            for player, parts in turns
+        ]
         for turns in games
     ]
     assert estimator(build(charged), 0) == values
 
 
-@pytest.mark.parametrize("estimator", [one for one in ALL if one.name != "baseline"], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "estimator", [one for one in ALL if one.name != "baseline"], ids=lambda one: one.name
+)
 @settings(deadline=None, max_examples=25)
 @given(games=GAMES, shift=st.sampled_from((1.0, -7.5, 100.0)))
 def test_a_constant_for_every_game_changes_nothing(
@@ -188,5 +215,9 @@ def test_numbers_too_large_to_compare_are_never_a_quiet_zero(estimator: Estimato
     assert estimator(small, 0) != [[0.0], [0.0]]
     flat = [value for game in estimator(huge, 0) for value in game]
     assert any(not math.isfinite(value) or abs(value) > 0.1 for value in flat)
-    high = [value for game in estimator(build([[(0, {"score": 1e200})], [(0, {})]]), 0) for value in game]
+    high = [
+        value
+        for game in estimator(build([[(0, {"score": 1e200})], [(0, {})]]), 0)
+        for value in game
+    ]
     assert any(not math.isfinite(value) or abs(value) > 0.1 for value in high)

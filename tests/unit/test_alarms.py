@@ -1,4 +1,6 @@
-"""Alarms over made-up histories: raised once, over once, quiet on healthy noise, the same after a resume."""
+"""Alarms over made-up histories: raised once, over once, quiet on healthy noise, the same after a
+resume.
+"""
 
 import json
 import math
@@ -37,9 +39,14 @@ BAD = {
 
 def healthy(step: int, rng: random.Random | None = None) -> dict[str, Any]:
     row: dict[str, Any] = {"step": step, "games": 128.0, "games/laptop": 128.0, **HEALTHY}
-    row |= {f"{player}/{name}": value for player in PLAYERS for name, value in HEALTHY_PLAYER.items()}
+    row |= {
+        f"{player}/{name}": value for player in PLAYERS for name, value in HEALTHY_PLAYER.items()
+    }
     if rng:
-        for name in (*HEALTHY, *(f"{player}/{name}" for player in PLAYERS for name in HEALTHY_PLAYER)):
+        for name in (
+            *HEALTHY,
+            *(f"{player}/{name}" for player in PLAYERS for name in HEALTHY_PLAYER),
+        ):
             row[name] = max(0.0, row[name] * (1 + 0.3 * rng.gauss(0, 1)))
     return row
 
@@ -53,17 +60,29 @@ def test_an_alarm_is_raised_once_and_over_once(alarm: Alarm) -> None:
     watch = AlarmWatch(ALARMS)
     for step in range(1, 61):
         assert watch.update(healthy(step)) == []
-    changes = [change for step in range(61, 91) for change in watch.update(spoilt(step, alarm, BAD[alarm.name]))]
+    changes = [
+        change
+        for step in range(61, 91)
+        for change in watch.update(spoilt(step, alarm, BAD[alarm.name]))
+    ]
     mine = [change for change in changes if change.alarm is alarm]
-    subject = "player_1" if "{player}" in alarm.figure else "laptop" if "{board}" in alarm.figure else ""
+    subject = (
+        "player_1" if "{player}" in alarm.figure else "laptop" if "{board}" in alarm.figure else ""
+    )
     assert [(change.subject, change.since) for change in mine] == [(subject, None)]
     assert 61 <= mine[0].step <= 61 + WINDOW
     assert watch.metrics()[f"alarm/{alarm.name}"] == 1.0
-    assert mine[0].message.startswith(f"{alarm.name}: {f'{subject}: ' if subject else ''}{alarm.title} is ")
+    assert mine[0].message.startswith(
+        f"{alarm.name}: {f'{subject}: ' if subject else ''}{alarm.title} is "
+    )
     assert mine[0].message.endswith(f"{alarm.means} {alarm.do}")
-    assert {change.alarm.figure for change in changes} == {alarm.figure}, "the other figures are healthy"
+    assert {change.alarm.figure for change in changes} == {alarm.figure}, (
+        "the other figures are healthy"
+    )
     back = [change for step in range(91, 121) for change in watch.update(healthy(step))]
-    assert [(one.subject, one.since) for one in back if one.alarm is alarm] == [(subject, mine[0].step)]
+    assert [(one.subject, one.since) for one in back if one.alarm is alarm] == [
+        (subject, mine[0].step)
+    ]
     assert watch.raised == {}
     assert watch.metrics()[f"alarm/{alarm.name}"] == 0.0
 
@@ -98,17 +117,26 @@ def test_a_run_that_learns_raises_nothing() -> None:
 
 def test_nothing_is_raised_before_the_warm_up_whatever_the_figures() -> None:
     watch = AlarmWatch(ALARMS)
-    worst = {alarm.figure.format(player="player_0", board="laptop"): BAD[alarm.name] for alarm in ALARMS}
+    worst = {
+        alarm.figure.format(player="player_0", board="laptop"): BAD[alarm.name] for alarm in ALARMS
+    }
     for step in range(1, WARM_UP):
         assert watch.update({"step": step, "games/laptop": 9.0, **worst}) == []
     changes = watch.update({"step": WARM_UP, "games/laptop": 9.0, **worst})
-    assert {change.alarm.name for change in changes} >= {"no_hints", "blind_play", "one_move", "flat_groups"}
+    assert {change.alarm.name for change in changes} >= {
+        "no_hints",
+        "blind_play",
+        "one_move",
+        "flat_groups",
+    }
     assert not {change.alarm.reference for change in changes} - {None}
 
 
 def test_figures_that_are_no_number_change_nothing() -> None:
     watch, before = (AlarmWatch.after(map(healthy, range(1, 41)), ALARMS) for _ in range(2))
-    for step, value in enumerate((None, float("nan"), float("inf"), -math.inf, "0.1", True, [], {}) * 5, start=41):
+    for step, value in enumerate(
+        (None, float("nan"), float("inf"), -math.inf, "0.1", True, [], {}) * 5, start=41
+    ):
         spoilt_row = {name: value for name in healthy(41) if name not in ("step", "games/laptop")}
         assert watch.update({"step": step, "games/laptop": 1.0, **spoilt_row}) == []
         assert watch.readings == []
@@ -120,20 +148,31 @@ def collapse() -> Iterator[dict[str, Any]]:
     for step in range(1, 101):
         row = healthy(step, rng)
         share = min(1.0, max(0.0, (step - 30) / 30)) if step < 80 else 0.1
-        row |= {f"{player}/blind_share": share for player in PLAYERS} | {"share/hint": 0.4 * (1 - share)}
+        row |= {f"{player}/blind_share": share for player in PLAYERS} | {
+            "share/hint": 0.4 * (1 - share)
+        }
         yield row
 
 
-def callback(folder: Path, step: int = 0) -> tuple[TrackingCallback, Callable[[dict[str, Any]], None]]:
+def callback(
+    folder: Path, step: int = 0
+) -> tuple[TrackingCallback, Callable[[dict[str, Any]], None]]:
     tracking = TrackingCallback(Settings(), folder)
     state = TrainerState(global_step=step, max_steps=100)
     tracking.on_train_begin(None, state, None)
 
     def log(row: dict[str, Any]) -> None:
         state.global_step = int(row["step"])
-        shown = {"score/mean": 1.0, "score_kept/mean": 1.0, "illegal_per_game": 0.0, "hints_per_game": 1.0}
+        shown = {
+            "score/mean": 1.0,
+            "score_kept/mean": 1.0,
+            "illegal_per_game": 0.0,
+            "hints_per_game": 1.0,
+        }
         shown |= {"bombs_per_game": 0.0, "time/push": 0.1, "time/rollout": 0.1}
-        tracking.on_log(None, state, None, {**{key: row[key] for key in row if key != "step"}, **shown})
+        tracking.on_log(
+            None, state, None, {**{key: row[key] for key in row if key != "step"}, **shown}
+        )
 
     return tracking, log
 
@@ -144,7 +183,9 @@ def incidents(folder: Path) -> list[tuple[str, int, str, str]]:
     return [(row["kind"], row["step"], row["alarm"], row["subject"]) for row in rows]
 
 
-def test_a_run_writes_alarms_beside_its_metrics_and_as_incidents_and_a_resumed_one_repeats_none(tmp_path: Path) -> None:
+def test_a_run_writes_alarms_beside_its_metrics_and_as_incidents_and_a_resumed_one_repeats_none(
+    tmp_path: Path,
+) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     rows = list(collapse())
     for folder, cuts in ((whole, [0, 100]), (parts, [0, 70, 100])):
@@ -154,20 +195,34 @@ def test_a_run_writes_alarms_beside_its_metrics_and_as_incidents_and_a_resumed_o
             for row in rows[start:end]:
                 log(row)
     assert incidents(parts) == incidents(whole)
-    assert [row["alarm/blind_play"] for row in read_history(whole / "metrics.jsonl")][::79] == [0.0, 1.0]
+    assert [row["alarm/blind_play"] for row in read_history(whole / "metrics.jsonl")][::79] == [
+        0.0,
+        1.0,
+    ]
     kinds = [(kind, name, subject) for kind, _, name, subject in incidents(whole)]
     for player in PLAYERS:
-        assert kinds.count(("alarm", "blind_play", player)) == kinds.count(("alarm_over", "blind_play", player)) == 1
+        assert (
+            kinds.count(("alarm", "blind_play", player))
+            == kinds.count(("alarm_over", "blind_play", player))
+            == 1
+        )
     first = json.loads((whole / "incidents.jsonl").read_text().splitlines()[0])
-    assert first["message"].startswith(f"{first['alarm']}: ") and math.isfinite(first["value"] + first["level"])
+    assert first["message"].startswith(f"{first['alarm']}: ") and math.isfinite(
+        first["value"] + first["level"]
+    )
 
 
 def test_the_page_s_table_is_the_table() -> None:
     page = (Path(__file__).parents[2] / "docs" / "dynamics.md").read_text(encoding="utf-8")
-    shown = page.split("<!-- alarms:begin -->\n")[1].split("<!-- alarms:end -->")[0].splitlines()[2:]
+    shown = (
+        page.split("<!-- alarms:begin -->\n")[1].split("<!-- alarms:end -->")[0].splitlines()[2:]
+    )
     for line, alarm in zip(shown, ALARMS, strict=True):
         name, figure, raised, over = line.split(" | ")[:4]
-        assert name == f"| `{alarm.name}`" and figure == f"`{alarm.figure.replace('{', '(').replace('}', ')')}`"
+        assert (
+            name == f"| `{alarm.name}`"
+            and figure == f"`{alarm.figure.replace('{', '(').replace('}', ')')}`"
+        )
         of = f" × {alarm.reference}" if alarm.reference else ""
         assert raised.startswith(f"{'<' if alarm.below else '>'} {alarm.raise_at:g}{of}")
         assert over.startswith(f"{alarm.clear_at:g}{of}")

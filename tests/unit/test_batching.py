@@ -8,7 +8,13 @@ import torch
 
 from hanabi_grpo.errors import NonFiniteError
 from hanabi_grpo.training.advantages import ESTIMATORS, Estimator, choose_estimator
-from hanabi_grpo.training.batching import next_baselines, plan_batches, sequences_of, usable_groups, useful_share
+from hanabi_grpo.training.batching import (
+    next_baselines,
+    plan_batches,
+    sequences_of,
+    usable_groups,
+    useful_share,
+)
 from hanabi_grpo.types import DroppedGame, Episode, Turn, player_names
 from made_games import made_episode as _episode
 from made_games import made_turn
@@ -19,7 +25,9 @@ grpo = ESTIMATORS["grpo"]
 
 def _turn(player: int, length: int, score: float = 0.0, logprob: float = -0.25) -> Turn:
     ids = tuple(range(100, 100 + length))
-    return made_turn(player, 7, 8, rewards={"score": score}, logprobs=(logprob, -0.5), prompt_ids=ids, version=3)
+    return made_turn(
+        player, 7, 8, rewards={"score": score}, logprobs=(logprob, -0.5), prompt_ids=ids, version=3
+    )
 
 
 GROUP = [
@@ -59,7 +67,8 @@ def test_a_trajectory_is_one_sequence_with_the_loss_on_its_replies() -> None:
     assert first.mask == [False, False, False, True, True, False, True, True]
     assert first.logprobs == [0.0, 0.0, 0.0, -0.25, -0.5, 0.0, -0.25, -0.5]
     assert [value > 0 for value in first.advantages] == first.mask
-    # A turn's tokens have the turn's advantage: its return-to-go of 1 and 0, less the mean over four turns of 0.25.
+    # A turn's tokens have the turn's advantage: its return-to-go of 1 and 0, less the mean over
+    # four turns of 0.25.
     planted = sequences_of([GROUP], 0, choose_estimator("return_to_go"), OWN)[0]
     assert planted.advantages == [0.0, 0.0, 0.0, 0.75, 0.75, 0.0, -0.25, -0.25]
     # 8 tokens in 3 sequences: those of this one, of 4 tokens, weigh 8 / (3 · 4).
@@ -112,7 +121,9 @@ def _rows_of(batches: list[dict]) -> list[list]:
         for row, mask in enumerate(data.completion_mask):
             columns = ids[row, 1:], data.advantages[row], data.rollout_per_token_logps[row]
             if mask.any():
-                rows.append([data.player, data.games[row], *(column[mask].tolist() for column in columns)])
+                rows.append(
+                    [data.player, data.games[row], *(column[mask].tolist() for column in columns)]
+                )
     return sorted(rows)
 
 
@@ -120,12 +131,12 @@ def test_the_useful_share_counts_what_is_no_padding_and_what_is_shared_once() ->
     # Player 0: 8 + 6 + 4 of 3 × 8; player 1: 7 + 4 of 2 × 7.
     assert useful_share(_plan()) == pytest.approx((18 + 11) / (24 + 14))
     assert useful_share(_plan(tokens=1)) == 1.0
-    # Player 0: 100 101 102 7 8 100 7 and 100 101 102 103 7 and, shorter, 100 101 7: of 8 + 6 + 4 tokens 7 + 2 + 1.
-    # Player 1: 100 101 7 and 100 101 102 103 104 7: of 4 + 7 tokens 3 + 4.
+    # Player 0: 100 101 102 7 8 100 7 and 100 101 102 103 7 and, shorter, 100 101 7: of 8 + 6 + 4
+    # tokens 7 + 2 + 1. Player 1: 100 101 7 and 100 101 102 103 104 7: of 4 + 7 tokens 3 + 4.
     assert useful_share(_plan(shared=True)) == pytest.approx((18 + 11) / (10 + 7))
 
 
-def _deal(seed: int, *episodes: Episode) -> list[Episode]:
+def _task(seed: int, *episodes: Episode) -> list[Episode]:
     return [replace(episode, seed=seed, game=game) for game, episode in enumerate(episodes)]
 
 
@@ -134,24 +145,29 @@ def _dropped(seed: int, game: int) -> DroppedGame:
 
 
 def test_a_group_of_fewer_than_two_games_is_left_out_with_its_reason() -> None:
-    groups = [_deal(1, GROUP[0]), [], _deal(3, *GROUP), _deal(4, GROUP[0]), _deal(5, *GROUP)]
+    groups = [_task(1, GROUP[0]), [], _task(3, *GROUP), _task(4, GROUP[0]), _task(5, *GROUP)]
     lost = [_dropped(5, game) for game in (3, 4, 5)]
     kept, sentences = usable_groups(groups, [_dropped(1, 1), _dropped(2, 0), _dropped(2, 1), *lost])
     assert kept == [groups[2], groups[4]]
     assert sentences == [
-        "deal train 1: 1 of 2 games dropped (game 1: RuntimeError: 1); a group needs 2, so it is left out.",
-        "deal train 2: 2 of 2 games dropped (game 0: RuntimeError: 0; game 1: RuntimeError: 1); a group needs 2, so it "
+        "task train 1: 1 of 2 games dropped (game 1: RuntimeError: 1); a group needs 2, so it is "
+        "left out.",
+        "task train 2: 2 of 2 games dropped (game 0: RuntimeError: 0; game 1: RuntimeError: 1); a "
+        "group needs 2, so it "
         "is left out.",
-        "deal train 5: 3 of 6 games dropped (game 3: RuntimeError: 3; game 4: RuntimeError: 4; …).",
-        "deal train 4: 1 game(s) played; a group needs 2, so it is left out.",
+        "task train 5: 3 of 6 games dropped (game 3: RuntimeError: 3; game 4: RuntimeError: 4; …).",
+        "task train 4: 1 game(s) played; a group needs 2, so it is left out.",
     ]
 
 
 def test_a_player_has_data_where_it_said_something_in_any_game_on_whatever_rank() -> None:
-    groups = [_deal(1, _episode(_turn(0, 1)), _episode(_turn(0, 1), _turn(1, 1)))]
+    groups = [_task(1, _episode(_turn(0, 1)), _episode(_turn(0, 1), _turn(1, 1)))]
     plans = [[batch["grpo_batch"] for batch in _plan(rank, 2, 1, groups)] for rank in range(2)]
     assert [[one.has_data for one in plan] for plan in plans] == [[True, True]] * 2
-    assert [[bool(one.completion_mask.any()) for one in plan] for plan in plans] == [[True, True], [True, False]]
+    assert [[bool(one.completion_mask.any()) for one in plan] for plan in plans] == [
+        [True, True],
+        [True, False],
+    ]
     said_nothing = replace(_turn(1, 1), reply_ids=(), logprobs=())
     plan = _plan(groups=[[_episode(_turn(0, 1), said_nothing)] * 2])
     assert [batch["grpo_batch"].has_data for batch in plan] == [True, False]
@@ -164,7 +180,12 @@ def _has_loss(batch: dict) -> bool:
 def test_without_any_game_every_rank_gets_rows_without_loss() -> None:
     for rank in range(2):
         batches = _plan(rank, 2, 2, ())
-        assert [batch["grpo_batch"].player for batch in batches] == ["player_0", "player_0", "player_1", "player_1"]
+        assert [batch["grpo_batch"].player for batch in batches] == [
+            "player_0",
+            "player_0",
+            "player_1",
+            "player_1",
+        ]
         assert not any(_has_loss(batch) for batch in batches)
         assert {tuple(batch["model_inputs"]["input_ids"].shape) for batch in batches} == {(1, 2)}
         assert {batch["grpo_batch"].num_items_in_batch.item() for batch in batches} == {1}
@@ -175,7 +196,7 @@ def test_advantages_that_overflow_are_an_error_and_never_a_loss() -> None:
     big = [_episode(_turn(0, 1, 1e300)), _episode(_turn(0, 1))]
     assert usable_groups([huge], ()) == ([huge], [])
     for group, estimator in ((huge, grpo), (big, choose_estimator("grpo", "none"))):
-        with pytest.raises(NonFiniteError, match=r"player_0, deal train 0, game 0: advantages \["):
+        with pytest.raises(NonFiniteError, match=r"player_0, task train 0, game 0: advantages \["):
             _plan(groups=[group], estimator=estimator)
     assert _has_loss(_plan(groups=[big])[0])
 
@@ -192,11 +213,17 @@ def test_baselines_hold_the_trained_seats_games_only() -> None:
     }
 
 
-def test_turns_that_are_conversations_of_their_own_are_sequences_of_their_own_with_the_same_advantages() -> None:
-    alone = [replace(one, turns=tuple(replace(turn, fresh=True) for turn in one.turns)) for one in GROUP]
+def test_turns_that_are_conversations_of_their_own_are_sequences_of_their_own_with_the_same_advantages() -> (
+    None
+):
+    alone = [
+        replace(one, turns=tuple(replace(turn, fresh=True) for turn in one.turns)) for one in GROUP
+    ]
     joined, apart = (sequences_of([group], 0, grpo, OWN) for group in (GROUP, alone))
     assert [len(row.ids) for row in joined] == [3 + 2 + 1 + 2, 4 + 2, 2 + 2]
-    assert [len(row.ids) for row in apart] == [3 + 2, 1 + 2, 4 + 2, 2 + 2] and [row.game for row in apart] == [
+    assert [len(row.ids) for row in apart] == [3 + 2, 1 + 2, 4 + 2, 2 + 2] and [
+        row.game for row in apart
+    ] == [
         0,
         0,
         1,

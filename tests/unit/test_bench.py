@@ -32,11 +32,19 @@ SAMPLING = SamplingConfig(max_tokens=4)
 
 
 def test_what_was_recorded_is_played_again_and_every_departure_is_loud() -> None:
-    async def game(sampler: Recorder | ForcedSampler, prompts: list[list[int]]) -> list[tuple[int, ...]]:
+    async def game(
+        sampler: Recorder | ForcedSampler, prompts: list[list[int]]
+    ) -> list[tuple[int, ...]]:
         return [(await sampler.generate(ids, SAMPLING, None)).ids for ids in prompts]
 
-    async def play(sampler: Recorder | ForcedSampler, *games: list[list[int]]) -> list[list[tuple[int, ...]]]:
-        return list(await asyncio.gather(*(asyncio.create_task(game(sampler, prompts)) for prompts in games)))
+    async def play(
+        sampler: Recorder | ForcedSampler, *games: list[list[int]]
+    ) -> list[list[tuple[int, ...]]]:
+        return list(
+            await asyncio.gather(
+                *(asyncio.create_task(game(sampler, prompts)) for prompts in games)
+            )
+        )
 
     first, second = [[1, 2], [1, 2, 3]], [[7]]
     recorder = Recorder(FakeEngine(("Play 0", "Hint R")))
@@ -66,10 +74,16 @@ def test_conversations_give_the_gradient_of_their_turns_and_read_fewer_tokens() 
     assert found.tokens == (3 * 32, 3 * (8 + 16 + 24 + 32))
 
 
-def test_a_long_games_turns_have_the_sampled_tokens_of_its_whole_conversations_and_the_same_loss_on_them() -> None:
-    turns, whole = (asyncio.run(game_rows(memory, num_games=2, seed=3)) for memory in ("turn", "game"))
+def test_a_long_games_turns_have_the_sampled_tokens_of_its_whole_conversations_and_the_same_loss_on_them() -> (
+    None
+):
+    turns, whole = (
+        asyncio.run(game_rows(memory, num_games=2, seed=3)) for memory in ("turn", "game")
+    )
     assert sampled(turns) == sampled(whole) and len(sampled(whole)) > 2 * 30 * 2
-    assert (len(whole), len(turns)) == (2, sum(row.ids.count(CHAT.eos_id) for row in turns) // 2), "one reply in each"
+    assert (len(whole), len(turns)) == (2, sum(row.ids.count(CHAT.eos_id) for row in turns) // 2), (
+        "one reply in each"
+    )
     # In the compact style no system message is repeated, so both read every token once.
     assert sum(len(row.ids) for row in turns) == sum(len(row.ids) for row in whole)
 
@@ -82,7 +96,9 @@ def test_lock_step_gives_each_seat_its_own_conversation_with_a_mask_over_what_it
         asked.append(len(prompts))
         return [said for _ in prompts]
 
-    games = play_in_lock_step(compact_config("laptop", max_turns=5), CHAT, [(7, 0), (7, 1), (8, 0)], generate)
+    games = play_in_lock_step(
+        compact_config("laptop", max_turns=5), CHAT, [(7, 0), (7, 1), (8, 0)], generate
+    )
     assert asked == [3, 3, 3, 3, 3], "one batch for each turn of all games"
     for seats, turns in ((game, (3, 2)) for game in games):
         for seat, own in zip(seats, turns, strict=True):
@@ -94,30 +110,55 @@ def test_lock_step_gives_each_seat_its_own_conversation_with_a_mask_over_what_it
     first, same, other = (game[0].fields(CHAT.eos_id)["prompt_ids"] for game in games)
     assert first == same != other
     silent = SeatEpisode(conversation=Conversation(CHAT, ""))
-    assert silent.fields(2) == {"prompt_ids": [2], "completion_ids": [2], "env_mask": [0], "game_reward": 0.0}
+    assert silent.fields(2) == {
+        "prompt_ids": [2],
+        "completion_ids": [2],
+        "env_mask": [0],
+        "game_reward": 0.0,
+    }
 
 
-def test_trl_learns_from_as_many_tokens_as_its_seats_said_and_is_held_before_each_step(tmp_path: Path) -> None:
-    given = {"HANABI_DEALS_PER_STEP": "1", "NUM_GENERATIONS": "2", "MODEL": str(ROOT / "data/tiny-model")}
+def test_trl_learns_from_as_many_tokens_as_its_seats_said_and_is_held_before_each_step(
+    tmp_path: Path,
+) -> None:
+    given = {
+        "HANABI_TASKS_PER_STEP": "1",
+        "NUM_GENERATIONS": "2",
+        "MODEL": str(ROOT / "data/tiny-model"),
+    }
     settings = load_settings(given, ROOT / "no.env").settings
     with trl_team(settings, compact_config("laptop"), tmp_path) as step:
-        (trainer,) = (one for one in psutil.Process().children() if "bench.trl_games" in one.cmdline())
+        (trainer,) = (
+            one for one in psutil.Process().children() if "bench.trl_games" in one.cmdline()
+        )
         for _ in range(2):
             assert 2 * 2 < step() <= 2 * 20 * settings.max_completion_length
             busy = sum(trainer.cpu_times()[:2])
             time.sleep(1)
-            assert sum(trainer.cpu_times()[:2]) - busy < 0.5, "it works though nobody asked for a step"
+            assert sum(trainer.cpu_times()[:2]) - busy < 0.5, (
+                "it works though nobody asked for a step"
+            )
     assert not trainer.is_running()
 
 
 def test_a_row_that_fails_says_so_and_the_others_are_measured_and_shown() -> None:
     async def good(bench: Bench) -> list[Row]:
-        return [Row(id="R8", name="a | b", arms=("a", "b"), ratios=(0.2,) * bench.pairs, target=at_most(1 / 3))]
+        return [
+            Row(
+                id="R8",
+                name="a | b",
+                arms=("a", "b"),
+                ratios=(0.2,) * bench.pairs,
+                target=at_most(1 / 3),
+            )
+        ]
 
     async def gone(bench: Bench) -> list[Row]:
         raise ServerError("the engine died during the call")
 
-    settings = load_settings({"DATASET": str(ROOT / "data/hanabi.laptop.jsonl")}, ROOT / "no.env").settings
+    settings = load_settings(
+        {"DATASET": str(ROOT / "data/hanabi.laptop.jsonl")}, ROOT / "no.env"
+    ).settings
     bench = Bench(settings=settings, config=board_of(settings), say=lambda text: None, quick=True)
     families = [
         Family(id=name, title=name, target=at_least(1), needs_engine=name == "R3", measure=measure)
@@ -127,9 +168,17 @@ def test_a_row_that_fails_says_so_and_the_others_are_measured_and_shown() -> Non
     assert (result.failed, [row.id for row in result.rows]) == (["R1"], ["R1", "R3", "R8"])
     assert result.rows[0].why_not == "failed: ServerError: the engine died during the call"
     assert result.rows[1].why_not == "the run was asked not to start one"
-    assert "| R8 | a \\| b | 0.2 | 0.2 to 0.2 | – | 3 | ≤ 0.333333 | yes |" in markdown(result.rows, result.facts)
-    document = json.loads(json.dumps(as_json(result.rows, result.facts, result.failed), allow_nan=False))
-    assert (document["rows"][2]["median"], document["failed"], document["quick"]) == (0.2, ["R1"], True)
+    assert "| R8 | a \\| b | 0.2 | 0.2 to 0.2 | – | 3 | ≤ 0.333333 | yes |" in markdown(
+        result.rows, result.facts
+    )
+    document = json.loads(
+        json.dumps(as_json(result.rows, result.facts, result.failed), allow_nan=False)
+    )
+    assert (document["rows"][2]["median"], document["failed"], document["quick"]) == (
+        0.2,
+        ["R1"],
+        True,
+    )
 
 
 def test_the_command_measures_one_ratio_and_writes_both_files(tmp_path: Path) -> None:

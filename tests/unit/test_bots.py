@@ -1,4 +1,5 @@
-"""All scripts that follow rules know no hidden card, on every board; `test_planners` has the others.
+"""All scripts that follow rules know no hidden card, on every board; `test_planners` has the
+others.
 
 That their moves are legal is a check of `envs.conformance`.
 """
@@ -22,7 +23,9 @@ LAPTOP = EnvConfig(preset="laptop", observation="compact")
 
 
 def answer(policy: Policy, game: Game, number: int = 0) -> str:
-    config = EnvConfig(preset=game.spec.preset, players=game.spec.num_players, observation="compact")
+    config = EnvConfig(
+        preset=game.spec.preset, players=game.spec.num_players, observation="compact"
+    )
     player = game.current_player
     seat = policy.seat(player, task=Setup(HANABI, config).task("test", 3), game=number)
     return seat.act(Observation(HanabiGame(config, game), player))
@@ -32,7 +35,9 @@ def answer(policy: Policy, game: Game, number: int = 0) -> str:
 @pytest.mark.parametrize(("preset", "num_players"), ALL_BOARDS)
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(rng=st.randoms(use_true_random=False))
-def test_no_move_depends_on_the_movers_own_hidden_cards(preset: str, num_players: int, name: str, rng) -> None:
+def test_no_move_depends_on_the_movers_own_hidden_cards(
+    preset: str, num_players: int, name: str, rng
+) -> None:
     game = random_game(make_spec(preset, num_players), rng)
     other = None if game.is_over else swap_own_cards(game, game.current_player, rng)
     if other is not None:
@@ -41,6 +46,7 @@ def test_no_move_depends_on_the_movers_own_hidden_cards(preset: str, num_players
 
 def test_noise_one_is_random_play() -> None:
     scores = [
-        scripted_game(LAPTOP, [rule_bot("hint-bot", 1.0)] * 2, suite="train", seed=seed).score for seed in range(2000)
+        scripted_game(LAPTOP, [rule_bot("hint-bot", 1.0)] * 2, suite="train", seed=seed).score
+        for seed in range(2000)
     ]
     assert abs(fmean(scores) - 0.64) < 0.12

@@ -1,7 +1,8 @@
-"""What bots work out, and the two rules that are easy to get wrong, on positions made by hand; ranks count from 0.
+"""What bots work out, and the two rules that are easy to get wrong, on positions made by hand;
+ranks count from 0.
 
-The other rules: `test_hanabi_environment`, move for move, and `conformance/test_bot_scores`, by published scores.
-"""
+The other rules: `test_hanabi_environment`, move for move, and `conformance/test_bot_scores`, by
+published scores."""
 
 import random
 from collections import Counter
@@ -15,7 +16,15 @@ from hypothesis import strategies as st
 from boards import ALL_BOARDS, random_game
 from hanabi_grpo.envs.hanabi.policies import rules
 from hanabi_grpo.envs.hanabi.policies.rules import Rule
-from hanabi_grpo.envs.hanabi.rules import Action, Card, Game, Knowledge, PlayerView, make_spec, shuffled_deck
+from hanabi_grpo.envs.hanabi.rules import (
+    Action,
+    Card,
+    Game,
+    Knowledge,
+    PlayerView,
+    make_spec,
+    shuffled_deck,
+)
 from hanabi_grpo.envs.hanabi.rules.beliefs import Beliefs
 
 R1, R2, R3, R4, R5 = (Card(0, rank) for rank in range(5))
@@ -39,7 +48,9 @@ def view(
     discards: tuple[Card, ...] = (),
     hints: int = 4,
 ) -> PlayerView:
-    """Return the view of seat 0 of three; `hands` are those of seats 1 and 2 with what their holders know."""
+    """Return the view of seat 0 of three; `hands` are those of seats 1 and 2 with what their
+    holders know.
+    """
     return (
         Game(BOARD, shuffled_deck(BOARD, "train", 0))
         .view(0)
@@ -61,16 +72,34 @@ def apply(rule: Rule, position: PlayerView, seed: int = 0) -> Action | None:
 @pytest.mark.parametrize(("preset", "num_players"), ALL_BOARDS)
 @settings(max_examples=10, deadline=None, derandomize=True)
 @given(rng=st.randoms(use_true_random=False))
-def test_beliefs_count_the_unseen_cards_that_hints_allow(preset: str, num_players: int, rng) -> None:
+def test_beliefs_count_the_unseen_cards_that_hints_allow(
+    preset: str, num_players: int, rng
+) -> None:
     game = random_game(make_spec(preset, num_players), rng)
     for player in range(num_players):
         seen = game.view(player)
-        unseen = Counter(game.deck) - Counter(seen.discards) - Counter(card for hand in seen.hands for card in hand)
-        unseen -= Counter(Card(color, rank) for color, height in enumerate(seen.fireworks) for rank in range(height))
+        unseen = (
+            Counter(game.deck)
+            - Counter(seen.discards)
+            - Counter(card for hand in seen.hands for card in hand)
+        )
+        unseen -= Counter(
+            Card(color, rank)
+            for color, height in enumerate(seen.fireworks)
+            for rank in range(height)
+        )
         beliefs = Beliefs(seen)
         for known in seen.own_hand:
-            possible = Counter({c: n for c, n in unseen.items() if c.color in known.colors and c.rank in known.ranks})
-            fitting = sum(n for card, n in possible.items() if seen.fireworks[card.color] == card.rank)
+            possible = Counter(
+                {
+                    c: n
+                    for c, n in unseen.items()
+                    if c.color in known.colors and c.rank in known.ranks
+                }
+            )
+            fitting = sum(
+                n for card, n in possible.items() if seen.fireworks[card.color] == card.rank
+            )
             assert beliefs.chance_to_fit(known) == float(Fraction(fitting, possible.total()))
             assert beliefs.surely_fits(known) == (fitting == possible.total())
 
@@ -89,7 +118,9 @@ def test_beliefs_count_the_unseen_cards_that_hints_allow(preset: str, num_player
         (R3, know([0]), (2, 1, 1, 1, 1), None),
     ],
 )
-def test_tell_dispensable_tells_what_shows_that_a_card_is_useless(card, known, fireworks, kind) -> None:
+def test_tell_dispensable_tells_what_shows_that_a_card_is_useless(
+    card, known, fireworks, kind
+) -> None:
     position = view(hands=[[], [(card, known)]], fireworks=fireworks)
     value = card.color if kind == "hint_color" else card.rank
     expected = None if kind is None else Action(kind, target=2, value=value)
@@ -113,7 +144,11 @@ def test_tell_dispensable_tells_what_shows_that_a_card_is_useless(card, known, f
         (know(ranks=[4]), (0, 0, 0, 0, 0), (R5, Y5, Card(2, 4), Card(3, 4)), False),
     ],
 )
-def test_osawa_discards_what_can_no_longer_score_and_keeps_the_rest(known, fireworks, discards, discarded) -> None:
+def test_osawa_discards_what_can_no_longer_score_and_keeps_the_rest(
+    known, fireworks, discards, discarded
+) -> None:
     position = view(own=[know(), known, known], fireworks=fireworks, discards=discards)
-    assert apply(rules.osawa_discard, position) == (Action("discard", slot=1) if discarded else None)
+    assert apply(rules.osawa_discard, position) == (
+        Action("discard", slot=1) if discarded else None
+    )
     assert apply(rules.osawa_discard, position._replace(hints=8)) is None

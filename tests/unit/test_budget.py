@@ -1,4 +1,6 @@
-"""Tokens of conversations by what players remember: which memory fits a context, and what it costs."""
+"""Tokens of conversations by what players remember: which memory fits a context, and what it
+costs.
+"""
 
 from pathlib import Path
 
@@ -20,20 +22,29 @@ def test_a_budget_is_the_size_of_the_conversations_and_a_game_that_of_all_its_se
         talk, lengths = Conversation(chat, "", window), []
         for _ in range(turns):
             talk.ask(text)
-            talk.answer([*chat.tokenizer.encode("info3 " * (reply - 1), add_special_tokens=False), chat.eos_id])
+            talk.answer(
+                [
+                    *chat.tokenizer.encode("info3 " * (reply - 1), add_special_tokens=False),
+                    chat.eos_id,
+                ]
+            )
             lengths.append(len(talk.ids))
         assert budget.longest(memory) == lengths[-1]
         assert budget.of_game(memory) == 2 * (lengths[-1] if window is None else sum(lengths))
 
 
-def test_the_longest_memory_that_fits_is_named_with_what_a_game_costs_under_each(tmp_path: Path) -> None:
+def test_the_longest_memory_that_fits_is_named_with_what_a_game_costs_under_each(
+    tmp_path: Path,
+) -> None:
     budget = measure_budget([Setup(HANABI, LAPTOP)], CHAT, 4)
     longest = [budget.longest(memory) for memory in ("turn", 2, 3, 4, 5, "game")]
     assert longest == sorted(set(longest))
     assert [budget.fitting(one) for one in longest] == ["turn", 2, 3, 4, 5, "game"]
     assert [budget.fitting(one - 1) for one in longest] == [None, "turn", 2, 3, 4, 5]
     assert budget.warning(longest[-1]) == ""
-    assert "HANABI_MEMORY=3 is the longest that fits. hanabi-grpo doctor" in budget.warning(longest[2])
+    assert "HANABI_MEMORY=3 is the longest that fits. hanabi-grpo doctor" in budget.warning(
+        longest[2]
+    )
     given = {"MODEL": make_model(tmp_path / "model"), "HANABI_MAX_MODEL_LEN": longest[2]}
     shown = only(find(games.history_checks, HANABI_MEMORY="4", **given)).finding
     costs = shown.partition(" with ")[2].split("; ")

@@ -1,4 +1,6 @@
-"""A server that is busy for others: the trainer keeps its place, waits where it must, and says for whom."""
+"""A server that is busy for others: the trainer keeps its place, waits where it must, and says for
+whom.
+"""
 
 import contextlib
 import logging
@@ -9,10 +11,18 @@ from typing import Any
 
 import pytest
 
-from fake_engine import deal
+from fake_engine import task
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.server import door
-from server_app import PEFT_CONFIG, PLAYERS, RunningApp, WordEngine, adapter_bytes, push_to, running_app
+from server_app import (
+    PEFT_CONFIG,
+    PLAYERS,
+    RunningApp,
+    WordEngine,
+    adapter_bytes,
+    push_to,
+    running_app,
+)
 
 
 class HeldEngine(WordEngine):
@@ -44,7 +54,7 @@ def guest(app: RunningApp, seats: Sequence[str]) -> Iterator[None]:
 
     def visit() -> None:
         with RolloutClient(app.url) as client:
-            client.play([deal(1)], num_games=1, max_tokens=4, temperature=1.0, seats=seats)
+            client.play([task(1)], num_games=1, max_tokens=4, temperature=1.0, seats=seats)
 
     engine.held, before = True, app.scheduler.games_in_flight
     thread = threading.Thread(target=visit)
@@ -77,7 +87,10 @@ def test_a_push_waits_for_games_that_hold_older_versions_and_names_them(
     caplog.set_level(logging.WARNING)
 
     def push(version: int) -> None:
-        bodies = {name: (adapter_bytes(number + version), PEFT_CONFIG) for number, name in enumerate(PLAYERS)}
+        bodies = {
+            name: (adapter_bytes(number + version), PEFT_CONFIG)
+            for number, name in enumerate(PLAYERS)
+        }
         trainer.push(version, bodies)
 
     with RolloutClient(busy.url) as trainer, contextlib.ExitStack() as stack:
@@ -90,4 +103,6 @@ def test_a_push_waits_for_games_that_hold_older_versions_and_names_them(
         waiting.join()
         assert busy.store.versions() == dict.fromkeys(PLAYERS, 4)
     (line,) = [line for line in caplog.messages if "asked again" in line]
-    assert "player_0@1 by 1 rollout(s), player_0@2 by 1 rollout(s), player_0@3 by 0 rollout(s)" in line
+    assert (
+        "player_0@1 by 1 rollout(s), player_0@2 by 1 rollout(s), player_0@3 by 0 rollout(s)" in line
+    )

@@ -22,15 +22,20 @@ VOCABULARY = compact_vocabulary(make_spec("laptop"))
 TOKENIZER = build_tokenizer(VOCABULARY)
 CHAT = ChatFormat.from_tokenizer(TOKENIZER)
 THINKING_TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] "
+    "}}<|im_end|>\n{% endfor %}"
     "<|im_start|>assistant\n{% if not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
 )
-"""As Qwen3: earlier thoughts are dropped, and none is asked for by a block that is closed already."""
+"""As Qwen3: earlier thoughts are dropped, and none is asked for by a block that is closed
+already.
+"""
 OPENING_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "<|im_start|>assistant\n<think>\n"
 )
-"""As DeepSeek-R1: the prompt begins the thought, so that a reply that is cut within it has no tag at all."""
+"""As DeepSeek-R1: the prompt begins the thought, so that a reply that is cut within it has no tag
+at all.
+"""
 
 
 def _thinking_tokenizer(template: str = THINKING_TEMPLATE) -> Any:
@@ -48,14 +53,22 @@ def test_the_format_is_read_from_the_template() -> None:
 
 
 @pytest.mark.parametrize(("thinking", "tail"), [(True, ""), (False, "<think>\n\n</think>\n\n")])
-def test_a_template_that_drops_old_thoughts_gives_the_same_text_around_messages(thinking: bool, tail: str) -> None:
+def test_a_template_that_drops_old_thoughts_gives_the_same_text_around_messages(
+    thinking: bool, tail: str
+) -> None:
     chat = ChatFormat.from_tokenizer(_thinking_tokenizer(), thinking=thinking)
     assert chat.tail == "<|im_end|>\n<|im_start|>assistant\n" + tail
     assert chat.hash != CHAT.hash
 
 
-@given(st.lists(st.tuples(st.sampled_from(VOCABULARY), st.sampled_from(VOCABULARY)), min_size=1, max_size=6))
-def test_a_growing_conversation_equals_the_template_rendered_at_once(turns: list[tuple[str, str]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(VOCABULARY), st.sampled_from(VOCABULARY)), min_size=1, max_size=6
+    )
+)
+def test_a_growing_conversation_equals_the_template_rendered_at_once(
+    turns: list[tuple[str, str]],
+) -> None:
     conversation = Conversation(CHAT, "")
     messages = []
     for user, reply in turns:
@@ -63,7 +76,9 @@ def test_a_growing_conversation_equals_the_template_rendered_at_once(turns: list
         added = conversation.ask(user)
         messages.append({"role": "user", "content": user})
         text = TOKENIZER.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        assert conversation.ids == before + added == TOKENIZER.encode(text, add_special_tokens=False)
+        assert (
+            conversation.ids == before + added == TOKENIZER.encode(text, add_special_tokens=False)
+        )
         conversation.answer([*TOKENIZER.encode(reply, add_special_tokens=False), CHAT.eos_id])
         messages.append({"role": "assistant", "content": reply})
 
@@ -94,18 +109,26 @@ def test_a_window_is_the_template_of_its_last_turns_without_thoughts_and_the_own
         turns = list(zip(("Play", "Discard"), said, strict=True))[max(0, 3 - window) :]
         messages = [{"role": "system", "content": "life1"}]
         for user, answer in turns:
-            messages += [{"role": "user", "content": user}, {"role": "assistant", "content": answer}]
+            messages += [
+                {"role": "user", "content": user},
+                {"role": "assistant", "content": answer},
+            ]
         messages.append({"role": "user", "content": "Hint"})
         options = {"tokenize": False, "add_generation_prompt": True, "enable_thinking": thinking}
         text = tokenizer.apply_chat_template(messages, **options)
-        assert windowed.ask("Hint") == windowed.ids == tokenizer.encode(text, add_special_tokens=False)
+        assert (
+            windowed.ask("Hint") == windowed.ids == tokenizer.encode(text, add_special_tokens=False)
+        )
         assert not thinking or "Y1" not in text
     growing = Conversation(chat, "life1")
     growing.ask("Play")
     growing.answer([*first, chat.eos_id])
     before = list(growing.ids)
     growing.ask("Discard")
-    assert growing.ids[: len(before)] == before and before[-len(first) - 1 :] == [*first, chat.eos_id]
+    assert growing.ids[: len(before)] == before and before[-len(first) - 1 :] == [
+        *first,
+        chat.eos_id,
+    ]
 
 
 def test_a_reply_that_was_cut_is_closed_before_the_next_message() -> None:
@@ -119,7 +142,9 @@ def test_a_reply_that_was_cut_is_closed_before_the_next_message() -> None:
 
 
 @pytest.mark.parametrize("listed", [[2, 0], 0, None, "file"])
-def test_every_token_that_ends_a_reply_for_the_model_is_left_out_of_its_text(listed: object, tmp_path: Path) -> None:
+def test_every_token_that_ends_a_reply_for_the_model_is_left_out_of_its_text(
+    listed: object, tmp_path: Path
+) -> None:
     TOKENIZER.save_pretrained(tmp_path)
     if listed != "file":
         (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": listed}))
@@ -137,7 +162,9 @@ def test_every_token_that_ends_a_reply_for_the_model_is_left_out_of_its_text(lis
 
 def test_a_tokenizer_that_cannot_hold_a_conversation_is_refused() -> None:
     tokenizer = build_tokenizer(VOCABULARY)
-    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+    )
     with pytest.raises(SettingsError, match="not with the eos token"):
         ChatFormat.from_tokenizer(tokenizer)
     tokenizer.chat_template = None
@@ -146,35 +173,55 @@ def test_a_tokenizer_that_cannot_hold_a_conversation_is_refused() -> None:
 
 
 def hanabi(preset: str, players: int = 2, observation: str = "compact") -> Setup[Any]:
-    return registry.setup("hanabi", {"preset": preset, "players": players, "observation": observation})
+    return registry.setup(
+        "hanabi", {"preset": preset, "players": players, "observation": observation}
+    )
 
 
 def test_a_model_knows_its_own_board_and_misses_exactly_what_another_one_has_more() -> None:
     expected = {hanabi("laptop"): set(), hanabi("marshal-mini"): {"life2", "life3"}}
-    assert {setup: set(unknown_words(game_words(setup), TOKENIZER)) for setup in expected} == expected
-    assert {"life2", "life3", "left3"} < set(unknown_words(game_words(hanabi("mini", 3)), TOKENIZER))
+    assert {
+        setup: set(unknown_words(game_words(setup), TOKENIZER)) for setup in expected
+    } == expected
+    assert {"life2", "life3", "left3"} < set(
+        unknown_words(game_words(hanabi("mini", 3)), TOKENIZER)
+    )
 
 
 def test_every_board_is_looked_at_and_the_message_has_the_command_that_helps() -> None:
     with pytest.raises(SettingsError) as caught:
-        check_vocabulary((hanabi("laptop"), hanabi("marshal-mini"), hanabi("full")), TOKENIZER, "data/tiny-model")
+        check_vocabulary(
+            (hanabi("laptop"), hanabi("marshal-mini"), hanabi("full")), TOKENIZER, "data/tiny-model"
+        )
     text = str(caught.value)
     words = len(game_words(hanabi("marshal-mini")))
     assert text.startswith(
-        f"MODEL=data/tiny-model: its tokenizer does not know 2 of {words} words of marshal-mini (compact): "
+        f"MODEL=data/tiny-model: its tokenizer does not know 2 of {words} words of marshal-mini "
+        "(compact): "
     )
     assert "words of full (compact): " in text
     assert text.endswith(
-        "hanabi-grpo tiny-model --preset laptop --preset marshal-mini --preset full --players 2, and set "
+        "hanabi-grpo tiny-model --preset laptop --preset marshal-mini --preset full --players 2, "
+        "and set "
         "MODEL=outputs/tiny-laptop-marshal-mini-full; or choose another MODEL."
     )
 
 
-def test_another_environments_words_and_readable_text_are_too_much_for_a_tokenizer_of_compact_words() -> None:
-    with pytest.raises(SettingsError, match=r"words of laptop \(full\).*With HANABI_OBSERVATION=compact, make a model"):
+def test_another_environments_words_and_readable_text_are_too_much_for_a_tokenizer_of_compact_words() -> (
+    None
+):
+    with pytest.raises(
+        SettingsError,
+        match=r"words of laptop \(full\).*With HANABI_OBSERVATION=compact, make a model",
+    ):
         check_vocabulary((hanabi("laptop", observation="full"),), TOKENIZER, "tiny")
     with pytest.raises(
-        SettingsError, match=r"of kuhn: .*tiny-model --env kuhn --preset kuhn, and .*outputs/tiny-kuhn;"
+        SettingsError,
+        match=r"of kuhn: .*tiny-model --env kuhn --preset kuhn, and .*outputs/tiny-kuhn;",
     ):
         check_vocabulary((registry.setup("kuhn", {}),), TOKENIZER, "tiny")
-    check_vocabulary((registry.setup("kuhn", {}),), build_tokenizer(game_words(registry.setup("kuhn", {}))), "tiny")
+    check_vocabulary(
+        (registry.setup("kuhn", {}),),
+        build_tokenizer(game_words(registry.setup("kuhn", {}))),
+        "tiny",
+    )

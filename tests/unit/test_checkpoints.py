@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from hanabi_grpo.errors import RunFolderError, SettingsError
-from hanabi_grpo.runs.checkpoints import find_checkpoint, recover_checkpoints, rotate, write_checkpoint
+from hanabi_grpo.runs.checkpoints import (
+    find_checkpoint,
+    recover_checkpoints,
+    rotate,
+    write_checkpoint,
+)
 from hanabi_grpo.runs.manifest import check_checkpoint, manifest_sha256, read_manifest
 from hanabi_grpo.runs.saved_adapters import read_adapters
 from torn_checkpoints import FILES, copy_run, die_at_call, text_of, write
@@ -20,26 +25,39 @@ def names(folder: Path) -> list[str]:
 
 def edit_manifest(folder: Path, **changes: object) -> None:
     data = json.loads((folder / "manifest.json").read_text()) | changes
-    (folder / "manifest.json").write_text(json.dumps(data | {"manifest_sha256": manifest_sha256(data)}))
+    (folder / "manifest.json").write_text(
+        json.dumps(data | {"manifest_sha256": manifest_sha256(data)})
+    )
 
 
 def flipped(data: bytes, position: int, bit: int) -> bytes:
     return data[:position] + bytes([data[position] ^ 1 << bit]) + data[position + 1 :]
 
 
-def test_a_link_in_the_place_of_a_checkpoint_is_passed_over_and_what_it_points_to_stays(tmp_path: Path) -> None:
+def test_a_link_in_the_place_of_a_checkpoint_is_passed_over_and_what_it_points_to_stays(
+    tmp_path: Path,
+) -> None:
     run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     for folder in (run, elsewhere):
         folder.mkdir()
     write(run, 1)
     precious = write(elsewhere, 9)
     before = sorted(elsewhere.rglob("*"))
-    for name in ("checkpoint-9", "checkpoint-2", ".checkpoint-3.partial", ".checkpoint-2.old", ".checkpoint-1.removed"):
+    for name in (
+        "checkpoint-9",
+        "checkpoint-2",
+        ".checkpoint-3.partial",
+        ".checkpoint-2.old",
+        ".checkpoint-1.removed",
+    ):
         (run / name).symlink_to(precious)
     (run / ".checkpoint-4.partial").symlink_to(tmp_path / "nowhere")
     found = find_checkpoint(run)
     assert found.manifest.step == 1
-    passed = f"{run}/checkpoint-9: is a link; to go on from where it points, name that: RESUME={precious}"
+    passed = (
+        f"{run}/checkpoint-9: is a link; to go on from where it points, name that: "
+        f"RESUME={precious}"
+    )
     assert passed in found.skipped
     for step in (2, 3, 4):
         write(run, step)
@@ -134,8 +152,12 @@ def test_what_is_wrong_with_a_checkpoint_is_named(tmp_path: Path) -> None:
         "trainer/state.json is missing": lambda folder: (folder / state).unlink(),
         "trainer/extra is not listed": lambda folder: (folder / "trainer/extra").touch(),
         "trainer/state.json is not a plain file": link,
-        "no manifest.json; it was not written to its end": lambda folder: (folder / "manifest.json").unlink(),
-        "manifest.json is not one of this version": lambda folder: (folder / "manifest.json").write_text('{"step": 1}'),
+        "no manifest.json; it was not written to its end": lambda folder: (
+            folder / "manifest.json"
+        ).unlink(),
+        "manifest.json is not one of this version": lambda folder: (
+            folder / "manifest.json"
+        ).write_text('{"step": 1}'),
         "its manifest.json is that of step 2": lambda folder: edit_manifest(folder, step=2),
         "format: Input should be 1": lambda folder: edit_manifest(folder, format=2),
     }
@@ -169,21 +191,29 @@ def test_the_newest_valid_one_is_found_and_newer_ones_are_named(tmp_path: Path) 
     assert found.skipped == (
         f"{tmp_path}/.checkpoint-13.partial: was being written when its process ended.",
         f"{tmp_path}/checkpoint-12: {FILES[0]} has 1 bytes, manifest.json says 2031.",
-        f"{tmp_path}/checkpoint-11: no manifest.json; it was not written to its end, or is no checkpoint.",
+        f"{tmp_path}/checkpoint-11: no manifest.json; it was not written to its end, or is no "
+        "checkpoint.",
     )
 
 
-def test_one_set_aside_is_found_and_brought_back_and_one_without_the_needed_folder_passed_over(tmp_path: Path) -> None:
+def test_one_set_aside_is_found_and_brought_back_and_one_without_the_needed_folder_passed_over(
+    tmp_path: Path,
+) -> None:
     write(tmp_path, 5, "first").rename(tmp_path / ".checkpoint-5.old")
     write(tmp_path, 4)
     assert text_of(find_checkpoint(tmp_path)) == "first"
     recover_checkpoints(tmp_path)
     assert names(tmp_path) == ["checkpoint-4", "checkpoint-5"]
     assert text_of(find_checkpoint(tmp_path)) == "first"
-    write_checkpoint(tmp_path, 6, lambda folder: (folder / "file").touch() or None, {}, needed_bytes=0)
+    write_checkpoint(
+        tmp_path, 6, lambda folder: (folder / "file").touch() or None, {}, needed_bytes=0
+    )
     assert find_checkpoint(tmp_path).manifest.step == 6
     found = find_checkpoint(tmp_path, needs="trainer")
-    assert (found.manifest.step, found.skipped) == (5, (f"{tmp_path}/checkpoint-6: is whole but holds no trainer/.",))
+    assert (found.manifest.step, found.skipped) == (
+        5,
+        (f"{tmp_path}/checkpoint-6: is whole but holds no trainer/.",),
+    )
 
 
 def test_rotation_keeps_the_newest_and_sweeps_what_killed_processes_left(tmp_path: Path) -> None:
@@ -212,8 +242,12 @@ def test_too_little_space_is_said_before_anything_is_written(tmp_path: Path) -> 
     free = shutil.disk_usage(tmp_path).free
     with pytest.raises(RunFolderError) as caught:
         write_checkpoint(tmp_path, 7, lambda folder: None, {}, needed_bytes=2 * free)
-    assert "checkpoint-7: needs " in str(caught.value) and " MiB are left. Free space there" in str(caught.value)
-    assert f"{(2 * free + 2 * free // 10 + 2**24) / 2**20:.0f} MiB of free space" in str(caught.value)
+    assert "checkpoint-7: needs " in str(caught.value) and " MiB are left. Free space there" in str(
+        caught.value
+    )
+    assert f"{(2 * free + 2 * free // 10 + 2**24) / 2**20:.0f} MiB of free space" in str(
+        caught.value
+    )
     assert names(tmp_path) == []
 
 
@@ -249,7 +283,9 @@ def test_adapters_that_are_not_those_of_the_manifest_are_refused(tmp_path: Path)
     folder = saved_checkpoint(tmp_path)
     weights = folder / "player_0" / "adapter_model.safetensors"
     weights.write_bytes(b"player_1")
-    with pytest.raises(SettingsError, match=r"player_0/adapter_model\.safetensors has sha256 .* Take another"):
+    with pytest.raises(
+        SettingsError, match=r"player_0/adapter_model\.safetensors has sha256 .* Take another"
+    ):
         read_adapters(folder)
     weights.write_bytes(b"player_0")
     assert read_adapters(folder).step == 60

@@ -1,4 +1,6 @@
-"""The client's side of a session, receipts, lending, and the wait for a server; bad servers are in tests/faults."""
+"""The client's side of a session, receipts, lending, and the wait for a server; bad servers are in
+tests/faults.
+"""
 
 import hashlib
 import json
@@ -9,7 +11,7 @@ import httpx
 import pytest
 
 from bad_server import bad_server, http, says, silent
-from fake_engine import LAPTOP, deal
+from fake_engine import LAPTOP, task
 from hanabi_grpo.client.rollout_client import ClientTimeouts, RolloutClient
 from hanabi_grpo.client.waiting import wait_for_server
 from hanabi_grpo.envs.base import Setup
@@ -47,7 +49,13 @@ DIGESTS = {"version": 7, "sha256": SHA256, "config_sha256": config_digest(PEFT_C
         (
             {**DIGESTS, "seat": f"{NAME}@7", "name": NAME, "instance_id": "i"},
             (
-                *({"seat": "iggi"}, {"seat": f"{NAME}@8"}, {"name": "player_0"}, {"version": 8}, {"version": None}),
+                *(
+                    {"seat": "iggi"},
+                    {"seat": f"{NAME}@8"},
+                    {"name": "player_0"},
+                    {"version": 8},
+                    {"version": None},
+                ),
                 *({"sha256": "0" * 64}, {"config_sha256": "0" * 64}),
             ),
             lambda receipt: receipt,
@@ -70,7 +78,9 @@ def test_a_receipt_that_is_not_for_what_was_sent_is_an_error(
     with bad_server(behave) as server, RolloutClient(server.url) as client:
         for wrong in wrongs:
             sent = {**right, **wrong}
-            with pytest.raises(ServerError, match=r"does not (serve what was trained|hold what was uploaded|fit)"):
+            with pytest.raises(
+                ServerError, match=r"does not (serve what was trained|hold what was uploaded|fit)"
+            ):
                 call(client)
         sent = right
         assert call(client)
@@ -96,15 +106,23 @@ def test_headers_name_the_run_from_the_opening_to_the_release_and_the_key_is_alw
         assert client.identity()["versions"] == {"player_0": 1, "player_1": 1}
 
 
-def test_a_release_that_fails_at_the_end_is_said_and_hides_no_other_error(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(KeyError, match="the real one"), RolloutClient(GONE, timeouts=QUICK) as client:
+def test_a_release_that_fails_at_the_end_is_said_and_hides_no_other_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with (
+        pytest.raises(KeyError, match="the real one"),
+        RolloutClient(GONE, timeouts=QUICK) as client,
+    ):
         client.session_timeout = 60.0
         raise KeyError("the real one")
     assert any("the session was not released" in message for message in caplog.messages)
 
 
 def test_a_run_folder_that_is_no_text_and_a_host_that_is_none_are_errors_of_ours() -> None:
-    with RolloutClient(GONE, timeouts=QUICK) as client, pytest.raises(SettingsError, match="not UTF-8 text"):
+    with (
+        RolloutClient(GONE, timeouts=QUICK) as client,
+        pytest.raises(SettingsError, match="not UTF-8 text"),
+    ):
         client.open_session(run_id="/runs/\udcff")
     with RolloutClient("http://a b", timeouts=QUICK) as client, pytest.raises(ServerError):
         client.health()
@@ -125,28 +143,54 @@ def test_introduce_says_what_the_settings_say_and_a_server_of_the_same_model_agr
         "chat_hash": ChatFormat.from_tokenizer(tokenizer).hash,
     }
     settings = Settings(model=str(SHIPPED))
-    claims: dict[str, Any] = {"run_id": "r", "adapters": PLAYERS, "lora_rank": 8, "setups": [Setup(HANABI, LAPTOP)]}
+    claims: dict[str, Any] = {
+        "run_id": "r",
+        "adapters": PLAYERS,
+        "lora_rank": 8,
+        "setups": [Setup(HANABI, LAPTOP)],
+    }
     with running_app(**described) as app, RolloutClient(app.url) as client:
         answer = client.introduce(settings, **claims, version=3)
-        assert (answer["instance_id"], answer["run_id"], answer["versions"]) == ("test-instance", "r", {})
+        assert (answer["instance_id"], answer["run_id"], answer["versions"]) == (
+            "test-instance",
+            "r",
+            {},
+        )
         with pytest.raises(ServerError, match="422: number format differs"):
             client.introduce(settings.model_copy(update={"dtype": "bfloat16"}), **claims)
 
 
 def test_games_that_were_not_asked_for_and_deals_that_cannot_be_played_are_errors() -> None:
     def play(client: RolloutClient, **other: Any) -> None:
-        client.play([{**deal(3), **other}], num_games=2, max_tokens=4, temperature=1.0, seats=["base", "base"])
+        client.play(
+            [{**task(3), **other}],
+            num_games=2,
+            max_tokens=4,
+            temperature=1.0,
+            seats=["base", "base"],
+        )
 
     for answer, message in (
         ({"detail": "x"}, "episodes: this field is missing"),
-        ({"episodes": [], "dropped": [{"task": 0, "game": 0}]}, "dropped.0.reason: this field is missing"),
+        (
+            {"episodes": [], "dropped": [{"task": 0, "game": 0}]},
+            "dropped.0.reason: this field is missing",
+        ),
         ({"episodes": [], "dropped": []}, "0 games and 0 dropped ones for 2"),
     ):
-        with bad_server(says(http(json.dumps(answer).encode()))) as server, RolloutClient(server.url) as client:
+        with (
+            bad_server(says(http(json.dumps(answer).encode()))) as server,
+            RolloutClient(server.url) as client,
+        ):
             with pytest.raises(ServerError, match=message) as caught:
                 play(client)
             assert str(caught.value).startswith(f"{server.url}: playing games: ")
-    bad: dict[str, Any] = {"suite": "../x", "seed": -1, "seats": "iggi", "env_config": {"preset": "nowhere"}}
+    bad: dict[str, Any] = {
+        "suite": "../x",
+        "seed": -1,
+        "seats": "iggi",
+        "env_config": {"preset": "nowhere"},
+    }
     for name, value in bad.items():
         with RolloutClient(GONE) as client, pytest.raises(SettingsError, match=name):
             play(client, **{name: value})
@@ -165,10 +209,18 @@ def _settings(url: str, seconds: float) -> Settings:
         (b"SSH-2.0\r\n\r\n", "RemoteProtocolError"),
     ],
 )
-def test_waiting_for_something_else_is_bounded_and_says_for_whom_and_why(answer: bytes, reason: str) -> None:
+def test_waiting_for_something_else_is_bounded_and_says_for_whom_and_why(
+    answer: bytes, reason: str
+) -> None:
     said: list[str] = []
     with bad_server(says(answer)) as server, pytest.raises(ServerGoneError) as caught:
-        wait_for_server(_settings(server.url, 2.0), said.append, server_command="bash serve.sh", remind=0.1, poll=0.05)
+        wait_for_server(
+            _settings(server.url, 2.0),
+            said.append,
+            server_command="bash serve.sh",
+            remind=0.1,
+            poll=0.05,
+        )
     assert f"no rollout server at {server.url} after 2 s" in str(caught.value)
     assert reason in str(caught.value) and reason in said[0]
     assert "Start it in another terminal: bash serve.sh" in str(caught.value)
@@ -177,8 +229,17 @@ def test_waiting_for_something_else_is_bounded_and_says_for_whom_and_why(answer:
 
 def test_nobody_is_told_to_start_a_server_where_one_listens_and_is_silent() -> None:
     said: list[str] = []
-    with bad_server(silent) as server, pytest.raises(ServerGoneError, match=r"not ready after 2 s: it accepts"):
-        wait_for_server(_settings(server.url, 2.0), said.append, server_command="bash serve.sh", remind=0.1, poll=0.05)
+    with (
+        bad_server(silent) as server,
+        pytest.raises(ServerGoneError, match=r"not ready after 2 s: it accepts"),
+    ):
+        wait_for_server(
+            _settings(server.url, 2.0),
+            said.append,
+            server_command="bash serve.sh",
+            remind=0.1,
+            poll=0.05,
+        )
     assert not any("serve.sh" in text for text in said)
 
 
@@ -189,11 +250,16 @@ def test_lending_over_http_needs_no_session_and_the_identity_lists_what_is_held(
         assert seat == f"{frozen_name(hashlib.sha256(body).hexdigest(), PEFT_CONFIG)}@50"
         assert client.lend(50, body, PEFT_CONFIG) == seat
         described = client.identity()
-        assert (described["frozen"], described["adapters"], described["versions"]) == ([seat], {}, {})
+        assert (described["frozen"], described["adapters"], described["versions"]) == (
+            [seat],
+            {},
+            {},
+        )
         bodies = push_to(client, app, version=4)
         described = client.identity()
         assert described["adapters"] == {
-            name: {"version": 4, "sha256": hashlib.sha256(one).hexdigest()} for name, one in bodies.items()
+            name: {"version": 4, "sha256": hashlib.sha256(one).hexdigest()}
+            for name, one in bodies.items()
         }
         assert described["frozen"] == [seat]
         client.release()
@@ -210,13 +276,32 @@ def test_what_cannot_be_lent_is_refused_with_its_status() -> None:
             ({"version": "-1"}, headers, 422, "version"),
             ({"version": str(2**31)}, headers, 422, "version"),
             ({"version": "1"}, {"x-sha256": headers["x-sha256"]}, 422, "x-peft-config"),
-            ({"version": "1"}, {**headers, "x-peft-config": '{"r":' * 9000}, 422, "recursion depth"),
-            ({"version": "1"}, {**headers, "x-peft-config": "[]"}, 422, "Expected `object`, got `array`"),
-            ({"version": "1"}, {**headers, "x-peft-config": '{"r": NaN}'}, 422, "JSON is malformed"),
+            (
+                {"version": "1"},
+                {**headers, "x-peft-config": '{"r":' * 9000},
+                422,
+                "recursion depth",
+            ),
+            (
+                {"version": "1"},
+                {**headers, "x-peft-config": "[]"},
+                422,
+                "Expected `object`, got `array`",
+            ),
+            (
+                {"version": "1"},
+                {**headers, "x-peft-config": '{"r": NaN}'},
+                422,
+                "JSON is malformed",
+            ),
         ):
             answer = http.put("/frozen/", params=params, content=body, headers=sent)
-            assert (answer.status_code, reason in answer.json()["detail"]) == (status, True), answer.text
-        too_long = http.put("/frozen/", params={"version": 1}, content=b"\0" * (2 << 20), headers=headers)
+            assert (answer.status_code, reason in answer.json()["detail"]) == (status, True), (
+                answer.text
+            )
+        too_long = http.put(
+            "/frozen/", params={"version": 1}, content=b"\0" * (2 << 20), headers=headers
+        )
         assert too_long.status_code == 413
         assert http.get("/frozen/").status_code == 405
         assert (app.store.frozen.words(), app.engine.loaded) == ([], {})

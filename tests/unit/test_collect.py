@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
-from hanabi_grpo.client.lineups import parse_line_up
+from hanabi_grpo.client.lineups import parse_lineup
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
@@ -17,7 +17,7 @@ from hanabi_grpo.evaluation import matches
 from hanabi_grpo.evaluation.collect import collect_games, fill_prompts
 from hanabi_grpo.evaluation.matches import check_replay
 from hanabi_grpo.rollout.loop import make_script
-from hanabi_grpo.runs.recordings import read_recordings, recording_files
+from hanabi_grpo.rollout.recordings import read_recordings, recording_files
 from hanabi_grpo.types import Episode
 from made_games import play_episodes_sync
 from toy_kuhn import KUHN
@@ -43,20 +43,25 @@ def episodes() -> list[Episode]:
 
 
 def test_games_are_whole_episodes_in_rotating_seats_that_the_viewer_shows() -> None:
-    answer = collect("iggi,random", *ON_LAPTOP, "--deals", "5", "--games", "3")
+    answer = collect("iggi,random", *ON_LAPTOP, "--tasks", "5", "--games", "3")
     assert answer.exit_code == 0, answer.output
     found = episodes()
     names = [(one.suite, one.seed, one.game) for one in found]
-    assert names == [("collect", deal, game) for deal in range(5) for game in range(3)]
+    assert names == [("collect", task, game) for task in range(5) for game in range(3)]
     assert [one.seats for one in found[::3]] == [
-        ("iggi", "random") if deal % 2 == 0 else ("random", "iggi") for deal in range(5)
+        ("iggi", "random") if task % 2 == 0 else ("random", "iggi") for task in range(5)
     ]
     told = json.loads(Path("games/collection.json").read_text())
     for one in found:
         check_replay(Setup(HANABI, EnvConfig.parse(told["env_config"])), one)
-    assert (told["complete"], told["games_done"], told["line_up"], told["env"]) == (True, 15, "iggi,random", "hanabi")
+    assert (told["complete"], told["games_done"], told["lineup"], told["env"]) == (
+        True,
+        15,
+        "iggi,random",
+        "hanabi",
+    )
     assert told["mean_score"] == pytest.approx(sum(one.result["score"] for one in found) / 15)
-    assert "15 games of 5 deals" in answer.stdout
+    assert "15 games of 5 tasks" in answer.stdout
     shown = RUNNER.invoke(app, ["view", "games"])
     assert shown.exit_code == 0 and "15 of 15 games" in shown.stdout
 
@@ -81,25 +86,32 @@ def test_prompts_of_scripts_are_those_that_a_model_is_shown(setup: Setup[Any], n
 def test_the_same_command_again_does_nothing_more_deals_are_added_and_other_games_refused() -> None:
     words = ["random", *ON_LAPTOP, "--games", "2"]
     first = Path("games/games_000000.jsonl")
-    assert collect(*words, "--deals", "3").exit_code == 0
+    assert collect(*words, "--tasks", "3").exit_code == 0
     before = first.read_bytes()
-    again = collect(*words, "--deals", "3")
+    again = collect(*words, "--tasks", "3")
     assert again.exit_code == 0
     assert first.read_bytes() == before
-    assert collect(*words, "--deals", "5").exit_code == 0
-    assert [(one.seed, one.game) for one in episodes()] == [(deal, game) for deal in range(5) for game in range(2)]
-    other = collect("random", *ON_LAPTOP, "--deals", "5", "--games", "3")
-    assert other.exit_code == 2 and "games_per_deal: there 2, here 3" in other.stderr
+    assert collect(*words, "--tasks", "5").exit_code == 0
+    assert [(one.seed, one.game) for one in episodes()] == [
+        (task, game) for task in range(5) for game in range(2)
+    ]
+    other = collect("random", *ON_LAPTOP, "--tasks", "5", "--games", "3")
+    assert other.exit_code == 2 and "games_per_task: there 2, here 3" in other.stderr
     Path("games/collection.ledger").unlink()
-    unknown = collect(*words, "--deals", "5")
+    unknown = collect(*words, "--tasks", "5")
     assert unknown.exit_code == 2 and "holds other games already" in unknown.stderr
 
 
-def test_every_cut_of_files_and_ledger_goes_on_to_the_same_games(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_cut_of_files_and_ledger_goes_on_to_the_same_games(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(collection, "FILE_GAMES", 8)
     monkeypatch.setattr(matches, "SCRIPTED_GAMES", 4)
-    folder, what = Path("games"), {"suite": "collect", "num_deals": 12, "num_games": 2, "rotate": True}
-    play = partial(collect_games, parse_line_up("random,iggi", 2), LAPTOP, folder, **what)
+    folder, what = (
+        Path("games"),
+        {"suite": "collect", "num_tasks": 12, "num_games": 2, "rotate": True},
+    )
+    play = partial(collect_games, parse_lineup("random,iggi", 2), LAPTOP, folder, **what)
     play()
     whole = {path: path.read_bytes() for path in sorted(folder.glob("games_*.jsonl"))}
     assert {path.stem: content.count(b"\n") for path, content in whole.items()} == {
@@ -109,7 +121,7 @@ def test_every_cut_of_files_and_ledger_goes_on_to_the_same_games(monkeypatch: py
     rows = ledger.read_bytes().splitlines(keepends=True)
     for done in range(len(rows)):
         # Killed after a file was written and before the ledger was, or in the middle of that.
-        ledger.write_bytes(b"".join(rows[: done + 1]) + b'{"deals": 1')
+        ledger.write_bytes(b"".join(rows[: done + 1]) + b'{"tasks": 1')
         play()
         assert {path: path.read_bytes() for path in sorted(folder.glob("games_*.jsonl"))} == whole
         assert ledger.read_bytes() == b"".join(rows)

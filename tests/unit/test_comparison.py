@@ -53,7 +53,9 @@ def test_arms_are_names_and_folders_and_a_star_stands_for_those_that_match(tmp_p
 
 
 def test_a_run_is_read_with_games_seconds_and_evaluations_beside_it(tmp_path: Path) -> None:
-    home = made_run(tmp_path / "demo" / "train", [1.0, None, 2.0], settings={"SEED": 3}, tail='{"step": 4, "ga')
+    home = made_run(
+        tmp_path / "demo" / "train", [1.0, None, 2.0], settings={"SEED": 3}, tail='{"step": 4, "ga'
+    )
     made_evaluation(tmp_path / "demo" / SAMPLED, [1.0, 3.0, 2.0])
     (tmp_path / "demo" / "other.json").write_text('{"scores": []}')
     for folder in (tmp_path / "demo", home):
@@ -63,14 +65,18 @@ def test_a_run_is_read_with_games_seconds_and_evaluations_beside_it(tmp_path: Pa
         assert (run.num_games, run.seconds, run.settings["SEED"]) == (192, 6.0, 3)
         assert list(run.evaluations) == [SAMPLED]
     # The parts of a resumed run are added.
-    rows = [{"step": step, "games": 1, "score/mean": 1, "seconds": time} for step, time in enumerate((5, 9, 4, 8, 3))]
+    rows = [
+        {"step": step, "games": 1, "score/mean": 1, "seconds": time}
+        for step, time in enumerate((5, 9, 4, 8, 3))
+    ]
     (home / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert loaded(a=[home])[0].runs[0].seconds == 9 + 8 + 3
     # Another figure, in the steps that have it.
     [games] = load_arms({"a": [home]}, metric="games")[1][0].runs
     assert games.scores.tolist() == [1] * 5
     with pytest.raises(
-        SettingsError, match=r'no step has a "exploitability"; there are games, score/mean, seconds, step'
+        SettingsError,
+        match=r'no step has a "exploitability"; there are games, score/mean, seconds, step',
     ):
         load_arms({"a": [home]}, metric="exploitability")
 
@@ -103,7 +109,9 @@ def test_differences_and_their_interval_are_welchs(first: list[float], other: li
     theirs = stats.ttest_ind(other, first, equal_var=False)
     interval = theirs.confidence_interval(0.95)
     assert found.mean / found.standard_error == pytest.approx(theirs.statistic, rel=1e-6)
-    assert (found.low, found.high) == pytest.approx((interval.low, interval.high), rel=1e-6, abs=1e-9)
+    assert (found.low, found.high) == pytest.approx(
+        (interval.low, interval.high), rel=1e-6, abs=1e-9
+    )
 
 
 def test_a_band_is_a_t_interval_of_three_runs_and_fewer_have_none(tmp_path: Path) -> None:
@@ -133,36 +141,52 @@ def test_held_out_scores_have_errors_over_runs_and_other_games_are_refused(tmp_p
         for seed, rise in enumerate(rises):
             run = made_run(tmp_path / f"{name}{seed}", [1.0])
             if rise is not None:
-                made_evaluation(run / SAMPLED, [rise, rise + 1.0, rise + 2.0, rise + 1.0], figures={"bombed": rise / 4})
+                made_evaluation(
+                    run / SAMPLED,
+                    [rise, rise + 1.0, rise + 2.0, rise + 1.0],
+                    figures={"bombed": rise / 4},
+                )
             arms[name].append(run)
     found = held_out(load_arms(arms)[1], SAMPLED)
     first, other = found.arms
     assert first is not None and other is not None
-    assert found.same_deals and found.name == "sampled (T=1)"
+    assert found.same_tasks and found.name == "sampled (T=1)"
     assert (first.means, first.seeds.mean, first.figures) == ((1.0, 2.0), 1.5, {"bombed": 0.125})
     assert first.seeds.standard_error == pytest.approx(0.5)
     assert first.difference is None and other.difference is not None
     assert (len(other.means), other.num_runs, other.difference.mean) == (2, 3, 1.0)
     assert other.difference.standard_error == pytest.approx(0.5**0.5)
     made_evaluation(arms["b"][0] / SAMPLED, [1.0] * 5)
-    assert not held_out(load_arms(arms)[1], SAMPLED).same_deals
+    assert not held_out(load_arms(arms)[1], SAMPLED).same_tasks
     made_evaluation(arms["b"][2] / SAMPLED, [1.0] * 4, spec_hash="0" * 12)
-    with pytest.raises(SettingsError, match=r"'a' was evaluated on hanabi laptop with 2 players .* 'b' on .*0000"):
+    with pytest.raises(
+        SettingsError, match=r"'a' was evaluated on hanabi laptop with 2 players .* 'b' on .*0000"
+    ):
         held_out(load_arms(arms)[1], SAMPLED)
 
 
-def test_settings_that_differ_are_said_and_those_that_change_nothing_are_not(tmp_path: Path) -> None:
+def test_settings_that_differ_are_said_and_those_that_change_nothing_are_not(
+    tmp_path: Path,
+) -> None:
     def run(name: str, **settings: object) -> Path:
-        always = {"OUTPUT_DIR": f"/tmp/{name}", "PORT": len(name), "HANABI_DEAL_SEED": 1, "WANDB_NAME": name}
+        always = {
+            "OUTPUT_DIR": f"/tmp/{name}",
+            "PORT": len(name),
+            "HANABI_TASK_SEED": 1,
+            "WANDB_NAME": name,
+        }
         return made_run(tmp_path / name, [1.0], settings={**always, **settings})
 
     base = [run("a0", SEED=0, MODEL="/home/me/x/tiny"), run("a1", SEED=1, MODEL="/home/me/x/tiny")]
-    other = [run("b0", SEED=0, MODEL="/home/me/y/tiny", BETA=0.1), run("b1", SEED=0, MODEL="/home/me/y/tiny", BETA=0.2)]
+    other = [
+        run("b0", SEED=0, MODEL="/home/me/y/tiny", BETA=0.1),
+        run("b1", SEED=0, MODEL="/home/me/y/tiny", BETA=0.2),
+    ]
     assert condition_notes(loaded(a=base)) == []
     assert condition_notes(loaded(a=base, b=other)) == [
         "Settings of b that differ from those of a: MODEL=y/tiny (there x/tiny).",
         "The runs of b differ in BETA: 0.1, 0.2.",
-        "Runs of b share SEED and HANABI_DEAL_SEED: they are no independent seeds.",
+        "Runs of b share SEED and HANABI_TASK_SEED: they are no independent seeds.",
     ]
 
 
@@ -181,10 +205,16 @@ def test_the_command_compares_two_arms_in_tables_a_picture_and_figures(tmp_path:
     answer = CliRunner().invoke(app, words)
     assert answer.exit_code == 0, answer.output
     lines = (out / "c.md").read_text(encoding="utf-8").splitlines()
-    assert "| arm | runs | games/run | seconds/run | training, last 10 steps | greedy | sampled (T=1) |" in lines
+    assert (
+        "| arm | runs | games/run | seconds/run | training, last 10 steps | greedy | sampled "
+        "(T=1) |" in lines
+    )
     # Means 1.1 of training; of sampled 0.975, 1.05 and 1.125.
     error = 0.075 / math.sqrt(3)
-    assert f"| per player | 3 | 768 | 24 | 1.100 ± 0.058 | 1.550 ± {error:.3f} | 1.050 ± {error:.3f} |" in lines
+    assert (
+        f"| per player | 3 | 768 | 24 | 1.100 ± 0.058 | 1.550 ± {error:.3f} | 1.050 ± {error:.3f} |"
+        in lines
+    )
     row = next(line for line in lines if line.startswith("| shared − per player"))
     assert row.startswith(f"| shared − per player | +1.000 ± {error * math.sqrt(2):.3f} | +")
     assert lines[-1] == f"- {ATTAINABLE_SOURCE}"

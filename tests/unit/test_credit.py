@@ -1,4 +1,6 @@
-"""Learned credit: the mixers, what each player's part is, and that it moves only the advantages of its own player."""
+"""Learned credit: the mixers, what each player's part is, and that it moves only the advantages of
+its own player.
+"""
 
 import itertools
 from dataclasses import replace
@@ -37,23 +39,31 @@ def _credits(name: str) -> Credits:
     return Credits(Settings(advantage=name), NAMES, SPECS, WIDTH)
 
 
-def _game(kinds: tuple[int, int], deal: float, penalty: float = 0.0) -> Episode:
-    """Return a game that pays for the kinds of both players' replies, and for its deal."""
-    paid = deal + SHARES[0][kinds[0]] + SHARES[1][kinds[1]]
+def _game(kinds: tuple[int, int], task: float, penalty: float = 0.0) -> Episode:
+    """Return a game that pays for the kinds of both players' replies, and for its task."""
+    paid = task + SHARES[0][kinds[0]] + SHARES[1][kinds[1]]
     first = made_turn(0, kinds[0], rewards={"illegal": penalty} if penalty else {})
-    return made_episode(first, made_turn(1, kinds[1], rewards={"score": paid}), spec_hash=SETUP.spec.hash)
+    return made_episode(
+        first, made_turn(1, kinds[1], rewards={"score": paid}), spec_hash=SETUP.spec.hash
+    )
 
 
 def _planted(penalty: float = 0.0) -> tuple[list[list[Episode]], list[Seen]]:
-    """Return two deals with a game for every pair of replies; a turn shows its deal and the kind of its reply."""
+    """Return two tasks with a game for every pair of replies; a turn shows its task and the kind of
+    its reply.
+    """
     kinds = [*itertools.product(range(4), repeat=2)]
-    groups = [[_game(one, deal, penalty) for one in kinds] for deal in (0.0, 4.0)]
+    groups = [[_game(one, task, penalty) for one in kinds] for task in (0.0, 4.0)]
     games = [one for group in groups for one in group]
     seen = []
     for player, name in enumerate(NAMES):
-        shown = [(int(at >= len(kinds)), kinds[at % len(kinds)][player]) for at in range(len(games))]
-        deals, said = torch.nn.functional.one_hot(torch.tensor(shown), WIDTH).float().unbind(1)
-        seen.append((name, [(at, player) for at in range(len(games))], torch.cat([said, deals, said], 1)))
+        shown = [
+            (int(at >= len(kinds)), kinds[at % len(kinds)][player]) for at in range(len(games))
+        ]
+        tasks, said = torch.nn.functional.one_hot(torch.tensor(shown), WIDTH).float().unbind(1)
+        seen.append(
+            (name, [(at, player) for at in range(len(games))], torch.cat([said, tasks, said], 1))
+        )
     return groups, seen
 
 
@@ -63,7 +73,9 @@ def test_the_teams_value_falls_with_no_players_part(name: str) -> None:
     mixer = Mixing(NAMES, WIDTH, 2, is_monotone=name == "qmix").total
     states, steps = torch.randn(50, 2 * WIDTH), torch.linspace(-3, 3, 13)
     with torch.no_grad():
-        found = torch.stack([mixer(one.repeat(50, 1), states) for one in torch.cartesian_prod(steps, steps)])
+        found = torch.stack(
+            [mixer(one.repeat(50, 1), states) for one in torch.cartesian_prod(steps, steps)]
+        )
     found = found.view(13, 13, 50)
     assert (found.diff(dim=0) >= -1e-6).all() and (found.diff(dim=1) >= -1e-6).all()
     assert found.diff(dim=0).max() > 0.01
@@ -83,7 +95,7 @@ def test_an_additive_return_is_told_apart_into_each_players_share(name: str) -> 
         for group in groups:
             found = [value for [value] in learned.estimator()(group, player)]
             wanted = [shares[one.turns[player].reply_ids[0]] - centre for one in group]
-            assert sum(found) == pytest.approx(0.0, abs=1e-4), "the deal is taken off"
+            assert sum(found) == pytest.approx(0.0, abs=1e-4), "the task is taken off"
             # QMIX's parts are in points only as far as the mixer is linear.
             assert found == pytest.approx(wanted, abs=0.3 if name == "vdn" else 1.0)
             assert torch.corrcoef(torch.tensor([found, wanted]))[0, 1] > 0.97
@@ -118,7 +130,11 @@ def test_restored_heads_go_on_bit_by_bit_and_those_of_an_absent_player_rest(name
     learned.look(groups, seen[:1])
     before = learned.state()
     learned.learn()
-    rested = {key: torch.equal(before[key], value) for key, value in learned.state().items() if ".heads." in key}
+    rested = {
+        key: torch.equal(before[key], value)
+        for key, value in learned.state().items()
+        if ".heads." in key
+    }
     assert rested and all(same == ("player_1" in key) for key, same in rested.items())
     learned.look([], [])
     assert learned.learn() == {}
@@ -126,7 +142,9 @@ def test_restored_heads_go_on_bit_by_bit_and_those_of_an_absent_player_rest(name
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("fresh", [False, True])
-def test_a_head_sees_the_states_of_all_tokens_of_a_reply_the_last_one_included(shared: bool, fresh: bool) -> None:
+def test_a_head_sees_the_states_of_all_tokens_of_a_reply_the_last_one_included(
+    shared: bool, fresh: bool
+) -> None:
     torch.manual_seed(0)
     model = adapters.add_adapters(small_model(), NAMES, rank=2, alpha=4, seed=0)
     assert share_prefixes(model) or not shared
@@ -151,7 +169,10 @@ def test_a_head_sees_the_states_of_all_tokens_of_a_reply_the_last_one_included(s
         turn, before = games[game].turns[number], [] if fresh else games[game].turns[:number]
         ids = [token for one in (*before, turn) for token in (*one.prompt_ids, *one.reply_ids)]
         hidden = model.get_base_model().model(input_ids=torch.tensor([ids])).last_hidden_state[0]
-        said, shown = embedded[list(turn.reply_ids)].mean(0), embedded[list(turn.prompt_ids)].mean(0)
+        said, shown = (
+            embedded[list(turn.reply_ids)].mean(0),
+            embedded[list(turn.prompt_ids)].mean(0),
+        )
         parts = torch.stack([hidden[-len(turn.reply_ids) :].mean(0), shown, said]).detach()
         torch.testing.assert_close(features, torch.nn.functional.layer_norm(parts, (16,)).flatten())
 
@@ -163,7 +184,9 @@ def _step(penalty: float, score: float) -> list[Episode]:
         paid = {"illegal": penalty} if number == 0 else {}
         turns = [
             made_turn(0, 7, 3 + number, rewards=paid, prompt_ids=(1, 2)),
-            made_turn(1, 5 + number, 8, rewards={"score": float(number) * score}, prompt_ids=(2, 4)),
+            made_turn(
+                1, 5 + number, 8, rewards={"score": float(number) * score}, prompt_ids=(2, 4)
+            ),
             made_turn(0, 9, prompt_ids=(6,)),
             made_turn(1, 3, rewards={"score": 1.0 - number % 2}, prompt_ids=(5, 1)),
         ]
@@ -172,15 +195,25 @@ def _step(penalty: float, score: float) -> list[Episode]:
     return games
 
 
-def _gradient(model: torch.nn.Module, estimator: Estimator, games: list[Episode]) -> list[torch.Tensor]:
+def _gradient(
+    model: torch.nn.Module, estimator: Estimator, games: list[Episode]
+) -> list[torch.Tensor]:
     """Return the gradient of player 1's adapter, of its own micro-batches."""
-    sizes = {"micro_batches_per_player": 1, "rank": 0, "world_size": 1, "pad_id": 0, "device": torch.device("cpu")}
+    sizes = {
+        "micro_batches_per_player": 1,
+        "rank": 0,
+        "world_size": 1,
+        "pad_id": 0,
+        "device": torch.device("cpu"),
+    }
     batches = plan_batches([games], own=("a", "b"), players=NAMES, estimator=estimator, **sizes)
     adapters.use_adapter(model, "player_1")
     for batch in batches:
         data = batch["grpo_batch"]
         if data.player == "player_1":
-            logps = reply_logps(model, model, batch["model_inputs"]["input_ids"], data.completion_mask, 1.0)
+            logps = reply_logps(
+                model, model, batch["model_inputs"]["input_ids"], data.completion_mask, 1.0
+            )
             PolicyLoss(Settings())(logps, data)[0].backward()
     found = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
     assert found and all(".player_1." in name for name in found)
@@ -189,12 +222,16 @@ def _gradient(model: torch.nn.Module, estimator: Estimator, games: list[Episode]
 
 
 @pytest.mark.parametrize("name", ["ippo", "mappo", *MIXERS])
-def test_what_one_player_pays_moves_no_adapter_of_another_but_what_the_team_is_paid_does(name: str) -> None:
+def test_what_one_player_pays_moves_no_adapter_of_another_but_what_the_team_is_paid_does(
+    name: str,
+) -> None:
     torch.manual_seed(0)
     model = adapters.add_adapters(small_model(), NAMES, rank=2, alpha=4, seed=0)
     settings, gradients = Settings(advantage=name), []
     for penalty, score in ((0.0, 1.0), (-5.0, 1.0), (0.0, 2.0)):
-        judge = (Credits if name in MIXERS else Critics)(settings, NAMES, SPECS, 16 if name in MIXERS else 32)
+        judge = (Credits if name in MIXERS else Critics)(
+            settings, NAMES, SPECS, 16 if name in MIXERS else 32
+        )
         games, seen = _step(penalty, score), []
         for seat, player in enumerate(NAMES):
             adapters.use_adapter(model, player)
@@ -215,7 +252,9 @@ def test_what_one_player_pays_moves_no_adapter_of_another_but_what_the_team_is_p
 def test_shares_of_a_return_that_adds_up_to_nothing_are_refused() -> None:
     kuhn = registry.setup("kuhn_poker", {"preset": "kuhn_poker"}).row()
     for name in MIXERS:
-        with pytest.raises(SettingsError, match=f"HANABI_ADVANTAGE={name}: .*kuhn_poker.*take mappo, ippo"):
+        with pytest.raises(
+            SettingsError, match=f"HANABI_ADVANTAGE={name}: .*kuhn_poker.*take mappo, ippo"
+        ):
             check_payoffs(Settings(advantage=name), [SETUP.row(), kuhn])
         check_payoffs(Settings(advantage=name), [SETUP.row()])
     check_payoffs(Settings(advantage="mappo"), [kuhn])

@@ -1,4 +1,6 @@
-"""Critics: the advantages of their chains, what they learn, and that a resumed one goes on where it was."""
+"""Critics: the advantages of their chains, what they learn, and that a resumed one goes on where it
+was.
+"""
 
 import random
 from dataclasses import replace
@@ -41,7 +43,8 @@ def _game(num_turns: int, seed: int, **other: object) -> Episode:
 @pytest.mark.parametrize("decay", [0.0, 0.7, 1.0])
 def test_a_chain_weighs_what_comes_later_as_the_definition_does(decay: float) -> None:
     game = _game(9, seed=1)
-    # Nobody was asked in turn 2, as when a script sits there; the first player's critic alone knows turn 6.
+    # Nobody was asked in turn 2, as when a script sits there; the first player's critic alone knows
+    # turn 6.
     chain = {number: float(number) ** 0.5 for number in (1, 3, 4, 6, 8)}
     found = lambda_advantages(game, 0, chain, decay)
     places = [*chain]
@@ -66,10 +69,14 @@ def test_without_a_critic_and_decay_it_is_what_comes_from_a_turn_on() -> None:
     games = [_game(length, seed=length) for length in (3, 6)]
     for player in range(2):
         plain = choose_estimator("return_to_go")(games, player)
-        assert choose_estimator("ippo", "none")(games, player) == [pytest.approx(game) for game in plain]
+        assert choose_estimator("ippo", "none")(games, player) == [
+            pytest.approx(game) for game in plain
+        ]
 
 
-def _critics(advantage: str = "ippo", width: int = WIDTH, specs: tuple[EnvSpec, ...] = (TEAM, RIVALS)) -> Critics:
+def _critics(
+    advantage: str = "ippo", width: int = WIDTH, specs: tuple[EnvSpec, ...] = (TEAM, RIVALS)
+) -> Critics:
     return Critics(Settings(advantage=advantage), NAMES, {one.hash: one for one in specs}, width)
 
 
@@ -77,17 +84,23 @@ def _seen(games: list[Episode]) -> list[tuple[str, list[tuple[int, int]], torch.
     """Return features that say how many turns are to come, at every turn."""
     found = []
     for player, name in enumerate(NAMES):
-        places = [(at, number) for at, game in enumerate(games) for number in own_turns(game, player)]
+        places = [
+            (at, number) for at, game in enumerate(games) for number in own_turns(game, player)
+        ]
         left = torch.tensor([len(games[game].turns) - number for game, number in places])
         found.append((name, places, torch.nn.functional.one_hot(left, WIDTH).float()))
     return found
 
 
 def _worth_their_length(count: int) -> list[Episode]:
-    """Return games in which every turn pays a point: a state is worth the number of turns to come."""
+    """Return games in which every turn pays a point: a state is worth the number of turns to
+    come.
+    """
     games = [_game(2 + seed % 5, seed) for seed in range(count)]
     return [
-        replace(game, turns=tuple(replace(turn, rewards=({"score": 1.0},) * 2) for turn in game.turns))
+        replace(
+            game, turns=tuple(replace(turn, rewards=({"score": 1.0},) * 2) for turn in game.turns)
+        )
         for game in games
     ]
 
@@ -101,7 +114,9 @@ def test_a_critic_learns_what_a_state_is_worth_and_takes_it_off() -> None:
     critics.look([games], _seen(games))
     # In points, not in shares of the most that the board pays.
     error = [
-        abs(value - (len(game.turns) - number)) for game in games for number, value in critics.chain(game, 0).items()
+        abs(value - (len(game.turns) - number))
+        for game in games
+        for number, value in critics.chain(game, 0).items()
     ]
     assert sum(error) / len(error) < 0.4
     left = choose_estimator("ippo", "none", chain=critics.chain, decay=0.95)(games, 0)
@@ -141,7 +156,9 @@ def test_what_the_players_of_one_run_have_learned_stays_apart() -> None:
     # In a chain of its own turns: the other's values are no part of the state.
     own = {name for name in alone.learn()}
     assert own == {"player_0/value_explained"}
-    assert torch.equal(alone.state()["player_1|head.0.weight"], _critics().state()["player_1|head.0.weight"])
+    assert torch.equal(
+        alone.state()["player_1|head.0.weight"], _critics().state()["player_1|head.0.weight"]
+    )
 
 
 @pytest.mark.parametrize("fresh", [False, True])
@@ -161,7 +178,9 @@ def test_a_row_ends_with_the_first_token_of_its_last_reply(fresh: bool) -> None:
         [row] = rows
         assert row.ids == [1, 2, 7, 8, 4, 5, 6, 7] and row.places == [(0, 0), (0, 2)]
         assert row.mask == [False, False, True, False, False, False, False, True]
-    assert not asked_rows([[made_episode(*turns, seats=("iggi", "player_1@1"))]], 0, ("player_0@1", "player_1@1"))
+    assert not asked_rows(
+        [[made_episode(*turns, seats=("iggi", "player_1@1"))]], 0, ("player_0@1", "player_1@1")
+    )
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -169,20 +188,29 @@ def test_a_critic_sees_what_the_output_head_reads_at_the_end_of_each_prompt(shar
     torch.manual_seed(0)
     model = adapters.add_adapters(small_model(), NAMES, rank=2, alpha=4, seed=0)
     games = [
-        made_episode(made_turn(0, 7, 8, prompt_ids=(1, 2)), made_turn(0, 9, prompt_ids=prompt), seed=seed)
+        made_episode(
+            made_turn(0, 7, 8, prompt_ids=(1, 2)), made_turn(0, 9, prompt_ids=prompt), seed=seed
+        )
         for seed, prompt in enumerate([(4, 5), (4, 6, 3), (2,)])
     ]
     rows = asked_rows([games], 0, ("a", "b"))
     states = []
     for row in rows:
-        hidden = model.get_base_model().model(input_ids=torch.tensor([row.ids])).last_hidden_state[0]
+        hidden = (
+            model.get_base_model().model(input_ids=torch.tensor([row.ids])).last_hidden_state[0]
+        )
         states += [hidden[at - 1] for at, asked in enumerate(row.mask) if asked]
-    expected = {place: one for place, one in zip((one for row in rows for one in row.places), states, strict=True)}
+    expected = {
+        place: one
+        for place, one in zip((one for row in rows for one in row.places), states, strict=True)
+    }
     assert share_prefixes(model) or not shared
     [share] = cut_rows(rows, tokens=1000, parts=1, rank=0, world_size=1, shared=shared)
     batch = collate(share, "player_0", 1, 0, torch.device("cpu"), shared)
     data = batch["grpo_batch"]
-    found = reply_features(model, model, batch["model_inputs"]["input_ids"], data.completion_mask, data.tree)
+    found = reply_features(
+        model, model, batch["model_inputs"]["input_ids"], data.completion_mask, data.tree
+    )
     places = [place for row in share for place in row.places]
     assert sorted(places) == sorted(expected) and not found.requires_grad
     for place, features in zip(places, found, strict=True):
@@ -192,7 +220,9 @@ def test_a_critic_sees_what_the_output_head_reads_at_the_end_of_each_prompt(shar
 def test_the_other_half_of_what_a_critic_sees_is_the_mean_of_each_message() -> None:
     turns = [made_turn(0, 7, 8, prompt_ids=(1, 2)), made_turn(0, 7, prompt_ids=(4, 5, 6))]
     embeddings = torch.nn.Embedding(10, 4)
-    rows = asked_rows([[made_episode(*turns), made_episode(made_turn(0, 9, prompt_ids=(3,)))]], 0, ("a", "b"))
+    rows = asked_rows(
+        [[made_episode(*turns), made_episode(made_turn(0, 9, prompt_ids=(3,)))]], 0, ("a", "b")
+    )
     ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(row.ids) for row in rows], batch_first=True)
     found = span_means(embeddings, ids, [row.messages for row in rows])
     expected = [embeddings.weight[list(message)].mean(0) for message in [(1, 2), (4, 5, 6), (3,)]]
@@ -203,9 +233,13 @@ def test_the_other_half_of_what_a_critic_sees_is_the_mean_of_each_message() -> N
 def test_the_joint_state_is_every_seats_latest_prompt_with_the_one_who_is_asked_first() -> None:
     # Seat 1 moves first; then both at once; seat 0 again, where a script sits; and seat 1.
     seats = [(1, 0), (0, 1), (1, 1), (0, 2), (1, 3)]
-    game = made_episode(*(replace(made_turn(seat, 5, prompt_ids=(1,)), step=step) for seat, step in seats))
+    game = made_episode(
+        *(replace(made_turn(seat, 5, prompt_ids=(1,)), step=step) for seat, step in seats)
+    )
     places = [(3, 0), (3, 1), (3, 2), (3, 4)]
-    found = joint_features([game] * 4, places, torch.tensor([[1.0], [2.0], [3.0], [5.0]]), num_seats=3)
+    found = joint_features(
+        [game] * 4, places, torch.tensor([[1.0], [2.0], [3.0], [5.0]]), num_seats=3
+    )
     # Own prompt, the other's, room for a third seat, and who is asked.
     assert found.tolist() == [
         [1.0, 0.0, 0.0, 0.0, 1.0, 0.0],
@@ -224,18 +258,27 @@ def test_a_central_critic_knows_what_the_other_seat_sees_and_one_of_its_own_does
         turns = [made_turn(seat, 5, rewards={"score": float(own != other)}) for seat in range(2)]
         games.append(made_episode(*turns, spec_hash=TEAM.hash))
     shown = torch.nn.functional.one_hot(torch.tensor(bits), 2).float()
-    seen = [(name, [(at, seat) for at in range(200)], shown[:, seat]) for seat, name in enumerate(NAMES)]
+    seen = [
+        (name, [(at, seat) for at in range(200)], shown[:, seat]) for seat, name in enumerate(NAMES)
+    ]
     for advantage, knows in (("mappo", True), ("ippo", False)):
         critics = _critics(advantage, width=2)
         for _ in range(60):
             critics.look([games], seen)
             explained = critics.learn()
-        assert explained.keys() == ({"team/value_explained"} if knows else {f"{one}/value_explained" for one in NAMES})
-        assert all(value > 0.95 if knows else value < 0.1 for value in explained.values()), explained
+        assert explained.keys() == (
+            {"team/value_explained"} if knows else {f"{one}/value_explained" for one in NAMES}
+        )
+        assert all(value > 0.95 if knows else value < 0.1 for value in explained.values()), (
+            explained
+        )
 
 
 def test_central_critics_are_one_for_a_team_and_one_for_each_seat_of_rivals() -> None:
-    names = [{key.partition("|")[0] for key in _critics("mappo", specs=one).state()} for one in ((TEAM,), (RIVALS,))]
+    names = [
+        {key.partition("|")[0] for key in _critics("mappo", specs=one).state()}
+        for one in ((TEAM,), (RIVALS,))
+    ]
     assert names == [{"team"}, {"seat_0", "seat_1"}]
     games = [replace(one, spec_hash=RIVALS.hash) for one in _worth_their_length(20)]
     critics = _critics("mappo", specs=(RIVALS,))

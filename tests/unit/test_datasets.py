@@ -1,4 +1,6 @@
-"""Datasets: rows of a file, and the deals that they stand for: several boards, shares, and the seed."""
+"""Datasets: rows of a file, and the tasks that they stand for: several boards, shares, and the
+seed.
+"""
 
 import json
 from collections import Counter
@@ -19,12 +21,12 @@ from hanabi_grpo.rollout.datasets import (
     FURTHER_APART,
     MAX_BLOCK,
     block_order,
-    deals,
-    further_deal,
+    further_task,
     load_rows,
     locate,
     num_steps,
     played_setups,
+    tasks,
     training_rows,
     write_dataset,
 )
@@ -33,13 +35,18 @@ from hanabi_grpo.settings import Settings
 DATA = Path(__file__).parents[2] / "data"
 MESSAGES = [{"role": "user", "content": "Play."}]
 SHARES = st.one_of(
-    st.integers(1, 12).map(Fraction), st.integers(1, 20).map(lambda twentieths: Fraction(twentieths, 20))
+    st.integers(1, 12).map(Fraction),
+    st.integers(1, 20).map(lambda twentieths: Fraction(twentieths, 20)),
 )
 
 
 def write(folder: Path, *configs: Any) -> Path:
     path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps({"messages": MESSAGES, "env_config": config}) + "\n" for config in configs))
+    path.write_text(
+        "".join(
+            json.dumps({"messages": MESSAGES, "env_config": config}) + "\n" for config in configs
+        )
+    )
     return path
 
 
@@ -49,13 +56,18 @@ def message(path: Path, settings: Settings | None = None) -> str:
     return str(caught.value)
 
 
-def rows_of(folder: Path, *rows: dict[str, Any], settings: Settings | None = None) -> list[dict[str, Any]]:
+def rows_of(
+    folder: Path, *rows: dict[str, Any], settings: Settings | None = None
+) -> list[dict[str, Any]]:
     path = folder / "rows.jsonl"
     games = [{"preset": row.get("preset", "laptop"), **row.get("env_config", {})} for row in rows]
     terms = [{key: row[key] for key in row if key not in ("preset", "env_config")} for row in rows]
-    lines = [{"messages": MESSAGES, "env_config": game, **term} for game, term in zip(games, terms, strict=True)]
+    lines = [
+        {"messages": MESSAGES, "env_config": game, **term}
+        for game, term in zip(games, terms, strict=True)
+    ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return load_rows(path, settings or Settings(deals_per_step=8, deal_seed=0))
+    return load_rows(path, settings or Settings(tasks_per_step=8, task_seed=0))
 
 
 REPLIES = ("reward_illegal", "reward_unparsable", "reward_out_of_tokens")
@@ -93,9 +105,12 @@ def test_missing_keys_come_from_the_settings(tmp_path: Path) -> None:
 CONFIGS: dict[str, Any] = {
     "did you mean 'laptop'": {"preset": "laptpo"},
     "unknown key 'presset'; did you mean 'preset'?": {"preset": "laptop", "presset": "x"},
-    "suite='eval': these deals are held out for evaluation": {"preset": "laptop", "suite": "eval"},
+    "suite='eval': these tasks are held out for evaluation": {"preset": "laptop", "suite": "eval"},
     "seeds.1=-1: Expected `int` >= 0": {"preset": "laptop", "seeds": [1, -1]},
-    "players=3 needs HANABI_PLAYERS=3 in both terminals, or unset DATASET.": {"preset": "laptop", "players": 3},
+    "players=3 needs HANABI_PLAYERS=3 in both terminals, or unset DATASET.": {
+        "preset": "laptop",
+        "players": 3,
+    },
     "'share' belongs beside env_config": {"preset": "laptop", "share": 2},
     "env_config='laptop': Expected `object`": "laptop",
 }
@@ -129,7 +144,9 @@ def test_a_bad_row_is_refused_with_file_line_problem_and_a_right_row(tmp_path: P
         assert text.endswith(f"Example of a row: {EXAMPLE_ROW}")
 
 
-def test_a_key_with_another_value_in_the_environment_is_an_error_and_with_the_same_value_is_not(tmp_path: Path) -> None:
+def test_a_key_with_another_value_in_the_environment_is_an_error_and_with_the_same_value_is_not(
+    tmp_path: Path,
+) -> None:
     path = write(tmp_path, {"preset": "laptop", "bomb_rule": "keep"})
     expected = "env_config bomb_rule='keep', but HANABI_BOMB_RULE='zero' is set as well"
     assert expected in message(path, Settings(bomb_rule="zero"))
@@ -146,22 +163,28 @@ def test_a_missing_or_empty_file_says_how_to_make_one(tmp_path: Path) -> None:
     assert load_rows(tmp_path / "example.jsonl", Settings())[0]["suite"] == "train"
 
 
-@pytest.mark.parametrize(("name", "preset"), [("hanabi.grpo.jsonl", "full"), ("hanabi.laptop.jsonl", "laptop")])
-def test_the_files_of_the_project_are_what_the_command_writes(tmp_path: Path, name: str, preset: str) -> None:
-    line = write_dataset(tmp_path / name, [dataset_row(preset, players=None, suite="train", num_deals=0)])
+@pytest.mark.parametrize(
+    ("name", "preset"), [("hanabi.grpo.jsonl", "full"), ("hanabi.laptop.jsonl", "laptop")]
+)
+def test_the_files_of_the_project_are_what_the_command_writes(
+    tmp_path: Path, name: str, preset: str
+) -> None:
+    line = write_dataset(
+        tmp_path / name, [dataset_row(preset, players=None, suite="train", num_tasks=0)]
+    )
     assert line == preset
     assert (DATA / name).read_text() == (tmp_path / name).read_text()
     assert [row["seeds"] for row in load_rows(DATA / name, Settings())] == [None]
 
 
 def test_a_row_holds_a_fixed_list_and_what_could_not_be_trained_on_is_refused() -> None:
-    row = dataset_row("mini", players=3, suite="train", num_deals=2)
+    row = dataset_row("mini", players=3, suite="train", num_tasks=2)
     assert row["env_config"] == {"preset": "mini", "suite": "train", "players": 3, "seeds": [0, 1]}
-    right: dict[str, Any] = {"preset": "laptop", "suite": "train", "num_deals": 0}
+    right: dict[str, Any] = {"preset": "laptop", "suite": "train", "num_tasks": 0}
     bad = {
         "preset": ("labtop", "did you mean 'laptop'"),
         "suite": ("eval", "held out"),
-        "num_deals": (-1, "-1"),
+        "num_tasks": (-1, "-1"),
         "env": ("chess", "no such environment"),
     }
     for name, (value, problem) in bad.items():
@@ -171,30 +194,48 @@ def test_a_row_holds_a_fixed_list_and_what_could_not_be_trained_on_is_refused() 
 
 def test_rows_of_several_environments_stand_in_one_file(tmp_path: Path) -> None:
     path = tmp_path / "mixed.jsonl"
-    rows = [dataset_row(name, env=name, suite="train", num_deals=0) for name in ("tic_tac_toe", "kuhn_poker")]
+    rows = [
+        dataset_row(name, env=name, suite="train", num_tasks=0)
+        for name in ("tic_tac_toe", "kuhn_poker")
+    ]
     write_dataset(path, rows)
-    hanabi = dataset_row("marshal-mini", players=2, observation="compact", suite="train", num_deals=0, share=2)
-    assert write_dataset(path, [hanabi], add=True) == "tic_tac_toe 25 %, kuhn_poker 25 %, marshal-mini 50 %"
+    hanabi = dataset_row(
+        "marshal-mini", players=2, observation="compact", suite="train", num_tasks=0, share=2
+    )
+    assert (
+        write_dataset(path, [hanabi], add=True)
+        == "tic_tac_toe 25 %, kuhn_poker 25 %, marshal-mini 50 %"
+    )
     found = load_rows(path, Settings(device="cpu"))
     assert [row["env"] for row in found] == ["tic_tac_toe", "kuhn_poker", "hanabi"]
     assert [row["env_config"].get("style") for row in found] == ["compact", "compact", None]
 
 
-def test_rows_of_another_environment_take_what_they_leave_open_from_its_preset(tmp_path: Path) -> None:
+def test_rows_of_another_environment_take_what_they_leave_open_from_its_preset(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "kuhn.jsonl"
-    row = dataset_row("kuhn", env="kuhn", suite="train", num_deals=0)
+    row = dataset_row("kuhn", env="kuhn", suite="train", num_tasks=0)
     assert write_dataset(path, [row]) == "kuhn"
     config = {"preset": "kuhn", "memory": "game", **dict.fromkeys(REPLIES, -0.5)}
     for settings in (Settings(), Settings(env="kuhn")):
         [found] = load_rows(path, settings)
-        assert (found["env"], found["env_config"], found["messages"][0]["content"]) == ("kuhn", config, "Play kuhn.")
-        assert deals([found], 3, 1)[0]["env"] == "kuhn"
+        assert (found["env"], found["env_config"], found["messages"][0]["content"]) == (
+            "kuhn",
+            config,
+            "Play kuhn.",
+        )
+        assert tasks([found], 3, 1)[0]["env"] == "kuhn"
         assert played_setups([found])[0].spec.payoff == "zero_sum"
     assert training_rows(Settings(env="kuhn"))[0]["env_config"] == config
     path.write_text(json.dumps({**row, "env_config": {"preset": "kuhn", "players": 2}}))
-    assert "unknown key 'players'; env_config may hold preset, memory, reward_illegal" in message(path)
+    assert "unknown key 'players'; env_config may hold preset, memory, reward_illegal" in message(
+        path
+    )
     path.write_text(json.dumps(row))
-    assert "env='kuhn' has 2 players, but HANABI_PLAYERS=3; set HANABI_ENV=kuhn" in message(path, Settings(players=3))
+    assert "env='kuhn' has 2 players, but HANABI_PLAYERS=3; set HANABI_ENV=kuhn" in message(
+        path, Settings(players=3)
+    )
 
 
 @examples(deadline=None)
@@ -204,25 +245,33 @@ def test_any_stretch_of_deals_has_nearly_the_shares_and_a_whole_block_has_them_e
 ) -> None:
     rows = tuple(shares)
     block = len(block_order(rows))
-    counts = Counter(locate(rows, deal)[0] for deal in range(start, start + block))
+    counts = Counter(locate(rows, task)[0] for task in range(start, start + block))
     total = sum(shares)
     assert all(counts[row] == block * share / total for row, share in enumerate(shares))
-    part = Counter(locate(rows, deal)[0] for deal in range(start, start + length))
-    assert all(abs(part[row] - length * share / total) <= len(shares) for row, share in enumerate(shares))
+    part = Counter(locate(rows, task)[0] for task in range(start, start + length))
+    assert all(
+        abs(part[row] - length * share / total) <= len(shares) for row, share in enumerate(shares)
+    )
 
 
-def test_shares_without_a_short_common_block_are_refused_and_the_finest_allowed_is_not(tmp_path: Path) -> None:
+def test_shares_without_a_short_common_block_are_refused_and_the_finest_allowed_is_not(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(
-        SettingsError, match=r"rows\.jsonl: shares 0\.123457, 1: .* in 1123457 deals, allowed are 10000"
+        SettingsError,
+        match=r"rows\.jsonl: shares 0\.123457, 1: .* in 1123457 tasks, allowed are 10000",
     ):
         rows_of(tmp_path, {"share": 0.123457}, {"share": 1})
     rows = rows_of(tmp_path, {"share": 0.9999}, {"preset": "mini", "share": 0.0001})
-    assert Counter(deal["env_config"]["preset"] for deal in deals(rows, 123, MAX_BLOCK)) == {"laptop": 9999, "mini": 1}
+    assert Counter(task["env_config"]["preset"] for task in tasks(rows, 123, MAX_BLOCK)) == {
+        "laptop": 9999,
+        "mini": 1,
+    }
 
 
 def test_an_epoch_with_shares_ends_when_every_row_has_played_all_its_seeds(tmp_path: Path) -> None:
     def steps(*rows: dict[str, Any]) -> int:
-        return num_steps(Settings(num_train_epochs=1.0, deals_per_step=1), rows_of(tmp_path, *rows))
+        return num_steps(Settings(num_train_epochs=1.0, tasks_per_step=1), rows_of(tmp_path, *rows))
 
     seeds = {"env_config": {"seeds": list(range(30))}}
     assert steps({**seeds}, {**seeds}) == 60
@@ -230,34 +279,48 @@ def test_an_epoch_with_shares_ends_when_every_row_has_played_all_its_seeds(tmp_p
     assert steps({**seeds, "share": 3}, {"env_config": {"seeds": list(range(10))}}) == 40
 
 
-def test_the_seed_of_a_run_chooses_its_fresh_deals_and_no_two_seeds_share_one(tmp_path: Path) -> None:
+def test_the_seed_of_a_run_chooses_its_fresh_deals_and_no_two_seeds_share_one(
+    tmp_path: Path,
+) -> None:
     def seeds(**given: int) -> list[int]:
         rows = rows_of(tmp_path, {}, settings=Settings(**given))  # type: ignore[arg-type]
-        return [deal["seed"] for deal in deals(rows, 0, 50)]
+        return [task["seed"] for task in tasks(rows, 0, 50)]
 
-    assert seeds(deal_seed=0) == list(range(50))
-    assert seeds(seed=7) == seeds(seed=3, deal_seed=7) == [7 * 2**32 + deal for deal in range(50)]
+    assert seeds(task_seed=0) == list(range(50))
+    assert seeds(seed=7) == seeds(seed=3, task_seed=7) == [7 * 2**32 + task for task in range(50)]
     assert seeds() == seeds(seed=42)
     fixed = rows_of(tmp_path, {"env_config": {"seeds": [4, 2]}}, settings=Settings(seed=7))
-    assert [deal["seed"] for deal in deals(fixed, 0, 4)] == [4, 2, 4, 2]
+    assert [task["seed"] for task in tasks(fixed, 0, 4)] == [4, 2, 4, 2]
     assert set(seeds(seed=1)).isdisjoint(seeds(seed=2))
     shuffled_deck(make_spec("laptop"), "train", seeds(seed=2**31 - 1)[-1])
     last = rows_of(tmp_path, {}, settings=Settings(seed=2**31 - 1))
-    assert deals(last, 2**32 - 1, 1)[0]["seed"] == 2**63 - 1
-    with pytest.raises(SettingsError, match="a run has 4294967296 fresh deals; set another HANABI_DEAL_SEED"):
-        deals(last, 2**32, 1)
+    assert tasks(last, 2**32 - 1, 1)[0]["seed"] == 2**63 - 1
+    with pytest.raises(
+        SettingsError, match="a run has 4294967296 fresh tasks; set another HANABI_TASK_SEED"
+    ):
+        tasks(last, 2**32, 1)
 
 
-def test_a_further_deal_is_of_the_same_row_and_no_deal_that_the_run_has_already(tmp_path: Path) -> None:
-    rows = rows_of(tmp_path, {"share": 3}, {"preset": "marshal-mini", "env_config": {"seeds": [5, 6, 7]}})
-    own = deals(rows, 0, 40)
-    others = [further_deal(rows, number, round_) for round_ in (1, 2, 15) for number in range(40)]
-    assert [deal["deal"] for deal in others[40:80]] == [2 * FURTHER_APART + number for number in range(40)]
-    assert [deal["env_config"] for deal in others] == [deal["env_config"] for deal in own] * 3
-    fresh = [deal["seed"] for deal in (*own, *others) if deal["env_config"]["preset"] == "laptop"]
+def test_a_further_deal_is_of_the_same_row_and_no_deal_that_the_run_has_already(
+    tmp_path: Path,
+) -> None:
+    rows = rows_of(
+        tmp_path, {"share": 3}, {"preset": "marshal-mini", "env_config": {"seeds": [5, 6, 7]}}
+    )
+    own = tasks(rows, 0, 40)
+    others = [further_task(rows, number, round_) for round_ in (1, 2, 15) for number in range(40)]
+    assert [task["task"] for task in others[40:80]] == [
+        2 * FURTHER_APART + number for number in range(40)
+    ]
+    assert [task["env_config"] for task in others] == [task["env_config"] for task in own] * 3
+    fresh = [task["seed"] for task in (*own, *others) if task["env_config"]["preset"] == "laptop"]
     assert len(set(fresh)) == len(fresh) == 120 and max(fresh) < 2**32
-    # Of a row's seeds each of the others, never the deal's own.
+    # Of a row's seeds each of the others, never the task's own.
     drawn = zip(own * 3, others, strict=True)
-    pairs = {(one["seed"], other["seed"]) for one, other in drawn if one["env_config"]["preset"] == "marshal-mini"}
+    pairs = {
+        (one["seed"], other["seed"])
+        for one, other in drawn
+        if one["env_config"]["preset"] == "marshal-mini"
+    }
     assert pairs == {(5, 6), (5, 7), (6, 5), (6, 7), (7, 5), (7, 6)}
-    assert further_deal(rows_of(tmp_path, {"env_config": {"seeds": [9]}}), 0, 1)["seed"] == 9
+    assert further_task(rows_of(tmp_path, {"env_config": {"seeds": [9]}}), 0, 1)["seed"] == 9

@@ -1,4 +1,6 @@
-"""What a prompt works out for its reader, against a count of every hand that the player may hold."""
+"""What a prompt works out for its reader, against a count of every hand that the player may
+hold.
+"""
 
 import random
 from collections import Counter
@@ -29,12 +31,24 @@ def positions(preset: str, players: int) -> list[Game]:
 
 
 def cards_of(view: PlayerView, known: Knowledge) -> Counter[Card]:
-    """Return the cards that an own card may be and how many of each are out of sight, counted from the whole deck."""
-    kinds = [Card(color, rank) for color in range(view.num_colors) for rank in range(view.num_ranks)]
+    """Return the cards that an own card may be and how many of each are out of sight, counted from
+    the whole deck.
+    """
+    kinds = [
+        Card(color, rank) for color in range(view.num_colors) for rank in range(view.num_ranks)
+    ]
     left = Counter({kind: num_copies(kind.rank, view.num_ranks) for kind in kinds})
     left.subtract(chain(view.discards, *view.hands))
-    left.subtract(Card(color, rank) for color, height in enumerate(view.fireworks) for rank in range(height))
-    return Counter({kind: left[kind] for kind in kinds if kind.color in known.colors and kind.rank in known.ranks})
+    left.subtract(
+        Card(color, rank) for color, height in enumerate(view.fireworks) for rank in range(height)
+    )
+    return Counter(
+        {
+            kind: left[kind]
+            for kind in kinds
+            if kind.color in known.colors and kind.rank in known.ranks
+        }
+    )
 
 
 @pytest.mark.parametrize(("preset", "players"), BOARDS)
@@ -45,7 +59,9 @@ def test_counted_words_are_the_count_over_all_cards_out_of_sight(preset: str, pl
         gone = Counter(view.discards)
 
         def reached(card: Card, gone: Counter[Card] = gone, view: PlayerView = view) -> bool:
-            below = (Card(card.color, rank) for rank in range(view.fireworks[card.color], card.rank + 1))
+            below = (
+                Card(card.color, rank) for rank in range(view.fireworks[card.color], card.rank + 1)
+            )
             return card.rank >= view.fireworks[card.color] and all(
                 gone[one] < num_copies(one.rank, view.num_ranks) for one in below
             )
@@ -53,7 +69,9 @@ def test_counted_words_are_the_count_over_all_cards_out_of_sight(preset: str, pl
         counted = Counted(view)
         for known in view.own_hand:
             possible = cards_of(view, known)
-            fits = sum(count for card, count in possible.items() if card.rank == view.fireworks[card.color])
+            fits = sum(
+                count for card, count in possible.items() if card.rank == view.fireworks[card.color]
+            )
             word = own_word(counted, known)
             if not any(reached(card) for card in +possible):
                 assert word == "dead"
@@ -76,14 +94,21 @@ def test_no_level_tells_more_than_a_player_knows_and_every_word_is_in_the_vocabu
 ) -> None:
     environment = registry.get("hanabi")
     for deductions in ("none", "counted"):
-        fields = {"preset": preset, "players": players, "observation": style, "deductions": deductions}
+        fields = {
+            "preset": preset,
+            "players": players,
+            "observation": style,
+            "deductions": deductions,
+        }
         setup = registry.setup("hanabi", fields)
         check_games(environment, setup.config, num_episodes=3)
         assert setup.spec.hash == f"{make_spec(preset, players).hash}-{deductions}"
         if style == "compact":
             words = set(compact_vocabulary(make_spec(preset, players), deductions))  # type: ignore[arg-type]
             assert {
-                word for game in positions(preset, players) for word in prompt(game, 0, deductions).split()
+                word
+                for game in positions(preset, players)
+                for word in prompt(game, 0, deductions).split()
             } <= words
 
 

@@ -1,4 +1,6 @@
-"""docs/environments.md: its environment is the example file, conforms, and prints what the page says."""
+"""docs/environments.md: its environment is the example file, conforms, and prints what the page
+says.
+"""
 
 import re
 import sys
@@ -27,7 +29,9 @@ def test_the_example_is_found_by_its_entry_point_and_prints_what_the_page_says(
 ) -> None:
     [project] = blocks("toml")
     [entry] = re.findall(
-        r'^\[project\.entry-points\."hanabi_grpo\.environments"\]\nlighthouse = "(.*)"$', project, re.M
+        r'^\[project\.entry-points\."hanabi_grpo\.environments"\]\nlighthouse = "(.*)"$',
+        project,
+        re.M,
     )
     info = tmp_path / "lighthouse_env-1.0.dist-info"
     info.mkdir()

@@ -27,14 +27,19 @@ GPU_GB = {"gpu-8": 80, "gpu-4": 80, "gpu-1": 80, "gpu-24gb": 24, "mig": 20}
 
 
 def table(name: str) -> list[list[str]]:
-    [between] = re.findall(rf"<!-- {name}:begin -->\n(.*?)<!-- {name}:end -->", TEXT, flags=re.DOTALL)
+    [between] = re.findall(
+        rf"<!-- {name}:begin -->\n(.*?)<!-- {name}:end -->", TEXT, flags=re.DOTALL
+    )
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in between.splitlines()]
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders with the sizes of two models; their weights are holes in the files."""
-    return {name: holes(tmp_path_factory.mktemp("model"), ARCHITECTURES[name]) for name in ("qwen3-4b", "qwen3-1.7b")}
+    return {
+        name: holes(tmp_path_factory.mktemp("model"), ARCHITECTURES[name])
+        for name in ("qwen3-4b", "qwen3-1.7b")
+    }
 
 
 def holes(folder: Path, sizes: dict[str, Any]) -> Path:
@@ -51,23 +56,41 @@ def holes(folder: Path, sizes: dict[str, Any]) -> Path:
 
 
 def shapes_of(sizes: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return name and shape of every weight of a Qwen3 with these sizes, output and input embedding in one."""
+    """Return name and shape of every weight of a Qwen3 with these sizes, output and input embedding
+    in one.
+    """
     hidden, inner, head = sizes["hidden_size"], sizes["intermediate_size"], sizes["head_dim"]
     query, value = sizes["num_attention_heads"] * head, sizes["num_key_value_heads"] * head
     layer = {
-        **{f"self_attn.{name}_proj": (size, hidden) for name, size in (("q", query), ("k", value), ("v", value))},
-        **{"self_attn.o_proj": (hidden, query), "self_attn.q_norm": (head,), "self_attn.k_norm": (head,)},
-        **{"mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner)},
+        **{
+            f"self_attn.{name}_proj": (size, hidden)
+            for name, size in (("q", query), ("k", value), ("v", value))
+        },
+        **{
+            "self_attn.o_proj": (hidden, query),
+            "self_attn.q_norm": (head,),
+            "self_attn.k_norm": (head,),
+        },
+        **{
+            "mlp.gate_proj": (inner, hidden),
+            "mlp.up_proj": (inner, hidden),
+            "mlp.down_proj": (hidden, inner),
+        },
         **{"input_layernorm": (hidden,), "post_attention_layernorm": (hidden,)},
     }
-    shapes: dict[str, tuple[int, ...]] = {"embed_tokens": (sizes["vocab_size"], hidden), "norm": (hidden,)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "embed_tokens": (sizes["vocab_size"], hidden),
+        "norm": (hidden,),
+    }
     for number in range(sizes["num_hidden_layers"]):
         shapes |= {f"layers.{number}.{name}": shape for name, shape in layer.items()}
     return {f"model.{name}.weight": shape for name, shape in shapes.items()}
 
 
 def context(profile: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Context:
-    """Return what the doctor looks at on a GPU machine, for conversations of nothing but replies."""
+    """Return what the doctor looks at on a GPU machine, for conversations of nothing but
+    replies.
+    """
     monkeypatch.setattr(load_module, "installed_device", lambda: ("gpu", "a test says so"))
     given = {"HANABI_PROFILE": str(profile)}
     name = load_settings(given, NOWHERE).settings.model.removeprefix("Qwen/").lower()
@@ -96,29 +119,47 @@ def test_the_sums_are_those_of_the_doctor_and_every_profile_fits_its_gpu(
         share = found.settings.gpu_memory_utilization * memory
         rest = memory - (share if name in ("gpu-1", "gpu-24gb") else 0)
         [row] = [row for row in table("memory") if row[0].startswith(f"`{name}`")]
-        server, trainer = (sum(parts(found).values()) / 1e9 for parts in (server_parts, trainer_parts))
+        server, trainer = (
+            sum(parts(found).values()) / 1e9 for parts in (server_parts, trainer_parts)
+        )
         assert row[1:] == [f"{server:.1f} GB of {share:g}", f"{trainer:.1f} GB of {rest:g}"]
         assert server <= share and trainer <= rest
 
 
 def test_the_seconds_of_a_step_are_those_that_were_worked_out_by_hand() -> None:
-    """Estimates for Qwen3-4B, 64 games on four engines and four trainers of 80 GB: 7 s + 5 s, and 430 s + 115 s."""
+    """Estimates for Qwen3-4B, 64 games on four engines and four trainers of 80 GB: 7 s + 5 s, and
+    430 s + 115 s.
+    """
     sizes, parameters = ARCHITECTURES["qwen3-4b"], 4_022_468_096
     assert sum(math.prod(shape) for shape in shapes_of(sizes).values()) == parameters
     assert cache_bytes(sizes, 2) == 147_456
     for turns, reply, message, expected in ((8, 200, 100, (7, 5)), (70, 512, 100, (430, 115))):
         length = turns // 2 * (message + reply)
         sampled, trained = 64 * turns * reply, 128 * length
-        step = Step(games=64, turns=turns, reply=reply, context=length / 2, sampled=sampled, trained=trained)
+        step = Step(
+            games=64, turns=turns, reply=reply, context=length / 2, sampled=sampled, trained=trained
+        )
         card, work = CARDS["H100"], (parameters, sizes, 2)
         games = game_seconds(step, card, *work, copies=4)
         learning = learning_seconds(step, card, parameters, sizes, processes=4)
-        assert (games, learning) == (pytest.approx(expected[0], rel=0.4), pytest.approx(expected[1], rel=0.4))
+        assert (games, learning) == (
+            pytest.approx(expected[0], rel=0.4),
+            pytest.approx(expected[1], rel=0.4),
+        )
         # A GPU with a fraction of the bandwidth, or games that have to queue, take longer.
         assert game_seconds(step, CARDS["L4"], *work, copies=4) > 5 * games
         assert game_seconds(step, card, *work, copies=4, seats=8) > 1.2 * games
-    names = ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "NVIDIA L40S", "NVIDIA L4", "Tesla T4")
-    assert [find_card(name) for name in names] == [*(CARDS[one] for one in ("H100", "A100", "L40S", "L4")), None]
+    names = (
+        "NVIDIA H100 80GB HBM3",
+        "NVIDIA A100-SXM4-80GB",
+        "NVIDIA L40S",
+        "NVIDIA L4",
+        "Tesla T4",
+    )
+    assert [find_card(name) for name in names] == [
+        *(CARDS[one] for one in ("H100", "A100", "L40S", "L4")),
+        None,
+    ]
 
 
 def test_the_doctor_tells_the_memory_of_each_part_and_the_seconds_of_a_step(
@@ -133,6 +174,8 @@ def test_the_doctor_tells_the_memory_of_each_part_and_the_seconds_of_a_step(
     server, trainer, seconds = [check.finding for check in budget_checks(found)]
     assert "weights 8.04 GB, KV cache of one conversation 6.04 GB, adapters" in server
     assert "weights 8.04 GB, adapters 264 MB, gradients and moments 793 MB, activations" in trainer
-    assert re.search(r"about \d+ s at most, games \d+ s and learning \d+ s: 64 games of \d+ turns × 512", seconds)
+    assert re.search(
+        r"about \d+ s at most, games \d+ s and learning \d+ s: 64 games of \d+ turns × 512", seconds
+    )
     found.__dict__["budget"] = None
     assert [check.status for check in budget_checks(found)] == ["ok", "ok", "skip"]

@@ -1,4 +1,6 @@
-"""Calls to an engine core that dies meanwhile come to an end, its answers are read as they are; its environment."""
+"""Calls to an engine core that dies meanwhile come to an end, its answers are read as they are; its
+environment.
+"""
 
 import asyncio
 import itertools
@@ -19,7 +21,14 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import ServerError, ServerGoneError
 from hanabi_grpo.server.assembly import prepare_environment
-from hanabi_grpo.server.engine import Engine, Pulse, SamplingConfig, _sample, gpu_options, nvcc_release
+from hanabi_grpo.server.engine import (
+    Engine,
+    Pulse,
+    SamplingConfig,
+    _sample,
+    gpu_options,
+    nvcc_release,
+)
 from hanabi_grpo.server.plugin import PLUGIN_NAME
 from hanabi_grpo.server.seats import Model, ServedPlayer
 
@@ -65,7 +74,9 @@ def _engine() -> Engine:
     return engine
 
 
-def test_a_slow_call_is_waited_for_and_one_that_the_core_never_answers_ends_when_the_core_is_dead() -> None:
+def test_a_slow_call_is_waited_for_and_one_that_the_core_never_answers_ends_when_the_core_is_dead() -> (
+    None
+):
     async def load() -> None:
         await _engine().unload_adapter(1)
         with pytest.raises(ServerGoneError, match="the engine died during the call"):
@@ -74,7 +85,9 @@ def test_a_slow_call_is_waited_for_and_one_that_the_core_never_answers_ends_when
     asyncio.run(load())
 
 
-def test_an_engine_that_stands_still_is_dead_to_those_who_wait_for_it_and_one_that_thaws_is_not() -> None:
+def test_an_engine_that_stands_still_is_dead_to_those_who_wait_for_it_and_one_that_thaws_is_not() -> (
+    None
+):
     async def scenario() -> None:
         engine = _engine()
         core, watcher = engine._engine, asyncio.create_task(engine._watch())
@@ -92,7 +105,9 @@ def test_an_engine_that_stands_still_is_dead_to_those_who_wait_for_it_and_one_th
         assert not engine.is_dead
         with pytest.raises(EngineDeadError):
             await engine.generate([1], SAMPLING, None)
-        assert engine.is_dead and re.match(r"engine hung: it has not answered for 1 s", engine.state)
+        assert engine.is_dead and re.match(
+            r"engine hung: it has not answered for 1 s", engine.state
+        )
         core.answers = True
         await watcher
         assert engine.is_dead, "its games are gone; it must not come back half"
@@ -100,7 +115,9 @@ def test_an_engine_that_stands_still_is_dead_to_those_who_wait_for_it_and_one_th
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
-def test_a_game_stays_with_one_copy_of_the_model_and_without_copies_or_a_number_vllm_chooses() -> None:
+def test_a_game_stays_with_one_copy_of_the_model_and_without_copies_or_a_number_vllm_chooses() -> (
+    None
+):
     async def scenario() -> list[int | None]:
         engine = _engine()
         engine._engine.waiting = SimpleNamespace(get=AsyncMock(side_effect=EngineDeadError()))
@@ -111,7 +128,9 @@ def test_a_game_stays_with_one_copy_of_the_model_and_without_copies_or_a_number_
         return engine._engine.ranks
 
     assert asyncio.run(scenario()) == [0, 3, 3, None, None]
-    served = ServedPlayer(model=Model(sampler=_engine(), chat=CHAT, max_model_len=64), sampling=SAMPLING)
+    served = ServedPlayer(
+        model=Model(sampler=_engine(), chat=CHAT, max_model_len=64), sampling=SAMPLING
+    )
     task = Setup(HANABI, LAPTOP).task("train", 5)
     assert [served.seat(seat, task=task, game=6).game for seat in range(2)] == [11, 11]
 
@@ -145,7 +164,9 @@ def _choice(ids: list[int], logprobs: list[float], *, flat: bool) -> Any:
     return SimpleNamespace(token_ids=ids, logprobs=kept, finish_reason="stop")
 
 
-def test_flat_logprobs_are_those_that_vllm_gives_as_one_mapping_for_each_token_and_of_no_other() -> None:
+def test_flat_logprobs_are_those_that_vllm_gives_as_one_mapping_for_each_token_and_of_no_other() -> (
+    None
+):
     # A token twice, and one whose logprob is not a number: that is for the scheduler to refuse.
     ids, logprobs = [5, 9, 5, 2], [-0.25, -1.5, 0.0, float("-inf")]
     plain = _choice(ids, logprobs, flat=False)
@@ -174,12 +195,16 @@ def test_the_engine_leaves_a_core_to_the_games_where_there_is_another(
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: cores)
     monkeypatch.delenv(THREADS, raising=False)
     prepare_environment(on_cpu=False)
-    assert THREADS not in os.environ and "OMP_WAIT_POLICY" not in os.environ, "a GPU gets no settings of a CPU"
+    assert THREADS not in os.environ and "OMP_WAIT_POLICY" not in os.environ, (
+        "a GPU gets no settings of a CPU"
+    )
     prepare_environment(on_cpu=True)
     assert os.environ[THREADS] == threads
 
 
-def test_what_the_user_set_stays_but_for_what_ties_the_engine_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_user_set_stays_but_for_what_ties_the_engine_to_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv(THREADS, "5")
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
     monkeypatch.setenv("VLLM_PLUGINS", "some,others")

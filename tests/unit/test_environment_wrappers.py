@@ -1,4 +1,6 @@
-"""Environments as PettingZoo and Gymnasium environments; their libraries' own checks run in `conformance.check`."""
+"""Environments as PettingZoo and Gymnasium environments; their libraries' own checks run in
+`conformance.check`.
+"""
 
 import random
 from typing import Any
@@ -23,16 +25,28 @@ def aec_env(preset: str, players: int = 2, **config: object) -> AECWrapper:
     return AECWrapper(HANABI, HANABI.Config.parse({"preset": preset, "players": players, **config}))
 
 
-def seat_env(preset: str, players: int, seat: int, partner: str = "hint-bot", **config: object) -> SeatEnv[Any]:
+def seat_env(
+    preset: str, players: int, seat: int, partner: str = "hint-bot", **config: object
+) -> SeatEnv[Any]:
     partners = {other: HANABI.policies[partner]() for other in range(players) if other != seat}
-    return SeatEnv(HANABI, HANABI.Config.parse({"preset": preset, "players": players, **config}), seat, partners)
+    return SeatEnv(
+        HANABI,
+        HANABI.Config.parse({"preset": preset, "players": players, **config}),
+        seat,
+        partners,
+    )
 
 
 # --- PettingZoo
 
 
-def test_the_agents_read_what_the_players_of_the_loop_read_and_a_bad_reply_costs_its_agent() -> None:
-    aec, table = aec_env("full", 3), Referee(Setup(HANABI, HANABI.Config(preset="full", players=3)).task("train", 8))
+def test_the_agents_read_what_the_players_of_the_loop_read_and_a_bad_reply_costs_its_agent() -> (
+    None
+):
+    aec, table = (
+        aec_env("full", 3),
+        Referee(Setup(HANABI, HANABI.Config(preset="full", players=3)).task("train", 8)),
+    )
     aec.reset(options={"split": "train", "seed": 8})
     rng = random.Random(8)
     while table.status is None:
@@ -46,11 +60,15 @@ def test_the_agents_read_what_the_players_of_the_loop_read_and_a_bad_reply_costs
         aec.step(reply)
         [turn] = table.step({player: reply})
         assert aec.rewards[agent] == turn.reward(player)
-        assert aec.rewards[others[0]] == turn.reward(player) + 0.5 * (turn.kind is ReplyKind.UNPARSABLE)
+        assert aec.rewards[others[0]] == turn.reward(player) + 0.5 * (
+            turn.kind is ReplyKind.UNPARSABLE
+        )
         assert aec.referee.game.table.events == table.game.table.events
 
 
-def test_agents_that_act_at_the_same_time_are_asked_one_after_the_other_and_see_no_answer_before_the_last() -> None:
+def test_agents_that_act_at_the_same_time_are_asked_one_after_the_other_and_see_no_answer_before_the_last() -> (
+    None
+):
     env = AECWrapper(DILEMMA, ToyConfig(rounds=2))
     env.reset(seed=1)
     before = env.observe("player_2")
@@ -83,11 +101,15 @@ def test_the_aec_env_says_what_it_was_given_wrongly() -> None:
     env = aec_env("full")
     with pytest.raises(IllegalActionError, match=r"call reset\(\) first"):
         env.step("Play 0")
-    with pytest.warns(UserWarning, match=r"reset options \['sed'\]: unknown, ignored; allowed: split, seed"):
+    with pytest.warns(
+        UserWarning, match=r"reset options \['sed'\]: unknown, ignored; allowed: split, seed"
+    ):
         env.reset(options={"sed": 1})
     with pytest.raises(IllegalActionError, match="action=5: an action is the text of a reply"):
         env.step(5)  # type: ignore[arg-type]
-    with pytest.raises(SettingsError, match="agent='player_2': this environment has player_0, player_1"):
+    with pytest.raises(
+        SettingsError, match="agent='player_2': this environment has player_0, player_1"
+    ):
         env.observe("player_2")
 
 
@@ -99,7 +121,9 @@ def test_a_seat_env_plays_the_very_game_that_the_loop_plays(partner: str, seat: 
     config = HANABI.Config(preset="mini", players=3, observation="compact")
     env = seat_env("mini", 3, seat, partner, observation="compact")
     setup = Setup(HANABI, config)
-    policies = [make_script(setup, "hint-bot" if player == seat else partner) for player in range(3)]
+    policies = [
+        make_script(setup, "hint-bot" if player == seat else partner) for player in range(3)
+    ]
     for episode in play_episodes_sync(setup, policies, "train", range(5)):
         env.reset(options={"split": "train", "seed": episode.seed})
         replies = [turn.reply for turn in episode.trajectory(seat)] or ["nothing: the game is over"]
@@ -115,13 +139,17 @@ def test_a_seat_env_plays_the_very_game_that_the_loop_plays(partner: str, seat: 
 
 def test_a_game_that_partners_end_before_the_seats_first_turn_ends_at_its_first_step() -> None:
     env = seat_env("laptop", 2, 1, "blind")
-    seed = next(seed for seed in range(50) if shuffled_deck(make_spec("laptop"), "train", seed)[0].rank == 1)
+    seed = next(
+        seed for seed in range(50) if shuffled_deck(make_spec("laptop"), "train", seed)[0].rank == 1
+    )
     text, info = env.reset(options={"split": "train", "seed": seed})
     assert (text, info["legal"], info["result"]["bombed"]) == ("", (), 1)
     _, reward, terminated, truncated, info = env.step("Play 0")
     assert (reward, terminated, truncated) == (0.0, True, False)
     assert "kind" not in info
-    with pytest.raises(IllegalActionError, match=r"The episode is over \(finished\): call reset\(\)"):
+    with pytest.raises(
+        IllegalActionError, match=r"The episode is over \(finished\): call reset\(\)"
+    ):
         env.step("Play 0")
 
 
@@ -130,7 +158,9 @@ def test_a_seat_reads_only_its_own_messages_and_partners_answer_at_the_same_time
     text, info = env.reset(options={"split": "train", "seed": 4})
     assert text.endswith("You are player_1. Your move?")
     assert "You are player_1 in a game of Hanabi" in info["system"]
-    together = SeatEnv(DILEMMA, ToyConfig(rounds=1), 1, {0: DILEMMA.policies["taker"](), 2: base.random_policy()})
+    together = SeatEnv(
+        DILEMMA, ToyConfig(rounds=1), 1, {0: DILEMMA.policies["taker"](), 2: base.random_policy()}
+    )
     together.reset(seed=1)
     _, _, terminated, _, info = together.step("share")
     assert terminated
@@ -141,7 +171,9 @@ def test_a_seat_env_is_truncated_at_max_turns() -> None:
     env = seat_env("full", 2, 0, max_turns=2)
     with pytest.raises(IllegalActionError, match=r"call reset\(\) first"):
         env.step("Play 0")
-    with pytest.raises(SettingsError, match=r"reset options \['sed'\]: unknown; allowed: split, seed, game"):
+    with pytest.raises(
+        SettingsError, match=r"reset options \['sed'\]: unknown; allowed: split, seed, game"
+    ):
         env.reset(options={"sed": 1})
     env.reset(seed=1)
     _, _, terminated, truncated, info = env.step("Hint player_1 1")
@@ -159,5 +191,7 @@ def test_a_seat_env_needs_one_partner_for_every_other_seat() -> None:
 
 def test_a_partner_that_breaks_the_rules_is_named() -> None:
     cheat = base.Script("cheat", lambda seen, rng: "call")
-    with pytest.raises(IllegalActionError, match=r"'call': cheat as player_0 may not .* one of check, bet"):
+    with pytest.raises(
+        IllegalActionError, match=r"'call': cheat as player_0 may not .* one of check, bet"
+    ):
         SeatEnv(KUHN, KuhnConfig(), 1, {0: cheat}).reset(seed=1)

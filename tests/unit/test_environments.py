@@ -1,4 +1,6 @@
-"""The interface of environments: every environment conforms, broken ones are found, bad replies mean one thing."""
+"""The interface of environments: every environment conforms, broken ones are found, bad replies
+mean one thing.
+"""
 
 import random
 import re
@@ -11,7 +13,13 @@ import pytest
 from boards import ALL_BOARDS
 from hanabi_grpo.envs import base, registry
 from hanabi_grpo.envs.base import FORFEIT, SKIP, Environment, Task
-from hanabi_grpo.envs.conformance import ConformanceError, check, check_games, check_replies, check_starts
+from hanabi_grpo.envs.conformance import (
+    ConformanceError,
+    check,
+    check_games,
+    check_replies,
+    check_starts,
+)
 from hanabi_grpo.envs.hanabi.environment import HANABI, Hanabi, HanabiGame
 from hanabi_grpo.envs.hanabi.policies import PLANNERS
 from hanabi_grpo.envs.referee import Referee, parts_of, play_scripts
@@ -34,7 +42,9 @@ def test_small_environments_pass_every_check(environment: Environment[Any]) -> N
 
 
 @pytest.mark.parametrize(("preset", "players"), [("laptop", 2), ("mini", 5), ("full", 3)])
-def test_hanabi_passes_every_check(preset: str, players: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanabi_passes_every_check(
+    preset: str, players: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Those that take their time are in `test_planners`.
     quick = {name: make for name, make in HANABI.policies.items() if name not in PLANNERS}
     monkeypatch.setattr(HANABI, "policies", quick, raising=False)
@@ -43,7 +53,9 @@ def test_hanabi_passes_every_check(preset: str, players: int, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("preset", "players"), ALL_BOARDS)
-def test_no_board_of_hanabi_tells_a_player_its_own_cards_or_the_deck(preset: str, players: int) -> None:
+def test_no_board_of_hanabi_tells_a_player_its_own_cards_or_the_deck(
+    preset: str, players: int
+) -> None:
     for style in ("full", "compact"):
         config = HANABI.Config(preset=preset, players=players, observation=style)
         report = check_games(HANABI, config, num_episodes=3)
@@ -82,7 +94,9 @@ class Unpaid(KuhnGame):
 
 class Rich(KuhnGame):
     def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
-        return [{part: 2 * value for part, value in parts.items()} for parts in super().step(actions)]
+        return [
+            {part: 2 * value for part, value in parts.items()} for parts in super().step(actions)
+        ]
 
 
 class Fussy(KuhnGame):
@@ -111,7 +125,11 @@ class Tongue(KuhnGame):
 BROKEN_GAMES = [
     (Leaky, check_games, r"message\(\) of player \d not to depend on \"opponent's card\""),
     (Stuck, check_games, 'the hidden value "opponent\'s card" to be exchanged now and then'),
-    (Silent, check_starts, r"equal starts where player \d is shown the same and its hidden\(\) is the same"),
+    (
+        Silent,
+        check_starts,
+        r"equal starts where player \d is shown the same and its hidden\(\) is the same",
+    ),
     (Shallow, check_games, "a move in a copy to leave the game as it is"),
     (Unpaid, check_games, "zero-sum parts that add up to 0"),
     (Rich, check_games, r"player 0's return in \(-2.0, 2.0\); found -?4.0"),
@@ -122,7 +140,9 @@ BROKEN_GAMES = [
 ]
 
 
-@pytest.mark.parametrize(("broken", "check_one", "message"), BROKEN_GAMES, ids=lambda one: getattr(one, "__name__", ""))
+@pytest.mark.parametrize(
+    ("broken", "check_one", "message"), BROKEN_GAMES, ids=lambda one: getattr(one, "__name__", "")
+)
 def test_a_broken_game_is_found_and_the_message_says_what_is_wrong(
     broken: type[KuhnGame], check_one: Callable[..., object], message: str
 ) -> None:
@@ -149,12 +169,29 @@ def test_a_hanabi_view_that_tells_an_own_card_is_found() -> None:
         def reset(self, config: Any, *, split: str, seed: int) -> HanabiGame:
             return Telling(config, super().reset(config, split=split, seed=seed).table)
 
-    with pytest.raises(ConformanceError, match=r"message\(\) of player \d not to depend on 'own cards'"):
+    with pytest.raises(
+        ConformanceError, match=r"message\(\) of player \d not to depend on 'own cards'"
+    ):
         check_games(Broken(), HANABI.presets["laptop"])
 
 
-def test_a_draw_is_the_same_for_ever_and_starts_that_change_or_are_shared_against_the_spec_are_found() -> None:
-    assert [base.draw("train", seed, below=6) for seed in range(12)] == [2, 1, 0, 2, 3, 5, 4, 0, 1, 0, 2, 4]
+def test_a_draw_is_the_same_for_ever_and_starts_that_change_or_are_shared_against_the_spec_are_found() -> (
+    None
+):
+    assert [base.draw("train", seed, below=6) for seed in range(12)] == [
+        2,
+        1,
+        0,
+        2,
+        3,
+        5,
+        4,
+        0,
+        1,
+        0,
+        2,
+        4,
+    ]
 
     class Shared(Guess):
         def reset(self, config: ToyConfig, *, split: str, seed: int) -> GuessGame:
@@ -217,7 +254,11 @@ def test_a_bad_reply_forfeits_where_the_spec_says_so() -> None:
     turns = referee.step({0: "share", 1: "steal", 2: "take"})
     assert [turn.action for turn in turns] == ["share", FORFEIT, "take"]
     assert [turn.step for turn in turns] == [0, 0, 0]
-    assert [parts_of(turns, player) for player in range(3)] == [{}, {"lost": -1.0, "illegal": -0.5}, {}]
+    assert [parts_of(turns, player) for player in range(3)] == [
+        {},
+        {"lost": -1.0, "illegal": -0.5},
+        {},
+    ]
     assert turns[1].rewards == ({}, {"lost": -1.0, "illegal": -0.5}, {})
     assert referee.status is EpisodeStatus.FINISHED
 
@@ -239,7 +280,9 @@ def test_a_bad_reply_loses_the_turn_where_the_spec_says_so_and_the_last_turn_tru
 def test_players_who_act_at_the_same_time_answer_together() -> None:
     referee = Referee(task(DILEMMA))
     assert referee.to_act() == (0, 1, 2)
-    with pytest.raises(IllegalActionError, match=r"replies of players \[0, 1\]: give one of each of \[0, 1, 2\]"):
+    with pytest.raises(
+        IllegalActionError, match=r"replies of players \[0, 1\]: give one of each of \[0, 1, 2\]"
+    ):
         referee.step({0: "share", 1: "share"})
     referee.step({0: "share", 1: "take", 2: "share"})
     assert referee.see(0).message().endswith("The others chose ['take', 'share'].")
@@ -289,7 +332,10 @@ def test_a_bad_row_of_settings_is_refused() -> None:
         ({"preset": "laptpo"}, "preset='laptpo': no such board; did you mean 'laptop'?"),
         ({"preset": "laptop", "players": 3}, "num_players=3: preset 'laptop' is for 2 players"),
         ({"preset": "laptop", "players": "2"}, "players='2': Input should be a valid integer"),
-        ({"preset": "laptop", "max_turn": 9}, "unknown key 'max_turn'; did you mean 'max_turns'? allowed: preset,"),
+        (
+            {"preset": "laptop", "max_turn": 9},
+            "unknown key 'max_turn'; did you mean 'max_turns'? allowed: preset,",
+        ),
     ):
         with pytest.raises(SettingsError, match=re.escape(message)):
             HANABI.Config.parse(row)
@@ -332,27 +378,42 @@ def test_an_installed_package_registers_an_environment_by_an_entry_point(
     monkeypatch.syspath_prepend(str(tmp_path))
     assert registry.names() == (*registry.OWN, "broken", "guess", "other")
     assert registry.get("guess") is GUESS
-    assert registry.origin("guess") == registry.Origin(env="guess", distribution="my-games", version="2.5")
-    with pytest.raises(SettingsError, match=r"my-games 2.5 registers no_such_module:GAME, which cannot be loaded"):
+    assert registry.origin("guess") == registry.Origin(
+        env="guess", distribution="my-games", version="2.5"
+    )
+    with pytest.raises(
+        SettingsError, match=r"my-games 2.5 registers no_such_module:GAME, which cannot be loaded"
+    ):
         registry.get("broken")
-    with pytest.raises(SettingsError, match="whose name is 'guess'; the entry point and the environment need the same"):
+    with pytest.raises(
+        SettingsError,
+        match="whose name is 'guess'; the entry point and the environment need the same",
+    ):
         registry.get("other")
 
 
-def test_a_name_that_two_packages_register_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_two_packages_register_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     register(tmp_path, {"kuhn": "toy_environments:GUESS", "guess": "toy_environments:GUESS"})
     register(tmp_path, {"guess": "toy_environments:GUESS"}, "other-games")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(SettingsError, match=r"env='kuhn' is registered by hanabi-grpo and my-games 2.5: uninstall all"):
+    with pytest.raises(
+        SettingsError,
+        match=r"env='kuhn' is registered by hanabi-grpo and my-games 2.5: uninstall all",
+    ):
         registry.get("kuhn")
-    with pytest.raises(SettingsError, match=r"env='guess' is registered by my-games 2.5 and other-games 2.5"):
+    with pytest.raises(
+        SettingsError, match=r"env='guess' is registered by my-games 2.5 and other-games 2.5"
+    ):
         registry.get("guess")
 
 
 def test_an_unknown_name_or_a_path_is_refused_with_the_known_names() -> None:
     names: dict[Any, str] = {
         "khun": "env='khun': no such environment; did you mean 'kuhn'",
-        "hanabi_grpo.envs.kuhn:KUHN": "named by a word of lower-case letters, digits, '_' and '-', never by a path",
+        "hanabi_grpo.envs.kuhn:KUHN": "named by a word of lower-case letters, digits, '_' and "
+        "'-', never by a path",
         "../kuhn.py": "never by a path; known: hanabi, tic_tac_toe",
         "": "never by a path",
         7: "env=7: an environment is named by a word",

@@ -4,7 +4,21 @@ from hanabi_grpo.errors import shown
 
 
 def test_a_value_is_quoted_as_python_writes_it_up_to_80_characters() -> None:
-    for value in (None, 3, -1.5, "x", b"x", [], {}, [1, "a"], {"a": [1, {"b": None}]}, (1, 2), (), True, "\n"):
+    for value in (
+        None,
+        3,
+        -1.5,
+        "x",
+        b"x",
+        [],
+        {},
+        [1, "a"],
+        {"a": [1, {"b": None}]},
+        (1, 2),
+        (),
+        True,
+        "\n",
+    ):
         assert shown(value) == repr(value)
     assert shown("y" * 1000) == "'" + "y" * 79
     assert shown(list(range(1000))) == repr(list(range(1000)))[:80]

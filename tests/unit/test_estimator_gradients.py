@@ -1,9 +1,10 @@
-"""What estimators are the gradient of, exactly: every group of games of a tiny game, with its probability.
+"""What estimators are the gradient of, exactly: every group of games of a tiny game, with its
+probability.
 
-The player's first reply 0 ends the game with 1 point; after 1, which costs 0.25 as illegal, it is asked once more, and
-gets 3 points for 1, and for 0 none and a penalty of 0.5. A policy has a logit for each state; the gradient of an
-expectation is taken by central differences, without any advantage.
-"""
+The player's first reply 0 ends the game with 1 point; after 1, which costs 0.25 as illegal, it is
+asked once more, and gets 3 points for 1, and for 0 none and a penalty of 0.5. A policy has a logit
+for each state; the gradient of an expectation is taken by central differences, without any
+advantage."""
 
 import itertools
 import math
@@ -32,14 +33,19 @@ def state(turn: int, logits: Logits) -> int:
 def likelihood(game: int, logits: Logits) -> float:
     """Return the probability of a game."""
     ones = [1 / (1 + math.exp(-logits[state(turn, logits)])) for turn in range(len(GAMES[game]))]
-    return math.prod(one if reply else 1 - one for one, reply in zip(ones, GAMES[game], strict=True))
+    return math.prod(
+        one if reply else 1 - one for one, reply in zip(ones, GAMES[game], strict=True)
+    )
 
 
 def episode(game: int, logits: Logits) -> Episode:
     turns = []
     for number, (reply, penalty) in enumerate(zip(GAMES[game], PENALTIES[game], strict=True)):
         is_last = number == len(GAMES[game]) - 1
-        rewards = {"score": SCORES[game] if is_last else 0.0, **({"illegal": penalty} if penalty else {})}
+        rewards = {
+            "score": SCORES[game] if is_last else 0.0,
+            **({"illegal": penalty} if penalty else {}),
+        }
         turn = made_turn(0, reply, rewards=rewards, prompt_ids=(7,))
         turns.append(replace(turn, fresh=len(logits) == 1))
     return made_episode(*turns)
@@ -70,19 +76,27 @@ def mean_gradient(name: str, num_games: int, logits: Logits) -> list[float]:
 
 def of_return(logits: Logits) -> float:
     """Return the expectation of the whole return."""
-    return sum(likelihood(game, logits) * (SCORES[game] + sum(PENALTIES[game])) for game in range(3))
+    return sum(
+        likelihood(game, logits) * (SCORES[game] + sum(PENALTIES[game])) for game in range(3)
+    )
 
 
 @pytest.mark.parametrize("logits", [WHOLE, TURN], ids=["memory-game", "memory-turn"])
 @pytest.mark.parametrize("num_games", [2, 3])
 @pytest.mark.parametrize("name", ["rloo", "state_baseline"])
-def test_the_expected_gradient_is_that_of_the_return(name: str, num_games: int, logits: Logits) -> None:
-    assert mean_gradient(name, num_games, logits) == pytest.approx(slope(of_return, logits), abs=1e-8)
+def test_the_expected_gradient_is_that_of_the_return(
+    name: str, num_games: int, logits: Logits
+) -> None:
+    assert mean_gradient(name, num_games, logits) == pytest.approx(
+        slope(of_return, logits), abs=1e-8
+    )
 
 
 @pytest.mark.parametrize("logits", [WHOLE, TURN], ids=["memory-game", "memory-turn"])
 @pytest.mark.parametrize("num_games", [2, 3])
-def test_a_turns_penalty_is_its_own_where_it_is_met_and_spares_no_earlier_reply(num_games: int, logits: Logits) -> None:
+def test_a_turns_penalty_is_its_own_where_it_is_met_and_spares_no_earlier_reply(
+    num_games: int, logits: Logits
+) -> None:
     def with_fixed_histories(moving: Logits) -> float:
         score = sum(likelihood(game, moving) * SCORES[game] for game in range(3))
         first, second = (1 / (1 + math.exp(-moving[state(turn, moving)])) for turn in range(2))
@@ -92,7 +106,8 @@ def test_a_turns_penalty_is_its_own_where_it_is_met_and_spares_no_earlier_reply(
 
     found = mean_gradient("turn", num_games, logits)
     assert found == pytest.approx(slope(with_fixed_histories, logits), abs=1e-8)
-    # Of the whole return it lacks what the first reply does to the second's penalty: 0.5 × (1 − second) × ∇ first.
+    # Of the whole return it lacks what the first reply does to the second's penalty: 0.5 × (1 −
+    # second) × ∇ first.
     first, second = (1 / (1 + math.exp(-logits[state(turn, logits)])) for turn in range(2))
     lacking = [whole - own for whole, own in zip(slope(of_return, logits), found, strict=True)]
     assert lacking[0] == pytest.approx(-0.5 * (1 - second) * first * (1 - first), abs=1e-8)
@@ -118,12 +133,15 @@ def test_turns_are_compared_with_those_of_the_same_history_then_of_the_same_numb
     assert ESTIMATORS["state_baseline"](group, 0) == [[2.5, 4.0], [-2.0, -4.0], [-0.5, 0.0]]
 
 
-def test_where_a_turn_is_a_conversation_the_message_alone_is_the_state_and_a_games_own_turns_stay_out() -> None:
+def test_where_a_turn_is_a_conversation_the_message_alone_is_the_state_and_a_games_own_turns_stay_out() -> (
+    None
+):
     group = [
         made_episode(*(said(9, 5, score, fresh=True) for score in (1.0, 0.0, 5.0))),
         made_episode(said(8, 5, 0.0, fresh=True), said(9, 6, 2.0, fresh=True)),
     ]
-    # From each turn on 6, 5, 5, and 2, 2; message 9 was met by the other game with 2, and with 16/3 on average.
+    # From each turn on 6, 5, 5, and 2, 2; message 9 was met by the other game with 2, and with 16/3
+    # on average.
     values = ESTIMATORS["state_baseline"](group, 0)
     assert values[0] == [4.0, 3.0, 3.0]
     # Nobody else met message 8: the other game's first turn.

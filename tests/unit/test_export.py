@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
-from hanabi_grpo.client.lineups import parse_line_up
+from hanabi_grpo.client.lineups import parse_lineup
 from hanabi_grpo.runs.adapter_config import frozen_name
 from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, result_to_json, write_document
@@ -38,7 +38,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `model`, and in `run` two adapters on it that change its logits."""
     place = tmp_path_factory.mktemp("somebody")
     model = Path(shutil.copytree(SHIPPED, place / "model"))
-    peft = add_adapters(AutoModelForCausalLM.from_pretrained(model), PLAYERS, rank=8, alpha=16, seed=1)
+    peft = add_adapters(
+        AutoModelForCausalLM.from_pretrained(model), PLAYERS, rank=8, alpha=16, seed=1
+    )
     generator = torch.Generator().manual_seed(5)
     for layer in lora_layers(peft):
         for name in PLAYERS:
@@ -73,8 +75,12 @@ def run_export(*words: object) -> Any:
     return CliRunner().invoke(app, ["export", *map(str, words)])
 
 
-def of(result: EvaluationResult, seats: tuple[str, ...], policies: Mapping[str, str] | None = None) -> EvaluationResult:
-    return replace(result, orders=(replace(result.orders[0], seats=seats),), policies=dict(policies or {}))
+def of(
+    result: EvaluationResult, seats: tuple[str, ...], policies: Mapping[str, str] | None = None
+) -> EvaluationResult:
+    return replace(
+        result, orders=(replace(result.orders[0], seats=seats),), policies=dict(policies or {})
+    )
 
 
 def logits(model: Any) -> torch.Tensor:
@@ -82,11 +88,15 @@ def logits(model: Any) -> torch.Tensor:
         return model.eval()(torch.arange(5, 25).reshape(2, 10)).logits
 
 
-def test_each_player_is_the_trained_adapter_to_peft_and_names_no_path_key_or_machine(trained: Path) -> None:
+def test_each_player_is_the_trained_adapter_to_peft_and_names_no_path_key_or_machine(
+    trained: Path,
+) -> None:
     assert run_export(trained / "run", "--out", "hub").exit_code == 0
     for name in PLAYERS:
         source, made = trained / "run/checkpoint-50" / name, Path("hub") / name
-        assert (made / "adapter_model.safetensors").read_bytes() == (source / "adapter_model.safetensors").read_bytes()
+        assert (made / "adapter_model.safetensors").read_bytes() == (
+            source / "adapter_model.safetensors"
+        ).read_bytes()
         base = [AutoModelForCausalLM.from_pretrained(trained / "model") for _ in range(2)]
         one = logits(PeftModel.from_pretrained(base[0], source))
         other = logits(PeftModel.from_pretrained(base[1], "hub", subfolder=name))
@@ -95,7 +105,10 @@ def test_each_player_is_the_trained_adapter_to_peft_and_names_no_path_key_or_mac
     assert len(files) == 7 and not list(Path("hub").rglob("*moments*"))
     for content in (path.read_bytes() for path in files):
         assert SECRET.encode() not in content and str(trained).encode() not in content
-    assert json.loads(Path("hub/player_0/adapter_config.json").read_text())["base_model_name_or_path"] == "model"
+    assert (
+        json.loads(Path("hub/player_0/adapter_config.json").read_text())["base_model_name_or_path"]
+        == "model"
+    )
     assert sorted(path.name for path in Path("hub").iterdir()) == [
         *("README.md", "episodes", "manifest.json", *PLAYERS)
     ]
@@ -109,18 +122,21 @@ def test_what_was_exported_is_a_checkpoint_as_a_team_and_as_one_player(trained: 
     before = read_adapters(trained / "run/checkpoint-50")
     assert (team.step, team.lora_rank, list(team.adapters)) == (50, 8, list(PLAYERS))
     assert (alone.step, list(alone.adapters)) == (50, ["player_1"])
-    # A server calls the lent adapter the same, so evaluations of the one are evaluations of the other.
+    # A server calls the lent adapter the same, so evaluations of the one are evaluations of the
+    # other.
     names = {
         frozen_name(hashlib.sha256(weights).hexdigest(), config)
         for weights, config in (saved.adapters["player_1"] for saved in (before, team, alone))
     }
     assert len(names) == 1
     assert team.facts["model_fingerprint"] == model_fingerprint(trained / "model")
-    assert parse_line_up("./hub:player_1,iggi", 2).needs_server
+    assert parse_lineup("./hub:player_1,iggi", 2).needs_server
     assert "HANABI_OBSERVATION" in Path("one/README.md").read_text()
 
 
-def test_the_card_has_results_of_these_weights_only_with_their_errors(trained: Path, tmp_path: Path) -> None:
+def test_the_card_has_results_of_these_weights_only_with_their_errors(
+    trained: Path, tmp_path: Path
+) -> None:
     saved = read_adapters(trained / "run/checkpoint-50")
     digest = hashlib.sha256(saved.adapters["player_0"][0]).hexdigest()
     lent = f"{frozen_name(digest, saved.adapters['player_0'][1])}@50"
@@ -136,7 +152,8 @@ def test_the_card_has_results_of_these_weights_only_with_their_errors(trained: P
     shutil.copytree(trained / "run", run)
     write_document(run / "evaluation-team.json", result_to_json(of(plain, seats, pushed)))
     write_document(
-        run / "evaluation-other.json", result_to_json(of(plain, seats, {name: "0" * 64 for name in PLAYERS}))
+        run / "evaluation-other.json",
+        result_to_json(of(plain, seats, {name: "0" * 64 for name in PLAYERS})),
     )
     write_document(run / "evaluations" / "mixed.json", result_to_json(of(plain, (lent, "iggi"))))
     for word, name in ((run, "hub"), (f"{run}:player_1", "partner")):
@@ -161,18 +178,26 @@ def test_a_hub_name_of_the_base_model_is_in_card_and_configuration(trained: Path
     card = ModelCard.load("hub/README.md")
     assert card.data.base_model == "Qwen/Qwen3-4B"
     assert (
-        json.loads(Path("hub/player_1/adapter_config.json").read_text())["base_model_name_or_path"] == "Qwen/Qwen3-4B"
+        json.loads(Path("hub/player_1/adapter_config.json").read_text())["base_model_name_or_path"]
+        == "Qwen/Qwen3-4B"
     )
 
 
 def test_what_cannot_be_exported_is_refused_and_nothing_is_written(trained: Path) -> None:
     Path("there").mkdir()
     Path("there/file").write_text("mine")
-    damaged = Path(shutil.copytree(trained / "run", "damaged")) / "checkpoint-50/player_1/adapter_model.safetensors"
+    damaged = (
+        Path(shutil.copytree(trained / "run", "damaged"))
+        / "checkpoint-50/player_1/adapter_model.safetensors"
+    )
     damaged.write_bytes(damaged.read_bytes()[:-1])
     for source, words, message in (
         (trained / "run", ["--out", "there"], "exists already"),
-        (f"{trained}/run:shared", ["--out", "hub"], "no adapter shared in it; it has player_0, player_1"),
+        (
+            f"{trained}/run:shared",
+            ["--out", "hub"],
+            "no adapter shared in it; it has player_0, player_1",
+        ),
         (trained / "nowhere/run", ["--out", "hub"], "no such folder"),
         (trained / "model", ["--out", "hub"], "no */adapter_model.safetensors"),
         (trained / "run", ["--out", "hub", "--base-model", "../x"], "give the name on the hub"),
@@ -187,7 +212,9 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(trained: Path
     ]  # fmt: skip
 
 
-def test_an_export_that_fails_halfway_leaves_nothing(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_that_fails_halfway_leaves_nothing(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(self: Any, filepath: Any) -> None:
         raise OSError(28, "No space left on device")
 

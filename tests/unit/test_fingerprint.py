@@ -19,15 +19,23 @@ def _model(folder: Path, **config: object) -> Path:
     return folder
 
 
-def test_one_changed_weight_or_setting_changes_the_fingerprint_and_no_place_does(tmp_path: Path) -> None:
-    first, second, third = _model(tmp_path / "a"), _model(tmp_path / "b"), _model(tmp_path / "c", rope_theta=1.0)
+def test_one_changed_weight_or_setting_changes_the_fingerprint_and_no_place_does(
+    tmp_path: Path,
+) -> None:
+    first, second, third = (
+        _model(tmp_path / "a"),
+        _model(tmp_path / "b"),
+        _model(tmp_path / "c", rope_theta=1.0),
+    )
     changed = torch.arange(8.0)
     changed[5] += 1e-3
     save_file({"weight": changed}, second / "model.safetensors")
     assert len({model_fingerprint(folder) for folder in (first, second, third)}) == 3
     # Checkpoints of earlier versions name it.
     assert (
-        model_fingerprint(first) == model_fingerprint(_model(tmp_path / "d", _name_or_path="d")) == "4be26f26a13a24b6"
+        model_fingerprint(first)
+        == model_fingerprint(_model(tmp_path / "d", _name_or_path="d"))
+        == "4be26f26a13a24b6"
     )
 
 
@@ -48,7 +56,10 @@ def test_every_weight_of_a_large_file_counts_and_it_is_read_once_until_it_change
         file.seek(-20 << 20, os.SEEK_END)
         file.write(b"\x01")
     os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert weights.stat().st_mtime_ns == before.st_mtime_ns and weights.stat().st_size == before.st_size
+    assert (
+        weights.stat().st_mtime_ns == before.st_mtime_ns
+        and weights.stat().st_size == before.st_size
+    )
     assert model_fingerprint(folder) != first
     (tmp_path / "cache" / "hanabi-grpo" / "fingerprints.json").write_text("[")
     assert model_fingerprint(folder) != first
@@ -61,13 +72,19 @@ def test_a_folder_that_is_missing_empty_or_brings_code_is_refused_and_not_looked
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SettingsError, match=r"no config.json with \*.safetensors weights there.*tiny-model"):
+    with pytest.raises(
+        SettingsError, match=r"no config.json with \*.safetensors weights there.*tiny-model"
+    ):
         model_fingerprint(tmp_path)
     with pytest.raises(SettingsError, match="names Python code of its own"):
         resolve_model(str(_model(tmp_path / "a", auto_map={"AutoConfig": "evil.Config"})))
-    with pytest.raises(SettingsError, match=r"no such folder in /.*is shipped with the repository, whose root folder"):
+    with pytest.raises(
+        SettingsError,
+        match=r"no such folder in /.*is shipped with the repository, whose root folder",
+    ):
         resolve_model("data/tiny-model")
     with pytest.raises(
-        SettingsError, match=r"MODEL=outputs/nothing: no such folder in /.*tiny-model --out outputs/nothing"
+        SettingsError,
+        match=r"MODEL=outputs/nothing: no such folder in /.*tiny-model --out outputs/nothing",
     ):
         resolve_model("outputs/nothing")

@@ -12,8 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fake_engine import deal
-from hanabi_grpo.client.fleet import check_alike, each_server, merge_shares, server_url, share_deals, side_by_side
+from fake_engine import task
+from hanabi_grpo.client.fleet import (
+    check_alike,
+    each_server,
+    merge_shares,
+    server_url,
+    share_tasks,
+    side_by_side,
+)
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.errors import ServerError, ServerGoneError, SettingsError
@@ -22,11 +29,19 @@ from hanabi_grpo.training import fleet_link
 from hanabi_grpo.training.fleet_link import FleetLink, make_link
 from hanabi_grpo.training.link import ServerLink
 from hanabi_grpo.types import Episode
-from server_app import PEFT_CONFIG, PLAYERS, RANK, RunningApp, adapter_bytes, open_session, running_app
+from server_app import (
+    PEFT_CONFIG,
+    PLAYERS,
+    RANK,
+    RunningApp,
+    adapter_bytes,
+    open_session,
+    running_app,
+)
 from waiting import wait_until
 
 DATASET = Path(__file__).parents[2] / "data/hanabi.laptop.jsonl"
-DEALS = [{**deal(seed), "deal": seed} for seed in range(5)]
+DEALS = [{**task(seed), "task": seed} for seed in range(5)]
 SIMPLE = EnvConfig(preset="simple", observation="compact", legal_moves=False)
 
 
@@ -67,10 +82,14 @@ def fleet(
 
 
 def introduces(client: RolloutClient, app: RunningApp) -> Callable[..., dict[str, Any]]:
-    """Claim to have the app's own model instead of hashing a folder; all else is what the link says."""
+    """Claim to have the app's own model instead of hashing a folder; all else is what the link
+    says.
+    """
 
     def introduce(settings: Settings, **claims: Any) -> dict[str, Any]:
-        return open_session(client, app, **{name: claims[name] for name in ("run_id", "secret", "version")})
+        return open_session(
+            client, app, **{name: claims[name] for name in ("run_id", "secret", "version")}
+        )
 
     return introduce
 
@@ -85,46 +104,71 @@ def instances(games: list[list[Episode]]) -> list[set[str]]:
 
 
 def test_words_of_the_list_name_hosts_and_perhaps_their_ports() -> None:
-    settings = load_settings({"VLLM_SERVER_HOST": "gpu7, gpu8:8001,[::1]:8002,[::2]", "VLLM_SERVER_PORT": "9000"})
+    settings = load_settings(
+        {"VLLM_SERVER_HOST": "gpu7, gpu8:8001,[::1]:8002,[::2]", "VLLM_SERVER_PORT": "9000"}
+    )
     assert [server_url(one) for one in each_server(settings.settings)] == [
         *("http://gpu7:9000", "http://gpu8:8001", "http://[::1]:8002", "http://[::2]:9000")
     ]
     assert server_url(settings.settings) == "http://gpu7:9000"
-    assert [server_url(one) for one in each_server(Settings(vllm_server_host="::1"))] == ["http://[::1]:8000"]
+    assert [server_url(one) for one in each_server(Settings(vllm_server_host="::1"))] == [
+        "http://[::1]:8000"
+    ]
 
 
 def test_a_list_that_cannot_be_read_or_names_a_server_twice_is_refused() -> None:
-    for text in ("a,", ",", "http://a", "a:0", "a:65536", "a:٣", "a:", "[::1", "[::1]8000", "[]:80"):
-        with pytest.raises(SettingsError, match=r"VLLM_SERVER_HOST=.*: a host name or address, or a comma list"):
+    for text in (
+        "a,",
+        ",",
+        "http://a",
+        "a:0",
+        "a:65536",
+        "a:٣",
+        "a:",
+        "[::1",
+        "[::1]8000",
+        "[]:80",
+    ):
+        with pytest.raises(
+            SettingsError, match=r"VLLM_SERVER_HOST=.*: a host name or address, or a comma list"
+        ):
             load_settings({"VLLM_SERVER_HOST": text})
     with pytest.raises(SettingsError, match="means a:8000, a:8000: name each server once"):
         each_server(Settings(vllm_server_host="a,a:8000"))
 
 
 def test_equal_deals_are_dealt_in_turn_and_longer_games_first() -> None:
-    assert share_deals(DEALS, 2) == [[0, 2, 4], [1, 3]]
-    assert share_deals(DEALS[:1], 3) == [[0], [], []]
-    assert share_deals([], 2) == [[], []]
+    assert share_tasks(DEALS, 2) == [[0, 2, 4], [1, 3]]
+    assert share_tasks(DEALS[:1], 3) == [[0], [], []]
+    assert share_tasks([], 2) == [[], []]
     # A game of the board simple has at most 21 turns, one of laptop 11.
-    assert share_deals([deal(0), deal(1), deal(2, SIMPLE), deal(3)], 2) == [[2, 3], [0, 1]]
-    # A deal that is named twice stays on one server, so that its games are counted on.
-    assert share_deals([deal(1), deal(1), deal(2), deal(3)], 2) == [[0, 1], [2, 3]]
+    assert share_tasks([task(0), task(1), task(2, SIMPLE), task(3)], 2) == [[2, 3], [0, 1]]
+    # A task that is named twice stays on one server, so that its games are counted on.
+    assert share_tasks([task(1), task(1), task(2), task(3)], 2) == [[0, 1], [2, 3]]
 
 
 @given(st.lists(st.integers(0, 5), max_size=20), st.integers(1, 6))
-def test_every_deal_is_played_once_and_comes_back_to_its_place(seeds: list[int], servers: int) -> None:
-    deals = [deal(seed, SIMPLE if seed % 2 else EnvConfig.parse(deal(0)["env_config"])) for seed in seeds]
-    shares = share_deals(deals, servers)
-    assert sorted(place for share in shares for place in share) == list(range(len(deals)))
-    assert merge_shares(shares, [[deals[place] for place in share] for share in shares]) == deals
-    assert share_deals([{**one, "seats": ["iggi", "base"]} for one in deals], servers) == shares
+def test_every_deal_is_played_once_and_comes_back_to_its_place(
+    seeds: list[int], servers: int
+) -> None:
+    tasks = [
+        task(seed, SIMPLE if seed % 2 else EnvConfig.parse(task(0)["env_config"])) for seed in seeds
+    ]
+    shares = share_tasks(tasks, servers)
+    assert sorted(place for share in shares for place in share) == list(range(len(tasks)))
+    assert merge_shares(shares, [[tasks[place] for place in share] for share in shares]) == tasks
+    assert share_tasks([{**one, "seats": ["iggi", "base"]} for one in tasks], servers) == shares
 
 
 def test_calls_are_made_at_the_same_time_and_the_first_failure_is_raised_once_all_have_ended(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     meet, done = threading.Barrier(3, timeout=20), []
-    assert side_by_side({name: (lambda name=name: (meet.wait(), name)[1]) for name in "abc"}) == ["a", "b", "c"]
+    assert side_by_side({name: (lambda name=name: (meet.wait(), name)[1]) for name in "abc"}) == [
+        "a",
+        "b",
+        "c",
+    ]
 
     def fail(kind: type[Exception]) -> None:
         raise kind("no")
@@ -143,8 +187,12 @@ def test_servers_that_differ_are_named_with_what_differs() -> None:
     one = {"instance_id": "x", "protocol": 3, "dtype": "float32", "max_model_len": 512}
     check_alike({"a": one})
     check_alike({"a": one, "b": {**one, "instance_id": "y", "max_lora_rank": 64}})
-    with pytest.raises(ServerError, match="differ in length of a conversation: a has 512, c has 1024"):
-        check_alike({"a": one, "b": {**one, "instance_id": "y"}, "c": {**one, "max_model_len": 1024}})
+    with pytest.raises(
+        ServerError, match="differ in length of a conversation: a has 512, c has 1024"
+    ):
+        check_alike(
+            {"a": one, "b": {**one, "instance_id": "y"}, "c": {**one, "max_model_len": 1024}}
+        )
     with pytest.raises(ServerError, match="a and b are one server"):
         check_alike({"a": one, "b": dict(one)})
 
@@ -165,7 +213,10 @@ def test_two_servers_play_what_one_plays_in_the_order_of_the_request(
     assert both.spec_hashes == [shared.groups[0][0].spec_hash]
     assert both.server_facts["model_fingerprint"] == "f" * 16
     both.disconnect()
-    assert [app.store.ownership.session is not None and app.store.ownership.session.released for app in apps] == [
+    assert [
+        app.store.ownership.session is not None and app.store.ownership.session.released
+        for app in apps
+    ] == [
         True,
         True,
     ]
@@ -173,7 +224,13 @@ def test_two_servers_play_what_one_plays_in_the_order_of_the_request(
     alone.push(None, PLAYERS, 7)
     single = alone.play(DEALS, PLAYERS, 7)
     assert told(single.groups) == told(shared.groups)
-    assert 0 < single.cached_tokens == shared.cached_tokens < single.prompt_tokens == shared.prompt_tokens
+    assert (
+        0
+        < single.cached_tokens
+        == shared.cached_tokens
+        < single.prompt_tokens
+        == shared.prompt_tokens
+    )
 
 
 def test_a_server_that_is_not_there_or_of_another_model_is_named_and_no_session_is_opened(
@@ -181,7 +238,10 @@ def test_a_server_that_is_not_there_or_of_another_model_is_named_and_no_session_
 ) -> None:
     with running_app(instance_id="third", model_fingerprint="0" * 16) as third:
         link = fleet((apps[0], third))
-        with pytest.raises(ServerError, match=rf"differ in base model: .*{apps[0].port} has f+, .*{third.port} has 0+"):
+        with pytest.raises(
+            ServerError,
+            match=rf"differ in base model: .*{apps[0].port} has f+, .*{third.port} has 0+",
+        ):
             link.connect(0)
         assert [app.store.ownership.session for app in (apps[0], third)] == [None, None]
     with pytest.raises(ServerGoneError, match=rf"127\.0\.0\.1:{third.port}: identity: no answer"):
@@ -201,7 +261,9 @@ def test_a_server_that_refuses_is_named_and_the_others_are_free_for_the_next_tra
 
 
 def test_a_server_that_dies_is_waited_for_by_name_and_given_the_adapters_and_its_own_games(
-    apps: tuple[RunningApp, RunningApp], fleet: Callable[..., FleetLink], caplog: pytest.LogCaptureFixture
+    apps: tuple[RunningApp, RunningApp],
+    fleet: Callable[..., FleetLink],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     with contextlib.ExitStack() as stack:
         mortal = stack.enter_context(running_app(instance_id="mortal"))
@@ -212,18 +274,29 @@ def test_a_server_that_dies_is_waited_for_by_name_and_given_the_adapters_and_its
         expected = told(link.play(DEALS, PLAYERS, 7).groups)
         mortal.engine.seconds = 30.0
         samples, results = apps[0].engine.num_samples, []
-        player = threading.Thread(target=lambda: results.append(link.play(DEALS, PLAYERS, 7)), daemon=True)
+        player = threading.Thread(
+            target=lambda: results.append(link.play(DEALS, PLAYERS, 7)), daemon=True
+        )
         player.start()
         assert wait_until(lambda: mortal.scheduler.games_in_flight >= 4, 60)
         mortal.engine.is_dead = True
-        assert wait_until(lambda: f"waiting for the rollout server at http://127.0.0.1:{port}" in caplog.text, 60)
+        assert wait_until(
+            lambda: f"waiting for the rollout server at http://127.0.0.1:{port}" in caplog.text, 60
+        )
         stack.close()
         with running_app(port=port, instance_id="reborn") as reborn:
             player.join(60)
             assert reborn.store.versions() == {"player_0": 7, "player_1": 7}
             assert told(results[0].groups) == expected
-            assert instances(results[0].groups) == [{"first"}, {"reborn"}, {"first"}, {"reborn"}, {"first"}]
+            assert instances(results[0].groups) == [
+                {"first"},
+                {"reborn"},
+                {"first"},
+                {"reborn"},
+                {"first"},
+            ]
             assert link.links[f"127.0.0.1:{port}"].incidents.counts["server_replaced"] == 1
-            # The other server was not asked again: twice the games' replies in all, not three times.
+            # The other server was not asked again: twice the games' replies in all, not three
+            # times.
             assert apps[0].engine.num_samples == 2 * samples
             link.disconnect()

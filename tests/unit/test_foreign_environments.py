@@ -1,4 +1,6 @@
-"""Games of Gymnasium, TextArena and OpenEnv as environments of ours, under the checks of every environment."""
+"""Games of Gymnasium, TextArena and OpenEnv as environments of ours, under the checks of every
+environment.
+"""
 
 import random
 import re
@@ -12,7 +14,13 @@ from gymnasium.spaces import Discrete, Text
 
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Task
-from hanabi_grpo.envs.conformance import ConformanceError, check, check_games, check_policies, check_replies
+from hanabi_grpo.envs.conformance import (
+    ConformanceError,
+    check,
+    check_games,
+    check_policies,
+    check_replies,
+)
 from hanabi_grpo.envs.referee import Referee, play_scripts
 from hanabi_grpo.envs.wrappers import SeatEnv
 from hanabi_grpo.errors import SettingsError
@@ -40,7 +48,9 @@ def registered() -> Iterator[None]:
     seat["partners"] = {1: kuhn.environment.policies["random"]()}
     gymnasium.register("Count-v0", entry_point=Count, max_episode_steps=9)
     gymnasium.register("KuhnSeat-v0", entry_point=SeatEnv, kwargs=seat)
-    gymnasium.register("Numbers-v0", entry_point="gymnasium.envs.toy_text.frozen_lake:FrozenLakeEnv")
+    gymnasium.register(
+        "Numbers-v0", entry_point="gymnasium.envs.toy_text.frozen_lake:FrozenLakeEnv"
+    )
     yield
     for name in ("Count-v0", "KuhnSeat-v0", "Numbers-v0"):
         del gymnasium.registry[name]
@@ -58,12 +68,22 @@ def test_a_text_environment_of_gymnasium_passes_the_checks_of_every_environment(
         of = task(name, least_return=-9.0, greatest_return=9.0)
         report = check(of.environment, of.config, num_episodes=5)
         assert report.num_copies == report.num_steps > 4
-    count = Referee(next(one for one in (task("gymnasium:Count-v0", seed) for seed in range(9)) if _at(one) == "at 1"))
+    count = Referee(
+        next(
+            one
+            for one in (task("gymnasium:Count-v0", seed) for seed in range(9))
+            if _at(one) == "at 1"
+        )
+    )
     assert (count.spec.max_turns, count.game.legal(0)) == (9, ("5", "6", "7"))
     count.step({0: "I take one.\n**6**"})
     assert count.see(0).message() == "at 2"
     [turn] = count.step({0: "6"})
-    assert (turn.rewards, count.status, count.game.result()) == (({"reward": 1.0},), "finished", {"total": 1.0})
+    assert (turn.rewards, count.status, count.game.result()) == (
+        ({"reward": 1.0},),
+        "finished",
+        {"total": 1.0},
+    )
 
 
 def _at(one: Task[Any]) -> str:
@@ -72,7 +92,10 @@ def _at(one: Task[Any]) -> str:
 
 def test_the_environment_of_the_page_is_played(capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).parents[2] / "docs" / "interop.md").read_text(encoding="utf-8")
-    exec(f"import gymnasium\n{page.partition('import gymnasium')[2].partition('```')[0]}", {"__name__": "page"})
+    exec(
+        f"import gymnasium\n{page.partition('import gymnasium')[2].partition('```')[0]}",
+        {"__name__": "page"},
+    )
     del gymnasium.registry["Doors-v0"]
     assert re.fullmatch(r"[012] \{'total': [01]\.0\}\n", capsys.readouterr().out)
 
@@ -107,13 +130,22 @@ def test_games_of_textarena_pass_the_checks_and_leave_the_global_generator_alone
     for part in (check_games, check_replies, check_policies):
         part(poker.environment, poker.config)
     with pytest.raises(ConformanceError, match=r"its hidden\(\) is the same"):
-        check(poker.environment, poker.config, num_episodes=2)  # it deals cards, and nobody says which are hidden
+        check(
+            poker.environment, poker.config, num_episodes=2
+        )  # it tasks cards, and nobody says which are hidden
     assert random.getstate() == before
-    with pytest.raises(SettingsError, match=r"HANABI_PLAYERS=3: TicTacToe-v0 of TextArena does not start"):
+    with pytest.raises(
+        SettingsError, match=r"HANABI_PLAYERS=3: TicTacToe-v0 of TextArena does not start"
+    ):
         Referee(task("textarena:TicTacToe-v0", players=3))
     three = task("textarena:LiarsDice-v0", players=3)
     assert (
-        len(play_scripts(three, dict.fromkeys(range(3), three.environment.policies["random"]())).turns[0].rewards) == 3
+        len(
+            play_scripts(three, dict.fromkeys(range(3), three.environment.policies["random"]()))
+            .turns[0]
+            .rewards
+        )
+        == 3
     )
     won = Referee(task("textarena:TicTacToe-v0"))
     for cell in (0, 3, 1, 4, 2):

@@ -1,4 +1,6 @@
-"""Lent adapters: held once, bounded, dropped only when nobody uses them, and apart from every session."""
+"""Lent adapters: held once, bounded, dropped only when nobody uses them, and apart from every
+session.
+"""
 
 import asyncio
 import contextlib
@@ -19,7 +21,19 @@ from hanabi_grpo.server.engine import engine_options
 from hanabi_grpo.server.frozen_adapters import MAX_FROZEN
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.refs import seat_adapter
-from store_parts import CONFIG, PLAYERS, A, B, Loads, folders_on_disk, push, sent, served, upload, wanted
+from store_parts import (
+    CONFIG,
+    PLAYERS,
+    A,
+    B,
+    Loads,
+    folders_on_disk,
+    push,
+    sent,
+    served,
+    upload,
+    wanted,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -30,15 +44,21 @@ def word(value: float, version: int, config: Mapping[str, Any] = CONFIG) -> str:
 
 
 async def lend(store: AdapterStore, value: float, version: int = 1, rank: int = 2) -> HeldAdapter:
-    return await store.frozen.lend(sent("lent", version, upload(value, rank=rank), {**CONFIG, "r": rank}))
+    return await store.frozen.lend(
+        sent("lent", version, upload(value, rank=rank), {**CONFIG, "r": rank})
+    )
 
 
-def using(store: AdapterStore, *held: HeldAdapter) -> contextlib.AbstractAsyncContextManager[dict[str, HeldAdapter]]:
+def using(
+    store: AdapterStore, *held: HeldAdapter
+) -> contextlib.AbstractAsyncContextManager[dict[str, HeldAdapter]]:
     return store.lease({one.adapter: one.version for one in held})
 
 
 def check_whole(store: AdapterStore, engine: Loads) -> None:
-    """Every lent adapter is in the engine under its name and has its files, and nothing else lent is there."""
+    """Every lent adapter is in the engine under its name and has its files, and nothing else lent
+    is there.
+    """
     words = store.frozen.words()
     for one in words:
         named = seat_adapter(one)
@@ -79,7 +99,11 @@ async def test_the_same_adapter_is_loaded_once_and_as_two_versions_or_with_anoth
     first, second = await lend(store, 5.0, version=1), await lend(store, 5.0, version=2)
     other = {**CONFIG, "lora_alpha": 8}
     third = await store.frozen.lend(sent("lent", 1, upload(5.0), other))
-    assert [first.name, second.name, third.name] == [word(5.0, 1), word(5.0, 2), word(5.0, 1, other)]
+    assert [first.name, second.name, third.name] == [
+        word(5.0, 1),
+        word(5.0, 2),
+        word(5.0, 1, other),
+    ]
     for held in (first, second, third):
         async with using(store, held) as leased:
             assert leased[held.adapter] is held
@@ -100,7 +124,9 @@ async def test_the_least_recently_used_makes_room_and_a_lease_or_a_second_lendin
         *(word(value, 1) for value in (1.0, 100.0, 101.0, 0.0)),
     ]
     check_whole(store, engine)
-    with pytest.raises(VersionError, match=rf"{word(2.0, 1)} is required, .* upload it again \(PUT /frozen/\)"):
+    with pytest.raises(
+        VersionError, match=rf"{word(2.0, 1)} is required, .* upload it again \(PUT /frozen/\)"
+    ):
         async with using(store, held[2]):
             pass
 
@@ -111,7 +137,9 @@ async def test_when_all_places_are_in_use_the_next_is_refused_and_says_by_whom(
     held = [await lend(store, float(number)) for number in range(MAX_FROZEN)]
     async with using(store, *held[1:]), using(store, held[0]):
         async with using(store, held[1]):
-            with pytest.raises(VersionError, match=r"all 16 places .* in use .*by 2 rollout\(s\).*upload it again"):
+            with pytest.raises(
+                VersionError, match=r"all 16 places .* in use .*by 2 rollout\(s\).*upload it again"
+            ):
                 await lend(store, 100.0)
             assert (await lend(store, 3.0)) is held[3], "one that is held needs no place"
         assert sorted(store.frozen.words()) == sorted(one.name for one in held)
@@ -121,7 +149,9 @@ async def test_when_all_places_are_in_use_the_next_is_refused_and_says_by_whom(
     check_whole(store, engine)
 
 
-async def test_sessions_commits_and_releases_leave_lent_adapters_alone(store: AdapterStore, engine: Loads) -> None:
+async def test_sessions_commits_and_releases_leave_lent_adapters_alone(
+    store: AdapterStore, engine: Loads
+) -> None:
     held = await lend(store, 5.0, version=50)
     await push(store, 1)
     await push(store, 2, 2.0)
@@ -138,7 +168,9 @@ async def test_sessions_commits_and_releases_leave_lent_adapters_alone(store: Ad
     check_whole(store, engine)
 
 
-async def test_a_refused_upload_changes_nothing_and_drops_nobody(store: AdapterStore, engine: Loads) -> None:
+async def test_a_refused_upload_changes_nothing_and_drops_nobody(
+    store: AdapterStore, engine: Loads
+) -> None:
     await push(store, 1)
     for number in range(MAX_FROZEN - 1):
         await lend(store, float(number), rank=1 + number)
@@ -155,9 +187,16 @@ async def test_a_refused_upload_changes_nothing_and_drops_nobody(store: AdapterS
             await store.frozen.lend(sent("lent", 1, body, config))
     with pytest.raises(AdapterError, match="resend it"):
         await store.frozen.lend(replace(sent("lent", 1, upload()), sha256="0" * 64))
-    with pytest.raises(AdapterError, match=f"{word(99.0, 1)} could not be loaded, nothing else changed: cannot lo"):
+    with pytest.raises(
+        AdapterError, match=f"{word(99.0, 1)} could not be loaded, nothing else changed: cannot lo"
+    ):
         await lend(store, 99.0)
-    assert (served(store), store.frozen.words(), dict(engine.loaded), folders_on_disk(store)) == before
+    assert (
+        served(store),
+        store.frozen.words(),
+        dict(engine.loaded),
+        folders_on_disk(store),
+    ) == before
     engine.broken.clear()
     await lend(store, 99.0)
     check_whole(store, engine)

@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from boards import ALL_BOARDS
-from hanabi_grpo.envs.hanabi.rules import Action, Card, Event, Game, Knowledge, format_action, make_spec, parse_action
+from hanabi_grpo.envs.hanabi.rules import (
+    Action,
+    Card,
+    Event,
+    Game,
+    Knowledge,
+    format_action,
+    make_spec,
+    parse_action,
+)
 from hanabi_grpo.envs.hanabi.rules.game import load_rules
 from hanabi_grpo.errors import GameParameterError, IllegalActionError
 
@@ -36,11 +45,21 @@ def test_a_game_goes_like_this() -> None:
     assert game.hands[1] == (R2, Y1, Y1)
     assert game.hand_positions == ((0, 1, 2), (3, 5, 6))
     assert game.view(0).knowledge[1][2] == Knowledge((0, 1), (0, 1), False, False)
-    assert (game.score, game.view(0).fireworks, game.view(0).turns_left, game.view(0).deck_size) == (1, (1, 0), None, 1)
+    assert (
+        game.score,
+        game.view(0).fireworks,
+        game.view(0).turns_left,
+        game.view(0).deck_size,
+    ) == (1, (1, 0), None, 1)
 
     discard = game.apply(Action("discard", slot=0))
     assert discard == Event(0, Action("discard", slot=0), card=R1)
-    assert (game.hints, game.hands[0], game.view(0).deck_size, game.view(0).turns_left) == (3, (Y2, Y1, R1), 0, 2)
+    assert (game.hints, game.hands[0], game.view(0).deck_size, game.view(0).turns_left) == (
+        3,
+        (Y2, Y1, R1),
+        0,
+        2,
+    )
 
     game.apply(Action("play", slot=0))  # R2 completes red; hints were full, so none comes back
     assert (game.score, game.hints, game.view(1).turns_left, game.is_over) == (2, 3, 1, False)
@@ -70,11 +89,19 @@ def test_a_game_goes_like_this() -> None:
 def test_an_illegal_move_lists_the_legal_ones_and_changes_nothing(action: Action) -> None:
     game = Game(MINI, DECK)
     before = game.view(0)
-    legal = "Play 0, Play 1, Play 2, Hint player_1 red, Hint player_1 yellow, Hint player_1 1, Hint player_1 2"
-    with pytest.raises(IllegalActionError, match=re.escape(f"not legal for player_0 now; choose one of: {legal}.")):
+    legal = (
+        "Play 0, Play 1, Play 2, Hint player_1 red, Hint player_1 yellow, Hint player_1 1, "
+        "Hint player_1 2"
+    )
+    with pytest.raises(
+        IllegalActionError, match=re.escape(f"not legal for player_0 now; choose one of: {legal}.")
+    ):
         game.apply(action)
     assert game.view(0) == before
-    assert ", ".join(format_action(a, style="full", num_players=2) for a in game.legal_actions()) == legal
+    assert (
+        ", ".join(format_action(a, style="full", num_players=2) for a in game.legal_actions())
+        == legal
+    )
 
 
 def test_no_move_is_possible_after_the_end() -> None:
@@ -87,7 +114,14 @@ def test_no_move_is_possible_after_the_end() -> None:
 
 @pytest.mark.parametrize(
     "deck",
-    [(), DECK[:-1], (*DECK, R1), (*DECK[:-1], R2), (*DECK[:-1], Card(2, 0)), (Card(0, 2), *DECK[1:6], R1, R1)],
+    [
+        (),
+        DECK[:-1],
+        (*DECK, R1),
+        (*DECK[:-1], R2),
+        (*DECK[:-1], Card(2, 0)),
+        (Card(0, 2), *DECK[1:6], R1, R1),
+    ],
 )
 def test_a_deck_of_other_cards_is_refused(deck: tuple[Card, ...]) -> None:
     with pytest.raises(GameParameterError, match="some order of the 8 cards of the 2x2 board"):
@@ -99,13 +133,18 @@ def test_a_deck_of_other_cards_is_refused(deck: tuple[Card, ...]) -> None:
 
 @pytest.mark.parametrize(("preset", "num_players"), ALL_BOARDS)
 @pytest.mark.parametrize("style", ["full", "compact"])
-def test_every_action_of_every_board_is_read_back(preset: str, num_players: int, style: str) -> None:
+def test_every_action_of_every_board_is_read_back(
+    preset: str, num_players: int, style: str
+) -> None:
     spec = make_spec(preset, num_players)
     for player, actions in enumerate(load_rules(spec).actions):
         texts = [format_action(action, style=style, num_players=num_players) for action in actions]
         assert len(set(texts)) == len(actions)
         for shown in (texts, map(str.upper, texts), map(str.lower, texts)):
-            assert tuple(parse_action(text, num_players=num_players, player=player) for text in shown) == actions
+            assert (
+                tuple(parse_action(text, num_players=num_players, player=player) for text in shown)
+                == actions
+            )
 
 
 @pytest.mark.parametrize(
@@ -135,10 +174,15 @@ def test_player_1_of_2_means_this_move(text: str, action: Action) -> None:
 )  # fmt: skip
 def test_these_texts_are_no_move(text: str) -> None:
     assert parse_action(text, num_players=2, player=0) is None
-    assert {parse_action(text, num_players=3, player=0) for text in ("Hint R", "Hint 2", "Hint red")} == {None}
+    assert {
+        parse_action(text, num_players=3, player=0) for text in ("Hint R", "Hint 2", "Hint red")
+    } == {None}
 
 
-@given(text=st.text(st.characters(exclude_categories=())) | st.from_regex(r"(?i)(play|discard|hint) \w+ ?\w*"))
+@given(
+    text=st.text(st.characters(exclude_categories=()))
+    | st.from_regex(r"(?i)(play|discard|hint) \w+ ?\w*")
+)
 def test_any_string_is_a_move_that_formats_or_none(text: str) -> None:
     action = parse_action(text, num_players=4, player=2)
     if action is not None:

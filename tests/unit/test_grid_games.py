@@ -19,13 +19,19 @@ def test_a_game_on_a_grid_does_what_the_interface_says(preset: str, style: str) 
     assert bool(report.secrets) is (preset == "frozen_lake-slippery")
 
 
-@pytest.mark.parametrize(("env", "randomly"), [("frozen_lake", (0.02, 0.09)), ("sokoban", (0.06, 0.15))])
-def test_every_map_has_a_way_and_random_walks_rarely_find_it(env: str, randomly: tuple[float, float]) -> None:
+@pytest.mark.parametrize(
+    ("env", "randomly"), [("frozen_lake", (0.02, 0.09)), ("sokoban", (0.06, 0.15))]
+)
+def test_every_map_has_a_way_and_random_walks_rarely_find_it(
+    env: str, randomly: tuple[float, float]
+) -> None:
     environment = registry.get(env)
     setup = registry.setup(env, environment.presets[env].model_dump())
     shares = {
         name: sum(
-            play_scripts(setup.task("eval", seed), {0: environment.policies[name]()}).result["success"]
+            play_scripts(setup.task("eval", seed), {0: environment.policies[name]()}).result[
+                "success"
+            ]
             for seed in range(1000)
         )
         / 1000
@@ -40,7 +46,11 @@ def test_a_lake_holds_at_its_edge_and_ends_in_holes_and_at_the_goal() -> None:
     game.step({0: "Up"})
     assert game.rows() == ("PFF", "HFF", "FFG") and game.to_act() == (0,)
     other = game.copy()
-    assert other.step({0: "Down"}) == [{}] and other.to_act() == () and other.result() == {"success": 0.0, "moves": 2.0}
+    assert (
+        other.step({0: "Down"}) == [{}]
+        and other.to_act() == ()
+        and other.result() == {"success": 0.0, "moves": 2.0}
+    )
     for move in ("Right", "Down", "Down"):
         game.step({0: move})
     assert game.step({0: "Right"}) == [{"goal": 1.0}] and game.to_act() == ()
@@ -48,7 +58,11 @@ def test_a_lake_holds_at_its_edge_and_ends_in_holes_and_at_the_goal() -> None:
 
 def test_on_ice_a_move_goes_to_either_side_as_often_as_ahead() -> None:
     config = FrozenLakeConfig(preset="frozen_lake", slippery=True)
-    slips = [slip for seed in range(200) for slip in FROZEN_LAKE.reset(config, split="train", seed=seed).slips]
+    slips = [
+        slip
+        for seed in range(200)
+        for slip in FROZEN_LAKE.reset(config, split="train", seed=seed).slips
+    ]
     assert all(abs(slips.count(side) / len(slips) - 1 / 3) < 0.03 for side in (-1, 0, 1))
     ahead = FrozenLakeGame(config, ("SFFF", "FFFF", "FFFF", "FFFG"), (1, -1, 0))
     for move, rows in (("Down", "SPFF"), ("Left", "SPFF"), ("Down", "SFFF")):

@@ -24,8 +24,25 @@ from hanabi_grpo.types import Reply
 from made_games import play_episodes_sync
 
 REPLIES = (
-    *("Play 0", "Discard 0", "Hint R", "Hint 1", "Hint player_1 1", "Hint player_0 red", "hint player_1 G", "Play 7"),
-    *("", "?", "<think>Play 1", "<think>x</think>My move: **Play 1**", "\ud800", "Play 0\nDiscard 0", "Discard 1."),
+    *(
+        "Play 0",
+        "Discard 0",
+        "Hint R",
+        "Hint 1",
+        "Hint player_1 1",
+        "Hint player_0 red",
+        "hint player_1 G",
+        "Play 7",
+    ),
+    *(
+        "",
+        "?",
+        "<think>Play 1",
+        "<think>x</think>My move: **Play 1**",
+        "\ud800",
+        "Play 0\nDiscard 0",
+        "Discard 1.",
+    ),
 )
 
 OPTIONS: tuple[dict[str, Any], ...] = (
@@ -65,9 +82,14 @@ def test_prompts_moves_rewards_and_results_are_those_of_version_0_1_on_every_boa
         talker = Talker(seed=number, tokens=1 if number == 3 else 1000)
         task = Setup(HANABI, config).task("train", 11 + number)
         one = asyncio.run(play_episode(task, [talker] * players, game=number))
-        turns = [[turn.player, turn.prompt, turn.reply, turn.action, turn.kind.value] for turn in one.turns]
+        turns = [
+            [turn.player, turn.prompt, turn.reply, turn.action, turn.kind.value]
+            for turn in one.turns
+        ]
         returns = [round(one.reward(player), 6) for player in range(players)]
-        told.append([preset, players, number, turns, one.result["score"], one.result["score_kept"], returns])
+        told.append(
+            [preset, players, number, turns, one.result["score"], one.result["score_kept"], returns]
+        )
     assert (len(told), digest(told)) == (88, "336457036fa828e9")
 
 
@@ -76,9 +98,13 @@ def test_scripts_make_these_moves() -> None:
     names = [name for name in HANABI.policies if name not in PLANNERS]
     for name, (preset, players) in product(names, (("mini", 3), ("full", 2))):
         setup = Setup(HANABI, HANABI.Config(preset=preset, players=players))
-        for one in play_episodes_sync(setup, [make_script(setup, name)] * players, "eval", range(5)):
+        for one in play_episodes_sync(
+            setup, [make_script(setup, name)] * players, "eval", range(5)
+        ):
             told.append([name, preset, one.result["score"], [turn.action for turn in one.turns]])
-            played = play_scripts(setup.task("eval", one.seed), dict.fromkeys(range(players), HANABI.policies[name]()))
+            played = play_scripts(
+                setup.task("eval", one.seed), dict.fromkeys(range(players), HANABI.policies[name]())
+            )
             assert played == one
     assert (len(told), digest(told)) == (80, "154967b064d14848")
 
@@ -90,13 +116,18 @@ def test_spec_system_and_starts_are_those_of_the_board() -> None:
     assert (spec.payoff, spec.return_range, spec.disjoint_splits) == ("team", (0.0, 25.0), True)
     assert not HANABI.spec(HANABI.presets["laptop"]).disjoint_splits
     assert "You are player_2 in a game of Hanabi for 3 players" in HANABI.system(config, 2)
-    one, other = (HANABI.start_id(HANABI.presets[name], split="eval", seed=1) for name in ("laptop", "marshal-mini"))
+    one, other = (
+        HANABI.start_id(HANABI.presets[name], split="eval", seed=1)
+        for name in ("laptop", "marshal-mini")
+    )
     assert one == other
     assert one != HANABI.start_id(HANABI.presets["laptop"], split="eval", seed=2)
 
 
 def test_an_illegal_move_is_refused_by_the_game_and_read_in_words_that_no_legal_one_has() -> None:
-    game = HANABI.reset(HANABI.Config(preset="laptop", observation="compact"), split="train", seed=5)
+    game = HANABI.reset(
+        HANABI.Config(preset="laptop", observation="compact"), split="train", seed=5
+    )
     assert "Hint R" in game.legal(0)
     assert game.parse(0, "Hint R") == game.parse(0, "Hint player_1 red") == "Hint R"
     assert game.parse(0, "Hint player_0 R") == "Hint player_0 red"
@@ -117,7 +148,10 @@ def test_a_replay_shows_every_hand_and_the_move_that_took_the_place_of_a_bad_rep
         referee.step({referee.to_act()[0]: "Play 0"})
     frames = list(HANABI.render(task.config, referee.episode()))
     first = HANABI.reset(task.config, split="eval", seed=1).table.hands
-    hands = [f"  player_{seat}  {' '.join(f'{card}(RY 12)' for card in first[seat])}" for seat in range(2)]
+    hands = [
+        f"  player_{seat}  {' '.join(f'{card}(RY 12)' for card in first[seat])}"
+        for seat in range(2)
+    ]
     assert frames[0].text.splitlines()[1:3] == hands
     assert frames[0].text.splitlines()[3].startswith("player_0 hints player_1 rank 1: slot")
     assert len(frames) == len(referee.episode().turns) + 1
@@ -134,11 +168,15 @@ def test_rewards_add_up_to_the_weighted_score_of_the_bomb_rule(
     while not table.is_over:
         table.apply(random_move(table, rng, careful=careful))
     for rule in ("zero", "keep"):
-        config = HANABI.Config.parse({"preset": board[0], "players": board[1], "bomb_rule": rule, "reward_score": 0.5})
+        config = HANABI.Config.parse(
+            {"preset": board[0], "players": board[1], "bomb_rule": rule, "reward_score": 0.5}
+        )
         game = HanabiGame(config, Game(table.spec, table.deck))
         paid = []
         for event in table.events:
-            parts = game.step({event.player: format_action(event.action, style="full", num_players=board[1])})
+            parts = game.step(
+                {event.player: format_action(event.action, style="full", num_players=board[1])}
+            )
             assert all(one == parts[0] for one in parts) and set(parts[0]) <= {"score", "bomb"}
             paid += parts[0].values()
         totals[rule] = sum(paid)

@@ -32,14 +32,18 @@ def _fresh() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def test_the_tokenizer_hash_depends_on_words_and_not_on_the_folder_or_on_earlier_calls(tmp_path: Any) -> None:
+def test_the_tokenizer_hash_depends_on_words_and_not_on_the_folder_or_on_earlier_calls(
+    tmp_path: Any,
+) -> None:
     expected = tokenizer_hash(TOKENIZER)
     other = _fresh()
     other.padding_side = "left"
     other(["Play 0", "Hint R Play"], padding=True, truncation=True, max_length=2)
     assert tokenizer_hash(other) == expected
     other.save_pretrained(tmp_path / "elsewhere")
-    assert tokenizer_hash(PreTrainedTokenizerFast.from_pretrained(tmp_path / "elsewhere")) == expected
+    assert (
+        tokenizer_hash(PreTrainedTokenizerFast.from_pretrained(tmp_path / "elsewhere")) == expected
+    )
 
 
 def _with_pipeline(**changed: Any) -> PreTrainedTokenizerFast:
@@ -70,16 +74,22 @@ def test_the_tokenizer_hash_sees_words_order_added_and_special_tokens_and_normal
 
 def test_the_chat_hash_sees_what_surrounds_messages_and_not_the_vocabulary() -> None:
     chat = ChatFormat.from_tokenizer(_fresh())
-    larger = ChatFormat.from_tokenizer(build_tokenizer((*compact_vocabulary(LAPTOP.spec()), "more")))
+    larger = ChatFormat.from_tokenizer(
+        build_tokenizer((*compact_vocabulary(LAPTOP.spec()), "more"))
+    )
     assert larger.hash == chat.hash
     headed = _fresh()
     headed.chat_template = "Be brief.\n" + str(headed.chat_template)
     assert ChatFormat.from_tokenizer(headed).hash != chat.hash
     strict = _fresh()
-    strict.chat_template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + str(
-        strict.chat_template
+    strict.chat_template = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+        + str(strict.chat_template)
     )
-    assert ChatFormat.from_tokenizer(strict).hash not in (chat.hash, ChatFormat.from_tokenizer(headed).hash)
+    assert ChatFormat.from_tokenizer(strict).hash not in (
+        chat.hash,
+        ChatFormat.from_tokenizer(headed).hash,
+    )
 
 
 def test_the_prompt_hash_differs_wherever_players_are_told_something_else() -> None:
@@ -97,10 +107,14 @@ def test_the_prompt_hash_differs_wherever_players_are_told_something_else() -> N
     assert len({prompt_hash(setup) for setup in setups}) == len(setups)
     laptop = prompt_hash(setups[0])
     assert laptop == prompt_hash(Setup(HANABI, LAPTOP.model_copy(update={"reward_illegal": -3.0})))
-    assert laptop == "9a55b1278ea0d230", "the wording changed: say so in the changelog, raise PROTOCOL"
+    assert laptop == "9a55b1278ea0d230", (
+        "the wording changed: say so in the changelog, raise PROTOCOL"
+    )
 
 
-@pytest.mark.parametrize(("module", "name"), [(environment, "system_prompt"), (environment, "turn_prompt")])
+@pytest.mark.parametrize(
+    ("module", "name"), [(environment, "system_prompt"), (environment, "turn_prompt")]
+)
 def test_the_prompt_hash_changes_with_one_word_of_the_prompt_code(
     module: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,41 +146,70 @@ def _claim(config: EnvConfig = LAPTOP, **other: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"protocol": 1}, "protocol differs: server 6, trainer 1; install the same hanabi_grpo version on both sides"),
+        (
+            {"protocol": 1},
+            "protocol differs: server 6, trainer 1; install the same hanabi_grpo version on both "
+            "sides",
+        ),
         (
             {"model_fingerprint": "0000"},
-            "base model differs: server ffffffffffffffff (test-model), trainer 0000; start both sides with the same",
+            "base model differs: server ffffffffffffffff (test-model), trainer 0000; start both "
+            "sides with the same",
         ),
         (
             {"tokenizer_hash": "0000"},
-            f"tokenizer differs: server {IDENTITY.tokenizer_hash} (test-model), trainer 0000; copy the tokenizer files",
+            f"tokenizer differs: server {IDENTITY.tokenizer_hash} (test-model), trainer 0000; "
+            "copy the tokenizer files",
         ),
-        ({"dtype": "bfloat16"}, "number format differs: server float32 (test-model), trainer bfloat16; use the same"),
-        ({"lora_rank": 64}, "LORA_RANK=64: this server was started with LORA_RANK=8. Restart it with LORA_RANK=64"),
+        (
+            {"dtype": "bfloat16"},
+            "number format differs: server float32 (test-model), trainer bfloat16; use the same",
+        ),
+        (
+            {"lora_rank": 64},
+            "LORA_RANK=64: this server was started with LORA_RANK=8. Restart it with LORA_RANK=64",
+        ),
         (
             {"adapters": ["player_0", "player_1", "player_2"]},
             "3 adapters: this server was started for 2 players; restart it with HANABI_PLAYERS=3.",
         ),
-        ({"adapters": ["player_1", "player_0"]}, "adapters player_1, player_0: allowed are shared alone, or player_0"),
-        ({"adapters": ["player_0"]}, "games of 2 players, but 1 adapters (player_0): give each player one"),
+        (
+            {"adapters": ["player_1", "player_0"]},
+            "adapters player_1, player_0: allowed are shared alone, or player_0",
+        ),
+        (
+            {"adapters": ["player_0"]},
+            "games of 2 players, but 1 adapters (player_0): give each player one",
+        ),
         (
             {"games": [_claim(EnvConfig(preset="full", players=3))]},
-            "games of 3 players: this server was started for 2 players; restart it with HANABI_PLAYERS=3.",
+            "games of 3 players: this server was started for 2 players; restart it with "
+            "HANABI_PLAYERS=3.",
         ),
-        ({"games": [_claim(version="0.0.1")]}, "package of the environment hanabi differs: server hanabi-grpo "),
+        (
+            {"games": [_claim(version="0.0.1")]},
+            "package of the environment hanabi differs: server hanabi-grpo ",
+        ),
         (
             {"games": [_claim(spec_hash="0000")]},
-            f"rules (hanabi laptop, 2 players) differs: server {LAPTOP.spec().hash}, trainer 0000; install the same",
+            f"rules (hanabi laptop, 2 players) differs: server {LAPTOP.spec().hash}, trainer "
+            "0000; install the same",
         ),
         (
             {"games": [_claim(), _claim(FULL, prompt_hash="0000")]},
-            f"prompts (hanabi full, 2 players) differs: server {prompt_hash(Setup(HANABI, FULL))}, trainer 0000",
+            "prompts (hanabi full, 2 players) differs: server "
+            f"{prompt_hash(Setup(HANABI, FULL))}, trainer 0000",
         ),
-        ({"games": [_claim(env_config={"preset": "no such"})]}, "the server cannot play a game of this trainer: env_c"),
+        (
+            {"games": [_claim(env_config={"preset": "no such"})]},
+            "the server cannot play a game of this trainer: env_c",
+        ),
         ({"games": [_claim(env_config={"preset": "laptop", "new": 1})]}, "unknown key 'new'"),
     ],
 )
-def test_what_differs_is_refused_with_both_values_and_the_remedy(other: dict[str, Any], message: str) -> None:
+def test_what_differs_is_refused_with_both_values_and_the_remedy(
+    other: dict[str, Any], message: str
+) -> None:
     check_fit(IDENTITY, _wanted())
     check_fit(IDENTITY, _wanted(adapters=["shared"], games=[_claim(), _claim(FULL)]))
     with pytest.raises(SettingsError) as caught:
@@ -197,7 +240,10 @@ def test_a_malformed_request_names_the_field_and_another_protocol_comes_first() 
 
 def test_the_route_answers_422_with_the_reason_and_opens_nothing() -> None:
     with running_app() as app:
-        for body, message in ((_raw(model_fingerprint="0000"), "base model differs"), (b"{", "session request")):
+        for body, message in (
+            (_raw(model_fingerprint="0000"), "base model differs"),
+            (b"{", "session request"),
+        ):
             answer = httpx.post(f"{app.url}/session/", content=body, headers=JSON, trust_env=False)
             assert answer.status_code == 422
             assert message in answer.json()["detail"]

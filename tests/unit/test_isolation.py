@@ -1,4 +1,6 @@
-"""A step with one player's data leaves the other player bit-identical, optimizer state and schedule included."""
+"""A step with one player's data leaves the other player bit-identical, optimizer state and schedule
+included.
+"""
 
 import copy
 from typing import Any
@@ -17,17 +19,24 @@ class _Adapters(torch.nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.base = torch.nn.Linear(4, 4).requires_grad_(False)
-        self.lora_A = torch.nn.ModuleDict({name: torch.nn.Linear(4, 4, bias=False) for name in NAMES})
+        self.lora_A = torch.nn.ModuleDict(
+            {name: torch.nn.Linear(4, 4, bias=False) for name in NAMES}
+        )
 
     def forward(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return self.base(x) + self.lora_A[name](x)
 
 
 class _Training:
-    """A model, an optimizer with weight decay and momentum, a schedule with warm-up, and the guard on it."""
+    """A model, an optimizer with weight decay and momentum, a schedule with warm-up, and the guard
+    on it.
+    """
 
     def __init__(
-        self, optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW, *, loss_scaled: bool = False
+        self,
+        optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW,
+        *,
+        loss_scaled: bool = False,
     ) -> None:
         self.model = _Adapters()
         self.reports: list[tuple[str, str]] = []
@@ -40,12 +49,15 @@ class _Training:
         options = {"weight_decay": 0.1} if optimizer is torch.optim.AdamW else {}
         self.optimizer = optimizer(player_groups(self.model, NAMES), lr=0.1, **options)  # type: ignore[call-arg]
         self.optimizer.register_step_pre_hook(self.guard.before_step)
-        self.schedule = PlayerSchedule(self.optimizer, "linear", num_training_steps=20, num_warmup_steps=5)
+        self.schedule = PlayerSchedule(
+            self.optimizer, "linear", num_training_steps=20, num_warmup_steps=5
+        )
 
     def step(self, **data: float) -> None:
         self.optimizer.zero_grad()
         for name in NAMES:
-            # A player without data goes through its micro-batch with a loss of zero, as in training.
+            # A player without data goes through its micro-batch with a loss of zero, as in
+            # training.
             (self.model(torch.ones(2, 4), name).sum() * data.get(name, 0.0)).backward()
         self.guard.begin(data)
         self.optimizer.step()
@@ -57,12 +69,15 @@ class _Training:
         weight = self.model.lora_A[name].weight
         group = next(group for group in self.optimizer.param_groups if group["player"] == name)
         rest = {key: value for key, value in group.items() if key != "params"}
-        return copy.deepcopy({"weight": weight.detach(), "group": rest, **self.optimizer.state[weight]})
+        return copy.deepcopy(
+            {"weight": weight.detach(), "group": rest, **self.optimizer.state[weight]}
+        )
 
 
 def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return one.keys() == other.keys() and all(
-        torch.equal(one[key], other[key]) if torch.is_tensor(one[key]) else one[key] == other[key] for key in one
+        torch.equal(one[key], other[key]) if torch.is_tensor(one[key]) else one[key] == other[key]
+        for key in one
     )
 
 
@@ -78,7 +93,9 @@ def test_weights_moments_counters_and_schedule_of_a_player_without_data_do_not_m
     assert _same(run.of("player_1"), other)
     assert not torch.equal(run.of("player_0")["weight"], mine["weight"])
     assert run.of("player_0")["group"]["updates"] == 6
-    assert run.of("player_0")["group"]["lr"] != other["group"]["lr"], "each player is at its own place in the schedule"
+    assert run.of("player_0")["group"]["lr"] != other["group"]["lr"], (
+        "each player is at its own place in the schedule"
+    )
     steady = _Training()
     for _ in range(3):
         steady.step(player_0=1.0, player_1=0.5)
@@ -87,7 +104,9 @@ def test_weights_moments_counters_and_schedule_of_a_player_without_data_do_not_m
     assert _same(run.of("player_1"), steady.of("player_1")), "it goes on as if nothing had happened"
 
 
-def test_a_large_gradient_of_one_player_does_not_shrink_the_others_step_and_is_clipped_as_by_torch() -> None:
+def test_a_large_gradient_of_one_player_does_not_shrink_the_others_step_and_is_clipped_as_by_torch() -> (
+    None
+):
     def move(scale: float) -> _Training:
         run = _Training(torch.optim.SGD)
         for group in run.optimizer.param_groups:
@@ -107,7 +126,9 @@ def test_a_large_gradient_of_one_player_does_not_shrink_the_others_step_and_is_c
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_gradient_that_is_not_finite_is_dropped_counted_and_leaves_the_other_player_its_step(bad: float) -> None:
+def test_a_gradient_that_is_not_finite_is_dropped_counted_and_leaves_the_other_player_its_step(
+    bad: float,
+) -> None:
     run, clean = _Training(), _Training()
     for one in (run, clean):
         one.step(player_0=1.0, player_1=0.5)
@@ -119,7 +140,9 @@ def test_a_gradient_that_is_not_finite_is_dropped_counted_and_leaves_the_other_p
     assert run.guard.dropped == ["player_1"]
     [(kind, message)] = run.reports
     assert kind == "update_dropped"
-    assert message.startswith(f"player_1: the gradient's norm is {bad if bad == bad else 'nan'}; its weights")
+    assert message.startswith(
+        f"player_1: the gradient's norm is {bad if bad == bad else 'nan'}; its weights"
+    )
 
 
 def test_three_dropped_updates_in_a_row_stop_the_run_and_two_do_not() -> None:
@@ -130,11 +153,15 @@ def test_three_dropped_updates_in_a_row_stop_the_run_and_two_do_not() -> None:
     run.step(player_0=1.0, player_1=0.5)
     for _ in range(2):
         run.step(player_0=1.0, player_1=nan)
-    with pytest.raises(NonFiniteError, match=r"player_1: 3 updates in a row were dropped .*RESUME=latest"):
+    with pytest.raises(
+        NonFiniteError, match=r"player_1: 3 updates in a row were dropped .*RESUME=latest"
+    ):
         run.step(player_0=1.0, player_1=nan)
 
 
-def test_updates_that_a_loss_scale_skips_while_it_falls_do_not_stop_the_run_and_endless_ones_do() -> None:
+def test_updates_that_a_loss_scale_skips_while_it_falls_do_not_stop_the_run_and_endless_ones_do() -> (
+    None
+):
     run = _Training(loss_scaled=True)
     before = run.of("player_0")
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
@@ -172,7 +199,9 @@ def test_a_step_that_nobody_announced_is_refused_and_one_that_never_came_is_coun
     run = _Training()
     run.optimizer.step()
     run.step(player_0=1.0)
-    with pytest.raises(SettingsError, match=r"a second optimizer step on the same games: .*--num_iterations"):
+    with pytest.raises(
+        SettingsError, match=r"a second optimizer step on the same games: .*--num_iterations"
+    ):
         run.optimizer.step()
 
 
@@ -188,7 +217,9 @@ def test_several_updates_from_one_steps_games_count_once_and_clip_each_time() ->
         (run.model(torch.ones(2, 4), "player_0").sum() * scale).backward()
         run.optimizer.step()
         assert run.guard.finish() == {"player_0": pytest.approx(8.0 * scale, rel=1e-5)}
-        assert (weight - before).norm().item() == pytest.approx(0.1 * min(8.0 * scale, 1.0), rel=1e-3)
+        assert (weight - before).norm().item() == pytest.approx(
+            0.1 * min(8.0 * scale, 1.0), rel=1e-3
+        )
         assert run.guard.stepping, "an interrupt now would find half a step"
         run.guard.again({"player_0"})
     assert [one["updates"] for one in run.optimizer.param_groups] == [1, 0]
@@ -212,7 +243,10 @@ def test_bad_updates_of_one_step_are_one_step_of_the_three_that_stop_a_run() -> 
 
 def test_every_player_is_at_its_own_count_of_updates_and_the_base_model_has_no_group() -> None:
     groups = player_groups(_Adapters(), NAMES)
-    assert [(group["player"], len(group["params"])) for group in groups] == [("player_0", 1), ("player_1", 1)]
+    assert [(group["player"], len(group["params"])) for group in groups] == [
+        ("player_0", 1),
+        ("player_1", 1),
+    ]
     optimizer = torch.optim.SGD(groups, lr=0.1)
     schedule = PlayerSchedule(optimizer, "linear", num_training_steps=4, num_warmup_steps=0)
     rates = []
@@ -225,15 +259,26 @@ def test_every_player_is_at_its_own_count_of_updates_and_the_base_model_has_no_g
 
 def test_warmup_stable_decay_stays_and_falls_in_the_last_third() -> None:
     optimizer = torch.optim.SGD(player_groups(_Adapters(), NAMES), lr=0.1)
-    schedule = PlayerSchedule(optimizer, "warmup_stable_decay", num_training_steps=9, num_warmup_steps=0)
+    schedule = PlayerSchedule(
+        optimizer, "warmup_stable_decay", num_training_steps=9, num_warmup_steps=0
+    )
     group = optimizer.param_groups[0]
-    for group["updates"], rate in ((0, 0.1), (6, 0.1), (7, 0.075), (8, 0.025), (9, 0.0)):  # half a cosine from 6 to 9
+    for group["updates"], rate in (
+        (0, 0.1),
+        (6, 0.1),
+        (7, 0.075),
+        (8, 0.025),
+        (9, 0.0),
+    ):  # half a cosine from 6 to 9
         schedule.refresh()
         assert group["lr"] == pytest.approx(rate)
 
 
 def test_a_schedule_that_is_no_function_of_steps_is_refused() -> None:
     optimizer = torch.optim.SGD(player_groups(_Adapters(), NAMES), lr=0.1)
-    for name, reason in (("reduce_lr_on_plateau", "depends on more"), ("nonsense", "transformers refuses it")):
+    for name, reason in (
+        ("reduce_lr_on_plateau", "depends on more"),
+        ("nonsense", "transformers refuses it"),
+    ):
         with pytest.raises(SettingsError, match=f"LR_SCHEDULER_TYPE={name}: {reason}"):
             PlayerSchedule(optimizer, name, num_training_steps=10, num_warmup_steps=0)

@@ -7,7 +7,7 @@ import pytest
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.ledger import Ledger
 
-KEY: dict[str, Any] = {"line_up": "iggi", "temperature": 1.0, "seats": [("iggi", "iggi")]}
+KEY: dict[str, Any] = {"lineup": "iggi", "temperature": 1.0, "seats": [("iggi", "iggi")]}
 
 
 def test_a_second_command_sees_what_the_first_finished(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_every_cut_through_a_line_loses_only_that_line(tmp_path: Path) -> None:
         with Ledger(path, KEY) as book:
             assert book.rows == []
             book.add({"seed": 0})
-        assert json.loads(path.read_text().splitlines()[0])["key"]["line_up"] == "iggi"
+        assert json.loads(path.read_text().splitlines()[0])["key"]["lineup"] == "iggi"
 
 
 def test_other_work_is_never_mixed_in(tmp_path: Path) -> None:
@@ -62,8 +62,21 @@ def test_two_processes_do_not_share_a_ledger(tmp_path: Path) -> None:
 
 def test_a_file_of_another_kind_is_refused_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "work.part.jsonl"
-    whole = ("[]\n", "1\n", "not json\n", '{"seed": 3}\n', '{"key": 3}\n', "\n", "\x00\x00\n", "\ud7ff\n")
-    for content in (*whole, '{"key": {"a": 1}}\nnull\n', '{"key": {"a": 1}}\n{"seed"\n{"seed": 1}\n'):
+    whole = (
+        "[]\n",
+        "1\n",
+        "not json\n",
+        '{"seed": 3}\n',
+        '{"key": 3}\n',
+        "\n",
+        "\x00\x00\n",
+        "\ud7ff\n",
+    )
+    for content in (
+        *whole,
+        '{"key": {"a": 1}}\nnull\n',
+        '{"key": {"a": 1}}\n{"seed"\n{"seed": 1}\n',
+    ):
         path.write_text(content, encoding="utf-8")
         with pytest.raises(SettingsError, match="not what an interrupted command leaves"):
             Ledger(path, {"a": 1})

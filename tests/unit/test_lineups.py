@@ -1,4 +1,6 @@
-"""Line-ups as people type them, resolved against a server; models of a server as partners of a game."""
+"""Lineups as people type them, resolved against a server; models of a server as partners of a
+game.
+"""
 
 import asyncio
 import json
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from fake_engine import LAPTOP
-from hanabi_grpo.client.lineups import RemotePolicy, SeatResolver, parse_line_up
+from hanabi_grpo.client.lineups import RemotePolicy, SeatResolver, parse_lineup
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
@@ -30,14 +32,16 @@ from server_app import running_app
 CONFIG = {"peft_type": "LORA", "r": 8, "base_model_name_or_path": "/models/tiny"}
 
 
-def test_one_reference_fills_every_seat_and_a_list_is_rotated_through_its_different_seat_orders() -> None:
+def test_one_reference_fills_every_seat_and_a_list_is_rotated_through_its_different_seat_orders() -> (
+    None
+):
     iggi, served = ScriptRef(name="iggi"), Role.SERVED
-    assert parse_line_up("served", 3).refs == (served,) * 3
-    assert parse_line_up("served", 3).orders() == [(served,) * 3]
-    assert parse_line_up("iggi, served", 2).orders() == [(iggi, served), (served, iggi)]
-    assert len(parse_line_up("iggi,iggi,served", 3).orders()) == 3
-    assert len(parse_line_up("iggi,served,iggi,served", 4).orders()) == 2
-    assert parse_line_up("iggi,served", 2).orders(rotate=False) == [(iggi, served)]
+    assert parse_lineup("served", 3).refs == (served,) * 3
+    assert parse_lineup("served", 3).orders() == [(served,) * 3]
+    assert parse_lineup("iggi, served", 2).orders() == [(iggi, served), (served, iggi)]
+    assert len(parse_lineup("iggi,iggi,served", 3).orders()) == 3
+    assert len(parse_lineup("iggi,served,iggi,served", 4).orders()) == 2
+    assert parse_lineup("iggi,served", 2).orders(rotate=False) == [(iggi, served)]
 
 
 @pytest.mark.parametrize(
@@ -50,17 +54,17 @@ def test_one_reference_fills_every_seat_and_a_list_is_rotated_through_its_differ
         ("outputs/no-such-run", "no such folder"),
     ],
 )
-def test_other_line_ups_are_refused(text: str, message: str) -> None:
+def test_other_lineups_are_refused(text: str, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
-        parse_line_up(text, 2)
+        parse_lineup(text, 2)
 
 
 def seats_of(desk: "Desk | SeatResolver | None", *words: str, model: str = "") -> tuple[str, ...]:
-    """Who sits in every seat of a line-up."""
+    """Who sits in every seat of a lineup."""
     client: Any = desk
     settings = Settings(model=model) if model else Settings()
     resolver = desk if isinstance(desk, SeatResolver) else SeatResolver(client, settings)
-    return resolver.seats(parse_line_up(",".join(words), len(words)).refs)
+    return resolver.seats(parse_lineup(",".join(words), len(words)).refs)
 
 
 class Desk:
@@ -90,7 +94,9 @@ def checkpoint(run: Path, step: int, *players: str, **facts: object) -> Path:
         for player in players:
             (partial / player).mkdir()
             (partial / player / "adapter_config.json").write_text(json.dumps(CONFIG))
-            (partial / player / "adapter_model.safetensors").write_bytes(f"{player}@{step}".encode())
+            (partial / player / "adapter_model.safetensors").write_bytes(
+                f"{player}@{step}".encode()
+            )
 
     run.mkdir(exist_ok=True)
     known = {"model_fingerprint": "right", "tokenizer_hash": "right", "chat_hash": "right", **facts}
@@ -108,20 +114,28 @@ def test_served_is_the_adapter_of_the_seat_and_a_named_one_sits_anywhere() -> No
     assert seats_of(Desk({"shared": 3}), "served", "served") == ("shared@3", "shared@3")
 
 
-def test_players_who_learned_by_other_messages_are_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_players_who_learned_by_other_messages_are_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = checkpoint(tmp_path / "run", 50, "player_0")
     recorded = {"ENV": "hanabi", "PRESET": "laptop", "DEDUCTIONS": "counted", "REWARD_SCORE": 2}
     recorded = {f"HANABI_{name}": value for name, value in recorded.items()}
     (tmp_path / "run/settings.json").write_text(json.dumps({"settings": recorded}))
-    refs, own = parse_line_up(f"{folder},iggi", 2).refs, {"players": 2, "deductions": "counted"}
-    for configs in ([{"preset": "marshal-mini"}], [{"preset": "laptop", **own}], [{"preset": "laptop"}] * 2):
+    refs, own = parse_lineup(f"{folder},iggi", 2).refs, {"players": 2, "deductions": "counted"}
+    for configs in (
+        [{"preset": "marshal-mini"}],
+        [{"preset": "laptop", **own}],
+        [{"preset": "laptop"}] * 2,
+    ):
         resolver = resolver_of(Desk())
         resolver.seats(refs)
         for config in configs:
             resolver.compare_messages(refs, Setup(HANABI, EnvConfig.model_validate(config)))
     (warning,) = caplog.messages
     learned = "HANABI_DEDUCTIONS=counted"
-    assert warning.endswith(f"learned with {learned}; here: possible. To play as it learned: export {learned}")
+    assert warning.endswith(
+        f"learned with {learned}; here: possible. To play as it learned: export {learned}"
+    )
 
 
 def test_what_the_server_does_not_hold_is_refused() -> None:
@@ -134,7 +148,9 @@ def test_what_the_server_does_not_hold_is_refused() -> None:
             seats_of(Desk({"player_1": 7}), word)
 
 
-def test_a_checkpoint_sits_with_its_own_adapter_of_the_seat_and_is_lent_once(tmp_path: Path) -> None:
+def test_a_checkpoint_sits_with_its_own_adapter_of_the_seat_and_is_lent_once(
+    tmp_path: Path,
+) -> None:
     folder = str(checkpoint(tmp_path / "run", 50, "player_0", "player_1"))
     desk = Desk()
     resolver = resolver_of(desk)
@@ -153,7 +169,9 @@ def test_a_run_stands_for_its_newest_whole_checkpoint_at_the_first_look(tmp_path
     torn = checkpoint(run, 10, "shared")
     (torn / "shared" / "adapter_model.safetensors").write_bytes(b"torn")
     assert newest_checkpoint(run) == old
-    assert newest_checkpoint(torn) == torn, "one that was named is taken at its word, and its hashes are checked then"
+    assert newest_checkpoint(torn) == torn, (
+        "one that was named is taken at its word, and its hashes are checked then"
+    )
     with pytest.raises(SettingsError, match="sha256"):
         seats_of(Desk(), str(torn))
     desk = Desk()
@@ -163,7 +181,9 @@ def test_a_run_stands_for_its_newest_whole_checkpoint_at_the_first_look(tmp_path
     assert seats_of(resolver, str(run)) == first
     resolver.lend_again()
     seats_of(resolver, str(run))
-    assert [version for version, _ in desk.lent] == [9, 9], "a training that goes on must not change who plays"
+    assert [version for version, _ in desk.lent] == [9, 9], (
+        "a training that goes on must not change who plays"
+    )
 
 
 def test_the_best_of_a_run_is_the_checkpoint_that_validation_chose(
@@ -176,24 +196,40 @@ def test_the_best_of_a_run_is_the_checkpoint_that_validation_chose(
         checkpoint(run, step, "player_0", "player_1")
 
     def validate(*scores: float) -> None:
-        write_validations(run, [Validated(step=10 * n, score=one, se=0.1) for n, one in enumerate(scores)])
+        write_validations(
+            run, [Validated(step=10 * n, score=one, se=0.1) for n, one in enumerate(scores)]
+        )
 
     validate(1.0, 2.0, 3.0, 3.0)
-    line_up, desk = parse_line_up("demo@best,./demo/train@best:player_1", 2), Desk()
-    assert line_up.words == ("demo/train/checkpoint-20", "demo/train/checkpoint-20:player_1")
-    assert line_up.label == "demo@best,demo/train@best:player_1"
-    resolver_of(desk).seats(line_up.refs)
+    lineup, desk = parse_lineup("demo@best,./demo/train@best:player_1", 2), Desk()
+    assert lineup.words == ("demo/train/checkpoint-20", "demo/train/checkpoint-20:player_1")
+    assert lineup.label == "demo@best,demo/train@best:player_1"
+    resolver_of(desk).seats(lineup.refs)
     assert desk.lent == [(20, b"player_0@20"), (20, b"player_1@20")]
     Path("demo@best").mkdir()
-    assert parse_line_up("demo@best", 2).words == ("./demo@best",) * 2, "a folder of that name is itself"
+    assert parse_lineup("demo@best", 2).words == ("./demo@best",) * 2, (
+        "a folder of that name is itself"
+    )
 
 
 @pytest.mark.parametrize(
     ("scores", "message"),
     [
-        (None, r"run@best: validation chooses the best version, and this run made none \(HANABI_EVAL_STEPS\)"),
-        ((3.0, 1.0), r"the version that did best \(3.000 ± 0.100 at step 0\) is of the start, which is no checkpoint"),
-        ((1.0, 2.0, 3.0), r"did best \(3.000 ± 0.100 at step 20\) is not there. Name .*run for its newest checkpoint"),
+        (
+            None,
+            r"run@best: validation chooses the best version, and this run made none "
+            r"\(HANABI_EVAL_STEPS\)",
+        ),
+        (
+            (3.0, 1.0),
+            r"the version that did best \(3.000 ± 0.100 at step 0\) is of the start, which is no "
+            r"checkpoint",
+        ),
+        (
+            (1.0, 2.0, 3.0),
+            r"did best \(3.000 ± 0.100 at step 20\) is not there. Name .*run for its newest "
+            r"checkpoint",
+        ),
     ],
 )
 def test_a_run_that_has_no_best_checkpoint_says_why(
@@ -204,20 +240,22 @@ def test_a_run_that_has_no_best_checkpoint_says_why(
         rows = [Validated(step=10 * number, score=one, se=0.1) for number, one in enumerate(scores)]
         write_validations(tmp_path / "run", rows)
     with pytest.raises(SettingsError, match=message):
-        parse_line_up(f"{tmp_path}/run@best", 2)
+        parse_lineup(f"{tmp_path}/run@best", 2)
 
 
 def test_the_best_of_no_run_and_of_a_damaged_record_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="no such folder; give a run"):
-        parse_line_up(f"{tmp_path}/none@best", 2)
+        parse_lineup(f"{tmp_path}/none@best", 2)
     (tmp_path / FILE).write_text('[{"step": 1')
     with pytest.raises(SettingsError, match=f"{FILE}: not what a run writes"):
-        parse_line_up(f"{tmp_path}@best", 2)
+        parse_lineup(f"{tmp_path}@best", 2)
 
 
 def test_an_adapter_that_a_checkpoint_lacks_is_refused_with_those_it_has(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "run", 50, "player_0", "player_1")
-    with pytest.raises(SettingsError, match=r"no adapter player_2 in it; it has player_0, player_1\. .*:player_0"):
+    with pytest.raises(
+        SettingsError, match=r"no adapter player_2 in it; it has player_0, player_1\. .*:player_0"
+    ):
         seats_of(Desk(), "iggi", "iggi", str(folder))
     with pytest.raises(SettingsError, match="no adapter shared"):
         seats_of(Desk(), f"{folder}:shared")
@@ -264,7 +302,9 @@ class Answers:
 def game(client: Any, word: str = "player_1@7", *, config: EnvConfig = LAPTOP) -> Episode:
     setup = Setup(HANABI, config)
     policy = RemotePolicy(client=client, name=word, max_tokens=4, temperature=0.5)
-    return asyncio.run(play_episode(setup.task("human", 3), [make_script(setup, "hint-bot"), policy]))
+    return asyncio.run(
+        play_episode(setup.task("human", 3), [make_script(setup, "hint-bot"), policy])
+    )
 
 
 @pytest.mark.parametrize(("memory", "kept"), [("game", 20), (2, 1)])
@@ -272,12 +312,17 @@ def test_every_request_of_a_partner_carries_the_conversation_that_it_remembers_a
     memory: Any, kept: int
 ) -> None:
     config = EnvConfig(preset="marshal-mini", observation="full", bomb_rule="keep", memory=memory)
-    client = Answers([Reply(text="Hint player_0 1", reply_ids=(5, number), version=7) for number in range(20)])
+    client = Answers(
+        [Reply(text="Hint player_0 1", reply_ids=(5, number), version=7) for number in range(20)]
+    )
     episode = game(client, config=config)
     turns = episode.trajectory(1)
     assert len(turns) >= 2
     for number, asked in enumerate(client.asked):
-        before = [EarlierTurn(prompt=turn.prompt, reply_ids=(5, index)) for index, turn in enumerate(turns[:number])]
+        before = [
+            EarlierTurn(prompt=turn.prompt, reply_ids=(5, index))
+            for index, turn in enumerate(turns[:number])
+        ]
         assert asked == ReplyRequest(
             seat="player_1@7",
             system=system_prompt(config.spec(), "full", 1, bomb_rule="keep"),
@@ -289,14 +334,21 @@ def test_every_request_of_a_partner_carries_the_conversation_that_it_remembers_a
         )
     assert [turn.version for turn in turns] == [7] * len(turns)
     assert episode.seats == ("hint-bot", "player_1@7")
-    assert game(Answers([Reply(text="", out_of_tokens=True)])).status is EpisodeStatus.TRUNCATED_TOKENS
+    assert (
+        game(Answers([Reply(text="", out_of_tokens=True)])).status is EpisodeStatus.TRUNCATED_TOKENS
+    )
 
 
-def test_a_real_server_samples_every_reply_with_its_ids_and_one_without_the_adapter_ends_the_game() -> None:
+def test_a_real_server_samples_every_reply_with_its_ids_and_one_without_the_adapter_ends_the_game() -> (
+    None
+):
     with running_app() as app, RolloutClient(app.url) as client:
         turns = game(client, "base").trajectory(1)
         with pytest.raises(ServerError, match="player_1"):
             game(client)
     assert turns
-    assert all(turn.prompt_ids and turn.reply_ids and len(turn.logprobs) == len(turn.reply_ids) for turn in turns)
+    assert all(
+        turn.prompt_ids and turn.reply_ids and len(turn.logprobs) == len(turn.reply_ids)
+        for turn in turns
+    )
     assert {turn.version for turn in turns} == {None}

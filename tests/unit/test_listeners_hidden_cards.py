@@ -1,8 +1,8 @@
-"""No player that is handed text is told of the cards that it cannot see: what each really hears is compared.
+"""No player that is handed text is told of the cards that it cannot see: what each really hears is
+compared.
 
-Models on the server and models asked reply by reply: over whole games, on every board, with other cards in the
-listener's hand and in the deck.
-"""
+Models on the server and models asked reply by reply: over whole games, on every board, with other
+cards in the listener's hand and in the deck."""
 
 import asyncio
 import random
@@ -38,12 +38,16 @@ Listener = Callable[[EnvConfig, list[str]], Player]
 @cache
 def chat() -> ChatFormat:
     """A tokenizer of bytes: whatever a prompt says comes back out of its ids."""
-    letters = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    letters = {
+        letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
+    }
     core = Tokenizer(models.BPE(letters, []))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens([AddedToken(word, special=True) for word in (START, END)])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=END, clean_up_tokenization_spaces=False)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token=END, clean_up_tokenization_spaces=False
+    )
     tokenizer.chat_template = CHAT_TEMPLATE
     return ChatFormat.from_tokenizer(tokenizer)
 
@@ -56,10 +60,14 @@ class Ear:
     def __init__(self, heard: list[str]) -> None:
         self._heard = heard
 
-    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None, *game: Any) -> Sample:
+    async def generate(
+        self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None, *game: Any
+    ) -> Sample:
         self._heard.append(chat().tokenizer.decode(prompt_ids))
         ids = (*chat().tokenizer.encode(REPLY), chat().eos_id)
-        return Sample(ids=ids, logprobs=(0.0,) * len(ids), finish_reason="stop", num_cached_tokens=0)
+        return Sample(
+            ids=ids, logprobs=(0.0,) * len(ids), finish_reason="stop", num_cached_tokens=0
+        )
 
     def reply(self, asked: object) -> Reply:
         self._heard.append(repr(asked))
@@ -119,7 +127,9 @@ def test_the_same_swap_is_heard_by_the_partner_and_a_conversation_says_all_that_
     config = EnvConfig.parse({"preset": "laptop", "observation": style})
     reds, yellows = (Card(0, 0), Card(0, 0), Card(0, 1)), (Card(1, 0), Card(1, 0), Card(1, 1))
     game = Game(make_spec("laptop"), (*reds, *yellows, Card(0, 0), Card(1, 0)))
-    assert turn_prompt(game.view(0), style=style, legal_moves=True) in as_text(listen(LISTENERS[name], game, 0, config))
+    assert turn_prompt(game.view(0), style=style, legal_moves=True) in as_text(
+        listen(LISTENERS[name], game, 0, config)
+    )
     game.apply(next(action for action in game.legal_actions() if action.kind.startswith("hint")))
     other = swap_own_cards(game, 0, random.Random(1))
     assert other is not None

@@ -25,11 +25,18 @@ def episode_metrics(groups: Sequence[Sequence[Episode]], **other: Any) -> dict[s
 
 def turn(player: int, kind: ReplyKind = ReplyKind.LEGAL, **rewards: float) -> Turn:
     logprobs = (-0.25, -0.75)
-    return made_turn(player, 2, 3, rewards=rewards, logprobs=logprobs, prompt_ids=(1,), text="Hint R", kind=kind)
+    return made_turn(
+        player, 2, 3, rewards=rewards, logprobs=logprobs, prompt_ids=(1,), text="Hint R", kind=kind
+    )
 
 
-def test_utilisation_is_told_of_gpus_whose_data_sheet_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, expected in (("NVIDIA H100 80GB HBM3", {"utilisation/learning": 0.25}), ("Some other GPU", {})):
+def test_utilisation_is_told_of_gpus_whose_data_sheet_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, expected in (
+        ("NVIDIA H100 80GB HBM3", {"utilisation/learning": 0.25}),
+        ("Some other GPU", {}),
+    ):
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
         assert metrics.utilisation(torch.device("cuda", 0), 989e12 / 2, 2.0) == expected
         assert metrics.utilisation(torch.device("cpu"), 1.0, 1.0) == {}
@@ -40,8 +47,14 @@ BAD = game(turn(0, ReplyKind.ILLEGAL, illegal=-0.5), turn(1, ReplyKind.UNPARSABL
 
 def test_a_step_s_figures_are_counted_from_its_games() -> None:
     groups = [
-        [game(turn(0, score=1.0), turn(1), score=1), game(turn(0, ReplyKind.ILLEGAL, illegal=-0.5))],
-        [game(turn(0), score_kept=2, bombed=1), game(turn(0), status=EpisodeStatus.TRUNCATED_TURNS)],
+        [
+            game(turn(0, score=1.0), turn(1), score=1),
+            game(turn(0, ReplyKind.ILLEGAL, illegal=-0.5)),
+        ],
+        [
+            game(turn(0), score_kept=2, bombed=1),
+            game(turn(0), status=EpisodeStatus.TRUNCATED_TURNS),
+        ],
     ]
     assert episode_metrics(groups, games_dropped=3, groups_dropped=1) == {
         "games": 4.0,
@@ -89,13 +102,20 @@ def _poker(first: float, *actions: str) -> Episode:
     turns = []
     for number, action in enumerate(actions):
         paid = first if number == len(actions) - 1 else 0.0
-        one = replace(turn(number % 2), action=action, step=number, rewards=({"chips": paid}, {"chips": -paid}))
+        one = replace(
+            turn(number % 2),
+            action=action,
+            step=number,
+            rewards=({"chips": paid}, {"chips": -paid}),
+        )
         turns.append(one)
     result = {"first_chips": first, "showdown": 1.0}
     return replace(game(*turns), env="kuhn", preset="kuhn", spec_hash="kuhn", result=result)
 
 
-def test_a_zero_sum_game_is_scored_by_the_first_players_return_and_brings_figures_of_its_own() -> None:
+def test_a_zero_sum_game_is_scored_by_the_first_players_return_and_brings_figures_of_its_own() -> (
+    None
+):
     group = [_poker(1.0, "check", "check"), _poker(-2.0, "bet", "call")]
     found = episode_metrics([group])
     expected = {
@@ -114,7 +134,12 @@ def test_a_zero_sum_game_is_scored_by_the_first_players_return_and_brings_figure
     # Where a step has several environments, the figures of each say whose they are.
     both = episode_metrics([group, [game(turn(0, score=1.0), score=3)]])
     assert (both["kuhn/first_chips"], both["hanabi/hints_per_game"]) == (-0.5, 1.0)
-    assert (both["score/kuhn"], both["score/laptop"], both["games/kuhn"], both["games/laptop"]) == (-0.5, 3.0, 2.0, 1.0)
+    assert (both["score/kuhn"], both["score/laptop"], both["games/kuhn"], both["games/laptop"]) == (
+        -0.5,
+        3.0,
+        2.0,
+        1.0,
+    )
 
 
 def test_replies_that_are_cut_are_those_of_the_greatest_length_without_an_end() -> None:
@@ -127,9 +152,20 @@ def test_replies_that_are_cut_are_those_of_the_greatest_length_without_an_end() 
     assert found["player_1/tokens_per_reply"] == 2.0
 
 
-def test_a_step_without_games_has_counts_and_no_means_and_what_one_game_cannot_tell_is_absent() -> None:
-    counts = {"games": 0.0, "games_dropped": 4.0, "groups_dropped": 2.0, "games_all_bad": 0.0, "reply_tokens": 0.0}
-    assert episode_metrics([], games_dropped=4, groups_dropped=2) == {**counts, "groups_without_spread": 0.0}
+def test_a_step_without_games_has_counts_and_no_means_and_what_one_game_cannot_tell_is_absent() -> (
+    None
+):
+    counts = {
+        "games": 0.0,
+        "games_dropped": 4.0,
+        "groups_dropped": 2.0,
+        "games_all_bad": 0.0,
+        "reply_tokens": 0.0,
+    }
+    assert episode_metrics([], games_dropped=4, groups_dropped=2) == {
+        **counts,
+        "groups_without_spread": 0.0,
+    }
     found = episode_metrics([[game(turn(0))]])
     assert found["player_1/games_without_turn"] == 1.0 and all(map(math.isfinite, found.values()))
     assert not {"score/se", "player_1/reward", "player_1/entropy_estimate"} & set(found)
@@ -140,7 +176,9 @@ def test_spread_is_of_any_player_s_reward_and_only_where_it_played() -> None:
         return episode_metrics([group])["groups_without_spread"]
 
     assert flat(game(turn(0)), game(turn(0))) == 1
-    assert flat(game(turn(0), score=3), game(turn(0), score=0)) == 1, "a score without its reward teaches nothing"
+    assert flat(game(turn(0), score=3), game(turn(0), score=0)) == 1, (
+        "a score without its reward teaches nothing"
+    )
     assert flat(game(turn(0)), game(turn(0, ReplyKind.ILLEGAL, illegal=-0.5))) == 0
     assert flat(game(turn(0), turn(1, illegal=-0.5)), game(turn(0), turn(1))) == 0
     # Player 1 moved in one of the games only, so there is nothing to compare it with.

@@ -1,4 +1,6 @@
-"""One seat as an OpenEnv server, played by OpenEnv's own client and looked at by its own validator."""
+"""One seat as an OpenEnv server, played by OpenEnv's own client and looked at by its own
+validator.
+"""
 
 import asyncio
 import contextlib
@@ -11,7 +13,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("openenv", reason="the extra openenv is not installed: uv pip install 'hanabi-grpo[openenv]'")
+pytest.importorskip(
+    "openenv", reason="the extra openenv is not installed: uv pip install 'hanabi-grpo[openenv]'"
+)
 
 from doctor_machines import ROOT
 from hanabi_grpo.envs.base import Policy, Setup
@@ -35,7 +39,9 @@ def url() -> Iterator[str]:
     from hanabi_grpo.envs.interop.openenv_server import openenv_app
 
     listener = listen("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(openenv_app(SETUP, 0, partners(), sessions=SESSIONS), log_level="warning"))
+    server = uvicorn.Server(
+        uvicorn.Config(openenv_app(SETUP, 0, partners(), sessions=SESSIONS), log_level="warning")
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     while not server.started:
@@ -50,13 +56,17 @@ def reply_to(message: str, seed: int) -> str:
     return ("Play 0", "Discard 0", "what?")[(len(message) + seed) % 3]
 
 
-def test_64_sessions_at_once_play_what_the_same_seat_plays_here_and_one_more_is_refused(url: str) -> None:
+def test_64_sessions_at_once_play_what_the_same_seat_plays_here_and_one_more_is_refused(
+    url: str,
+) -> None:
     from openenv.core.generic_client import GenericEnvClient
 
     at_once = asyncio.Barrier(SESSIONS)
 
     async def play(seed: int) -> list[Any]:
-        async with GenericEnvClient(base_url=url, connect_timeout_s=60, message_timeout_s=120) as client:
+        async with GenericEnvClient(
+            base_url=url, connect_timeout_s=60, message_timeout_s=120
+        ) as client:
             told = await client.reset(seed=seed, episode_id=f"e{seed}", split="train")
             await at_once.wait()
             if seed == 0:
@@ -68,7 +78,11 @@ def test_64_sessions_at_once_play_what_the_same_seat_plays_here_and_one_more_is_
                 told = await client.step({"reply": reply_to(seen[-1], seed)})
                 seen += [told.observation["message"], told.reward, told.observation["rewards"]]
             state = await client.state()
-            assert (state["episode_id"], state["seed"], state["split"]) == (f"e{seed}", seed, "train")
+            assert (state["episode_id"], state["seed"], state["split"]) == (
+                f"e{seed}",
+                seed,
+                "train",
+            )
             assert state["step_count"] == len(seen) // 3 and told.observation["result"]
             return seen
 
@@ -88,7 +102,11 @@ def test_64_sessions_at_once_play_what_the_same_seat_plays_here_and_one_more_is_
 
 
 def test_the_client_of_the_page_plays_a_game(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code = PAGE.partition("from openenv.core")[2].partition("```")[0].replace("http://127.0.0.1:8100", url)
+    code = (
+        PAGE.partition("from openenv.core")[2]
+        .partition("```")[0]
+        .replace("http://127.0.0.1:8100", url)
+    )
     exec(f"from openenv.core{code}", {})
     assert re.match(r"\{'score': \d", capsys.readouterr().out)
 
@@ -158,7 +176,12 @@ def test_such_a_server_is_an_environment_of_ours_too(url: str) -> None:
     environment = registry.get(f"openenv:{url.removeprefix('http://')}")
     [preset] = environment.presets.values()
     config = preset.model_copy(
-        update={"observation_field": "message", "max_turns": 9, "least_return": -9.0, "greatest_return": 9.0}
+        update={
+            "observation_field": "message",
+            "max_turns": 9,
+            "least_return": -9.0,
+            "greatest_return": 9.0,
+        }
     )
     report = conformance.check_games(environment, config, num_episodes=3)
     assert (report.num_steps > 6, report.num_copies) == (True, 0), "it cannot be copied"
@@ -171,7 +194,9 @@ def test_such_a_server_is_an_environment_of_ours_too(url: str) -> None:
     every = Referee(Setup(environment, preset).task("eval", 1)).see(0).message()
     assert "message: The game begins." in every and "\nlegal: [" in every
     wrong = config.model_copy(update={"observation_field": "text"})
-    with pytest.raises(SettingsError, match=r"HANABI_OBSERVATION_FIELD=text: .* observes metadata, message, system"):
+    with pytest.raises(
+        SettingsError, match=r"HANABI_OBSERVATION_FIELD=text: .* observes metadata, message, system"
+    ):
         Referee(Setup(environment, wrong).task("eval", 1))
     with pytest.raises(SettingsError, match=r"is no OpenEnv server .* start it first"):
         registry.get("openenv:localhost:1")

@@ -6,7 +6,7 @@ from math import sqrt
 
 import pytest
 
-from hanabi_grpo.client.lineups import parse_line_up
+from hanabi_grpo.client.lineups import parse_lineup
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.conformance import check, check_games, check_starts
 from hanabi_grpo.envs.openspiel.exploitability import exploitability, information_sets, uniform
@@ -14,7 +14,7 @@ from hanabi_grpo.envs.openspiel.policies import equilibrium, minimax
 from hanabi_grpo.envs.openspiel.rules import check_name, load, playable_names
 from hanabi_grpo.envs.referee import Referee, play_scripts
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation.evaluate import evaluate_line_up
+from hanabi_grpo.evaluation.evaluate import evaluate_lineup
 from hanabi_grpo.evaluation.outcomes import outcome_sheets, wilson
 
 
@@ -26,9 +26,16 @@ def make(env: str, preset: str = "", **fields: object):  # type: ignore[no-untyp
 @pytest.mark.parametrize("style", ["full", "compact"])
 @pytest.mark.parametrize(
     ("env", "preset"),
-    [("tic_tac_toe", ""), ("connect_four", "connect_four-4x5"), ("kuhn_poker", ""), ("leduc_poker", "")],
+    [
+        ("tic_tac_toe", ""),
+        ("connect_four", "connect_four-4x5"),
+        ("kuhn_poker", ""),
+        ("leduc_poker", ""),
+    ],
 )
-def test_a_game_of_openspiel_does_what_the_interface_says(env: str, preset: str, style: str) -> None:
+def test_a_game_of_openspiel_does_what_the_interface_says(
+    env: str, preset: str, style: str
+) -> None:
     setup = make(env, preset, style=style)
     report = check(setup.environment, setup.config, num_episodes=5)
     assert bool(report.secrets) is env.endswith("poker")
@@ -37,21 +44,38 @@ def test_a_game_of_openspiel_does_what_the_interface_says(env: str, preset: str,
 @pytest.mark.parametrize(
     ("env", "num_sets", "nash_conv", "value", "best", "after"),
     [
-        ("kuhn_poker", 12, 0.916667, -1 / 18, (0.5, 0.416667), {10: 0.0327, 100: 0.00119, 300: 0.00043}),
+        (
+            "kuhn_poker",
+            12,
+            0.916667,
+            -1 / 18,
+            (0.5, 0.416667),
+            {10: 0.0327, 100: 0.00119, 300: 0.00043},
+        ),
         ("leduc_poker", 936, 4.747222, -0.085606, (2.0875, 2.659722), {10: 0.610, 100: 0.0134}),
     ],
 )
 def test_poker_has_the_published_values(
-    env: str, num_sets: int, nash_conv: float, value: float, best: tuple[float, float], after: dict[int, float]
+    env: str,
+    num_sets: int,
+    nash_conv: float,
+    value: float,
+    best: tuple[float, float],
+    after: dict[int, float],
 ) -> None:
     setup = make(env)
     sets = information_sets(setup)
     assert len(sets) == num_sets
     even = exploitability(setup, uniform(setup))
-    assert even.nash_conv == pytest.approx(nash_conv, abs=1e-5) and even.best_responses == pytest.approx(best, abs=1e-5)
+    assert even.nash_conv == pytest.approx(
+        nash_conv, abs=1e-5
+    ) and even.best_responses == pytest.approx(best, abs=1e-5)
     for iterations, expected in after.items():
         solved = equilibrium(env, iterations)
-        profile = {one.information: [dict(solved[one.information])[action] for action in one.actions] for one in sets}
+        profile = {
+            one.information: [dict(solved[one.information])[action] for action in one.actions]
+            for one in sets
+        }
         found = exploitability(setup, profile)
         assert found.exploitability == pytest.approx(expected, rel=0.01)
     assert found.values[0] == pytest.approx(value, abs=0.01) and found.values[1] == -found.values[0]
@@ -76,8 +100,8 @@ def test_scripts_win_draw_and_lose_as_often_as_measured_elsewhere(
     env: str, preset: str, first: str, second: str, games: int, expected: tuple[float, float, float]
 ) -> None:
     setup = make(env, preset)
-    line_up = parse_line_up(f"{first},{second}", 2, env=env)
-    result = evaluate_line_up(line_up, setup, games, rotate=False)
+    lineup = parse_lineup(f"{first},{second}", 2, env=env)
+    result = evaluate_lineup(lineup, setup, games, rotate=False)
     for name, share in zip(("win", "draw", "loss"), expected, strict=True):
         error = sqrt(max(share * (1 - share), 0.003) / games)
         assert abs(result.figures[f"{name} as first"] - share) < 4 * error + 0.001
@@ -87,7 +111,10 @@ def test_pure_strategies_of_kuhn_look_good_against_an_equilibrium_and_are_exploi
     """18 of the first player's 64 reach the game's value, and no greedy profile is safe."""
     setup = make("kuhn_poker")
     sets, solved = information_sets(setup), equilibrium("kuhn_poker", 1000)
-    fair = {one.information: [dict(solved[one.information])[action] for action in one.actions] for one in sets}
+    fair = {
+        one.information: [dict(solved[one.information])[action] for action in one.actions]
+        for one in sets
+    }
     assert exploitability(setup, uniform(setup)).values == pytest.approx((0.125, -0.125))
     assert exploitability(setup, fair).exploitability < 0.0002
     lost: dict[int, list[float]] = {0: [], 1: []}
@@ -96,7 +123,9 @@ def test_pure_strategies_of_kuhn_look_good_against_an_equilibrium_and_are_exploi
         own = [one.information for one in sets if one.player == player]
         for choices in itertools.product(([1.0, 0.0], [0.0, 1.0]), repeat=len(own)):
             found = exploitability(setup, fair | dict(zip(own, choices, strict=True)))
-            lost[player].append(found.best_responses[1 - player] + (-1 / 18 if player == 0 else 1 / 18))
+            lost[player].append(
+                found.best_responses[1 - player] + (-1 / 18 if player == 0 else 1 / 18)
+            )
             if player == 0 and found.values[0] > -1 / 18 - 0.001:
                 blind.append(lost[0][-1])
     assert len(blind) == 18 and min(blind) > 0.11 - 0.002 and max(blind) < 0.45
@@ -109,15 +138,18 @@ def test_tic_tac_toe_has_5478_positions_and_the_matrix_game_pays_ten() -> None:
         state = waiting.pop()
         if str(state) not in found:
             found.add(str(state))
-            waiting += [state.child(action) for action in ([] if state.is_terminal() else state.legal_actions())]
+            waiting += [
+                state.child(action)
+                for action in ([] if state.is_terminal() else state.legal_actions())
+            ]
     assert len(found) == 5478
     matrix = registry.setup("openspiel:tiny_hanabi", {"preset": "tiny_hanabi"}).spec
     assert (matrix.payoff, matrix.num_players, matrix.return_range[1]) == ("team", 2, 10.0)
 
 
 def test_outcomes_are_those_of_the_first_word_in_each_seat_with_intervals() -> None:
-    line_up = parse_line_up("random,minimax", 2, env="tic_tac_toe")
-    result = evaluate_line_up(line_up, make("tic_tac_toe"), 60)
+    lineup = parse_lineup("random,minimax", 2, env="tic_tac_toe")
+    result = evaluate_lineup(lineup, make("tic_tac_toe"), 60)
     [sheet] = outcome_sheets([result])
     first, second, both = sheet.groups[0]
     assert [row[1] for row in sheet.groups[0]] == ["first", "second", "both"]
@@ -125,7 +157,13 @@ def test_outcomes_are_those_of_the_first_word_in_each_seat_with_intervals() -> N
     assert both[-1] == f"{50 * (1 + result.mean):.1f}" and float(first[-1]) > float(second[-1])
     assert wilson(0.5, 100) == pytest.approx((0.4038, 0.5962), abs=1e-4)
     assert (
-        outcome_sheets([evaluate_line_up(parse_line_up("iggi", 2), registry.setup("hanabi", {"preset": "laptop"}), 2)])
+        outcome_sheets(
+            [
+                evaluate_lineup(
+                    parse_lineup("iggi", 2), registry.setup("hanabi", {"preset": "laptop"}), 2
+                )
+            ]
+        )
         == []
     )
 
@@ -162,13 +200,17 @@ def test_what_cannot_be_played_is_refused_with_what_can() -> None:
     with pytest.raises(SettingsError, match="its players do not take turns"):
         check_name("matrix_rps")
     for fields in ({"rows": 1}, {"columns": 11}, {"in_a_row": 2}, {"in_a_row": 8}):
-        with pytest.raises(SettingsError, match=f"{next(iter(fields))}=.*(must be from|Input should be)"):
+        with pytest.raises(
+            SettingsError, match=f"{next(iter(fields))}=.*(must be from|Input should be)"
+        ):
             make("connect_four", **fields)
     with pytest.raises(SettingsError, match="more than the 20 that can be searched"):
         play_scripts(make("connect_four").task("eval", 0), dict.fromkeys((0, 1), minimax()))
     with pytest.raises(SettingsError, match="zero-sum games of OpenSpiel for two"):
         information_sets(registry.setup("kuhn", {"preset": "kuhn"}))
-    with pytest.raises(SettingsError, match=r"more than 100000 information sets.* at most 5000 are possible"):
+    with pytest.raises(
+        SettingsError, match=r"more than 100000 information sets.* at most 5000 are possible"
+    ):
         information_sets(make("connect_four"))
     with pytest.raises(SettingsError, match="it has 24576 information sets"):
         information_sets(registry.setup("openspiel:liars_dice", {"preset": "liars_dice"}))

@@ -1,4 +1,6 @@
-"""Games that are played while the trainer learns: through the real link and server, and with a source that fails."""
+"""Games that are played while the trainer learns: through the real link and server, and with a
+source that fails.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -10,7 +12,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
-from fake_engine import deal
+from fake_engine import task
 from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.errors import ServerError, ServerGoneError, SettingsError, VersionError
 from hanabi_grpo.settings import Settings
@@ -21,7 +23,7 @@ from hanabi_grpo.training.overlap import KeptAdapters, PlayAhead
 from server_app import PEFT_CONFIG, PLAYERS, RunningApp, adapter_bytes, push_to, running_app
 from waiting import wait_until
 
-FIRST, SECOND = [deal(1), deal(2)], [deal(3), deal(4)]
+FIRST, SECOND = [task(1), task(2)], [task(3), task(4)]
 
 
 @pytest.fixture
@@ -42,11 +44,16 @@ def link(app: RunningApp, tmp_path: Path) -> Iterator[ServerLink]:
 
 
 def push(link: ServerLink, version: int) -> None:
-    link.client.push(version, {name: (adapter_bytes(version / 16), PEFT_CONFIG) for name in PLAYERS})
+    link.client.push(
+        version, {name: (adapter_bytes(version / 16), PEFT_CONFIG) for name in PLAYERS}
+    )
 
 
 def what_was_played(result: RolloutResult) -> list[list[tuple[Any, ...]]]:
-    return [[(one.seed, one.game, *(turn.reply_ids for turn in one.turns)) for one in g] for g in result.groups]
+    return [
+        [(one.seed, one.game, *(turn.reply_ids for turn in one.turns)) for one in g]
+        for g in result.groups
+    ]
 
 
 def versions(result: RolloutResult) -> set[int | None]:
@@ -95,7 +102,10 @@ def test_a_request_that_a_push_overtook_is_refused_and_made_again_with_the_versi
     games = ahead.take(FIRST, 8)
     assert (games.version, versions(games.result)) == (8, {8})
     assert link.incidents.counts == {"games_asked_again": 1}
-    assert "player_0@7 is required, but this server holds player_0@8" in link.incidents.path.read_text()
+    assert (
+        "player_0@7 is required, but this server holds player_0@8"
+        in link.incidents.path.read_text()
+    )
 
 
 def test_an_answer_of_another_version_is_refused_and_not_asked_for_again(
@@ -103,10 +113,14 @@ def test_an_answer_of_another_version_is_refused_and_not_asked_for_again(
 ) -> None:
     push(link, 8)
     fetch = link.fetch
-    monkeypatch.setattr(link, "fetch", lambda request: fetch(replace(request, own=own_seats(2, PLAYERS, 8))))
+    monkeypatch.setattr(
+        link, "fetch", lambda request: fetch(replace(request, own=own_seats(2, PLAYERS, 8)))
+    )
     ahead = PlayAhead(link, PLAYERS)
     ahead.ask(FIRST, 7)
-    with pytest.raises(ServerError, match="the seats player_0@8, player_1@8, required was player_0@7, player_1@7"):
+    with pytest.raises(
+        ServerError, match="the seats player_0@8, player_1@8, required was player_0@7, player_1@7"
+    ):
         ahead.take(FIRST, 8)
     assert link.incidents.counts == {}
 
@@ -123,13 +137,17 @@ class Source:
     def record(self, kind: str, message: str, **_: Any) -> None:
         self.recorded.append((kind, message))
 
-    def play(self, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> RolloutResult:
-        self.played.append((deals, version))
+    def play(
+        self, tasks: list[dict[str, Any]], names: tuple[str, ...], version: int
+    ) -> RolloutResult:
+        self.played.append((tasks, version))
         return RolloutResult(groups=[])
 
-    def prepare(self, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> GamesRequest:
+    def prepare(
+        self, tasks: list[dict[str, Any]], names: tuple[str, ...], version: int
+    ) -> GamesRequest:
         self._prepare()
-        return GamesRequest(deals=deals, own=(), version=version, instance_id="here")
+        return GamesRequest(tasks=tasks, own=(), version=version, instance_id="here")
 
     def fetch(self, request: GamesRequest) -> RolloutResult:
         self._fetch()
@@ -148,7 +166,9 @@ def raising(error: BaseException) -> Any:
 
 @pytest.mark.parametrize("place", ["fetch", "prepare"])
 @pytest.mark.parametrize("kind", [ServerGoneError, ServerError])
-def test_a_lost_request_is_written_down_and_its_step_plays_in_the_plain_way(place: str, kind: type[Exception]) -> None:
+def test_a_lost_request_is_written_down_and_its_step_plays_in_the_plain_way(
+    place: str, kind: type[Exception]
+) -> None:
     source = Source(**{place: raising(kind("no answer"))})
     ahead = PlayAhead(source, PLAYERS)
     ahead.ask(FIRST, 7)
@@ -167,11 +187,11 @@ def test_a_request_is_used_once_and_by_its_own_deals_only() -> None:
     ahead.ask(FIRST, 8)
     assert ahead.take(SECOND, 9).version == 9
     assert source.played == [(FIRST, 8), (SECOND, 9)]
-    assert "they are of other deals than this step's" in source.recorded[0][1]
+    assert "they are of other tasks than this step's" in source.recorded[0][1]
 
 
 def test_whatever_else_happens_in_the_thread_is_raised_in_the_trainer() -> None:
-    for error in (SettingsError("a deal that cannot be played"), MemoryError(), SystemExit(3)):
+    for error in (SettingsError("a task that cannot be played"), MemoryError(), SystemExit(3)):
         source = Source(fetch=raising(error))
         ahead = PlayAhead(source, PLAYERS)
         ahead.ask(FIRST, 7)
@@ -183,10 +203,14 @@ def test_whatever_else_happens_in_the_thread_is_raised_in_the_trainer() -> None:
 
 @pytest.fixture(scope="module")
 def model() -> PeftModel:
-    """One linear layer with an adapter for each player, which is not the zero that LoRA starts with."""
+    """One linear layer with an adapter for each player, which is not the zero that LoRA starts
+    with.
+    """
     torch.manual_seed(3)
     config = LoraConfig(r=2, lora_alpha=4, target_modules=["0"])
-    made = get_peft_model(torch.nn.Sequential(torch.nn.Linear(4, 4)), config, adapter_name="player_0")
+    made = get_peft_model(
+        torch.nn.Sequential(torch.nn.Linear(4, 4)), config, adapter_name="player_0"
+    )
     made.add_adapter("player_1", config)
     for name, parameter in made.named_parameters():
         if "lora_" in name:
@@ -208,12 +232,17 @@ def move(model: PeftModel) -> None:
                 parameter.add_(0.37)
 
 
-def test_forward_passes_meet_the_kept_version_and_the_weights_of_now_come_back_bit_by_bit(model: PeftModel) -> None:
+def test_forward_passes_meet_the_kept_version_and_the_weights_of_now_come_back_bit_by_bit(
+    model: PeftModel,
+) -> None:
     kept = KeptAdapters()
     before = {name: outputs(model, name) for name in PLAYERS}
     kept.keep(model, 4)
     move(model)
-    tensors = {name: (parameter, parameter.detach().clone()) for name, parameter in model.named_parameters()}
+    tensors = {
+        name: (parameter, parameter.detach().clone())
+        for name, parameter in model.named_parameters()
+    }
     now = {name: outputs(model, name) for name in PLAYERS}
     kept.keep(model, 5)
     with kept.using(model, 4):
@@ -223,7 +252,10 @@ def test_forward_passes_meet_the_kept_version_and_the_weights_of_now_come_back_b
     assert all(torch.equal(outputs(model, name), now[name]) for name in PLAYERS)
     assert not any(torch.equal(now[name], before[name]) for name in PLAYERS)
     kept.keep(model, 6)
-    with pytest.raises(VersionError, match=r"version 4 are not kept here \(kept: \[5, 6\]\)"), kept.using(model, 4):
+    with (
+        pytest.raises(VersionError, match=r"version 4 are not kept here \(kept: \[5, 6\]\)"),
+        kept.using(model, 4),
+    ):
         pass
     for name, parameter in model.named_parameters():
         assert parameter is tensors[name][0]

@@ -30,7 +30,9 @@ _HEALTHY = """
 """
 SERVES = _HEALTHY + "    server.serve_forever()\n"
 SERVES_WITH_A_CHILD = (
-    "    import signal\n    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + _HEALTHY + "    import subprocess\n"
+    "    import signal\n    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    + _HEALTHY
+    + "    import subprocess\n"
     "    child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
     "    print('child', child.pid, flush=True)\n"
     "    server.serve_forever()\n"
@@ -56,7 +58,9 @@ def is_gone(pid: int) -> bool:
 
 @pytest.fixture
 def children() -> Callable[[], list[psutil.Process]]:
-    """What this process has started since; the server of the end-to-end tests may be running beside."""
+    """What this process has started since; the server of the end-to-end tests may be running
+    beside.
+    """
 
     def alive() -> list[psutil.Process]:
         found = psutil.Process().children(recursive=True)
@@ -66,14 +70,25 @@ def children() -> Callable[[], list[psutil.Process]]:
     return lambda: [child for child in alive() if child not in before]
 
 
-def test_two_servers_are_healthy_inside_and_gone_outside_with_ports_and_logs_of_their_own(tmp_path: Path) -> None:
+def test_two_servers_are_healthy_inside_and_gone_outside_with_ports_and_logs_of_their_own(
+    tmp_path: Path,
+) -> None:
     said: list[str] = []
     folder, keyed = tmp_path / "new", Settings(api_key="secret")
     with (
-        own_server(keyed, said.append, command=command(SERVES), folder=folder, environ={"HANABI_PLAYERS": "3"}) as one,
+        own_server(
+            keyed,
+            said.append,
+            command=command(SERVES),
+            folder=folder,
+            environ={"HANABI_PLAYERS": "3"},
+        ) as one,
         own_server(Settings(), said.append, command=command(SERVES), folder=folder) as other,
     ):
-        ids = [RolloutClient.from_settings(settings).health()["instance_id"] for settings in (one, other)]
+        ids = [
+            RolloutClient.from_settings(settings).health()["instance_id"]
+            for settings in (one, other)
+        ]
         assert ids == ["3/true/secret", "None/true/None"]
         assert one.vllm_server_port != other.vllm_server_port
     for settings in (one, other):
@@ -86,7 +101,10 @@ def test_two_servers_are_healthy_inside_and_gone_outside_with_ports_and_logs_of_
 
 def test_a_death_at_the_start_is_noticed_at_once_and_the_log_shown(tmp_path: Path) -> None:
     with (
-        pytest.raises(ServerError, match=r"ended with code 1; the end of .*log:\n    loading\n    no model 模型"),
+        pytest.raises(
+            ServerError,
+            match=r"ended with code 1; the end of .*log:\n    loading\n    no model 模型",
+        ),
         own_server(Settings(), lambda text: None, command=command(DIES), folder=tmp_path),
     ):
         pass
@@ -94,8 +112,12 @@ def test_a_death_at_the_start_is_noticed_at_once_and_the_log_shown(tmp_path: Pat
 
 def test_a_server_that_never_gets_healthy_is_ended(tmp_path: Path, children: Children) -> None:
     with (
-        pytest.raises(ServerError, match=r"not ready after 1 s.*HANABI_SERVER_TIMEOUT.*own-server-.*log"),
-        own_server(Settings(server_timeout=1), lambda text: None, command=command(HANGS), folder=tmp_path),
+        pytest.raises(
+            ServerError, match=r"not ready after 1 s.*HANABI_SERVER_TIMEOUT.*own-server-.*log"
+        ),
+        own_server(
+            Settings(server_timeout=1), lambda text: None, command=command(HANGS), folder=tmp_path
+        ),
     ):
         pass
     assert children() == []
@@ -104,7 +126,9 @@ def test_a_server_that_never_gets_healthy_is_ended(tmp_path: Path, children: Chi
 def test_a_death_in_the_middle_explains_the_error_that_it_causes(tmp_path: Path) -> None:
     with (
         pytest.raises(ServerError, match="engine fell over") as caught,
-        own_server(Settings(), lambda text: None, command=command(DIES_AFTER_ONE), folder=tmp_path) as settings,
+        own_server(
+            Settings(), lambda text: None, command=command(DIES_AFTER_ONE), folder=tmp_path
+        ) as settings,
         RolloutClient.from_settings(settings) as client,
     ):
         client.identity()
@@ -112,16 +136,23 @@ def test_a_death_in_the_middle_explains_the_error_that_it_causes(tmp_path: Path)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ServerError])
-def test_every_way_out_ends_the_server(tmp_path: Path, error: type[BaseException], children: Children) -> None:
+def test_every_way_out_ends_the_server(
+    tmp_path: Path, error: type[BaseException], children: Children
+) -> None:
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(error), own_server(Settings(), lambda text: None, command=command(SERVES), folder=tmp_path):
+    with (
+        pytest.raises(error),
+        own_server(Settings(), lambda text: None, command=command(SERVES), folder=tmp_path),
+    ):
         assert len(children()) == 1
         raise error("out")
     assert children() == []
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_server_that_ignores_sigterm_is_killed_with_what_it_started(tmp_path: Path, children: Children) -> None:
+def test_a_server_that_ignores_sigterm_is_killed_with_what_it_started(
+    tmp_path: Path, children: Children
+) -> None:
     running = command(SERVES_WITH_A_CHILD)
     with own_server(Settings(), lambda text: None, command=running, folder=tmp_path, grace=0.5):
         log = next(tmp_path.glob("*.log")).read_text()

@@ -1,4 +1,6 @@
-"""Folders of a server process, which the next server removes when their owner is gone, and nothing else."""
+"""Folders of a server process, which the next server removes when their owner is gone, and nothing
+else.
+"""
 
 import subprocess
 import sys
@@ -20,7 +22,9 @@ sys.stdin.read()
 def test_a_folder_lives_as_long_as_the_process_that_holds_its_lock(
     tmp_path: Path, start_process: Callable[..., Any]
 ) -> None:
-    holder = start_process([sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    holder = start_process(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     theirs = Path(holder.stdout.readline().strip())
     ours = OwnedFolder(tmp_path)
     assert theirs.is_dir()

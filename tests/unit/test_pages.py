@@ -1,4 +1,6 @@
-"""The pages are one family: each is one file that fetches nothing, runs only its own code and escapes texts."""
+"""The pages are one family: each is one file that fetches nothing, runs only its own code and
+escapes texts.
+"""
 
 import base64
 import hashlib
@@ -38,7 +40,8 @@ from tracked_runs import add_row, scripted_games, tracked_run
 from training_runs import evaluate_scripted
 
 NASTY = (
-    "</script></style></td></li></h2><script>alert(1)</script><!-- <img src=x onerror=alert(2)> {{ 7*7 }} &lt;"
+    "</script></style></td></li></h2><script>alert(1)</script><!-- <img src=x onerror=alert(2)> "
+    "{{ 7*7 }} &lt;"
     "\x00\x1b\u202eabc\ud800]]>'\"\u2028$x_1$"
 )
 
@@ -62,7 +65,9 @@ def games_of(folder: Path, text: str, *episodes: Episode) -> str:
     """Return the page of games whose replies, prompts and players bear this text."""
     recordings = []
     for number, one in enumerate(episodes or scripted_games("", 0, 0, noise=0.3)):
-        turns = tuple(replace(turn, reply=f"<think>{text}</think>{text}", prompt=text) for turn in one.turns)
+        turns = tuple(
+            replace(turn, reply=f"<think>{text}</think>{text}", prompt=text) for turn in one.turns
+        )
         names = (text, "</script>")
         recordings.append(Recording(episode=replace(one, turns=turns), number=number, names=names))
     return games_page(recordings, recordings, title=text, settings={}, prompts=True)
@@ -71,12 +76,16 @@ def games_of(folder: Path, text: str, *episodes: Episode) -> str:
 def kuhn_games_of(folder: Path, text: str) -> str:
     """Return the page of games that are shown as text."""
     setup = registry.setup("kuhn", {"preset": "kuhn"})
-    return games_of(folder, text, *play_episodes_sync(setup, [make_script(setup, "random")] * 2, "train", range(3)))
+    return games_of(
+        folder,
+        text,
+        *play_episodes_sync(setup, [make_script(setup, "random")] * 2, "train", range(3)),
+    )
 
 
 def cross_play_of(folder: Path, text: str) -> str:
     """Return the page of a cross-play with an entry of this name."""
-    summary = summary_of(folder, "hint-bot", "random", deals=4)
+    summary = summary_of(folder, "hint-bot", "random", tasks=4)
     entries = (replace(summary.plan.entries[0], label=text), *summary.plan.entries[1:])
     return render_cross_play(replace(summary, plan=replace(summary.plan, entries=entries)))
 
@@ -90,7 +99,9 @@ PAGES: dict[str, Callable[[Path, str], str]] = {
 
 
 @pytest.fixture(scope="module", params=PAGES)
-def page_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+def page_of(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], str]:
     # A folder for each text: what was played in one is found there again.
     return lambda text: PAGES[request.param](tmp_path_factory.mktemp("page"), text)
 
@@ -116,9 +127,13 @@ def test_a_hostile_text_stays_a_text(page_of: Callable[[str], str]) -> None:
 def test_only_the_pages_own_code_runs_and_nothing_is_fetched(page_of: Callable[[str], str]) -> None:
     page = page_of("name")
     [policy] = [
-        value for name, value in Reader(page).attributes if name == "content" and "default-src" in (value or "")
+        value
+        for name, value in Reader(page).attributes
+        if name == "content" and "default-src" in (value or "")
     ]
-    assert policy is not None and policy.startswith("default-src 'none'; ") and "unsafe" not in policy
+    assert (
+        policy is not None and policy.startswith("default-src 'none'; ") and "unsafe" not in policy
+    )
     codes = re.findall(r"<(style|script)>(.*?)</\1>", page + frame_of(page), re.DOTALL)
     assert codes
     for kind, code in codes:
@@ -126,8 +141,15 @@ def test_only_the_pages_own_code_runs_and_nothing_is_fetched(page_of: Callable[[
         assert re.search(rf"{kind}-src [^;]*'sha256-{re.escape(digest)}'", policy)
     reader = Reader(page)
     assert not {"link", "object", "embed", "base"} & set(reader.tags)
-    addresses = [value or "" for name, value in reader.attributes if name in ("src", "href", "action", "srcset")]
-    assert all(value.startswith(("#", "data:image/svg+xml;base64,", "data:text/html;")) for value in addresses)
+    addresses = [
+        value or ""
+        for name, value in reader.attributes
+        if name in ("src", "href", "action", "srcset")
+    ]
+    assert all(
+        value.startswith(("#", "data:image/svg+xml;base64,", "data:text/html;"))
+        for value in addresses
+    )
     assert not [name for name, _ in reader.attributes if name.startswith("on") or name == "style"]
     assert not re.search(r"https?://|url\(|@import", page + frame_of(page))
 
@@ -152,7 +174,11 @@ def games_page_of(games: list[Recording], **options: Any) -> str:
 
 def test_without_a_script_every_turn_is_there_to_read() -> None:
     [one] = made_recordings(EnvConfig(preset="laptop"), num_games=1)
-    changes = {"reply": "<think>They hinted 1s.</think>Let us play.", "kind": ReplyKind.UNPARSABLE, "version": 7}
+    changes = {
+        "reply": "<think>They hinted 1s.</think>Let us play.",
+        "kind": ReplyKind.UNPARSABLE,
+        "version": 7,
+    }
     turns = tuple(replace(turn, **changes) for turn in one.episode.turns)
     said = replace(one, episode=replace(one.episode, turns=turns))
     page = games_page_of([said])
@@ -168,7 +194,13 @@ def expected_boards(timeline: Timeline) -> list[dict[str, Any]]:
         {
             "hands": [
                 [
-                    [str(card), list(known.colors), list(known.ranks), known.color_hinted, known.rank_hinted]
+                    [
+                        str(card),
+                        list(known.colors),
+                        list(known.ranks),
+                        known.color_hinted,
+                        known.rank_hinted,
+                    ]
                     for card, known in zip(hand, knowledge, strict=True)
                 ]
                 for hand, knowledge in zip(board.hands, board.knowledge, strict=True)
@@ -183,7 +215,9 @@ def expected_boards(timeline: Timeline) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="the page's script is run by node, which is not here")
+@pytest.mark.skipif(
+    shutil.which("node") is None, reason="the page's script is run by node, which is not here"
+)
 def test_the_script_draws_the_boards_that_the_engine_has() -> None:
     games = [
         make_timeline(one)

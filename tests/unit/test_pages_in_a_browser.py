@@ -1,4 +1,6 @@
-"""Every page in a real Chromium, on a desk and on a phone, by day and by night; the page of games by its keys."""
+"""Every page in a real Chromium, on a desk and on a phone, by day and by night; the page of games
+by its keys.
+"""
 
 import json
 import os
@@ -20,8 +22,8 @@ from hanabi_grpo.report.games import games_page
 from hanabi_grpo.report.run_page import run_page
 from hanabi_grpo.report.run_report import read_report
 from hanabi_grpo.rollout.loop import make_script
+from hanabi_grpo.rollout.recordings import write_episodes
 from hanabi_grpo.runs.evaluation_result import result_to_json
-from hanabi_grpo.runs.recordings import write_episodes
 from hanabi_grpo.types import Episode
 from made_games import play_episodes_sync
 from tracked_runs import scripted_games, tracked_run
@@ -31,7 +33,8 @@ pytestmark = [
     pytest.mark.rest,
     # .ci/run installs them, so there they are never missing.
     pytest.mark.skipif(
-        DRIVER is None and not os.environ.get("CI"), reason="no chromedriver: apt-get install chromium chromium-driver"
+        DRIVER is None and not os.environ.get("CI"),
+        reason="no chromedriver: apt-get install chromium chromium-driver",
     ),
 ]
 SAMPLES = ROOT / "docs" / "samples"
@@ -55,8 +58,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     texts = {
         "run": run_page(read_report(run))[0],
         "games": games(*scripted_games("", 0, 0, 1, noise=0.3)),
-        "games as text": games(*play_episodes_sync(kuhn, [make_script(kuhn, "random")] * 2, "train", range(3))),
-        "cross-play": render_cross_play(summary_of(folder, "hint-bot", "random", deals=4)),
+        "games as text": games(
+            *play_episodes_sync(kuhn, [make_script(kuhn, "random")] * 2, "train", range(3))
+        ),
+        "cross-play": render_cross_play(summary_of(folder, "hint-bot", "random", tasks=4)),
     }
     for name, text in texts.items():
         (folder / f"{name}.html").write_text(text)
@@ -69,7 +74,9 @@ def driver() -> Iterator[Chrome]:
         yield found
 
 
-def open_page(driver: Chrome, page: Path, size: tuple[int, int] = DESK, *, dark: bool = False) -> None:
+def open_page(
+    driver: Chrome, page: Path, size: tuple[int, int] = DESK, *, dark: bool = False
+) -> None:
     show(driver, page, width=size[0], height=size[1], dark=dark)
 
 
@@ -94,7 +101,10 @@ def test_every_page_fits_its_window_follows_the_night_asks_nobody_and_the_consol
         for size in (DESK, PHONE):
             for dark in (False, True):
                 open_page(driver, page, size, dark=dark)
-                facts = "document.documentElement.scrollWidth, getComputedStyle(document.body).backgroundColor"
+                facts = (
+                    "document.documentElement.scrollWidth, "
+                    "getComputedStyle(document.body).backgroundColor"
+                )
                 width, ground = driver.execute_script(f"return [{facts}]")
                 assert (ground, complaints(driver)) == (GROUNDS[dark], []), page.name
                 assert width <= size[0], page.name
@@ -112,7 +122,9 @@ def test_the_keys_and_the_slider_step_through_games(driver: Chrome, pages: dict[
     press(driver, Keys.HOME)
     assert place(driver) == "#game=0&turn=1"
     press(driver, Keys.ARROW_DOWN)
-    assert place(driver) == "#game=1&turn=1" and text_of(driver, "#turns .shown h2").startswith("Game 1: ")
+    assert place(driver) == "#game=1&turn=1" and text_of(driver, "#turns .shown h2").startswith(
+        "Game 1: "
+    )
     assert text_of(driver, "[aria-current] b") == "1"
     press(driver, Keys.ARROW_UP)
     assert "?" not in text_of(driver, ".hand.mover")
@@ -133,7 +145,9 @@ def test_space_plays_and_stops(driver: Chrome, pages: dict[str, Path]) -> None:
     assert text_of(driver, ".controls button:nth-child(3)") == "play"
 
 
-def test_on_a_phone_the_list_is_folded_and_the_buttons_step(driver: Chrome, pages: dict[str, Path]) -> None:
+def test_on_a_phone_the_list_is_folded_and_the_buttons_step(
+    driver: Chrome, pages: dict[str, Path]
+) -> None:
     open_page(driver, pages["games"], PHONE)
     assert driver.execute_script("return document.getElementById('picker').open") is False
     driver.find_element(By.CSS_SELECTOR, "button[title^='next turn']").click()

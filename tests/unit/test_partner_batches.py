@@ -1,4 +1,6 @@
-"""What a partner says teaches nobody: batches, gradients, figures and stamps of games with partners."""
+"""What a partner says teaches nobody: batches, gradients, figures and stamps of games with
+partners.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +15,7 @@ from hanabi_grpo.settings.partners import own_seats, seated
 from hanabi_grpo.training import metrics as step_metrics
 from hanabi_grpo.training.advantages import ESTIMATORS
 from hanabi_grpo.training.batching import plan_batches, sequences_of, usable_groups
-from hanabi_grpo.training.deals import check_stamps
+from hanabi_grpo.training.tasks import check_stamps
 from hanabi_grpo.types import Episode, Turn, player_names
 from made_games import made_episode, made_turn
 
@@ -22,13 +24,23 @@ FROZEN = "frozen_0123456789abcdef@50"
 
 
 def episode_metrics(groups: Sequence[Sequence[Episode]], **other: Any) -> dict[str, float]:
-    return step_metrics.episode_metrics(groups, {"x": setup("hanabi", {"preset": "laptop"})}, **other)
+    return step_metrics.episode_metrics(
+        groups, {"x": setup("hanabi", {"preset": "laptop"})}, **other
+    )
 
 
-def turn(player: int, *ids: int, logprob: float = -0.5, version: int | None = 3, **rewards: float) -> Turn:
+def turn(
+    player: int, *ids: int, logprob: float = -0.5, version: int | None = 3, **rewards: float
+) -> Turn:
     prompt_ids = (1, 2, 3)[: len(ids)]
     return made_turn(
-        player, *ids, rewards=rewards, logprobs=logprob, prompt_ids=prompt_ids, version=version, num_players=3
+        player,
+        *ids,
+        rewards=rewards,
+        logprobs=logprob,
+        prompt_ids=prompt_ids,
+        version=version,
+        num_players=3,
     )
 
 
@@ -37,15 +49,30 @@ def script(player: int, **rewards: float) -> Turn:
 
 
 def game(seats: Sequence[str], *turns: Turn, number: int = 0, **other: Any) -> Episode:
-    return made_episode(*turns, num_players=len(seats), seats=tuple(seats), game=number, instance_id="here", **other)
+    return made_episode(
+        *turns, num_players=len(seats), seats=tuple(seats), game=number, instance_id="here", **other
+    )
 
 
 def with_frozen(token: int = 9, logprob: float = -0.5) -> list[Episode]:
-    """Two games of player_0 with a frozen adapter in seat 1, whose turns have tokens, logprobs and penalties."""
+    """Two games of player_0 with a frozen adapter in seat 1, whose turns have tokens, logprobs and
+    penalties.
+    """
     seats = (OWN[0], FROZEN)
     return [
-        game(seats, turn(0, 4, 5, score=1.0), turn(1, token, 6, logprob=logprob, version=50, illegal=-0.5), score=1),
-        game(seats, turn(0, 7, 8), turn(1, token, logprob=logprob, version=50), turn(0, 5, 5), number=1),
+        game(
+            seats,
+            turn(0, 4, 5, score=1.0),
+            turn(1, token, 6, logprob=logprob, version=50, illegal=-0.5),
+            score=1,
+        ),
+        game(
+            seats,
+            turn(0, 7, 8),
+            turn(1, token, logprob=logprob, version=50),
+            turn(0, 5, 5),
+            number=1,
+        ),
     ]
 
 
@@ -55,7 +82,9 @@ SELF_PLAY = [
 ]
 
 
-def plan(groups: Sequence[Sequence[Episode]], own: Sequence[str] = OWN, **other: Any) -> list[dict[str, Any]]:
+def plan(
+    groups: Sequence[Sequence[Episode]], own: Sequence[str] = OWN, **other: Any
+) -> list[dict[str, Any]]:
     given = {
         "players": player_names(2),
         "micro_batches_per_player": 1,
@@ -88,14 +117,17 @@ def flat(batches: Sequence[dict[str, Any]], player: str) -> list[torch.Tensor]:
 
 
 def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    return len(one) == len(other) and all(torch.equal(left, right) for left, right in zip(one, other, strict=True))
+    return len(one) == len(other) and all(
+        torch.equal(left, right) for left, right in zip(one, other, strict=True)
+    )
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS.values())
 def test_what_a_frozen_partner_says_is_in_no_batch_and_changes_none(estimator: Any) -> None:
     groups = [with_frozen(), SELF_PLAY]
     batches = plan(groups, estimator=estimator)
-    # Player 1 is exactly what it is without the partner's games: rows, advantages, and what the loss is divided by.
+    # Player 1 is exactly what it is without the partner's games: rows, advantages, and what the
+    # loss is divided by.
     assert same(flat(batches, "player_1"), flat(plan([SELF_PLAY], estimator=estimator), "player_1"))
     assert int(batches[1]["grpo_batch"].num_items_in_batch) == 4
     assert int(batches[0]["grpo_batch"].num_items_in_batch) == 2 + 4 + 2 + 2
@@ -107,7 +139,9 @@ def test_what_a_frozen_partner_says_is_in_no_batch_and_changes_none(estimator: A
         assert same(flat(batches, player), flat(other, player))
     # The same tokens in the run's own seat do change its batch: the comparison can fail.
     trained = [replace(episode, seats=OWN) for episode in with_frozen(token=11)]
-    assert not same(flat(batches, "player_1"), flat(plan([trained, SELF_PLAY], estimator=estimator), "player_1"))
+    assert not same(
+        flat(batches, "player_1"), flat(plan([trained, SELF_PLAY], estimator=estimator), "player_1")
+    )
 
 
 def test_after_a_swap_each_adapter_learns_from_the_seat_that_it_sat_in() -> None:
@@ -117,7 +151,9 @@ def test_after_a_swap_each_adapter_learns_from_the_seat_that_it_sat_in() -> None
     batches = plan([swapped], own, players=seated(2, 3, 2))
     assert same(flat(batches, "player_1"), flat(plan([SELF_PLAY]), "player_0"))
     assert same(flat(batches, "player_0"), flat(plan([SELF_PLAY]), "player_1"))
-    assert seated(3, 4, 2) == ("player_2", "player_0", "player_1") and seated(3, 4, 0) == player_names(3)
+    assert seated(3, 4, 2) == ("player_2", "player_0", "player_1") and seated(
+        3, 4, 0
+    ) == player_names(3)
 
 
 def test_a_partner_that_always_ends_the_game_first_leaves_a_step_without_data() -> None:
@@ -130,14 +166,19 @@ def test_a_partner_that_always_ends_the_game_first_leaves_a_step_without_data() 
         assert [int(batch["grpo_batch"].completion_mask.sum()) for batch in batches] == [0, 0]
         assert {tuple(batch["model_inputs"]["input_ids"].shape) for batch in batches} == {(1, 2)}
     metrics = episode_metrics([group], own=OWN, partners={"blind": "blind"})
-    assert (metrics["player_0/games_without_turn"], metrics["player_1/games_without_turn"]) == (0, 4)
+    assert (metrics["player_0/games_without_turn"], metrics["player_1/games_without_turn"]) == (
+        0,
+        4,
+    )
     assert not {"player_0/reward", "player_1/reward", "player_1/entropy_estimate"} & set(metrics)
-    # One deal of self-play beside it is enough to train.
+    # One task of self-play beside it is enough to train.
     assert moving([group, SELF_PLAY], OWN) == {"player_0", "player_1"}
 
 
 def test_scores_with_each_partner_and_of_self_play_are_told_apart() -> None:
-    iggi = [game(("iggi", OWN[1]), script(0, score=1.0), turn(1, 3, 3, logprob=-4.0), seed=2, score=3)]
+    iggi = [
+        game(("iggi", OWN[1]), script(0, score=1.0), turn(1, 3, 3, logprob=-4.0), seed=2, score=3)
+    ]
     metrics = episode_metrics(
         [with_frozen(logprob=-9.0), SELF_PLAY, iggi],
         own=OWN,
@@ -153,7 +194,8 @@ def test_scores_with_each_partner_and_of_self_play_are_told_apart() -> None:
         "partners/iggi/games": 1.0,
         "partners/iggi/score": 3.0,
         "partners/checkpoint-1/games": 0.0,
-        # Player 1's own tokens: four of self-play at -0.5 and two at -4; the frozen partner's -9 are nobody's.
+        # Player 1's own tokens: four of self-play at -0.5 and two at -4; the frozen partner's -9
+        # are nobody's.
         "player_1/entropy_estimate": (4 * 0.5 + 2 * 4.0) / 6,
         "player_0/games_without_turn": 0.0,
         "player_1/games_without_turn": 0.0,
@@ -167,15 +209,26 @@ def test_scores_with_each_partner_and_of_self_play_are_told_apart() -> None:
 
 
 def test_replies_that_are_all_bad_are_found_beside_a_script_whose_moves_are_legal() -> None:
-    bad = [game((OWN[0], "iggi"), turn(0, 3, illegal=-0.5), script(1), number=number) for number in range(2)]
+    bad = [
+        game((OWN[0], "iggi"), turn(0, 3, illegal=-0.5), script(1), number=number)
+        for number in range(2)
+    ]
     assert episode_metrics([bad], own=OWN)["games_all_bad"] == 2
     assert episode_metrics([bad])["games_all_bad"] == 0
     # A partner's penalties are no spread of the players that are trained.
     seats = (OWN[0], FROZEN)
-    penalised = [game(seats, turn(0, 3)), game(seats, turn(0, 3), turn(1, 3, version=50, illegal=-0.5))]
+    penalised = [
+        game(seats, turn(0, 3)),
+        game(seats, turn(0, 3), turn(1, 3, version=50, illegal=-0.5)),
+    ]
     other = [game(seats, turn(0, 3), turn(1, 3, version=50)), penalised[1]]
-    assert [episode_metrics([group], own=OWN)["groups_without_spread"] for group in (penalised, other)] == [1, 1]
-    assert [episode_metrics([group])["groups_without_spread"] for group in (penalised, other)] == [1, 0]
+    assert [
+        episode_metrics([group], own=OWN)["groups_without_spread"] for group in (penalised, other)
+    ] == [1, 1]
+    assert [episode_metrics([group])["groups_without_spread"] for group in (penalised, other)] == [
+        1,
+        0,
+    ]
 
 
 def test_stamps_are_those_of_the_seats_that_were_asked_for() -> None:
@@ -186,22 +239,44 @@ def test_stamps_are_those_of_the_seats_that_were_asked_for() -> None:
         (("base", OWN[1]), turn(0, 4, version=None), turn(1, 4)),
     ):
         check_stamps([game(seats, *turns)], seats, "here")
-        with pytest.raises(ServerError, match=r"of instance here, required was .* of instance there"):
+        with pytest.raises(
+            ServerError, match=r"of instance here, required was .* of instance there"
+        ):
             check_stamps([game(seats, *turns)], seats, "there")
 
 
 def test_turns_and_seats_of_somebody_else_are_refused() -> None:
     for seats, turns, message in (
-        ((OWN[0], FROZEN), (turn(0, 4), turn(1, 4, version=3)), r"player_1: a turn is stamped version 3 of instance"),
-        ((OWN[0], "iggi"), (turn(0, 4, version=2), script(1)), r"player_0: .* version 2 .* required was version 3"),
-        ((OWN[0], "iggi"), (turn(0, 4), turn(1, 4)), r"player_1: .* version 3 .* required was no version"),
-        ((OWN[0], "iggi"), (turn(0, 4), turn(1, 4, version=None)), r"player_1: a turn with tokens, required was iggi"),
+        (
+            (OWN[0], FROZEN),
+            (turn(0, 4), turn(1, 4, version=3)),
+            r"player_1: a turn is stamped version 3 of instance",
+        ),
+        (
+            (OWN[0], "iggi"),
+            (turn(0, 4, version=2), script(1)),
+            r"player_0: .* version 2 .* required was version 3",
+        ),
+        (
+            (OWN[0], "iggi"),
+            (turn(0, 4), turn(1, 4)),
+            r"player_1: .* version 3 .* required was no version",
+        ),
+        (
+            (OWN[0], "iggi"),
+            (turn(0, 4), turn(1, 4, version=None)),
+            r"player_1: a turn with tokens, required was iggi",
+        ),
         (OWN, (turn(0, 4, version=None),), r"player_0: .* no version .* required was version 3"),
     ):
         with pytest.raises(ServerError, match=message):
             check_stamps([game(seats, *turns)], seats, "here")
     group = [game(("blind", OWN[1]), script(0))]
-    with pytest.raises(ServerError, match=r"the seats blind, player_1@3, required was iggi, player_1@3"):
+    with pytest.raises(
+        ServerError, match=r"the seats blind, player_1@3, required was iggi, player_1@3"
+    ):
         check_stamps(group, ("iggi", OWN[1]), "here")
-    with pytest.raises(ServerError, match=r"the seats \(none\), required was player_0@3, player_1@3"):
+    with pytest.raises(
+        ServerError, match=r"the seats \(none\), required was player_0@3, player_1@3"
+    ):
         check_stamps([replace(SELF_PLAY[0], seats=())], OWN, "here")

@@ -1,4 +1,6 @@
-"""Partners through the trainer's link: checkpoints are read and lent, deals are seated, games come back."""
+"""Partners through the trainer's link: checkpoints are read and lent, tasks are seated, games come
+back.
+"""
 
 import hashlib
 import json
@@ -9,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fake_engine import deal
+from fake_engine import task
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.runs.adapter_config import frozen_name
 from hanabi_grpo.runs.checkpoints import write_checkpoint
@@ -19,11 +21,19 @@ from hanabi_grpo.settings.partners import choose_step, draw, own_seats, parse_po
 from hanabi_grpo.settings.refs import is_frozen
 from hanabi_grpo.training.link import ServerLink
 from hanabi_grpo.training.partner_seats import PartnerSeats
-from server_app import PEFT_CONFIG, PLAYERS, RunningApp, adapter_bytes, open_session, push_to, running_app
+from server_app import (
+    PEFT_CONFIG,
+    PLAYERS,
+    RunningApp,
+    adapter_bytes,
+    open_session,
+    push_to,
+    running_app,
+)
 
 OWN = own_seats(2, PLAYERS, 7)
 DATASET = Path(__file__).parents[2] / "data/hanabi.laptop.jsonl"
-DEALS = [{**deal(number), "deal": number} for number in range(32)]
+DEALS = [{**task(number), "task": number} for number in range(32)]
 
 
 class Lender:
@@ -52,14 +62,21 @@ def save(run: Path, step: int, *names: str, rank: int = 8, **facts: Any) -> Path
     def fill(folder: Path) -> None:
         for name in names or PLAYERS:
             (folder / name).mkdir()
-            (folder / name / "adapter_config.json").write_text(json.dumps({**PEFT_CONFIG, "r": rank}))
+            (folder / name / "adapter_config.json").write_text(
+                json.dumps({**PEFT_CONFIG, "r": rank})
+            )
             (folder / name / "adapter_model.safetensors").write_bytes(weights_of(step, name))
 
     return write_checkpoint(run, step, fill, facts, needed_bytes=0)
 
 
 def make(tmp_path: Path, *entries: str, lender: Lender | None = None, **other: Any) -> PartnerSeats:
-    given = {"partners": entries, "partner_share": 1.0, "save_steps": 10, "output_dir": tmp_path / "run"}
+    given = {
+        "partners": entries,
+        "partner_share": 1.0,
+        "save_steps": 10,
+        "output_dir": tmp_path / "run",
+    }
     return PartnerSeats(Settings(**{**given, **other}), tmp_path / "run", lender or Lender())
 
 
@@ -80,7 +97,8 @@ def test_a_checkpoint_s_adapter_of_the_seat_is_lent_once(tmp_path: Path) -> None
     assert all(seats in expected for seats in seated(partners))
     assert len(lender.given) == 2
     assert partners.names == dict.fromkeys(words, "checkpoint-50")
-    # Another server process knows nothing of it, and a run that cleans up meanwhile takes nothing away.
+    # Another server process knows nothing of it, and a run that cleans up meanwhile takes nothing
+    # away.
     shutil.rmtree(folder)
     seated(partners, instance="there")
     assert len(lender.given) == 4
@@ -108,17 +126,22 @@ def test_a_partner_that_cannot_be_seated_stops_the_start(tmp_path: Path) -> None
     assert "another base model: x, the server has a" in refusal(str(other))
 
 
-def test_earlier_versions_are_the_regular_checkpoints_before_the_one_that_plays(tmp_path: Path) -> None:
+def test_earlier_versions_are_the_regular_checkpoints_before_the_one_that_plays(
+    tmp_path: Path,
+) -> None:
     lender = Lender()
     partners = make(tmp_path, "player_0=earlier", lender=lender)
     partners.load({}, "here")
     assert seated(partners, version=0) == [None] * len(DEALS)
-    # An interrupt's checkpoint, this version's own and one that a resumed run has yet to make again are no partners.
+    # An interrupt's checkpoint, this version's own and one that a resumed run has yet to make again
+    # are no partners.
     for step in (10, 17, 20, 30, 40):
         save(tmp_path / "run", step)
     own = own_seats(2, PLAYERS, 30)
     words = {step: word(step, weights_of(step, "player_0")) for step in (10, 20)}
-    expected = [[words[choose_step((10, 20), number, seed=42)], own[1]] for number in range(len(DEALS))]
+    expected = [
+        [words[choose_step((10, 20), number, seed=42)], own[1]] for number in range(len(DEALS))
+    ]
     assert seated(partners, version=30, own=own) == expected
     assert {version for version, _ in lender.given} == {10, 20} and len(lender.given) == 2
     assert partners.names == dict.fromkeys(words.values(), "earlier")
@@ -126,13 +149,17 @@ def test_earlier_versions_are_the_regular_checkpoints_before_the_one_that_plays(
     assert seated(partners, version=10) == [None] * len(DEALS)
 
 
-def test_a_damaged_earlier_version_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_earlier_version_is_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     lender = Lender()
     partners = make(tmp_path, "player_0=earlier", lender=lender)
     for step in (10, 20):
         save(tmp_path / "run", step)
     (tmp_path / "run/checkpoint-20/manifest.json").write_text("{")
-    assert seated(partners, version=30) == [[word(10, weights_of(10, "player_0")), OWN[1]]] * len(DEALS)
+    assert seated(partners, version=30) == [[word(10, weights_of(10, "player_0")), OWN[1]]] * len(
+        DEALS
+    )
     assert caplog.text.count("checkpoint-20 cannot be a partner") == 1
     shutil.rmtree(tmp_path / "run/checkpoint-10")
     assert seated(partners, version=30) == [None] * len(DEALS)
@@ -155,7 +182,9 @@ def linked(app: RunningApp, folder: Path, *entries: str, **other: Any) -> Server
     return link
 
 
-def test_games_with_partners_come_back_from_a_server_as_they_were_seated(app: RunningApp, tmp_path: Path) -> None:
+def test_games_with_partners_come_back_from_a_server_as_they_were_seated(
+    app: RunningApp, tmp_path: Path
+) -> None:
     folder = save(tmp_path / "other", 50)
     save(tmp_path / "run", 5)
     entries = ("iggi", "earlier", str(folder))
@@ -168,19 +197,28 @@ def test_games_with_partners_come_back_from_a_server_as_they_were_seated(app: Ru
     }
     for one, group in zip(DEALS, groups, strict=True):
         seats = list(OWN)
-        if drawn := draw(parse_pool(entries, 2), one["deal"], share=0.5, seed=42, num_players=2):
+        if drawn := draw(parse_pool(entries, 2), one["task"], share=0.5, seed=42, num_players=2):
             seats[drawn.seat] = words[drawn.partner.word][drawn.seat]
         assert group[0].seats == tuple(seats)
-    turns = [(episode.seats[turn.player], turn) for group in groups for episode in group for turn in episode.turns]
+    turns = [
+        (episode.seats[turn.player], turn)
+        for group in groups
+        for episode in group
+        for turn in episode.turns
+    ]
     assert {turn.version for seat, turn in turns if is_frozen(seat)} == {5, 50}
     assert all(turn.reply_ids and turn.logprobs for seat, turn in turns if is_frozen(seat))
     assert all(turn.version == 7 for seat, turn in turns if seat in OWN)
-    assert all(turn.version is None and not turn.reply_ids for seat, turn in turns if seat == "iggi")
+    assert all(
+        turn.version is None and not turn.reply_ids for seat, turn in turns if seat == "iggi"
+    )
     assert sum(group[0].seats == OWN for group in groups) == 16
     link.client.close()
 
 
-def test_an_adapter_that_the_server_dropped_meanwhile_is_lent_again(app: RunningApp, tmp_path: Path) -> None:
+def test_an_adapter_that_the_server_dropped_meanwhile_is_lent_again(
+    app: RunningApp, tmp_path: Path
+) -> None:
     link = linked(app, tmp_path / "run", str(save(tmp_path / "other", 50)))
     seats = [group[0].seats for group in link.play(DEALS, PLAYERS, 7).groups]
     for number in range(MAX_FROZEN):
@@ -190,16 +228,24 @@ def test_an_adapter_that_the_server_dropped_meanwhile_is_lent_again(app: Running
     link.client.close()
 
 
-def test_an_adapter_that_the_server_refuses_is_told_with_its_partner(app: RunningApp, tmp_path: Path) -> None:
+def test_an_adapter_that_the_server_refuses_is_told_with_its_partner(
+    app: RunningApp, tmp_path: Path
+) -> None:
     folder = save(tmp_path / "other", 50, rank=4)
     with pytest.raises(ServerError, match=rf"HANABI_PARTNERS={folder}: .*the server answered 4"):
         linked(app, tmp_path / "run", str(folder))
 
 
-def connectable(app: RunningApp, folder: Path, monkeypatch: pytest.MonkeyPatch, *entries: str) -> ServerLink:
-    """A link that has not connected yet; it claims to have the server's own model instead of hashing a folder."""
+def connectable(
+    app: RunningApp, folder: Path, monkeypatch: pytest.MonkeyPatch, *entries: str
+) -> ServerLink:
+    """A link that has not connected yet; it claims to have the server's own model instead of
+    hashing a folder.
+    """
     folder.mkdir(exist_ok=True)
-    settings = Settings(vllm_server_port=app.port, partners=entries, dataset=str(DATASET), preset="laptop")
+    settings = Settings(
+        vllm_server_port=app.port, partners=entries, dataset=str(DATASET), preset="laptop"
+    )
     link = ServerLink(settings, folder)
 
     def introduce(_: Settings, **claims: Any) -> dict[str, Any]:
@@ -214,7 +260,9 @@ def test_a_partner_that_does_not_fit_leaves_the_server_free_for_the_next_trainer
 ) -> None:
     folder = save(tmp_path / "other", 50, model_fingerprint="another")
     link = connectable(app, tmp_path / "run", monkeypatch, str(folder))
-    with pytest.raises(SettingsError, match=r"was trained with another base model: another, the server has ffff"):
+    with pytest.raises(
+        SettingsError, match=r"was trained with another base model: another, the server has ffff"
+    ):
         link.connect(0)
     assert link.client.session_timeout is None
     assert app.store.frozen.words() == []

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hanabi_grpo.client.lineups import parse_line_up
+from hanabi_grpo.client.lineups import parse_lineup
 from hanabi_grpo.envs.hanabi.policies import POLICIES
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import Settings
@@ -67,7 +67,9 @@ def test_an_entry_is_a_script_an_earlier_version_the_base_model_or_a_folder() ->
 
 
 def test_two_checkpoints_of_one_name_are_told_apart_in_metrics() -> None:
-    pool = parse_pool(("a/checkpoint-50", "x/b/checkpoint-50", "y/b/checkpoint-50", "player_1=a/checkpoint-50"), 2)
+    pool = parse_pool(
+        ("a/checkpoint-50", "x/b/checkpoint-50", "y/b/checkpoint-50", "player_1=a/checkpoint-50"), 2
+    )
     assert [partner.name for partner in pool] == [
         "a.checkpoint-50",
         "b.checkpoint-50",
@@ -84,7 +86,9 @@ def test_a_typo_is_refused_with_what_was_meant() -> None:
         "player_1=igi": "Did you mean 'iggi'?",
         "player_2=iggi": "player_2 is not at the table; allowed: player_0, player_1.",
         "checkpoint-50": "a folder with a slash in it (./checkpoint-50)",
-        **dict.fromkeys(("IGGI", "", "player_1=", "player_0@7", "served", "iggi\u202e", "x" * 10_000), unknown),
+        **dict.fromkeys(
+            ("IGGI", "", "player_1=", "player_0@7", "served", "iggi\u202e", "x" * 10_000), unknown
+        ),
     }
     for entry, message in messages.items():
         text = refusal(entry)
@@ -94,14 +98,19 @@ def test_a_typo_is_refused_with_what_was_meant() -> None:
 shares = st.integers(1, 100).map(lambda percent: percent / 100)
 
 
-@given(share=shares, seed=st.integers(0, 2**31 - 1), deals=st.integers(0, 400))
-def test_the_share_is_kept_within_one_block_of_deals(share: float, seed: int, deals: int) -> None:
-    drawn = [draw((IGGI,), deal, share=share, seed=seed, num_players=2) is not None for deal in range(deals)]
+@given(share=shares, seed=st.integers(0, 2**31 - 1), tasks=st.integers(0, 400))
+def test_the_share_is_kept_within_one_block_of_deals(share: float, seed: int, tasks: int) -> None:
+    drawn = [
+        draw((IGGI,), task, share=share, seed=seed, num_players=2) is not None
+        for task in range(tasks)
+    ]
     wanted = Fraction(str(share))
-    for end in range(0, deals + 1, BLOCK):
-        # At the end of each block it is exact but for the part of one deal.
+    for end in range(0, tasks + 1, BLOCK):
+        # At the end of each block it is exact but for the part of one task.
         assert sum(drawn[:end]) == int(wanted * end)
-    assert abs(sum(drawn) - float(wanted) * deals) <= BLOCK * float(min(wanted, 1 - wanted) + Fraction(1, 8))
+    assert abs(sum(drawn) - float(wanted) * tasks) <= BLOCK * float(
+        min(wanted, 1 - wanted) + Fraction(1, 8)
+    )
     if share == 1:
         assert all(drawn)
 
@@ -109,7 +118,10 @@ def test_the_share_is_kept_within_one_block_of_deals(share: float, seed: int, de
 @pytest.mark.parametrize("players", [2, 3, 5])
 def test_every_partner_plays_equally_often_and_takes_every_seat_equally_often(players: int) -> None:
     pool = parse_pool(("iggi", "earlier", "player_1=piers"), players)
-    found = [draw(pool, deal, share=0.5, seed=7, num_players=players) for deal in range(2 * 3 * players * 16)]
+    found = [
+        draw(pool, task, share=0.5, seed=7, num_players=players)
+        for task in range(2 * 3 * players * 16)
+    ]
     counts = Counter((one.partner.word, one.seat) for one in found if one is not None)
     assert counts == {
         **{("iggi", seat): 16 for seat in range(players)},
@@ -121,8 +133,10 @@ def test_every_partner_plays_equally_often_and_takes_every_seat_equally_often(pl
 def test_a_draw_depends_on_seed_deal_and_pool_alone() -> None:
     pool = parse_pool(("iggi", "earlier"), 3)
 
-    def draws(deals: range, seed: int = 1, entries: tuple[Partner, ...] = pool) -> list[Draw | None]:
-        return [draw(entries, deal, share=0.5, seed=seed, num_players=3) for deal in deals]
+    def draws(
+        tasks: range, seed: int = 1, entries: tuple[Partner, ...] = pool
+    ) -> list[Draw | None]:
+        return [draw(entries, task, share=0.5, seed=seed, num_players=3) for task in tasks]
 
     # A resumed run begins in the middle: it draws what the run that was not interrupted drew.
     assert draws(range(0, 90))[37:] == draws(range(37, 90))
@@ -138,12 +152,14 @@ def test_a_draw_depends_on_seed_deal_and_pool_alone() -> None:
     )
 
 
-def test_earlier_versions_are_drawn_equally_often_and_a_missing_one_changes_only_its_own_deals() -> None:
-    drawn = [choose_step((10, 20, 30), deal, seed=3) for deal in range(3000)]
+def test_earlier_versions_are_drawn_equally_often_and_a_missing_one_changes_only_its_own_deals() -> (
+    None
+):
+    drawn = [choose_step((10, 20, 30), task, seed=3) for task in range(3000)]
     counts = Counter(drawn)
     assert set(counts) == {10, 20, 30}
     assert all(abs(count - 1000) < 120 for count in counts.values()), counts
-    without = [choose_step((30, 10), deal, seed=3) for deal in range(3000)]
+    without = [choose_step((30, 10), task, seed=3) for task in range(3000)]
     assert all(new == old for new, old in zip(without, drawn, strict=True) if old != 20)
     assert choose_step((4,), 0, seed=0) == 4
 
@@ -167,17 +183,21 @@ def test_a_seat_is_trained_only_when_it_holds_this_version_of_this_run() -> None
 
 def test_a_pool_that_one_step_cannot_hold_on_the_server_is_refused() -> None:
     many = {"partners": ("earlier",), "players": 5, "save_total_limit": 4}
-    assert len(read_pool(Settings(**many, deals_per_step=16))) == 1
+    assert len(read_pool(Settings(**many, tasks_per_step=16))) == 1
     with pytest.raises(
         SettingsError, match=r"up to 20 different frozen adapters in one step \(20 in the pool"
     ) as caught:
-        read_pool(Settings(**many, deals_per_step=24))
+        read_pool(Settings(**many, tasks_per_step=24))
     assert "a server holds 16" in str(caught.value)
 
 
-def test_a_partner_that_is_named_twice_and_earlier_versions_that_are_never_kept_are_refused() -> None:
+def test_a_partner_that_is_named_twice_and_earlier_versions_that_are_never_kept_are_refused() -> (
+    None
+):
     assert "'player_0=iggi' is in it 2 times" in refusal("player_0=iggi", "player_0=iggi")
-    with pytest.raises(SettingsError, match=r"never an earlier one\. Set SAVE_TOTAL_LIMIT=2 or more"):
+    with pytest.raises(
+        SettingsError, match=r"never an earlier one\. Set SAVE_TOTAL_LIMIT=2 or more"
+    ):
         read_pool(Settings(partners=("earlier",), save_steps=1, save_total_limit=1))
     assert read_pool(Settings(partners=("earlier",), save_steps=2, save_total_limit=1))
     assert read_pool(Settings(partners=("iggi",), save_steps=1, save_total_limit=1))
@@ -212,7 +232,10 @@ READ: dict[str, Ref] = {
 
 def test_each_reference_is_read_as_its_value_and_written_as_it_was_typed() -> None:
     for text, value in READ.items():
-        assert parse_ref(text, where="here", roles=tuple(Role), scripts=POLICIES, adapters=True) == value
+        assert (
+            parse_ref(text, where="here", roles=tuple(Role), scripts=POLICIES, adapters=True)
+            == value
+        )
         assert str(value) == text + ("@latest" if text == "player_0" else "")
     scripts = [parse_ref(name, where="here", roles=(), scripts=POLICIES) for name in POLICIES]
     assert scripts == [ScriptRef(name=one) for one in POLICIES]
@@ -225,30 +248,50 @@ def test_any_text_is_a_reference_that_is_read_again_or_is_refused(text: str) -> 
     except SettingsError as error:
         assert len(str(error)) < 900
     else:
-        assert parse_ref(str(value), where="here", roles=tuple(Role), scripts=POLICIES, adapters=True) == value
+        assert (
+            parse_ref(str(value), where="here", roles=tuple(Role), scripts=POLICIES, adapters=True)
+            == value
+        )
 
 
-@pytest.mark.parametrize("text", ["player_8", "player_0@", "player_0@-1", "player_0@٣", "frozen_0123456789abcdef@50"])
+@pytest.mark.parametrize(
+    "text", ["player_8", "player_0@", "player_0@-1", "player_0@٣", "frozen_0123456789abcdef@50"]
+)
 def test_adapters_that_nobody_can_type_are_unknown(text: str) -> None:
     with pytest.raises(SettingsError, match=r"is unknown; allowed are .*player_0@latest"):
-        parse_line_up(text, 2)
+        parse_lineup(text, 2)
 
 
 @pytest.mark.parametrize(
     ("text", "form"),
     [
-        *((f"wandb:{text}", "wandb:entity/project/name:alias") for text in ("", "x", "a/b/c/d", "a/b/c:", "a/b/c:d:e")),
+        *(
+            (f"wandb:{text}", "wandb:entity/project/name:alias")
+            for text in ("", "x", "a/b/c/d", "a/b/c:", "a/b/c:d:e")
+        ),
         *((f"hf:{text}", "hf:org/repo") for text in ("", "team", "a/b/c", "a/b@", "a b/c")),
     ],
 )
-def test_references_to_elsewhere_that_are_none_are_refused_before_anything_is_asked(text: str, form: str) -> None:
-    for read in (parse_checkpoint, lambda text: parse_line_up(f"iggi,{text}", 2), lambda text: parse_pool([text], 2)):
+def test_references_to_elsewhere_that_are_none_are_refused_before_anything_is_asked(
+    text: str, form: str
+) -> None:
+    for read in (
+        parse_checkpoint,
+        lambda text: parse_lineup(f"iggi,{text}", 2),
+        lambda text: parse_pool([text], 2),
+    ):
         with pytest.raises(SettingsError, match=rf"{text!r}: give {form}"):
             read(text)
 
 
 def test_no_name_of_this_shell_or_of_an_answer_leads_out_of_the_downloads() -> None:
-    for entity, alias in (("..", "v3"), ("/etc", "v3"), ("../../..", "v3"), ("team", "../v3"), ("team", "..")):
+    for entity, alias in (
+        ("..", "v3"),
+        ("/etc", "v3"),
+        ("../../..", "v3"),
+        ("team", "../v3"),
+        ("team", ".."),
+    ):
         with pytest.raises(SettingsError, match=r"names no folder; .* and look at WANDB_ENTITY"):
             WandbPlace(entity=entity, project="hanabi", name="laptop", alias=alias)
     for text in ("wandb:a/../c:v1", "hf:../x", "hf:a/.."):

@@ -1,4 +1,6 @@
-"""Options that would break a guarantee are refused with the setting that does the same; all others are handed on."""
+"""Options that would break a guarantee are refused with the setting that does the same; all others
+are handed on.
+"""
 
 import re
 from pathlib import Path
@@ -36,17 +38,28 @@ def test_an_option_that_breaks_a_guarantee_is_refused() -> None:
         for row in re.split(r"; |\n", table.strip()):
             words, setting = row.strip().split(": ")
             with pytest.raises(SettingsError) as refused:
-                check_options(terminal, ["--optim" if terminal == "trainer" else "--enforce-eager", *words.split()])
+                check_options(
+                    terminal,
+                    ["--optim" if terminal == "trainer" else "--enforce-eager", *words.split()],
+                )
             [line] = str(refused.value).splitlines()
-            assert line.startswith(f"{words.split()[0].partition('=')[0]} is not handed on to ") and setting in line
+            assert (
+                line.startswith(f"{words.split()[0].partition('=')[0]} is not handed on to ")
+                and setting in line
+            )
             assert "topsecret" not in line
 
 
 def test_all_refused_options_are_named_at_once_and_everything_else_is_handed_on() -> None:
     with pytest.raises(SettingsError) as refused:
         check_options("trainer", ["--packing", "true", "--optim", "sgd", "--beta", "0.1"])
-    assert [line.partition(" ")[0] for line in str(refused.value).splitlines()] == ["--packing", "--beta"]
-    check_options("trainer", ["--optim", "adamw_torch", "--adam_beta2", "-1", "--weight_decay", "0", "word"])
+    assert [line.partition(" ")[0] for line in str(refused.value).splitlines()] == [
+        "--packing",
+        "--beta",
+    ]
+    check_options(
+        "trainer", ["--optim", "adamw_torch", "--adam_beta2", "-1", "--weight_decay", "0", "word"]
+    )
     check_options("server", ["--max-num-batched-tokens", "8192", "-O2", "--mine", "seed"])
     for terminal in COMMANDS.values():
         check_options(terminal, [f"--{name}" for name in option_tables(terminal)[1]])

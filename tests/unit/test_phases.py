@@ -1,4 +1,6 @@
-"""Phases of best response: who is trained after which validations, when a run ends, and what a resume knows of it."""
+"""Phases of best response: who is trained after which validations, when a run ends, and what a
+resume knows of it.
+"""
 
 import logging
 import random
@@ -20,7 +22,12 @@ from hanabi_grpo.types import Episode
 from made_games import made_episode, made_turn
 
 LAPTOP = registry.setup("hanabi", {"preset": "laptop"})
-CHOSEN: dict[str, Any] = {"update": "best_response", "eval_steps": 10, "eval_patience": 2, "save_steps": 10}
+CHOSEN: dict[str, Any] = {
+    "update": "best_response",
+    "eval_steps": 10,
+    "eval_patience": 2,
+    "save_steps": 10,
+}
 
 
 def rows(scores: Sequence[float]) -> list[Validated]:
@@ -32,8 +39,12 @@ def games(score: int) -> list[list[Episode]]:
     return [[made_episode(made_turn(0), score=score, preset=spec.preset, spec_hash=spec.hash)]] * 2
 
 
-def phases_by_definition(scores: Sequence[float], num_players: int, patience: int) -> list[tuple[int, bool]]:
-    """Return per validation the phase after it, and whether the run ends there, from the definition alone."""
+def phases_by_definition(
+    scores: Sequence[float], num_players: int, patience: int
+) -> list[tuple[int, bool]]:
+    """Return per validation the phase after it, and whether the run ends there, from the definition
+    alone.
+    """
     found, starts = [], [0]
     for now in range(len(scores)):
         phase, ends = scores[starts[-1] : now + 1], False
@@ -48,8 +59,13 @@ def phases_by_definition(scores: Sequence[float], num_players: int, patience: in
 
 def test_a_phase_ends_after_so_many_validations_that_are_no_better_than_its_own_best() -> None:
     scores = [1.0, 2.0, 1.5, 1.4, 1.6, 1.5, 1.6, 1.0, 1.2]
-    found = [phase_after(rows(scores[: number + 1]), ("player_0", "player_1"), 2) for number in range(len(scores))]
-    assert [one.player[-1] for one in found] == list("000111001"), "1.6 is the best of its phase, not of the run"
+    found = [
+        phase_after(rows(scores[: number + 1]), ("player_0", "player_1"), 2)
+        for number in range(len(scores))
+    ]
+    assert [one.player[-1] for one in found] == list("000111001"), (
+        "1.6 is the best of its phase, not of the run"
+    )
     assert [one.stale for one in found] == [0, 0, 1, 0, 0, 1, 0, 1, 0]
     assert [one.ends_run for one in found] == [False] * 8 + [True]
     empty = phase_after([], ("player_1",), 2)
@@ -60,11 +76,19 @@ def test_phases_are_those_of_their_definition() -> None:
     rng, num_ends = random.Random(0), 0
     for _ in range(2000):
         scores = [float(rng.randrange(6)) for _ in range(rng.randrange(1, 25))]
-        players, patience = [f"player_{number}" for number in range(rng.randrange(1, 4))], rng.randrange(1, 4)
+        players, patience = (
+            [f"player_{number}" for number in range(rng.randrange(1, 4))],
+            rng.randrange(1, 4),
+        )
         expected = phases_by_definition(scores, len(players), patience)
         for number, (phase, ends) in enumerate(expected):
             found = phase_after(rows(scores[: number + 1]), players, patience)
-            assert (found.number, found.ends_run) == (phase, ends), (scores, players, patience, number)
+            assert (found.number, found.ends_run) == (phase, ends), (
+                scores,
+                players,
+                patience,
+                number,
+            )
             assert found.player == players[phase % len(players)]
             num_ends += ends
     assert num_ends > 100
@@ -73,7 +97,10 @@ def test_phases_are_those_of_their_definition() -> None:
 def test_a_run_that_is_resumed_anywhere_trains_whom_the_whole_run_trains_and_ends_where_it_ends(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings, scores = Settings(players=3, freeze=("player_1",), **CHOSEN), [1, 2, 2, 1, 3, 3, 2, 3, 1, 2, 1, 2]
+    settings, scores = (
+        Settings(players=3, freeze=("player_1",), **CHOSEN),
+        [1, 2, 2, 1, 3, 3, 2, 3, 1, 2, 1, 2],
+    )
 
     def go_on(folder: Path, first: int, last: int) -> list[tuple[tuple[str, ...], bool]]:
         validation, found = Validation(settings, folder, [LAPTOP], first), []
@@ -88,7 +115,9 @@ def test_a_run_that_is_resumed_anywhere_trains_whom_the_whole_run_trains_and_end
     assert [active[0][-1] for active, _ in whole[::10]] == list("000222000220")
     assert all(active == whole[step // 10 * 10][0] for step, (active, _) in enumerate(whole))
     assert [step for step, (_, ends) in enumerate(whole) if ends] == [110]
-    assert "phase 1: player_2 is trained now; the team has 1.000 ± 0.000 at step 30" in caplog.messages
+    assert (
+        "phase 1: player_2 is trained now; the team has 1.000 ± 0.000 at step 30" in caplog.messages
+    )
     assert caplog.messages[-1] == (
         "a whole round of players brought no version that is better than 3.000 ± 0.000 at step 40: "
         "the run ends after step 111"
@@ -103,20 +132,29 @@ def test_a_run_that_is_resumed_anywhere_trains_whom_the_whole_run_trains_and_end
 def test_metrics_say_the_phase_and_what_is_stale_in_it(tmp_path: Path) -> None:
     validation = Validation(Settings(**CHOSEN), tmp_path, [LAPTOP], 0)
     found = [validation.add(10 * number, games(score)) for number, score in enumerate((2, 1, 0, 1))]
-    assert [(one["validation/phase"], one["validation/stale"]) for one in found] == [(0, 0), (0, 1), (1, 0), (1, 0)]
+    assert [(one["validation/phase"], one["validation/stale"]) for one in found] == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 0),
+    ]
     plain = Validation(Settings(eval_steps=10, save_steps=10), tmp_path / "x", [LAPTOP], 0)
     assert plain.phase is None and plain.active == ("player_0", "player_1")
 
 
 @pytest.mark.parametrize("missing", ["eval_steps", "eval_patience"])
 def test_phases_without_an_end_are_refused(missing: str) -> None:
-    with pytest.raises(SettingsError, match=r"HANABI_UPDATE=best_response with HANABI_EVAL_STEPS=.*set both"):
+    with pytest.raises(
+        SettingsError, match=r"HANABI_UPDATE=best_response with HANABI_EVAL_STEPS=.*set both"
+    ):
         batch_plan(Settings(**CHOSEN | {missing: 0}))
     batch_plan(Settings(**CHOSEN))
 
 
 def test_best_response_is_for_teams_of_players_that_can_be_told_apart() -> None:
-    with pytest.raises(SettingsError, match="HANABI_UPDATE=best_response with HANABI_ADAPTERS=shared"):
+    with pytest.raises(
+        SettingsError, match="HANABI_UPDATE=best_response with HANABI_ADAPTERS=shared"
+    ):
         batch_plan(Settings(adapters="shared", **CHOSEN))
     kuhn = {"env": "kuhn_poker", "env_config": {"preset": "kuhn_poker"}}
     with pytest.raises(SettingsError, match="kuhn_poker is not played by a team"):
@@ -127,8 +165,10 @@ def test_best_response_is_for_teams_of_players_that_can_be_told_apart() -> None:
 
 def test_what_ends_a_phase_cannot_change_on_the_way() -> None:
     saved = {"settings": settings_values(Settings(**CHOSEN))}
-    for field in ("eval_steps", "eval_deals", "eval_patience"):
+    for field in ("eval_steps", "eval_tasks", "eval_patience"):
         with pytest.raises(SettingsError, match=f"HANABI_{field.upper()}: was"):
             check_compatible(saved, Settings(**CHOSEN | {field: 30}))
     plain = {"settings": settings_values(Settings(eval_steps=50))}
-    assert check_compatible(plain, Settings(eval_steps=50, eval_patience=3)) == ["HANABI_EVAL_PATIENCE: was 0, is 3"]
+    assert check_compatible(plain, Settings(eval_steps=50, eval_patience=3)) == [
+        "HANABI_EVAL_PATIENCE: was 0, is 3"
+    ]

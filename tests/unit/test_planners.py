@@ -1,4 +1,6 @@
-"""Search over a bot, and best responses to each other: worlds and values by brute force, privacy, scores, bad input."""
+"""Search over a bot, and best responses to each other: worlds and values by brute force, privacy,
+scores, bad input.
+"""
 
 import random
 from collections import Counter
@@ -21,7 +23,9 @@ from hanabi_grpo.envs.hanabi.rules.game import load_rules
 from hanabi_grpo.errors import SettingsError
 
 BOARDS = [("laptop", 2), ("mini", 3), ("mini", 4), ("hle-small", 2), ("full", 3)]
-TINY = GameSpec(preset="tiny", num_players=2, num_colors=1, num_ranks=3, hand_size=2, max_hints=1, max_lives=1)
+TINY = GameSpec(
+    preset="tiny", num_players=2, num_colors=1, num_ranks=3, hand_size=2, max_hints=1, max_lives=1
+)
 """60 decks of six cards, of which two are drawn."""
 
 
@@ -72,12 +76,18 @@ def test_their_games_pass_the_checks_of_environments(preset: str, players: int) 
 # --- Search
 
 
-def test_worlds_look_to_the_player_like_its_own_game_and_each_hand_comes_as_often_as_it_is_likely() -> None:
-    """By brute force: every order of the unseen cards that the hints allow, where the partner, the bot, hinted so."""
+def test_worlds_look_to_the_player_like_its_own_game_and_each_hand_comes_as_often_as_it_is_likely() -> (
+    None
+):
+    """By brute force: every order of the unseen cards that the hints allow, where the partner, the
+    bot, hinted so.
+    """
     config = EnvConfig(preset="laptop")
     for seed in range(40):
         game = random_game(config.spec(), random.Random(seed))
-        if not game.is_over and any(event.action.target == game.current_player for event in game.events):
+        if not game.is_over and any(
+            event.action.target == game.current_player for event in game.events
+        ):
             break
     player, view, wanted = game.current_player, game.view(game.current_player), Counter[str]()
     known, rng = known_deck(game.spec, view), random.Random(1)
@@ -91,7 +101,9 @@ def test_worlds_look_to_the_player_like_its_own_game_and_each_hand_comes_as_ofte
             if event.action not in other.legal_actions():
                 break
             if event.player != player:
-                is_same = search.rule_move("hint-bot", other.view(event.player), rng) == event.action
+                is_same = (
+                    search.rule_move("hint-bot", other.view(event.player), rng) == event.action
+                )
                 weight *= 0.1 / len(other.legal_actions()) + 0.9 * is_same
             other.apply(event.action)
         if other.view(player) == view:
@@ -110,19 +122,30 @@ def test_a_team_that_searches_scores_more_than_its_bot() -> None:
     config = EnvConfig(preset="laptop")
     gains = []
     for seed in range(40):
-        searched, plain = (scripted_game(config, [name] * 2, seed=seed).score for name in ("search", "iggi"))
+        searched, plain = (
+            scripted_game(config, [name] * 2, seed=seed).score for name in ("search", "iggi")
+        )
         gains.append(searched - plain)
     assert fmean(gains) > 3 * stdev(gains) / len(gains) ** 0.5
 
 
-def test_search_keeps_the_bots_move_unless_another_is_surely_better(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_keeps_the_bots_move_unless_another_is_surely_better(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     game = Game(make_spec("laptop"), sorted_deck(2, 2))
     view, config = game.view(0), EnvConfig(preset="laptop")
     planned, other = search.rule_move("iggi", view, random.Random(0)), view.legal_actions[0]
     assert planned != other
-    for scores, chosen in (((0, 0), planned), ((1, 1), other), ((4, -3), planned), ((-1, -1), planned)):
+    for scores, chosen in (
+        ((0, 0), planned),
+        ((1, 1), other),
+        ((4, -3), planned),
+        ((-1, -1), planned),
+    ):
         luck = cycle(scores)
-        worth = lambda self, config, world, move, seed, luck=luck: next(luck) if move == other else 0  # noqa: E731
+        worth = lambda self, config, world, move, seed, luck=luck: (
+            next(luck) if move == other else 0
+        )  # noqa: E731
         monkeypatch.setattr(search.Search, "_score", worth)
         assert search.Search().move(config, view, random.Random(0)) == chosen
 
@@ -131,7 +154,9 @@ def test_search_keeps_the_bots_move_unless_another_is_surely_better(monkeypatch:
 
 
 @pytest.mark.parametrize("players", [2, 3, 4, 5])
-def test_all_deals_are_played_by_the_rules_and_players_see_the_same_where_their_views_are_equal(players: int) -> None:
+def test_all_deals_are_played_by_the_rules_and_players_see_the_same_where_their_views_are_equal(
+    players: int,
+) -> None:
     spec, rng = make_spec("mini", players), random.Random(2)
     games = all_deals.all_games(spec)
     assert len(games) == 1120 and len({tuple(deck) for deck in games.decks.tolist()}) == 1120
@@ -153,11 +178,19 @@ def test_all_deals_are_played_by_the_rules_and_players_see_the_same_where_their_
             move = random_move(game, rng, careful=rng.random() < 0.7)
             one, is_over = all_deals.step(spec, one, player, np.array([actions.index(move)]))
             game.apply(move)
-            assert (is_over[0], one.heights[0].sum(), one.lives[0]) == (game.is_over, game.score_kept, game.lives)
+            assert (is_over[0], one.heights[0].sum(), one.lives[0]) == (
+                game.is_over,
+                game.score_kept,
+                game.lives,
+            )
 
 
-def total_by_hand(spec: GameSpec, games: list[Game], player: int, team: best_response.Team) -> float:
-    """Return the sum of the scores of games that look alike to a player who then plays them as well as can be."""
+def total_by_hand(
+    spec: GameSpec, games: list[Game], player: int, team: best_response.Team
+) -> float:
+    """Return the sum of the scores of games that look alike to a player who then plays them as well
+    as can be.
+    """
     total, waiting, alike = 0.0, list(games), dict[str, list[Game]]()
     while waiting:
         game = waiting.pop()
@@ -169,7 +202,9 @@ def total_by_hand(spec: GameSpec, games: list[Game], player: int, team: best_res
         else:
             actions = load_rules(spec).actions[mover]
             options = np.array([[action in game.legal_actions() for action in actions]])
-            [move] = team[mover].choose(np.array([all_deals.seen_by(spec, game.view(mover))]), options)
+            [move] = team[mover].choose(
+                np.array([all_deals.seen_by(spec, game.view(mover))]), options
+            )
             game.apply(actions[move])
             waiting.append(game)
     for group in alike.values():
@@ -188,7 +223,9 @@ def test_a_response_is_the_best_one_by_brute_force_and_its_value_that_of_play() 
     team: best_response.Team = (best_response.EMPTY,) * TINY.num_players
     values = []
     for number in range(4):
-        best = total_by_hand(TINY, [Game(TINY, deck) for deck in decks], number % 2, team) / len(decks)
+        best = total_by_hand(TINY, [Game(TINY, deck) for deck in decks], number % 2, team) / len(
+            decks
+        )
         value, team = best_response.respond(TINY, team, number % 2, salt=number)
         assert value == pytest.approx(best, abs=1e-12)
         values.append(value)
@@ -206,11 +243,15 @@ def test_a_team_scores_on_the_engine_what_was_computed() -> None:
             before = Game(game.spec, game.deck)
             for past in game.events[:event]:
                 before.apply(past.action)
-            assert team[player].find(np.array([all_deals.seen_by(game.spec, before.view(player))])) >= 0
+            assert (
+                team[player].find(np.array([all_deals.seen_by(game.spec, before.view(player))]))
+                >= 0
+            )
 
 
 def test_a_board_with_too_many_decks_is_refused_with_the_number_and_the_limit() -> None:
     with pytest.raises(
-        SettingsError, match=r"best-response on simple: .* 2\.22e\+06 decks .* at most 2000 are possible"
+        SettingsError,
+        match=r"best-response on simple: .* 2\.22e\+06 decks .* at most 2000 are possible",
     ):
         scripted_game(EnvConfig(preset="simple"), ["best-response"] * 2)

@@ -1,4 +1,6 @@
-"""`hanabi-grpo play`: whole games of two environments, games that were left, and options that do not fit."""
+"""`hanabi-grpo play`: whole games of two environments, games that were left, and options that do
+not fit.
+"""
 
 import contextlib
 import signal
@@ -13,13 +15,24 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
-from hanabi_grpo.runs.recordings import read_recordings
+from hanabi_grpo.rollout.recordings import read_recordings
 from hanabi_grpo.server.engine import Sample, SamplingConfig
 from hanabi_grpo.types import Episode, ReplyKind
 from server_app import WordEngine, running_app
 
 RUNNER = CliRunner()
-MOVES = ["Hint 1", "Play 0", "Discard 0", "Hint 2", "Play 1", "Hint R", "Play 0", "Hint Y", "Discard 1", "Play 2"] * 20
+MOVES = [
+    "Hint 1",
+    "Play 0",
+    "Discard 0",
+    "Hint 2",
+    "Play 1",
+    "Hint R",
+    "Play 0",
+    "Hint Y",
+    "Discard 1",
+    "Play 2",
+] * 20
 """More than any laptop game takes; a move that is not legal is asked for again."""
 
 
@@ -47,13 +60,24 @@ def test_a_whole_game_is_shown_and_written_for_view() -> None:
     assert all(turn.prompt in result.output.replace("\n", " ") for turn in episode.trajectory(0))
     score = f"{episode.result['score']:g}"
     assert f"The game is over ({episode.status}): score {score}, " in result.output
-    assert result.output.endswith("wrote games/one.jsonl\nwatch it: hanabi-grpo view games/one.jsonl\n")
+    assert result.output.endswith(
+        "wrote games/one.jsonl\nwatch it: hanabi-grpo view games/one.jsonl\n"
+    )
     assert RUNNER.invoke(app, ["view", "games/one.jsonl"]).exit_code == 0
 
 
 def test_a_person_plays_any_environment_and_is_asked_until_a_reply_is_legal() -> None:
     replies = ["l", "raise", "fold", "**Check**", "fold", "call"]
-    result = play("random,human", "--env", "kuhn", "--seed", "1", "--out", "a.jsonl", moves=["l", "raise", *replies])
+    result = play(
+        "random,human",
+        "--env",
+        "kuhn",
+        "--seed",
+        "1",
+        "--out",
+        "a.jsonl",
+        moves=["l", "raise", *replies],
+    )
     assert result.exit_code == 0, result.output
     episode = episode_of(Path("a.jsonl"))
     assert (episode.env, episode.seats) == ("kuhn", ("random", "human"))
@@ -66,7 +90,9 @@ def test_a_person_plays_any_environment_and_is_asked_until_a_reply_is_legal() ->
     [path] = Path("outputs/played").iterdir()
     assert path.name.endswith(f"-kuhn-{episode_of(path).seed}.jsonl")
     said = play("--env", "frozen_lake", moves=["Down", "Right"] * 20).output
-    assert "End your reply with Left, Down, Right or Up" in said, "whoever reads is a person, not the tiny model"
+    assert "End your reply with Left, Down, Right or Up" in said, (
+        "whoever reads is a person, not the tiny model"
+    )
 
 
 def test_what_does_not_fit_together_is_refused_before_a_move() -> None:
@@ -74,25 +100,44 @@ def test_what_does_not_fit_together_is_refused_before_a_move() -> None:
     for options, message in (
         (["igi"], "Did you mean 'iggi'?"),
         (["human,human"], "for 2 players: give one word for every partner"),
-        (["human,iggi", "--preset", "mini", "--players", "3"], "for 3 players: give one word for every partner"),
+        (
+            ["human,iggi", "--preset", "mini", "--players", "3"],
+            "for 3 players: give one word for every partner",
+        ),
         (["iggi", "--env", "kuhn"], "iggi"),
         (["iggi", "--seed", "-1"], "Invalid value for '--seed'"),
         (["iggi", "--temperature", "nan"], "--temperature nan: must be 0 (greedy) or more"),
         (["iggi", "--out", "there.jsonl"], "there.jsonl: exists already"),
     ):
         result = play(*options)
-        assert result.exit_code == 2 and message in result.stderr and "Traceback" not in result.output
+        assert (
+            result.exit_code == 2 and message in result.stderr and "Traceback" not in result.output
+        )
     assert [path.name for path in Path().iterdir()] == ["there.jsonl"]
 
 
 def test_bytes_that_are_no_text_are_a_line_like_any_other() -> None:
     result = RUNNER.invoke(app, ["play", "--out", "a.jsonl"], input=b"\xff\xfe\x00p0\nh1\nq\n")
     assert result.exit_code == 130 and "That names no action." in result.output
-    assert result.output.endswith("You left; the game is not kept.\n") and not Path("a.jsonl").exists()
+    assert (
+        result.output.endswith("You left; the game is not kept.\n") and not Path("a.jsonl").exists()
+    )
 
 
-def test_ctrl_c_ends_the_game_in_one_line(start_process: Callable[..., "subprocess.Popen[str]"]) -> None:
-    command = [sys.executable, "-m", "hanabi_grpo.cli", "play", "iggi", "--preset", "laptop", "--seed", "1"]
+def test_ctrl_c_ends_the_game_in_one_line(
+    start_process: Callable[..., "subprocess.Popen[str]"],
+) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "hanabi_grpo.cli",
+        "play",
+        "iggi",
+        "--preset",
+        "laptop",
+        "--seed",
+        "1",
+    ]
     pipe = subprocess.PIPE
     process = start_process(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT)
     assert process.stdout is not None
@@ -107,7 +152,11 @@ def test_ctrl_c_ends_the_game_in_one_line(start_process: Callable[..., "subproce
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=20)
     said = process.stdout.read()
-    assert process.returncode == 130 and "You left; the game is not kept." in said and "Traceback" not in said
+    assert (
+        process.returncode == 130
+        and "You left; the game is not kept." in said
+        and "Traceback" not in said
+    )
 
 
 def test_a_model_may_be_the_partner_and_a_server_that_fails_is_an_error_in_one_line(
@@ -124,9 +173,15 @@ def test_a_model_may_be_the_partner_and_a_server_that_fails_is_an_error_in_one_l
     with running_app(engine=_FailingEngine()) as running:
         monkeypatch.setenv("VLLM_SERVER_PORT", str(running.port))
         result = play("base", "--seed", "2", "--out", "b.jsonl")
-    assert result.exit_code == 2 and result.stderr.startswith("error: ") and "Traceback" not in result.output
+    assert (
+        result.exit_code == 2
+        and result.stderr.startswith("error: ")
+        and "Traceback" not in result.output
+    )
 
 
 class _FailingEngine(WordEngine):
-    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None, *game: Any) -> Sample:
+    async def generate(
+        self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None, *game: Any
+    ) -> Sample:
         raise RuntimeError("planted")

@@ -1,4 +1,6 @@
-"""Cuts keep their limit on every rank; in a tree of sequences every token is found again, and none is there twice."""
+"""Cuts keep their limit on every rank; in a tree of sequences every token is found again, and none
+is there twice.
+"""
 
 import numpy as np
 import pytest
@@ -33,7 +35,10 @@ def _batch(sequences: list[list[int]], seed: int = 0) -> tuple[torch.Tensor, tor
 def _prefixes(tree: PrefixTree) -> list[tuple[int, ...]]:
     """Per node the tokens up to it, read from where it stands in the blocks."""
     places = [
-        (block, row, column) for block in tree.blocks for row in range(len(block)) for column in range(block.shape[1])
+        (block, row, column)
+        for block in tree.blocks
+        for row in range(len(block))
+        for column in range(block.shape[1])
     ]
     found = []
     for node, home in enumerate(tree.homes.tolist()):
@@ -45,16 +50,22 @@ def _prefixes(tree: PrefixTree) -> list[tuple[int, ...]]:
 
 
 @given(SEQUENCES, st.integers(0, 3))
-def test_nodes_are_the_different_beginnings_up_to_the_last_reply(sequences: list[list[int]], seed: int) -> None:
+def test_nodes_are_the_different_beginnings_up_to_the_last_reply(
+    sequences: list[list[int]], seed: int
+) -> None:
     ids, mask = _batch(sequences, seed)
     tree = prefix_tree(ids, mask)
     needed = [max([int(place) + 1 for place in marked.nonzero()] or [1]) for marked in mask]
     expected = {
-        tuple(sequence[: end + 1]) for sequence, length in zip(sequences, needed, strict=True) for end in range(length)
+        tuple(sequence[: end + 1])
+        for sequence, length in zip(sequences, needed, strict=True)
+        for end in range(length)
     }
     found = _prefixes(tree)
     assert len(found) == len(set(found)) and set(found) == expected
-    predicted_from = [tuple(ids[row, : column + 1].tolist()) for row, column in mask.nonzero().tolist()]
+    predicted_from = [
+        tuple(ids[row, : column + 1].tolist()) for row, column in mask.nonzero().tolist()
+    ]
     assert [found[node] for node in tree.predicting.tolist()] == predicted_from
 
 
@@ -71,7 +82,9 @@ def test_every_sequence_is_in_one_share_and_no_share_is_above_the_limit(
     sequences: list[list[int]], limit: int, ranks: int
 ) -> None:
     order = PrefixOrder([np.array(sequence, dtype=np.int64) for sequence in sequences])
-    shares = [share_of(span, rank, ranks) for span in order.cut(limit, ranks) for rank in range(ranks)]
+    shares = [
+        share_of(span, rank, ranks) for span in order.cut(limit, ranks) for rank in range(ranks)
+    ]
     rows = [order.order[row] for start, end in shares for row in range(start, end)]
     assert sorted(rows) == list(range(len(sequences)))
     for start, end in shares:
@@ -85,7 +98,10 @@ def test_the_weight_is_that_of_the_tree(sequences: list[list[int]]) -> None:
         for end in range(start + 1, len(sequences) + 1):
             part = [sequences[number] for number in order.order[start:end]]
             ids, _ = _batch([[*sequence, 1] for sequence in part])
-            tree = prefix_tree(ids, torch.arange(1, ids.shape[1]) <= torch.tensor([len(one) for one in part])[:, None])
+            tree = prefix_tree(
+                ids,
+                torch.arange(1, ids.shape[1]) <= torch.tensor([len(one) for one in part])[:, None],
+            )
             rows = sum(len(block) for block in tree.blocks)
             expected = (4 * len(tree.ids) + rows * max(map(len, part))) / 5
             assert order.weight(start, end) == pytest.approx(expected)
@@ -108,7 +124,8 @@ def test_rows_are_shared_out_evenly() -> None:
         ([50, 50, 5, 5], 10, 2, [(0, 2), (2, 4)]),
         # Padding counts: three rows of width 4 are 12 tokens.
         ([4, 4, 3, 3], 8, 1, [(0, 2), (2, 4)]),
-        # Much shorter rows start a micro-batch of their own, where this one is large enough by then.
+        # Much shorter rows start a micro-batch of their own, where this one is large enough by
+        # then.
         ([10, 10, 10, 2, 2], 100, 1, [(0, 3), (3, 5)]),
         ([10, 2, 2, 2], 100, 1, [(0, 2), (2, 4)]),
         ([10, 2, 2, 2], 300, 1, [(0, 4)]),
@@ -137,5 +154,9 @@ def test_every_row_is_in_one_span_and_no_process_holds_more_than_the_limit(
             own = held[rank::ranks]
             assert len(own) <= 1 or len(own) * own[0] <= limit
         padded = -(-len(held) // ranks) * held[0]
-        # Below the share only where the micro-batch is small, or by rows that were taken together, one for each rank.
-        assert sum(held) >= USEFUL_SHARE * (len(held) - ranks + 1) * held[0] or padded < limit / 8 + held[0]
+        # Below the share only where the micro-batch is small, or by rows that were taken together,
+        # one for each rank.
+        assert (
+            sum(held) >= USEFUL_SHARE * (len(held) - ranks + 1) * held[0]
+            or padded < limit / 8 + held[0]
+        )

@@ -1,4 +1,6 @@
-"""Profiles: every file of tools/profiles loads, and a profile is below shell and .env and above the defaults."""
+"""Profiles: every file of tools/profiles loads, and a profile is below shell and .env and above the
+defaults.
+"""
 
 import shutil
 import subprocess
@@ -56,7 +58,9 @@ def message(environ: dict[str, str], dotenv: Path = NOWHERE) -> str:
 
 
 @pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
-def test_every_profile_loads_and_its_batch_divides(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_profile_loads_and_its_batch_divides(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     use_device(monkeypatch, "cpu" if path.stem == "cpu" else "gpu")
     loaded = load_settings({"HANABI_PROFILE": str(path)}, NOWHERE)
     assert loaded.dotenv_environ.keys() <= set(PASSED_THROUGH), "a name in it is nobody's"
@@ -64,7 +68,7 @@ def test_every_profile_loads_and_its_batch_divides(path: Path, monkeypatch: pyte
     assert sum(origin == "profile" for origin in loaded.origins.values()) >= 6
     settings = loaded.settings
     plan = batch_plan(settings)
-    assert plan.games == settings.deals_per_step * settings.num_generations
+    assert plan.games == settings.tasks_per_step * settings.num_generations
     # What each terminal is given is what it needs; a MIG slice has a name of its machine only.
     server, trainer = gpu_share(loaded, "server"), gpu_share(loaded, "trainer")
     if path.stem in ("cpu", "mig"):
@@ -74,11 +78,15 @@ def test_every_profile_loads_and_its_batch_divides(path: Path, monkeypatch: pyte
         needed = settings.vllm_tensor_parallel_size * settings.vllm_data_parallel_size
         assert len(server[0]) == needed and len(trainer[0]) == settings.nproc_per_node
         shared = set(server[0]) & set(trainer[0])
-        assert bool(shared) == (path.stem in SHARED) and (not shared or settings.gpu_memory_utilization <= 0.5)
+        assert bool(shared) == (path.stem in SHARED) and (
+            not shared or settings.gpu_memory_utilization <= 0.5
+        )
 
 
 @pytest.mark.parametrize(("name", "kind"), [("gpu-8", "gpu"), ("cpu", "cpu")])
-def test_two_of_them_are_the_defaults_written_out(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_of_them_are_the_defaults_written_out(
+    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     use_device(monkeypatch, kind)
     path = ROOT / "tools" / "profiles" / f"{name}.env"
     given = settings_values(load_settings({"HANABI_PROFILE": str(path)}, NOWHERE).settings)
@@ -93,21 +101,38 @@ def test_two_of_them_are_the_defaults_written_out(name: str, kind: str, monkeypa
         ({data: "2"}, (1, 2)),
     ):
         loaded = load_settings(shell, NOWHERE)
-        assert (loaded.settings.vllm_tensor_parallel_size, loaded.settings.vllm_data_parallel_size) == sizes
+        assert (
+            loaded.settings.vllm_tensor_parallel_size,
+            loaded.settings.vllm_data_parallel_size,
+        ) == sizes
         assert (loaded.origins["vllm_data_parallel_size"] == "shell") == (data in shell)
 
 
 def test_shell_beats_dotenv_beats_profile_beats_default(folder: Path) -> None:
     (folder / ".env").write_text("SEED=2\nPORT=8002\nHF_HOME=/of-dotenv\n")
-    text = "SEED=3\nPORT=8003\nLORA_ALPHA=7\nHF_HOME=/of-profile\nNCCL_IB_DISABLE=1\nOTHER=topsecret\n"
+    text = (
+        "SEED=3\nPORT=8003\nLORA_ALPHA=7\nHF_HOME=/of-profile\nNCCL_IB_DISABLE=1\nOTHER=topsecret\n"
+    )
     loaded = profiled(folder, text, folder / ".env", SEED="1", LORA_RANK="")
     settings, origins = loaded.settings, loaded.origins
-    assert (settings.seed, settings.port, settings.lora_alpha, settings.lora_rank) == (1, 8002, 7, 16)
+    assert (settings.seed, settings.port, settings.lora_alpha, settings.lora_rank) == (
+        1,
+        8002,
+        7,
+        16,
+    )
     assert [origins[name] for name in ("seed", "port", "lora_alpha", "lora_rank", "profile")] == [
         *("shell", ".env", "profile", "default", "shell")
     ]
-    assert loaded.passed_through == {"HF_HOME": ("/of-dotenv", ".env"), "NCCL_IB_DISABLE": ("1", "profile")}
-    assert loaded.dotenv_environ == {"HF_HOME": "/of-dotenv", "NCCL_IB_DISABLE": "1", "OTHER": "topsecret"}
+    assert loaded.passed_through == {
+        "HF_HOME": ("/of-dotenv", ".env"),
+        "NCCL_IB_DISABLE": ("1", "profile"),
+    }
+    assert loaded.dotenv_environ == {
+        "HF_HOME": "/of-dotenv",
+        "NCCL_IB_DISABLE": "1",
+        "OTHER": "topsecret",
+    }
     assert "topsecret" not in repr(loaded)
     assert settings_json(loaded)["origins"]["LORA_ALPHA"] == "profile"
     assert "lora_alpha" in settings.model_fields_set and "beta" not in settings.model_fields_set
@@ -116,7 +141,8 @@ def test_shell_beats_dotenv_beats_profile_beats_default(folder: Path) -> None:
 def test_a_misspelt_profile_is_an_error_that_lists_what_there_is(folder: Path) -> None:
     said = message({"HANABI_PROFILE": "tools/profiles/gpu1.env"})
     assert said.startswith(
-        "HANABI_PROFILE='tools/profiles/gpu1.env' (from shell): no such file; there are tools/profiles/cpu.env, "
+        "HANABI_PROFILE='tools/profiles/gpu1.env' (from shell): no such file; there are "
+        "tools/profiles/cpu.env, "
     )
     for wrong in ("tools/profiles", "x" * 5000, "\0"):
         assert "no such file" in message({"HANABI_PROFILE": wrong})
@@ -126,11 +152,23 @@ def test_a_misspelt_profile_is_an_error_that_lists_what_there_is(folder: Path) -
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (b"NPROC_PER_NODE=many\n", "NPROC_PER_NODE='many': a whole number, at least 1. It is in my.env."),
-        (b"HANABI_PLAYRS=2\n", "HANABI_PLAYRS (from my.env): no such setting; did you mean HANABI_PLAYERS?"),
-        (b"SEED=1\nthis is no line\n", "my.env line 2: not a NAME=value line. Example: HANABI_PLAYERS=2"),
+        (
+            b"NPROC_PER_NODE=many\n",
+            "NPROC_PER_NODE='many': a whole number, at least 1. It is in my.env.",
+        ),
+        (
+            b"HANABI_PLAYRS=2\n",
+            "HANABI_PLAYRS (from my.env): no such setting; did you mean HANABI_PLAYERS?",
+        ),
+        (
+            b"SEED=1\nthis is no line\n",
+            "my.env line 2: not a NAME=value line. Example: HANABI_PLAYERS=2",
+        ),
         (b"MODEL=\xff\n", "my.env: cannot be read"),
-        (b"HANABI_PROFILE=other.env\n", "HANABI_PROFILE='my.env' (from shell): names a profile itself"),
+        (
+            b"HANABI_PROFILE=other.env\n",
+            "HANABI_PROFILE='my.env' (from shell): names a profile itself",
+        ),
     ],
 )
 def test_a_wrong_profile_is_refused_and_the_doctor_says_so(
@@ -166,19 +204,61 @@ EXPORTED = "0,1,2,3,4,5,6,7"
     [
         # One list for both, as a scheduler exports it.
         ({"VLLM_TENSOR_PARALLEL_SIZE": 4, "NPROC_PER_NODE": 4}, "0,1,2,3", "4,5,6,7"),
-        ({"VLLM_TENSOR_PARALLEL_SIZE": 1, "VLLM_DATA_PARALLEL_SIZE": 2, "NPROC_PER_NODE": 6}, "0,1", "2,3,4,5,6,7"),
-        ({"HANABI_PROFILE": ROOT / "tools/profiles/gpu-4.env", "CUDA_VISIBLE_DEVICES": "4,5,6,7"}, "4,5", "6,7"),
-        ({"HANABI_PROFILE": ROOT / "tools/profiles/mig.env", "CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}, "MIG-a", "MIG-b"),
-        ({"NPROC_PER_NODE": 4, "CUDA_VISIBLE_DEVICES_SERVER": "6,7", "CUDA_VISIBLE_DEVICES_TRAINER": "1"}, "6,7", "1"),
+        (
+            {"VLLM_TENSOR_PARALLEL_SIZE": 1, "VLLM_DATA_PARALLEL_SIZE": 2, "NPROC_PER_NODE": 6},
+            "0,1",
+            "2,3,4,5,6,7",
+        ),
+        (
+            {
+                "HANABI_PROFILE": ROOT / "tools/profiles/gpu-4.env",
+                "CUDA_VISIBLE_DEVICES": "4,5,6,7",
+            },
+            "4,5",
+            "6,7",
+        ),
+        (
+            {
+                "HANABI_PROFILE": ROOT / "tools/profiles/mig.env",
+                "CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b",
+            },
+            "MIG-a",
+            "MIG-b",
+        ),
+        (
+            {
+                "NPROC_PER_NODE": 4,
+                "CUDA_VISIBLE_DEVICES_SERVER": "6,7",
+                "CUDA_VISIBLE_DEVICES_TRAINER": "1",
+            },
+            "6,7",
+            "1",
+        ),
         # A list of this terminal, or one GPU for both.
-        ({"VLLM_TENSOR_PARALLEL_SIZE": 2, "NPROC_PER_NODE": 2, "CUDA_VISIBLE_DEVICES": "2,3"}, "2,3", "2,3"),
+        (
+            {"VLLM_TENSOR_PARALLEL_SIZE": 2, "NPROC_PER_NODE": 2, "CUDA_VISIBLE_DEVICES": "2,3"},
+            "2,3",
+            "2,3",
+        ),
         ({"HANABI_PROFILE": ROOT / "tools/profiles/gpu-1.env"}, "0", "7"),
-        ({"HANABI_PROFILE": ROOT / "tools/profiles/gpu-1.env", "CUDA_VISIBLE_DEVICES": ""}, "0", "0"),
-        ({"VLLM_TENSOR_PARALLEL_SIZE": 4, "NPROC_PER_NODE": 4, "CUDA_VISIBLE_DEVICES": "5"}, "5", "5"),
+        (
+            {"HANABI_PROFILE": ROOT / "tools/profiles/gpu-1.env", "CUDA_VISIBLE_DEVICES": ""},
+            "0",
+            "0",
+        ),
+        (
+            {"VLLM_TENSOR_PARALLEL_SIZE": 4, "NPROC_PER_NODE": 4, "CUDA_VISIBLE_DEVICES": "5"},
+            "5",
+            "5",
+        ),
     ],
 )
-def test_a_list_that_both_terminals_were_given_is_divided(given: dict[str, object], server: str, trainer: str) -> None:
-    environ = {"CUDA_VISIBLE_DEVICES": EXPORTED} | {name: str(value) for name, value in given.items()}
+def test_a_list_that_both_terminals_were_given_is_divided(
+    given: dict[str, object], server: str, trainer: str
+) -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": EXPORTED} | {
+        name: str(value) for name, value in given.items()
+    }
     loaded = load_settings(environ, NOWHERE)
     shares = [gpu_share(loaded, "server"), gpu_share(loaded, "trainer")]
     assert [",".join(share[0]) for share in shares if share] == [server, trainer]
@@ -189,12 +269,14 @@ def test_a_list_that_both_terminals_were_given_is_divided(given: dict[str, objec
 
 def test_a_list_that_is_too_short_for_both_terminals_is_refused_with_the_ways_out() -> None:
     loaded = load_settings(
-        {"CUDA_VISIBLE_DEVICES": "0,1,2", "NPROC_PER_NODE": "2", "VLLM_TENSOR_PARALLEL_SIZE": "2"}, NOWHERE
+        {"CUDA_VISIBLE_DEVICES": "0,1,2", "NPROC_PER_NODE": "2", "VLLM_TENSOR_PARALLEL_SIZE": "2"},
+        NOWHERE,
     )
     with pytest.raises(SettingsError) as caught:
         gpu_share(loaded, "trainer")
     assert str(caught.value) == (
-        "CUDA_VISIBLE_DEVICES=0,1,2 (shell): too short for both terminals, NPROC_PER_NODE=2 uses 2 and "
+        "CUDA_VISIBLE_DEVICES=0,1,2 (shell): too short for both terminals, NPROC_PER_NODE=2 uses "
+        "2 and "
         "VLLM_TENSOR_PARALLEL_SIZE=2 2. Lower one of them, or name this terminal's GPUs: "
         "CUDA_VISIBLE_DEVICES_TRAINER=1,2."
     )
@@ -209,7 +291,13 @@ def shell_answer(folder: Path, script: str, **environ: str) -> str:
     (tools / "setup.sh").write_text("exit 0\n")
     shutil.copy(LAUNCH, tools)
     command = ["bash", "-c", f"set -euo pipefail; source tools/launch.sh; {script}"]
-    done = subprocess.run(command, env={"PATH": "/usr/bin:/bin", **environ}, cwd=folder, capture_output=True, text=True)
+    done = subprocess.run(
+        command,
+        env={"PATH": "/usr/bin:/bin", **environ},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.strip()
 
@@ -226,7 +314,12 @@ def test_a_script_s_own_default_yields_to_the_profile_as_python_reads_it(
 ) -> None:
     (folder / "my.env").write_text("NPROC_PER_NODE=2\nDEEPSPEED=\n")
     (folder / ".env").write_text(dotenv)
-    script = 'default_env NPROC_PER_NODE 9; default_env DEEPSPEED zero1; default_env SEED 1; echo "$profile|'
-    shown = shell_answer(folder, script + '${NPROC_PER_NODE:-}|$DEEPSPEED|$SEED"', SEED="3", **environ)
+    script = (
+        "default_env NPROC_PER_NODE 9; default_env DEEPSPEED zero1; default_env SEED 1; echo "
+        '"$profile|'
+    )
+    shown = shell_answer(
+        folder, script + '${NPROC_PER_NODE:-}|$DEEPSPEED|$SEED"', SEED="3", **environ
+    )
     assert shown == "my.env||zero1|3"
     assert load_settings(environ, folder / ".env").settings.profile == Path("my.env")

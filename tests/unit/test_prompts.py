@@ -8,7 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from boards import ALL_BOARDS, random_game
-from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary, parse_reply, system_prompt, turn_prompt
+from hanabi_grpo.envs.hanabi.prompts import (
+    compact_vocabulary,
+    parse_reply,
+    system_prompt,
+    turn_prompt,
+)
 from hanabi_grpo.envs.hanabi.rules import Game, format_action, make_spec, parse_action
 from hanabi_grpo.envs.hanabi.rules.view import Action, Card
 
@@ -33,7 +38,11 @@ def read(text: str) -> Action | None:
 def later_game() -> Game:
     """Return a game after a hint, a discard and a play; the deck is empty."""
     game = Game(LAPTOP, DECK)
-    for action in (Action("hint_rank", target=1, value=1), Action("discard", slot=0), Action("play", slot=0)):
+    for action in (
+        Action("hint_rank", target=1, value=1),
+        Action("discard", slot=0),
+        Action("play", slot=0),
+    ):
         game.apply(action)
     return game
 
@@ -79,7 +88,8 @@ def test_the_rules_state_the_numbers_of_this_board_and_what_the_last_life_costs(
 def test_the_compact_lines_of_a_laptop_game_are_word_for_word_these() -> None:
     assert compact(Game(LAPTOP, DECK), 0, legal_moves=True) == (
         "life1 info3 deck2 nextR1 nextY1 me slot0 cRY r12 slot1 cRY r12 slot2 cRY r12 "
-        "mate Y1 cRY r12 R1 cRY r12 Y2 cRY r12 disc moves Play 0 Play 1 Play 2 Hint R Hint Y Hint 1 Hint 2"
+        "mate Y1 cRY r12 R1 cRY r12 Y2 cRY r12 disc moves Play 0 Play 1 Play 2 Hint R Hint Y Hint "
+        "1 Hint 2"
     )
     assert compact(later_game(), 1) == (
         "life1 info3 deck0 left2 nextR2 nextY1 me slot0 cRY r1 slot1 cRY r2 slot2 cRY r12 "
@@ -90,22 +100,30 @@ def test_the_compact_lines_of_a_laptop_game_are_word_for_word_these() -> None:
 def test_the_laptop_vocabulary_is_exactly_this() -> None:
     assert " ".join(compact_vocabulary(LAPTOP)) == (
         "life0 life1 info0 info1 info2 info3 deck0 deck1 deck2 left0 left1 left2 "
-        "nextR1 nextR2 nextR3 nextY1 nextY2 nextY3 me disc moves slot0 slot1 slot2 mate R1 R2 Y1 Y2 "
+        "nextR1 nextR2 nextR3 nextY1 nextY2 nextY3 me disc moves slot0 slot1 slot2 mate R1 R2 Y1 "
+        "Y2 "
         "cR cY cRY r1 r2 r12 Play Discard Hint 0 1 2 R Y"
     )
 
 
 @settings(deadline=None)
 @given(board=st.sampled_from(ALL_BOARDS), seed=st.integers(0, 2**32))
-def test_a_position_has_only_known_words_and_its_moves_parse_back(board: tuple[str, int], seed: int) -> None:
+def test_a_position_has_only_known_words_and_its_moves_parse_back(
+    board: tuple[str, int], seed: int
+) -> None:
     game = random_game(make_spec(*board), random.Random(seed))
     vocabulary = compact_vocabulary(game.spec)
     assert len(set(vocabulary)) == len(vocabulary)
     for player in range(board[1]):
         view = game.view(player)
         line = turn_prompt(view, style="compact", legal_moves=True)
-        replies = [format_action(action, style="compact", num_players=board[1]) for action in view.legal_actions]
-        assert set(line.split(" ")) | {word for reply in replies for word in reply.split(" ")} <= set(vocabulary)
+        replies = [
+            format_action(action, style="compact", num_players=board[1])
+            for action in view.legal_actions
+        ]
+        assert set(line.split(" ")) | {
+            word for reply in replies for word in reply.split(" ")
+        } <= set(vocabulary)
         text = turn_prompt(view, style="full", legal_moves=True)
         assert set(text) <= set(string.printable)
         listed = [line for line in text.splitlines() if line.startswith("Legal moves: ")]
@@ -116,10 +134,33 @@ def test_a_position_has_only_known_words_and_its_moves_parse_back(board: tuple[s
 
 def test_these_replies_all_play_slot_0() -> None:
     for text in (
-        *("Play 0", "play 0", "  Play 0  \n\n", "**Play 0**", "`Play 0`", '"Play 0."', "> Play 0", "- Play 0"),
-        *("### Play 0", "Action: Play 0", "**Action:** Play 0", "**My final move is:** `Play 0`!", "```\nPlay 0\n```"),
-        *("Discard 1\nPlay 0", "I know that slot 0 is red 1.\nPlay 0", "Play 0\nThat is my move because it fits."),
-        *("<think>Discard 1</think>Play 0", "<think>\nDiscard 1\n</think>\n\nPlay 0", "Discard 1</think>Play 0"),
+        *(
+            "Play 0",
+            "play 0",
+            "  Play 0  \n\n",
+            "**Play 0**",
+            "`Play 0`",
+            '"Play 0."',
+            "> Play 0",
+            "- Play 0",
+        ),
+        *(
+            "### Play 0",
+            "Action: Play 0",
+            "**Action:** Play 0",
+            "**My final move is:** `Play 0`!",
+            "```\nPlay 0\n```",
+        ),
+        *(
+            "Discard 1\nPlay 0",
+            "I know that slot 0 is red 1.\nPlay 0",
+            "Play 0\nThat is my move because it fits.",
+        ),
+        *(
+            "<think>Discard 1</think>Play 0",
+            "<think>\nDiscard 1\n</think>\n\nPlay 0",
+            "Discard 1</think>Play 0",
+        ),
         *("<THINK>Discard 1</THINK>\nPlay 0", "<think>a</think>Discard 1\n<think>b</think>Play 0"),
         "Play 0\n<think>Discard 1</think>",
     ):
@@ -128,8 +169,21 @@ def test_these_replies_all_play_slot_0() -> None:
 
 def test_these_replies_hold_no_move() -> None:
     for text in (
-        *("", "\n\n", "Play", "Play zero", "I would Play 0", "Never do this: Play 0", "Play 0 or Discard 1"),
-        *("<think>Play 0", "Play 0\n<think>But wait", "<think>Play 0</think>", "<think>a</think>Play 0<think>"),
+        *(
+            "",
+            "\n\n",
+            "Play",
+            "Play zero",
+            "I would Play 0",
+            "Never do this: Play 0",
+            "Play 0 or Discard 1",
+        ),
+        *(
+            "<think>Play 0",
+            "Play 0\n<think>But wait",
+            "<think>Play 0</think>",
+            "<think>a</think>Play 0<think>",
+        ),
         *("Play 0<think>a</think>b</think>c", "Play \u0660", "Hint R Y"),
     ):
         assert read(text) is None, text
@@ -139,4 +193,6 @@ def test_these_replies_hold_no_move() -> None:
     "piece", ["<think>", "</think>", "\n", "*", "Action:", "Play ", " ", "(", "\ud800", "Play 0\r"]
 )
 def test_a_reply_of_two_million_characters_is_read(piece: str) -> None:
-    assert read(piece * (2_000_000 // len(piece)) + "\nPlay 0") == (None if piece == "<think>" else PLAY_0)
+    assert read(piece * (2_000_000 // len(piece)) + "\nPlay 0") == (
+        None if piece == "<think>" else PLAY_0
+    )

@@ -1,4 +1,6 @@
-"""The relative mismatch check finds whose logprobs the sampler's are, through noise that is larger than the change."""
+"""The relative mismatch check finds whose logprobs the sampler's are, through noise that is larger
+than the change.
+"""
 
 import contextlib
 import json
@@ -38,7 +40,9 @@ def test_the_slope_is_0_for_the_own_policy_and_1_for_the_other() -> None:
         assert score(steps) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("change", "rounding", "stale_by"), [(0.01, 0.0, 2), (0.005, 0.0, 4), (0.01, 0.03, STEPS)])
+@pytest.mark.parametrize(
+    ("change", "rounding", "stale_by"), [(0.01, 0.0, 2), (0.005, 0.0, 4), (0.01, 0.03, STEPS)]
+)
 def test_noise_that_is_larger_than_the_change_hides_no_stale_adapter_and_makes_none(
     change: float, rounding: float, stale_by: int
 ) -> None:
@@ -49,14 +53,20 @@ def test_noise_that_is_larger_than_the_change_hides_no_stale_adapter_and_makes_n
         now, noise = torch.randn(3072, generator=seeded), torch.randn(3, 3072, generator=seeded)
         before = now + size * torch.randn(3072, generator=seeded)
         sampler = (before if of_before else now) + 0.03 * noise[0]
-        x, squares, distance = compare(sampler, now + rounding * noise[1], before + rounding * noise[2])
+        x, squares, distance = compare(
+            sampler, now + rounding * noise[1], before + rounding * noise[2]
+        )
         slopes[of_before].append(0.5 + x / max(distance, 1e-12))
         return [x, squares]
 
     fresh, stale = ([step(of_before, change) for _ in range(STEPS)] for of_before in (False, True))
     means = [sum(one) / STEPS for one in slopes.values()]
     # Were the trainer's values rounded as well: drawn to 1/2, yet each on its own side.
-    assert 0.4 < means[0] < 0.5 < means[1] < 0.6 if rounding else means == pytest.approx([0, 1], abs=0.1)
+    assert (
+        0.4 < means[0] < 0.5 < means[1] < 0.6
+        if rounding
+        else means == pytest.approx([0, 1], abs=0.1)
+    )
     assert score(fresh)[0] < 1 and score(stale[:stale_by])[0] > LIMIT
     equal = [step(False, 1e-4) for _ in range(1000)]
     assert max(score(equal[max(0, end - STEPS) : end])[0] for end in range(1, 1001)) < LIMIT - 1
@@ -67,14 +77,22 @@ def _rows(lengths: list[int]) -> list[TokenRow]:
     found = []
     for number, length in enumerate(lengths):
         half, column = length // 2, [0.0] * length
-        ids, mask = [(number + place) % 15 + 1 for place in range(length)], [place >= half for place in range(length)]
+        ids, mask = (
+            [(number + place) % 15 + 1 for place in range(length)],
+            [place >= half for place in range(length)],
+        )
         found.append(TokenRow(ids=ids, mask=mask, logprobs=column, advantages=column))
     return found
 
 
 def test_a_sample_is_some_rows_or_the_beginning_of_a_long_one() -> None:
     batch = collate(_rows([12, 8, 8, 6]), "player_0", 17, 0, torch.device("cpu"), shared=True)
-    for limit, first, *expected in ((100, 0, 4, 12, 17), (10, 0, 2, 12, 10), (4, 0, 1, 10, 4), (7, 1, 1, 8, 4)):
+    for limit, first, *expected in (
+        (100, 0, 4, 12, 17),
+        (10, 0, 2, 12, 10),
+        (4, 0, 1, 10, 4),
+        (7, 1, 1, 8, 4),
+    ):
         cut = sample_of(batch, limit, first)
         data, ids = cut["grpo_batch"], cut["model_inputs"]["input_ids"]
         assert [*ids.shape, int(data.completion_mask.sum())] == expected, (limit, first)
@@ -90,7 +108,9 @@ class _Trainer(RelativeMismatch):
     def __init__(self) -> None:
         torch.manual_seed(0)
         self.settings = Settings(dtype="bfloat16")
-        self.model = adapters.add_adapters(small_model(num_hidden_layers=2), NAMES, rank=4, alpha=8, seed=1)
+        self.model = adapters.add_adapters(
+            small_model(num_hidden_layers=2), NAMES, rank=4, alpha=8, seed=1
+        )
         for name, value in self.model.named_parameters():
             if "lora_B" in name:
                 torch.nn.init.normal_(value, std=0.1)
@@ -125,7 +145,12 @@ class _Trainer(RelativeMismatch):
     ("fault", "version", "said"),
     [
         ("player_0", 5, ""),
-        ("stale", 5, r"player_0@5: the sampler's logprobs are closer to those of version 4 of its .* a stale adapter"),
+        (
+            "stale",
+            5,
+            r"player_0@5: the sampler's logprobs are closer to those of version 4 of its .* a "
+            r"stale adapter",
+        ),
         # Which suspect is looked at besides the version before changes from step to step.
         ("player_1", 5, r"closer to those of adapter player_1 .* a swapped adapter"),
         ("base", 6, r"closer to those of the base model without an adapter .* without its adapter"),
@@ -141,13 +166,17 @@ def test_a_step_of_another_policys_games_stops_the_run(fault: str, version: int,
     else:
         trainer.compare_policies([batch], 5, 5)
         assert trainer._metrics["train"]["player_0/parity_slope"] == pytest.approx([0.0], abs=1e-3)
-    assert all(torch.equal(value, weights[name]) for name, value in trainer.model.named_parameters())
+    assert all(
+        torch.equal(value, weights[name]) for name, value in trainer.model.named_parameters()
+    )
 
 
 def test_evidence_grows_over_steps_and_over_a_resume_and_a_sudden_gap_is_an_incident() -> None:
     trainer = _Trainer()
     kept = trainer.kept
-    own, before = (trainer.games(one)["grpo_batch"].rollout_per_token_logps for one in ("player_0", "stale"))
+    own, before = (
+        trainer.games(one)["grpo_batch"].rollout_per_token_logps for one in ("player_0", "stale")
+    )
     noise = 8 * float((own - before)[own != 0].square().mean().sqrt())
     with pytest.raises(ParityError, match=r"over \d+ step\(s\)"):
         for step in range(5, 5 + STEPS):
@@ -163,7 +192,10 @@ def test_evidence_grows_over_steps_and_over_a_resume_and_a_sudden_gap_is_an_inci
     assert trainer.incidents == []
     trainer.compare_policies([trainer.games("player_0", noise=0.1)], 7, 5)
     [(kind, message)] = trainer.incidents
-    assert kind == "mismatch_rose" and "3 times the median of the last 21 steps or more (0.01)" in message
+    assert (
+        kind == "mismatch_rose"
+        and "3 times the median of the last 21 steps or more (0.01)" in message
+    )
 
 
 def test_it_is_for_16_bits_and_whole_adapters(caplog: pytest.LogCaptureFixture) -> None:

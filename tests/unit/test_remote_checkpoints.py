@@ -1,4 +1,6 @@
-"""Checkpoints that lie elsewhere: at W&B, in this disk's offline runs, on the hub; and those that a run used before."""
+"""Checkpoints that lie elsewhere: at W&B, in this disk's offline runs, on the hub; and those that a
+run used before.
+"""
 
 import json
 import os
@@ -11,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from hanabi_grpo.client.lineups import parse_line_up
+from hanabi_grpo.client.lineups import parse_lineup
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.crossplay.plan import parse_entries
+from hanabi_grpo.rollout.recordings import read_recordings, recording_files
 from hanabi_grpo.runs.checkpoints import write_checkpoint
-from hanabi_grpo.runs.recordings import read_recordings, recording_files
 from hanabi_grpo.runs.saved_adapters import read_adapters
 from hanabi_grpo.runs.validation import Validated, write_validations
 from hanabi_grpo.settings import Settings, read_settings
@@ -45,7 +47,9 @@ except HanabiGrpoError as error:
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith(("WANDB_", "CKPT_", "HF_", "OUTPUT_DIR"))]:
+    for name in [
+        name for name in os.environ if name.startswith(("WANDB_", "CKPT_", "HF_", "OUTPUT_DIR"))
+    ]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
 
@@ -77,41 +81,56 @@ def test_an_offline_run_is_found_by_name_and_alias_and_the_sync_command_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
-    with pytest.raises(SettingsError, match=r"WANDB_MODE=offline, and no runs .*name the folder of one: RUN/artifacts"):
+    with pytest.raises(
+        SettingsError,
+        match=r"WANDB_MODE=offline, and no runs .*name the folder of one: RUN/artifacts",
+    ):
         local_folder(WORD)
     for name, entity in (("one", "team"), ("two", "other")):
         run = tracked_run(Path("outputs") / name, steps=3, checkpoints=(2, 3))
         record = WandbRecord(id="abcd1234", project="hanabi", entity=entity, mode="offline")
         for step, alias in ((2, "best"), (3, "end")):
-            folder, _ = build_artifact(run, run / f"checkpoint-{step}", read_settings(run / "settings.json"), None)
+            folder, _ = build_artifact(
+                run, run / f"checkpoint-{step}", read_settings(run / "settings.json"), None
+            )
             place = folder.relative_to(run).as_posix()
-            record.add(ArtifactRecord(step=step, name="laptop", aliases=[alias], folder=place, mode="offline"))
+            record.add(
+                ArtifactRecord(
+                    step=step, name="laptop", aliases=[alias], folder=place, mode="offline"
+                )
+            )
         write_record(run, record)
         (run / "wandb/offline-run-20260101_000000-abcd1234").mkdir(parents=True)
     for alias, step in (("best", 2), ("latest", 3)):
-        assert local_folder(f"wandb:team/hanabi/laptop:{alias}") == Path(f"outputs/one/artifacts/step_{step}")
+        assert local_folder(f"wandb:team/hanabi/laptop:{alias}") == Path(
+            f"outputs/one/artifacts/step_{step}"
+        )
     said = capsys.readouterr()
     assert "taken from outputs/one/artifacts/step_2" in said.err and said.out == ""
     assert "wandb sync outputs/one/wandb/offline-run-20260101_000000-abcd1234" in said.err
     for word in ("team/else/laptop:best", "team/hanabi/laptop:none", "nobody/hanabi/laptop:best"):
         with pytest.raises(SettingsError, match="no runs on this disk"):
             local_folder(f"wandb:{word}")
-    with pytest.raises(SettingsError, match=r"2 runs .* outputs/one/artifacts/step_2, outputs/two/artifacts/step_2"):
+    with pytest.raises(
+        SettingsError, match=r"2 runs .* outputs/one/artifacts/step_2, outputs/two/artifacts/step_2"
+    ):
         local_folder("wandb:hanabi/laptop:best")
 
 
-def test_line_ups_and_entries_go_on_with_the_local_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lineups_and_entries_go_on_with_the_local_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     word, folder = "wandb:team/hanabi/laptop:v3", VERSION
     shutil.copytree(made(2), folder)
-    line_up = parse_line_up(f"{word}:player_1,iggi", 2)
-    assert line_up.words == (f"{folder}:player_1", "iggi")
-    assert line_up.text == f"{word}:player_1,iggi", "tables say what was typed"
+    lineup = parse_lineup(f"{word}:player_1,iggi", 2)
+    assert lineup.words == (f"{folder}:player_1", "iggi")
+    assert lineup.text == f"{word}:player_1,iggi", "tables say what was typed"
     first, second = parse_entries([f"ours={word}", "iggi"], LAPTOP)
     assert (first.label, str(first.ref), str(second.ref)) == ("ours", folder, "iggi")
 
 
-def test_an_artifact_is_downloaded_once_and_a_version_needs_no_network_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_artifact_is_downloaded_once_and_a_version_needs_no_network_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     source = made(2)
     with artifact_store(source, "laptop") as store:
         use(store, monkeypatch)
@@ -122,17 +141,21 @@ def test_an_artifact_is_downloaded_once_and_a_version_needs_no_network_again(mon
         assert "/files/player_1/adapter_model.safetensors" in fetched
         store.seen.clear()
         assert (
-            str(checkpoints.local_ref(parse_checkpoint("wandb:hanabi/laptop:latest:player_1"))) == f"{place}:player_1"
+            str(checkpoints.local_ref(parse_checkpoint("wandb:hanabi/laptop:latest:player_1")))
+            == f"{place}:player_1"
         )
         assert store.seen and not any(path.startswith("/files/") for path in store.seen)
         with pytest.raises(
             SettingsError,
-            match=r"W&B says: .*laptop:end.* not found.*Downloaded versions are in outputs/downloads",
+            match=r"W&B says: .*laptop:end.* not found.*Downloaded versions are in "
+            r"outputs/downloads",
         ):
             local_folder("wandb:team/hanabi/laptop:end")
     assert local_folder("wandb:team/hanabi/laptop:v3") == place
     games, _ = games_of("wandb:team/hanabi/laptop:v3")
-    assert {game.source for game in games} == {"step_000002"} and len(games) == 4, "those that went up with it"
+    assert {game.source for game in games} == {"step_000002"} and len(games) == 4, (
+        "those that went up with it"
+    )
     shutil.rmtree(place / "episodes")
     with pytest.raises(SettingsError, match=r"holds no \*\.jsonl files of games"):
         games_of("wandb:team/hanabi/laptop:v3")
@@ -142,7 +165,9 @@ def test_an_artifact_is_downloaded_once_and_a_version_needs_no_network_again(mon
         local_folder("wandb:team/hanabi/laptop:v3")
 
 
-def test_an_artifact_that_is_damaged_or_of_another_type_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_artifact_that_is_damaged_or_of_another_type_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     source = made(2)
     manifest = json.loads((source / "manifest.json").read_text())
     with artifact_store(source, "laptop", kind="dataset") as store:
@@ -153,16 +178,25 @@ def test_an_artifact_that_is_damaged_or_of_another_type_is_not_kept(monkeypatch:
     (source / "manifest.json").write_text(json.dumps({**manifest, "step": 7}))
     with artifact_store(source, "laptop") as store:
         use(store, monkeypatch)
-        with pytest.raises(SettingsError, match=r"wandb:.*manifest.json has sha256|something changed it"):
+        with pytest.raises(
+            SettingsError, match=r"wandb:.*manifest.json has sha256|something changed it"
+        ):
             local_folder("wandb:team/hanabi/laptop:best")
     assert not list(Path("outputs").rglob("player_0"))
 
 
 def look_up(word: str, **variables: str) -> str:
     known = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    environ = {**known, "HF_HOME": str(Path("hf").absolute()), "HF_HUB_DISABLE_TELEMETRY": "1", **variables}
+    environ = {
+        **known,
+        "HF_HOME": str(Path("hf").absolute()),
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        **variables,
+    }
     words = [sys.executable, "-c", LOOK_UP, word]
-    return subprocess.run(words, env=environ, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        words, env=environ, capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def repository(folder: Path) -> Path:
@@ -174,15 +208,26 @@ def repository(folder: Path) -> Path:
     return write_checkpoint(folder, 9, fill, {"adapters": ["player_1"]}, needed_bytes=100)
 
 
-def test_a_hub_repository_is_a_team_or_one_player_and_is_there_without_a_network_later(tmp_path: Path) -> None:
+def test_a_hub_repository_is_a_team_or_one_player_and_is_there_without_a_network_later(
+    tmp_path: Path,
+) -> None:
     team, damaged = (add_checkpoint(tracked_run(tmp_path / name), 3) for name in ("run", "damaged"))
     (damaged / "player_0/adapter_model.safetensors").write_bytes(b"others")
     plain = repository(tmp_path / "plain")
     (plain / "manifest.json").unlink()
-    folders = {"org/team": team, "org/one": repository(tmp_path / "one"), "org/damaged": damaged, "org/plain": plain}
+    folders = {
+        "org/team": team,
+        "org/one": repository(tmp_path / "one"),
+        "org/damaged": damaged,
+        "org/plain": plain,
+    }
     with hub(folders) as store:
-        assert "player_0/adapter_model.safetensors has sha256" in look_up("hf:org/damaged", HF_ENDPOINT=store.url)
-        assert "which player this adapter is, is unknown" in look_up("hf:org/plain", HF_ENDPOINT=store.url)
+        assert "player_0/adapter_model.safetensors has sha256" in look_up(
+            "hf:org/damaged", HF_ENDPOINT=store.url
+        )
+        assert "which player this adapter is, is unknown" in look_up(
+            "hf:org/plain", HF_ENDPOINT=store.url
+        )
         first = look_up("hf:org/team", HF_ENDPOINT=store.url)
         assert first == "outputs/downloads/hf/org/team/0123456789ab"
         assert list(read_adapters(Path(first)).adapters) == list(PLAYERS)
@@ -231,10 +276,12 @@ def test_words_are_fetched_once_and_a_resume_uses_the_same_weights_although_the_
         assert fetch_used(settings, Path("run"), is_resumed=True) == used
         assert fetch_used(settings_of(start_from=(WORD,)), Path("run"), is_resumed=True) == used
         assert store.seen == []
-        # The folder is gone: the very version is fetched again, and here that name has other weights.
+        # The folder is gone: the very version is fetched again, and here that name has other
+        # weights.
         shutil.rmtree("outputs")
         with pytest.raises(
-            SettingsError, match=r"this run used .*laptop/v3 .*laptop:v3 has other weights now.*OUTPUT_DIR"
+            SettingsError,
+            match=r"this run used .*laptop/v3 .*laptop:v3 has other weights now.*OUTPUT_DIR",
         ):
             fetch_used(settings, Path("run"))
         shutil.rmtree("outputs")
@@ -244,7 +291,8 @@ def test_words_are_fetched_once_and_a_resume_uses_the_same_weights_although_the_
     shutil.rmtree("outputs")
     monkeypatch.setenv("WANDB_MODE", "offline")
     with pytest.raises(
-        SettingsError, match=r"not there as it was, and it cannot be fetched again .*Put that folder back"
+        SettingsError,
+        match=r"not there as it was, and it cannot be fetched again .*Put that folder back",
     ):
         fetch_used(settings, Path("run"))
 
@@ -263,20 +311,28 @@ def test_a_resumed_run_uses_the_weights_that_were_the_best_of_another_when_it_be
     folder, saved = read_used(parse_checkpoint(word).place, Path("run"))
     assert (folder, saved.step) == (run / "checkpoint-2", 2)
     shutil.rmtree(run / "checkpoint-2")
-    with pytest.raises(SettingsError, match=r"this run used outputs/other/checkpoint-2 .*Put that folder back"):
+    with pytest.raises(
+        SettingsError, match=r"this run used outputs/other/checkpoint-2 .*Put that folder back"
+    ):
         fetch_used(settings, Path("run"))
 
 
-def test_the_trainer_reads_what_was_recorded_and_fetches_nothing_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trainer_reads_what_was_recorded_and_fetches_nothing_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     settings = settings_of(start_from=(WORD,), partners=(WORD,), partner_share=1.0)
-    with pytest.raises(SettingsError, match=rf"HANABI_START_FROM={WORD}: .*was not fetched for this run"):
+    with pytest.raises(
+        SettingsError, match=rf"HANABI_START_FROM={WORD}: .*was not fetched for this run"
+    ):
         recorded_start(settings, None)
     with pytest.raises(SettingsError, match=rf"HANABI_PARTNERS={WORD}: .*was not fetched"):
         PartnerSeats(settings, Path("run"), lambda *_: "").load({}, "here")
     shutil.copytree(made(2), VERSION)
     keep(fetch_used(settings_of(start_from=("wandb:team/hanabi/laptop:v3",)), Path("run")))
-    Path("run/settings.json").write_text(Path("run/settings.json").read_text().replace("laptop:v3", "laptop:best"))
+    Path("run/settings.json").write_text(
+        Path("run/settings.json").read_text().replace("laptop:v3", "laptop:best")
+    )
     assert recorded_start(settings, None)["player_1"] | {"sha256": ""} == {
         "folder": VERSION,
         "adapter": "player_1",
@@ -296,7 +352,12 @@ def test_the_trainer_reads_what_was_recorded_and_fetches_nothing_itself(monkeypa
 def test_a_damaged_record_stops_the_run_and_a_missing_one_is_empty() -> None:
     Path("run").mkdir()
     assert recorded(Path("run")) == recorded(None) == {}
-    for text in ("{", "[]", '{"remote_checkpoints": {"hf:a/b": {"folder": 3}}}', '{"remote_checkpoints": 1}'):
+    for text in (
+        "{",
+        "[]",
+        '{"remote_checkpoints": {"hf:a/b": {"folder": 3}}}',
+        '{"remote_checkpoints": 1}',
+    ):
         Path("run/settings.json").write_text(text)
         with pytest.raises(SettingsError, match=r"run/settings\.json: which remote checkpoints"):
             recorded(Path("run"))

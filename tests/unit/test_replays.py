@@ -21,7 +21,7 @@ from hanabi_grpo.report.games import turn_advantages
 from hanabi_grpo.report.games_screen import print_game
 from hanabi_grpo.report.played import frames_of
 from hanabi_grpo.rollout.loop import make_script
-from hanabi_grpo.runs.recordings import (
+from hanabi_grpo.rollout.recordings import (
     Selection,
     num_bad_replies,
     read_recordings,
@@ -87,7 +87,9 @@ def test_games_are_written_and_read_with_deck_and_names(tmp_path: Path) -> None:
     path = tmp_path / "games.jsonl"
     deck = shuffled_deck(make_spec("laptop"), "train", 0)
     episode = replace(group()[0], suite="hanab.live")
-    write_recordings(path, [Recording(episode=episode, start=" ".join(map(str, deck)), names=("Ann", "Bö"))])
+    write_recordings(
+        path, [Recording(episode=episode, start=" ".join(map(str, deck)), names=("Ann", "Bö"))]
+    )
     assert json.loads(path.read_text())["start"] == " ".join(map(str, deck))
     [one], notes = read_recordings([path])
     assert (one.episode, one.names, one.source, notes) == (episode, ("Ann", "Bö"), "games", [])
@@ -130,19 +132,31 @@ def test_a_last_line_that_was_cut_off_is_left_out_and_said(tmp_path: Path) -> No
         read_recordings([path])
 
 
-@pytest.mark.parametrize(("preset", "players"), [("laptop", 2), ("mini", 5), ("full", 3), ("hle-small", 2)])
-def test_a_timeline_has_the_hands_of_the_deal_and_one_board_more_than_moves(preset: str, players: int) -> None:
+@pytest.mark.parametrize(
+    ("preset", "players"), [("laptop", 2), ("mini", 5), ("full", 3), ("hle-small", 2)]
+)
+def test_a_timeline_has_the_hands_of_the_deal_and_one_board_more_than_moves(
+    preset: str, players: int
+) -> None:
     config = EnvConfig(preset=preset, players=players)
     for script in ("hint-bot", "random"):
         for episode in scripted_games(script, 0, 1, 2, config=config):
             timeline = make_timeline(Recording(episode=episode))
-            deck, size = shuffled_deck(config.spec(), "train", episode.seed), config.spec().hand_size
-            assert timeline.boards[0].hands == tuple(deck[seat * size : (seat + 1) * size] for seat in range(players))
+            deck, size = (
+                shuffled_deck(config.spec(), "train", episode.seed),
+                config.spec().hand_size,
+            )
+            assert timeline.boards[0].hands == tuple(
+                deck[seat * size : (seat + 1) * size] for seat in range(players)
+            )
             assert len(timeline.boards) == len(timeline.moves) + 1 == len(episode.turns) + 1
             last = timeline.boards[-1]
             assert sum(last.fireworks) == episode.result["score_kept"]
             assert last.lives == 0 or episode.status.value == "finished"
-            assert all(move.prompt.startswith(("The game begins.", "So far", "From your")) for move in timeline.moves)
+            assert all(
+                move.prompt.startswith(("The game begins.", "So far", "From your"))
+                for move in timeline.moves
+            )
 
 
 def test_a_record_that_does_not_fit_its_deal_is_refused() -> None:
@@ -150,11 +164,20 @@ def test_a_record_that_does_not_fit_its_deal_is_refused() -> None:
     turn = episode.turns[0]
     rest = episode.turns[1:]
     broken = [
-        (replace(episode, turns=(replace(turn, action="Play 7"), *rest)), "turn 1: the record does not fit"),
+        (
+            replace(episode, turns=(replace(turn, action="Play 7"), *rest)),
+            "turn 1: the record does not fit",
+        ),
         (replace(episode, turns=(replace(turn, action="pass"), *rest)), "'pass' is no move"),
-        (replace(episode, turns=(replace(turn, player=1), *rest)), "a move of player_1, but it is player_0"),
+        (
+            replace(episode, turns=(replace(turn, player=1), *rest)),
+            "a move of player_1, but it is player_0",
+        ),
         (replace(episode, turns=(*episode.turns, turn)), "after the end of the game"),
-        (replace(episode, result={**episode.result, "score_kept": 9}), "recorded with 9 points on the table"),
+        (
+            replace(episode, result={**episode.result, "score_kept": 9}),
+            "recorded with 9 points on the table",
+        ),
         (replace(episode, spec_hash="0" * 12), "recorded on a board laptop with hash 000000000000"),
         (replace(episode, preset="nothing"), "no such board"),
         (replace(episode, suite="no suite"), "a suite is 1 to 64"),
@@ -172,11 +195,14 @@ def test_advantages_are_those_of_training_in_the_order_of_turns(name: str) -> No
     games[1] = with_reply(games[1], 0, "hm")
     other = group(seed=5, num_games=1)
     recordings = [
-        Recording(episode=one, number=number, source="step_000000") for number, one in enumerate(games + other)
+        Recording(episode=one, number=number, source="step_000000")
+        for number, one in enumerate(games + other)
     ]
     found = turn_advantages(recordings, ESTIMATORS[name])
     if ESTIMATORS[name].pool == "group":
-        assert found[4] is None, "a game that is alone with its deal has nothing to be compared with"
+        assert found[4] is None, (
+            "a game that is alone with its task has nothing to be compared with"
+        )
     else:
         games = games + other
     expected = [ESTIMATORS[name](games, player) for player in range(2)]
@@ -184,7 +210,11 @@ def test_advantages_are_those_of_training_in_the_order_of_turns(name: str) -> No
         values = found[number]
         assert values is not None
         for player in range(2):
-            own = [value for value, turn in zip(values, episode.turns, strict=True) if turn.player == player]
+            own = [
+                value
+                for value, turn in zip(values, episode.turns, strict=True)
+                if turn.player == player
+            ]
             assert own == expected[player][number]
 
 
@@ -219,7 +249,9 @@ def test_games_are_chosen_by_returns_replies_and_number() -> None:
 def test_the_terminal_shows_what_was_seen_thought_said_done_and_earned() -> None:
     episode = group()[0]
     turns = (replace(episode.turns[0], version=30, prompt="It is your turn."), *episode.turns[1:])
-    episode = with_reply(replace(episode, turns=turns), 0, "<think>Hm \x1b[31m.</think>I \x1b[2J[bold]pass[/bold].")
+    episode = with_reply(
+        replace(episode, turns=turns), 0, "<think>Hm \x1b[31m.</think>I \x1b[2J[bold]pass[/bold]."
+    )
     text = printed(Recording(episode=episode), prompts=True)
     for part in ("· v30", "Hm ␛[31m.", "I ␛[2J[bold]pass[/bold].", "in its place: ",
                  "unparsable -0.5", "It is your turn.", "lives 1  hints 3  deck 2"):  # fmt: skip
@@ -230,8 +262,12 @@ def test_the_terminal_shows_what_was_seen_thought_said_done_and_earned() -> None
     assert "turn 2" in only and "turn 1\n" not in only
 
 
-@pytest.mark.parametrize(("env", "preset"), [("connect_four", "connect_four-4x5"), ("sokoban", "sokoban-2")])
-def test_boards_are_shown_in_either_style_without_the_settings_of_a_run(env: str, preset: str) -> None:
+@pytest.mark.parametrize(
+    ("env", "preset"), [("connect_four", "connect_four-4x5"), ("sokoban", "sokoban-2")]
+)
+def test_boards_are_shown_in_either_style_without_the_settings_of_a_run(
+    env: str, preset: str
+) -> None:
     config = registry.get(env).presets[preset]
     for style in ("full", "compact"):
         setup = registry.setup(env, {**config.model_dump(), "style": style})
@@ -243,7 +279,11 @@ def test_boards_are_shown_in_either_style_without_the_settings_of_a_run(env: str
 
 def test_games_of_any_environment_are_listed_printed_and_a_page(tmp_path: Path) -> None:
     setup = registry.setup("kuhn", {"preset": "kuhn"})
-    write_episodes(tmp_path, 0, [play_episodes_sync(setup, [make_script(setup, "random")] * 2, "train", range(4))])
+    write_episodes(
+        tmp_path,
+        0,
+        [play_episodes_sync(setup, [make_script(setup, "random")] * 2, "train", range(4))],
+    )
 
     def view(*words: str) -> str:
         return CliRunner().invoke(app, ["view", str(tmp_path), *words]).output
@@ -251,7 +291,11 @@ def test_games_of_any_environment_are_listed_printed_and_a_page(tmp_path: Path) 
     assert "played to its end" in view() and "4 of 4 games" in view()
     first = read_recordings(recording_files(tmp_path))[0][0].episode
     text = view("--game", "0")
-    assert text.index("deal\nplayer_0 holds ") < text.index(f"did      {first.turns[0].action}") < text.index("end\n")
+    assert (
+        text.index("task\nplayer_0 holds ")
+        < text.index(f"did      {first.turns[0].action}")
+        < text.index("end\n")
+    )
     view("--html", str(tmp_path / "games.html"))
     page = (tmp_path / "games.html").read_text()
     assert page.count("<pre>player_0 holds ") == 4 and "<script" not in page

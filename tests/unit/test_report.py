@@ -1,4 +1,6 @@
-"""`hanabi-grpo report`: tables, limits, alarms, pictures and the page of a run; and the tables of evaluations."""
+"""`hanabi-grpo report`: tables, limits, alarms, pictures and the page of a run; and the tables of
+evaluations.
+"""
 
 import dataclasses
 import io
@@ -13,11 +15,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
-from hanabi_grpo.client.lineups import parse_line_up
+from hanabi_grpo.client.lineups import parse_lineup
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
-from hanabi_grpo.evaluation.evaluate import evaluate_line_up
+from hanabi_grpo.evaluation.evaluate import evaluate_lineup
 from hanabi_grpo.evaluation.sheets import Sheet
 from hanabi_grpo.evaluation.tables import (
     ATTAINABLE_SOURCE,
@@ -42,7 +44,9 @@ def command(*words: object) -> Result:
 
 
 def evaluated_run(folder: Path) -> Path:
-    """Write a run of three steps with scripts' evaluations, as if adapters had played, not in the order of training."""
+    """Write a run of three steps with scripts' evaluations, as if adapters had played, not in the
+    order of training.
+    """
     run = tracked_run(folder, steps=3, games=False)
     for name, script, seat in (("before", "random", "base"), ("after", "hint-bot", "player_0@60")):
         result = evaluate_scripted(script, LAPTOP, 40)
@@ -76,12 +80,21 @@ def test_a_table_is_the_same_in_the_terminal_and_as_markdown() -> None:
     assert "[bold]t[/bold]" in text and "[red]x|y\\" in text
 
 
-def test_a_report_leads_with_what_was_gained_and_holds_it_against_the_references(tmp_path: Path) -> None:
+def test_a_report_leads_with_what_was_gained_and_holds_it_against_the_references(
+    tmp_path: Path,
+) -> None:
     run = evaluated_run(tmp_path / "run")
-    before, after, blind = (evaluate_scripted(name, LAPTOP, 40).mean for name in ("random", "hint-bot", "blind"))
-    answer = command(run, "--markdown", tmp_path / "new" / "report.md", "--html", tmp_path / "run.html")
+    before, after, blind = (
+        evaluate_scripted(name, LAPTOP, 40).mean for name in ("random", "hint-bot", "blind")
+    )
+    answer = command(
+        run, "--markdown", tmp_path / "new" / "report.md", "--html", tmp_path / "run.html"
+    )
     assert answer.exit_code == 0, answer.output
-    lead = f"held-out {before:.2f} → {after:.2f} of 4; random {before:.2f}; blind {blind:.2f}; hint-bot {after:.2f}"
+    lead = (
+        f"held-out {before:.2f} → {after:.2f} of 4; random {before:.2f}; blind {blind:.2f}; "
+        f"hint-bot {after:.2f}"
+    )
     assert answer.output.splitlines()[:3] == [
         "run: step 3 of 500", f"{lead}; attainable 3.87", "alarms: none is raised"
     ]  # fmt: skip
@@ -90,7 +103,7 @@ def test_a_report_leads_with_what_was_gained_and_holds_it_against_the_references
     lines = (tmp_path / "new" / "report.md").read_text().splitlines()
     names = [line.split(" | ")[0].removeprefix("| ") for line in lines if line.startswith("| ")]
     assert names[:8] == [
-        "line-up", "---", "blind", "random", "hint-bot", "before (T=1)", "after (T=1)", "attainable"
+        "lineup", "---", "blind", "random", "hint-bot", "before (T=1)", "after (T=1)", "attainable"
     ]  # fmt: skip
     assert f"| after − before | {after - before:+.3f} ± " in "\n".join(lines)
     assert "| attainable | 3.87 | – |" in lines and ATTAINABLE_SOURCE in lines
@@ -100,11 +113,16 @@ def test_a_rise_below_the_limit_ends_with_exit_code_1(tmp_path: Path) -> None:
     run = evaluated_run(tmp_path / "run")
     answer = command(run, "--min-rise", 9, "--min-sigma", 99)
     assert answer.exit_code == 1
-    assert "wanted at least +9.000" in answer.stderr and "standard errors, wanted at least 99" in answer.stderr
+    assert (
+        "wanted at least +9.000" in answer.stderr
+        and "standard errors, wanted at least 99" in answer.stderr
+    )
     assert command(run, "--min-rise", 0.5, "--min-sigma", 3).exit_code == 0
 
 
-def test_what_is_no_run_places_that_cannot_be_written_and_bad_options_are_refused(tmp_path: Path) -> None:
+def test_what_is_no_run_places_that_cannot_be_written_and_bad_options_are_refused(
+    tmp_path: Path,
+) -> None:
     run = tracked_run(tmp_path / "run", steps=2, games=False)
     (tmp_path / "file").write_text("")
     for folder, message in ((tmp_path / "none", "no such folder"), (tmp_path, "holds no step")):
@@ -124,7 +142,10 @@ def test_what_is_no_run_places_that_cannot_be_written_and_bad_options_are_refuse
 def test_pictures_go_into_a_folder_or_one_file(tmp_path: Path) -> None:
     run = evaluated_run(tmp_path / "run")
     answer = command(run, "--png", tmp_path / "new")
-    assert answer.exit_code == 0 and "no picture alarms: no row has a figure that an alarm watches" in answer.output
+    assert (
+        answer.exit_code == 0
+        and "no picture alarms: no row has a figure that an alarm watches" in answer.output
+    )
     assert {path.name for path in (tmp_path / "new").iterdir()} == {"score.png", "phases.png"}
     assert command(run, "--png", tmp_path / "one.svg").exit_code == 0
     assert "attainable 3.87" in (tmp_path / "one.svg").read_text()
@@ -133,7 +154,12 @@ def test_pictures_go_into_a_folder_or_one_file(tmp_path: Path) -> None:
 def rows(num: int) -> list[dict[str, Any]]:
     rng = random.Random(7)
     return [
-        {"step": step, "games": 64.0, "score/laptop": 1.0 + 0.1 * rng.random(), "games/laptop": 64.0}
+        {
+            "step": step,
+            "games": 64.0,
+            "score/laptop": 1.0 + 0.1 * rng.random(),
+            "games/laptop": 64.0,
+        }
         | {f"player_{player}/blind_share": min(1.0, step / 40) for player in (0, 1)}
         | {f"player_{player}/entropy_estimate": 0.5 + 0.05 * rng.random() for player in (0, 1)}
         for step in range(1, num + 1)
@@ -141,15 +167,23 @@ def rows(num: int) -> list[dict[str, Any]]:
 
 
 def test_a_collapsed_run_says_what_happened_when_and_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(60)) + '{"step": 61, "ga')
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows(60)) + '{"step": 61, "ga'
+    )
     answer = command(tmp_path, "--alarms")
     assert answer.exit_code == 0, answer.output
     lines = answer.output.splitlines()
-    assert lines[1].startswith("alarms: blind_play (player_0) since step 37, blind_play (player_1) since step 37")
+    assert lines[1].startswith(
+        "alarms: blind_play (player_0) since step 37, blind_play (player_1) since step 37"
+    )
     told = [line for line in lines if line.startswith("step ")]
-    assert told[0].startswith("step 37: blind_play: player_0: share of moves: play the oldest card is")
+    assert told[0].startswith(
+        "step 37: blind_play: player_0: share of moves: play the oldest card is"
+    )
     table = [line.split("│")[1:-1] for line in lines if line.startswith("│")]
-    assert [(row[0].strip(), row[-1].strip()) for row in table[:2]] == [("blind_play", "since 37")] * 2
+    assert [(row[0].strip(), row[-1].strip()) for row in table[:2]] == [
+        ("blind_play", "since 37")
+    ] * 2
     assert {row[-1].strip() for row in table[2:]} == {"quiet"}
 
 
@@ -158,7 +192,14 @@ def whole_run(folder: Path) -> Path:
     tracked_run(folder, steps=12, MAX_STEPS="40")
     for step in range(13, 41):
         add_row(
-            folder, step, **{"time/rollout": 2.0, "time/train": 1.0, "step_time": 3.1, "player_0/blind_share": 0.95}
+            folder,
+            step,
+            **{
+                "time/rollout": 2.0,
+                "time/train": 1.0,
+                "step_time": 3.1,
+                "player_0/blind_share": 0.95,
+            },
         )
     IncidentLog(folder).record("server_gone", f"{folder.resolve()}/x: lost", step=3)
     write_document(folder / "random.json", result_to_json(evaluate_scripted("random", LAPTOP, 20)))
@@ -176,8 +217,16 @@ def test_the_page_has_curves_evaluations_replays_alarms_incidents_and_settings_a
     page, notes = run_page(read_report(run))
     reader = Reader(page)
     text = " ".join(reader.text.split())
-    for words in ("Run my-run", "40 of 40", "server_gone my-run/x: lost",
-                  "HANABI_ADVANTAGEturn", "…/tiny", "iggi,…/other", "blind_playplayer_0"):  # fmt: skip
+    for words in (
+        "Run my-run",
+        "40 of 40",
+        "server_gone my-run/x: lost",
+        # fmt: skip
+        "HANABI_ADVANTAGEturn",
+        "…/tiny",
+        "iggi,…/other",
+        "blind_playplayer_0",
+    ):
         assert words in text, words
     # The score; return, blind play and the seconds; illegal replies behind "more".
     assert reader.tags.count("figure") == reader.tags.count("img") == 5 and "1 more figures" in text
@@ -189,7 +238,9 @@ def test_the_page_has_curves_evaluations_replays_alarms_incidents_and_settings_a
 def test_a_run_of_one_step_and_nothing_else_has_a_page(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "games": 4.0, "score/mean": 1.0}\n')
     page, notes = run_page(read_report(tmp_path))
-    assert notes == [] and "frame-src &#39;none&#39;" in page and "script-src &#39;none&#39;" in page
+    assert (
+        notes == [] and "frame-src &#39;none&#39;" in page and "script-src &#39;none&#39;" in page
+    )
     text = " ".join(Reader(page).text.split())
     for words in ("None in the run folder", "No alarm was raised.", "No recorded game is shown.",
                   "The run folder has no settings.json."):  # fmt: skip
@@ -198,22 +249,39 @@ def test_a_run_of_one_step_and_nothing_else_has_a_page(tmp_path: Path) -> None:
 
 def test_validations_are_a_curve_a_line_and_data(tmp_path: Path) -> None:
     run = evaluated_run(tmp_path / "run")
-    rows = [Validated(step=step, score=score, se=0.25) for step, score in ((0, 1.0), (1, 1.9), (2, 1.9), (3, 1.4))]
+    rows = [
+        Validated(step=step, score=score, se=0.25)
+        for step, score in ((0, 1.0), (1, 1.9), (2, 1.9), (3, 1.4))
+    ]
     write_validations(run, rows)
     line = "validation: best 1.900 ± 0.250 at step 1, last 1.400 ± 0.250 at step 3"
-    answer = command(run, "--markdown", tmp_path / "report.md", "--png", tmp_path / "one.svg", "--html", tmp_path / "p")
+    answer = command(
+        run,
+        "--markdown",
+        tmp_path / "report.md",
+        "--png",
+        tmp_path / "one.svg",
+        "--html",
+        tmp_path / "p",
+    )
     assert answer.exit_code == 0 and line in answer.output.splitlines()
-    assert (tmp_path / "report.md").read_text().splitlines()[0] == line and line in (tmp_path / "p").read_text()
+    assert (tmp_path / "report.md").read_text().splitlines()[0] == line and line in (
+        tmp_path / "p"
+    ).read_text()
     picture = (tmp_path / "one.svg").read_text()
-    for words in ("validation 1.40", "best 1.90, step 1", "training games 1.10", "held-out deals"):
+    for words in ("validation 1.40", "best 1.90, step 1", "training games 1.10", "held-out tasks"):
         assert words in picture, words
     axes = read_report(run).pictures.draw("score").axes[0]
     bars = [bar.get_segments() for bar in axes.collections]
     drawn = [(float(low[0]), float(low[1]), float(high[1])) for low, high in bars[0]]
-    assert drawn == [(row.step, row.score - 0.5, row.score + 0.5) for row in rows], "two standard errors"
+    assert drawn == [(row.step, row.score - 0.5, row.score + 0.5) for row in rows], (
+        "two standard errors"
+    )
 
 
-def test_several_games_are_drawn_by_their_shares_and_a_damaged_record_gets_a_note(tmp_path: Path) -> None:
+def test_several_games_are_drawn_by_their_shares_and_a_damaged_record_gets_a_note(
+    tmp_path: Path,
+) -> None:
     run = tracked_run(tmp_path / "run", steps=0, games=False)
     for step in (1, 2):
         add_row(run, step, **{"score/mean": 9.0, "score/normalized": 0.25 * step})
@@ -225,24 +293,34 @@ def test_several_games_are_drawn_by_their_shares_and_a_damaged_record_gets_a_not
     assert found.validation == "" and "validation.json: not what a run writes" in found.notes[-1]
 
 
-def test_evaluations_of_other_deals_get_tables_of_their_own_and_damaged_ones_a_note(tmp_path: Path) -> None:
+def test_evaluations_of_other_deals_get_tables_of_their_own_and_damaged_ones_a_note(
+    tmp_path: Path,
+) -> None:
     run = tracked_run(tmp_path / "train", steps=1, games=False)
     results = [evaluate_scripted(name, LAPTOP, 10) for name in ("hint-bot", "random")]
     several = {"results": [result_to_json(results[0])], "references": [result_to_json(results[1])]}
     (run / "greedy.json").write_text(json.dumps(several))
     (run / "evaluations").mkdir()
-    write_document(run / "evaluations" / "short.json", result_to_json(evaluate_scripted("hint-bot", LAPTOP, 6)))
+    write_document(
+        run / "evaluations" / "short.json", result_to_json(evaluate_scripted("hint-bot", LAPTOP, 6))
+    )
     write_document(tmp_path / "after.json", result_to_json(results[0]))
-    write_document(run / "evaluations" / "kept.json", result_to_json(results[0]))  # is there by a name already
+    write_document(
+        run / "evaluations" / "kept.json", result_to_json(results[0])
+    )  # is there by a name already
     for number, change in enumerate(({"scores": [1.0]}, {"scores": None}, {"orders": []})):
         (run / f"bad{number}.json").write_text(json.dumps({**result_to_json(results[0]), **change}))
     (run / "torn.json").write_text('{"results": [')
     found, references, notes = read_evaluations(run)
-    assert [one.label for one in found] == ["greedy: hint-bot", "after: hint-bot", "short: hint-bot"]
+    assert [one.label for one in found] == [
+        "greedy: hint-bot",
+        "after: hint-bot",
+        "short: hint-bot",
+    ]
     assert [one.label for one in references] == ["random"]
     assert [note.partition(":")[0] for note in notes] == ["bad0.json", "bad1.json", "bad2.json"]
-    titles = [sheet.title for sheet in read_report(run).sheets if "deals of suite" in sheet.title]
-    assert ["10 deals" in titles[0], "6 deals" in titles[1], len(titles)] == [True, True, 2]
+    titles = [sheet.title for sheet in read_report(run).sheets if "tasks of suite" in sheet.title]
+    assert ["10 tasks" in titles[0], "6 tasks" in titles[1], len(titles)] == [True, True, 2]
 
 
 def test_references_play_the_same_deals_and_count_through() -> None:
@@ -250,9 +328,15 @@ def test_references_play_the_same_deals_and_count_through() -> None:
     result = evaluate_scripted("iggi", LAPTOP, 60, "split-eval")
     found = reference_results(result, progress=done.append)
     assert [one.label for one in found] == ["random", "blind", "hint-bot"]
-    assert all((one.seeds, one.starts, one.suite) == (result.seeds, result.starts, "split-eval") for one in found)
+    assert all(
+        (one.seeds, one.starts, one.suite) == (result.seeds, result.starts, "split-eval")
+        for one in found
+    )
     assert done == sorted(done) and done[-1] == 180
-    assert f"60 deals ({result.estimate.num_starts} different starts) of suite split-eval" in game_title(result)
+    assert (
+        f"60 tasks ({result.estimate.num_starts} different starts) of suite split-eval"
+        in game_title(result)
+    )
     assert [len(compared_pairs([result] * count)) for count in (1, 2, 4, 5, 9)] == [0, 1, 6, 4, 8]
 
 
@@ -260,10 +344,15 @@ def test_every_table_of_a_large_evaluation_fits_120_columns() -> None:
     full = Setup(HANABI, EnvConfig(preset="full", players=5))
     text = "iggi,piers,outer,flawed,hint-bot"
     long = {"label": "a-rather-long-run-name/checkpoint-100000:player_1", "temperature": 0.7}
-    mixed = dataclasses.replace(evaluate_line_up(parse_line_up(text, 5), full, 6), **long)
+    mixed = dataclasses.replace(evaluate_lineup(parse_lineup(text, 5), full, 6), **long)
     team = dataclasses.replace(evaluate_scripted("iggi", full, 6), label=text)
     sheets = evaluation_sheets([mixed, team, mixed], reference_results(mixed, ["blind"]))
-    assert [sheet.columns[0] for sheet in sheets] == ["line-up", "line-up", "paired difference", "line-up"]
+    assert [sheet.columns[0] for sheet in sheets] == [
+        "lineup",
+        "lineup",
+        "paired difference",
+        "lineup",
+    ]
     assert sheets[-1].groups[0][1][:2] == ("", "piers, outer, flawed, hint-bot, iggi")
     printed = shown(*sheets)
     assert max(map(len, printed.splitlines())) <= 120
@@ -274,14 +363,23 @@ def rows_of(num: int, *, players: int = 2) -> list[dict[str, Any]]:
     """Rows whose last step alone lies far above the others."""
     rows = []
     for step in range(1, num + 1):
-        row = {"step": step, "games": 64.0, "score/mean": 2.8 if step == num else 1.0, "illegal_per_game": 0.1}
+        row = {
+            "step": step,
+            "games": 64.0,
+            "score/mean": 2.8 if step == num else 1.0,
+            "illegal_per_game": 0.1,
+        }
         row |= {"unparsable_per_game": 0.2, "time/rollout": 2.0, "time/train": 1.0}
-        row |= {f"player_{player}/blind_share": 0.1 * player + 0.001 * step for player in range(players)}
+        row |= {
+            f"player_{player}/blind_share": 0.1 * player + 0.001 * step for player in range(players)
+        }
         rows.append(row)
     return rows
 
 
-def test_every_picture_of_short_and_long_runs_is_a_png_and_equal_runs_give_equal_files(tmp_path: Path) -> None:
+def test_every_picture_of_short_and_long_runs_is_a_png_and_equal_runs_give_equal_files(
+    tmp_path: Path,
+) -> None:
     for num, players in ((2, 5), (700, 2)):
         run = RunPictures(title="$x_1$ <b> ünïcode", rows=rows_of(num, players=players))
         for turn in ("a", "b"):

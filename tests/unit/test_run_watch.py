@@ -1,4 +1,6 @@
-"""`hanabi-grpo watch`: a run folder looked at while it is written, frames of any size, and a real terminal."""
+"""`hanabi-grpo watch`: a run folder looked at while it is written, frames of any size, and a real
+terminal.
+"""
 
 import fcntl
 import os
@@ -33,7 +35,9 @@ def frame(state: RunState, width: int = 120, height: int | None = None) -> str:
     console = Console(width=width, height=height, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     options = console.options if height is None else console.options.update(height=height)
     for line in console.render_lines(RunScreen(state), options.update(width=width), pad=False):
-        console.print("".join(segment.text for segment in line), markup=False, no_wrap=True, crop=False)
+        console.print(
+            "".join(segment.text for segment in line), markup=False, no_wrap=True, crop=False
+        )
     return console.export_text()
 
 
@@ -63,7 +67,8 @@ def test_only_new_lines_are_read_and_torn_or_foreign_ones_do_no_harm(tmp_path: P
     assert watch.look().step == 2
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(
-            '{"step": 3, "games": 1.0, "score/mean": NaN}\n[1]\nnull\n{"train_runtime": 3}\n\xff\n{"step": 4, "ga'
+            '{"step": 3, "games": 1.0, "score/mean": NaN}\n[1]\nnull\n{"train_runtime": '
+            '3}\n\xff\n{"step": 4, "ga'
         )
     state = watch.look()
     assert state.step == 3
@@ -86,7 +91,9 @@ def test_steps_that_a_resumed_run_makes_again_replace_the_old_ones(tmp_path: Pat
     assert watch.look().step == 2
 
 
-def test_alarms_are_those_of_the_whole_history_also_when_a_step_is_there_twice(tmp_path: Path) -> None:
+def test_alarms_are_those_of_the_whole_history_also_when_a_step_is_there_twice(
+    tmp_path: Path,
+) -> None:
     folder = tracked_run(tmp_path / "run", steps=0, games=False)
     watch = RunWatch(folder)
     for step in (*range(1, 61), 60):
@@ -94,7 +101,10 @@ def test_alarms_are_those_of_the_whole_history_also_when_a_step_is_there_twice(t
         if step % 7 == 0:
             watch.look()
     state = watch.look()
-    assert state.raised == AlarmWatch.after(read_history(folder / "metrics.jsonl"), alarms_of({})).raised
+    assert (
+        state.raised
+        == AlarmWatch.after(read_history(folder / "metrics.jsonl"), alarms_of({})).raised
+    )
     assert "blind_play: player_0: share of moves" in " ".join(frame(state).split())
 
 
@@ -117,15 +127,22 @@ def test_the_lock_tells_whether_a_trainer_is_there(
 ) -> None:
     folder = tracked_run(tmp_path / "run", steps=1, games=False)
     assert RunWatch(folder).look().trainer == ""
-    holds = "import sys, time; from hanabi_grpo.runs.run_folder import *; lock = lock_run_folder(Path(sys.argv[1]))"
+    holds = (
+        "import sys, time; from hanabi_grpo.runs.run_folder import *; lock = "
+        "lock_run_folder(Path(sys.argv[1]))"
+    )
     words = [sys.executable, "-c", f"{holds}; print(flush=True); time.sleep(600)", str(folder)]
     process = start_process(words, stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline()
     state = RunWatch(folder).look()
-    assert state.trainer.startswith(f"pid {process.pid} on ") and f"trainer: {state.trainer}" in frame(state, 200)
+    assert state.trainer.startswith(
+        f"pid {process.pid} on "
+    ) and f"trainer: {state.trainer}" in frame(state, 200)
 
 
-def test_what_cannot_be_read_is_said_and_a_folder_that_holds_its_run_as_train_is_that_run(tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_said_and_a_folder_that_holds_its_run_as_train_is_that_run(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "metrics.jsonl").mkdir()
     (tmp_path / "settings.json").write_text('{"settings": [')
     state = RunWatch(tmp_path).look()
@@ -140,7 +157,12 @@ def test_what_cannot_be_read_is_said_and_a_folder_that_holds_its_run_as_train_is
 def test_a_frame_fits_every_terminal(tmp_path: Path) -> None:
     for players in (2, 5):
         folder = tracked_run(tmp_path / f"run-{players}", steps=4, games=True)
-        add_row(folder, 5, **{f"player_{player}/reward": 1.0 for player in range(players)}, step_time=1.0)
+        add_row(
+            folder,
+            5,
+            **{f"player_{player}/reward": 1.0 for player in range(players)},
+            step_time=1.0,
+        )
         state = RunWatch(folder).look()
         for width, height in product([20, 80, 107, 108], [None, 3, 24]):
             lines = frame(state, width, height).splitlines()
@@ -148,8 +170,12 @@ def test_a_frame_fits_every_terminal(tmp_path: Path) -> None:
             assert "run" in lines[0]
 
 
-def test_one_frame_is_printed_and_what_cannot_be_watched_is_told_in_one_line(tmp_path: Path) -> None:
-    answer = CliRunner().invoke(app, ["watch", str(tracked_run(tmp_path / "my-run", steps=3)), "--once"])
+def test_one_frame_is_printed_and_what_cannot_be_watched_is_told_in_one_line(
+    tmp_path: Path,
+) -> None:
+    answer = CliRunner().invoke(
+        app, ["watch", str(tracked_run(tmp_path / "my-run", steps=3)), "--once"]
+    )
     assert answer.exit_code == 0 and SECRET not in answer.output
     assert answer.output.splitlines()[0].startswith("my-run")
     (tmp_path / "file").write_text("")
@@ -171,10 +197,14 @@ def test_on_a_terminal_it_follows_the_run_its_size_and_keys(
     _resize(inner, 30, 100)
     words = [sys.executable, "-m", "hanabi_grpo.cli", "watch", str(folder), "--every", "0.1"]
     # Where pytest itself has set a size, it would stand above the terminal's.
-    environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    environ = {
+        name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")
+    }
     environ["TERM"] = "xterm-256color"
     # A terminal of its own, so that Ctrl-C reaches this process and no other.
-    process = start_process(words, stdin=inner, stdout=inner, stderr=inner, start_new_session=True, env=environ)
+    process = start_process(
+        words, stdin=inner, stdout=inner, stderr=inner, start_new_session=True, env=environ
+    )
     _read_until(outer, "No run there yet")
     tracked_run(folder, steps=2, games=False, MAX_STEPS="9")
     _read_until(outer, "step 2/9")

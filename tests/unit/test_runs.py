@@ -1,4 +1,6 @@
-"""The run folder: who holds it, what a command takes for a run, and that files and evaluations stay whole in it."""
+"""The run folder: who holds it, what a command takes for a run, and that files and evaluations stay
+whole in it.
+"""
 
 import fcntl
 import json
@@ -53,12 +55,17 @@ def test_a_new_run_gets_a_folder_in_outputs_named_after_preset_or_dataset_and_ti
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run_folder_name(Settings(dataset="data/hanabi.grpo.jsonl"), NOW) == "hanabi.grpo-20260131-090507"
+    assert (
+        run_folder_name(Settings(dataset="data/hanabi.grpo.jsonl"), NOW)
+        == "hanabi.grpo-20260131-090507"
+    )
     folder = prepare_run_folder(Settings(preset="laptop"), NOW)
     assert folder == Path("outputs/laptop-20260131-090507") and folder.is_dir()
 
 
-def test_a_used_folder_is_refused_with_the_ways_out_and_rests_of_a_start_leave_it_fresh(tmp_path: Path) -> None:
+def test_a_used_folder_is_refused_with_the_ways_out_and_rests_of_a_start_leave_it_fresh(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "run"
     settings = Settings(output_dir=folder)
     assert prepare_run_folder(settings) == folder
@@ -72,7 +79,8 @@ def test_a_used_folder_is_refused_with_the_ways_out_and_rests_of_a_start_leave_i
     with pytest.raises(RunFolderError) as caught:
         prepare_run_folder(settings)
     assert str(caught.value) == (
-        f"OUTPUT_DIR={str(folder)!r}: holds another run already (settings.json). Choose another OUTPUT_DIR, unset it "
+        f"OUTPUT_DIR={str(folder)!r}: holds another run already (settings.json). Choose another "
+        "OUTPUT_DIR, unset it "
         "for a new folder in outputs/, or go on with that run: RESUME=latest"
     )
     with pytest.raises(RunFolderError, match="is a file"):
@@ -84,19 +92,32 @@ def test_a_used_folder_is_refused_with_the_ways_out_and_rests_of_a_start_leave_i
 def test_a_folder_that_a_living_trainer_holds_is_refused_without_advice_that_ends_it(
     tmp_path: Path, start_process: Callable[..., Any]
 ) -> None:
-    hold = "import sys; from pathlib import Path; from hanabi_grpo.runs.run_folder import lock_run_folder\n"
-    hold += f"kept = lock_run_folder(Path({str(tmp_path)!r})); print('held', flush=True); sys.stdin.read()"
-    holder = start_process([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    hold = (
+        "import sys; from pathlib import Path; from hanabi_grpo.runs.run_folder import "
+        "lock_run_folder\n"
+    )
+    hold += (
+        f"kept = lock_run_folder(Path({str(tmp_path)!r})); print('held', flush=True); "
+        "sys.stdin.read()"
+    )
+    holder = start_process(
+        [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     assert holder.stdout.readline() == "held\n"
     for name in ("settings.json", "metrics.jsonl"):
         (tmp_path / name).write_text("{}")
     me = f"pid {holder.pid} on {socket.gethostname()}"
     with pytest.raises(RunFolderError) as caught:
         prepare_run_folder(Settings(output_dir=tmp_path))
-    assert f"a trainer works in it ({me})" in str(caught.value) and "RESUME" not in str(caught.value)
+    assert f"a trainer works in it ({me})" in str(caught.value) and "RESUME" not in str(
+        caught.value
+    )
     for settings in ({}, {"RESUME": "latest"}):
         check = only(find(run_folder_checks, OUTPUT_DIR=tmp_path, **settings))
-        assert (check.status, check.finding) == ("fail", f"{tmp_path}: another trainer works in it ({me})")
+        assert (check.status, check.finding) == (
+            "fail",
+            f"{tmp_path}: another trainer works in it ({me})",
+        )
         assert "unset OUTPUT_DIR" in check.remedy and "RESUME=latest" not in check.remedy
         assert "rm " not in f"{check.remedy}{caught.value}"
     for step in (9, 10):
@@ -112,10 +133,13 @@ def test_a_folder_that_a_living_trainer_holds_is_refused_without_advice_that_end
         prepare_run_folder(Settings(output_dir=tmp_path))
 
 
-def test_the_lock_outlives_exec_and_ends_with_kill_9(tmp_path: Path, start_process: Callable[..., Any]) -> None:
+def test_the_lock_outlives_exec_and_ends_with_kill_9(
+    tmp_path: Path, start_process: Callable[..., Any]
+) -> None:
     then = "import time; print('running', flush=True); time.sleep(60)"
     first = (
-        "import os, sys; from pathlib import Path; from hanabi_grpo.runs.run_folder import lock_run_folder; "
+        "import os, sys; from pathlib import Path; from hanabi_grpo.runs.run_folder import "
+        "lock_run_folder; "
         f"lock = lock_run_folder(Path({str(tmp_path)!r})); "
         f"os.execv(sys.executable, [sys.executable, '-c', {then!r}])"
     )
@@ -141,7 +165,9 @@ def test_a_lock_file_that_its_holder_removed_is_not_taken_for_a_lock(
 
     monkeypatch.setattr(fcntl, "flock", removed_meanwhile)
     with lock_run_folder(tmp_path) as file:
-        assert len(calls) == 2 and os.path.samestat(os.fstat(file.fileno()), (tmp_path / ".lock").stat())
+        assert len(calls) == 2 and os.path.samestat(
+            os.fstat(file.fileno()), (tmp_path / ".lock").stat()
+        )
 
 
 def test_a_json_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -154,7 +180,9 @@ def test_a_json_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["state.json"]
 
 
-def test_files_get_the_rights_that_the_umask_leaves_and_the_secret_those_of_its_user(tmp_path: Path) -> None:
+def test_files_get_the_rights_that_the_umask_leaves_and_the_secret_those_of_its_user(
+    tmp_path: Path,
+) -> None:
     before = os.umask(0o027)
     try:
         write_json_atomic(tmp_path / "state.json", {})
@@ -164,10 +192,17 @@ def test_files_get_the_rights_that_the_umask_leaves_and_the_secret_those_of_its_
     finally:
         os.umask(before)
     rights = {path.name: oct(path.stat().st_mode & 0o777) for path in tmp_path.iterdir()}
-    assert (rights["state.json"], rights["metrics.jsonl"], rights[SECRET]) == ("0o640", "0o640", "0o600")
+    assert (rights["state.json"], rights["metrics.jsonl"], rights[SECRET]) == (
+        "0o640",
+        "0o640",
+        "0o600",
+    )
     assert (run_secret(tmp_path), len(secret)) == (secret, 64)
     (tmp_path / SECRET).write_text("short")
-    with pytest.raises(RunFolderError, match=r"\.run-secret: not 64 hexadecimal digits; remove it, and the next start"):
+    with pytest.raises(
+        RunFolderError,
+        match=r"\.run-secret: not 64 hexadecimal digits; remove it, and the next start",
+    ):
         run_secret(tmp_path)
 
 
@@ -210,8 +245,16 @@ def serve(run: Path, app: RunningApp) -> None:
     """Push adapters as the run's trainer."""
     with RolloutClient(app.url) as client:
         body = session_body(app.identity, run_id=run_identity(run))
-        client.open_session(**{name: body[name] for name in body if name not in ("protocol", "trainer_id")})
-        client.push(1, {name: (adapter_bytes(number + 0.5), PEFT_CONFIG) for number, name in enumerate(PLAYERS)})
+        client.open_session(
+            **{name: body[name] for name in body if name not in ("protocol", "trainer_id")}
+        )
+        client.push(
+            1,
+            {
+                name: (adapter_bytes(number + 0.5), PEFT_CONFIG)
+                for number, name in enumerate(PLAYERS)
+            },
+        )
         client.release()
 
 
@@ -225,22 +268,38 @@ def test_what_a_runs_trainer_serves_and_its_checkpoints_leave_their_evaluations_
             for number, name in enumerate(PLAYERS):
                 (partial / name).mkdir()
                 (partial / name / "adapter_config.json").write_text(json.dumps(PEFT_CONFIG))
-                (partial / name / "adapter_model.safetensors").write_bytes(adapter_bytes(number + 0.5))
+                (partial / name / "adapter_model.safetensors").write_bytes(
+                    adapter_bytes(number + 0.5)
+                )
 
-        facts = server.identity.model_dump(include={"model_fingerprint", "tokenizer_hash", "chat_hash"})
+        facts = server.identity.model_dump(
+            include={"model_fingerprint", "tokenizer_hash", "chat_hash"}
+        )
         write_checkpoint(run, 1, fill, facts, needed_bytes=1000)
         monkeypatch.setenv("VLLM_SERVER_PORT", str(server.port))
-        options = ("--preset", "laptop", "--deals", 12)
-        for words in (("served", "--out", tmp_path / "after.json"), (run,), ("base",), ("served,iggi", "iggi")):
+        options = ("--preset", "laptop", "--tasks", 12)
+        for words in (
+            ("served", "--out", tmp_path / "after.json"),
+            (run,),
+            ("base",),
+            ("served,iggi", "iggi"),
+        ):
             answer = invoke("evaluate", *words, *options)
             assert answer.exit_code == 0, answer.output
             # Again is the same evaluation, and no second file.
             assert invoke("evaluate", *words, *options).exit_code == 0
         kept = sorted((run / "evaluations").iterdir())
-        assert sorted(read_result(path).line_up for path in kept) == sorted(["served", str(run), "served,iggi"])
+        assert sorted(read_result(path).lineup for path in kept) == sorted(
+            ["served", str(run), "served,iggi"]
+        )
         assert read_result(tmp_path / "after.json") in map(read_result, kept)
         # One that is written into the run anyway is there once.
-        assert invoke("evaluate", "served", *options, "--temperature", 0, "--out", run / "greedy.json").exit_code == 0
+        assert (
+            invoke(
+                "evaluate", "served", *options, "--temperature", 0, "--out", run / "greedy.json"
+            ).exit_code
+            == 0
+        )
         assert sorted((run / "evaluations").iterdir()) == kept
         exported = invoke("export", run, "--out", tmp_path / "hub")
     results, _, notes = read_evaluations(run)

@@ -1,4 +1,6 @@
-"""A bad game is played again, then dropped; the others go on, one at a time, and the event loop stays free."""
+"""A bad game is played again, then dropped; the others go on, one at a time, and the event loop
+stays free.
+"""
 
 import asyncio
 import dataclasses
@@ -11,8 +13,14 @@ from typing import Any
 
 import pytest
 
-from fake_engine import SAMPLING, TOKENIZER, FakeEngine, deal, make_scheduler, sample, tasks_of
-from hanabi_grpo.errors import GameParameterError, ServerError, ServerGoneError, SettingsError, VersionError
+from fake_engine import SAMPLING, TOKENIZER, FakeEngine, make_scheduler, sample, task, tasks_of
+from hanabi_grpo.errors import (
+    GameParameterError,
+    ServerError,
+    ServerGoneError,
+    SettingsError,
+    VersionError,
+)
 from hanabi_grpo.server.engine import Sample
 from hanabi_grpo.server.pacing import Places
 from hanabi_grpo.server.scheduler import Scheduler
@@ -20,14 +28,18 @@ from hanabi_grpo.types import DroppedGame, Episode
 
 
 def played(
-    engine: FakeEngine, *, num_games: int = 4, look: Callable[[Scheduler], None] | None = None, **other: Any
+    engine: FakeEngine,
+    *,
+    num_games: int = 4,
+    look: Callable[[Scheduler], None] | None = None,
+    **other: Any,
 ) -> list[Episode | DroppedGame]:
-    """The games of one deal; `look` sees the scheduler afterwards, also after an error."""
+    """The games of one task; `look` sees the scheduler afterwards, also after an error."""
 
     async def scenario() -> list[Episode | DroppedGame]:
         scheduler = make_scheduler(engine, **other)
         try:
-            (games,) = await scheduler.run(tasks_of(deal(3), num_games=num_games), SAMPLING)
+            (games,) = await scheduler.run(tasks_of(task(3), num_games=num_games), SAMPLING)
             return games
         finally:
             if look:
@@ -47,15 +59,22 @@ FAULTS = {
 }
 
 
-def test_the_line_of_a_deal_names_it_as_people_say_it_and_fits_100_columns(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_line_of_a_deal_names_it_as_people_say_it_and_fits_100_columns(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def scenario() -> None:
-        await make_scheduler(FakeEngine()).run(tasks_of(deal(42 * 2**32 + 400), num_games=16), SAMPLING)
+        await make_scheduler(FakeEngine()).run(
+            tasks_of(task(42 * 2**32 + 400), num_games=16), SAMPLING
+        )
         await asyncio.sleep(0.1)
 
     caplog.set_level(logging.INFO)
     asyncio.run(asyncio.wait_for(scenario(), 60))
     [line] = [line for line in caplog.messages if "tok/s" in line]
-    wanted = r"hanabi train 42:400: 16 games, [\d.]+ turns, \d+ bad, \d+ tok/s, returns base -?\d\.\d\d base -?\d\.\d\d"
+    wanted = (
+        r"hanabi train 42:400: 16 games, [\d.]+ turns, \d+ bad, \d+ tok/s, returns base "
+        r"-?\d\.\d\d base -?\d\.\d\d"
+    )
     assert re.fullmatch(wanted, line), line
     assert len(f"11:14:00 {line}") <= 100
 
@@ -70,13 +89,20 @@ def test_a_game_that_fails_is_played_again_and_then_dropped_and_the_others_go_on
         counts.append((one.games_played, one.games_retried, one.games_failed, one.games_in_flight))
 
     caplog.set_level(logging.WARNING)
-    games = played(FakeEngine(fault=lambda game, call: FAULTS[reason] if (game, call) == (1, 0) else None), look=look)
+    games = played(
+        FakeEngine(fault=lambda game, call: FAULTS[reason] if (game, call) == (1, 0) else None),
+        look=look,
+    )
     assert [(type(game), game.suite, game.seed, game.game) for game in games] == [
         (Episode, "train", 3, number) for number in range(4)
     ]
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith(f"hanabi train 3, game 1 failed, attempt 1 of 2 (it is played again): {reason}")
-    games = played(FakeEngine(fault=lambda game, call: FAULTS[reason] if game == 1 else None), look=look)
+    assert line.startswith(
+        f"hanabi train 3, game 1 failed, attempt 1 of 2 (it is played again): {reason}"
+    )
+    games = played(
+        FakeEngine(fault=lambda game, call: FAULTS[reason] if game == 1 else None), look=look
+    )
     assert [type(game) for game in games] == [Episode, DroppedGame, Episode, Episode]
     dropped = games[1]
     assert isinstance(dropped, DroppedGame) and dropped.reason.startswith(reason)
@@ -86,12 +112,18 @@ def test_a_game_that_fails_is_played_again_and_then_dropped_and_the_others_go_on
 
 def test_a_second_attempt_starts_with_an_empty_conversation() -> None:
     whole = played(FakeEngine(["Hint R"]), num_games=1)
-    late = FakeEngine(["Hint R"], fault=lambda game, call: RuntimeError("late") if call == 2 else None)
+    late = FakeEngine(
+        ["Hint R"], fault=lambda game, call: RuntimeError("late") if call == 2 else None
+    )
     assert played(late, num_games=1) == whole
 
 
 def test_a_reason_is_one_line_that_json_can_hold() -> None:
-    games = played(FakeEngine(fault=lambda game, call: ValueError("a\n b\ud800" + "x" * 900) if game == 0 else None))
+    games = played(
+        FakeEngine(
+            fault=lambda game, call: ValueError("a\n b\ud800" + "x" * 900) if game == 0 else None
+        )
+    )
     assert isinstance(games[0], DroppedGame)
     assert games[0].reason.startswith("ValueError: a b?xxx")
     assert len(games[0].reason) == 300
@@ -99,7 +131,11 @@ def test_a_reason_is_one_line_that_json_can_hold() -> None:
 
 def test_when_every_game_fails_the_request_fails_with_the_first_reason() -> None:
     def look(scheduler: Scheduler) -> None:
-        assert (scheduler.games_played, scheduler.games_failed, scheduler.games_in_flight) == (0, 4, 0)
+        assert (scheduler.games_played, scheduler.games_failed, scheduler.games_in_flight) == (
+            0,
+            4,
+            0,
+        )
 
     with pytest.raises(
         ServerError, match=r"none of the 4 games .*hanabi train 3, game 0: RuntimeError: no 0\. "
@@ -127,9 +163,15 @@ def test_a_dead_engine_ends_the_request_at_once_as_a_server_that_is_gone() -> No
     engine._fault = die
 
     def look(scheduler: Scheduler) -> None:
-        assert (scheduler.games_retried, scheduler.games_failed, scheduler.games_in_flight) == (0, 0, 0)
+        assert (scheduler.games_retried, scheduler.games_failed, scheduler.games_in_flight) == (
+            0,
+            0,
+            0,
+        )
 
-    with pytest.raises(ServerGoneError, match=r"the engine is dead; hanabi train 3, game 2 ended with RuntimeError"):
+    with pytest.raises(
+        ServerGoneError, match=r"the engine is dead; hanabi train 3, game 2 ended with RuntimeError"
+    ):
         played(engine, look=look)
 
 
@@ -163,19 +205,21 @@ def test_a_cancelled_request_cancels_its_games_and_starts_none_again() -> None:
 
     async def scenario() -> None:
         scheduler = make_scheduler(engine)
-        task = asyncio.create_task(scheduler.run(tasks_of(deal(3), num_games=4), SAMPLING))
+        running = asyncio.create_task(scheduler.run(tasks_of(task(3), num_games=4), SAMPLING))
         await asyncio.wait_for(engine.waiting.wait(), 60)
         await asyncio.sleep(0.05)
-        task.cancel()
+        running.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await task
+            await running
         assert (engine.cancelled, scheduler.games_retried, scheduler.games_in_flight) == (4, 0, 0)
 
     asyncio.run(scenario())
 
 
 def order_of_ends(*requests: tuple[str, int, bool], at_once: int) -> str:
-    """Ask for so many games each under a letter, one request after the other; return the letters as games end."""
+    """Ask for so many games each under a letter, one request after the other; return the letters as
+    games end.
+    """
     ended: list[str] = []
 
     class Noting(Scheduler):
@@ -189,7 +233,7 @@ def order_of_ends(*requests: tuple[str, int, bool], at_once: int) -> str:
         scheduler.__class__ = Noting
         async with asyncio.TaskGroup() as group:
             for letter, num_games, own in requests:
-                tasks = tasks_of(deal(ord(letter)), num_games=num_games)
+                tasks = tasks_of(task(ord(letter)), num_games=num_games)
                 group.create_task(scheduler.run(tasks, SAMPLING, own=own))
                 for _ in range(5):
                     await asyncio.sleep(0)
@@ -200,9 +244,18 @@ def order_of_ends(*requests: tuple[str, int, bool], at_once: int) -> str:
 
 def test_places_are_taken_request_by_request_and_the_sessions_owner_comes_first() -> None:
     # The first two games of a are in play when the others come.
-    assert order_of_ends(("a", 8, False), ("b", 3, False), ("c", 2, False), at_once=2) == "aa" + "abcabcabaaa"
-    assert order_of_ends(("a", 8, False), ("b", 3, False), ("t", 4, True), at_once=2) == "aa" + "tttt" + "abababaaa"
-    assert order_of_ends(("a", 3, False), ("t", 2, True), ("u", 3, True), at_once=1) == "a" + "tutuu" + "aa"
+    assert (
+        order_of_ends(("a", 8, False), ("b", 3, False), ("c", 2, False), at_once=2)
+        == "aa" + "abcabcabaaa"
+    )
+    assert (
+        order_of_ends(("a", 8, False), ("b", 3, False), ("t", 4, True), at_once=2)
+        == "aa" + "tttt" + "abababaaa"
+    )
+    assert (
+        order_of_ends(("a", 3, False), ("t", 2, True), ("u", 3, True), at_once=1)
+        == "a" + "tutuu" + "aa"
+    )
 
 
 def test_places_of_requests_that_are_cancelled_are_given_on() -> None:
@@ -229,7 +282,9 @@ def test_places_of_requests_that_are_cancelled_are_given_on() -> None:
 
 
 class Waves(FakeEngine):
-    """Answers nobody until it is told to, then everybody in the same pass, like one step of an engine."""
+    """Answers nobody until it is told to, then everybody in the same pass, like one step of an
+    engine.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -254,7 +309,9 @@ class Waves(FakeEngine):
 def test_of_games_that_are_ready_together_one_goes_on_in_each_pass_of_the_event_loop() -> None:
     async def scenario() -> tuple[int, list[int], Counter[int]]:
         engine = Waves()
-        request = asyncio.ensure_future(make_scheduler(engine).run(tasks_of(deal(3), num_games=8), SAMPLING))
+        request = asyncio.ensure_future(
+            make_scheduler(engine).run(tasks_of(task(3), num_games=8), SAMPLING)
+        )
         asked, waves, before, idle = Counter[int](), [], 0, 0
         while not request.done():
             await asyncio.sleep(0)

@@ -1,4 +1,6 @@
-"""The scripts of tools/: what they pass on, split, refuse and install, and how they watch over a server."""
+"""The scripts of tools/: what they pass on, split, refuse and install, and how they watch over a
+server.
+"""
 
 import os
 import re
@@ -34,7 +36,9 @@ def program(path: Path, body: str) -> None:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of the scripts with an empty virtual environment; nothing of it touches the real checkout."""
+    """A copy of the scripts with an empty virtual environment; nothing of it touches the real
+    checkout.
+    """
     root = tmp_path / "checkout"
     shutil.copytree(ROOT / "tools", root / "tools")
     shutil.copy(ROOT / "pyproject.toml", root)
@@ -46,9 +50,15 @@ def run(checkout: Path, tmp_path: Path) -> Runner:
     """Run a script of the copy with little more than the given variables."""
 
     def run_script(script: str, *args: str, **environ: str) -> "subprocess.CompletedProcess[str]":
-        environ = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "HOME": str(tmp_path / "home"), **environ}
+        environ = {
+            "PATH": f"{tmp_path}/bin:/usr/bin:/bin",
+            "HOME": str(tmp_path / "home"),
+            **environ,
+        }
         command = ["bash", str(checkout / "tools" / script), *args]
-        return subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            command, env=environ, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
 
     return run_script
 
@@ -57,18 +67,25 @@ def run(checkout: Path, tmp_path: Path) -> Runner:
 def launch(checkout: Path, run: Runner) -> Runner:
     """Run a launcher whose set-up is done and whose command line only tells how it was called."""
     program(checkout / "tools" / "setup.sh", "echo set-up")
-    program(checkout / ".venv" / "bin" / "hanabi-grpo", 'echo "$*|$PWD|$(env | grep CUDA_)|${REPORT_TO:-}"')
+    program(
+        checkout / ".venv" / "bin" / "hanabi-grpo",
+        'echo "$*|$PWD|$(env | grep CUDA_)|${REPORT_TO:-}"',
+    )
     return run
 
 
 def told(answer: "subprocess.CompletedProcess[str]") -> list[str]:
-    """Return the command with its options, the folder, the GPUs and REPORT_TO, as the last command was called."""
+    """Return the command with its options, the folder, the GPUs and REPORT_TO, as the last command
+    was called.
+    """
     return answer.stdout.strip().splitlines()[-1].split("|")
 
 
 @pytest.fixture
 def fake_uv(checkout: Path, tmp_path: Path) -> Path:
-    """Put a `uv` on the path that writes its arguments and find-links down and makes an empty environment."""
+    """Put a `uv` on the path that writes its arguments and find-links down and makes an empty
+    environment.
+    """
     log = tmp_path / "uv.log"
     body = f"""
         [ "$1" = --version ] && exit 0
@@ -97,18 +114,28 @@ def test_every_script_parses_stops_at_the_first_error_and_can_be_executed() -> N
             assert "\nset -euo pipefail\n" in script.read_text() and os.access(script, os.X_OK)
 
 
-def test_a_launcher_passes_arguments_and_status_on_from_any_folder(launch: Runner, checkout: Path) -> None:
+def test_a_launcher_passes_arguments_and_status_on_from_any_folder(
+    launch: Runner, checkout: Path
+) -> None:
     for script, command in LAUNCHERS.items():
-        assert told(launch(script, "--a", "b c", MODEL="given"))[:2] == [f"{command} --a b c", str(checkout)]
+        assert told(launch(script, "--a", "b c", MODEL="given"))[:2] == [
+            f"{command} --a b c",
+            str(checkout),
+        ]
     # Only to look: nothing is made, and standard output is the command's.
     for option in ("--print-config", "--dry-run"):
         looked = launch(ROLLOUT, option, "--json")
-        assert (looked.stdout, looked.stderr) == (f"serve {option} --json|{checkout}||\n", "set-up\n")
+        assert (looked.stdout, looked.stderr) == (
+            f"serve {option} --json|{checkout}||\n",
+            "set-up\n",
+        )
     program(checkout / ".venv" / "bin" / "hanabi-grpo", "exit 7")
     assert [launch(script).returncode for script in LAUNCHERS] == [7] * len(LAUNCHERS)
 
 
-def test_the_rollout_script_makes_the_tiny_model_only_where_no_model_was_named(launch: Runner, checkout: Path) -> None:
+def test_the_rollout_script_makes_the_tiny_model_only_where_no_model_was_named(
+    launch: Runner, checkout: Path
+) -> None:
     def commands(**variables: str) -> list[str]:
         lines = launch(ROLLOUT, **variables).stdout.strip().splitlines()
         return [line.split("|")[0] for line in lines if "|" in line]
@@ -119,14 +146,21 @@ def test_the_rollout_script_makes_the_tiny_model_only_where_no_model_was_named(l
     assert commands() == ["serve"]
 
 
-def test_the_demo_starts_its_server_first_on_the_shipped_model_and_makes_none(launch: Runner, checkout: Path) -> None:
-    program(checkout / ".venv/bin/hanabi-grpo", 'echo "$1 $MODEL $SEED" >> called; [ "$1" != serve ] || exec sleep 60')
+def test_the_demo_starts_its_server_first_on_the_shipped_model_and_makes_none(
+    launch: Runner, checkout: Path
+) -> None:
+    program(
+        checkout / ".venv/bin/hanabi-grpo",
+        'echo "$1 $MODEL $SEED" >> called; [ "$1" != serve ] || exec sleep 60',
+    )
     # The wait for the server: it ends when the server, which starts beside it, has begun.
     program(checkout / ".venv/bin/python", "until grep -q serve called; do sleep 0.1; done")
     done = launch("demo.sh", DEMO_PORT="1", DEMO_SEED="7")
     assert done.returncode == 0, done.stderr
     called = (checkout / "called").read_text().splitlines()
-    assert called == [f"{name} data/tiny-model 7" for name in ("serve", "evaluate", "train", "evaluate", "report")]
+    assert called == [
+        f"{name} data/tiny-model 7" for name in ("serve", "evaluate", "train", "evaluate", "report")
+    ]
     stages = [line for line in done.stdout.splitlines() if line.startswith("== ")]
     assert [stage[:9] for stage in stages] == [f"== {number} of 5" for number in range(1, 6)]
     # A team's model is made, and its table stands beside what every game prints.
@@ -134,11 +168,18 @@ def test_the_demo_starts_its_server_first_on_the_shipped_model_and_makes_none(la
     done = launch("demo.sh", DEMO_PORT="1", DEMO_SEED="7", DEMO_ENV="debate")
     called = (checkout / "called").read_text().splitlines()
     wanted = ("tiny-model", "serve", "evaluate", "train", "evaluate", "teams", "report")
-    assert (done.returncode, called) == (0, [f"{name} outputs/tiny-debate 7" for name in wanted]), done.stderr
+    assert (done.returncode, called) == (0, [f"{name} outputs/tiny-debate 7" for name in wanted]), (
+        done.stderr
+    )
 
 
-def test_each_call_for_a_gpu_has_a_limit_and_one_that_fails_stops_no_other(launch: Runner, checkout: Path) -> None:
-    said = 'case "$*" in *trainer*) sleep 60 ;; *look) echo {} ;; *"gpu.table table"*) echo the table ;; esac'
+def test_each_call_for_a_gpu_has_a_limit_and_one_that_fails_stops_no_other(
+    launch: Runner, checkout: Path
+) -> None:
+    said = (
+        'case "$*" in *trainer*) sleep 60 ;; *look) echo {} ;; *"gpu.table table"*) echo the '
+        "table ;; esac"
+    )
     program(checkout / ".venv" / "bin" / "python", said)
     done = launch("gpu/check.sh", "--cpu", "A", "B", CHECK_SECONDS="2", CHECK_OUT="found")
     assert done.returncode == 1 and done.stdout.splitlines()[-1] == "the table"
@@ -166,8 +207,16 @@ def test_machines_of_a_slurm_job_are_servers_and_trainers_which_all_end_with_the
     names = "NODE_RANK NNODES MASTER_ADDR NPROC_PER_NODE VLLM_DATA_PARALLEL_SIZE VLLM_SERVER_HOST"
     tell = f'for name in {names}; do echo "${{!name:-}}"; done; echo "key=$HANABI_API_KEY"'
     play = 'trap "echo ended; exit" TERM; while true; do sleep 0.1; done'
-    program(checkout / ".venv/bin/hanabi-grpo", f'echo "$1"; {tell}; if [ "$1" = serve ]; then {play}; fi; sleep 3')
-    job = {"SLURM_SUBMIT_DIR": str(checkout), "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-3]", "MODEL": "given"}
+    program(
+        checkout / ".venv/bin/hanabi-grpo",
+        f'echo "$1"; {tell}; if [ "$1" = serve ]; then {play}; fi; sleep 3',
+    )
+    job = {
+        "SLURM_SUBMIT_DIR": str(checkout),
+        "SLURM_JOB_ID": "1",
+        "SLURM_JOB_NODELIST": "n[1-3]",
+        "MODEL": "given",
+    }
     done = launch("cluster/slurm.sh", **job, OUTPUT_DIR=str(checkout / "run"), GPUS="2")
     ended = wait_until(lambda: "ended" in (checkout / "run-logs" / "server-n1.log").read_text(), 60)
     assert ended, "the server stays when the trainer is gone"
@@ -180,15 +229,25 @@ def test_machines_of_a_slurm_job_are_servers_and_trainers_which_all_end_with_the
     assert none.returncode == 2 and "leaves none to train" in none.stderr
 
 
-def test_four_machines_with_addresses_of_their_own_reach_each_other(launch: Runner, checkout: Path) -> None:
-    if subprocess.run(["unshare", "--user", "--map-root-user", "--net", "true"], capture_output=True).returncode:
+def test_four_machines_with_addresses_of_their_own_reach_each_other(
+    launch: Runner, checkout: Path
+) -> None:
+    if subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--net", "true"], capture_output=True
+    ).returncode:
         pytest.skip("network namespaces cannot be made here (unshare --user --net)")
     serve = (
-        'if [ "$1" = serve ]; then exec python3 -m http.server --bind 0.0.0.0 "$PORT"; fi; [ "$1" = train ] || exit 0'
+        'if [ "$1" = serve ]; then exec python3 -m http.server --bind 0.0.0.0 "$PORT"; fi; [ '
+        '"$1" = train ] || exit 0'
     )
     ask = "import urllib.request as r; r.urlopen('http://$host:$VLLM_SERVER_PORT', timeout=2)"
-    reach = f'until python3 -c "{ask}" 2>/dev/null; do sleep 0.2; done; echo "$NODE_RANK reached $host"'
-    body = f'{serve}\necho "key=$HANABI_API_KEY"\nfor host in ${{VLLM_SERVER_HOST//,/ }}; do {reach}; done'
+    reach = (
+        f'until python3 -c "{ask}" 2>/dev/null; do sleep 0.2; done; echo "$NODE_RANK reached $host"'
+    )
+    body = (
+        f'{serve}\necho "key=$HANABI_API_KEY"\nfor host in ${{VLLM_SERVER_HOST//,/ }}; do '
+        f"{reach}; done"
+    )
     program(checkout / ".venv/bin/hanabi-grpo", body)
     logs = cluster_logs(checkout, launch("cluster/rehearse.sh", OUTPUT_DIR=str(checkout / "run")))
     for rank in "01":
@@ -222,7 +281,9 @@ def test_the_gpus_are_split_only_where_the_cuda_engine_is_installed_and_no_profi
     assert told(launch(ROLLOUT, HANABI_PROFILE="tools/profiles/gpu-4.env"))[2] == ""
 
 
-def test_the_tracking_wrapper_has_a_default_that_shell_and_dotenv_beat(launch: Runner, checkout: Path) -> None:
+def test_the_tracking_wrapper_has_a_default_that_shell_and_dotenv_beat(
+    launch: Runner, checkout: Path
+) -> None:
     assert told(launch(WANDB))[3] == "wandb"
     assert told(launch(WANDB, REPORT_TO="none"))[3] == "none"
     (checkout / ".env").write_text("REPORT_TO=\n")
@@ -231,24 +292,46 @@ def test_the_tracking_wrapper_has_a_default_that_shell_and_dotenv_beat(launch: R
     assert told(launch(WANDB))[3] == ""
 
 
-def test_a_recipe_refuses_what_it_is_not_for_and_never_writes_over_a_run(launch: Runner, checkout: Path) -> None:
+def test_a_recipe_refuses_what_it_is_not_for_and_never_writes_over_a_run(
+    launch: Runner, checkout: Path
+) -> None:
     for script, variables, refusal in (
-        ("laptop_headline", {"BOARD": "full"}, "BOARD='full': must be laptop, marshal-mini, marshal-simple"),
-        ("laptop_headline", {"RECIPE_STEPS": "many"}, "RECIPE_STEPS='many': must be a whole number"),
-        ("search_teacher", {"BOARD": "full"}, "BOARD='full': must be laptop, marshal-mini, marshal-simple"),
+        (
+            "laptop_headline",
+            {"BOARD": "full"},
+            "BOARD='full': must be laptop, marshal-mini, marshal-simple",
+        ),
+        (
+            "laptop_headline",
+            {"RECIPE_STEPS": "many"},
+            "RECIPE_STEPS='many': must be a whole number",
+        ),
+        (
+            "search_teacher",
+            {"BOARD": "full"},
+            "BOARD='full': must be laptop, marshal-mini, marshal-simple",
+        ),
         ("qwen3_4b", {"BOARD": "laptop"}, "BOARD='laptop': must be marshal-mini or full"),
         ("qwen3_4b", {}, "CUDA vLLM is not installed here"),
     ):
         done = launch(f"recipes/{script}.sh", **variables)
-        assert done.returncode == 2 and refusal in done.stderr and not (checkout / "outputs").exists()
+        assert (
+            done.returncode == 2 and refusal in done.stderr and not (checkout / "outputs").exists()
+        )
     (checkout / "outputs" / "ablation" / "laptop" / "rloo-3").mkdir(parents=True)
     done = launch("recipes/laptop_ablation.sh", "turn", "rloo", RECIPE_SEED="3")
     assert done.returncode == 2 and "outputs/ablation/laptop/rloo-3 exists" in done.stderr
     (checkout / "outputs" / "search-teacher" / "laptop-best-response-3").mkdir(parents=True)
     done = launch("recipes/search_teacher.sh", RECIPE_SEED="3")
-    assert done.returncode == 2 and "outputs/search-teacher/laptop-best-response-3 exists" in done.stderr
+    assert (
+        done.returncode == 2
+        and "outputs/search-teacher/laptop-best-response-3 exists" in done.stderr
+    )
     unknown = launch("recipes/laptop_ablation.sh", "turns")
-    assert unknown.returncode == 2 and "'turns': must be one of turn turn_unscaled grpo" in unknown.stderr
+    assert (
+        unknown.returncode == 2
+        and "'turns': must be one of turn turn_unscaled grpo" in unknown.stderr
+    )
     unknown = launch("recipes/credit_ablation.sh", "own", BOARD="laptop")
     assert unknown.returncode == 2 and "'own': must be one of group ippo" in unknown.stderr
 
@@ -258,10 +341,15 @@ def test_setup_installs_once_and_again_when_the_pins_or_the_engine_change(
 ) -> None:
     wheels = wheel_folder(tmp_path / "wheels", "cp311")
     first = run("setup.sh", PIP_FIND_LINKS=str(wheels), SETUP_EXTRA="cpu")
-    assert first.returncode == 0 and "set-up: engine extra 'cpu' (SETUP_EXTRA is set)" in first.stdout
+    assert (
+        first.returncode == 0 and "set-up: engine extra 'cpu' (SETUP_EXTRA is set)" in first.stdout
+    )
     assert fake_uv.read_text() == f"sync --extra cpu --python 3.11|{wheels}\n"
     second = run("setup.sh", SETUP_EXTRA="cpu")
-    assert (second.stdout, second.stderr) == ("set-up: up to date, engine extra 'cpu' (SETUP_EXTRA is set)\n", "")
+    assert (second.stdout, second.stderr) == (
+        "set-up: up to date, engine extra 'cpu' (SETUP_EXTRA is set)\n",
+        "",
+    )
     (checkout / "uv.lock").touch()
     with (checkout / "pyproject.toml").open("a") as file:
         file.write("\n# another pin\n")
@@ -280,7 +368,10 @@ def test_setup_that_fails_is_tried_again_and_an_engine_that_does_not_exist_is_re
         failed = run("setup.sh", SETUP_EXTRA="cpu")
         assert failed.returncode == 1 and "UV_FIND_LINKS=that/folder" in failed.stderr
     result = run("setup.sh", SETUP_EXTRA="tpu")
-    assert (result.returncode, result.stderr) == (2, "set-up: SETUP_EXTRA='tpu': must be serve or cpu.\n")
+    assert (result.returncode, result.stderr) == (
+        2,
+        "set-up: SETUP_EXTRA='tpu': must be serve or cpu.\n",
+    )
 
 
 def test_setup_picks_the_engine_by_the_gpus_and_reads_the_driver_before_it_downloads(
@@ -300,7 +391,11 @@ def test_setup_picks_the_engine_by_the_gpus_and_reads_the_driver_before_it_downl
     program(tmp_path / "bin" / "nvidia-smi", listing)
     old = run("setup.sh", DRIVER="550.90.07")
     assert old.returncode == 2 and not stamp.exists()
-    assert "NVIDIA driver 550.90.07" in old.stderr and "cuda-compat" in old.stderr and "SETUP_EXTRA=serve" in old.stderr
+    assert (
+        "NVIDIA driver 550.90.07" in old.stderr
+        and "cuda-compat" in old.stderr
+        and "SETUP_EXTRA=serve" in old.stderr
+    )
     # cuda-compat is there, says the user.
     assert run("setup.sh", DRIVER="550.90.07", SETUP_EXTRA="serve").returncode == 0
     stamp.unlink()
@@ -312,13 +407,19 @@ def test_setup_finds_a_torch_for_the_engine_and_says_when_it_got_another(
 ) -> None:
     (other := tmp_path / "other").mkdir()
     page = "https://download.pytorch.org/whl/cpu/torch/"
-    assert "torch is a CUDA build" in run("setup.sh", SETUP_EXTRA="cpu", UV_FIND_LINKS=str(other)).stderr
+    assert (
+        "torch is a CUDA build"
+        in run("setup.sh", SETUP_EXTRA="cpu", UV_FIND_LINKS=str(other)).stderr
+    )
     assert fake_uv.read_text() == f"sync --extra cpu|{other},{page}\n"
     stamp = checkout / ".venv/.setup-stamp"
     stamp.unlink()
     (checkout / ".venv/lib/python3.11/site-packages/torch-2.13.0+cpu.dist-info").mkdir(parents=True)
     wheels = wheel_folder(tmp_path / "wheels", "cp312")
-    assert "torch is a CUDA build" not in run("setup.sh", SETUP_EXTRA="cpu", UV_FIND_LINKS=str(wheels)).stderr
+    assert (
+        "torch is a CUDA build"
+        not in run("setup.sh", SETUP_EXTRA="cpu", UV_FIND_LINKS=str(wheels)).stderr
+    )
     assert fake_uv.read_text().splitlines()[-1] == f"sync --extra cpu --python 3.12|{wheels}"
     stamp.unlink()
     result = run("setup.sh", SETUP_EXTRA="serve", PIP_FIND_LINKS=f"{wheels} {other}")
@@ -339,19 +440,31 @@ def test_the_test_script_fails_when_a_test_fails(checkout: Path, run: Runner) ->
     assert run("test.sh").returncode == 3
     # Lint and types are of the first part.
     rest = run("test.sh", "--rest", "-x")
-    assert (rest.returncode, rest.stdout.splitlines()[-2]) == (1, "1 failed: -n 2 --max-worker-restart 0 -m rest -x")
+    assert (rest.returncode, rest.stdout.splitlines()[-2]) == (
+        1,
+        "1 failed: -n 2 --max-worker-restart 0 -m rest -x",
+    )
 
 
 def session(body: str) -> list[str]:
-    """Run a script with `tools/session.sh` loaded and strict shell options, and return its lines."""
-    script = f"set -euo pipefail\nsource tools/session.sh\nname=test folder=nowhere MODEL=none\n{body}"
-    result = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    """Run a script with `tools/session.sh` loaded and strict shell options, and return its
+    lines.
+    """
+    script = (
+        f"set -euo pipefail\nsource tools/session.sh\nname=test folder=nowhere MODEL=none\n{body}"
+    )
+    result = subprocess.run(
+        ["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert (result.returncode, result.stderr) == (0, ""), result.stderr
     return result.stdout.splitlines()
 
 
 def test_grandchildren_and_children_of_threads_are_found_and_ended() -> None:
-    starts = "import subprocess as s, threading; threading.Thread(target=s.run, args=(['sleep', '60'],)).start()"
+    starts = (
+        "import subprocess as s, threading; threading.Thread(target=s.run, args=(['sleep', "
+        "'60'],)).start()"
+    )
     lines = session(f"""
         (sleep 60; true) 2>/dev/null & one=$!
         {sys.executable} -c "{starts}" & other=$!
@@ -366,7 +479,9 @@ def test_grandchildren_and_children_of_threads_are_found_and_ended() -> None:
     assert lines == ["none:", "left:"]
 
 
-def test_a_command_is_run_with_its_status_and_the_memory_of_the_family_and_ends_with_the_server(tmp_path: Path) -> None:
+def test_a_command_is_run_with_its_status_and_the_memory_of_the_family_and_ends_with_the_server(
+    tmp_path: Path,
+) -> None:
     lines = session("""
         status=0
         run - bash -c "sleep 1.5; exit 3" || status=$?
@@ -381,6 +496,8 @@ def test_a_command_is_run_with_its_status_and_the_memory_of_the_family_and_ends_
         sleep 0.2 & server=$!
         run - sleep 60
     """
-    result = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        ["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert result.returncode == 1
     assert "test: the rollout server died" in result.stderr and "its last words" in result.stderr

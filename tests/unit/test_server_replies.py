@@ -1,4 +1,6 @@
-"""One reply at a time: the same ids as a game's, a seat that must be held, and requests that are refused."""
+"""One reply at a time: the same ids as a game's, a seat that must be held, and requests that are
+refused.
+"""
 
 import asyncio
 import json
@@ -14,7 +16,7 @@ import msgspec
 import pytest
 
 from doctor_machines import ROOT
-from fake_engine import CHAT, LAPTOP, TOKENIZER, FakeEngine, deal, make_scheduler, sample
+from fake_engine import CHAT, LAPTOP, TOKENIZER, FakeEngine, make_scheduler, sample, task
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
@@ -60,7 +62,9 @@ def changed(**other: Any) -> str:
 
 
 def replayed(client: RolloutClient, episode: Episode, config: EnvConfig) -> list[Reply]:
-    """Ask for each reply of a game again, one request each, every player with its own conversation."""
+    """Ask for each reply of a game again, one request each, every player with its own
+    conversation.
+    """
     replies = []
     turns: dict[int, list[EarlierTurn]] = {player: [] for player in range(episode.num_players)}
     window = config.window
@@ -86,13 +90,15 @@ def replayed(client: RolloutClient, episode: Episode, config: EnvConfig) -> list
     [LAPTOP, FULL, LAPTOP.model_copy(update={"memory": 2})],
     ids=["compact", "full with a system message", "of the last two turns"],
 )
-def test_a_game_has_the_same_ids_reply_by_reply_as_in_one_request(app: RunningApp, config: EnvConfig) -> None:
+def test_a_game_has_the_same_ids_reply_by_reply_as_in_one_request(
+    app: RunningApp, config: EnvConfig
+) -> None:
     with RolloutClient(app.url) as client:
         push_to(client, app)
         lent = client.lend(50, adapter_bytes(9.0), PEFT_CONFIG)
         for seats in (["player_0@1", "player_1@1"], ["player_1@1", lent], ["base", "player_0@1"]):
             result = client.play(
-                [{**deal(seed, config), "seats": seats} for seed in range(4)],
+                [{**task(seed, config), "seats": seats} for seed in range(4)],
                 num_games=1,
                 max_tokens=4,
                 temperature=1.0,
@@ -100,7 +106,9 @@ def test_a_game_has_the_same_ids_reply_by_reply_as_in_one_request(app: RunningAp
             episodes = [episode for group in result.groups for episode in group]
             assert max(len(episode.turns) for episode in episodes) > 2
             for episode in episodes:
-                for turn, reply in zip(episode.turns, replayed(client, episode, config), strict=True):
+                for turn, reply in zip(
+                    episode.turns, replayed(client, episode, config), strict=True
+                ):
                     assert reply == Reply(
                         text=turn.reply,
                         prompt=turn.prompt,
@@ -112,7 +120,9 @@ def test_a_game_has_the_same_ids_reply_by_reply_as_in_one_request(app: RunningAp
                     assert turn.prompt_ids and turn.reply_ids
 
 
-def test_a_conversation_that_has_no_room_for_the_reply_is_out_of_tokens_and_nothing_is_sampled() -> None:
+def test_a_conversation_that_has_no_room_for_the_reply_is_out_of_tokens_and_nothing_is_sampled() -> (
+    None
+):
     with running_app(max_model_len=64) as app, RolloutClient(app.url) as client:
 
         def ask(max_tokens: int, *turns: EarlierTurn) -> Reply:
@@ -139,9 +149,13 @@ def test_a_request_that_cannot_be_answered_is_422_with_the_reason(app: RunningAp
         (changed(turns=[{"prompt": "x", "reply_ids": []}]), "turns.0.reply_ids=[]"),
         (
             changed(turns=[{"prompt": "x", "reply_ids": [1, len(TOKENIZER)]}]),
-            f"turns.0.reply_ids holds {len(TOKENIZER)}; this model has ids 0 to {len(TOKENIZER) - 1}",
+            f"turns.0.reply_ids holds {len(TOKENIZER)}; this model has ids 0 to "
+            f"{len(TOKENIZER) - 1}",
         ),
-        (changed(max_tokens=20000), "MAX_COMPLETION_LENGTH=20000: a reply must be shorter than the conversation"),
+        (
+            changed(max_tokens=20000),
+            "MAX_COMPLETION_LENGTH=20000: a reply must be shorter than the conversation",
+        ),
     ):
         answer = ask(app, body)
         assert answer.status_code == 422, answer.text
@@ -155,19 +169,28 @@ def test_what_is_not_held_is_409_and_odd_texts_are_answered(app: RunningApp) -> 
     answer = ask(app, changed(seat="frozen_0123456789abcdef@7"))
     assert (answer.status_code, "upload it again" in answer.text) == (409, True)
     for text in ("", "\x00", "ü🂡", "<|im_end|>"):
-        answer = ask(app, changed(system=text, turns=[{"prompt": text, "reply_ids": [3]}], prompt=text))
+        answer = ask(
+            app, changed(system=text, turns=[{"prompt": text, "reply_ids": [3]}], prompt=text)
+        )
         assert answer.status_code == 200, answer.text
 
 
-def test_a_trainer_that_lost_the_server_does_not_get_replies_of_another_runs_adapters(app: RunningApp) -> None:
+def test_a_trainer_that_lost_the_server_does_not_get_replies_of_another_runs_adapters(
+    app: RunningApp,
+) -> None:
     with RolloutClient(app.url) as client, httpx.Client(base_url=app.url, trust_env=False) as http:
         push_to(client, app, version=8)
         stranger = {"x-run-id": "elsewhere", "x-trainer-id": "1" * 32}
         for seat, status in (("player_0@8", 409), ("base", 200)):
-            assert http.post("/reply/", json={**ASKED, "seat": seat}, headers=stranger).status_code == status
+            assert (
+                http.post("/reply/", json={**ASKED, "seat": seat}, headers=stranger).status_code
+                == status
+            )
             body = rollout_body(seats=[seat, "iggi"])
             assert http.post("/rollout/", json=body, headers=stranger).status_code == status
-        assert http.post("/reply/", json={**ASKED, "seat": "player_0@8"}).status_code == 200, "nobody's request"
+        assert http.post("/reply/", json={**ASKED, "seat": "player_0@8"}).status_code == 200, (
+            "nobody's request"
+        )
 
 
 class Cancelled(WordEngine):
@@ -175,7 +198,9 @@ class Cancelled(WordEngine):
 
     cancelled = False
 
-    async def generate(self, prompt_ids: list[int], sampling: Any, lora: Any | None, *game: Any) -> Sample:
+    async def generate(
+        self, prompt_ids: list[int], sampling: Any, lora: Any | None, *game: Any
+    ) -> Sample:
         self.num_samples += 1
         try:
             await asyncio.sleep(3600)
@@ -192,7 +217,9 @@ def test_a_client_that_hangs_up_cancels_its_reply() -> None:
         body = changed(seat=seat).encode()
         with socket.create_connection(("127.0.0.1", app.port)) as connection:
             connection.sendall(
-                POST_ROLLOUT.replace(b"rollout", b"reply") + b"content-length: %d\r\n\r\n" % len(body) + body
+                POST_ROLLOUT.replace(b"rollout", b"reply")
+                + b"content-length: %d\r\n\r\n" % len(body)
+                + body
             )
             _wait(lambda: engine.num_samples == 1)
             (held,) = app.store.frozen._held.values()
@@ -209,7 +236,9 @@ def _wait(done: Any) -> None:
 
 def test_a_fault_of_the_engine_is_500_over_http_and_nothing_stays_in_use() -> None:
     class Faulty(WordEngine):
-        async def generate(self, prompt_ids: list[int], sampling: Any, lora: Any | None, *game: Any) -> Sample:
+        async def generate(
+            self, prompt_ids: list[int], sampling: Any, lora: Any | None, *game: Any
+        ) -> Sample:
             if sampling.max_tokens == 3:
                 raise RuntimeError("out of memory")
             return sample("Play 0", math.nan)
@@ -221,12 +250,17 @@ def test_a_fault_of_the_engine_is_500_over_http_and_nothing_stays_in_use() -> No
             (4, "logprob 0 is"),
         ):
             answer = ask(app, changed(seat=seat, max_tokens=max_tokens))
-            assert (answer.status_code, message in answer.json()["detail"]) == (500, True), answer.text
+            assert (answer.status_code, message in answer.json()["detail"]) == (500, True), (
+                answer.text
+            )
         assert [held.users for held in app.store.frozen._held.values()] == [0]
 
 
 def test_a_reply_of_a_window_is_made_without_the_thoughts_of_the_turns_before_it() -> None:
-    thought, said = (TOKENIZER.encode(text, add_special_tokens=False) for text in ("<think> life2", "</think> Play 0"))
+    thought, said = (
+        TOKENIZER.encode(text, add_special_tokens=False)
+        for text in ("<think> life2", "</think> Play 0")
+    )
     turns = [{"prompt": "life1", "reply_ids": [*thought, *said, CHAT.eos_id]}] * 3
 
     async def scenario(fresh: bool, **limits: int) -> Reply:
@@ -234,11 +268,17 @@ def test_a_reply_of_a_window_is_made_without_the_thoughts_of_the_turns_before_it
         return await make_scheduler(FakeEngine(), **limits).reply(wanted)
 
     window = asyncio.run(scenario(True)).prompt_ids
-    assert TOKENIZER.decode(list(window)).count("assistant Play 0 <|im_end|>") == 3 and thought[0] not in window
+    assert (
+        TOKENIZER.decode(list(window)).count("assistant Play 0 <|im_end|>") == 3
+        and thought[0] not in window
+    )
     # Where a conversation grows, the reply's turn adds its own message alone.
     assert len(asyncio.run(scenario(False)).prompt_ids) < len(window)
     room = {"max_model_len": len(window) + 4}
-    assert not asyncio.run(scenario(True, **room)).out_of_tokens and asyncio.run(scenario(False, **room)).out_of_tokens
+    assert (
+        not asyncio.run(scenario(True, **room)).out_of_tokens
+        and asyncio.run(scenario(False, **room)).out_of_tokens
+    )
 
 
 def test_a_model_whose_template_takes_no_system_message_says_so() -> None:
@@ -257,7 +297,10 @@ def test_a_model_whose_template_takes_no_system_message_says_so() -> None:
         return await scheduler.reply(msgspec.convert({**ASKED, "system": system}, ReplyRequest))
 
     assert asyncio.run(scenario("")).reply_ids
-    with pytest.raises(SettingsError, match=r"chat template .* refuses the conversation \(no system\); send system="):
+    with pytest.raises(
+        SettingsError,
+        match=r"chat template .* refuses the conversation \(no system\); send system=",
+    ):
         asyncio.run(scenario("Be brief."))
 
 
@@ -276,7 +319,10 @@ CHAT_ASKED: dict[str, Any] = {
 def test_the_chat_api_answers_with_the_reply_its_ids_and_logprobs_of_the_named_adapter(
     app: RunningApp, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with RolloutClient(app.url) as client, httpx.Client(base_url=f"{app.url}/v1", trust_env=False) as http:
+    with (
+        RolloutClient(app.url) as client,
+        httpx.Client(base_url=f"{app.url}/v1", trust_env=False) as http,
+    ):
         push_to(client, app, version=9)
         lent = client.lend(50, adapter_bytes(3.0), PEFT_CONFIG)
         listed = [row["id"] for row in http.get("/models").json()["data"]]
@@ -286,7 +332,9 @@ def test_the_chat_api_answers_with_the_reply_its_ids_and_logprobs_of_the_named_a
         for model in (*listed[:4], lent):
             answer = http.post("/chat/completions", json={**CHAT_ASKED, "model": model}).json()
             seat = "base" if model == "test-model" else model
-            same = json.loads(ask(app, changed(seat=seat, system="life2", turns=turns, fresh=True)).text)
+            same = json.loads(
+                ask(app, changed(seat=seat, system="life2", turns=turns, fresh=True)).text
+            )
             [choice] = answer["choices"]
             rows = choice["logprobs"]["content"]
             assert (answer["model"], choice["finish_reason"]) == (model, "stop")
@@ -295,23 +343,38 @@ def test_the_chat_api_answers_with_the_reply_its_ids_and_logprobs_of_the_named_a
                 same["reply_ids"],
             )
             assert [row["logprob"] for row in rows] == same["logprobs"] and same["logprobs"]
-            assert TOKENIZER.convert_tokens_to_ids([row["token"] for row in rows]) == same["reply_ids"]
+            assert (
+                TOKENIZER.convert_tokens_to_ids([row["token"] for row in rows]) == same["reply_ids"]
+            )
             assert answer["prompt_token_ids"] == same["prompt_ids"]
-            streamed = http.post("/chat/completions", json={**CHAT_ASKED, "model": model, "stream": True}).text
-            first, last, end = (line.removeprefix("data: ") for line in streamed.strip().split("\n\n"))
+            streamed = http.post(
+                "/chat/completions", json={**CHAT_ASKED, "model": model, "stream": True}
+            ).text
+            first, last, end = (
+                line.removeprefix("data: ") for line in streamed.strip().split("\n\n")
+            )
             [piece] = json.loads(first)["choices"]
-            assert piece.pop("delta") == choice.pop("message") and piece == choice and end == "[DONE]"
+            assert (
+                piece.pop("delta") == choice.pop("message") and piece == choice and end == "[DONE]"
+            )
             assert json.loads(last)["usage"] == answer["usage"]
-            assert answer["usage"]["total_tokens"] == len(same["prompt_ids"]) + len(same["reply_ids"])
+            assert answer["usage"]["total_tokens"] == len(same["prompt_ids"]) + len(
+                same["reply_ids"]
+            )
     # What docs/interop.md shows.
     page = (ROOT / "docs" / "interop.md").read_text(encoding="utf-8")
     exec(
-        "import httpx" + page.partition("import httpx")[2].partition("```")[0].replace("http://127.0.0.1:8000", app.url)
+        "import httpx"
+        + page.partition("import httpx")[2]
+        .partition("```")[0]
+        .replace("http://127.0.0.1:8000", app.url)
     )
     assert capsys.readouterr().out.startswith("Discard 1 [45, 48, 2] [-0.5")
 
 
-def test_the_chat_request_of_the_page_is_answered(app: RunningApp, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_chat_request_of_the_page_is_answered(
+    app: RunningApp, capsys: pytest.CaptureFixture[str]
+) -> None:
     page = (Path(__file__).parents[2] / "docs" / "interop.md").read_text(encoding="utf-8")
     code = page.partition("```python\n")[2].partition("```")[0]
     exec(code.replace("http://127.0.0.1:8000", app.url), {})
@@ -321,7 +384,11 @@ def test_the_chat_request_of_the_page_is_answered(app: RunningApp, capsys: pytes
 def test_a_chat_request_that_cannot_be_answered_says_why(app: RunningApp) -> None:
     before, [system, user, said, _] = app.engine.num_samples, CHAT_ASKED["messages"]
     for status, other, reason in (
-        (422, {"model": "gpt-4o"}, "model='gpt-4o': allowed are adapter@version (player_0@7), base, test-model"),
+        (
+            422,
+            {"model": "gpt-4o"},
+            "model='gpt-4o': allowed are adapter@version (player_0@7), base, test-model",
+        ),
         (422, {"max_tokens": None}, "max_tokens has 0 values"),
         (422, {"max_completion_tokens": 5}, "max_tokens has 2 values"),
         (422, {"top_p": 0.9}, "top_p=0.9"),
@@ -329,12 +396,27 @@ def test_a_chat_request_that_cannot_be_answered_says_why(app: RunningApp) -> Non
         (422, {"messages": []}, "messages=[]"),
         (422, {"messages": [user, said]}, "messages of ['user', 'assistant']; allowed are"),
         (422, {"messages": [user, system]}, "messages of ['user', 'system']; allowed are"),
-        (422, {"messages": [user, {**said, "content": "life1 " * 9000}] * 3 + [user]}, "HANABI_MAX_MODEL_LEN=20000"),
-        (422, {"messages": [user, {**said, "content": "life1 " * 9000}] * 2 + [user], "max_tokens": 9000}, "Send less"),
+        (
+            422,
+            {"messages": [user, {**said, "content": "life1 " * 9000}] * 3 + [user]},
+            "HANABI_MAX_MODEL_LEN=20000",
+        ),
+        (
+            422,
+            {
+                "messages": [user, {**said, "content": "life1 " * 9000}] * 2 + [user],
+                "max_tokens": 9000,
+            },
+            "Send less",
+        ),
         (409, {"model": "player_4@7"}, "player_4@7 is required"),
     ):
-        answer = httpx.post(f"{app.url}/v1/chat/completions", json={**CHAT_ASKED, **other}, trust_env=False)
-        assert (answer.status_code, reason in answer.json()["detail"]) == (status, True), answer.text
+        answer = httpx.post(
+            f"{app.url}/v1/chat/completions", json={**CHAT_ASKED, **other}, trust_env=False
+        )
+        assert (answer.status_code, reason in answer.json()["detail"]) == (status, True), (
+            answer.text
+        )
     assert app.engine.num_samples == before
 
 
@@ -348,11 +430,15 @@ def test_an_answer_that_is_no_reply_of_that_seat_is_refused() -> None:
         "out_of_tokens": False,
         "instance_id": "i",
     }
-    asked = ReplyRequest(seat="base", system="", turns=(), prompt="p", max_tokens=4, temperature=1.0)
+    asked = ReplyRequest(
+        seat="base", system="", turns=(), prompt="p", max_tokens=4, temperature=1.0
+    )
 
     def client_of(answer: dict[str, Any]) -> RolloutClient:
         client = RolloutClient("http://server")
-        transport = httpx.MockTransport(lambda request: httpx.Response(200, content=json.dumps(answer)))
+        transport = httpx.MockTransport(
+            lambda request: httpx.Response(200, content=json.dumps(answer))
+        )
         client._http = httpx.Client(base_url="http://server", transport=transport)
         return client
 

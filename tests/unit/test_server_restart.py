@@ -1,4 +1,6 @@
-"""A server that is starting says so; one whose engine died or that was killed is started again, so many times."""
+"""A server that is starting says so; one whose engine died or that was killed is started again, so
+many times.
+"""
 
 import asyncio
 import contextlib
@@ -53,7 +55,9 @@ class Dying:
                 except httpx.TransportError:
                     pass
             time.sleep(0.05)
-        raise AssertionError(f"serving process {number} did not come; exit code {self.process.poll()}")
+        raise AssertionError(
+            f"serving process {number} did not come; exit code {self.process.poll()}"
+        )
 
     def kill_engine(self) -> None:
         (self.folder / "die").touch()
@@ -63,19 +67,25 @@ class Dying:
         output, _ = self.process.communicate(timeout=PATIENCE)
         for image in self.images():
             alive = [pid for pid in (image["pid"], *image["family"]) if psutil.pid_exists(pid)]
-            assert psutil.wait_procs([psutil.Process(pid) for pid in alive], timeout=PATIENCE)[1] == []
+            assert (
+                psutil.wait_procs([psutil.Process(pid) for pid in alive], timeout=PATIENCE)[1] == []
+            )
         return self.process.returncode, output
 
 
 @pytest.fixture
-def dying(start_process: Callable[..., "subprocess.Popen[str]"], tmp_path: Path) -> Callable[..., Dying]:
+def dying(
+    start_process: Callable[..., "subprocess.Popen[str]"], tmp_path: Path
+) -> Callable[..., Dying]:
     def start(**environment: str) -> Dying:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         command = [sys.executable, str(SCRIPT), str(port), str(tmp_path)]
         variables = {**os.environ, **environment}
-        process = start_process(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        process = start_process(
+            command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
         return Dying(process, port, tmp_path)
 
     return start
@@ -89,7 +99,9 @@ def test_after_an_engines_death_parent_and_port_stay_and_nothing_of_the_dead_pro
     first = server.wait_for(1)
     server.kill_engine()
     second = server.wait_for(2)
-    assert psutil.Process(second["pid"]).ppid() == server.process.pid and second["pid"] != first["pid"]
+    assert (
+        psutil.Process(second["pid"]).ppid() == server.process.pid and second["pid"] != first["pid"]
+    )
     assert second["instance"] != first["instance"]
     assert second["left"] == [], "the engine core or a worker of the dead process was still there"
     assert second["deathsig"] == first["deathsig"] == signal.SIGKILL
@@ -110,7 +122,9 @@ def test_a_killed_process_is_started_again_and_after_a_healthy_time_the_count_be
     assert code == 143 and output.count("server process killed by SIGKILL") == 3
 
 
-def test_after_the_last_restart_the_server_ends_with_code_70_and_says_why(dying: Callable[..., Dying]) -> None:
+def test_after_the_last_restart_the_server_ends_with_code_70_and_says_why(
+    dying: Callable[..., Dying],
+) -> None:
     # The second start fails: what the dead one held may not be free yet, so that is a death too.
     server = dying(ALLOWED="2")
     (server.folder / "fail").touch()
@@ -120,11 +134,16 @@ def test_after_the_last_restart_the_server_ends_with_code_70_and_says_why(dying:
     code, output = server.end()
     assert code == 70 and len(server.images()) == 2
     assert "engine dead after" in output and "the server starts again (1 of 2)" in output
-    assert "the server did not start again and ended after" in output and "the server starts again (2 of 2)" in output
+    assert (
+        "the server did not start again and ended after" in output
+        and "the server starts again (2 of 2)" in output
+    )
     assert "HANABI_ENGINE_RESTARTS=2 is used up: the server ends (exit code 70)" in output
 
 
-def test_a_clean_up_that_hangs_holds_neither_the_restart_nor_the_end_up(dying: Callable[..., Dying]) -> None:
+def test_a_clean_up_that_hangs_holds_neither_the_restart_nor_the_end_up(
+    dying: Callable[..., Dying],
+) -> None:
     server = dying(HANG="1", ALLOWED="1")
     server.wait_for(1)
     server.kill_engine()
@@ -134,7 +153,8 @@ def test_a_clean_up_that_hangs_holds_neither_the_restart_nor_the_end_up(dying: C
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "to"), [(signal.SIGTERM, 143, "the group"), (signal.SIGINT, 130, "the parent")]
+    ("number", "code", "to"),
+    [(signal.SIGTERM, 143, "the group"), (signal.SIGINT, 130, "the parent")],
 )
 def test_a_signal_to_end_is_handed_on_and_ends_everything(
     dying: Callable[..., Dying], number: signal.Signals, code: int, to: str
@@ -172,7 +192,10 @@ def test_only_deaths_are_answered_by_a_restart() -> None:
         (143, False, False),
         (-signal.SIGINT, False, False),
     ):
-        given = [main._reason_to_restart(code, is_first=is_first) is not None for is_first in (True, False)]
+        given = [
+            main._reason_to_restart(code, is_first=is_first) is not None
+            for is_first in (True, False)
+        ]
         assert given == [first, later], code
 
 
@@ -190,7 +213,9 @@ def test_until_the_new_process_comes_health_and_rollouts_are_answered_503() -> N
 
 @pytest.fixture
 def starting(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Settings, Callable[[], None]]]:
-    """Run the server's main coroutine with an engine that starts when told; give the settings and what tells it."""
+    """Run the server's main coroutine with an engine that starts when told; give the settings and
+    what tells it.
+    """
     go, engine = threading.Event(), SimpleNamespace(is_dead=False)
 
     @contextlib.contextmanager
@@ -202,7 +227,8 @@ def starting(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Settings, Callab
 
     monkeypatch.setattr(assembly, "rollout_server", rollout_server)
     monkeypatch.setattr(assembly, "prepare_environment", lambda on_cpu: None)
-    # The end below is an engine's death to it: later that would end the test process, in some other test.
+    # The end below is an engine's death to it: later that would end the test process, in some other
+    # test.
     monkeypatch.setattr(signal, "alarm", lambda seconds: None)
     listener = main.listen("127.0.0.1", 0)
     settings = Settings(vllm_server_port=listener.getsockname()[1])
@@ -220,7 +246,10 @@ def test_from_its_first_second_the_port_says_that_the_server_is_starting(
 ) -> None:
     settings, go = starting
     url = f"http://127.0.0.1:{settings.vllm_server_port}"
-    for answer in (httpx.get(f"{url}/health/", trust_env=False), httpx.post(f"{url}/rollout/", content=b"{}")):
+    for answer in (
+        httpx.get(f"{url}/health/", trust_env=False),
+        httpx.post(f"{url}/rollout/", content=b"{}"),
+    ):
         assert answer.status_code == 503 and answer.headers["retry-after"] == "2"
         assert answer.json()["status"] == "starting" and answer.json()["seconds"] >= 0
     said: list[str] = []
@@ -230,7 +259,9 @@ def test_from_its_first_second_the_port_says_that_the_server_is_starting(
         go()
 
     # Nobody is told to start a server that is starting.
-    assert wait_for_server(settings, say, server_command="never said", poll=0.01) == {"instance_id": "i"}
+    assert wait_for_server(settings, say, server_command="never said", poll=0.01) == {
+        "instance_id": "i"
+    }
     assert [line.rstrip("0123456789 s") for line in said] == [
         f"the rollout server at {url} is starting,",
         f"the rollout server at {url} is ready.",

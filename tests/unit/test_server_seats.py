@@ -1,4 +1,6 @@
-"""Who sits where in a served game of any environment: scripts, adapters, own and lent, the base model."""
+"""Who sits where in a served game of any environment: scripts, adapters, own and lent, the base
+model.
+"""
 
 import asyncio
 import dataclasses
@@ -9,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from fake_engine import CHAT, LAPTOP, deal
+from fake_engine import CHAT, LAPTOP, task
 from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs import registry
@@ -21,7 +23,16 @@ from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.rollout.chat import Conversation
 from hanabi_grpo.rollout.loop import make_script, play_episode
 from hanabi_grpo.types import Episode, Reply, Turn
-from server_app import PEFT_CONFIG, RunningApp, adapter_bytes, lora_of, push_to, rollout_body, running_app, word_reply
+from server_app import (
+    PEFT_CONFIG,
+    RunningApp,
+    adapter_bytes,
+    lora_of,
+    push_to,
+    rollout_body,
+    running_app,
+    word_reply,
+)
 from toy_environments import DILEMMA, GUESS
 from toy_kuhn import KUHN
 
@@ -55,19 +66,31 @@ def client(app: RunningApp, bodies: dict[str, bytes]) -> Iterator[RolloutClient]
 
 
 def play(
-    client: RolloutClient, *seatings: Sequence[str], seed: int = 3, setup: Setup[Any] = BOARD, num_games: int = 2
+    client: RolloutClient,
+    *seatings: Sequence[str],
+    seed: int = 3,
+    setup: Setup[Any] = BOARD,
+    num_games: int = 2,
 ) -> RolloutResult:
-    deals = [{**setup.row(), "suite": "train", "seed": seed, "seats": list(seats)} for seats in seatings]
-    return client.play(deals, num_games=num_games, max_tokens=4, temperature=1.0)
+    tasks = [
+        {**setup.row(), "suite": "train", "seed": seed, "seats": list(seats)} for seats in seatings
+    ]
+    return client.play(tasks, num_games=num_games, max_tokens=4, temperature=1.0)
 
 
 def check_sampled(episode: Episode, player: int, lora: str | None, version: int | None) -> None:
-    """Every reply of a player is what this adapter says to all that the player has seen and said."""
+    """Every reply of a player is what this adapter says to all that the player has seen and
+    said.
+    """
     seen: list[int] = []
     for turn in episode.trajectory(player):
         seen += turn.prompt_ids
         expected = word_reply(lora, seen)
-        assert (turn.reply_ids, turn.logprobs, turn.version) == (expected.ids, expected.logprobs, version)
+        assert (turn.reply_ids, turn.logprobs, turn.version) == (
+            expected.ids,
+            expected.logprobs,
+            version,
+        )
         seen += turn.reply_ids
 
 
@@ -91,9 +114,18 @@ def test_scripts_alone_play_on_the_server_the_games_that_they_play_locally(
     client: RolloutClient, app: RunningApp
 ) -> None:
     before = app.engine.num_samples
-    for setup, script in ((BOARD, "iggi"), (BOARD, "random"), (POKER, "random"), (ALONE, "random"), (AT_ONCE, "taker")):
+    for setup, script in (
+        (BOARD, "iggi"),
+        (BOARD, "random"),
+        (POKER, "random"),
+        (ALONE, "random"),
+        (AT_ONCE, "taker"),
+    ):
         players = range(setup.spec.num_players)
-        policies, seats = {player: setup.environment.policies[script]() for player in players}, (script,) * len(players)
+        policies, seats = (
+            {player: setup.environment.policies[script]() for player in players},
+            (script,) * len(players),
+        )
         for episode in play(client, seats, setup=setup, num_games=3).groups[0]:
             local = play_scripts(setup.task("train", 3), policies, number=episode.game)
             assert episode == dataclasses.replace(local, seats=seats, instance_id="test-instance")
@@ -110,12 +142,19 @@ def test_a_script_beside_an_adapter_plays_what_it_plays_locally_against_the_same
                 players: list[Any] = [make_script(setup, script), make_script(setup, script)]
                 players[served] = Recorded(iter(episode.trajectory(served)))
                 local = asyncio.run(play_episode(setup.task("train", seed), players))
-                assert [(turn.player, turn.action, turn.reply, turn.rewards) for turn in local.turns] == [
+                assert [
+                    (turn.player, turn.action, turn.reply, turn.rewards) for turn in local.turns
+                ] == [
                     (turn.player, turn.action, turn.reply, turn.rewards) for turn in episode.turns
                 ]
                 assert (local.result, local.status) == (episode.result, episode.status)
                 for turn in episode.trajectory(1 - served):
-                    assert (turn.prompt_ids, turn.reply_ids, turn.logprobs, turn.version) == ((), (), (), None)
+                    assert (turn.prompt_ids, turn.reply_ids, turn.logprobs, turn.version) == (
+                        (),
+                        (),
+                        (),
+                        None,
+                    )
                 check_sampled(episode, served, lora_of(bodies["player_0"]), 1)
 
 
@@ -128,7 +167,9 @@ def test_a_swapped_adapter_samples_in_the_other_seat_and_is_shown_that_seats_pro
             check_sampled(episode, 0, lora_of(bodies["player_1"]), 1)
             check_sampled(episode, 1, lora_of(bodies["player_0"]), 1)
             recorded = Recorded(iter(episode.turns))
-            asyncio.run(play_episode(BOARD.task("train", seed), [recorded, recorded], game=episode.game))
+            asyncio.run(
+                play_episode(BOARD.task("train", seed), [recorded, recorded], game=episode.game)
+            )
             assert recorded.shown == [(turn.player, turn.prompt) for turn in episode.turns]
     full = Setup(HANABI, EnvConfig(preset="full", players=2, observation="full", max_turns=4))
     (episode,) = play(client, SWAPPED, setup=full, num_games=1).groups[0]
@@ -145,17 +186,23 @@ def test_players_who_answer_at_the_same_time_have_conversations_and_adapters_of_
     seats = ("player_1@1", client.lend(50, lent, PEFT_CONFIG), "base")
     (episode,) = play(client, seats, setup=AT_ONCE, num_games=1).groups[0]
     assert [(turn.step, turn.player) for turn in episode.turns[:3]] == [(0, 0), (0, 1), (0, 2)]
-    for player, (lora, version) in enumerate(((lora_of(bodies["player_1"]), 1), (lora_of(lent), 50), (None, None))):
+    for player, (lora, version) in enumerate(
+        ((lora_of(bodies["player_1"]), 1), (lora_of(lent), 50), (None, None))
+    ):
         check_sampled(episode, player, lora, version)
     (alone,) = play(client, ["player_1@1"], setup=ALONE, num_games=1).groups[0]
     check_sampled(alone, 0, lora_of(bodies["player_1"]), 1)
     assert [turn.step for turn in alone.turns] == [0, 1, 2, 3]
 
 
-def test_deals_with_and_without_seats_and_of_two_environments_go_in_one_request(client: RolloutClient) -> None:
+def test_deals_with_and_without_seats_and_of_two_environments_go_in_one_request(
+    client: RolloutClient,
+) -> None:
     poker = {**POKER.row(), "suite": "train", "seed": 5}
-    deals = [deal(3), {**deal(4), "seats": ["iggi", "base"]}, poker]
-    result = client.play(deals, num_games=1, max_tokens=4, temperature=1.0, seats=["player_1@1", "base"])
+    tasks = [task(3), {**task(4), "seats": ["iggi", "base"]}, poker]
+    result = client.play(
+        tasks, num_games=1, max_tokens=4, temperature=1.0, seats=["player_1@1", "base"]
+    )
     expected = ("player_1@1", "base")
     assert [group[0].seats for group in result.groups] == [expected, ("iggi", "base"), expected]
     assert [group[0].env for group in result.groups] == ["hanabi", "hanabi", "kuhn"]
@@ -166,30 +213,58 @@ def test_seats_that_cannot_be_filled_are_refused_before_anything_is_sampled(
 ) -> None:
     before = (app.engine.num_samples, app.scheduler.games_played)
     for seats, status, message in (
-        (["player_0@1", "igi"], 422, "'igi': the environment hanabi has no such script; its scripts: .*iggi"),
+        (
+            ["player_0@1", "igi"],
+            422,
+            "'igi': the environment hanabi has no such script; its scripts: .*iggi",
+        ),
         (["player_0@1", "player_1"], 422, "seat 'player_1': allowed are adapter@version"),
         (["player_0@1"], 422, "give a list of 2 seats"),
-        (["player_0@1", "player_0@2"], 409, "player_0 is asked for as @1 and @2; one request, one version"),
-        (["player_0@2", "iggi"], 409, "player_0@2 is required, but this server holds player_0@1; push it first"),
-        (["player_4@1", "iggi"], 409, "player_4@1 is required, but this server holds no version of it"),
-        (["frozen_0123456789abcdef@1", "iggi"], 409, "frozen_0123456789abcdef@1 is required, .*upload it again"),
+        (
+            ["player_0@1", "player_0@2"],
+            409,
+            "player_0 is asked for as @1 and @2; one request, one version",
+        ),
+        (
+            ["player_0@2", "iggi"],
+            409,
+            "player_0@2 is required, but this server holds player_0@1; push it first",
+        ),
+        (
+            ["player_4@1", "iggi"],
+            409,
+            "player_4@1 is required, but this server holds no version of it",
+        ),
+        (
+            ["frozen_0123456789abcdef@1", "iggi"],
+            409,
+            "frozen_0123456789abcdef@1 is required, .*upload it again",
+        ),
     ):
-        body = {**rollout_body(), "tasks": [{**deal(3), "seats": ["base", "base"]}, {**deal(4), "seats": seats}]}
+        body = {
+            **rollout_body(),
+            "tasks": [{**task(3), "seats": ["base", "base"]}, {**task(4), "seats": seats}],
+        }
         answer = httpx.post(f"{app.url}/rollout/", json=body, trust_env=False)
         assert answer.status_code == status, answer.text
         assert re.search(message, answer.json()["detail"]), answer.text
         with pytest.raises((ServerError, SettingsError), match=message if status == 409 else None):
-            client.play([{**deal(4), "seats": seats}], num_games=1, max_tokens=4, temperature=1.0)
+            client.play([{**task(4), "seats": seats}], num_games=1, max_tokens=4, temperature=1.0)
     assert (app.engine.num_samples, app.scheduler.games_played) == before
 
 
-def test_with_memory_of_some_turns_each_turn_begins_with_those_before_it(client: RolloutClient) -> None:
+def test_with_memory_of_some_turns_each_turn_begins_with_those_before_it(
+    client: RolloutClient,
+) -> None:
     setup = Setup(HANABI, EnvConfig(preset="laptop", observation="compact", memory=2))
-    deal = {"env_config": setup.config.model_dump(), "suite": "eval", "seed": 3}
-    played = client.play([deal], num_games=1, max_tokens=4, temperature=1.0, seats=("base", "base"))
+    task = {"env_config": setup.config.model_dump(), "suite": "eval", "seed": 3}
+    played = client.play([task], num_games=1, max_tokens=4, temperature=1.0, seats=("base", "base"))
     [[game]] = played.groups
     prompts = [len(turn.prompt_ids) for turn in game.turns]
-    assert (played.prompt_tokens, played.cached_tokens) == (sum(prompts), sum(size // 2 for size in prompts))
+    assert (played.prompt_tokens, played.cached_tokens) == (
+        sum(prompts),
+        sum(size // 2 for size in prompts),
+    )
     for player in (0, 1):
         turns = game.trajectory(player)
         assert len(turns) > 2 and all(turn.fresh for turn in turns)
@@ -206,11 +281,17 @@ def test_with_memory_of_a_turn_each_message_is_the_whole_state_in_a_conversation
     client: RolloutClient,
 ) -> None:
     setup = Setup(KUHN, KUHN.presets["kuhn"].model_copy(update={"memory": "turn"}))
-    played = [game for seed in range(6) for game in play(client, SWAPPED, seed=seed, setup=setup).groups[0]]
+    played = [
+        game
+        for seed in range(6)
+        for game in play(client, SWAPPED, seed=seed, setup=setup).groups[0]
+    ]
     assert max(len(game.turns) for game in played) == 3
     for game in played:
-        deal = setup.environment.reset(setup.config, split=game.suite, seed=game.seed)
+        task = setup.environment.reset(setup.config, split=game.suite, seed=game.seed)
         for turn in game.turns:
-            assert turn.fresh and turn.prompt == deal.state_message(turn.player)
-            assert list(turn.prompt_ids) == CHAT.open(setup.environment.system(setup.config, turn.player), turn.prompt)
-            deal.step({turn.player: turn.action})
+            assert turn.fresh and turn.prompt == task.state_message(turn.player)
+            assert list(turn.prompt_ids) == CHAT.open(
+                setup.environment.system(setup.config, turn.player), turn.prompt
+            )
+            task.step({turn.player: turn.action})

@@ -1,4 +1,6 @@
-"""Which trainer the server works for: by a clock of the test's own, on the real app, and by signs of life."""
+"""Which trainer the server works for: by a clock of the test's own, on the real app, and by signs
+of life.
+"""
 
 import time
 from collections.abc import Iterator
@@ -57,7 +59,8 @@ def test_a_stranger_is_told_who_holds_the_server_since_when_and_the_ways_out() -
     with pytest.raises(SessionError) as caught:
         ownership.refuse_stranger(wanted("other", B))
     assert str(caught.value) == (
-        "this server works for run run, heard 20 s ago. One trainer at a time: stop it, or, if it is gone, wait 40 s; "
+        "this server works for run run, heard 20 s ago. One trainer at a time: stop it, or, if it "
+        "is gone, wait 40 s; "
         "or start a second server on another PORT."
     )
     # A resumed trainer of the run: the lock on the run folder says that the first one is gone.
@@ -68,16 +71,24 @@ def test_a_stranger_is_told_who_holds_the_server_since_when_and_the_ways_out() -
 def test_who_knows_what_is_public_of_a_run_but_not_its_secret_is_a_stranger() -> None:
     ownership, clock = _owned()
     thief = wanted("run", B, secret="6" * 64)
-    with pytest.raises(SessionError, match=r"0 s ago; this trainer has its name but not the secret of its folder"):
+    with pytest.raises(
+        SessionError, match=r"0 s ago; this trainer has its name but not the secret of its folder"
+    ):
         ownership.refuse_stranger(thief)
     clock.now += 61
-    # After the timeout anybody may come, but as another run: what this one pushed is not the thief's.
+    # After the timeout anybody may come, but as another run: what this one pushed is not the
+    # thief's.
     ownership.refuse_stranger(thief)
     assert versions_to_drop(ownership.session, thief, {"player_0": 57}) == {"player_0": 57}
     assert ownership.session is not None
-    assert (ownership.session.is_of_run(thief), ownership.session.is_of_run(wanted("run", B))) == (False, True)
+    assert (ownership.session.is_of_run(thief), ownership.session.is_of_run(wanted("run", B))) == (
+        False,
+        True,
+    )
     ownership.open(thief)
-    with pytest.raises(SessionError, match="a second trainer process of the same run took over") as caught:
+    with pytest.raises(
+        SessionError, match="a second trainer process of the same run took over"
+    ) as caught:
         ownership.check(session_headers("run", A))
     assert A not in str(caught.value) and B not in str(caught.value)
 
@@ -98,7 +109,9 @@ def test_every_request_of_the_owner_is_a_sign_of_life_and_silence_lets_others_in
     clock.now += 61
     ownership.refuse_stranger(wanted("other", B))
     ownership.open(wanted("other", B))
-    with pytest.raises(SessionError, match=r"run run is not the one that this server works for \(other\)"):
+    with pytest.raises(
+        SessionError, match=r"run run is not the one that this server works for \(other\)"
+    ):
         ownership.check(session_headers("run", A))
 
 
@@ -106,7 +119,9 @@ def test_a_released_server_is_free_at_once_and_its_trainer_must_open_again() -> 
     ownership, _ = _owned()
     ownership.release(session_headers("run", A))
     ownership.release(session_headers("run", A))
-    with pytest.raises(SessionError, match="run run has released this server; open a session again"):
+    with pytest.raises(
+        SessionError, match="run run has released this server; open a session again"
+    ):
         ownership.check(session_headers("run", A))
     ownership.refuse_stranger(wanted("other", B))
     ownership.open(wanted())
@@ -117,7 +132,9 @@ def test_without_a_session_every_request_says_so_and_a_heartbeat_is_404(app: Run
     with pytest.raises(SessionError, match="no trainer has opened a session on this server"):
         Ownership(60.0).check(session_headers("run", A))
     # A new server process is no takeover, which is 409: the trainer has to be introduced again.
-    answer = httpx.post(f"{app.url}/session/heartbeat", headers=session_headers("run", A), trust_env=False)
+    answer = httpx.post(
+        f"{app.url}/session/heartbeat", headers=session_headers("run", A), trust_env=False
+    )
     assert (answer.status_code, "open one first" in answer.text) == (404, True)
 
 
@@ -132,10 +149,15 @@ def test_a_resumed_trainer_must_name_exactly_the_newer_versions_that_it_replaces
     for replaces in (None, {}, {"player_0": 57}, {"player_0": 56, "player_1": 57}):
         with pytest.raises(
             VersionError,
-            match=r"holds player_0@57, player_1@57 of this run; the trainer resumes at 50: steps 51-57 were not saved",
+            match=r"holds player_0@57, player_1@57 of this run; the trainer resumes at 50: steps "
+            r"51-57 were not saved",
         ):
-            versions_to_drop(ownership.session, wanted(trainer_id=B, version=50, replaces=replaces), served)
-    assert versions_to_drop(ownership.session, wanted(version=50, replaces=served), served) == served
+            versions_to_drop(
+                ownership.session, wanted(trainer_id=B, version=50, replaces=replaces), served
+            )
+    assert (
+        versions_to_drop(ownership.session, wanted(version=50, replaces=served), served) == served
+    )
     assert versions_to_drop(ownership.session, wanted(version=57), served) == {}
     assert versions_to_drop(ownership.session, wanted("other", version=57), served) == served
     assert versions_to_drop(None, wanted(), served) == {}
@@ -163,7 +185,9 @@ def _as(app: RunningApp, run_id: str, trainer_id: str) -> RolloutClient:
     return client
 
 
-def test_a_stranger_can_neither_push_nor_commit_nor_play_versions_nor_release(app: RunningApp) -> None:
+def test_a_stranger_can_neither_push_nor_commit_nor_play_versions_nor_release(
+    app: RunningApp,
+) -> None:
     with _client(app, "owner") as owner:
         owner.push(3, _pushed(0.3))
         before = [app.engine.loaded[number] for number in sorted(app.engine.loaded)]
@@ -178,10 +202,12 @@ def test_a_stranger_can_neither_push_nor_commit_nor_play_versions_nor_release(ap
                 answer = stranger._http.request(method, path)
                 assert answer.status_code == 409, path
             games = session_body(app.identity)["games"]
-            deals = [{"env_config": game["env_config"], "suite": "eval", "seed": 0} for game in games]
+            tasks = [
+                {"env_config": game["env_config"], "suite": "eval", "seed": 0} for game in games
+            ]
             seats = [f"{name}@3" for name in PLAYERS]
             with pytest.raises(ServerError, match="409: run"):
-                stranger.play(deals, num_games=1, max_tokens=4, temperature=1.0, seats=seats)
+                stranger.play(tasks, num_games=1, max_tokens=4, temperature=1.0, seats=seats)
         assert owner.identity()["versions"] == _both(3)
         assert [app.engine.loaded[number] for number in sorted(app.engine.loaded)] == before
         owner.push(4, _pushed(0.4))
@@ -190,10 +216,17 @@ def test_a_stranger_can_neither_push_nor_commit_nor_play_versions_nor_release(ap
 def test_an_upload_that_a_takeover_overtakes_is_refused(app: RunningApp) -> None:
     body = adapter_bytes(0.7)
     with _client(app, "slow upload") as slow:
-        lines = {**slow.headers, **upload_headers(body), "content-length": str(len(body)), "host": "localhost"}
+        lines = {
+            **slow.headers,
+            **upload_headers(body),
+            "content-length": str(len(body)),
+            "host": "localhost",
+        }
         head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         with app.connect() as connection:
-            connection.sendall(f"PUT /adapters/player_0?version=1 HTTP/1.1\r\n{head}\r\n".encode() + body[:100])
+            connection.sendall(
+                f"PUT /adapters/player_0?version=1 HTTP/1.1\r\n{head}\r\n".encode() + body[:100]
+            )
             slow.identity()
             slow.release()
             with _client(app, "quick"):
@@ -202,8 +235,12 @@ def test_an_upload_that_a_takeover_overtakes_is_refused(app: RunningApp) -> None
                 while not answer.endswith("}"):
                     answer += connection.recv(65536).decode()
                 assert answer.startswith("HTTP/1.1 409")
-                # Which of the two it is depends on whether the head was read before the other trainer came.
-                assert "run slow upload is not the one that" in answer or "run slow upload has released" in answer
+                # Which of the two it is depends on whether the head was read before the other
+                # trainer came.
+                assert (
+                    "run slow upload is not the one that" in answer
+                    or "run slow upload has released" in answer
+                )
                 assert app.store._staged == {}
 
 
@@ -221,7 +258,8 @@ def test_a_resumed_trainer_finds_its_versions_and_lost_steps_are_dropped_only_wh
         second.push(57, _pushed(0.57))
     third = RolloutClient(app.url)
     with pytest.raises(
-        ServerError, match="409: this server holds player_0@57, player_1@57 of this run; the trainer re"
+        ServerError,
+        match="409: this server holds player_0@57, player_1@57 of this run; the trainer re",
     ):
         open_session(third, app, run_id="resumed", version=50)
     with third:
@@ -234,7 +272,11 @@ def test_a_resumed_trainer_finds_its_versions_and_lost_steps_are_dropped_only_wh
 
 
 def test_a_beating_trainer_keeps_the_server_far_beyond_its_patience() -> None:
-    with running_app(session_timeout=1.0) as app, RolloutClient(app.url) as client, RolloutClient(app.url) as other:
+    with (
+        running_app(session_timeout=1.0) as app,
+        RolloutClient(app.url) as client,
+        RolloutClient(app.url) as other,
+    ):
         open_session(client, app, run_id="long step")
         beat = Heartbeat.from_client(client)
         beat.start()

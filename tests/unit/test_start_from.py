@@ -1,4 +1,6 @@
-"""A run that starts from adapters of earlier runs has their tensors, bit by bit, or does not start."""
+"""A run that starts from adapters of earlier runs has their tensors, bit by bit, or does not
+start.
+"""
 
 import hashlib
 import json
@@ -15,7 +17,12 @@ from hanabi_grpo.runs.resume import ResumePoint
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.refs import CheckpointRef
 from hanabi_grpo.training.model import adapters
-from hanabi_grpo.training.model.start_from import check_base, parse_start, recorded_start, start_adapters
+from hanabi_grpo.training.model.start_from import (
+    check_base,
+    parse_start,
+    recorded_start,
+    start_adapters,
+)
 from hanabi_grpo.training.saving import save_checkpoint
 from small_models import small_model
 
@@ -24,9 +31,16 @@ FACTS = {"model_fingerprint": "aa", "tokenizer_hash": "bb", "chat_hash": "cc"}
 
 
 def _model(
-    *, seed: int = 1, rank: int = 8, alpha: int = 16, names: tuple[str, ...] = NAMES, width: int = 16
+    *,
+    seed: int = 1,
+    rank: int = 8,
+    alpha: int = 16,
+    names: tuple[str, ...] = NAMES,
+    width: int = 16,
 ) -> PeftModel:
-    model = adapters.add_adapters(small_model(hidden_size=width), names, rank=rank, alpha=alpha, seed=seed)
+    model = adapters.add_adapters(
+        small_model(hidden_size=width), names, rank=rank, alpha=alpha, seed=seed
+    )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
@@ -34,7 +48,9 @@ def _model(
     return model
 
 
-def _checkpoint(run: Path, model: PeftModel, *, step: int = 7, names: tuple[str, ...] = NAMES, **facts: Any) -> Path:
+def _checkpoint(
+    run: Path, model: PeftModel, *, step: int = 7, names: tuple[str, ...] = NAMES, **facts: Any
+) -> Path:
     run.mkdir(exist_ok=True)
     given = {**FACTS, **facts}
     return save_checkpoint(model, names, run, step, given)
@@ -52,7 +68,9 @@ def _settings(*entries: str, **values: Any) -> Settings:
     return Settings(**{"lora_rank": 8, "lora_alpha": 16, "start_from": entries, **values})
 
 
-def test_one_folder_gives_each_player_the_adapter_of_its_name_or_the_shared_one(tmp_path: Path) -> None:
+def test_one_folder_gives_each_player_the_adapter_of_its_name_or_the_shared_one(
+    tmp_path: Path,
+) -> None:
     source, fresh = _model(seed=5), _model(seed=1)
     start_adapters(fresh, _settings(str(_checkpoint(tmp_path / "a", source))), None)
     for name in NAMES:
@@ -60,12 +78,16 @@ def test_one_folder_gives_each_player_the_adapter_of_its_name_or_the_shared_one(
     assert not _equal(_tensors(fresh, "player_0"), _tensors(fresh, "player_1"))
     assert all(value.requires_grad for key, value in fresh.named_parameters() if "lora_" in key)
     shared = _model(seed=6, names=("shared",))
-    start_adapters(fresh, _settings(str(_checkpoint(tmp_path / "b", shared, names=("shared",)))), None)
+    start_adapters(
+        fresh, _settings(str(_checkpoint(tmp_path / "b", shared, names=("shared",)))), None
+    )
     for name in NAMES:
         assert _equal(_tensors(fresh, name), _tensors(shared, "shared"))
 
 
-def test_players_may_start_from_different_runs_and_from_each_others_adapters(tmp_path: Path) -> None:
+def test_players_may_start_from_different_runs_and_from_each_others_adapters(
+    tmp_path: Path,
+) -> None:
     one, two, fresh = _model(seed=5), _model(seed=6), _model(seed=1)
     first = _checkpoint(tmp_path / "a", one)
     _checkpoint(tmp_path / "b", two, step=3)
@@ -76,7 +98,9 @@ def test_players_may_start_from_different_runs_and_from_each_others_adapters(tmp
     assert _equal(_tensors(fresh, "player_1"), _tensors(two, "player_0"))
     alone = _model(seed=1)
     start_adapters(alone, _settings(f"player_0={first}"), None)
-    assert _equal(_tensors(alone, "player_1"), _tensors(_model(seed=1), "player_1")), "no entry: a new adapter"
+    assert _equal(_tensors(alone, "player_1"), _tensors(_model(seed=1), "player_1")), (
+        "no entry: a new adapter"
+    )
     recorded = recorded_start(settings, None)
     assert json.loads(json.dumps(recorded)) == recorded
     assert recorded_start(_settings(), None) == {}
@@ -94,7 +118,11 @@ def test_a_resumed_run_keeps_its_weights_and_hands_on_what_it_started_from(tmp_p
     fresh = _model(seed=1)
     start_adapters(fresh, settings, resume)
     assert _equal(_tensors(fresh, "player_0"), _tensors(_model(seed=1), "player_0"))
-    assert recorded_start(_settings(), resume) == recorded == read_manifest(later).facts["started_from"]
+    assert (
+        recorded_start(_settings(), resume)
+        == recorded
+        == read_manifest(later).facts["started_from"]
+    )
     check_base(_settings("outputs/gone"), resume, FACTS)
 
 
@@ -108,7 +136,9 @@ def test_adapters_of_another_rank_scale_or_model_are_refused_and_named(tmp_path:
         )
     ):
         folder = _checkpoint(tmp_path / str(number), _model(**other))
-        with pytest.raises((SettingsError, RunFolderError), match=rf"HANABI_START_FROM={folder}: .*{message}"):
+        with pytest.raises(
+            (SettingsError, RunFolderError), match=rf"HANABI_START_FROM={folder}: .*{message}"
+        ):
             start_adapters(fresh, _settings(str(folder)), None)
     assert _equal(_tensors(fresh, "player_0"), _tensors(_model(seed=2), "player_0"))
 
@@ -116,7 +146,9 @@ def test_adapters_of_another_rank_scale_or_model_are_refused_and_named(tmp_path:
 def test_another_base_model_tokenizer_or_chat_format_is_refused(tmp_path: Path) -> None:
     for number, fact in enumerate(FACTS):
         settings = _settings(str(_checkpoint(tmp_path / str(number), _model(), **{fact: "zz"})))
-        with pytest.raises(SettingsError, match=f"was trained with another .*: zz, the server has {FACTS[fact]}"):
+        with pytest.raises(
+            SettingsError, match=f"was trained with another .*: zz, the server has {FACTS[fact]}"
+        ):
             check_base(settings, None, FACTS)
         check_base(settings, None, {**FACTS, fact: "zz"})
 
@@ -139,10 +171,15 @@ def test_damaged_missing_and_empty_folders_are_refused_with_the_entry(tmp_path: 
             recorded_start(_settings(entry), None)
 
 
-def test_an_entry_of_its_own_wins_over_the_one_for_everybody_and_two_of_a_kind_are_refused() -> None:
+def test_an_entry_of_its_own_wins_over_the_one_for_everybody_and_two_of_a_kind_are_refused() -> (
+    None
+):
     for entries, message in (
         (("a/b", "c/d"), "'a/b' and 'c/d' are both for every player"),
-        (("player_0=a", "player_0=c"), "'player_0=a' and 'player_0=c' are both for player_0; name each player once"),
+        (
+            ("player_0=a", "player_0=c"),
+            "'player_0=a' and 'player_0=c' are both for player_0; name each player once",
+        ),
         (("player_3=a/b",), "this run has no adapter player_3; allowed: player_0, player_1"),
         (("shared=a/b",), "this run has no adapter shared"),
     ):

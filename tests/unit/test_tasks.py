@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fake_engine import LAPTOP, deal, tasks_of
+from fake_engine import LAPTOP, task, tasks_of
 from hanabi_grpo.client.answers import checked_games
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
@@ -28,13 +28,15 @@ def game(seed: int, number: int, **other: Any) -> dict[str, Any]:
 
 
 def answer(*episodes: dict[str, Any], dropped: tuple[tuple[int, int], ...] = ()) -> RolloutAnswer:
-    rows = [{"task": task, "game": number, "reason": "RuntimeError: no"} for task, number in dropped]
+    rows = [
+        {"task": task, "game": number, "reason": "RuntimeError: no"} for task, number in dropped
+    ]
     return msgspec.convert({"episodes": episodes, "dropped": rows}, RolloutAnswer)
 
 
 def test_a_task_has_its_games_by_number_and_one_that_is_named_twice_goes_on_counting() -> None:
-    iggi = {**deal(3), "seats": ["iggi", "base"]}
-    tasks = tasks_of(deal(3), deal(4), deal(3), iggi, iggi, num_games=2)
+    iggi = {**task(3), "seats": ["iggi", "base"]}
+    tasks = tasks_of(task(3), task(4), task(3), iggi, iggi, num_games=2)
     assert [(task.task.seed, task.seats, list(task.games)) for task in tasks] == [
         (3, ("base", "base"), [0, 1]),
         (4, ("base", "base"), [0, 1]),
@@ -44,16 +46,22 @@ def test_a_task_has_its_games_by_number_and_one_that_is_named_twice_goes_on_coun
     ]
 
 
-def test_seats_of_the_request_are_those_of_tasks_that_name_none_as_far_as_they_have_players() -> None:
-    three = deal(3, EnvConfig(preset="full", players=3))
-    assert [task.seats for task in tasks_of(deal(3), three, seats=("iggi", "base", "random"))] == [
+def test_seats_of_the_request_are_those_of_tasks_that_name_none_as_far_as_they_have_players() -> (
+    None
+):
+    three = task(3, EnvConfig(preset="full", players=3))
+    assert [task.seats for task in tasks_of(task(3), three, seats=("iggi", "base", "random"))] == [
         ("iggi", "base"),
         ("iggi", "base", "random"),
     ]
-    with pytest.raises(SettingsError, match=r"tasks.0: 2 players, and seats names nobody; say who sits in each"):
-        tasks_of(deal(3), seats=None)
-    with pytest.raises(SettingsError, match=r"tasks.1: 3 players, but seats=\('iggi', 'base'\) names 2; name all."):
-        tasks_of(deal(3), three, seats=("iggi", "base"))
+    with pytest.raises(
+        SettingsError, match=r"tasks.0: 2 players, and seats names nobody; say who sits in each"
+    ):
+        tasks_of(task(3), seats=None)
+    with pytest.raises(
+        SettingsError, match=r"tasks.1: 3 players, but seats=\('iggi', 'base'\) names 2; name all."
+    ):
+        tasks_of(task(3), three, seats=("iggi", "base"))
 
 
 def test_a_task_that_cannot_be_played_is_refused_by_its_number_and_too_many_games_are() -> None:
@@ -62,18 +70,25 @@ def test_a_task_that_cannot_be_played_is_refused_by_its_number_and_too_many_game
         ({"env": "chess"}, "tasks.1: env='chess': no such environment"),
         ({"env_config": {}}, "tasks.1: env_config: key 'preset' is missing"),
         ({"seats": ["base"]}, r"tasks.1: seats=\('base',\): give a list of 2 seats"),
-        ({"seats": ["base", "igi"]}, "tasks.1: 'igi': the environment hanabi has no such script; its .*iggi"),
+        (
+            {"seats": ["base", "igi"]},
+            "tasks.1: 'igi': the environment hanabi has no such script; its .*iggi",
+        ),
     ):
         with pytest.raises(SettingsError, match=message):
-            tasks_of(deal(3), {**deal(3), **change})
-    assert len(tasks_of(deal(3), deal(4), num_games=16384)) == 2
-    with pytest.raises(SettingsError, match="2 tasks, num_games=16385: a request may ask for 32768 games"):
-        tasks_of(deal(3), deal(4), num_games=16385)
+            tasks_of(task(3), {**task(3), **change})
+    assert len(tasks_of(task(3), task(4), num_games=16384)) == 2
+    with pytest.raises(
+        SettingsError, match="2 tasks, num_games=16385: a request may ask for 32768 games"
+    ):
+        tasks_of(task(3), task(4), num_games=16385)
 
 
 def test_played_and_dropped_games_come_back_by_task() -> None:
-    tasks = tasks_of(deal(3), deal(4), deal(3), num_games=2, seats=BOTS)
-    played = checked_games(answer(game(3, 1), game(4, 0), game(4, 1), game(3, 2), dropped=((0, 0), (2, 3))), tasks)
+    tasks = tasks_of(task(3), task(4), task(3), num_games=2, seats=BOTS)
+    played = checked_games(
+        answer(game(3, 1), game(4, 0), game(4, 1), game(3, 2), dropped=((0, 0), (2, 3))), tasks
+    )
     assert [[(one.seed, one.game) for one in group] for group in played.groups] == [
         [(3, 1)],
         [(4, 0), (4, 1)],
@@ -91,28 +106,49 @@ def test_a_swapped_doubled_missing_or_foreign_game_is_refused() -> None:
     for given, message in (
         (answer(game(4, 0), game(3, 1)), f"{first} .*the answer is game 0 .*train 4"),
         (answer(game(3, 1), game(3, 0)), f"{first} .*the answer is game 1 of hanabi train 3"),
-        (answer(game(3, 0), game(3, 0)), "asked for game 1 of hanabi train 3 .*the answer is game 0 of hanabi train 3"),
+        (
+            answer(game(3, 0), game(3, 0)),
+            "asked for game 1 of hanabi train 3 .*the answer is game 0 of hanabi train 3",
+        ),
         (answer(game(3, 0, spec_hash="0000"), game(3, 1)), "the answer is .*rules 0000"),
-        (answer(game(3, 0, preset="full"), game(3, 1)), "the answer is game 0 of hanabi train 3 on full"),
-        (answer(game(3, 0, seats=("iggi", "iggi")), game(3, 1)), "the answer is .* iggi,iggi in its seats"),
+        (
+            answer(game(3, 0, preset="full"), game(3, 1)),
+            "the answer is game 0 of hanabi train 3 on full",
+        ),
+        (
+            answer(game(3, 0, seats=("iggi", "iggi")), game(3, 1)),
+            "the answer is .* iggi,iggi in its seats",
+        ),
         (answer(game(3, 0)), "1 games and 0 dropped ones for 2 that were asked for"),
         (answer(game(3, 0), game(3, 1), dropped=((0, 1),)), "2 games and 1 dropped ones for 2"),
-        (answer(game(3, 0), dropped=((0, 2),)), "game 1 of hanabi train 3 is neither played nor dropped"),
-        (answer(dropped=((0, 0), (0, 0))), "game 1 of hanabi train 3 is neither played nor dropped"),
+        (
+            answer(game(3, 0), dropped=((0, 2),)),
+            "game 1 of hanabi train 3 is neither played nor dropped",
+        ),
+        (
+            answer(dropped=((0, 0), (0, 0))),
+            "game 1 of hanabi train 3 is neither played nor dropped",
+        ),
     ):
         with pytest.raises(ServerError, match=message):
-            checked_games(given, tasks_of(deal(3), num_games=2, seats=BOTS))
+            checked_games(given, tasks_of(task(3), num_games=2, seats=BOTS))
 
 
-def test_tokens_without_a_logprob_each_are_refused_and_a_game_whose_return_overflows_is_dropped() -> None:
-    tasks = tasks_of(deal(3), seats=BOTS)
+def test_tokens_without_a_logprob_each_are_refused_and_a_game_whose_return_overflows_is_dropped() -> (
+    None
+):
+    tasks = tasks_of(task(3), seats=BOTS)
     row = game(3, 0)
     silent = [{**row["turns"][0], "reply_ids": (1, 2)}, *row["turns"][1:]]
-    with pytest.raises(ServerError, match="player_0, turn 0: 0 logprobs for 2 reply ids; each id needs its own"):
+    with pytest.raises(
+        ServerError, match="player_0, turn 0: 0 logprobs for 2 reply ids; each id needs its own"
+    ):
         checked_games(answer({**row, "turns": silent}), tasks)
     rich = [{**turn, "rewards": [{"score": 1e308}] * 2} for turn in row["turns"]]
     result = checked_games(answer({**row, "turns": rich}), tasks)
     assert result.groups == [[]]
     [dropped] = result.dropped
     assert (dropped.seed, dropped.game) == (3, 0)
-    assert dropped.reason.startswith("player_0: its return over the game is inf; a return must be finite.")
+    assert dropped.reason.startswith(
+        "player_0: its return over the game is inf; a return must be finite."
+    )

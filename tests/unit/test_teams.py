@@ -1,4 +1,6 @@
-"""`hanabi-grpo teams`: a workflow beside one seat alone and beside a vote at as many sampled tokens."""
+"""`hanabi-grpo teams`: a workflow beside one seat alone and beside a vote at as many sampled
+tokens.
+"""
 
 import json
 from pathlib import Path
@@ -8,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
-from hanabi_grpo.client.lineups import SeatResolver, parse_line_up
+from hanabi_grpo.client.lineups import SeatResolver, parse_lineup
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import ServerError
@@ -29,7 +31,9 @@ def teams(*words: str, **environ: str) -> Any:
 
 def test_one_table_and_one_file_for_all_workflows(tmp_path: Path) -> None:
     entries = ("debate=noisy", "vote=noisy", "summary=solver", "pioneer_observer=noisy")
-    answer = teams(*entries, "--deals", "60", "--out", "a.json", HANABI_ENV="debate", HANABI_CHAIN_TERMS="2")
+    answer = teams(
+        *entries, "--tasks", "60", "--out", "a.json", HANABI_ENV="debate", HANABI_CHAIN_TERMS="2"
+    )
     assert answer.exit_code == 0, answer.output
     for part in (
         "chain_sum: 60 problems",
@@ -50,36 +54,51 @@ def test_one_table_and_one_file_for_all_workflows(tmp_path: Path) -> None:
     ]
     assert [row["tokens"] for row in debate["rows"]] == [1.0, 4.0, 2.0, 4.0]
     alone, _, first, team = debate["rows"]
-    assert alone["right"] == first["right"], "of two that differ the one half is right, as on average"
+    assert alone["right"] == first["right"], (
+        "of two that differ the one half is right, as on average"
+    )
     figures = team["figures"]
-    assert team["right"]["mean"] == pytest.approx(alone["right"]["mean"] + figures["corrected"] - figures["misled"])
-    assert [row["name"] for row in vote["rows"]] == ["one seat alone", "vote of 3"] and vote["gain"] is None
+    assert team["right"]["mean"] == pytest.approx(
+        alone["right"]["mean"] + figures["corrected"] - figures["misled"]
+    )
+    assert [row["name"] for row in vote["rows"]] == ["one seat alone", "vote of 3"] and vote[
+        "gain"
+    ] is None
     assert summary["rows"][-1]["right"]["mean"] == 1.0 and summary["gain"]["mean"] == 0.0
-    assert cory["rows"][1]["name"] == "vote of 2, as many tokens" and cory["gain"]["num_deals"] == 60
+    assert (
+        cory["rows"][1]["name"] == "vote of 2, as many tokens" and cory["gain"]["num_tasks"] == 60
+    )
 
 
 def test_what_cannot_be_compared_is_refused_with_the_way_out() -> None:
     for words, message in (
-        ((), "no WORKFLOW=LINE_UP: give one, e.g. debate=served; workflows: vote, debate"),
-        (("hanabi=iggi",), "'hanabi=iggi': give WORKFLOW=LINE_UP"),
-        (("debate=",), "'debate=': give WORKFLOW=LINE_UP"),
+        ((), "no WORKFLOW=LINEUP: give one, e.g. debate=served; workflows: vote, debate"),
+        (("hanabi=iggi",), "'hanabi=iggi': give WORKFLOW=LINEUP"),
+        (("debate=",), "'debate=': give WORKFLOW=LINEUP"),
         (("debate=iggi",), "iggi"),
         (("debate=noisy,noisy,noisy",), "3 words for 2 players"),
-        (("debate=noisy", "--deals", "1"), "--deals 1"),
+        (("debate=noisy", "--tasks", "1"), "--tasks 1"),
     ):
         answer = teams(*words)
-        assert answer.exit_code == 2 and message in " ".join(answer.stderr.split()), (words, answer.output)
+        assert answer.exit_code == 2 and message in " ".join(answer.stderr.split()), (
+            words,
+            answer.output,
+        )
 
 
 def test_a_vote_may_sample_as_many_tokens_as_the_team_and_has_the_same_problems(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    setup = registry.setup("debate", {"preset": "debate", "style": "compact", "rounds": 3, "chain_terms": 4})
+    setup = registry.setup(
+        "debate", {"preset": "debate", "style": "compact", "rounds": 3, "chain_terms": 4}
+    )
     vote = shared_setup(setup, "vote")
     assert (vote.config.chain_terms, vote.config.style, vote.spec.num_players) == (4, "compact", 3)
-    team = parse_line_up("base", 2, env="debate")
+    team = parse_lineup("base", 2, env="debate")
     with running_app() as server, RolloutClient(server.url) as client:
-        served = Served(client=client, resolver=SeatResolver(client, Settings()), max_tokens=4, temperature=1.0)
+        served = Served(
+            client=client, resolver=SeatResolver(client, Settings()), max_tokens=4, temperature=1.0
+        )
         done: list[int] = []
         result = evaluate_team(team, setup, 30, suite="eval", served=served, progress=done.append)
         alone, voted, *_, whole = result.rows
@@ -96,6 +115,7 @@ def test_a_vote_may_sample_as_many_tokens_as_the_team_and_has_the_same_problems(
 
         monkeypatch.setattr("hanabi_grpo.envs.workflows.problems.same", broken)
         with pytest.raises(
-            ServerError, match=r"none of the .* could be played.*VerifierError: chain_sum: its verifier"
+            ServerError,
+            match=r"none of the .* could be played.*VerifierError: chain_sum: its verifier",
         ):
             evaluate_team(team, setup, 2, suite="eval", served=served)

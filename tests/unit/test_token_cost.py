@@ -54,11 +54,16 @@ def test_every_turn_of_a_long_game_is_tokenised_once_and_alone() -> None:
         first = await play_episode(task, [bot, bot])
         replies = [(*chat.tokenizer.encode(turn.action), chat.eos_id) for turn in first.turns]
         said = (
-            Sample(ids=ids, logprobs=(-1.0,) * len(ids), finish_reason="stop", num_cached_tokens=0) for ids in replies
+            Sample(ids=ids, logprobs=(-1.0,) * len(ids), finish_reason="stop", num_cached_tokens=0)
+            for ids in replies
         )
         counting.encoded.clear()
         counting.num_rendered = 0
-        model = Model(sampler=FakeEngine(fault=lambda game, call: next(said)), chat=chat, max_model_len=1 << 20)
+        model = Model(
+            sampler=FakeEngine(fault=lambda game, call: next(said)),
+            chat=chat,
+            max_model_len=1 << 20,
+        )
         served = ServedPlayer(model=model, sampling=SamplingConfig(max_tokens=8))
         return await play_episode(task, [served, served])
 

@@ -53,13 +53,20 @@ def mirrored(run: Path, from_step: int, *, then: Callable[[], object] = lambda: 
 
 def files_with(folder: Path, *secrets: str) -> list[Path]:
     contents = [(path, path.read_bytes()) for path in folder.rglob("*") if path.is_file()]
-    return [path for path, content in contents if any(secret.encode() in content for secret in secrets)]
+    return [
+        path for path, content in contents if any(secret.encode() in content for secret in secrets)
+    ]
 
 
 def test_an_offline_run_holds_rows_games_and_artifacts_and_says_how_to_send_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    variables = {"WANDB_MODE": "offline", "HANABI_PRESET": "laptop", "CKPT_ARTIFACT_NAME": "team", "WANDB_NAME": "one"}
+    variables = {
+        "WANDB_MODE": "offline",
+        "HANABI_PRESET": "laptop",
+        "CKPT_ARTIFACT_NAME": "team",
+        "WANDB_NAME": "one",
+    }
     run = tracked_run(tmp_path / "run", steps=12, checkpoints=(12,), **variables)
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setenv("HANABI_API_KEY", SECRET)
@@ -78,12 +85,23 @@ def test_an_offline_run_holds_rows_games_and_artifacts_and_says_how_to_send_them
     logged = [one for one in artifacts(records) if one.kind == "model"]
     assert {one.name for one in logged} == {"team"}
     twelve, thirteen = (
-        {alias for one in logged if one.metadata["step"] == step for alias in one.aliases} for step in (12, 13)
+        {alias for one in logged if one.metadata["step"] == step for alias in one.aliases}
+        for step in (12, 13)
     )
     assert {"checkpoint_global_step_12", "best"} <= twelve
     assert thirteen == {"checkpoint_global_step_13", "latest", "end"}
-    adapters = {f"{name}/{file}" for name in PLAYERS for file in ("adapter_config.json", "adapter_model.safetensors")}
-    notes = {"README.md", "manifest.json", "settings.json", "training_score.json", "episodes/step_000012.jsonl"}
+    adapters = {
+        f"{name}/{file}"
+        for name in PLAYERS
+        for file in ("adapter_config.json", "adapter_model.safetensors")
+    }
+    notes = {
+        "README.md",
+        "manifest.json",
+        "settings.json",
+        "training_score.json",
+        "episodes/step_000012.jsonl",
+    }
     assert set(logged[-1].files) == adapters | notes
     assert all(path.is_file() for path in logged[-1].files.values()), "wandb sync needs them later"
     assert next(record.run.display_name for record in records if record.HasField("run")) == "one"
@@ -100,8 +118,14 @@ def test_an_offline_run_holds_rows_games_and_artifacts_and_says_how_to_send_them
         ("false", []),
     ],
 )
-def test_the_settings_say_which_checkpoints_go_up(tmp_path: Path, log_model: str, expected: list[set[str]]) -> None:
-    variables = {"WANDB_MODE": "offline", "WANDB_LOG_MODEL": log_model, "UPLOAD_CKPT_TO_WANDB": "false"}
+def test_the_settings_say_which_checkpoints_go_up(
+    tmp_path: Path, log_model: str, expected: list[set[str]]
+) -> None:
+    variables = {
+        "WANDB_MODE": "offline",
+        "WANDB_LOG_MODEL": log_model,
+        "UPLOAD_CKPT_TO_WANDB": "false",
+    }
     run = tracked_run(tmp_path / "run", steps=3, checkpoints=(2, 3), games=False, **variables)
     mirrored(run, 0)
     # W&B's library itself adds `latest` to everything.
@@ -112,12 +136,18 @@ def test_the_settings_say_which_checkpoints_go_up(tmp_path: Path, log_model: str
 def test_the_best_is_the_version_that_validation_chose_and_the_last_one_stays_the_latest(
     tmp_path: Path, log_model: str
 ) -> None:
-    variables = {"WANDB_MODE": "offline", "WANDB_LOG_MODEL": log_model, "UPLOAD_CKPT_TO_WANDB": "true"}
+    variables = {
+        "WANDB_MODE": "offline",
+        "WANDB_LOG_MODEL": log_model,
+        "UPLOAD_CKPT_TO_WANDB": "true",
+    }
     run = tracked_run(tmp_path / "run", steps=2, checkpoints=(2,), games=False, HANABI_EVAL_STEPS="2", SAVE_STEPS="2",
                       **variables)  # fmt: skip
 
     def validate(*scores: float) -> None:
-        write_validations(run, [Validated(step=2 * n, score=one, se=0.1) for n, one in enumerate(scores)])
+        write_validations(
+            run, [Validated(step=2 * n, score=one, se=0.1) for n, one in enumerate(scores)]
+        )
 
     def train() -> None:
         time.sleep(3 * _LOOK_SECONDS)
@@ -131,14 +161,20 @@ def test_the_best_is_the_version_that_validation_chose_and_the_last_one_stays_th
     assert {step: set(aliases) - {"latest"} for _, aliases, step in models(run)[:1]} == {
         2: {"checkpoint_global_step_2", "best"}
     }
-    assert [step for _, _, step in models(run)] == ([2, 4, 4] if log_model == "checkpoint" else [2, 4])
+    assert [step for _, _, step in models(run)] == (
+        [2, 4, 4] if log_model == "checkpoint" else [2, 4]
+    )
     assert all("best" not in aliases for _, aliases, step in models(run) if step == 4)
     rows = history(offline_records(run))
-    assert [row["validation/score/mean"] for row in rows if "validation/score/mean" in row] == [2.0], "no row has it"
+    assert [row["validation/score/mean"] for row in rows if "validation/score/mean" in row] == [
+        2.0
+    ], "no row has it"
 
 
 def test_a_resumed_run_goes_on_under_its_id_with_the_steps_that_are_new(tmp_path: Path) -> None:
-    run = tracked_run(tmp_path / "run", steps=2, checkpoints=(2,), games=False, WANDB_MODE="offline")
+    run = tracked_run(
+        tmp_path / "run", steps=2, checkpoints=(2,), games=False, WANDB_MODE="offline"
+    )
     mirrored(run, 0)
     first = read_record(run)
     mirrored(run, 2, then=lambda: add_row(run, 3))
@@ -170,9 +206,15 @@ print(sorted(name for name in sys.modules if "wandb" in name.split(".")))
 
 def test_without_a_tracker_a_process_imports_writes_and_says_nothing_of_it(tmp_path: Path) -> None:
     run = tracked_run(tmp_path / "run", steps=0, games=False, REPORT_TO="none")
-    done = subprocess.run([sys.executable, "-c", _SILENT, str(run)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", _SILENT, str(run)], capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines()[-1] == "[]"
-    assert sorted(path.name for path in run.iterdir()) == ["metrics.jsonl", "settings.json", "train.log"]
+    assert sorted(path.name for path in run.iterdir()) == [
+        "metrics.jsonl",
+        "settings.json",
+        "train.log",
+    ]
     said = done.stdout.removesuffix("[]\n") + done.stderr + (run / "train.log").read_text()
     assert "step 1/1" in said
     assert not re.search(r"wandb|W&B", said, re.IGNORECASE), said
@@ -184,8 +226,17 @@ def test_the_line_of_a_step_fits_100_columns_and_counts_what_is_left_from_the_fi
     clock = [0.0]
     monkeypatch.setattr("hanabi_grpo.tracking.callback.time.time", lambda: clock[0])
     run = tracked_run(tmp_path / "run", steps=0, games=False, REPORT_TO="none")
-    tracking, state = TrackingCallback(read_settings(run / "settings.json"), run), TrainerState(max_steps=1000)
-    row = {"games": 16.0, "score/mean": -12.34, "score/se": 0.12, "illegal_per_game": 0.1, "unparsable_per_game": 0.2}
+    tracking, state = (
+        TrackingCallback(read_settings(run / "settings.json"), run),
+        TrainerState(max_steps=1000),
+    )
+    row = {
+        "games": 16.0,
+        "score/mean": -12.34,
+        "score/se": 0.12,
+        "illegal_per_game": 0.1,
+        "unparsable_per_game": 0.2,
+    }
     caplog.set_level("INFO")
     for step, seconds in ((7, 500), (8, 2), (9, 4)):
         clock[0] += seconds
@@ -210,8 +261,12 @@ time.sleep(600)
 """
 
 
-def test_what_a_killed_trainer_left_is_sent_with_its_last_adapters(tmp_path: Path, start_process: Start) -> None:
-    run = tracked_run(tmp_path / "run", steps=3, checkpoints=(3,), WANDB_MODE="offline", WANDB_LOG_MODEL="end")
+def test_what_a_killed_trainer_left_is_sent_with_its_last_adapters(
+    tmp_path: Path, start_process: Start
+) -> None:
+    run = tracked_run(
+        tmp_path / "run", steps=3, checkpoints=(3,), WANDB_MODE="offline", WANDB_LOG_MODEL="end"
+    )
     trainer = start_process([sys.executable, "-c", _TRAINER, str(run)], stdout=subprocess.PIPE)
     assert trainer.stdout is not None
     mirror = psutil.Process(int(trainer.stdout.readline()))
@@ -219,9 +274,19 @@ def test_what_a_killed_trainer_left_is_sent_with_its_last_adapters(tmp_path: Pat
     trainer.send_signal(signal.SIGKILL)
     trainer.wait()
     assert wait_until(lambda: not mirror.is_running(), 120)
-    assert [row["step"] for row in history(offline_records(run)) if "score/mean" in row] == [1, 2, 3, 4]
+    assert [row["step"] for row in history(offline_records(run)) if "score/mean" in row] == [
+        1,
+        2,
+        3,
+        4,
+    ]
     assert [(name, step) for name, _, step in models(run)] == [("run-adapters", 3)]
-    assert json.loads((run / "artifacts/step_3/settings.json").read_text())["settings"]["HANABI_API_KEY"] is None
+    assert (
+        json.loads((run / "artifacts/step_3/settings.json").read_text())["settings"][
+            "HANABI_API_KEY"
+        ]
+        is None
+    )
 
 
 @pytest.fixture
@@ -257,7 +322,10 @@ def test_what_the_service_refuses_ends_the_run_before_the_first_step(
     run = tracked_run(tmp_path / "run", games=False, WANDB_PROJECT="hanabi", WANDB_ENTITY="team")
     with backend(answer) as service:
         use(service, monkeypatch)
-        with pytest.raises(SettingsError, match=rf"WANDB_PROJECT='hanabi' WANDB_ENTITY='team': W&B refuses .*{reason}"):
+        with pytest.raises(
+            SettingsError,
+            match=rf"WANDB_PROJECT='hanabi' WANDB_ENTITY='team': W&B refuses .*{reason}",
+        ):
             Mirror(run, 0)
     assert not (run / "wandb.json").exists()
 
@@ -279,7 +347,10 @@ def test_a_service_that_is_away_at_the_start_leaves_an_offline_run(
             add_checkpoint(run, 4)
             started.close(0)
     assert len(warnings(caplog)) == 1
-    assert "does not answer" in warnings(caplog)[0] and f"wandb sync {run}/wandb/*run-*" in warnings(caplog)[0]
+    assert (
+        "does not answer" in warnings(caplog)[0]
+        and f"wandb sync {run}/wandb/*run-*" in warnings(caplog)[0]
+    )
     [made] = {one.name for one in artifacts(offline_records(run)) if one.kind == "model"}
     assert made == "run-adapters"
     assert ".venv/bin/wandb sync " in caplog.messages[-1]
@@ -307,7 +378,8 @@ def test_a_service_that_fails_during_training_is_reported_once_and_waited_for_in
     said = warnings(caplog)
     assert (
         said[-1]
-        == f"W&B: not everything was sent (see {run}/wandb.log). Later: .venv/bin/wandb sync {run}/wandb/*run-*"
+        == f"W&B: not everything was sent (see {run}/wandb.log). Later: .venv/bin/wandb sync "
+        f"{run}/wandb/*run-*"
     )
     assert len(said) <= 2, said
     assert has_ended(started)

@@ -1,4 +1,6 @@
-"""What goes up as an artifact, which checkpoint is the best, and what the run folder remembers of it."""
+"""What goes up as an artifact, which checkpoint is the best, and what the run folder remembers of
+it.
+"""
 
 import asyncio
 import json
@@ -11,8 +13,8 @@ import pytest
 
 from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.rollout.loop import make_script, play_episode
+from hanabi_grpo.rollout.recordings import read_recordings, spread, write_episodes
 from hanabi_grpo.runs.evaluation_result import result_to_json, write_document
-from hanabi_grpo.runs.recordings import read_recordings, spread, write_episodes
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint
 from hanabi_grpo.settings import read_settings
 from hanabi_grpo.tracking.artifact import build_artifact, write_sample_games
@@ -35,7 +37,10 @@ def files(folder: Path) -> set[str]:
 
 
 def rows(scores: list[Any]) -> list[dict[str, Any]]:
-    return [{"step": step, "games": 1.0, "score/mean": score} for step, score in enumerate(scores, start=1)]
+    return [
+        {"step": step, "games": 1.0, "score/mean": score}
+        for step, score in enumerate(scores, start=1)
+    ]
 
 
 def made(step: int, mean: float, num_steps: int = 10) -> RunningScore:
@@ -53,7 +58,9 @@ def test_the_best_beats_all_earlier_ones_and_few_lucky_steps_never_beat_ten() ->
     assert is_best(made(20, 2.0), [made(20, 2.5), made(10, 1.0)])
 
 
-def test_an_artifact_holds_adapters_card_settings_and_evaluations_but_no_optimizer_and_no_key(tmp_path: Path) -> None:
+def test_an_artifact_holds_adapters_card_settings_and_evaluations_but_no_optimizer_and_no_key(
+    tmp_path: Path,
+) -> None:
     run = tracked_run(tmp_path / "run", steps=12, HANABI_PRESET="laptop")
     checkpoint = add_checkpoint(run, 12)
     write_document(run / "evaluation.json", result_to_json(evaluate_scripted("random", SETUP, 3)))
@@ -63,20 +70,41 @@ def test_an_artifact_holds_adapters_card_settings_and_evaluations_but_no_optimiz
     score = running_score(rows([9.0, 9.0, *([1.0, 2.0] * 5), 9.0]), 12)
     folder, metadata = build_artifact(run, checkpoint, settings, score)
     assert folder == run / "artifacts/step_12"
-    adapters = {f"{name}/{file}" for name in PLAYERS for file in ("adapter_config.json", "adapter_model.safetensors")}
+    adapters = {
+        f"{name}/{file}"
+        for name in PLAYERS
+        for file in ("adapter_config.json", "adapter_model.safetensors")
+    }
     notes = {"README.md", "manifest.json", "settings.json", "training_score.json"}
-    assert files(folder) == adapters | notes | {"episodes/step_000012.jsonl", "evaluation/evaluation.json"}
+    assert files(folder) == adapters | notes | {
+        "episodes/step_000012.jsonl",
+        "evaluation/evaluation.json",
+    }
     for path in folder.rglob("*"):
         assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
     assert SECRET not in json.dumps(metadata)
-    expected = {"step": 12, "players": 2, "adapters": list(PLAYERS), "base_model": "models/tiny", "rank": 8}
+    expected = {
+        "step": 12,
+        "players": 2,
+        "adapters": list(PLAYERS),
+        "base_model": "models/tiny",
+        "rank": 8,
+    }
     expected |= {"env": "hanabi", "preset": "laptop", "spec_hashes": ["2beb8aa616bb"]}
     # Ten values of 1 and 2: deviation sqrt(10 * 0.25 / 9), over sqrt(10).
-    expected |= {"score": 1.5, "score_se": pytest.approx((2.5 / 9) ** 0.5 / 10**0.5), "score_steps": 10}
+    expected |= {
+        "score": 1.5,
+        "score_se": pytest.approx((2.5 / 9) ** 0.5 / 10**0.5),
+        "score_steps": 10,
+    }
     assert {key: metadata[key] for key in expected} == expected
     assert metadata["commit"] is None or len(metadata["commit"].removesuffix("+changes")) == 40
     card = (folder / "README.md").read_text()
-    assert "1.50 ± 0.17 over 10 steps" in card and "evaluation.json" in card and "it is no evaluation" in card
+    assert (
+        "1.50 ± 0.17 over 10 steps" in card
+        and "evaluation.json" in card
+        and "it is no evaluation" in card
+    )
 
 
 def test_a_run_of_another_environment_goes_up_in_its_own_words(tmp_path: Path) -> None:
@@ -84,15 +112,24 @@ def test_a_run_of_another_environment_goes_up_in_its_own_words(tmp_path: Path) -
     settings = read_settings(run / "settings.json")
     player = make_script(settings.setup(), "random")
     task = settings.setup().task("train", 3)
-    write_episodes(run, 3, [[asyncio.run(play_episode(task, [player] * 2, game=number)) for number in range(2)]])
+    write_episodes(
+        run,
+        3,
+        [[asyncio.run(play_episode(task, [player] * 2, game=number)) for number in range(2)]],
+    )
     folder, metadata = build_artifact(run, add_checkpoint(run, 3), settings, None)
     assert (metadata["env"], metadata["preset"], metadata["players"]) == ("kuhn", "kuhn", 2)
     assert "# Players of kuhn" in (folder / "README.md").read_text()
     games, _ = read_recordings([folder / "episodes/step_000003.jsonl"])
-    assert [(one.episode.env, one.episode.seed, one.episode.game) for one in games] == [("kuhn", 3, 0), ("kuhn", 3, 1)]
+    assert [(one.episode.env, one.episode.seed, one.episode.game) for one in games] == [
+        ("kuhn", 3, 0),
+        ("kuhn", 3, 1),
+    ]
 
 
-def test_an_artifact_outlives_its_checkpoint_and_is_made_anew_whole_and_names_no_folder(tmp_path: Path) -> None:
+def test_an_artifact_outlives_its_checkpoint_and_is_made_anew_whole_and_names_no_folder(
+    tmp_path: Path,
+) -> None:
     model = tmp_path / "home-of-somebody" / "tiny"
     model.mkdir(parents=True)
     run = tracked_run(tmp_path / "run", MODEL=str(model))
@@ -103,7 +140,9 @@ def test_an_artifact_outlives_its_checkpoint_and_is_made_anew_whole_and_names_no
     again, metadata = build_artifact(run, checkpoint, settings, None)
     assert (again, metadata["base_model"]) == (first, "tiny")
     assert "home-of-somebody" not in (first / "README.md").read_text()
-    (damaged := add_checkpoint(run, 4) / "player_0/adapter_model.safetensors").write_bytes(b"player_X at 4")
+    (damaged := add_checkpoint(run, 4) / "player_0/adapter_model.safetensors").write_bytes(
+        b"player_X at 4"
+    )
     with pytest.raises(RunFolderError, match=r"player_0/adapter_model\.safetensors has sha256"):
         build_artifact(run, damaged.parents[1], settings, None)
     shutil.rmtree(checkpoint)
@@ -114,7 +153,9 @@ def test_an_artifact_outlives_its_checkpoint_and_is_made_anew_whole_and_names_no
 
 def test_an_alias_belongs_to_one_artifact_and_the_same_step_keeps_its_own() -> None:
     def one(step: int, *aliases: str, mode: str = "online") -> ArtifactRecord:
-        return ArtifactRecord(step=step, name="n", aliases=list(aliases), folder=f"artifacts/step_{step}", mode=mode)
+        return ArtifactRecord(
+            step=step, name="n", aliases=list(aliases), folder=f"artifacts/step_{step}", mode=mode
+        )
 
     record = WandbRecord(id="abcd1234")
     record.add(one(10, "checkpoint_global_step_10", "best"))
@@ -136,7 +177,7 @@ def test_a_damaged_record_is_a_new_run_and_a_whole_one_keeps_its_id(tmp_path: Pa
 
 
 def recorded_run(folder: Path, *steps: int) -> Path:
-    """Write a run whose recorded steps have 6 deals of 3 games, with token ids."""
+    """Write a run whose recorded steps have 6 tasks of 3 games, with token ids."""
     folder.mkdir()
     for step in steps:
         groups = [scripted_games("random", *[seed] * 3) for seed in range(6)]
@@ -149,16 +190,26 @@ def recorded_run(folder: Path, *steps: int) -> Path:
     return folder
 
 
-def test_sample_games_are_whole_deals_of_the_last_step_before_the_checkpoint_without_tokens(tmp_path: Path) -> None:
+def test_sample_games_are_whole_deals_of_the_last_step_before_the_checkpoint_without_tokens(
+    tmp_path: Path,
+) -> None:
     run = recorded_run(tmp_path / "run", 0, 10, 20)
     assert write_sample_games(run, tmp_path / "a", 19) == tmp_path / "a/episodes/step_000010.jsonl"
     games, notes = read_recordings([tmp_path / "a/episodes/step_000010.jsonl"])
     everything, _ = read_recordings([run / "episodes/step_000010.jsonl"])
-    deals = [one.episode.seed for one in games]
-    assert notes == [] and 3 <= len(deals) <= 12
-    assert all(deals.count(seed) == 3 for seed in deals), "a deal is whole, so that advantages are those of training"
-    assert {one.episode.seed for one in spread(everything, 4)} == set(deals), "those of the replay page"
-    assert all(not (turn.prompt_ids or turn.reply_ids or turn.logprobs) for one in games for turn in one.episode.turns)
+    tasks = [one.episode.seed for one in games]
+    assert notes == [] and 3 <= len(tasks) <= 12
+    assert all(tasks.count(seed) == 3 for seed in tasks), (
+        "a task is whole, so that advantages are those of training"
+    )
+    assert {one.episode.seed for one in spread(everything, 4)} == set(tasks), (
+        "those of the replay page"
+    )
+    assert all(
+        not (turn.prompt_ids or turn.reply_ids or turn.logprobs)
+        for one in games
+        for turn in one.episode.turns
+    )
     moves = {tuple(turn.action for turn in one.episode.turns) for one in everything}
     assert {tuple(turn.action for turn in one.episode.turns) for one in games} <= moves
     # What holds sample games already gives the same ones again.

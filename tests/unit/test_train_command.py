@@ -1,4 +1,6 @@
-"""`hanabi-grpo train` and `serve`: --print-config, --dry-run, waiting for the server, and becoming the trainer."""
+"""`hanabi-grpo train` and `serve`: --print-config, --dry-run, waiting for the server, and becoming
+the trainer.
+"""
 
 import io
 import json
@@ -34,8 +36,13 @@ def seen(*words: str) -> tuple[int, str]:
 
 @pytest.fixture
 def sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Set variables under which nothing fails, and fail the test when anything becomes another process."""
-    for name in [name for name in os.environ if "proxy" in name.lower()] + ["OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"]:
+    """Set variables under which nothing fails, and fail the test when anything becomes another
+    process.
+    """
+    for name in [name for name in os.environ if "proxy" in name.lower()] + [
+        "OMP_NUM_THREADS",
+        "CUDA_VISIBLE_DEVICES",
+    ]:
         monkeypatch.delenv(name, raising=False)
     model, port = make_model(tmp_path / "model"), free_port()
     given = {"MODEL": model, "PORT": port, "VLLM_SERVER_PORT": port, "OUTPUT_DIR": tmp_path / "run"}
@@ -46,17 +53,33 @@ def sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return model
 
 
-def test_print_config_shows_every_setting_with_its_origin(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_print_config_shows_every_setting_with_its_origin(
+    sound: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HANABI_API_KEY", "topsecret")
     for command in TERMINALS:
         code, text = seen(command, "--print-config")
-        rows = {cells[0]: cells[1:] for line in text.splitlines() if len(cells := line.strip("│").split()) >= 3}
-        assert code == 0 and rows["REPORT_TO"] == ["│", "none", "│", "shell"] and rows["BETA"][-1] == "default"
+        rows = {
+            cells[0]: cells[1:]
+            for line in text.splitlines()
+            if len(cells := line.strip("│").split()) >= 3
+        }
+        assert (
+            code == 0
+            and rows["REPORT_TO"] == ["│", "none", "│", "shell"]
+            and rows["BETA"][-1] == "default"
+        )
         code, text = seen(command, "--print-config", "--json")
-        assert (code, json.loads(text)) == (0, settings_json(load_settings())) and "topsecret" not in text
+        assert (code, json.loads(text)) == (
+            0,
+            settings_json(load_settings()),
+        ) and "topsecret" not in text
         for words in (("--print-config", "--dry-run"), ("--json",)):
             result = RUNNER.invoke(app, [command, *words])
-            assert result.exit_code == 2 and "give one of --print-config and --dry-run" in result.stderr
+            assert (
+                result.exit_code == 2
+                and "give one of --print-config and --dry-run" in result.stderr
+            )
 
 
 @pytest.mark.parametrize("command", TERMINALS)
@@ -68,18 +91,26 @@ def test_a_dry_run_checks_shows_and_leaves_no_trace(
     code, text = seen(command, "--dry-run", "--mine", "1")
     assert code == 0, text
     assert sorted(tmp_path.rglob("*")) == before and " 0 fail" in text
-    shown, gpu = text.partition("dry run: nothing was started. Without")[2], "3" if command == "train" else "2"
+    shown, gpu = (
+        text.partition("dry run: nothing was started. Without")[2],
+        "3" if command == "train" else "2",
+    )
     assert f"\nGPUs {gpu}: CUDA_VISIBLE_DEVICES=2,3 (shell) has more than " in text
     assert f"    CUDA_VISIBLE_DEVICES={gpu} " in shown
     if command == "train":
-        assert f"-m hanabi_grpo.training.main --settings {tmp_path}/run/settings.json --mine 1\n" in shown
+        assert (
+            f"-m hanabi_grpo.training.main --settings {tmp_path}/run/settings.json --mine 1\n"
+            in shown
+        )
         assert "after waiting up to 600 s for the server at http://127.0.0.1:" in shown
     else:
         assert "-m hanabi_grpo.cli serve --mine 1\n" in shown
         assert "listening on http://127.0.0.1:" in shown
 
 
-def test_a_run_folder_in_use_and_a_damaged_resume_are_found_before_the_trainer(tmp_path: Path) -> None:
+def test_a_run_folder_in_use_and_a_damaged_resume_are_found_before_the_trainer(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "metrics.jsonl").touch()
     for given, status, finding in (
@@ -113,17 +144,27 @@ def test_waiting_ends_when_the_server_is_healthy() -> None:
     with answering(200, {"instance_id": "i"}, key="k", starting=2) as port:
         wait_for_server(loaded(VLLM_SERVER_PORT=str(port), HANABI_API_KEY="k"), console, poll=0.01)
     where = f"the rollout server at http://127.0.0.1:{port}"
-    assert console.export_text().splitlines() == [f"{where} is starting, 146 s", f"{where} is ready."]
+    assert console.export_text().splitlines() == [
+        f"{where} is starting, 146 s",
+        f"{where} is ready.",
+    ]
 
 
 def test_a_refused_key_and_a_server_that_never_comes_are_errors() -> None:
     refused = r"refuses this key .401.: set the same HANABI_API_KEY in both terminals"
     with answering(200, {}, key="other") as port, pytest.raises(ServerError, match=refused):
-        wait_for_server(loaded(VLLM_SERVER_PORT=str(port), HANABI_API_KEY="k"), recording(), poll=0.01)
-    console, here = recording(), loaded(VLLM_SERVER_PORT=str(free_port()), HANABI_SERVER_TIMEOUT="2.5")
+        wait_for_server(
+            loaded(VLLM_SERVER_PORT=str(port), HANABI_API_KEY="k"), recording(), poll=0.01
+        )
+    console, here = (
+        recording(),
+        loaded(VLLM_SERVER_PORT=str(free_port()), HANABI_SERVER_TIMEOUT="2.5"),
+    )
     with pytest.raises(ServerError, match=r"after 2\.5 s \(ConnectError") as caught:
         wait_for_server(here, console, remind=0.05, poll=0.01)
-    assert f"PORT={here.settings.vllm_server_port} bash tools/rollout/rollout_hanabi_gym.sh" in str(caught.value)
+    assert f"PORT={here.settings.vllm_server_port} bash tools/rollout/rollout_hanabi_gym.sh" in str(
+        caught.value
+    )
     assert console.export_text().count("Type in another terminal") > 1
 
 
@@ -137,7 +178,9 @@ def train_environ(tmp_path: Path, **more: str) -> dict[str, str]:
 def train_command(
     tmp_path: Path, server_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[Any, list[Any]]]:
-    """Run `hanabi-grpo train` up to where it becomes the trainer; returns its result and the trainer's words."""
+    """Run `hanabi-grpo train` up to where it becomes the trainer; returns its result and the
+    trainer's words.
+    """
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
 
     def command(*options: str, **environ: str) -> tuple[Any, list[Any]]:
@@ -156,19 +199,26 @@ def train_command(
     return command
 
 
-def test_train_stops_at_the_first_impossible_thing_and_leaves_no_folder(tmp_path: Path, train_command: Any) -> None:
+def test_train_stops_at_the_first_impossible_thing_and_leaves_no_folder(
+    tmp_path: Path, train_command: Any
+) -> None:
     for expected, more in {
         "NPROC_PER_NODE=3": {"NPROC_PER_NODE": "3"},
         "none.jsonl": {"DATASET": str(tmp_path / "none.jsonl")},
         "hanabi-grpo tiny-model": {"MODEL": str(tmp_path / "no-model")},
-        "no rollout server at": {"HANABI_SERVER_TIMEOUT": "0.1", "VLLM_SERVER_PORT": str(free_port())},
+        "no rollout server at": {
+            "HANABI_SERVER_TIMEOUT": "0.1",
+            "VLLM_SERVER_PORT": str(free_port()),
+        },
     }.items():
         result, became = train_command(**more)
         assert result.exit_code == 2 and expected in result.stderr and not became
         assert not (tmp_path / "run").exists()
 
 
-def test_a_machine_that_joins_makes_no_run_folder_and_waits_for_no_server(tmp_path: Path, train_command: Any) -> None:
+def test_a_machine_that_joins_makes_no_run_folder_and_waits_for_no_server(
+    tmp_path: Path, train_command: Any
+) -> None:
     two = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1", "DEEPSPEED": "zero2"}
     said, [argv] = train_command("--weight_decay", "0", **two)
     assert "joining node 0\nstarting " in said.output and "waiting for" not in said.output
@@ -177,7 +227,9 @@ def test_a_machine_that_joins_makes_no_run_folder_and_waits_for_no_server(tmp_pa
     assert not (tmp_path / "run").exists()
 
 
-def test_train_leaves_its_settings_and_becomes_the_trainer(tmp_path: Path, train_command: Any) -> None:
+def test_train_leaves_its_settings_and_becomes_the_trainer(
+    tmp_path: Path, train_command: Any
+) -> None:
     result, [argv] = train_command("--weight_decay", "0", HANABI_API_KEY="topsecret")
     assert result.exit_code == 0, result.output
     path = tmp_path / "run" / "settings.json"
@@ -185,10 +237,12 @@ def test_train_leaves_its_settings_and_becomes_the_trainer(tmp_path: Path, train
     assert "topsecret" not in path.read_text() + result.output
     again = read_settings(path)
     assert (again.output_dir, again.max_steps) == (tmp_path / "run", 500)
-    assert "500 steps of 8 deals × 16 games, 256 trajectories" in result.output
+    assert "500 steps of 8 tasks × 16 games, 256 trajectories" in result.output
 
 
-def test_a_killed_run_goes_on_from_its_newest_valid_checkpoint(tmp_path: Path, train_command: Any) -> None:
+def test_a_killed_run_goes_on_from_its_newest_valid_checkpoint(
+    tmp_path: Path, train_command: Any
+) -> None:
     run = tmp_path / "run"
     result, _ = train_command(RESUME="latest")
     assert f"nothing to go on from in {run} yet: starts at step 0" in result.output
@@ -202,23 +256,31 @@ def test_a_killed_run_goes_on_from_its_newest_valid_checkpoint(tmp_path: Path, t
     (run / "episodes").mkdir()
     (run / "episodes" / "step_000002.jsonl").touch()
 
-    result, became = train_command(RESUME="latest", LEARNING_RATE="0.01", HANABI_API_KEY="topsecret")
+    result, became = train_command(
+        RESUME="latest", LEARNING_RATE="0.01", HANABI_API_KEY="topsecret"
+    )
     assert result.exit_code == 0 and len(became) == 1, result.output
     for line in (
         f"RESUME=latest: goes on from step 2 ({run}/checkpoint-2, saved ",
         f"    skipped: {run}/.checkpoint-4.partial: was being written when its process ended.",
         f"    skipped: {run}/checkpoint-3: no manifest.json",
         "    changed since: LEARNING_RATE: was 0.0015, is 0.01",
-        "records after step 2 moved aside: 1 rows to metrics.discarded.jsonl, 1 files to episodes/discarded/",
+        "records after step 2 moved aside: 1 rows to metrics.discarded.jsonl, 1 files to "
+        "episodes/discarded/",
         f"settings until here: {run}/settings-until-step-2.json",
     ):
         assert line in result.output
-    assert "SAVE_STEPS" not in result.output.partition("changed since")[2] and "topsecret" not in result.output
+    assert (
+        "SAVE_STEPS" not in result.output.partition("changed since")[2]
+        and "topsecret" not in result.output
+    )
     resumed = read_resume(run)
     assert resumed is not None and (resumed.step, resumed.checkpoint) == (2, run / "checkpoint-2")
     assert json.loads((run / "settings-until-step-2.json").read_text()) == json.loads(first)
     assert read_settings(run / "settings.json").learning_rate == 0.01
-    assert (run / "metrics.jsonl").read_text() == '{"step": 2}\n' and not (run / ".checkpoint-4.partial").exists()
+    assert (run / "metrics.jsonl").read_text() == '{"step": 2}\n' and not (
+        run / ".checkpoint-4.partial"
+    ).exists()
 
 
 def test_a_resume_with_another_meaning_changes_nothing(tmp_path: Path, train_command: Any) -> None:
@@ -226,14 +288,27 @@ def test_a_resume_with_another_meaning_changes_nothing(tmp_path: Path, train_com
     train_command()
     write_checkpoint_of(run, 2)
     (run / "metrics.jsonl").write_text('{"step": 3}\n')
-    before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file() and path.name != ".lock"}
+    before = {
+        path.name: path.read_bytes()
+        for path in run.iterdir()
+        if path.is_file() and path.name != ".lock"
+    }
     result, became = train_command(RESUME="latest", LORA_RANK="8", TEMPERATURE="0.5")
     assert result.exit_code == 2 and not became
-    assert "LORA_RANK: was 16, is 8" in result.stderr and "TEMPERATURE: was 1.0, is 0.5" in result.stderr
-    assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file() and path.name != ".lock"} == before
+    assert (
+        "LORA_RANK: was 16, is 8" in result.stderr
+        and "TEMPERATURE: was 1.0, is 0.5" in result.stderr
+    )
+    assert {
+        path.name: path.read_bytes()
+        for path in run.iterdir()
+        if path.is_file() and path.name != ".lock"
+    } == before
 
 
-def test_a_finished_run_says_how_to_extend_it_and_ends_well(tmp_path: Path, train_command: Any) -> None:
+def test_a_finished_run_says_how_to_extend_it_and_ends_well(
+    tmp_path: Path, train_command: Any
+) -> None:
     run = tmp_path / "run"
     train_command(MAX_STEPS="2", LORA_RANK="8")
     write_checkpoint_of(run, 2)
@@ -243,12 +318,24 @@ def test_a_finished_run_says_how_to_extend_it_and_ends_well(tmp_path: Path, trai
     assert "MAX_STEPS=2 LORA_RANK=8 " in again
     assert again.endswith(f" OUTPUT_DIR={run} RESUME=latest bash tools/train/train_grpo_msswift.sh")
     result, became = train_command(
-        RESUME="latest", MAX_STEPS="2", LORA_RANK="8", HANABI_API_KEY="topsecret", WANDB_NAME="my run"
+        RESUME="latest",
+        MAX_STEPS="2",
+        LORA_RANK="8",
+        HANABI_API_KEY="topsecret",
+        WANDB_NAME="my run",
     )
     assert result.exit_code == 0 and not became
-    assert "nothing left to train: step 2 of 2 is done." in result.output and "topsecret" not in result.output
+    assert (
+        "nothing left to train: step 2 of 2 is done." in result.output
+        and "topsecret" not in result.output
+    )
     assert "To go on: " in result.output and 'HANABI_API_KEY="$HANABI_API_KEY"' in result.output
-    assert f"LORA_RANK=8 WANDB_NAME='my run' OUTPUT_DIR={run} RESUME=latest MAX_STEPS=4 bash tools/" in result.output
+    assert (
+        f"LORA_RANK=8 WANDB_NAME='my run' OUTPUT_DIR={run} RESUME=latest MAX_STEPS=4 bash tools/"
+        in result.output
+    )
     assert (run / "settings.json").read_text() == settings
-    fork = train_command(RESUME=str(run), OUTPUT_DIR=str(tmp_path / "fork"), MAX_STEPS="2", LORA_RANK="8")
+    fork = train_command(
+        RESUME=str(run), OUTPUT_DIR=str(tmp_path / "fork"), MAX_STEPS="2", LORA_RANK="8"
+    )
     assert fork[0].exit_code == 0 and not fork[1] and not (tmp_path / "fork").exists()

@@ -9,7 +9,12 @@ import pytest
 import torch
 
 from hanabi_grpo.errors import RunFolderError
-from hanabi_grpo.training.saving import OptimizerState, TrainingState, random_state, restore_random_state
+from hanabi_grpo.training.saving import (
+    OptimizerState,
+    TrainingState,
+    random_state,
+    restore_random_state,
+)
 
 
 class _Model(torch.nn.Module):
@@ -24,7 +29,8 @@ def _made(steps: int) -> tuple[_Model, torch.optim.AdamW]:
     torch.manual_seed(1)
     model = _Model()
     groups = [
-        {"params": [model.lora_A[name].weight], "player": name, "updates": 0} for name in ("player_0", "player_1")
+        {"params": [model.lora_A[name].weight], "player": name, "updates": 0}
+        for name in ("player_0", "player_1")
     ]
     optimizer = torch.optim.AdamW(groups, lr=0.1)
     for _ in range(steps):
@@ -37,11 +43,19 @@ def _made(steps: int) -> tuple[_Model, torch.optim.AdamW]:
 
 def _state(moments: dict[str, torch.Tensor], **other: Any) -> TrainingState:
     return TrainingState(
-        **{"moments": moments, "groups": [], "random_states": [random_state()], "baselines": {}, **other}
+        **{
+            "moments": moments,
+            "groups": [],
+            "random_states": [random_state()],
+            "baselines": {},
+            **other,
+        }
     )
 
 
-def test_what_was_collected_is_restored_bit_by_bit_and_a_player_without_state_stays_without(tmp_path: Path) -> None:
+def test_what_was_collected_is_restored_bit_by_bit_and_a_player_without_state_stays_without(
+    tmp_path: Path,
+) -> None:
     model, optimizer = _made(3)
     state = OptimizerState(model, optimizer)  # type: ignore[arg-type]
     baselines = {"player_0 x": 0.1 + 0.2, "player_1 x": -1 / 3}
@@ -67,8 +81,12 @@ def test_what_was_collected_is_restored_bit_by_bit_and_a_player_without_state_st
 
 def test_the_state_of_another_model_is_refused() -> None:
     _, optimizer = _made(1)
-    with pytest.raises(RunFolderError, match=r"names 'lora_A.player_7.weight', which this model does not have"):
-        OptimizerState(_Model(), optimizer).restore(_state({"lora_A.player_7.weight|exp_avg": torch.zeros(1)}))  # type: ignore[arg-type]
+    with pytest.raises(
+        RunFolderError, match=r"names 'lora_A.player_7.weight', which this model does not have"
+    ):
+        OptimizerState(_Model(), optimizer).restore(
+            _state({"lora_A.player_7.weight|exp_avg": torch.zeros(1)})
+        )  # type: ignore[arg-type]
 
 
 def test_random_numbers_go_on_where_they_were_per_process(tmp_path: Path) -> None:

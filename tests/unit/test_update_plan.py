@@ -1,4 +1,6 @@
-"""Several updates from one step's games, inside the real loops of transformers, trl and accelerate."""
+"""Several updates from one step's games, inside the real loops of transformers, trl and
+accelerate.
+"""
 
 import math
 from collections import defaultdict
@@ -14,10 +16,22 @@ from trl import GRPOTrainer
 
 from hanabi_grpo.settings import Settings, batch_plan
 from hanabi_grpo.training.isolation import PlayerGuard, PlayerSchedule, player_groups
-from hanabi_grpo.training.updates import StepUpdates, game_log_ratios, game_weights, order_updates, player_order
+from hanabi_grpo.training.updates import (
+    StepUpdates,
+    game_log_ratios,
+    game_weights,
+    order_updates,
+    player_order,
+)
 
 NAMES = ("player_0", "player_1")
-BASE = dict(device="cpu", num_generations=2, deals_per_step=2, per_device_train_batch_size=2, learning_rate=0.1)
+BASE = dict(
+    device="cpu",
+    num_generations=2,
+    tasks_per_step=2,
+    per_device_train_batch_size=2,
+    learning_rate=0.1,
+)
 
 
 class _Policy(torch.nn.Module):
@@ -26,7 +40,9 @@ class _Policy(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.lora_A = torch.nn.ModuleDict({name: torch.nn.Linear(3, 2, bias=False) for name in NAMES})
+        self.lora_A = torch.nn.ModuleDict(
+            {name: torch.nn.Linear(3, 2, bias=False) for name in NAMES}
+        )
 
     def forward(self, x: torch.Tensor, player: str) -> torch.Tensor:
         return torch.log_softmax(self.lora_A[player](x), -1)
@@ -45,7 +61,9 @@ class _Data:
     old_per_token_logps: torch.Tensor | None = None
     shaping: torch.Tensor | None = None
     seen: list[tuple[bool, float]] = field(default_factory=list)
-    """Per forward pass: whether it was a first pass, and the largest gap to the recorded logprobs."""
+    """Per forward pass: whether it was a first pass, and the largest gap to the recorded
+    logprobs.
+    """
 
 
 def _batches(step: int) -> list[dict[str, Any]]:
@@ -78,7 +96,9 @@ class _Rows(Dataset[dict[str, Any]]):
 
 
 class _CountingTrainer(GRPOTrainer):
-    """trl's count and clock around transformers' own step, and batches that are kept; no model of language."""
+    """trl's count and clock around transformers' own step, and batches that are kept; no model of
+    language.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._step, self._current_train_step_time = 0, 0.0
@@ -127,7 +147,12 @@ class _PlayersTrainer(StepUpdates, _CountingTrainer):
     """The trainer's own methods around updates; loss and games are this file's."""
 
     def __init__(self, settings: Settings, cut: bool, *args: Any, **kwargs: Any) -> None:
-        self.settings, self.plan, self.adapter_names, self.cut = settings, batch_plan(settings), NAMES, cut
+        self.settings, self.plan, self.adapter_names, self.cut = (
+            settings,
+            batch_plan(settings),
+            NAMES,
+            cut,
+        )
         self.guard = PlayerGuard(max_norm=1.0, sharded=False, report=lambda *_, **__: None)
         self._metrics = {"train": defaultdict(list)}
         self.steps: list[list[_Data]] = []
@@ -137,7 +162,9 @@ class _PlayersTrainer(StepUpdates, _CountingTrainer):
         self.add_callback(_After(self))
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        self.optimizer = torch.optim.AdamW(player_groups(self.model, NAMES), lr=self.settings.learning_rate)
+        self.optimizer = torch.optim.AdamW(
+            player_groups(self.model, NAMES), lr=self.settings.learning_rate
+        )
         self.optimizer.register_step_pre_hook(self.guard.before_step)
         return self.optimizer
 
@@ -163,7 +190,9 @@ class _PlayersTrainer(StepUpdates, _CountingTrainer):
         logps = self._logps(model, data)
         if self.in_first_pass:
             data.old_per_token_logps = logps.detach()
-        data.seen.append((self.in_first_pass, float((logps.detach() - data.old_per_token_logps).abs().max())))
+        data.seen.append(
+            (self.in_first_pass, float((logps.detach() - data.old_per_token_logps).abs().max()))
+        )
         return _loss(logps, data) * self.plan.gradient_accumulation_steps
 
 
@@ -187,7 +216,9 @@ def _loss(logps: torch.Tensor, data: _Data) -> torch.Tensor:
     return -torch.min(ratio * data.advantages, clipped * data.advantages).sum() / 4
 
 
-def _train(tmp_path: Path, *, num_steps: int = 3, cut: bool = False, **values: Any) -> _PlayersTrainer:
+def _train(
+    tmp_path: Path, *, num_steps: int = 3, cut: bool = False, **values: Any
+) -> _PlayersTrainer:
     settings = Settings(**{**BASE, **values})
     plan = batch_plan(settings)
     arguments = TrainingArguments(
@@ -203,18 +234,26 @@ def _train(tmp_path: Path, *, num_steps: int = 3, cut: bool = False, **values: A
         remove_unused_columns=False,
         disable_tqdm=True,
     )
-    # ms-swift, once imported anywhere in this process, replaces the callback that ends a training, and asks for this.
+    # ms-swift, once imported anywhere in this process, replaces the callback that ends a training,
+    # and asks for this.
     arguments.max_epochs = None
     rows = _Rows(num_steps * plan.gradient_accumulation_steps)
     trainer = _PlayersTrainer(
-        settings, cut, model=_Policy(), args=arguments, train_dataset=rows, data_collator=lambda _: {}
+        settings,
+        cut,
+        model=_Policy(),
+        args=arguments,
+        train_dataset=rows,
+        data_collator=lambda _: {},
     )
     trainer.train()
     return trainer
 
 
 def _by_hand(num_steps: int, passes: int, order: Any = None) -> _Policy:
-    """Train without any trainer: clipped passes over all players' data, torch's own clip and AdamW."""
+    """Train without any trainer: clipped passes over all players' data, torch's own clip and
+    AdamW.
+    """
     model = _Policy()
     optimizers = {name: torch.optim.AdamW([model.lora_A[name].weight], lr=0.1) for name in NAMES}
     for step in range(num_steps):
@@ -236,11 +275,15 @@ def _by_hand(num_steps: int, passes: int, order: Any = None) -> _Policy:
 
 
 @pytest.mark.parametrize("passes", [1, 3])
-def test_passes_are_those_of_a_loop_by_hand_and_the_loop_counts_steps(tmp_path: Path, passes: int) -> None:
+def test_passes_are_those_of_a_loop_by_hand_and_the_loop_counts_steps(
+    tmp_path: Path, passes: int
+) -> None:
     trainer = _train(tmp_path, updates_per_step=passes)
     expected = _by_hand(3, passes)
     for name in NAMES:
-        assert torch.allclose(trainer.model.lora_A[name].weight, expected.lora_A[name].weight, atol=1e-6)
+        assert torch.allclose(
+            trainer.model.lora_A[name].weight, expected.lora_A[name].weight, atol=1e-6
+        )
     assert trainer.state.global_step == len(trainer.steps) == 3
     optimizer = trainer.optimizer.optimizer
     assert [group["updates"] for group in optimizer.param_groups] == [3, 3]
@@ -251,7 +294,9 @@ def test_passes_are_those_of_a_loop_by_hand_and_the_loop_counts_steps(tmp_path: 
     assert not trainer.guard.stepping
 
 
-def test_sequential_players_move_one_after_the_other_in_an_order_that_a_resumed_run_draws_again() -> None:
+def test_sequential_players_move_one_after_the_other_in_an_order_that_a_resumed_run_draws_again() -> (
+    None
+):
     settings = Settings(**BASE, update="sequential", updates_per_step=2)
     orders = [player_order(settings, step) for step in range(20)]
     assert set(orders) == {("player_0", "player_1"), ("player_1", "player_0")}
@@ -264,21 +309,32 @@ def test_sequential_players_move_one_after_the_other_in_an_order_that_a_resumed_
         (["player_0"], True, ""),
         (["player_0"], False, "player_0"),
     ]
-    assert all(batch["grpo_batch"].player in one.adapters for one in updates for batch in one.batches)
+    assert all(
+        batch["grpo_batch"].player in one.adapters for one in updates for batch in one.batches
+    )
 
 
-def test_a_sequential_step_weighs_the_second_players_games_by_what_the_first_has_changed(tmp_path: Path) -> None:
+def test_a_sequential_step_weighs_the_second_players_games_by_what_the_first_has_changed(
+    tmp_path: Path,
+) -> None:
     trainer = _train(tmp_path, update="sequential", updates_per_step=2, num_steps=1)
     first, second = player_order(trainer.settings, 0)
     independent = _by_hand(1, 2)
-    assert torch.allclose(trainer.model.lora_A[first].weight, independent.lora_A[first].weight, atol=1e-6)
-    assert not torch.allclose(trainer.model.lora_A[second].weight, independent.lora_A[second].weight, atol=1e-4)
+    assert torch.allclose(
+        trainer.model.lora_A[first].weight, independent.lora_A[first].weight, atol=1e-6
+    )
+    assert not torch.allclose(
+        trainer.model.lora_A[second].weight, independent.lora_A[second].weight, atol=1e-4
+    )
     planned = {batch["grpo_batch"].player: [] for batch in _batches(0)}
     for batch in _batches(0):
         planned[batch["grpo_batch"].player].append(batch["grpo_batch"])
     with torch.no_grad():
         for mine, theirs, used in zip(
-            planned[first], planned[second], [one for one in trainer.steps[0] if one.player == second], strict=True
+            planned[first],
+            planned[second],
+            [one for one in trainer.steps[0] if one.player == second],
+            strict=True,
         ):
             old = _PlayersTrainer._logps(_Policy(), mine)
             new = _PlayersTrainer._logps(trainer.model, mine)
@@ -288,12 +344,17 @@ def test_a_sequential_step_weighs_the_second_players_games_by_what_the_first_has
             assert torch.allclose(used.advantages, weighed, atol=1e-5)
 
 
-def test_a_games_weight_is_the_product_of_earlier_players_ratios_over_its_sampled_tokens_and_is_cut() -> None:
+def test_a_games_weight_is_the_product_of_earlier_players_ratios_over_its_sampled_tokens_and_is_cut() -> (
+    None
+):
     new = torch.tensor([[-1.0, -0.5, 7.0], [-2.0, math.nan, 0.0], [3.0, 3.0, 3.0]])
     old = torch.tensor([[-1.5, -0.25, 0.0], [-1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     mask = torch.tensor([[True, True, False], [True, False, False], [False, False, False]])
     assert game_log_ratios(new, old, mask, [4, 2, -1]) == {4: 0.25, 2: -1.0}
-    earlier = [{0: math.log(1.25), 1: 5.0, 2: -5.0, 4: math.nan}, {0: math.log(1.2), 3: math.log(0.75)}]
+    earlier = [
+        {0: math.log(1.25), 1: 5.0, 2: -5.0, 4: math.nan},
+        {0: math.log(1.2), 3: math.log(0.75)},
+    ]
     weights = game_weights(earlier, [3, 0, 1, 2, 9, 4])
     assert weights.shape == (6, 1)
     assert weights[:, 0].tolist() == pytest.approx([0.75, 1.5, 2.0, 0.5, 1.0, 1.0])
@@ -314,6 +375,8 @@ def test_the_cut_into_micro_batches_changes_neither_weights_nor_loss_nor_the_cou
     assert len(cut._metrics["train"]["step_time"]) == len(whole._metrics["train"]["step_time"]) == 3
 
 
-def test_gradients_are_shared_among_processes_only_behind_the_last_micro_batch_of_an_update(tmp_path: Path) -> None:
+def test_gradients_are_shared_among_processes_only_behind_the_last_micro_batch_of_an_update(
+    tmp_path: Path,
+) -> None:
     trainer = _train(tmp_path, cut=True, num_steps=1, updates_per_step=2)
     assert trainer.shared == ([False] * 7 + [True]) * 2

@@ -1,4 +1,6 @@
-"""The sizes of a step, who is trained when, at which rate, and which settings of updates are refused."""
+"""The sizes of a step, who is trained when, at which rate, and which settings of updates are
+refused.
+"""
 
 from typing import Any
 
@@ -14,14 +16,32 @@ from hanabi_grpo.settings.steps import GROUP_ESTIMATORS
 from hanabi_grpo.training.advantages import ESTIMATORS
 
 CONTRADICTIONS: tuple[tuple[dict[str, Any], str], ...] = (
-    ({"freeze": ("player_2",)}, "HANABI_FREEZE=player_2: not at the table; allowed are player_0, player_1"),
+    (
+        {"freeze": ("player_2",)},
+        "HANABI_FREEZE=player_2: not at the table; allowed are player_0, player_1",
+    ),
     ({"freeze": ("player_0", "player_1")}, "nobody is left to train"),
     ({"adapters": "shared", "freeze": ("player_0",)}, "HANABI_FREEZE with HANABI_ADAPTERS=shared"),
-    ({"adapters": "shared", "update": "sequential"}, "HANABI_UPDATE=sequential with HANABI_ADAPTERS=shared"),
-    ({"start_from": ("outputs/a",), "resume": "outputs/b"}, "HANABI_START_FROM with RESUME=outputs/b"),
-    ({"nproc_per_node": 2}, "NPROC_PER_NODE=2 DEEPSPEED=none: several processes need DEEPSPEED=zero1"),
-    ({"overlap": True, "deepspeed": "zero3"}, r"HANABI_OVERLAP=1 with DEEPSPEED=zero3: .*take zero2"),
-    ({"resample_flat": 2, "overlap": True}, "HANABI_RESAMPLE_FLAT=2 with HANABI_OVERLAP=1: .*unset one"),
+    (
+        {"adapters": "shared", "update": "sequential"},
+        "HANABI_UPDATE=sequential with HANABI_ADAPTERS=shared",
+    ),
+    (
+        {"start_from": ("outputs/a",), "resume": "outputs/b"},
+        "HANABI_START_FROM with RESUME=outputs/b",
+    ),
+    (
+        {"nproc_per_node": 2},
+        "NPROC_PER_NODE=2 DEEPSPEED=none: several processes need DEEPSPEED=zero1",
+    ),
+    (
+        {"overlap": True, "deepspeed": "zero3"},
+        r"HANABI_OVERLAP=1 with DEEPSPEED=zero3: .*take zero2",
+    ),
+    (
+        {"resample_flat": 2, "overlap": True},
+        "HANABI_RESAMPLE_FLAT=2 with HANABI_OVERLAP=1: .*unset one",
+    ),
     (
         {"resample_flat": 1, "advantage": "return_to_go"},
         "HANABI_ADVANTAGE=return_to_go: .* take one of grpo,",
@@ -39,7 +59,11 @@ def test_what_contradicts_itself_is_refused_before_anything_starts() -> None:
 def test_every_estimator_can_be_chosen_and_those_within_groups_go_with_further_deals() -> None:
     assert [Settings(advantage=name).advantage for name in ESTIMATORS] == list(ESTIMATORS)
     # Of these two a group teaches something also where all earned the same.
-    within = [name for name, one in ESTIMATORS.items() if one.pool == "group" and name not in ("vdn", "qmix")]
+    within = [
+        name
+        for name, one in ESTIMATORS.items()
+        if one.pool == "group" and name not in ("vdn", "qmix")
+    ]
     assert list(GROUP_ESTIMATORS) == within
     for name in within:
         batch_plan(Settings(advantage=name, resample_flat=15))
@@ -63,11 +87,19 @@ CHANGED: dict[str, Any] = {
     **{"entropy_bonus": 0.01, "sampler_correction": "token_mask", "sampler_correction_limit": 3.0},
     **{"update": "sequential", "freeze": ("player_1",), "advantage_scale": "none"},
     **{"resample_flat": 1, "loss_unit": "turn"},
-    **{"overlap": True, "partners": ("iggi",), "bomb_rule": "keep", "reward_illegal": -1.0, "max_turns": 9},
+    **{
+        "overlap": True,
+        "partners": ("iggi",),
+        "bomb_rule": "keep",
+        "reward_illegal": -1.0,
+        "max_turns": 9,
+    },
 }
 
 
-def test_a_resumed_run_cannot_change_its_loss_or_game_even_where_the_earlier_one_did_not_record_it() -> None:
+def test_a_resumed_run_cannot_change_its_loss_or_game_even_where_the_earlier_one_did_not_record_it() -> (
+    None
+):
     for field, value in CHANGED.items():
         name, now = f"HANABI_{field.upper()}", Settings(**{field: value})
         for recorded in (True, False):
@@ -75,10 +107,14 @@ def test_a_resumed_run_cannot_change_its_loss_or_game_even_where_the_earlier_one
             if not recorded:
                 del before[name]
             saved = {"settings": before}
-            assert not [note for note in check_compatible(saved, Settings()) if note.startswith(name)]
+            assert not [
+                note for note in check_compatible(saved, Settings()) if note.startswith(name)
+            ]
             with pytest.raises(SettingsError, match=f"{name}: was"):
                 check_compatible(saved, now)
-            assert any(note.startswith(f"{name}: was") for note in check_compatible(saved, now, fork=True))
+            assert any(
+                note.startswith(f"{name}: was") for note in check_compatible(saved, now, fork=True)
+            )
     with pytest.raises(SettingsError, match="HANABI_ENV: was hanabi, is kuhn"):
         check_compatible({"settings": settings_values(Settings())}, Settings(env="kuhn"))
 
@@ -98,7 +134,7 @@ def test_by_default_a_micro_step_of_each_player_holds_as_many_micro_batches_as_i
 
 def test_by_trajectories_64_of_128_make_four_micro_batches() -> None:
     expected = BatchPlan(
-        deals=8,
+        tasks=8,
         games=128,
         sequences=256,
         micro_batches_per_player=2,
@@ -107,38 +143,53 @@ def test_by_trajectories_64_of_128_make_four_micro_batches() -> None:
     )
     assert batch_plan(Settings(device="cpu", per_device_train_batch_size=64)) == expected
     assert batch_plan(Settings(device="cpu", tokens_per_micro_batch=0)) == expected
-    both = batch_plan(Settings(device="cpu", per_device_train_batch_size=64, tokens_per_micro_batch=100))
+    both = batch_plan(
+        Settings(device="cpu", per_device_train_batch_size=64, tokens_per_micro_batch=100)
+    )
     assert both.tokens_per_micro_batch == 100
 
 
 @given(st.integers(1, 40), st.integers(2, 40), st.integers(1, 8), st.integers(2, 5))
-def test_by_tokens_every_size_fits(deals: int, games: int, processes: int, players: int) -> None:
-    plan = plan_of(deals_per_step=deals, num_generations=games, nproc_per_node=processes, players=players)
+def test_by_tokens_every_size_fits(tasks: int, games: int, processes: int, players: int) -> None:
+    plan = plan_of(
+        tasks_per_step=tasks, num_generations=games, nproc_per_node=processes, players=players
+    )
     assert plan.gradient_accumulation_steps == players
     # ms-swift wants whole groups, and at least as many trajectories as there are.
     whole = plan.per_device_train_batch_size * processes
-    assert whole % games == 0 and whole >= deals * games
+    assert whole % games == 0 and whole >= tasks * games
 
 
 def test_sizes_that_do_not_divide_are_refused_with_the_arithmetic() -> None:
     with pytest.raises(SettingsError) as caught:
-        plan_of(deals_per_step=8, num_generations=16, nproc_per_node=3, per_device_train_batch_size=64)
+        plan_of(
+            tasks_per_step=8, num_generations=16, nproc_per_node=3, per_device_train_batch_size=64
+        )
     assert str(caught.value) == (
-        "8 deals × 16 games = 128 games do not divide by NPROC_PER_NODE=3 × PER_DEVICE_TRAIN_BATCH_SIZE=64 = 192: "
-        "choose HANABI_DEALS_PER_STEP or NUM_GENERATIONS so that they do, a smaller batch, or unset it: micro-batches "
+        "8 tasks × 16 games = 128 games do not divide by NPROC_PER_NODE=3 × "
+        "PER_DEVICE_TRAIN_BATCH_SIZE=64 = 192: "
+        "choose HANABI_TASKS_PER_STEP or NUM_GENERATIONS so that they do, a smaller batch, or "
+        "unset it: micro-batches "
         "by tokens always fit."
     )
 
 
-@given(st.integers(1, 40), st.integers(2, 40), st.integers(1, 8), st.integers(1, 80), st.integers(2, 5))
+@given(
+    st.integers(1, 40), st.integers(2, 40), st.integers(1, 8), st.integers(1, 80), st.integers(2, 5)
+)
 def test_a_plan_uses_every_trajectory_exactly_once(
-    deals: int, games: int, processes: int, batch: int, players: int
+    tasks: int, games: int, processes: int, batch: int, players: int
 ) -> None:
-    sizes = {"deals_per_step": deals, "num_generations": games, "nproc_per_node": processes, "players": players}
-    if deals * games % (processes * batch):
+    sizes = {
+        "tasks_per_step": tasks,
+        "num_generations": games,
+        "nproc_per_node": processes,
+        "players": players,
+    }
+    if tasks * games % (processes * batch):
         with pytest.raises(SettingsError, match="do not divide by"):
             plan_of(**sizes, per_device_train_batch_size=batch)
     else:
         plan = plan_of(**sizes, per_device_train_batch_size=batch)
         used = plan.gradient_accumulation_steps * plan.per_device_train_batch_size * processes
-        assert used == plan.sequences == deals * games * players
+        assert used == plan.sequences == tasks * games * players

@@ -1,4 +1,6 @@
-"""Partners behind OpenAI-compatible URLs: what they are asked, what their faults lead to, and who may name them."""
+"""Partners behind OpenAI-compatible URLs: what they are asked, what their faults lead to, and who
+may name them.
+"""
 
 import asyncio
 import json
@@ -13,10 +15,10 @@ import pytest
 
 from bad_server import Behaviour, bad_server, drips, http, resets, silent
 from doctor_machines import find, free_port
-from fake_engine import CHAT, deal
+from fake_engine import CHAT, task
 from hanabi_grpo.client import url_partners
 from hanabi_grpo.client.answers import RolloutResult
-from hanabi_grpo.client.lineups import SeatResolver, parse_line_up
+from hanabi_grpo.client.lineups import SeatResolver, parse_lineup
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.client.url_partners import UrlPartners
 from hanabi_grpo.commands.doctor.server import partner_url_checks
@@ -24,13 +26,13 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import PartnerDownError, PartnerError, ServerError, SettingsError
-from hanabi_grpo.evaluation.evaluate import evaluate_line_up, line_up_key
+from hanabi_grpo.evaluation.evaluate import evaluate_lineup, lineup_key
 from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.rollout.messages import ReplyRequest
 from hanabi_grpo.settings import Settings, load_settings
 from hanabi_grpo.training.batching import usable_groups
-from hanabi_grpo.training.deals import check_stamps
 from hanabi_grpo.training.partner_seats import PartnerSeats
+from hanabi_grpo.training.tasks import check_stamps
 from local_service import LocalService, QuietHandler, served
 from server_app import RunningApp, lora_of, push_to, running_app, word_reply
 
@@ -45,7 +47,9 @@ def said(text: Any = "Play 0", **usage: int) -> tuple[int, Any]:
 
 
 class Partner(LocalService):
-    """A model service that answers by a function of the request's body, and keeps what it was asked."""
+    """A model service that answers by a function of the request's body, and keeps what it was
+    asked.
+    """
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(Handler)
@@ -86,7 +90,9 @@ def calls(tmp_path: Path) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def table(tmp_path: Path, answer: Answer, **settings: Any) -> Iterator[tuple[Partner, RunningApp, RolloutClient]]:
+def table(
+    tmp_path: Path, answer: Answer, **settings: Any
+) -> Iterator[tuple[Partner, RunningApp, RolloutClient]]:
     """A partner, and a rollout server that knows it as url:big."""
     with ExitStack() as stack:
         partner = stack.enter_context(served(Partner(answer)))
@@ -95,8 +101,10 @@ def table(tmp_path: Path, answer: Answer, **settings: Any) -> Iterator[tuple[Par
         yield partner, app, stack.enter_context(RolloutClient(app.url))
 
 
-def play(client: RolloutClient, *seats: str, num_games: int = 2, setup: Setup[Any] | None = None) -> RolloutResult:
-    config = setup.row() if setup else deal(3)
+def play(
+    client: RolloutClient, *seats: str, num_games: int = 2, setup: Setup[Any] | None = None
+) -> RolloutResult:
+    config = setup.row() if setup else task(3)
     row = {**config, "suite": "train", "seed": 3, "seats": list(seats)}
     return client.play([row], num_games=num_games, max_tokens=4, temperature=0.5)
 
@@ -118,7 +126,11 @@ def test_a_partner_is_shown_the_conversation_of_its_seat_as_chat_messages(tmp_pa
     for memory, kept in (("game", 99), ("turn", 0), (2, 1)):
         folder = tmp_path / str(memory)
         setup = Setup(HANABI, FULL.config.model_copy(update={"memory": memory}))
-        with table(folder, lambda body: said("<think>well</think>Discard 0")) as (partner, app, client):
+        with table(folder, lambda body: said("<think>well</think>Discard 0")) as (
+            partner,
+            app,
+            client,
+        ):
             (game,) = play(client, "base", "url:big", num_games=1, setup=setup).groups[0]
         turns = game.trajectory(1)
         assert game.seats == ("base", "url:big") and len(turns) > 2
@@ -129,23 +141,53 @@ def test_a_partner_is_shown_the_conversation_of_its_seat_as_chat_messages(tmp_pa
         }
         system = {"role": "system", "content": HANABI.system(setup.config, 1)}
         for number, body in enumerate(partner.bodies):
-            before = [{"role": "user", "content": turn.prompt} for turn in turns[max(0, number - kept) : number]]
-            earlier = [one for asked in before for one in (asked, {"role": "assistant", "content": "Discard 0"})]
+            before = [
+                {"role": "user", "content": turn.prompt}
+                for turn in turns[max(0, number - kept) : number]
+            ]
+            earlier = [
+                one
+                for asked in before
+                for one in (asked, {"role": "assistant", "content": "Discard 0"})
+            ]
             now = {"role": "user", "content": turns[number].prompt}
             assert body.pop("messages") == [system, *earlier, now]
             assert body == {"model": "org/model:1", "max_tokens": 4, "temperature": 0.5}
         assert partner.keys == {f"Bearer {KEY}"}
         rows = calls(folder)
-        assert [row["spent"] for row in rows] == [10 * number for number in range(1, len(turns) + 1)]
+        assert [row["spent"] for row in rows] == [
+            10 * number for number in range(1, len(turns) + 1)
+        ]
         assert [row["prompt"] for row in rows] == [turn.prompt for turn in turns]
-        wanted = {"partner": "big", "seat": "player_1", "deal": "hanabi train/3", "game": 0, "tries": 1, "error": ""}
+        wanted = {
+            "partner": "big",
+            "seat": "player_1",
+            "task": "hanabi train/3",
+            "game": 0,
+            "tries": 1,
+            "error": "",
+        }
         assert wanted.items() <= rows[-1].items()
-        assert UrlPartners(Settings(), folder / "calls.jsonl").spent == rows[-1]["spent"], "a restart counts on"
+        assert UrlPartners(Settings(), folder / "calls.jsonl").spent == rows[-1]["spent"], (
+            "a restart counts on"
+        )
 
 
 def test_what_may_pass_is_asked_again_and_the_record_says_how_often(tmp_path: Path) -> None:
-    no_text = [{"choices": []}, {"choices": [{"message": {"content": 7}}]}, [1], said(" ")[1], said(None)[1]]
-    bad = [(500, "oops"), (408, ""), (429, {}, {"Retry-After": "0"}), (200, b"<html>"), said("x", prompt_tokens=-1)]
+    no_text = [
+        {"choices": []},
+        {"choices": [{"message": {"content": 7}}]},
+        [1],
+        said(" ")[1],
+        said(None)[1],
+    ]
+    bad = [
+        (500, "oops"),
+        (408, ""),
+        (429, {}, {"Retry-After": "0"}),
+        (200, b"<html>"),
+        said("x", prompt_tokens=-1),
+    ]
     bad += [(200, content) for content in no_text]
     for number, first in enumerate(bad):
         answers = iter([first, said("Hint R")])
@@ -171,14 +213,20 @@ def test_what_stays_broken_is_given_up_with_a_sentence_and_never_hangs(tmp_path:
         with bad_server(behave) as bad:
             with pytest.raises(PartnerError, match=f"^url:big .*{message}") as caught:
                 ask(partners_of(tmp_path, f"big={bad.url}/v1#m", partner_timeout=limit))
-            assert (calls(tmp_path)[-1]["tries"], KEY in str(caught.value)) == (tries, False), message
-    with pytest.raises(PartnerDownError, match=r"not reached .*3 calls in a row .*calls.jsonl.*RESUME=latest"):
+            assert (calls(tmp_path)[-1]["tries"], KEY in str(caught.value)) == (tries, False), (
+                message
+            )
+    with pytest.raises(
+        PartnerDownError, match=r"not reached .*3 calls in a row .*calls.jsonl.*RESUME=latest"
+    ):
         ask(partners_of(tmp_path, f"big=http://127.0.0.1:{free_port()}/v1#m"), times=3)
     assert all(row["error"] and row["reply"] == "" for row in calls(tmp_path))
     assert KEY not in (tmp_path / "calls.jsonl").read_text()
 
 
-def test_a_game_that_loses_its_partner_is_dropped_and_counted_and_most_of_them_end_the_request(tmp_path: Path) -> None:
+def test_a_game_that_loses_its_partner_is_dropped_and_counted_and_most_of_them_end_the_request(
+    tmp_path: Path,
+) -> None:
     seen: list[str] = []
 
     def some(body: dict[str, Any]) -> tuple[int, Any]:
@@ -193,9 +241,13 @@ def test_a_game_that_loses_its_partner_is_dropped_and_counted_and_most_of_them_e
         assert (app.scheduler.games_retried, app.scheduler.games_failed) == (0, 1)
         # What is learned from is the smaller group, and the run's incidents say so.
         [group], [sentence] = usable_groups(played.groups, played.dropped)
-        assert len(group) == 2 and sentence.startswith("deal train 3: 1 of 3 games dropped (game ")
+        assert len(group) == 2 and sentence.startswith("task train 3: 1 of 3 games dropped (game ")
     for answer, games, message in (
-        ((400, "no such role"), 2, "2 of 2 games with it were dropped, more than half.*no such role.*doctor"),
+        (
+            (400, "no such role"),
+            2,
+            "2 of 2 games with it were dropped, more than half.*no such role.*doctor",
+        ),
         ((500, "ill"), 8, "3 calls in a row failed like this"),
     ):
         with table(tmp_path, lambda body, answer=answer: answer) as (partner, _, client):  # type: ignore[misc]
@@ -204,9 +256,18 @@ def test_a_game_that_loses_its_partner_is_dropped_and_counted_and_most_of_them_e
             assert len(partner.bodies) <= 3 * 8
 
 
-def test_a_used_up_budget_and_answers_that_cannot_be_counted_end_the_request(tmp_path: Path) -> None:
-    with table(tmp_path, lambda body: said(), partner_tokens=25, partner_requests=1) as (partner, _, client):
-        with pytest.raises(ServerError, match=r"HANABI_PARTNER_TOKENS=25: .* counted 30 tokens.*Start the server anew"):
+def test_a_used_up_budget_and_answers_that_cannot_be_counted_end_the_request(
+    tmp_path: Path,
+) -> None:
+    with table(tmp_path, lambda body: said(), partner_tokens=25, partner_requests=1) as (
+        partner,
+        _,
+        client,
+    ):
+        with pytest.raises(
+            ServerError,
+            match=r"HANABI_PARTNER_TOKENS=25: .* counted 30 tokens.*Start the server anew",
+        ):
             play(client, "url:big", "url:big")
         assert len(partner.bodies) == 3
     uncounted = said()[1] | {"usage": None}
@@ -233,16 +294,24 @@ def test_no_more_calls_than_allowed_are_made_at_once_and_a_long_transcript_is_mo
     with table(tmp_path, count, partner_requests=1) as (partner, _, client):
         play(client, "url:big", "base", num_games=6)
     assert most == [1] and len(partner.bodies) > 9
-    assert (tmp_path / "calls.jsonl").stat().st_size < 3000 and (tmp_path / "calls.old.jsonl").stat().st_size > 2000
+    assert (tmp_path / "calls.jsonl").stat().st_size < 3000 and (
+        tmp_path / "calls.old.jsonl"
+    ).stat().st_size > 2000
     assert calls(tmp_path)[-1]["spent"] == 10 * len(partner.bodies)
 
 
 def test_another_rollout_server_is_such_a_url(tmp_path: Path) -> None:
-    with running_app(max_model_len=20000, api_key=KEY) as other, RolloutClient(other.url, api_key=KEY) as its:
+    with (
+        running_app(max_model_len=20000, api_key=KEY) as other,
+        RolloutClient(other.url, api_key=KEY) as its,
+    ):
         lora = lora_of(push_to(its, other)["player_1"])
         for model, expected in (("base", None), ("player_1@1", lora), ("player_1", lora)):
             known = partners_of(tmp_path, f"big={other.url}/v1#{model}")
-            with running_app(partners=known, max_model_len=20000) as app, RolloutClient(app.url) as client:
+            with (
+                running_app(partners=known, max_model_len=20000) as app,
+                RolloutClient(app.url) as client,
+            ):
                 (game,) = play(client, "iggi", "url:big", num_games=1, setup=FULL).groups[0]
             earlier: list[tuple[str, str]] = []
             for turn in game.trajectory(1):
@@ -257,50 +326,80 @@ def test_another_rollout_server_is_such_a_url(tmp_path: Path) -> None:
             ({"model": "player_1@9"}, 409, "player_1@9 is required"),
             ({"messages": [user, user]}, 422, "user and assistant in turn"),
             ({"messages": [{"role": "tool", "content": ""}]}, 422, "messages.0.role"),
-            ({"messages": [{"role": "user", "content": "? " * 20000}]}, 422, "longer than the conversations"),
+            (
+                {"messages": [{"role": "user", "content": "? " * 20000}]},
+                422,
+                "longer than the conversations",
+            ),
         ):
             body = {"model": "base", "messages": [user], "max_tokens": 4, **change}  # type: ignore[dict-item]
             url = f"{other.url}/v1/chat/completions"
-            answer = httpx.post(url, json=body, headers={"authorization": f"Bearer {KEY}"}, trust_env=False)
+            answer = httpx.post(
+                url, json=body, headers={"authorization": f"Bearer {KEY}"}, trust_env=False
+            )
             assert answer.status_code == status and message in answer.json()["detail"], answer.text
 
 
-def test_names_that_the_server_does_not_know_are_refused_wherever_they_are_given(tmp_path: Path) -> None:
+def test_names_that_the_server_does_not_know_are_refused_wherever_they_are_given(
+    tmp_path: Path,
+) -> None:
     with table(tmp_path, lambda body: said()) as (partner, app, client):
         for seats in (("url:small", "base"), ("base", "url:small")):
-            with pytest.raises(ServerError, match="url:small: the rollout server knows url:big; start it with HANABI"):
+            with pytest.raises(
+                ServerError,
+                match="url:small: the rollout server knows url:big; start it with HANABI",
+            ):
                 play(client, *seats)
         with pytest.raises(ServerError, match="only sits in games"):
-            client.reply(ReplyRequest(seat="url:big", system="", turns=(), prompt="?", max_tokens=4, temperature=1.0))
+            client.reply(
+                ReplyRequest(
+                    seat="url:big", system="", turns=(), prompt="?", max_tokens=4, temperature=1.0
+                )
+            )
         resolver = SeatResolver(client, Settings())
-        assert resolver.seats(parse_line_up("url:big,iggi", 2).refs) == ("url:big", "iggi")
+        assert resolver.seats(parse_lineup("url:big,iggi", 2).refs) == ("url:big", "iggi")
         with pytest.raises(SettingsError, match="url:small: the rollout server knows url:big"):
-            resolver.seats(parse_line_up("url:small,iggi", 2).refs)
-        pool = PartnerSeats(Settings(partners=("player_1=url:big",), partner_share=1.0), tmp_path, client.lend)
+            resolver.seats(parse_lineup("url:small,iggi", 2).refs)
+        pool = PartnerSeats(
+            Settings(partners=("player_1=url:big",), partner_share=1.0), tmp_path, client.lend
+        )
         pool.load({}, "", app.identity.partners)
-        [seated] = pool.seat([{**deal(3), "deal": 0}], ("player_0@1", "player_1@1"), 1, "")
+        [seated] = pool.seat([{**task(3), "task": 0}], ("player_0@1", "player_1@1"), 1, "")
         assert seated["seats"] == ["player_0@1", "url:big"] and pool.names == {"url:big": "big"}
-        with pytest.raises(SettingsError, match="HANABI_PARTNERS=url:big: the rollout server knows no URL"):
+        with pytest.raises(
+            SettingsError, match="HANABI_PARTNERS=url:big: the rollout server knows no URL"
+        ):
             pool.load({}, "")
         # An evaluation plays it in every seat, and says which model it was.
         given = Served(client=client, resolver=resolver, max_tokens=4, temperature=0.5)
-        line_up, setup = parse_line_up("url:big,iggi", 2), FULL
+        lineup, setup = parse_lineup("url:big,iggi", 2), FULL
         name = partner.url().removeprefix("big=")
-        assert line_up_key(line_up, setup, served=given)["policies"]["url:big"] == name
-        assert evaluate_line_up(line_up, setup, 2, served=given).seats == (("url:big", "iggi"), ("iggi", "url:big"))
+        assert lineup_key(lineup, setup, served=given)["policies"]["url:big"] == name
+        assert evaluate_lineup(lineup, setup, 2, served=given).seats == (
+            ("url:big", "iggi"),
+            ("iggi", "url:big"),
+        )
     with pytest.raises(SettingsError, match="is asked by the rollout server"):
-        parse_line_up("human,url:big", 2, human=True)
+        parse_lineup("human,url:big", 2, human=True)
 
 
 def test_a_bad_setting_is_refused_and_the_key_is_masked() -> None:
     good = "big=http://localhost:8001/v1#Qwen/Qwen3-8B"
-    given = {"HANABI_PARTNER_URLS": f"{good}, b2=https://[::1]/v1/#m:free", "HANABI_PARTNER_KEY": KEY}
+    given = {
+        "HANABI_PARTNER_URLS": f"{good}, b2=https://[::1]/v1/#m:free",
+        "HANABI_PARTNER_KEY": KEY,
+    }
     loaded = load_settings(given, Path("no"))
     assert len(loaded.settings.partner_urls) == 2 and KEY not in repr(loaded)
-    bad = "big big=http://host/v1 http://host/v1#m Big=http://host/v1#m big=ftp://host/v1#m big=http:///v1#m "
+    bad = (
+        "big big=http://host/v1 http://host/v1#m Big=http://host/v1#m big=ftp://host/v1#m "
+        "big=http:///v1#m "
+    )
     bad += "big=http://user:pass@host/v1#m big=http://host/v1?key=1#m big=http://host:99999/v1#m"
     for text in (*bad.split(), f"{good},{good}"):
-        with pytest.raises(SettingsError, match=r"HANABI_PARTNER_URLS=.*a comma list of NAME=URL#MODEL, e\.g\."):
+        with pytest.raises(
+            SettingsError, match=r"HANABI_PARTNER_URLS=.*a comma list of NAME=URL#MODEL, e\.g\."
+        ):
             load_settings({"HANABI_PARTNER_URLS": text}, Path("no"))
 
 

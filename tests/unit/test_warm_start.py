@@ -1,4 +1,6 @@
-"""Supervised learning on a really tiny model: it imitates, it resumes bit by bit, and players stay apart."""
+"""Supervised learning on a really tiny model: it imitates, it resumes bit by bit, and players stay
+apart.
+"""
 
 import json
 import os
@@ -44,8 +46,17 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that knows nothing."""
     folder = tmp_path_factory.mktemp("base") / "model"
     torch.manual_seed(0)
-    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
-    words = {"vocab_size": len(TOKENIZER), "eos_token_id": TOKENIZER.eos_token_id, "tie_word_embeddings": True}
+    shape = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    words = {
+        "vocab_size": len(TOKENIZER),
+        "eos_token_id": TOKENIZER.eos_token_id,
+        "tie_word_embeddings": True,
+    }
     model = small_model(head_dim=32, initializer_range=0.1, **shape, **words)
     model.save_pretrained(folder)
     TOKENIZER.save_pretrained(folder)
@@ -57,14 +68,26 @@ def settings(base: Path, **other: Any) -> Settings:
 
 
 def work(base: Path, out: Path, **other: Any) -> WarmStart:
-    sources = Sources(line_ups=("hint-bot",), num_deals=60, noise=0.2)
+    sources = Sources(lineups=("hint-bot",), num_tasks=60, noise=0.2)
     given: dict[str, Any] = {"sources": sources, "steps": 4, "batch": 8, "learning_rate": 3e-3}
-    given |= {"shared": False, "full": False, "every_start": False, "resume": False, "settings": settings(base)}
+    given |= {
+        "shared": False,
+        "full": False,
+        "every_start": False,
+        "resume": False,
+        "settings": settings(base),
+    }
     return WarmStart(setup=SETUP, out=out, **{**given, **other})
 
 
 def do(what: WarmStart, should_stop: Callable[[], bool] = lambda: False) -> Rows:
-    return what.run(Watcher(say=lambda text: None, show=lambda name, done, total, text: None, should_stop=should_stop))
+    return what.run(
+        Watcher(
+            say=lambda text: None,
+            show=lambda name, done, total, text: None,
+            should_stop=should_stop,
+        )
+    )
 
 
 def after(calls: int) -> Callable[[], bool]:
@@ -75,7 +98,9 @@ def after(calls: int) -> Callable[[], bool]:
 
 @pytest.fixture(scope="module")
 def trained(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Rows]:
-    """A finished start of two adapters, for tests that look at it; those that change it take a copy."""
+    """A finished start of two adapters, for tests that look at it; those that change it take a
+    copy.
+    """
     out = tmp_path_factory.mktemp("trained") / "out"
     return out, do(work(base, out))
 
@@ -86,7 +111,10 @@ def copied(trained: tuple[Path, Rows], tmp_path: Path) -> Path:
 
 
 def weights(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*.safetensors"))}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*.safetensors"))
+    }
 
 
 def start(base: Path, names: Sequence[str], **changes: Any) -> tuple[Any, list[Any]]:
@@ -108,8 +136,10 @@ def run_steps(model: Any, students: list[Any], lesson: Lesson = LESSON) -> None:
     assert {student.step for student in students} == {lesson.steps}
 
 
-def test_adapters_on_a_model_that_knows_nothing_learn_to_play_like_the_bot(base: Path, tmp_path: Path) -> None:
-    sources = Sources(line_ups=("hint-bot",), num_deals=150, noise=0.2)
+def test_adapters_on_a_model_that_knows_nothing_learn_to_play_like_the_bot(
+    base: Path, tmp_path: Path
+) -> None:
+    sources = Sources(lineups=("hint-bot",), num_tasks=150, noise=0.2)
     done = do(work(base, tmp_path / "out", sources=sources, steps=40, batch=16, learning_rate=1e-2))
     rows = {(label, row["name"]): row for label, row in done}
     for name in ("player_0", "player_1"):
@@ -122,19 +152,29 @@ def test_adapters_on_a_model_that_knows_nothing_learn_to_play_like_the_bot(base:
 def test_the_whole_model_learns_and_its_folder_is_a_model(base: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    (_, before), (_, best), _ = do(work(base, tmp_path, full=True, steps=30, batch=32, learning_rate=3e-3))
+    (_, before), (_, best), _ = do(
+        work(base, tmp_path, full=True, steps=30, batch=32, learning_rate=3e-3)
+    )
     assert (before["accuracy"] < 0.05, best["accuracy"] > 0.3) == (True, True)
     folder = tmp_path / "model"
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert {value.dtype for value in model.parameters()} == {torch.float32}
     assert tokenizer_hash(AutoTokenizer.from_pretrained(folder)) == tokenizer_hash(TOKENIZER)
     assert model_fingerprint(folder) != model_fingerprint(base)
-    assert (folder / "model.safetensors").stat().st_size <= (base / "model.safetensors").stat().st_size + 4096
+    assert (folder / "model.safetensors").stat().st_size <= (
+        base / "model.safetensors"
+    ).stat().st_size + 4096
     assert model.generation_config.eos_token_id == 2
-    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["last", "model", "warm_start.json"]
+    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == [
+        "last",
+        "model",
+        "warm_start.json",
+    ]
 
 
-def test_the_checkpoint_is_read_by_everybody_who_reads_checkpoints(base: Path, trained: tuple[Path, Rows]) -> None:
+def test_the_checkpoint_is_read_by_everybody_who_reads_checkpoints(
+    base: Path, trained: tuple[Path, Rows]
+) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -148,18 +188,24 @@ def test_the_checkpoint_is_read_by_everybody_who_reads_checkpoints(base: Path, t
         "tokenizer_hash": tokenizer_hash(TOKENIZER),
         "dtype": "float32",
         "spec_hashes": [SETUP.spec.hash],
-        "games": ["hint-bot: 60 deals, 0.2 of the actions random"],
+        "games": ["hint-bot: 60 tasks, 0.2 of the actions random"],
     }
     assert expected.items() <= manifest.facts.items()
     # Plain PEFT gives the figures that the manifest names.
     _, students = start(base, player_names(2))
     for number, student in enumerate(students):
-        plain = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder / student.name)
-        loss = held_out_figures(plain.get_base_model(), replace(student, select=lambda: None), LESSON)["loss"]
+        plain = PeftModel.from_pretrained(
+            AutoModelForCausalLM.from_pretrained(base), folder / student.name
+        )
+        loss = held_out_figures(
+            plain.get_base_model(), replace(student, select=lambda: None), LESSON
+        )["loss"]
         assert loss == pytest.approx(manifest.facts["warm_start"]["best"][number]["loss"], rel=1e-4)
 
 
-@pytest.mark.parametrize(("full", "moments"), [(False, (10, 63, 66)), (True, (62,))], ids=["adapters", "model"])
+@pytest.mark.parametrize(
+    ("full", "moments"), [(False, (10, 63, 66)), (True, (62,))], ids=["adapters", "model"]
+)
 def test_a_stopped_and_resumed_start_ends_bit_by_bit_where_an_undisturbed_one_does(
     base: Path, tmp_path: Path, full: bool, moments: tuple[int, ...]
 ) -> None:
@@ -168,15 +214,21 @@ def test_a_stopped_and_resumed_start_ends_bit_by_bit_where_an_undisturbed_one_do
     for calls in moments:
         parts = tmp_path / f"parts-{calls}"
         # While the 60 games are read, or after.
-        with pytest.raises(StoppedError, match="nothing was learned" if calls < 60 else "of 4, kept in"):
+        with pytest.raises(
+            StoppedError, match="nothing was learned" if calls < 60 else "of 4, kept in"
+        ):
             do(work(base, parts, full=full), after(calls))
         do(work(base, parts, full=full, resume=True))
         assert weights(parts) == weights(whole)
-        figures = [json.loads((folder / "warm_start.json").read_text()) for folder in (parts, whole)]
+        figures = [
+            json.loads((folder / "warm_start.json").read_text()) for folder in (parts, whole)
+        ]
         assert figures[0] == figures[1]
 
 
-def test_a_finished_start_is_not_learned_again(base: Path, trained: tuple[Path, Rows], copied: Path) -> None:
+def test_a_finished_start_is_not_learned_again(
+    base: Path, trained: tuple[Path, Rows], copied: Path
+) -> None:
     before = weights(copied)
     with pytest.raises(RunFolderError, match="holds something already"):
         do(work(base, copied))
@@ -185,25 +237,41 @@ def test_a_finished_start_is_not_learned_again(base: Path, trained: tuple[Path, 
 
 
 def test_a_resume_needs_the_same_work(base: Path, copied: Path) -> None:
-    fewer = Sources(line_ups=("hint-bot",), num_deals=50, noise=0.2)
+    fewer = Sources(lineups=("hint-bot",), num_tasks=50, noise=0.2)
     changes = {"steps": 5, "learning_rate": 1e-4, "batch": 9, "data": fewer}
     for name, value in changes.items():
         with pytest.raises(SettingsError, match=f"another warm start: {name} was"):
             do(work(base, copied, resume=True, **{"sources" if name == "data" else name: value}))
 
 
-def test_one_players_games_move_no_other_players_adapter_and_nobodys_the_base_model(base: Path) -> None:
+def test_one_players_games_move_no_other_players_adapter_and_nobodys_the_base_model(
+    base: Path,
+) -> None:
     ends = []
     for keep in (True, False):
         model, students = start(
             base,
             player_names(2),
-            player_1=lambda taught, keep=keep: [one for one in taught if keep or one.player == 0 or one.start % 2],
+            player_1=lambda taught, keep=keep: [
+                one for one in taught if keep or one.player == 0 or one.start % 2
+            ],
         )
-        frozen = {name: value.detach().clone() for name, value in model.named_parameters() if "lora_" not in name}
+        frozen = {
+            name: value.detach().clone()
+            for name, value in model.named_parameters()
+            if "lora_" not in name
+        }
         run_steps(model, students)
-        assert all(torch.equal(value, dict(model.named_parameters())[name]) for name, value in frozen.items())
-        ends.append([{name: value.detach().clone() for name, value in one.parameters.items()} for one in students])
+        assert all(
+            torch.equal(value, dict(model.named_parameters())[name])
+            for name, value in frozen.items()
+        )
+        ends.append(
+            [
+                {name: value.detach().clone() for name, value in one.parameters.items()}
+                for one in students
+            ]
+        )
     (first_0, first_1), (second_0, second_1) = ends
     assert all(torch.equal(first_0[name], second_0[name]) for name in first_0)
     assert not all(torch.equal(first_1[name], second_1[name]) for name in first_1)
@@ -228,7 +296,9 @@ def test_a_loss_that_is_no_number_stops_before_anything_moves(base: Path) -> Non
     with pytest.raises(NonFiniteError, match="shared, update 1: loss"):
         run_steps(model, [student])
     assert student.step == 0
-    assert all(torch.equal(before[key], held) for key, held in student.parameters.items() if key != name)
+    assert all(
+        torch.equal(before[key], held) for key, held in student.parameters.items() if key != name
+    )
 
 
 def test_every_start_is_learned_where_none_is_held_out(base: Path, tmp_path: Path) -> None:
@@ -264,7 +334,11 @@ def test_the_learning_rate_warms_up_and_falls_to_a_tenth() -> None:
 
 def test_a_player_without_anything_to_learn_and_float16_are_refused(base: Path) -> None:
     with pytest.raises(SettingsError, match="player_1 has 0 conversations"):
-        start(base, ("player_0", "player_1"), player_1=lambda taught: [one for one in taught if one.player == 0])
+        start(
+            base,
+            ("player_0", "player_1"),
+            player_1=lambda taught: [one for one in taught if one.player == 0],
+        )
     with pytest.raises(SettingsError, match="float16"):
         load_base(settings(base, dtype="float16"), base, full=False)
 
@@ -283,7 +357,9 @@ def test_a_shared_adapter_learns_on_a_bfloat16_base_and_a_whole_model_is_saved_i
     assert {model.config.dtype, *(value.dtype for value in model.parameters())} == {torch.bfloat16}
 
 
-def test_a_wrong_command_ends_with_one_line_and_leaves_no_folder(base: Path, tmp_path: Path) -> None:
+def test_a_wrong_command_ends_with_one_line_and_leaves_no_folder(
+    base: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     for options, text in (
         ([], "Name scripts that play"),
@@ -293,7 +369,11 @@ def test_a_wrong_command_ends_with_one_line_and_leaves_no_folder(base: Path, tmp
     ):
         command = ["warm-start", *options, "--out", str(out), "--preset", "laptop"]
         answer = CliRunner().invoke(app, command, env={"MODEL": str(base)})
-        assert (answer.exit_code, text in answer.output, "Traceback" in answer.output) == (2, True, False)
+        assert (answer.exit_code, text in answer.output, "Traceback" in answer.output) == (
+            2,
+            True,
+            False,
+        )
         assert not out.exists()
 
 
@@ -303,7 +383,7 @@ def test_ctrl_c_keeps_the_newest_state_and_the_same_command_goes_on(
 ) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-m", "hanabi_grpo.cli", "warm-start", "hint-bot", "--out", str(out)]
-    command += ["--preset", "laptop", "--deals", "40", "--steps", "200", "--batch", "4"]
+    command += ["--preset", "laptop", "--tasks", "40", "--steps", "200", "--batch", "4"]
     environ = {**os.environ, "MODEL": str(base), "SEED": "3"}
     process = start_process(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     while not (out / "last" / "checkpoint-0" / "manifest.json").exists():
@@ -315,4 +395,7 @@ def test_ctrl_c_keeps_the_newest_state_and_the_same_command_goes_on(
     assert "with --resume goes on" in " ".join(told.split())
     again = subprocess.run([*command, "--resume"], env=environ, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
-    assert check_checkpoint(out / "checkpoint-0").facts["warm_start"]["steps"] == {"player_0": 200, "player_1": 200}
+    assert check_checkpoint(out / "checkpoint-0").facts["warm_start"]["steps"] == {
+        "player_0": 200,
+        "player_1": 200,
+    }

@@ -7,23 +7,29 @@ from typing import Any
 import pytest
 
 from hanabi_grpo.errors import ServerError
-from hanabi_grpo.runs.wire import episode_from_json, episode_to_json
+from hanabi_grpo.rollout.wire import episode_from_json, episode_to_json
 from hanabi_grpo.types import EpisodeStatus, Turn
 from made_games import made_episode, made_turn
 
 
 def turn(player: int, number: int, **rewards: float) -> Turn:
-    made = made_turn(player, 20 + number, 2, rewards=rewards, logprobs=(-0.25, -0.5), version=3, num_players=3)
+    made = made_turn(
+        player, 20 + number, 2, rewards=rewards, logprobs=(-0.25, -0.5), version=3, num_players=3
+    )
     return replace(made, step=number, prompt_ids=(10, 11 + number))
 
 
 TURNS = (turn(0, 0), turn(1, 1, score=1.0, illegal=-0.5), turn(0, 2))
-EPISODE = made_episode(*TURNS, score=1, num_players=3, seed=17, game=2, status=EpisodeStatus.TRUNCATED_TOKENS)
+EPISODE = made_episode(
+    *TURNS, score=1, num_players=3, seed=17, game=2, status=EpisodeStatus.TRUNCATED_TOKENS
+)
 """Player 0 moves twice, player 1 once, and player 2's turn never comes."""
 
 
 def put(row: Any, path: str, value: object) -> Any:
-    """Replace one value of `row`, or take it out if the value is `...`; without a path replace all of it."""
+    """Replace one value of `row`, or take it out if the value is `...`; without a path replace all
+    of it.
+    """
     if not path:
         return value
     *parents, last = [int(key) if key.isdecimal() else key for key in path.split("/")]
@@ -46,13 +52,33 @@ def put(row: Any, path: str, value: object) -> Any:
         ("status", "won", "episode: status='won': Invalid enum value 'won'"),
         ("turns", None, "episode: turns=None: Expected `array`, got `null`"),
         ("turns/1/kind", "odd", "episode: turns.1.kind='odd'"),
-        ("turns/1/player", 3, "episode: turns.1: player=3 with 3 rewards, but num_players=3; allowed: 0 to 2"),
-        ("turns/1/rewards/1/score", float("nan"), "episode: turns.1: a logprob or a reward is not finite"),
+        (
+            "turns/1/player",
+            3,
+            "episode: turns.1: player=3 with 3 rewards, but num_players=3; allowed: 0 to 2",
+        ),
+        (
+            "turns/1/rewards/1/score",
+            float("nan"),
+            "episode: turns.1: a logprob or a reward is not finite",
+        ),
         ("turns/1/rewards", [{}], "episode: turns.1: player=1 with 1 rewards, but num_players=3"),
         ("schema", 3, "episode: schema=3: this version reads 2 and older"),
-        ("turns/2/logprobs/0", float("-inf"), "episode: turns.2: a logprob or a reward is not finite"),
-        ("turns/2/logprobs", [-0.5], "episode: turns.2: 1 logprobs for 2 reply ids; allowed: one each, or none"),
-        ("turns/0/version", 1.5, "episode: turns.0.version=1.5: Expected `int | null`, got `float`"),
+        (
+            "turns/2/logprobs/0",
+            float("-inf"),
+            "episode: turns.2: a logprob or a reward is not finite",
+        ),
+        (
+            "turns/2/logprobs",
+            [-0.5],
+            "episode: turns.2: 1 logprobs for 2 reply ids; allowed: one each, or none",
+        ),
+        (
+            "turns/0/version",
+            1.5,
+            "episode: turns.0.version=1.5: Expected `int | null`, got `float`",
+        ),
         ("", None, "episode: all of it=None: Expected `object`"),
     ],
 )

@@ -18,7 +18,7 @@ from hanabi_grpo.envs.workflows.environment import WORKFLOWS
 from hanabi_grpo.envs.workflows.problems import draw_problem, load_source, share_of
 from hanabi_grpo.envs.wrappers import AECWrapper, SeatEnv
 from hanabi_grpo.errors import SettingsError, VerifierError
-from hanabi_grpo.evaluation.evaluate import deal_figures, line_up_score
+from hanabi_grpo.evaluation.evaluate import lineup_score, task_figures
 from hanabi_grpo.evaluation.outcomes import is_versus
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.vocabulary import game_words, unknown_words
@@ -45,8 +45,14 @@ def play(setup: Setup[Any], *steps: Sequence[str], seed: int = 0) -> Episode:
 
 def paid(episode: Episode, part: str) -> list[list[float]]:
     """Return what a part paid, per step and player."""
-    steps = [[turn for turn in episode.turns if turn.step == step] for step in range(episode.turns[-1].step + 1)]
-    return [[parts_of(turns, player).get(part, 0.0) for player in range(episode.num_players)] for turns in steps]
+    steps = [
+        [turn for turn in episode.turns if turn.step == step]
+        for step in range(episode.turns[-1].step + 1)
+    ]
+    return [
+        [parts_of(turns, player).get(part, 0.0) for player in range(episode.num_players)]
+        for turns in steps
+    ]
 
 
 @pytest.mark.parametrize("env", WORKFLOWS)
@@ -63,21 +69,36 @@ def test_a_workflow_does_what_the_interface_says(env: str) -> None:
 def test_everybody_sees_the_others_last_replies_and_a_voter_none() -> None:
     shown = {}
     for env in WORKFLOWS:
-        setup = workflow(env, style="full", players=3) if env != "pioneer_observer" else workflow(env, style="full")
+        setup = (
+            workflow(env, style="full", players=3)
+            if env != "pioneer_observer"
+            else workflow(env, style="full")
+        )
         referee = Referee(setup.task("eval", 0))
         question = referee.game.view(0).question
         while acting := referee.to_act():
             texts = {player: referee.see(player).message() for player in acting}
             assert all(text.startswith(question) for text in texts.values())
             shown[env, len(referee.game.said)] = texts  # type: ignore[attr-defined]
-            referee.step({player: f"<think>secret</think>I am {player}.\nAnswer: {70 + player}" for player in acting})
+            referee.step(
+                {
+                    player: f"<think>secret</think>I am {player}.\nAnswer: {70 + player}"
+                    for player in acting
+                }
+            )
         after = [referee.game.state_message(player) for player in range(setup.spec.num_players)]
         assert not any(
-            f"I am {other}" in after[seat] for seat in range(len(after)) for other in range(3) if other != seat
+            f"I am {other}" in after[seat]
+            for seat in range(len(after))
+            for other in range(3)
+            if other != seat
         )
     assert all("secret" not in text for texts in shown.values() for text in texts.values())
     heard = {
-        key: {player: [other for other in range(3) if f"I am {other}" in text] for player, text in texts.items()}
+        key: {
+            player: [other for other in range(3) if f"I am {other}" in text]
+            for player, text in texts.items()
+        }
         for key, texts in shown.items()
         if key[1]
     }
@@ -89,20 +110,29 @@ def test_everybody_sees_the_others_last_replies_and_a_voter_none() -> None:
     answers = workflow("summary", style="full", show="answer")
     referee = Referee(answers.task("eval", 0))
     referee.step({0: "I am 0.\nAnswer: 70", 1: "hm"})
-    assert "I am 0" not in (text := referee.see(2).message()) and "answered:\n70" in text and "(no answer)" in text
+    assert (
+        "I am 0" not in (text := referee.see(2).message())
+        and "answered:\n70" in text
+        and "(no answer)" in text
+    )
 
 
 def test_rewards_have_names_weights_and_seats() -> None:
     vote = workflow("vote", reward_team=0.5, reward_difference=2.0)
     most = play(vote, ["right", "right", "99"])
     assert (paid(most, "correct"), paid(most, "team")) == ([[1.0, 1.0, 0.0]], [[0.5, 0.5, 0.5]])
-    # Without a seat that is right the others are tied: half of it was its own doing; the wrong seat changed nothing.
+    # Without a seat that is right the others are tied: half of it was its own doing; the wrong seat
+    # changed nothing.
     assert paid(most, "difference") == [[1.0, 1.0, 0.0]]
     assert paid(play(vote, ["right", "98", "99"]), "difference") == [
         [2 / 3, pytest.approx(-1 / 3), pytest.approx(-1 / 3)]
     ]
     assert paid(play(vote, ["98", "", "99"]), "difference") == [[0.0] * 3]
-    debate = play(workflow("debate", reward_difference=2.0, players=3), ["99", "99", "99"], ["right", "right", "99"])
+    debate = play(
+        workflow("debate", reward_difference=2.0, players=3),
+        ["99", "99", "99"],
+        ["right", "right", "99"],
+    )
     assert paid(debate, "difference") == [[0.0] * 3, [1.0, 1.0, 0.0]]
     summary = play(workflow("summary"), ["right", "99"], ["right"])
     assert paid(summary, "correct") == [[0.5, 0.0, 0.0], [0.0, 0.0, 0.5]]
@@ -124,7 +154,10 @@ def test_a_round_of_a_debate_is_worth_its_answer_and_the_fading_mean_of_later_on
     [values, _] = choose_estimator("turn", "none")([episode, other], 0)
     assert values == pytest.approx([1 + one[0] for one in rounds])
     # The wrappers, whose rewards come step by step, pay the same in all.
-    aec, seat = AECWrapper(setup.environment, setup.config), SeatEnv(setup.environment, setup.config, 0, {1: Silent()})
+    aec, seat = (
+        AECWrapper(setup.environment, setup.config),
+        SeatEnv(setup.environment, setup.config, 0, {1: Silent()}),
+    )
     aec.reset(options={"split": "eval", "seed": 0})
     seat.reset(options={"split": "eval", "seed": 0})
     total = {agent: 0.0 for agent in aec.agents}
@@ -133,7 +166,9 @@ def test_a_round_of_a_debate_is_worth_its_answer_and_the_fading_mean_of_later_on
         total = {agent: total[agent] + aec.rewards[agent] for agent in total}
     assert list(total.values()) == [pytest.approx(episode.reward(player)) for player in (0, 1)]
     alone = play(setup, ["right", ""], ["99", ""], ["right", ""])
-    assert sum(seat.step(turn.action)[1] for turn in alone.trajectory(0)) == pytest.approx(alone.reward(0))
+    assert sum(seat.step(turn.action)[1] for turn in alone.trajectory(0)) == pytest.approx(
+        alone.reward(0)
+    )
 
 
 class Silent:
@@ -144,7 +179,9 @@ class Silent:
 
 
 def test_figures_say_what_the_team_made_of_first_answers() -> None:
-    found = play(workflow("debate", players=3), ["right", "right", "99"], ["99", "right", "99"]).result
+    found = play(
+        workflow("debate", players=3), ["right", "right", "99"], ["99", "right", "99"]
+    ).result
     thirds = {"final": 0.0, "alone": 2 / 3, "corrected": 0.0, "misled": 2 / 3, "agreement": 1 / 3}
     assert found == pytest.approx({**thirds, "round_1": 1.0, "round_2": 0.0})
     tied = play(workflow("debate"), ["right", "99"], ["right", "99"]).result
@@ -163,20 +200,26 @@ def test_figures_say_what_the_team_made_of_first_answers() -> None:
         setup = workflow("summary", players=4)
         noisy = {player: setup.environment.policies["noisy"]() for player in range(4)}
         figures = play_scripts(setup.task("eval", seed), noisy).result
-        assert figures["final"] == pytest.approx(figures["alone"] + figures["corrected"] - figures["misled"])
+        assert figures["final"] == pytest.approx(
+            figures["alone"] + figures["corrected"] - figures["misled"]
+        )
 
 
 def test_payoffs_that_differ_still_have_one_score() -> None:
     setup = workflow("debate")
-    assert (setup.spec.payoff, setup.spec.has_common_score, is_versus(setup.spec)) == ("general", True, False)
+    assert (setup.spec.payoff, setup.spec.has_common_score, is_versus(setup.spec)) == (
+        "general",
+        True,
+        False,
+    )
     assert workflow("vote", reward_correct=0.0, reward_team=1.0).spec.payoff == "team"
     assert workflow("pioneer_observer").spec.payoff == "team"
     for env, common in (("kuhn_poker", False), ("hanabi", True), ("sokoban", True)):
         environment = registry.get(env)
         assert environment.spec(next(iter(environment.presets.values()))).has_common_score is common
     games = [play(setup, ["right", "99"], ["right", "right"])]
-    assert line_up_score(setup.spec, games[0], 1) == 1.0
-    figures = deal_figures(setup.spec, games).figures
+    assert lineup_score(setup.spec, games[0], 1) == 1.0
+    figures = task_figures(setup.spec, games).figures
     assert figures["perfect"] == 1.0 and not any(name.startswith("win") for name in figures)
 
 
@@ -195,16 +238,28 @@ def test_answers_are_read_from_the_last_line_or_box() -> None:
     assert read_answer("6 = 1 2", "compact") == "1 2" and read_answer(" ", "compact") is None
     assert said("<think>a</think>b<|im_end|>\n<think>") is None
     assert said("x < 5 <|im_end|> </s> [INST]") == "x < 5 < |im_end|> < /s> [ INST]"
-    for one, other in (("$1 200.50", "1,200.5"), ("007.", "7"), ("-0", "0"), ("Blue", " blue"), ("+3", "3")):
+    for one, other in (
+        ("$1 200.50", "1,200.5"),
+        ("007.", "7"),
+        ("-0", "0"),
+        ("Blue", " blue"),
+        ("+3", "3"),
+    ):
         assert same(one) == same(other)
     assert same("1.5") != same("15") and same("-3") != same("3") and same("a.b") != same("ab")
-    assert majority(["1", None, "01", "2"], [1.0, 0.0, 1.0, 0.0]) == 1.0 and majority([None], [0.0]) == 0.0
+    assert (
+        majority(["1", None, "01", "2"], [1.0, 0.0, 1.0, 0.0]) == 1.0
+        and majority([None], [0.0]) == 0.0
+    )
 
 
 def test_no_question_is_in_two_splits_and_the_draw_is_for_ever() -> None:
     source = load_source("chain_sum", 3, HIGHEST)
     assert [draw_problem(source, "train", seed).question for seed in range(3)] == QUESTIONS
-    seen = {split: {draw_problem(source, split, seed).question for seed in range(200)} for split in SPLITS}
+    seen = {
+        split: {draw_problem(source, split, seed).question for seed in range(200)}
+        for split in SPLITS
+    }
     for number, split in enumerate(SPLITS):
         assert not any(seen[split] & seen[other] for other in SPLITS[number + 1 :])
     long = load_source("chain_sum", 5, 999).make(7)
@@ -221,15 +276,25 @@ def rows(*lines: object) -> str:
 
 
 def test_a_file_of_problems_counts_by_its_content_and_a_bad_line_is_named(tmp_path: Path) -> None:
-    good = [{"question": f"What is {n} + 1?", "answer": f"{n} + 1 is\n#### {n + 1}"} for n in range(100)]
+    good = [
+        {"question": f"What is {n} + 1?", "answer": f"{n} + 1 is\n#### {n + 1}"} for n in range(100)
+    ]
     files = []
-    for name, content in (("a", rows(*good)), ("b", rows(*good)), ("c", rows(*good, {"question": "x", "answer": 1}))):
+    for name, content in (
+        ("a", rows(*good)),
+        ("b", rows(*good)),
+        ("c", rows(*good, {"question": "x", "answer": 1})),
+    ):
         files.append(tmp_path / f"{name}.jsonl")
         files[-1].write_text(content)
-    first, again, other = (workflow("vote", style="full", problems=str(file)).spec.hash for file in files)
+    first, again, other = (
+        workflow("vote", style="full", problems=str(file)).spec.hash for file in files
+    )
     assert first == again != other
     setup = workflow("vote", style="full", problems=str(files[0]))
-    solver = play_scripts(setup.task("test", 3), dict.fromkeys(range(3), setup.environment.policies["solver"]()))
+    solver = play_scripts(
+        setup.task("test", 3), dict.fromkeys(range(3), setup.environment.policies["solver"]())
+    )
     assert solver.result["final"] == 1.0 and solver.turns[0].reply.startswith("Answer: ")
     question = setup.environment.start_id(setup.config, split="test", seed=3)
     assert share_of(question) == "test" and "####" not in solver.turns[0].reply
@@ -238,7 +303,10 @@ def test_a_file_of_problems_counts_by_its_content_and_a_bad_line_is_named(tmp_pa
         (rows(good[0], {"question": "a"}), r'line 2: no "answer"'),
         (rows({"answer": "a", "question": " "}), r'line 1: no "question"'),
         (rows(["a", "b"]), r'line 1: no "question"'),
-        (rows(good[0], good[1], {**good[0], "answer": "7"}), "line 3: the question of line 1 with another answer"),
+        (
+            rows(good[0], good[1], {**good[0], "answer": "7"}),
+            "line 3: the question of line 1 with another answer",
+        ),
         ("", "0 different problems, of which none falls to eval, eval-, test, train"),
     ):
         bad = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
@@ -253,7 +321,9 @@ def test_a_file_of_problems_counts_by_its_content_and_a_bad_line_is_named(tmp_pa
             workflow("vote", problems=problems)
 
 
-def test_reasoning_gym_is_asked_for_by_name_and_its_verifier_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasoning_gym_is_asked_for_by_name_and_its_verifier_may_fail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(SettingsError, match=r"uv pip install reasoning-gym==0\.1\.25"):
         workflow("vote", problems="reasoning-gym:absent")
@@ -270,22 +340,36 @@ def test_reasoning_gym_is_asked_for_by_name_and_its_verifier_may_fail(monkeypatc
     factory.create_dataset = lambda name, **fields: Set()  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "reasoning_gym", ModuleType("reasoning_gym"))
     monkeypatch.setitem(sys.modules, "reasoning_gym.factory", factory)
-    monkeypatch.setattr("hanabi_grpo.envs.workflows.problems.metadata.version", lambda name: "0.1.25")
+    monkeypatch.setattr(
+        "hanabi_grpo.envs.workflows.problems.metadata.version", lambda name: "0.1.25"
+    )
     with pytest.raises(SettingsError, match=r"did you mean 'say'\? 1 are known"):
         workflow("vote", problems="reasoning-gym:sai")
     setup = workflow("vote", problems="reasoning-gym:say", style="full")
     found = play(
         setup,
-        ["Answer: close", "hm", f"Answer: {setup.environment.problem(setup.config, split='eval', seed=0).answer}"],
+        [
+            "Answer: close",
+            "hm",
+            f"Answer: {setup.environment.problem(setup.config, split='eval', seed=0).answer}",
+        ],
     )
-    assert paid(found, "correct") == [[0.0, 0.0, 1.0]], "a verifier's partial credit is no right answer"
+    assert paid(found, "correct") == [[0.0, 0.0, 1.0]], (
+        "a verifier's partial credit is no right answer"
+    )
     with pytest.raises(VerifierError, match=r"raised KeyError .*the episode does not count"):
         play(setup, ["Answer: 7"] * 3)
 
 
 def test_fields_are_settings_and_a_tiny_model_knows_every_word(tmp_path: Path) -> None:
-    loaded = load_settings({"HANABI_ENV": "debate", "HANABI_ROUNDS": "3", "HANABI_CHAIN_TERMS": "2"}, tmp_path).settings
-    assert (loaded.setup().config.rounds, loaded.players, loaded.setup().config.style) == (3, 2, "compact")
+    loaded = load_settings(
+        {"HANABI_ENV": "debate", "HANABI_ROUNDS": "3", "HANABI_CHAIN_TERMS": "2"}, tmp_path
+    ).settings
+    assert (loaded.setup().config.rounds, loaded.players, loaded.setup().config.style) == (
+        3,
+        2,
+        "compact",
+    )
     with pytest.raises(SettingsError, match="HANABI_ROUNDS"):
         load_settings({"HANABI_ENV": "vote", "HANABI_ROUNDS": "3"}, tmp_path)
     for env in WORKFLOWS:
@@ -296,6 +380,10 @@ def test_fields_are_settings_and_a_tiny_model_knows_every_word(tmp_path: Path) -
         assert set(words) == {*numbers, "+", "-", "=", "?", "own", "other", "none"}
         tokenizer = build_tokenizer(words)
         for sample in recipe.samples(setup, ChatFormat.from_tokenizer(tokenizer), 50):
-            # A result on the way, =, the answer and the end: as many as MAX_COMPLETION_LENGTH allows without a GPU.
-            assert tokenizer.unk_token_id not in sample.ids and sum(sample.is_reply) <= loaded.max_completion_length
+            # A result on the way, =, the answer and the end: as many as MAX_COMPLETION_LENGTH
+            # allows without a GPU.
+            assert (
+                tokenizer.unk_token_id not in sample.ids
+                and sum(sample.is_reply) <= loaded.max_completion_length
+            )
         assert unknown_words(("two",), tokenizer) == ("two",)

@@ -1,4 +1,6 @@
-"""`bash tools/bench.sh`: how far this software is from what its parts could do, as ratios of two arms side by side."""
+"""`bash tools/bench.sh`: how far this software is from what its parts could do, as ratios of two
+arms side by side.
+"""
 
 import asyncio
 import json
@@ -18,14 +20,24 @@ if TYPE_CHECKING:
 
 
 def main(
-    quick: Annotated[bool, typer.Option("--quick", help="Under 5 minutes on 2 cores: fewer pairs of runs.")] = False,
-    only: Annotated[list[str] | None, typer.Option(help="A ratio, e.g. R3; may be given more than once.")] = None,
-    no_engine: Annotated[bool, typer.Option("--no-engine", help="Only what needs no vLLM.")] = False,
-    out: Annotated[Path, typer.Option(help="Folder of bench.json and bench.md.")] = Path("outputs/bench"),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Under 5 minutes on 2 cores: fewer pairs of runs.")
+    ] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(help="A ratio, e.g. R3; may be given more than once.")
+    ] = None,
+    no_engine: Annotated[
+        bool, typer.Option("--no-engine", help="Only what needs no vLLM.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Folder of bench.json and bench.md.")] = Path(
+        "outputs/bench"
+    ),
 ) -> None:
-    """Measure ratios, R1 to R19, in one run and print them beside their targets; docs/benchmarks.md explains them.
+    """Measure ratios, R1 to R19, in one run and print them beside their targets; docs/benchmarks.md
+    explains them.
 
-    Environment: MODEL, DATASET, HANABI_DTYPE, HANABI_MAX_MODEL_LEN, LORA_RANK, LORA_ALPHA, HANABI_DEALS_PER_STEP,
+    Environment: MODEL, DATASET, HANABI_DTYPE, HANABI_MAX_MODEL_LEN, LORA_RANK, LORA_ALPHA,
+    HANABI_TASKS_PER_STEP,
     NUM_GENERATIONS, MAX_COMPLETION_LENGTH, TEMPERATURE, SEED and the others of serve.
     """
     from hanabi_grpo.commands.console import give_environ, interruptible, make_console
@@ -51,12 +63,16 @@ def main(
     level = logger.level
     given = Bench(settings=loaded.settings, config=board_of(loaded.settings), quick=quick, say=say)
     _check_writable(out)
-    with interruptible(lambda: "stopped; a table needs a whole run, and --only takes single ratios"):
-        # A line per deal and arm would bury the table; warnings stay.
+    with interruptible(
+        lambda: "stopped; a table needs a whole run, and --only takes single ratios"
+    ):
+        # A line per task and arm would bury the table; warnings stay.
         logger.setLevel(logging.WARNING)
         try:
             result = asyncio.run(
-                measure_all(given, families, use_engine=not no_engine, report=lambda row: say(_line(row)))
+                measure_all(
+                    given, families, use_engine=not no_engine, report=lambda row: say(_line(row))
+                )
             )
         finally:
             logger.setLevel(level)
@@ -64,9 +80,13 @@ def main(
     for note in notes(result.rows):
         console.print(note, markup=False, soft_wrap=True)
     document = as_json(result.rows, result.facts, result.failed)
-    (out / "bench.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    (out / "bench.json").write_text(
+        json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
     (out / "bench.md").write_text(markdown(result.rows, result.facts), encoding="utf-8")
-    console.print(f"wrote {out / 'bench.json'} and {out / 'bench.md'}", markup=False, soft_wrap=True)
+    console.print(
+        f"wrote {out / 'bench.json'} and {out / 'bench.md'}", markup=False, soft_wrap=True
+    )
     if result.failed:
         raise typer.Exit(1)
 
@@ -80,7 +100,9 @@ def _check_writable(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "bench.json").touch()
     except OSError as error:
-        raise SettingsError(f"--out {folder}: cannot be written ({error.strerror}); choose another folder.") from error
+        raise SettingsError(
+            f"--out {folder}: cannot be written ({error.strerror}); choose another folder."
+        ) from error
 
 
 app = typer.Typer(cls=Group, pretty_exceptions_enable=False, add_completion=False)

@@ -41,7 +41,9 @@ class Family:
     also: tuple[str, ...] = ()
     """Other numbers that the same function measures."""
     own_engines: bool = False
-    """It starts engines itself, so it is measured before the one that other rows share holds memory and cores."""
+    """It starts engines itself, so it is measured before the one that other rows share holds memory
+    and cores.
+    """
 
     @property
     def numbers(self) -> tuple[str, ...]:
@@ -92,9 +94,27 @@ FAMILIES = (
         needs_engine=True,
         measure=rollout_rows.cached_share,
     ),
-    Family(id="R5", title="weight sync ÷ step and ÷ floor", target=None, needs_engine=True, measure=push_rows.push),
-    Family(id="R6", title="step ÷ its parts", target=at_most(1.15), needs_engine=False, measure=_overlap),
-    Family(id="R7", title="the tail of a step's games", target=None, needs_engine=True, measure=rollout_rows.tail),
+    Family(
+        id="R5",
+        title="weight sync ÷ step and ÷ floor",
+        target=None,
+        needs_engine=True,
+        measure=push_rows.push,
+    ),
+    Family(
+        id="R6",
+        title="step ÷ its parts",
+        target=at_most(1.15),
+        needs_engine=False,
+        measure=_overlap,
+    ),
+    Family(
+        id="R7",
+        title="the tail of a step's games",
+        target=None,
+        needs_engine=True,
+        measure=rollout_rows.tail,
+    ),
     Family(
         id="R8",
         title="one sequence per game and player ÷ one per turn; useful ÷ padded tokens",
@@ -110,8 +130,20 @@ FAMILIES = (
         needs_engine=False,
         measure=prefix_rows.shared_beginnings,
     ),
-    Family(id="R9a", title="env time ÷ turn", target=at_most(0.01), needs_engine=False, measure=env_rows.env_share),
-    Family(id="R9b", title="event-loop lag", target=env_rows.LAG_TARGET, needs_engine=False, measure=env_rows.loop_lag),
+    Family(
+        id="R9a",
+        title="env time ÷ turn",
+        target=at_most(0.01),
+        needs_engine=False,
+        measure=env_rows.env_share,
+    ),
+    Family(
+        id="R9b",
+        title="event-loop lag",
+        target=env_rows.LAG_TARGET,
+        needs_engine=False,
+        measure=env_rows.loop_lag,
+    ),
     Family(
         id="R10",
         title="mean |trainer logp − sampler logp| after a weight sync",
@@ -182,8 +214,8 @@ FAMILIES = (
 def chosen(only: Sequence[str]) -> list[Family]:
     """Return the families that were asked for, all of them when none was.
 
-    Args:
-        only: "R3" takes R3a and R3b; "R3b" that one; letters of a family that is measured as one take all of it.
+    Args: only: "R3" takes R3a and R3b; "R3b" that one; letters of a family that is measured as one
+        take all of it.
 
     Raises:
         SettingsError: Something that is no ratio.
@@ -194,7 +226,10 @@ def chosen(only: Sequence[str]) -> list[Family]:
         same_number = [family for family in FAMILIES if exact.rstrip(_LETTERS) in family.numbers]
         matching = [family for family in same_number if family.id == exact] or same_number
         if not matching:
-            numbers = sorted({number for family in FAMILIES for number in family.numbers}, key=lambda one: int(one[1:]))
+            numbers = sorted(
+                {number for family in FAMILIES for number in family.numbers},
+                key=lambda one: int(one[1:]),
+            )
             raise SettingsError(f"--only {text!r}: choose of {', '.join(numbers)}.")
         found += matching
     return [family for family in FAMILIES if not only or family in found]

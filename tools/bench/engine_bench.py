@@ -1,4 +1,6 @@
-"""The engine, started once a run, with the real app around it and one adapter per player pushed over HTTP."""
+"""The engine, started once a run, with the real app around it and one adapter per player pushed
+over HTTP.
+"""
 
 import asyncio
 import contextlib
@@ -14,7 +16,7 @@ from bench.pairing import Measure, Stopwatch
 from bench.raw_engine import generate_raw
 from bench.recording import ForcedSampler, GameCalls, Recorder
 from bench.serving import serving
-from bench.stand_in import SUITE, first_deals
+from bench.stand_in import SUITE, first_tasks
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
@@ -32,7 +34,9 @@ __all__ = ["SUITE", "EngineBench", "started_engine"]
 
 
 class EngineBench:
-    """What rows need of a running engine. A step's games are played once and recorded; arms play them again."""
+    """What rows need of a running engine. A step's games are played once and recorded; arms play
+    them again.
+    """
 
     def __init__(
         self,
@@ -49,7 +53,9 @@ class EngineBench:
         self.engine, self.store, self.chat, self.app, self.url = engine, store, chat, app, url
         self.settings, self.config = settings, config
         self.players = player_names(config.players)
-        self.sampling = SamplingConfig(max_tokens=settings.max_completion_length, temperature=settings.temperature)
+        self.sampling = SamplingConfig(
+            max_tokens=settings.max_completion_length, temperature=settings.temperature
+        )
         self.version = 0
         """Last version pushed; above 0 once `push` was called."""
         self.model: Any = None
@@ -61,17 +67,18 @@ class EngineBench:
     @property
     def num_games(self) -> int:
         """Games of one step."""
-        return self.settings.deals_per_step * self.settings.num_generations
+        return self.settings.tasks_per_step * self.settings.num_generations
 
     async def plays(self, count: int) -> list[list[GameCalls]]:
-        """Return the games of so many steps with the served adapters, each step played once and on empty caches.
+        """Return the games of so many steps with the served adapters, each step played once and on
+        empty caches.
 
         One step before them is thrown away: a new engine's first batches are slow.
         """
         while len(self._plays) < count + 1:
             await self.engine.reset_prefix_cache()
             recorder = Recorder(self.engine)
-            await self._play(recorder, self.settings.deals_per_step)
+            await self._play(recorder, self.settings.tasks_per_step)
             self._plays.append(recorder.games)
         return self._plays[1 : count + 1]
 
@@ -79,28 +86,32 @@ class EngineBench:
         """Return the games that arms play again: those of the first step."""
         return (await self.plays(1))[0]
 
-    async def play_again(self, *, num_deals: int | None = None, seats: tuple[str, ...] | None = None) -> Measure:
+    async def play_again(
+        self, *, num_tasks: int | None = None, seats: tuple[str, ...] | None = None
+    ) -> Measure:
         """Play the recorded games through the real scheduler, on empty caches.
 
         Args:
-            num_deals: Only the first ones; None: all.
+            num_tasks: Only the first ones; None: all.
             seats: Who plays, one word each; None: the adapters that are served.
 
         Returns:
             The measure in sampled tokens.
         """
         games = await self.recorded_games()
-        deals = self.settings.deals_per_step if num_deals is None else num_deals
-        games = games[: deals * self.settings.num_generations]
+        tasks = self.settings.tasks_per_step if num_tasks is None else num_tasks
+        games = games[: tasks * self.settings.num_generations]
         await self.engine.reset_prefix_cache()
         forced = ForcedSampler(self.engine, games)
         with Stopwatch(children=True) as watch:
-            await self._play(forced, deals, seats)
+            await self._play(forced, tasks, seats)
         forced.check_complete()
         return watch.measure(forced.num_tokens, games=len(games))
 
     async def replay_raw(self) -> Measure:
-        """Send the recorded requests to the bare engine: a game's next one when its last one was answered."""
+        """Send the recorded requests to the bare engine: a game's next one when its last one was
+        answered.
+        """
         games = await self.recorded_games()
         await self.engine.reset_prefix_cache()
         async with self.store.lease(self.store.versions()) as leased:
@@ -109,14 +120,18 @@ class EngineBench:
             async def play(game: GameCalls) -> int:
                 count = 0
                 for call in game:
-                    count += await self.raw(list(call.prompt_ids), len(call.reply_ids), loras.get(call.adapter))
+                    count += await self.raw(
+                        list(call.prompt_ids), len(call.reply_ids), loras.get(call.adapter)
+                    )
                 return count
 
             with Stopwatch(children=True) as watch:
                 counts = await asyncio.gather(*(play(game) for game in games))
         return watch.measure(sum(counts), games=len(games))
 
-    async def batch(self, prompts: Sequence[tuple[Sequence[int], int, str]], *, lora: bool) -> Measure:
+    async def batch(
+        self, prompts: Sequence[tuple[Sequence[int], int, str]], *, lora: bool
+    ) -> Measure:
         """Sample one reply to every prompt at once, on empty caches.
 
         Args:
@@ -128,7 +143,10 @@ class EngineBench:
             loras = {name: held.lora for name, held in leased.items()} if lora else {}
             with Stopwatch(children=True) as watch:
                 counts = await asyncio.gather(
-                    *(self.raw(list(ids), length, loras.get(adapter)) for ids, length, adapter in prompts)
+                    *(
+                        self.raw(list(ids), length, loras.get(adapter))
+                        for ids, length, adapter in prompts
+                    )
                 )
         return watch.measure(sum(counts), prompt_tokens=sum(len(ids) for ids, _, _ in prompts))
 
@@ -154,7 +172,9 @@ class EngineBench:
         from hanabi_grpo.training.model.adapters import export_adapter
 
         dtype = getattr(torch, self.settings.dtype)
-        self.client.push(version, {name: export_adapter(self.model, name, dtype) for name in self.players})
+        self.client.push(
+            version, {name: export_adapter(self.model, name, dtype) for name in self.players}
+        )
 
     async def prepare(self) -> None:
         """Make the trainer's model with fresh adapters, open a session and push them."""
@@ -169,11 +189,17 @@ class EngineBench:
         from hanabi_grpo.training.model.adapters import add_adapters
 
         settings = self.settings
-        base = AutoModelForCausalLM.from_pretrained(resolve_model(settings.model), dtype=getattr(torch, settings.dtype))
+        base = AutoModelForCausalLM.from_pretrained(
+            resolve_model(settings.model), dtype=getattr(torch, settings.dtype)
+        )
         # Where the trainer would have it: what is pushed comes from there.
         base.eval().to("cpu" if settings.device == "cpu" else "cuda")
         self.model = add_adapters(
-            base, self.players, rank=settings.lora_rank, alpha=settings.lora_alpha, seed=settings.seed
+            base,
+            self.players,
+            rank=settings.lora_rank,
+            alpha=settings.lora_alpha,
+            seed=settings.seed,
         )
         self.client.introduce(
             settings,
@@ -184,13 +210,21 @@ class EngineBench:
             version=1,
         )
 
-    async def _play(self, sampler: Any, num_deals: int, seats: tuple[str, ...] | None = None) -> None:
+    async def _play(
+        self, sampler: Any, num_tasks: int, seats: tuple[str, ...] | None = None
+    ) -> None:
         model = Model(sampler=sampler, chat=self.chat, max_model_len=self.settings.max_model_len)
         at_once = max(self.settings.games_at_once, self.num_games)
-        seats = seats or tuple(f"{name}@{version}" for name, version in self.store.versions().items())
+        seats = seats or tuple(
+            f"{name}@{version}" for name, version in self.store.versions().items()
+        )
         scheduler = Scheduler(model, self.store, games_at_once=at_once, instance_id="bench")
-        asked = first_deals(
-            self.config, self.sampling, num_deals=num_deals, num_games=self.settings.num_generations, seats=seats
+        asked = first_tasks(
+            self.config,
+            self.sampling,
+            num_tasks=num_tasks,
+            num_games=self.settings.num_generations,
+            seats=seats,
         )
         await scheduler.run(read_tasks(asked), self.sampling)
 
@@ -230,6 +264,10 @@ def pinned_threads() -> str:
     """Say which cores this process and its children may use, and how many threads torch takes."""
     import torch
 
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    cores = (
+        sorted(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else list(range(os.cpu_count() or 1))
+    )
     torch.set_num_threads(len(cores))
     return f"cores {','.join(map(str, cores))}, {len(cores)} threads"

@@ -1,4 +1,6 @@
-"""The floor of R14: vLLM imported once, the model loaded, one token, all in this process; `engine_floor.py OPTIONS`."""
+"""The floor of R14: vLLM imported once, the model loaded, one token, all in this process;
+`engine_floor.py OPTIONS`.
+"""
 
 import json
 import sys
@@ -7,5 +9,7 @@ if __name__ == "__main__":
     from vllm import LLM, SamplingParams
 
     engine = LLM(**json.loads(sys.argv[1]))
-    engine.generate({"prompt_token_ids": [1]}, SamplingParams(max_tokens=1, detokenize=False), use_tqdm=False)
+    engine.generate(
+        {"prompt_token_ids": [1]}, SamplingParams(max_tokens=1, detokenize=False), use_tqdm=False
+    )
     print("first token", flush=True)

@@ -1,4 +1,6 @@
-"""R9 and the part of R12 that needs no engine: what rules, prompts, tokens and the event loop cost."""
+"""R9 and the part of R12 that needs no engine: what rules, prompts, tokens and the event loop
+cost.
+"""
 
 import contextlib
 import itertools
@@ -20,7 +22,7 @@ from bench.stand_in import (
     StandIn,
     chat_of,
     compact_config,
-    first_deals,
+    first_tasks,
     scripted_games,
     stand_in_scheduler,
     stand_in_server,
@@ -37,15 +39,19 @@ from hanabi_grpo.server.scheduler import Scheduler
 
 LAG_TARGET = at_most(0.005)
 _REPLY_SECONDS = 0.4
-"""Mean of the stand-in: a short reply of the demo's model on two cores when a whole step is in play."""
+"""Mean of the stand-in: a short reply of the demo's model on two cores when a whole step is in
+play.
+"""
 _BEST_OF = 2
 """Runs of one size; what else the machine does can only add to the smaller of their times."""
-_PER_DEAL = 16
+_PER_TASK = 16
 _SAMPLING = SamplingConfig(max_tokens=8)
 
 
 async def env_share(bench: Bench) -> list[Row]:
-    """R9a: what rules and prompt take of a turn, as its game sees it; on the engine R9c too: of the whole step."""
+    """R9a: what rules and prompt take of a turn, as its game sees it; on the engine R9c too: of the
+    whole step.
+    """
     games, source = await _recording(bench)
     turn = mean_turn_seconds(games)
     step, turns = step_seconds(games), sum(map(len, games))
@@ -71,7 +77,8 @@ async def env_share(bench: Bench) -> list[Row]:
                 name="env time of all turns ÷ step",
                 arms=(part, "one step's games"),
                 ratios=tuple(cost * turns / step for cost in costs[1:]),
-                how=f"{how}; {turns} turns of {len(games)} games, all of which one event loop serves",
+                how=f"{how}; {turns} turns of {len(games)} games, all of which one event loop "
+                "serves",
                 details={"step_seconds": step, "turns": turns},
             )
         )
@@ -81,21 +88,29 @@ async def env_share(bench: Bench) -> list[Row]:
 async def loop_lag(bench: Bench) -> list[Row]:
     """R9b: seconds by which the server's event loop is late while one step's games are played."""
     engine, settings = bench.engine, bench.settings
-    deals, per_deal = settings.deals_per_step, settings.num_generations
+    tasks, per_task = settings.tasks_per_step, settings.num_generations
     config = engine.config if engine else compact_config("laptop")
     chat = engine.chat if engine else chat_of(config)
-    games = [] if engine else await scripted_games(config, chat, num_deals=deals, num_games=per_deal)
-    sampling = SamplingConfig(max_tokens=settings.max_completion_length, temperature=settings.temperature)
-    body = msgspec.json.encode(first_deals(config, sampling, num_deals=deals, num_games=per_deal))
+    games = (
+        [] if engine else await scripted_games(config, chat, num_tasks=tasks, num_games=per_task)
+    )
+    sampling = SamplingConfig(
+        max_tokens=settings.max_completion_length, temperature=settings.temperature
+    )
+    body = msgspec.json.encode(first_tasks(config, sampling, num_tasks=tasks, num_games=per_task))
     lags: list[float] = []
     busy: list[float] = []
     for _ in range(bench.pairs + 1):
         async with contextlib.AsyncExitStack() as stack:
             served = (
-                contextlib.nullcontext(engine.url) if engine else stand_in_server(chat, games, seconds=_REPLY_SECONDS)
+                contextlib.nullcontext(engine.url)
+                if engine
+                else stand_in_server(chat, games, seconds=_REPLY_SECONDS)
             )
             url = await stack.enter_async_context(served)
-            client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, trust_env=False, timeout=600.0))
+            client = await stack.enter_async_context(
+                httpx.AsyncClient(base_url=url, trust_env=False, timeout=600.0)
+            )
             content = client.build_request(
                 "POST", "/rollout/", content=body, headers={"content-type": "application/json"}
             )
@@ -104,7 +119,11 @@ async def loop_lag(bench: Bench) -> list[Row]:
             answer.raise_for_status()
         lags.append(percentile([lag.late for lag in seen], 0.99))
         busy.append(percentile([lag.busy for lag in seen], 0.99))
-    source = "the engine" if engine else f"an engine that answers after {_REPLY_SECONDS:g} s, give or take half of it"
+    source = (
+        "the engine"
+        if engine
+        else f"an engine that answers after {_REPLY_SECONDS:g} s, give or take half of it"
+    )
     return [
         Row(
             id="R9b",
@@ -113,8 +132,10 @@ async def loop_lag(bench: Bench) -> list[Row]:
             ratios=tuple(lags[1:]),
             target=LAG_TARGET,
             how=(
-                f"the real app on a socket, {deals * per_deal} games at once, {source}; the client shares the loop; "
-                f"in 99 % of the sleeps its own callbacks took at most {statistics.median(busy[1:]):.2g} CPU s"
+                f"the real app on a socket, {tasks * per_task} games at once, {source}; the "
+                "client shares the loop; "
+                "in 99 % of the sleeps its own callbacks took at most "
+                f"{statistics.median(busy[1:]):.2g} CPU s"
             ),
             if_missed="the engine's threads want the same cores as this loop",
             details={"busy_p99": statistics.median(busy[1:]), "samples_a_run": len(seen)},
@@ -127,24 +148,40 @@ async def growth(bench: Bench) -> list[Row]:
     games = (32, 64, 128) if bench.quick else (32, 64, 128, 256)
     turns = (8, 16, 32) if bench.quick else (8, 16, 32, 48)
     sweeps = [
-        ("a", "games of a step", {count: await _path(compact_config("laptop"), count) for count in games}),
-        # The same number of moves at every table: what is left is the cost of a move at a larger one.
+        (
+            "a",
+            "games of a step",
+            {count: await _path(compact_config("laptop"), count) for count in games},
+        ),
+        # The same number of moves at every table: what is left is the cost of a move at a larger
+        # one.
         (
             "b",
             "players of a table, moves fixed",
-            {players: await _path(compact_config("full", players, 20), 32) for players in (2, 3, 4, 5)},
+            {
+                players: await _path(compact_config("full", players, 20), 32)
+                for players in (2, 3, 4, 5)
+            },
         ),
-        ("c", "turns of a game", {count: await _path(compact_config("full", 2, count), 32) for count in turns}),
+        (
+            "c",
+            "turns of a game",
+            {count: await _path(compact_config("full", 2, count), 32) for count in turns},
+        ),
     ]
     rounds: dict[str, list[dict[float, float]]] = {letter: [] for letter, _, _ in sweeps}
     for number in range(bench.pairs + 1):
         for letter, _, paths in sweeps:
-            # Up, then down: a machine that grows slower meanwhile does not bend the slope one way only.
+            # Up, then down: a machine that grows slower meanwhile does not bend the slope one way
+            # only.
             order = sorted(paths, reverse=number % 2 == 0)
             costs = {float(size): await _path_seconds(paths[size]) for size in order}
             if number:
                 rounds[letter].append(costs)
-    how = "rules, prompts, tokens, conversations and answers through the real scheduler; the engine answers at once"
+    how = (
+        "rules, prompts, tokens, conversations and answers through the real scheduler; the "
+        "engine answers at once"
+    )
     return [
         Row(
             id=f"R12{letter}",
@@ -153,14 +190,20 @@ async def growth(bench: Bench) -> list[Row]:
             ratios=slopes(rounds[letter]),
             target=at_most(1.1),
             how=how,
-            details={"seconds": [{f"{size:g}": cost for size, cost in costs.items()} for costs in rounds[letter]]},
+            details={
+                "seconds": [
+                    {f"{size:g}": cost for size, cost in costs.items()} for costs in rounds[letter]
+                ]
+            },
         )
         for letter, what, _ in sweeps
     ]
 
 
 def _env_seconds(config: EnvConfig, games: Sequence[Sequence[str]]) -> float:
-    """Return the mean seconds of a turn when recorded moves are stepped through the env alone, prompts included."""
+    """Return the mean seconds of a turn when recorded moves are stepped through the env alone,
+    prompts included.
+    """
     start = time.perf_counter()
     for seed, moves in enumerate(games):
         game = HANABI.reset(config, split=SUITE, seed=seed)
@@ -171,9 +214,11 @@ def _env_seconds(config: EnvConfig, games: Sequence[Sequence[str]]) -> float:
     return (time.perf_counter() - start) / sum(map(len, games))
 
 
-def _bot_moves(config: EnvConfig, num_deals: int = 64) -> list[list[str]]:
+def _bot_moves(config: EnvConfig, num_tasks: int = 64) -> list[list[str]]:
     policies = dict.fromkeys(range(config.players), HANABI.policies["iggi"]())
-    episodes = [play_scripts(Setup(HANABI, config).task(SUITE, seed), policies) for seed in range(num_deals)]
+    episodes = [
+        play_scripts(Setup(HANABI, config).task(SUITE, seed), policies) for seed in range(num_tasks)
+    ]
     return [[turn.action for turn in episode.turns] for episode in episodes]
 
 
@@ -183,23 +228,30 @@ async def _recording(bench: Bench) -> tuple[list[GameCalls], str]:
         return await bench.engine.recorded_games(), "the engine"
     settings, config = bench.settings, compact_config("laptop")
     chat = chat_of(config)
-    games = await scripted_games(config, chat, num_deals=settings.deals_per_step, num_games=settings.num_generations)
+    games = await scripted_games(
+        config, chat, num_tasks=settings.tasks_per_step, num_games=settings.num_generations
+    )
     engine = StandIn(_REPLY_SECONDS)
     store = stand_in_store(engine)
     try:
         recorder = Recorder(ForcedSampler(engine, games))
         scheduler = stand_in_scheduler(store, chat, recorder, len(games))
-        await _run(scheduler, config, settings.deals_per_step, settings.num_generations)
+        await _run(scheduler, config, settings.tasks_per_step, settings.num_generations)
     finally:
         store.close()
-    return recorder.games, f"an engine that answers after {_REPLY_SECONDS:g} s, give or take half of it"
+    return (
+        recorder.games,
+        f"an engine that answers after {_REPLY_SECONDS:g} s, give or take half of it",
+    )
 
 
 def mean_turn_seconds(games: list[GameCalls]) -> float:
     """Return the mean time from one question of a game to its next."""
-    gaps = [later.started - earlier.started for game in games for earlier, later in itertools.pairwise(game)] or [
-        call.ended - call.started for game in games for call in game
-    ]
+    gaps = [
+        later.started - earlier.started
+        for game in games
+        for earlier, later in itertools.pairwise(game)
+    ] or [call.ended - call.started for game in games for call in game]
     return sum(gaps) / len(gaps)
 
 
@@ -219,7 +271,9 @@ class _Path:
 
 async def _path(config: EnvConfig, num_games: int) -> _Path:
     chat = chat_of(config)
-    games = await scripted_games(config, chat, num_deals=num_games // _PER_DEAL, num_games=_PER_DEAL)
+    games = await scripted_games(
+        config, chat, num_tasks=num_games // _PER_TASK, num_games=_PER_TASK
+    )
     return _Path(config=config, chat=chat, games=games)
 
 
@@ -232,7 +286,7 @@ async def _path_seconds(path: _Path) -> float:
             sampler = ForcedSampler(engine, path.games)
             scheduler = stand_in_scheduler(store, path.chat, sampler, len(path.games))
             start = time.perf_counter()
-            await _run(scheduler, path.config, len(path.games) // _PER_DEAL, _PER_DEAL)
+            await _run(scheduler, path.config, len(path.games) // _PER_TASK, _PER_TASK)
             seconds.append(time.perf_counter() - start)
             sampler.check_complete()
         return min(seconds)
@@ -240,6 +294,6 @@ async def _path_seconds(path: _Path) -> float:
         store.close()
 
 
-async def _run(scheduler: Scheduler, config: EnvConfig, num_deals: int, num_games: int) -> None:
-    asked = first_deals(config, _SAMPLING, num_deals=num_deals, num_games=num_games)
+async def _run(scheduler: Scheduler, config: EnvConfig, num_tasks: int, num_games: int) -> None:
+    asked = first_tasks(config, _SAMPLING, num_tasks=num_tasks, num_games=num_games)
     await scheduler.run(read_tasks(asked), _SAMPLING)

@@ -1,4 +1,6 @@
-"""How a cost grows with size: the slope of its logarithm over the size's logarithm; 1 is proportional."""
+"""How a cost grows with size: the slope of its logarithm over the size's logarithm; 1 is
+proportional.
+"""
 
 import math
 import statistics
@@ -18,10 +20,16 @@ def log_slope(sizes: Sequence[float], costs: Sequence[float]) -> float:
         SettingsError: Fewer than two sizes, or a number that has no logarithm.
     """
     if len(sizes) != len(costs) or len(set(sizes)) < 2:
-        raise SettingsError(f"slope over sizes {list(sizes)}: at least two different ones with a cost each.")
+        raise SettingsError(
+            f"slope over sizes {list(sizes)}: at least two different ones with a cost each."
+        )
     if not all(math.isfinite(value) and value > 0 for value in (*sizes, *costs)):
-        raise SettingsError(f"slope of {list(costs)} over {list(sizes)}: every number must be above 0.")
-    return statistics.linear_regression([math.log(size) for size in sizes], [math.log(cost) for cost in costs]).slope
+        raise SettingsError(
+            f"slope of {list(costs)} over {list(sizes)}: every number must be above 0."
+        )
+    return statistics.linear_regression(
+        [math.log(size) for size in sizes], [math.log(cost) for cost in costs]
+    ).slope
 
 
 def slopes(rounds: Sequence[Mapping[float, float]]) -> tuple[float, ...]:

@@ -1,4 +1,6 @@
-"""R17: memory for each further logit of a micro-batch, in chunks and whole, by the slope of the allocator's peak."""
+"""R17: memory for each further logit of a micro-batch, in chunks and whole, by the slope of the
+allocator's peak.
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,26 +25,39 @@ async def logit_memory(bench: Bench) -> list[Row]:
     import torch
 
     found = {
-        f"{dtype}".removeprefix("torch."): [bytes_per_logit(dtype, whole=whole) for whole in (False, True)]
+        f"{dtype}".removeprefix("torch."): [
+            bytes_per_logit(dtype, whole=whole) for whole in (False, True)
+        ]
         for dtype in (torch.float32, torch.bfloat16)
     }
-    told = ", ".join(f"{name} {chunked:.3g} instead of {whole:.3g}" for name, (chunked, whole) in found.items())
+    told = ", ".join(
+        f"{name} {chunked:.3g} instead of {whole:.3g}" for name, (chunked, whole) in found.items()
+    )
     return [
         Row(
             id="R17",
             name="memory for each further logit: head in chunks ÷ whole logits",
-            arms=("peak bytes of a further token ÷ vocabulary, in chunks", "the same with whole logits"),
+            arms=(
+                "peak bytes of a further token ÷ vocabulary, in chunks",
+                "the same with whole logits",
+            ),
             ratios=tuple(chunked / whole for chunked, whole in found.values()),
             target=TARGET,
-            how="forward and backward of 2,048 and 3,072 reply tokens, the layers' part taken off; bytes a logit: "
+            how="forward and backward of 2,048 and 3,072 reply tokens, the layers' part taken "
+            "off; bytes a logit: "
             f"{told}",
-            details={name: {"chunks": chunked, "whole": whole} for name, (chunked, whole) in found.items()},
+            details={
+                name: {"chunks": chunked, "whole": whole}
+                for name, (chunked, whole) in found.items()
+            },
         )
     ]
 
 
 def bytes_per_logit(dtype: "torch.dtype", *, whole: bool) -> float:
-    """Return by how much the peak grows with each further logit, beyond what the same tokens cost in the layers."""
+    """Return by how much the peak grows with each further logit, beyond what the same tokens cost
+    in the layers.
+    """
     small, large = 4 * _TURN, 6 * _TURN
     grown = {}
     for vocabulary in (VOCABULARY // 2, VOCABULARY):
@@ -55,10 +70,11 @@ def bytes_per_logit(dtype: "torch.dtype", *, whole: bool) -> float:
 
 
 def peak(model: Any, dtype: "torch.dtype", rows: Sequence["TokenRow"], whole: bool) -> int:
-    """Return the most bytes allocated at once, beyond weights, while rows' gradient is made on the CPU.
+    """Return the most bytes allocated at once, beyond weights, while rows' gradient is made on the
+    CPU.
 
-    The model is brought to `dtype`, its adapters stay in float32; `whole`: with whole logits, else in chunks.
-    """
+    The model is brought to `dtype`, its adapters stay in float32; `whole`: with whole logits, else
+    in chunks."""
     import torch
 
     model = model.to(dtype)
@@ -67,7 +83,9 @@ def peak(model: Any, dtype: "torch.dtype", rows: Sequence["TokenRow"], whole: bo
             parameter.data = parameter.data.float()
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
         learn(model, rows[:1], 1 << 30, whole_logits=whole)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        with torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+        ) as profile:
             learn(model, rows, 1 << 30, whole_logits=whole)
     held = most = 0
     found: Any = profile.profiler
@@ -84,4 +102,6 @@ def wide_model(vocabulary: int) -> Any:
 
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 32}
     heads = {"num_attention_heads": 1, "num_key_value_heads": 1}
-    return with_adapter(lambda: Qwen3ForCausalLM(Qwen3Config(vocab_size=vocabulary, **sizes, **heads)), "cpu")
+    return with_adapter(
+        lambda: Qwen3ForCausalLM(Qwen3Config(vocab_size=vocabulary, **sizes, **heads)), "cpu"
+    )

@@ -17,12 +17,16 @@ class Lag:
     late: float
     """Seconds by which it came back late; other processes on the same cores add to it."""
     busy: float
-    """CPU seconds that this thread spent meanwhile: what its own callbacks took, whatever else ran."""
+    """CPU seconds that this thread spent meanwhile: what its own callbacks took, whatever else
+    ran.
+    """
 
 
 @contextlib.asynccontextmanager
 async def watched_loop() -> AsyncIterator[list[Lag]]:
-    """Yield a list that fills with what short sleeps met, one after the other, until the block ends."""
+    """Yield a list that fills with what short sleeps met, one after the other, until the block
+    ends.
+    """
     lags: list[Lag] = []
 
     async def watch() -> None:

@@ -1,4 +1,6 @@
-"""One layer's LoRA work in a mixed prefill batch, for the benchmark of our CPU method against vLLM's own."""
+"""One layer's LoRA work in a mixed prefill batch, for the benchmark of our CPU method against
+vLLM's own.
+"""
 
 from typing import Any
 
@@ -10,20 +12,25 @@ from hanabi_grpo.server.vllm_cpu import add_lora_linear, stock_add_lora_linear, 
 
 
 class LoraCase:
-    """Both methods on the same numbers, in the state in which vLLM's own code brings a prefill batch to them."""
+    """Both methods on the same numbers, in the state in which vLLM's own code brings a prefill
+    batch to them.
+    """
 
     def __init__(
-        self, *, num_tokens: int, num_adapters: int, inner: int, widths: tuple[int, ...], rank: int, dtype: torch.dtype
+        self,
+        *,
+        num_tokens: int,
+        num_adapters: int,
+        inner: int,
+        widths: tuple[int, ...],
+        rank: int,
+        dtype: torch.dtype,
     ) -> None:
         """Make the numbers.
 
-        Args:
-            num_tokens: Rows of the batch; adapters take turns every 32 rows, as short prompts of several players do.
-            num_adapters: Adapters in the batch.
-            inner: Width of the layer's input.
-            widths: Of the slices of its output.
-            rank: Of the adapters.
-            dtype: Of everything.
+        Args: num_tokens: Rows of the batch; adapters take turns every 32 rows, as short prompts of
+            several players do. num_adapters: Adapters in the batch. inner: Width of the layer's
+            input. widths: Of the slices of its output. rank: Of the adapters. dtype: Of everything.
         """
         generator = torch.Generator().manual_seed(0)
 

@@ -33,19 +33,27 @@ async def generation(bench: Bench) -> list[Row]:
             ratios=ratios,
             cpu_ratios=cpu,
             target=at_least(0.9),
-            how=f"{len(prompts)} recorded prompts at once (each player's last of a game), bare engine, empty caches",
-            if_missed="two more products in each group of layers; in narrow ones the number of operations counts, not "
+            how=f"{len(prompts)} recorded prompts at once (each player's last of a game), bare "
+            "engine, empty caches",
+            if_missed="two more products in each group of layers; in narrow ones the number of "
+            "operations counts, not "
             "their size",
         )
     ]
 
 
 async def operator(bench: Bench) -> list[Row]:
-    """R3b: vLLM's method that adds LoRA to a layer, ours over the stock one, no engine around it."""
+    """R3b: vLLM's method that adds LoRA to a layer, ours over the stock one, no engine around
+    it.
+    """
     name, target = "LoRA on CPU, ours ÷ stock, prefill", at_least(2.0)
     arms = ("all adapters side by side", "stock: weights gathered per token")
     if bench.settings.device != "cpu":
-        return [not_measured("R3b", name, arms, target, "only the CPU build has it; GPUs use vLLM's kernels")]
+        return [
+            not_measured(
+                "R3b", name, arms, target, "only the CPU build has it; GPUs use vLLM's kernels"
+            )
+        ]
     import torch
 
     from bench.lora_case import LoraCase
@@ -75,8 +83,10 @@ async def operator(bench: Bench) -> list[Row]:
             cpu_ratios=cpu,
             target=target,
             how=(
-                f"the layer method alone: {_TOKENS} tokens of {bench.config.players} adapters, {_INNER} → "
-                f"{sum(_WIDTHS)} in {len(_WIDTHS)} slices, rank {bench.settings.lora_rank}, {bench.settings.dtype}"
+                f"the layer method alone: {_TOKENS} tokens of {bench.config.players} adapters, "
+                f"{_INNER} → "
+                f"{sum(_WIDTHS)} in {len(_WIDTHS)} slices, rank {bench.settings.lora_rank}, "
+                f"{bench.settings.dtype}"
             ),
         )
     ]

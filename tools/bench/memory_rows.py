@@ -1,4 +1,6 @@
-"""R16: what games of 70 turns cost in training, each turn a sequence of its own or the whole history in one."""
+"""R16: what games of 70 turns cost in training, each turn a sequence of its own or the whole
+history in one.
+"""
 
 import random
 from dataclasses import replace
@@ -19,14 +21,20 @@ _GAMES = 8
 
 
 async def single_turns(bench: Bench) -> list[Row]:
-    """R16, without an engine: the first player's sequences of the same games, under both memories."""
+    """R16, without an engine: the first player's sequences of the same games, under both
+    memories.
+    """
     from hanabi_grpo.sft.tiny_model.network import untrained_model
     from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 
     settings = bench.settings
-    turns, whole = [await game_rows(memory, num_games=_GAMES, seed=settings.seed) for memory in ("turn", "game")]
+    turns, whole = [
+        await game_rows(memory, num_games=_GAMES, seed=settings.seed) for memory in ("turn", "game")
+    ]
     if sampled(turns) != sampled(whole):
-        raise RuntimeError("the two memories do not have the same replies, so there is nothing to compare")
+        raise RuntimeError(
+            "the two memories do not have the same replies, so there is nothing to compare"
+        )
     chat, limit = chat_of(compact_config("full")), settings.tokens_per_micro_batch or 2048
     model = with_adapter(lambda: untrained_model(chat.tokenizer), settings.device)
     if not share_prefixes(model):
@@ -44,12 +52,17 @@ async def single_turns(bench: Bench) -> list[Row]:
         Row(
             id="R16",
             name="games of 70 turns: memory = turn ÷ the whole history",
-            arms=("forward and backward, a sequence for each turn", "the same replies, a sequence for each game"),
+            arms=(
+                "forward and backward, a sequence for each turn",
+                "the same replies, a sequence for each game",
+            ),
             ratios=ratios,
             cpu_ratios=cpu,
             target=TARGET,
-            how=f"{_GAMES} games of IGGI on full, first player, {len(sampled(turns))} sampled tokens in both; "
-            f"sequences of up to {longest[0]} and {longest[1]} tokens, beginnings shared; the tiny architecture",
+            how=f"{_GAMES} games of IGGI on full, first player, {len(sampled(turns))} sampled "
+            "tokens in both; "
+            f"sequences of up to {longest[0]} and {longest[1]} tokens, beginnings shared; the "
+            "tiny architecture",
             details={
                 "sequences": [len(turns), len(whole)],
                 "tokens": [sum(len(row.ids) for row in rows) for rows in (turns, whole)],
@@ -60,20 +73,24 @@ async def single_turns(bench: Bench) -> list[Row]:
 
 
 async def game_rows(memory: "Memory", *, num_games: int, seed: int) -> "list[TokenRow]":
-    """Return the first player's sequences of games with one memory; each sampled token has the same advantage in all.
+    """Return the first player's sequences of games with one memory; each sampled token has the same
+    advantage in all.
 
     Args:
         memory: What its conversations hold.
-        num_games: Games, each of a deal of its own: IGGI plays a deal always alike.
-        seed: Of the first deal, and of the advantages.
+        num_games: Games, each of a task of its own: IGGI plays a task always alike.
+        seed: Of the first task, and of the advantages.
     """
     from hanabi_grpo.envs.hanabi.environment import HANABI
 
     config = compact_config("full").model_copy(update={"memory": memory})
-    deals = [(seed * num_games + game, 0) for game in range(num_games)]
-    first, *_ = await bot_rows(HANABI.policies["iggi"](), config, deals)
+    tasks = [(seed * num_games + game, 0) for game in range(num_games)]
+    first, *_ = await bot_rows(HANABI.policies["iggi"](), config, tasks)
     drawn = random.Random(seed)
-    return [replace(row, advantages=[drawn.gauss(0.0, 1.0) if said else 0.0 for said in row.mask]) for row in first]
+    return [
+        replace(row, advantages=[drawn.gauss(0.0, 1.0) if said else 0.0 for said in row.mask])
+        for row in first
+    ]
 
 
 def sampled(rows: "list[TokenRow]") -> list[tuple[int, float]]:

@@ -1,9 +1,10 @@
-"""R6 on a simulated server: what a step takes when games and learning take fixed times, with overlap and without.
+"""R6 on a simulated server: what a step takes when games and learning take fixed times, with
+overlap and without.
 
-`training.overlap` is the real one; only the server's games and the learning are sleeps. So the rows say how close the
-trainer's own machinery comes to its bounds, the sum of both parts and the longer of them, without the noise of an
-engine. They do not say how much faster a run gets where server and trainer compete for the same cores.
-"""
+`training.overlap` is the real one; only the server's games and the learning are sleeps. So the rows
+say how close the trainer's own machinery comes to its bounds, the sum of both parts and the longer
+of them, without the noise of an engine. They do not say how much faster a run gets where server and
+trainer compete for the same cores."""
 
 import threading
 import time
@@ -22,7 +23,9 @@ SHAPES = ((0.2, 0.2), (0.3, 0.1), (0.1, 0.3))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """Means over the steps of one simulated run, in seconds as they really were; a sleep may last longer than asked."""
+    """Means over the steps of one simulated run, in seconds as they really were; a sleep may last
+    longer than asked.
+    """
 
     step: float
     games: float
@@ -33,7 +36,9 @@ class StepTimes:
 
 @dataclass(slots=True)
 class SimulatedServer:
-    """Plays one request at a time, each for the same number of seconds, with the version that it was asked for."""
+    """Plays one request at a time, each for the same number of seconds, with the version that it
+    was asked for.
+    """
 
     seconds: float
     served: int = -1
@@ -50,17 +55,21 @@ class SimulatedServer:
         """Refuse to go on: a request was lost."""
         raise RuntimeError(f"{kind}: {message}")
 
-    def play(self, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> "RolloutResult":
+    def play(
+        self, tasks: list[dict[str, Any]], names: tuple[str, ...], version: int
+    ) -> "RolloutResult":
         """Play now."""
-        return self.fetch(self.prepare(deals, names, version))
+        return self.fetch(self.prepare(tasks, names, version))
 
-    def prepare(self, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> "GamesRequest":
+    def prepare(
+        self, tasks: list[dict[str, Any]], names: tuple[str, ...], version: int
+    ) -> "GamesRequest":
         """Make a request."""
         from hanabi_grpo.training.link import GamesRequest
 
         if version != self.served:
             raise ValueError(f"version {version} was asked for, {self.served} is served")
-        return GamesRequest(deals=deals, own=(), version=version, instance_id="simulated")
+        return GamesRequest(tasks=tasks, own=(), version=version, instance_id="simulated")
 
     def fetch(self, request: "GamesRequest") -> "RolloutResult":
         """Take the time that the games take."""
@@ -80,25 +89,22 @@ class SimulatedServer:
 def simulate(games: float, learning: float, *, overlap: bool, steps: int) -> StepTimes:
     """Run a training loop whose games and learning take fixed times.
 
-    Args:
-        games: Seconds of a step's games.
-        learning: Seconds of its learning.
-        overlap: With HANABI_OVERLAP=1 or 0.
-        steps: Of the loop, at least 3. The first one and the last one are not counted: nothing runs beside the games
-            of the one or the learning of the other.
+    Args: games: Seconds of a step's games. learning: Seconds of its learning. overlap: With
+        HANABI_OVERLAP=1 or 0. steps: Of the loop, at least 3. The first one and the last one are
+        not counted: nothing runs beside the games of the one or the learning of the other.
     """
     from hanabi_grpo.training.overlap import PlayAhead
 
     server, learned, starts, ages = SimulatedServer(games), [], [], []
     ahead = PlayAhead(server, ("player_0",))
-    deals = [[{"deal": number}] for number in range(steps)]
+    tasks = [[{"task": number}] for number in range(steps)]
     for step in range(steps):
         starts.append(time.perf_counter())
         server.served = step
-        taken = ahead.take(deals[step], step)
+        taken = ahead.take(tasks[step], step)
         ages.append(step - taken.version)
         if overlap and step + 1 < steps:
-            ahead.ask(deals[step + 1], step)
+            ahead.ask(tasks[step + 1], step)
         start = time.perf_counter()
         time.sleep(learning)
         learned.append(time.perf_counter() - start)
@@ -112,7 +118,8 @@ def simulate(games: float, learning: float, *, overlap: bool, steps: int) -> Ste
 
 
 def overlap_rows(*, steps: int = 8) -> list[Row]:
-    """Measure R6 with and without overlap, for games that take as long as learning, longer and shorter.
+    """Measure R6 with and without overlap, for games that take as long as learning, longer and
+    shorter.
 
     Args:
         steps: Of each of the six runs, about 0.4 s each.
@@ -120,7 +127,10 @@ def overlap_rows(*, steps: int = 8) -> list[Row]:
     plain = [simulate(games, learning, overlap=False, steps=steps) for games, learning in SHAPES]
     ahead = [simulate(games, learning, overlap=True, steps=steps) for games, learning in SHAPES]
     shapes = ", ".join(f"{games:g}/{learning:g} s" for games, learning in SHAPES)
-    how = f"simulated server, games/learning of {shapes}; steps without the first and the last; wall clock"
+    how = (
+        f"simulated server, games/learning of {shapes}; steps without the first and the last; "
+        "wall clock"
+    )
     return [
         Row(
             id="R6b",
@@ -129,7 +139,11 @@ def overlap_rows(*, steps: int = 8) -> list[Row]:
             ratios=tuple(one.step / max(one.games, one.learning) for one in ahead),
             target=at_most(1.15),
             how=how,
-            details={"shapes": SHAPES, "staleness": [max(one.staleness) for one in ahead], "steps": steps},
+            details={
+                "shapes": SHAPES,
+                "staleness": [max(one.staleness) for one in ahead],
+                "steps": steps,
+            },
         ),
         Row(
             id="R6c",
@@ -138,6 +152,10 @@ def overlap_rows(*, steps: int = 8) -> list[Row]:
             ratios=tuple(one.step / (one.games + one.learning) for one in plain),
             target=at_most(1.05),
             how=how,
-            details={"shapes": SHAPES, "staleness": [max(one.staleness) for one in plain], "steps": steps},
+            details={
+                "shapes": SHAPES,
+                "staleness": [max(one.staleness) for one in plain],
+                "steps": steps,
+            },
         ),
     ]

@@ -1,8 +1,8 @@
 """Two arms side by side: A B B A, one warm-up pair thrown away, the ratio of each pair.
 
-Whatever slows the machine for a while slows both arms of a pair, so a ratio holds where two times taken minutes apart
-do not. Every arm says how much it did (tokens, games), and times are divided by that before they are compared.
-"""
+Whatever slows the machine for a while slows both arms of a pair, so a ratio holds where two times
+taken minutes apart do not. Every arm says how much it did (tokens, games), and times are divided by
+that before they are compared."""
 
 import os
 import time
@@ -69,7 +69,9 @@ class Stopwatch:
     """
 
     def __init__(self, *, children: bool = False) -> None:
-        """Start nothing yet; `children`: count the CPU seconds of this process's descendants too (Linux)."""
+        """Start nothing yet; `children`: count the CPU seconds of this process's descendants too
+        (Linux).
+        """
         self._children = children
         self.seconds = self.cpu_seconds = 0.0
 
@@ -84,10 +86,14 @@ class Stopwatch:
 
     def measure(self, amount: float, **notes: Any) -> Measure:
         """Return what was seen."""
-        return Measure(seconds=self.seconds, cpu_seconds=self.cpu_seconds, amount=amount, notes=notes)
+        return Measure(
+            seconds=self.seconds, cpu_seconds=self.cpu_seconds, amount=amount, notes=notes
+        )
 
     def _cpu_now(self) -> float:
-        return time.process_time() + (sum(_cpu_seconds(pid) for pid in descendants()) if self._children else 0.0)
+        return time.process_time() + (
+            sum(_cpu_seconds(pid) for pid in descendants()) if self._children else 0.0
+        )
 
 
 async def measure_pairs(first: Arm, second: Arm, *, pairs: int, warm_up: int = 1) -> list[Pair]:
@@ -111,7 +117,9 @@ async def measure_pairs(first: Arm, second: Arm, *, pairs: int, warm_up: int = 1
 
 
 def descendants(root: int | None = None, *, proc: Path = Path("/proc")) -> list[int]:
-    """Return the ids of all processes below one (default: this one); empty where there is no /proc."""
+    """Return the ids of all processes below one (default: this one); empty where there is no
+    /proc.
+    """
     parents: dict[int, list[int]] = {}
     for stat in proc.glob("[0-9]*/stat"):
         fields = _stat_fields(stat)
@@ -128,7 +136,8 @@ def descendants(root: int | None = None, *, proc: Path = Path("/proc")) -> list[
 
 def _cpu_seconds(pid: int, *, proc: Path = Path("/proc")) -> float:
     fields = _stat_fields(proc / str(pid) / "stat")
-    # proc_pid_stat(5): utime and stime are fields 14 and 15, of which the first two are cut off here.
+    # proc_pid_stat(5): utime and stime are fields 14 and 15, of which the first two are cut off
+    # here.
     return sum(int(value) for value in fields[11:13]) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
 
@@ -140,7 +149,11 @@ def _stat_fields(stat: Path) -> list[str]:
         return []
 
 
-def ratios_of(pairs: Iterable[Pair], *, of_time: bool = False) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def ratios_of(
+    pairs: Iterable[Pair], *, of_time: bool = False
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the ratios of speed (or time) and of CPU seconds, one per pair."""
     listed = list(pairs)
-    return tuple(pair.time if of_time else pair.speed for pair in listed), tuple(pair.cpu for pair in listed)
+    return tuple(pair.time if of_time else pair.speed for pair in listed), tuple(
+        pair.cpu for pair in listed
+    )

@@ -12,15 +12,21 @@ from hanabi_grpo.server.engine import Sample
 TOLERANCE = 0.01
 _PROMPTS = 32
 _STD = 0.05
-"""Of what is added to the adapters' B matrices between two pushes: far more than one step moves them."""
+"""Of what is added to the adapters' B matrices between two pushes: far more than one step moves
+them.
+"""
 
 
 async def parity(bench: Bench) -> list[Row]:
-    """R10a and R10b: mean |trainer − sampler| logprob per player after a weight sync, and with the push left out."""
+    """R10a and R10b: mean |trainer − sampler| logprob per player after a weight sync, and with the
+    push left out.
+    """
     engine = bench.needed_engine
     games = await engine.recorded_games()
     prompts = {
-        player: [list(call.prompt_ids) for game in games for call in game if call.adapter == player][:_PROMPTS]
+        player: [
+            list(call.prompt_ids) for game in games for call in game if call.adapter == player
+        ][:_PROMPTS]
         for player in engine.players
     }
     prompts = {player: listed for player, listed in prompts.items() if listed}
@@ -30,12 +36,17 @@ async def parity(bench: Bench) -> list[Row]:
     for number in range(max(1, bench.pairs // 2)):
         await asyncio.to_thread(_move, engine.model, number)
         await engine.push()
-        samples = {player: await _sample(engine, player, listed) for player, listed in prompts.items()}
+        samples = {
+            player: await _sample(engine, player, listed) for player, listed in prompts.items()
+        }
         tokens += sum(len(sample.ids) for listed in samples.values() for sample in listed)
         fresh += await asyncio.to_thread(_gaps, engine, prompts, samples)
         await asyncio.to_thread(_move, engine.model, number + 1000)
         stale += await asyncio.to_thread(_gaps, engine, prompts, samples)
-    how = f"{tokens} tokens sampled right after weight syncs, the trainer's model on them too, {bench.settings.dtype}"
+    how = (
+        f"{tokens} tokens sampled right after weight syncs, the trainer's model on them too, "
+        f"{bench.settings.dtype}"
+    )
     return [
         Row(
             id="R10a",
@@ -51,7 +62,8 @@ async def parity(bench: Bench) -> list[Row]:
             arms=("per player, trainer moved, nothing synced", "1 nat"),
             ratios=tuple(stale),
             target=at_least(TOLERANCE),
-            how=f"negative control: {_STD:g} of noise on B, the server still samples the version before",
+            how=f"negative control: {_STD:g} of noise on B, the server still samples the version "
+            "before",
         ),
     ]
 
@@ -59,7 +71,11 @@ async def parity(bench: Bench) -> list[Row]:
 async def _sample(engine: EngineBench, player: str, prompts: Sequence[list[int]]) -> list[Sample]:
     async with engine.store.lease(engine.store.versions()) as leased:
         held = leased[player]
-        return list(await asyncio.gather(*(engine.engine.generate(ids, engine.sampling, held.lora) for ids in prompts)))
+        return list(
+            await asyncio.gather(
+                *(engine.engine.generate(ids, engine.sampling, held.lora) for ids in prompts)
+            )
+        )
 
 
 def _move(model: Any, seed: int) -> None:
@@ -70,11 +86,15 @@ def _move(model: Any, seed: int) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
-                parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter) * _STD)
+                parameter.add_(
+                    torch.randn(parameter.shape, generator=generator).to(parameter) * _STD
+                )
 
 
 def _gaps(
-    engine: EngineBench, prompts: Mapping[str, list[list[int]]], samples: Mapping[str, Sequence[Sample]]
+    engine: EngineBench,
+    prompts: Mapping[str, list[list[int]]],
+    samples: Mapping[str, Sequence[Sample]],
 ) -> list[float]:
     """Return per player the mean absolute difference over all sampled tokens, in nats."""
     import torch
@@ -88,7 +108,9 @@ def _gaps(
         for ids, sample in zip(prompts[player], replies, strict=True):
             sampled = torch.tensor(sample.ids)
             with torch.no_grad():
-                logits = model(input_ids=torch.tensor([[*ids, *sample.ids]], device=model.device)).logits
+                logits = model(
+                    input_ids=torch.tensor([[*ids, *sample.ids]], device=model.device)
+                ).logits
             # The sampler's logprobs are those after temperature.
             scaled = logits[0, len(ids) - 1 : -1].float().cpu() / engine.sampling.temperature
             logprobs = scaled.log_softmax(-1).gather(1, sampled[:, None])[:, 0]

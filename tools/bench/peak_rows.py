@@ -1,4 +1,6 @@
-"""R19: the memory that the doctor predicts for a micro-batch, against the allocator's peak on the CPU."""
+"""R19: the memory that the doctor predicts for a micro-batch, against the allocator's peak on the
+CPU.
+"""
 
 import itertools
 from typing import TYPE_CHECKING, Any
@@ -14,8 +16,20 @@ if TYPE_CHECKING:
 
 TARGET = at_most(0.15)
 SHAPES = (
-    {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 64},
-    {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 6, "num_attention_heads": 4, "head_dim": 32},
+    {
+        "hidden_size": 256,
+        "intermediate_size": 768,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "head_dim": 64,
+    },
+    {
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "head_dim": 32,
+    },
 )
 VOCABULARY, RANK = 4096, 16
 
@@ -35,7 +49,12 @@ async def predicted_peaks(bench: Bench) -> list[Row]:
         options = {"size": BYTES[name], "rank": RANK, "checkpointed": checkpointed, "whole": whole}
         expected = sum(batch_parts(config, tokens, tokens // 2, **options).values())
         measured = peak(_model(config, checkpointed), getattr(torch, name), rows, whole)
-        words = (f"{sizes['hidden_size']} wide", name, "checkpoints" * checkpointed, "whole logits" * whole)
+        words = (
+            f"{sizes['hidden_size']} wide",
+            name,
+            "checkpoints" * checkpointed,
+            "whole logits" * whole,
+        )
         told[", ".join(filter(None, words))] = expected, measured
     return [
         Row(
@@ -45,7 +64,9 @@ async def predicted_peaks(bench: Bench) -> list[Row]:
             ratios=tuple(abs(expected / measured - 1) for expected, measured in told.values()),
             target=TARGET,
             how="forward and backward on the CPU: "
-            + "; ".join(f"{name} {expected / measured:.2f}" for name, (expected, measured) in told.items()),
+            + "; ".join(
+                f"{name} {expected / measured:.2f}" for name, (expected, measured) in told.items()
+            ),
             details={name: list(pair) for name, pair in told.items()},
         )
     ]

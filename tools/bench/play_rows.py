@@ -1,4 +1,6 @@
-"""R18: random games of OpenSpiel through the environment's interface, against a loop over OpenSpiel alone."""
+"""R18: random games of OpenSpiel through the environment's interface, against a loop over OpenSpiel
+alone.
+"""
 
 import random
 from typing import TYPE_CHECKING, Any
@@ -19,7 +21,9 @@ _EPISODES = 300
 
 
 async def random_play(bench: Bench) -> list[Row]:
-    """R18a to R18d, without an engine: CPU time of a move in each game, deals and results included."""
+    """R18a to R18d, without an engine: CPU time of a move in each game, tasks and results
+    included.
+    """
     rows = []
     for letter, name in zip("abcd", GAMES, strict=True):
         setup = registry.setup(name, registry.get(name).presets[name].model_dump())

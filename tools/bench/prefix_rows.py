@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from hanabi_grpo.training.batching import TokenRow
 
 _NOISE = 0.2
-"""Share of the bot's moves that are random; a team in the middle of its training plays about as much alike."""
+"""Share of the bot's moves that are random; a team in the middle of its training plays about as
+much alike.
+"""
 
 
 async def shared_beginnings(bench: Bench) -> list[Row]:
@@ -23,7 +25,9 @@ async def shared_beginnings(bench: Bench) -> list[Row]:
     from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 
     settings = bench.settings
-    rows = await group_rows(deals=settings.deals_per_step, games=settings.num_generations, seed=settings.seed)
+    rows = await group_rows(
+        tasks=settings.tasks_per_step, games=settings.num_generations, seed=settings.seed
+    )
     limit = settings.tokens_per_micro_batch or 2048
     plain, sharing = small_model(settings.device), small_model(settings.device)
     if not share_prefixes(sharing):
@@ -40,28 +44,38 @@ async def shared_beginnings(bench: Bench) -> list[Row]:
     found, expected = gradient_of(sharing), gradient_of(plain)
     cosine = float((found @ expected) / (found.norm() * expected.norm()))
     micro_batches = [
-        len(cut_rows(rows, tokens=limit, parts=1, rank=0, world_size=1, shared=shared)) for shared in (True, False)
+        len(cut_rows(rows, tokens=limit, parts=1, rank=0, world_size=1, shared=shared))
+        for shared in (True, False)
     ]
     return [
         Row(
             id="R8b",
             name="shared prefixes once ÷ each sequence by itself",
-            arms=("forward and backward, beginnings shared", "the same sequences and loss, each by itself"),
+            arms=(
+                "forward and backward, beginnings shared",
+                "the same sequences and loss, each by itself",
+            ),
             ratios=ratios,
             cpu_ratios=cpu,
             target=None,
-            how=f"{settings.deals_per_step} × {settings.num_generations} games of a hint bot with {_NOISE:.0%} random "
+            how=f"{settings.tasks_per_step} × {settings.num_generations} games of a hint bot with "
+            f"{_NOISE:.0%} random "
             f"moves on laptop, first player; gradient cosine {cosine:.6f}",
             details={"cosine": cosine, "micro_batches": micro_batches},
         )
     ]
 
 
-async def group_rows(*, deals: int, games: int, seed: int) -> "list[TokenRow]":
-    """Return the first player's sequences of groups of one deal each, with random advantages on its replies."""
+async def group_rows(*, tasks: int, games: int, seed: int) -> "list[TokenRow]":
+    """Return the first player's sequences of groups of one task each, with random advantages on its
+    replies.
+    """
     from hanabi_grpo.envs.hanabi.policies.rule_bots import rule_bot
 
-    numbers = [(seed * deals + deal, game) for deal in range(deals) for game in range(games)]
+    numbers = [(seed * tasks + task, game) for task in range(tasks) for game in range(games)]
     first, *_ = await bot_rows(rule_bot("hint-bot", _NOISE), compact_config("laptop"), numbers)
     drawn = random.Random(seed)
-    return [replace(row, advantages=[drawn.gauss(0.0, 1.0) * said for said in row.mask]) for row in first]
+    return [
+        replace(row, advantages=[drawn.gauss(0.0, 1.0) * said for said in row.mask])
+        for row in first
+    ]

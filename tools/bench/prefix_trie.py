@@ -37,7 +37,9 @@ class Sharing:
 
     prompt: int
     sharable: int
-    """A perfect cache would have held them; the last token of a prompt never counts, its logits are needed."""
+    """A perfect cache would have held them; the last token of a prompt never counts, its logits are
+    needed.
+    """
     sharable_in_blocks: int
     """The same, with whole blocks only: what the engine can reach."""
     cached: int
@@ -47,8 +49,9 @@ class Sharing:
 def sharing(games: Sequence[GameCalls], *, block_size: int) -> Sharing:
     """Count prompt tokens against a trie per adapter.
 
-    A prompt may share with all prompts that were asked for before it, and with replies that had come back; KV of a
-    LoRA is of no use to another one. The last token of a reply is sampled, never computed.
+    A prompt may share with all prompts that were asked for before it, and with replies that had
+    come back; KV of a LoRA is of no use to another one. The last token of a reply is sampled, never
+    computed.
 
     Args:
         games: Recorded calls with prompts.

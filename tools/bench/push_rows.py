@@ -38,22 +38,30 @@ async def push(bench: Bench) -> list[Row]:
         Row(
             id="R5a",
             name="weight sync ÷ step",
-            arms=(f"weight sync of {len(engine.players)} adapters", f"one step's {engine.num_games} games alone"),
+            arms=(
+                f"weight sync of {len(engine.players)} adapters",
+                f"one step's {engine.num_games} games alone",
+            ),
             ratios=step_ratios,
             cpu_ratios=step_cpu,
             target=at_most(0.01),
             how=f"{how}; the learning that a step holds too would only make the ratio smaller",
-            if_missed="it takes a few hundredths of a second whatever the model, and this step has no learning in it",
+            if_missed="it takes a few hundredths of a second whatever the model, and this step "
+            "has no learning in it",
         ),
         Row(
             id="R5b",
             name="weight sync ÷ floor",
-            arms=(f"weight sync of {len(engine.players)} adapters", "serialise, write, read and parse in one process"),
+            arms=(
+                f"weight sync of {len(engine.players)} adapters",
+                "serialise, write, read and parse in one process",
+            ),
             ratios=floor_ratios,
             cpu_ratios=floor_cpu,
             target=at_most(3.0),
             how=how,
-            if_missed="the floor has no HTTP, no second process, no checks and no receipts from the engine",
+            if_missed="the floor has no HTTP, no second process, no checks and no receipts from "
+            "the engine",
             details={"bytes": floor_pairs[-1].second.notes["bytes"]} if floor_pairs else {},
         ),
     ]

@@ -6,7 +6,13 @@ from hanabi_grpo.server.engine import Engine
 
 
 async def generate_raw(
-    engine: Engine, prompt_ids: list[int], *, max_tokens: int, temperature: float, lora: Any | None, request_id: str
+    engine: Engine,
+    prompt_ids: list[int],
+    *,
+    max_tokens: int,
+    temperature: float,
+    lora: Any | None,
+    request_id: str,
 ) -> int:
     """Sample one reply with vLLM's own calls and throw it away.
 

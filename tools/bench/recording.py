@@ -1,9 +1,9 @@
 """Games taken down reply by reply, and made to happen again.
 
-Two arms are comparable when they do the same work. A `Recorder` stands between the scheduler and the engine and writes
-down every request. A `ForcedSampler` lets the engine sample as usual, with the recorded length as its limit, and
-hands the game the recorded reply: prompts, their order and the moves are then those of the recording, whoever plays.
-"""
+Two arms are comparable when they do the same work. A `Recorder` stands between the scheduler and
+the engine and writes down every request. A `ForcedSampler` lets the engine sample as usual, with
+the recorded length as its limit, and hands the game the recorded reply: prompts, their order and
+the moves are then those of the recording, whoever plays."""
 
 import asyncio
 import math
@@ -17,7 +17,9 @@ from hanabi_grpo.server.engine import Sample, SamplingConfig
 
 
 class _Sampler(Protocol):
-    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any, *game: Any) -> Sample: ...
+    async def generate(
+        self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any, *game: Any
+    ) -> Sample: ...
 
     @property
     def is_dead(self) -> bool: ...
@@ -47,9 +49,8 @@ GameCalls = tuple[Call, ...]
 class _Numbering:
     """Numbers games in the order of their first call; each game is a task of its own.
 
-    The scheduler starts them deal by deal, so the same request gives the same numbers, up to games of one deal that
-    begin with the same prompt and may stand for each other.
-    """
+    The scheduler starts them task by task, so the same request gives the same numbers, up to games
+    of one task that begin with the same prompt and may stand for each other."""
 
     def __init__(self) -> None:
         self._numbers: dict[asyncio.Task[Any], int] = {}
@@ -57,7 +58,9 @@ class _Numbering:
     def number(self) -> int:
         task = asyncio.current_task()
         if task is None:
-            raise ServerError("a reply was asked for outside any task; games are played by the scheduler.")
+            raise ServerError(
+                "a reply was asked for outside any task; games are played by the scheduler."
+            )
         return self._numbers.setdefault(task, len(self._numbers))
 
 
@@ -79,7 +82,9 @@ class Recorder:
         """Whether the engine is."""
         return self._sampler.is_dead
 
-    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None, *game: Any) -> Sample:
+    async def generate(
+        self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None, *game: Any
+    ) -> Sample:
         """Sample one reply."""
         number = self._numbering.number()
         if number == len(self._games):
@@ -109,7 +114,9 @@ class ForcedSampler:
         self._made = [0] * len(games)
         self._refused = ""
         self.num_tokens = 0
-        """Sampled so far; it may be fewer than were recorded, when the engine ends a reply early."""
+        """Sampled so far; it may be fewer than were recorded, when the engine ends a reply
+        early.
+        """
 
     def check_complete(self) -> None:
         """Refuse an arm that did less, or more, than the recording.
@@ -117,7 +124,9 @@ class ForcedSampler:
         Raises:
             ServerError: Not every recorded call was made exactly once.
         """
-        wrong = [number for number, game in enumerate(self._script) if self._made[number] != len(game)]
+        wrong = [
+            number for number, game in enumerate(self._script) if self._made[number] != len(game)
+        ]
         if wrong or self._refused:
             raise ServerError(
                 f"{len(wrong)} of {len(self._script)} games did not follow the recording"
@@ -130,28 +139,36 @@ class ForcedSampler:
         """Whether the engine is."""
         return self._sampler.is_dead
 
-    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None, *game: Any) -> Sample:
+    async def generate(
+        self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None, *game: Any
+    ) -> Sample:
         """Sample a reply of the recorded length, return the recorded one.
 
-        Raises:
-            ServerError: The game asks for something that was not recorded; the arms would not do the same work.
+        Raises: ServerError: The game asks for something that was not recorded; the arms would not
+            do the same work.
         """
         number = self._numbering.number()
         if number >= len(self._script) or self._made[number] >= len(self._script[number]):
-            raise self._refuse(f"game {number} asks for more than the {len(self._script)} recorded games hold")
+            raise self._refuse(
+                f"game {number} asks for more than the {len(self._script)} recorded games hold"
+            )
         call = self._script[number][self._made[number]]
         self._made[number] += 1
         if call.prompt_ids and call.prompt_ids != tuple(prompt_ids):
-            raise self._refuse(f"game {number}: its prompt {self._made[number]} is not the recorded one")
+            raise self._refuse(
+                f"game {number}: its prompt {self._made[number]} is not the recorded one"
+            )
         limited = replace(sampling, max_tokens=len(call.reply_ids))
         sample = await self._sampler.generate(prompt_ids, limited, lora, *game)
         self.num_tokens += len(sample.ids)
-        return replace(sample, ids=call.reply_ids, logprobs=call.logprobs or (0.0,) * len(call.reply_ids))
+        return replace(
+            sample, ids=call.reply_ids, logprobs=call.logprobs or (0.0,) * len(call.reply_ids)
+        )
 
     def _refuse(self, reason: str) -> ServerError:
         # The scheduler would take it for a game's bad luck and play it again.
         self._refused = self._refused or reason
-        return ServerError(f"{reason}; record again with the same deals.")
+        return ServerError(f"{reason}; record again with the same tasks.")
 
 
 def adapter_name(lora: Any | None) -> str:
@@ -174,14 +191,18 @@ def tail_share(games: Sequence[GameCalls], share: float = 0.1) -> float:
     ends = sorted(game[-1].ended for game in games if game)
     start = min(game[0].started for game in games if game)
     total = ends[-1] - start
-    return (ends[-1] - ends[max(0, math.ceil(len(ends) * (1 - share)) - 1)]) / total if total > 0 else 0.0
+    return (
+        (ends[-1] - ends[max(0, math.ceil(len(ends) * (1 - share)) - 1)]) / total
+        if total > 0
+        else 0.0
+    )
 
 
 def mean_active(games: Sequence[GameCalls]) -> float:
     """Return the mean number of games in play over the whole time, divided by the number of games.
 
-    A game counts from the first game's start to its own last reply, because all were asked for at once.
-    """
+    A game counts from the first game's start to its own last reply, because all were asked for at
+    once."""
     played = [game for game in games if game]
     start, end = min(game[0].started for game in played), max(game[-1].ended for game in played)
     if end <= start:

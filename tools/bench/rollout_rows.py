@@ -1,4 +1,6 @@
-"""R1, R4, R7 and the part of R12 on the engine: one step's games against what the bare engine could do."""
+"""R1, R4, R7 and the part of R12 on the engine: one step's games against what the bare engine could
+do.
+"""
 
 import statistics
 from dataclasses import asdict
@@ -26,8 +28,10 @@ async def against_raw(bench: Bench) -> list[Row]:
             ratios=ratios,
             cpu_ratios=cpu,
             target=at_least(0.9),
-            how=f"{engine.num_games} recorded games, prefix cache reset before each arm, wall time per sampled token",
-            if_missed="rules, prompts and tokens of a move cost the same for every model (R12a's seconds), so with a "
+            how=f"{engine.num_games} recorded games, prefix cache reset before each arm, wall "
+            "time per sampled token",
+            if_missed="rules, prompts and tokens of a move cost the same for every model (R12a's "
+            "seconds), so with a "
             "small one their share is large; on few cores they take time from the engine too",
             details=_absolute(bench, [pair.first for pair in pairs]),
         )
@@ -39,16 +43,23 @@ async def cached_share(bench: Bench) -> list[Row]:
     engine = bench.needed_engine
     # Not forced: a forced reply takes the place of the one whose keys the engine holds.
     counts = [sharing(games, block_size=BLOCK_SIZE) for games in await engine.plays(bench.pairs)]
-    reachable = statistics.median(count.sharable_in_blocks / max(1, count.sharable) for count in counts)
+    reachable = statistics.median(
+        count.sharable_in_blocks / max(1, count.sharable) for count in counts
+    )
     return [
         Row(
             id="R4",
             name="cached ÷ sharable prompt tokens",
-            arms=("tokens that the engine took from its cache", "trie of all prompts and replies, per adapter"),
+            arms=(
+                "tokens that the engine took from its cache",
+                "trie of all prompts and replies, per adapter",
+            ),
             ratios=tuple(count.cached / max(1, count.sharable) for count in counts),
             target=at_least(0.85),
-            how=f"freely played steps, the engine's counters; blocks of {BLOCK_SIZE} tokens could give {reachable:.2f}",
-            if_missed="only whole blocks are cached, and vLLM's CPU kernel takes no smaller ones than 32 tokens",
+            how=f"freely played steps, the engine's counters; blocks of {BLOCK_SIZE} tokens could "
+            f"give {reachable:.2f}",
+            if_missed="only whole blocks are cached, and vLLM's CPU kernel takes no smaller ones "
+            "than 32 tokens",
             details=asdict(counts[-1]),
         )
     ]
@@ -61,7 +72,10 @@ async def tail(bench: Bench) -> list[Row]:
     for games in await engine.plays(bench.pairs):
         tails.append(tail_share(games))
         active.append(mean_active(games))
-    how = f"freely played steps of {engine.num_games} games, all asked for at once; times of their last replies"
+    how = (
+        f"freely played steps of {engine.num_games} games, all asked for at once; times of "
+        "their last replies"
+    )
     return [
         Row(
             id="R7a",
@@ -83,17 +97,21 @@ async def tail(bench: Bench) -> list[Row]:
 async def growth(bench: Bench) -> list[Row]:
     """R12d: seconds of a step's games on the engine against their number."""
     engine = bench.needed_engine
-    deals = [count for count in (1, 2, 4, 8, 16, 32) if count <= bench.settings.deals_per_step]
+    tasks = [count for count in (1, 2, 4, 8, 16, 32) if count <= bench.settings.tasks_per_step]
     name, arms = "log-log slope of a step's games over their number", ("log seconds", "log games")
-    if len(deals) < 2:
-        why = f"HANABI_DEALS_PER_STEP={bench.settings.deals_per_step}: a slope needs at least 2 deals"
+    if len(tasks) < 2:
+        why = (
+            f"HANABI_TASKS_PER_STEP={bench.settings.tasks_per_step}: a slope needs at least 2 tasks"
+        )
         return [Row(id="R12d", name=name, arms=arms, target=at_most(1.1), why_not=why)]
     rounds = []
     for number in range(bench.pairs + 1):
         # Up, then down: a machine that grows slower meanwhile does not bend the slope one way only.
-        order = deals if number % 2 else deals[::-1]
+        order = tasks if number % 2 else tasks[::-1]
         costs = {
-            float(count * bench.settings.num_generations): (await engine.play_again(num_deals=count)).seconds
+            float(count * bench.settings.num_generations): (
+                await engine.play_again(num_tasks=count)
+            ).seconds
             for count in order
         }
         if number:
@@ -105,8 +123,11 @@ async def growth(bench: Bench) -> list[Row]:
             arms=arms,
             ratios=slopes(rounds),
             target=at_most(1.1),
-            how="the first deals of the recorded games on the engine, prefix cache reset before each",
-            details={"seconds": [{f"{size:g}": cost for size, cost in costs.items()} for costs in rounds]},
+            how="the first tasks of the recorded games on the engine, prefix cache reset before "
+            "each",
+            details={
+                "seconds": [{f"{size:g}": cost for size, cost in costs.items()} for costs in rounds]
+            },
         )
     ]
 
@@ -116,4 +137,7 @@ def _absolute(bench: Bench, measures: list[Measure]) -> dict[str, float]:
     if bench.settings.device == "cpu" or not measures:
         return {}
     middle = sorted(measures, key=lambda measure: measure.rate)[len(measures) // 2]
-    return {"tokens_per_second": middle.rate, "games_per_second": middle.notes["games"] / middle.seconds}
+    return {
+        "tokens_per_second": middle.rate,
+        "games_per_second": middle.notes["games"] / middle.seconds,
+    }

@@ -20,7 +20,9 @@ class Target:
 
     def met_by(self, value: float) -> bool:
         """Say whether a finite value meets the target."""
-        return math.isfinite(value) and (value >= self.limit if self.at_least else value <= self.limit)
+        return math.isfinite(value) and (
+            value >= self.limit if self.at_least else value <= self.limit
+        )
 
     def __str__(self) -> str:
         return f"{'≥' if self.at_least else '≤'} {self.limit:g}"
@@ -40,10 +42,9 @@ def at_most(limit: float) -> Target:
 class Row:
     """One measured ratio, or the reason why there is none.
 
-    Example:
-        Row(id="R6b", name="overlapped step ÷ the longer part", arms=("step", "longer part"), ratios=(1.02, 1.05, 1.03),
-            cpu_ratios=(), target=at_most(1.15), how="simulated server, games 0.30 s, learning 0.30 s",
-            details={"steps": 6})
+    Example: Row(id="R6b", name="overlapped step ÷ the longer part", arms=("step", "longer part"),
+        ratios=(1.02, 1.05, 1.03), cpu_ratios=(), target=at_most(1.15), how="simulated server, games
+        0.30 s, learning 0.30 s", details={"steps": 6})
     """
 
     id: str
@@ -98,7 +99,9 @@ class Row:
         return f"{missed}: {self.if_missed}" if self.if_missed else missed
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything that the JSON file says of this row; a ratio that is no number becomes null."""
+        """Return everything that the JSON file says of this row; a ratio that is no number becomes
+        null.
+        """
         low, high = self.quartiles or (None, None)
         return {
             "id": self.id,
@@ -124,7 +127,8 @@ def not_measured(id: str, name: str, arms: tuple[str, str], target: Target | Non
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float]:
-    """Return the first and third quartile, interpolated between neighbours (type 7 of Hyndman and Fan, 1996).
+    """Return the first and third quartile, interpolated between neighbours (type 7 of Hyndman and
+    Fan, 1996).
 
     Args:
         values: At least one.

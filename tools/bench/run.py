@@ -41,7 +41,10 @@ async def measure_all(
 
     begun = time.perf_counter()
     facts = {**_facts(bench), "threads": pinned_threads(), "load_before": _load()}
-    bench.say(f"{facts['threads']}; load average {_load()}; {bench.pairs} pairs after one that is thrown away")
+    bench.say(
+        f"{facts['threads']}; load average {_load()}; {bench.pairs} pairs after one that is "
+        "thrown away"
+    )
     rows: list[Row] = []
     failed: list[str] = []
     async with contextlib.AsyncExitStack() as stack:
@@ -58,7 +61,8 @@ async def measure_all(
                 report(row)
             rows += found
             bench.say(f"{family.id}: {time.perf_counter() - started:.0f} s")
-    # Last: asking CUDA for its name before the engine starts would change how vLLM starts its processes.
+    # Last: asking CUDA for its name before the engine starts would change how vLLM starts its
+    # processes.
     facts |= {
         "device": _device(bench.settings.device),
         "load_after": _load(),
@@ -104,7 +108,7 @@ def _facts(bench: Bench) -> dict[str, Any]:
         "model": settings.model,
         "dtype": settings.dtype,
         "board": f"{bench.config.preset}, {bench.config.players} players",
-        "games_of_a_step": settings.deals_per_step * settings.num_generations,
+        "games_of_a_step": settings.tasks_per_step * settings.num_generations,
         "quick": bench.quick,
         "pairs": bench.pairs,
     }

@@ -32,7 +32,9 @@ def rich_table(rows: Sequence[Row], title: str) -> Table:
     """Return the table for a terminal."""
     table = Table(title=Text(title), title_justify="left")
     for number, column in enumerate(_COLUMNS):
-        table.add_column(column, overflow="fold", justify="left" if number < 2 else "right", no_wrap=number != 1)
+        table.add_column(
+            column, overflow="fold", justify="left" if number < 2 else "right", no_wrap=number != 1
+        )
     for row in rows:
         *plain, met = cells(row)
         table.add_row(*map(Text, plain), Text(met, style=_STYLES.get(met, "")))
@@ -41,7 +43,10 @@ def rich_table(rows: Sequence[Row], title: str) -> Table:
 
 def notes(rows: Sequence[Row]) -> list[str]:
     """Return a line per row: how it was measured, or why not, and what keeps it from its target."""
-    return [f"{row.id}: " + "; ".join(part for part in (row.how, row.why_not, row.shortfall) if part) for row in rows]
+    return [
+        f"{row.id}: " + "; ".join(part for part in (row.how, row.why_not, row.shortfall) if part)
+        for row in rows
+    ]
 
 
 def markdown(rows: Sequence[Row], facts: dict[str, Any]) -> str:
@@ -60,10 +65,14 @@ def as_json(rows: Sequence[Row], facts: dict[str, Any], failed: Sequence[str]) -
 
 def title(facts: dict[str, Any]) -> str:
     """Return one line that says where and how a run was made."""
-    pairs = f"{facts['pairs']} pairs" + (" (quick: fewer than the 5 that a report needs)" if facts["pairs"] < 5 else "")
+    pairs = f"{facts['pairs']} pairs" + (
+        " (quick: fewer than the 5 that a report needs)" if facts["pairs"] < 5 else ""
+    )
     return (
-        f"{facts['device']}, {facts['threads']}; {facts['model']} in {facts['dtype']}; {facts['board']}, "
-        f"{facts['games_of_a_step']} games a step; {pairs}; load average {facts['load_before']} before, "
+        f"{facts['device']}, {facts['threads']}; {facts['model']} in {facts['dtype']}; "
+        f"{facts['board']}, "
+        f"{facts['games_of_a_step']} games a step; {pairs}; load average {facts['load_before']} "
+        "before, "
         f"{facts['load_after']} after; {facts['date']}"
     )
 

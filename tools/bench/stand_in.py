@@ -1,4 +1,6 @@
-"""The server without a model: the real app, scheduler, store, tokenizer and games, and an engine that only waits."""
+"""The server without a model: the real app, scheduler, store, tokenizer and games, and an engine
+that only waits.
+"""
 
 import asyncio
 import random
@@ -36,11 +38,15 @@ class StandIn:
         self.seconds = seconds
         self._random = random.Random(0)
 
-    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None, *game: Any) -> Sample:
+    async def generate(
+        self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None, *game: Any
+    ) -> Sample:
         """Return as many ids as are allowed."""
         await asyncio.sleep(self.seconds * self._random.uniform(0.5, 1.5))
         ids = (0,) * sampling.max_tokens
-        return Sample(ids=ids, logprobs=(-1.0,) * len(ids), finish_reason="length", num_cached_tokens=0)
+        return Sample(
+            ids=ids, logprobs=(-1.0,) * len(ids), finish_reason="length", num_cached_tokens=0
+        )
 
     async def load_adapter(self, name: str, number: int, path: str) -> Any:
         """Load nothing."""
@@ -56,7 +62,13 @@ class StandIn:
 
 def compact_config(preset: str, players: int = 2, max_turns: int = 0) -> EnvConfig:
     """Return a board with the compact prompts, whose words make a tokenizer of their own."""
-    return EnvConfig(preset=preset, players=players, observation="compact", legal_moves=False, max_turns=max_turns)
+    return EnvConfig(
+        preset=preset,
+        players=players,
+        observation="compact",
+        legal_moves=False,
+        max_turns=max_turns,
+    )
 
 
 def chat_of(config: EnvConfig) -> ChatFormat:
@@ -66,25 +78,39 @@ def chat_of(config: EnvConfig) -> ChatFormat:
     return ChatFormat.from_tokenizer(build_tokenizer(compact_vocabulary(config.spec())))
 
 
-async def scripted_games(config: EnvConfig, chat: ChatFormat, *, num_deals: int, num_games: int) -> list[GameCalls]:
-    """Let a bot play each deal `num_games` times; returns its replies as recordings without prompts."""
+async def scripted_games(
+    config: EnvConfig, chat: ChatFormat, *, num_tasks: int, num_games: int
+) -> list[GameCalls]:
+    """Let a bot play each task `num_games` times; returns its replies as recordings without
+    prompts.
+    """
     policies = dict.fromkeys(range(config.players), HANABI.policies[_PLAYER]())
     games = []
-    for seed in range(num_deals):
+    for seed in range(num_tasks):
         for game in range(num_games):
             episode = play_scripts(Setup(HANABI, config).task(SUITE, seed), policies, number=game)
-            replies = (chat.tokenizer.encode(turn.action, add_special_tokens=False) for turn in episode.turns)
+            replies = (
+                chat.tokenizer.encode(turn.action, add_special_tokens=False)
+                for turn in episode.turns
+            )
             games.append(tuple(Call(reply_ids=(*ids, chat.eos_id)) for ids in replies))
     return games
 
 
-def first_deals(
-    config: EnvConfig, sampling: SamplingConfig, *, num_deals: int, num_games: int, seats: tuple[str, ...] | None = None
+def first_tasks(
+    config: EnvConfig,
+    sampling: SamplingConfig,
+    *,
+    num_tasks: int,
+    num_games: int,
+    seats: tuple[str, ...] | None = None,
 ) -> RolloutRequest:
-    """Return the request for the first deals of the benchmark's suite."""
+    """Return the request for the first tasks of the benchmark's suite."""
     row = config.model_dump(mode="json")
     return RolloutRequest(
-        tasks=tuple(TaskRequest(env_config=row, suite=SUITE, seed=seed) for seed in range(num_deals)),
+        tasks=tuple(
+            TaskRequest(env_config=row, suite=SUITE, seed=seed) for seed in range(num_tasks)
+        ),
         num_games=num_games,
         max_tokens=sampling.max_tokens,
         temperature=sampling.temperature,

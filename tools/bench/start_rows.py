@@ -1,4 +1,6 @@
-"""R14: both processes, started at once, until the first games have been played, against vLLM alone in one process."""
+"""R14: both processes, started at once, until the first games have been played, against vLLM alone
+in one process.
+"""
 
 import asyncio
 import json
@@ -20,7 +22,10 @@ from hanabi_grpo.errors import ServerError
 
 TARGET = at_most(1.5)
 TITLE = "start of server and trainer until the first games ÷ vLLM's own start"
-_ARMS = ("serve and train, started at once, until two games are over", "vLLM in one process, until its first token")
+_ARMS = (
+    "serve and train, started at once, until two games are over",
+    "vLLM in one process, until its first token",
+)
 _PAIRS, _PATIENCE, _LOOK_SECONDS = 3, 600.0, 0.02
 SERVE, TRAIN = ((sys.executable, "-m", "hanabi_grpo.cli", word) for word in ("serve", "train"))
 _FLOOR = Path(__file__).with_name("engine_floor.py")
@@ -50,9 +55,11 @@ async def start(bench: Bench) -> list[Row]:
             ratios=ratios,
             cpu_ratios=cpu,
             target=TARGET,
-            how="warm file cache, the scripts' look at their set-up left out; in the floor the engine has the same "
+            how="warm file cache, the scripts' look at their set-up left out; in the floor the "
+            "engine has the same "
             "model and settings and no process of its own",
-            if_missed="server and engine core are processes that import torch and vLLM, one after the other, and the "
+            if_missed="server and engine core are processes that import torch and vLLM, one after "
+            "the other, and the "
             "trainer imports torch and ms-swift beside them",
             details={"seconds": [[pair.first.seconds, pair.second.seconds] for pair in pairs]},
         )
@@ -60,17 +67,33 @@ async def start(bench: Bench) -> list[Row]:
 
 
 def start_both(bench: Bench) -> Measure:
-    """Start server and trainer until the server tells of the first deal's games; ends them."""
+    """Start server and trainer until the server tells of the first task's games; ends them."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        given = {"HANABI_HOST": "127.0.0.1", "PORT": port, "VLLM_SERVER_HOST": "127.0.0.1", "VLLM_SERVER_PORT": port}
-        given |= {"MODEL": bench.settings.model, "OUTPUT_DIR": str(folder / "run"), "REPORT_TO": "none"}
-        # The first deal of a step of two games.
-        given |= {"HANABI_DEALS_PER_STEP": "1", "NUM_GENERATIONS": "2", "HANABI_DIE_WITH_PARENT": "true"}
-        logs: dict[tuple[str, ...], Path] = {SERVE: folder / "serve.log", TRAIN: folder / "train.log"}
+        given = {
+            "HANABI_HOST": "127.0.0.1",
+            "PORT": port,
+            "VLLM_SERVER_HOST": "127.0.0.1",
+            "VLLM_SERVER_PORT": port,
+        }
+        given |= {
+            "MODEL": bench.settings.model,
+            "OUTPUT_DIR": str(folder / "run"),
+            "REPORT_TO": "none",
+        }
+        # The first task of a step of two games.
+        given |= {
+            "HANABI_TASKS_PER_STEP": "1",
+            "NUM_GENERATIONS": "2",
+            "HANABI_DIE_WITH_PARENT": "true",
+        }
+        logs: dict[tuple[str, ...], Path] = {
+            SERVE: folder / "serve.log",
+            TRAIN: folder / "train.log",
+        }
         return _until(lambda: "tok/s, returns" in _said(logs[SERVE]), logs, given)
 
 
@@ -84,7 +107,11 @@ def start_floor(bench: Bench) -> Measure:
     options = engine_options(bench.settings, str(model), linear_shapes(model))
     if bench.settings.device == "cpu":
         options |= {"block_size": BLOCK_SIZE, "enforce_eager": True}
-    given = {"VLLM_PLUGINS": "", "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    given = {
+        "VLLM_PLUGINS": "",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    }
     given |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         log = Path(name) / "floor.log"
@@ -92,7 +119,9 @@ def start_floor(bench: Bench) -> Measure:
         return _until(lambda: "first token" in _said(log), {command: log}, given)
 
 
-def _until(is_done: Callable[[], bool], commands: Mapping[tuple[str, ...], Path], given: Mapping[str, str]) -> Measure:
+def _until(
+    is_done: Callable[[], bool], commands: Mapping[tuple[str, ...], Path], given: Mapping[str, str]
+) -> Measure:
     """Start commands, each with its log, and end them once it `is_done`, which is not measured."""
     started: list[subprocess.Popen[bytes]] = []
     try:
@@ -109,7 +138,9 @@ def _until(is_done: Callable[[], bool], commands: Mapping[tuple[str, ...], Path]
         _end(started)
 
 
-def start_process(command: Sequence[str], given: Mapping[str, str], log: Path) -> "subprocess.Popen[bytes]":
+def start_process(
+    command: Sequence[str], given: Mapping[str, str], log: Path
+) -> "subprocess.Popen[bytes]":
     """Start a command with some variables of its own; what it says goes to a file."""
     with log.open("wb") as output:
         return subprocess.Popen(

@@ -1,11 +1,13 @@
-"""ms-swift's own multi-turn path (`GYMScheduler` on `GRPOVllmEngine`) with this package's games behind it.
+"""ms-swift's own multi-turn path (`GYMScheduler` on `GRPOVllmEngine`) with this package's games
+behind it.
 
-The classes are ms-swift's (4.6.0); three things are patched so that they run here, and nothing that they do per turn:
+The classes are ms-swift's (4.6.0); three things are patched so that they run here, and nothing that
+they do per turn:
 
-- the engine object takes over vLLM's running `AsyncLLM` instead of starting one (its own server refuses a machine
-  without a GPU);
-- each seat of a game is an environment of its own, and the seats of one game wait for each other, because its
-  environments know one conversation and a Hanabi player must not read the other's;
+- the engine object takes over vLLM's running `AsyncLLM` instead of starting one (its own server
+  refuses a machine without a GPU);
+- each seat of a game is an environment of its own, and the seats of one game wait for each other,
+  because its environments know one conversation and a Hanabi player must not read the other's;
 - what was sampled is replaced by the recorded reply, so that both arms play the same moves.
 """
 
@@ -37,9 +39,15 @@ class SharedGame:
     """One game that its seats play together, with what each of them will say."""
 
     def __init__(
-        self, config: EnvConfig, scripts: Sequence[Sequence[Script]], *, suite: str, seed: int, game: int
+        self,
+        config: EnvConfig,
+        scripts: Sequence[Sequence[Script]],
+        *,
+        suite: str,
+        seed: int,
+        game: int,
     ) -> None:
-        """Deal the cards; `scripts` holds the replies of each seat, oldest first."""
+        """Task the cards; `scripts` holds the replies of each seat, oldest first."""
         self.config = config
         self._scripts = [iter(script) for script in scripts]
         self._referee = Referee(Setup(HANABI, config).task(suite, seed), number=game)
@@ -66,7 +74,8 @@ class SharedGame:
         """
         if not self.is_over or any(next(script, None) is not None for script in self._scripts):
             raise ServerError(
-                "a game of ms-swift's scheduler did not follow the recording; the arms cannot be compared."
+                "a game of ms-swift's scheduler did not follow the recording; the arms cannot be "
+                "compared."
             )
 
     async def wait_for_turn(self, seat: int) -> str:
@@ -85,7 +94,9 @@ class SharedGame:
 
 
 class SeatEnv(Env):
-    """One seat as ms-swift's environment; `env_config` holds the shared game and the seat's number."""
+    """One seat as ms-swift's environment; `env_config` holds the shared game and the seat's
+    number.
+    """
 
     def __init__(self, env_config: Mapping[str, Any]) -> None:
         """Take a seat."""
@@ -97,7 +108,8 @@ class SeatEnv(Env):
         """Wait for the first turn."""
         shown = await self._game.wait_for_turn(self._seat)
         system = HANABI.system(self._game.config, self._seat)
-        # The scheduler samples once before it asks whether the game is over, and needs something to sample from.
+        # The scheduler samples once before it asks whether the game is over, and needs something to
+        # sample from.
         return shown or "over", {}, system
 
     async def step(self, action: list[dict[str, Any]]) -> tuple[str, float, bool, dict[str, Any]]:
@@ -118,7 +130,8 @@ class ReplayingEngine(GRPOVllmEngine):
     def __init__(self, model: Path, llm: Any, *, max_model_len: int, max_lora_rank: int) -> None:
         """Wrap `llm`, which serves `model`."""
         self._llm = llm
-        # A model folder does not say which of its families it belongs to; the tiny model is a Qwen3.
+        # A model folder does not say which of its families it belongs to; the tiny model is a
+        # Qwen3.
         processor = get_processor(str(model), model_type="qwen3")
         template = get_template(processor, template_type="qwen3_nothinking")
         self.num_tokens = self.num_requests = 0
@@ -136,7 +149,9 @@ class ReplayingEngine(GRPOVllmEngine):
     def _prepare_engine(self) -> None:
         self.engine = self._llm
 
-    async def infer_async(self, infer_request: RolloutInferRequest, request_config: Any = None, **kwargs: Any) -> Any:
+    async def infer_async(
+        self, infer_request: RolloutInferRequest, request_config: Any = None, **kwargs: Any
+    ) -> Any:
         """Sample as ms-swift does, then say what was recorded."""
         place = infer_request.data_dict["env_config"]
         text, ids = place["game"].next_reply(place["seat"])
@@ -164,14 +179,20 @@ def seat_requests(game: SharedGame) -> list[RolloutInferRequest]:
     return [
         # Its trainer sets the uuid, under which the scheduler keeps the environments.
         RolloutInferRequest(
-            messages=[], uuid=random_uuid(), data_dict={"env_config": {"name": ENV_NAME, "game": game, "seat": seat}}
+            messages=[],
+            uuid=random_uuid(),
+            data_dict={"env_config": {"name": ENV_NAME, "game": game, "seat": seat}},
         )
         for seat in range(game.config.players)
     ]
 
 
-async def play_stock(scheduler: Any, requests: list[RolloutInferRequest], temperature: float) -> list[Any]:
+async def play_stock(
+    scheduler: Any, requests: list[RolloutInferRequest], temperature: float
+) -> list[Any]:
     """Let ms-swift play; returns its outputs, one per seat and game."""
-    config = RequestConfig(n=1, temperature=temperature, logprobs=True, return_details=True, stream=False)
+    config = RequestConfig(
+        n=1, temperature=temperature, logprobs=True, return_details=True, stream=False
+    )
     outputs: list[Any] = await scheduler.async_infer(requests, config, use_tqdm=False)
     return outputs

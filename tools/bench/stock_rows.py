@@ -45,8 +45,9 @@ async def against_stock(bench: Bench) -> list[Row]:
                 seed, game = divmod(number, settings.num_generations)
                 played.append(SharedGame(config, script, suite=SUITE, seed=seed, game=game))
             requests = [request for one in played for request in seat_requests(one)]
-            # ms-swift waits inside its own `inference_mode`, in many tasks at once; the last one that leaves would
-            # leave the mode behind for the whole process. The outer one puts back what was there.
+            # ms-swift waits inside its own `inference_mode`, in many tasks at once; the last one
+            # that leaves would leave the mode behind for the whole process. The outer one puts back
+            # what was there.
             with torch.inference_mode():
                 await play_stock(scheduler, requests, settings.temperature)
         for one in played:
@@ -63,8 +64,10 @@ async def against_stock(bench: Bench) -> list[Row]:
             ratios=ratios,
             cpu_ratios=cpu,
             target=at_least(2.0),
-            how=f"{len(games)} recorded games with forced moves, base model, same engine, caches reset before each arm",
-            if_missed="both arms wait for the same engine most of the time; CPU seconds say what is their own",
+            how=f"{len(games)} recorded games with forced moves, base model, same engine, caches "
+            "reset before each arm",
+            if_missed="both arms wait for the same engine most of the time; CPU seconds say what "
+            "is their own",
             details={
                 "our_requests": sum(map(len, games)),
                 "stock_requests": pairs[-1].second.notes["requests"] if pairs else 0,

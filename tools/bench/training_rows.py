@@ -1,4 +1,6 @@
-"""R8 and R11: what one sequence per game and player saves, and how little of a micro-batch is padding."""
+"""R8 and R11: what one sequence per game and player saves, and how little of a micro-batch is
+padding.
+"""
 
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +25,9 @@ _GAMES, _TURNS, _PROMPT, _REPLY = 16, 8, 45, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sequences:
-    """Training on whole conversations (first of each pair) beside training turn by turn (second)."""
+    """Training on whole conversations (first of each pair) beside training turn by turn
+    (second).
+    """
 
     pairs: list[Pair]
     """Amounts are tokens that carry loss."""
@@ -37,21 +41,35 @@ class Sequences:
 
 async def training(bench: Bench) -> list[Row]:
     """R8 and R11, without an engine."""
-    rows = made_rows(num_games=_GAMES, turns=_TURNS, prompt=_PROMPT, reply=_REPLY, seed=bench.settings.seed)
+    rows = made_rows(
+        num_games=_GAMES, turns=_TURNS, prompt=_PROMPT, reply=_REPLY, seed=bench.settings.seed
+    )
     limit = bench.settings.tokens_per_micro_batch or 2048
-    found = await sequences_against_turns(small_model(bench.settings.device), rows, limit=limit, pairs=bench.pairs)
+    found = await sequences_against_turns(
+        small_model(bench.settings.device), rows, limit=limit, pairs=bench.pairs
+    )
     ratios, cpu = ratios_of(found.pairs, of_time=True)
-    config, games = compact_config("laptop"), bench.settings.deals_per_step * bench.settings.num_generations
-    shares = [await useful_share_of_bots(config, num_games=games, limit=limit, seed=seed) for seed in range(3)]
+    config, games = (
+        compact_config("laptop"),
+        bench.settings.tasks_per_step * bench.settings.num_generations,
+    )
+    shares = [
+        await useful_share_of_bots(config, num_games=games, limit=limit, seed=seed)
+        for seed in range(3)
+    ]
     return [
         Row(
             id="R8",
             name="one sequence per game and player ÷ one per turn",
-            arms=("forward and backward over conversations", "the same loss, one sequence for each reply"),
+            arms=(
+                "forward and backward over conversations",
+                "the same loss, one sequence for each reply",
+            ),
             ratios=ratios,
             cpu_ratios=cpu,
             target=at_most(1 / 3),
-            how=f"{_GAMES} games, {_TURNS} turns of {_PROMPT} + {_REPLY} tokens; gradient cosine {found.cosine:.6f}",
+            how=f"{_GAMES} games, {_TURNS} turns of {_PROMPT} + {_REPLY} tokens; gradient cosine "
+            f"{found.cosine:.6f}",
             details={
                 "cosine": found.cosine,
                 "largest_difference": found.largest_difference,
@@ -86,7 +104,9 @@ def small_model(device: str = "cpu") -> Any:
 
 
 def with_adapter(make: Callable[[], Any], device: str) -> Any:
-    """Return the model that is made, always with the same random weights, and one adapter that is not zero."""
+    """Return the model that is made, always with the same random weights, and one adapter that is
+    not zero.
+    """
     import torch
 
     from hanabi_grpo.training.model.adapters import add_adapters
@@ -102,7 +122,9 @@ def with_adapter(make: Callable[[], Any], device: str) -> Any:
     return model.train().to("cpu" if device == "cpu" else "cuda")
 
 
-def made_rows(*, num_games: int, turns: int, prompt: int, reply: int, seed: int) -> list["TokenRow"]:
+def made_rows(
+    *, num_games: int, turns: int, prompt: int, reply: int, seed: int
+) -> list["TokenRow"]:
     """Return conversations of random tokens with random advantages; the first game is the longest.
 
     Args:
@@ -132,7 +154,9 @@ def made_rows(*, num_games: int, turns: int, prompt: int, reply: int, seed: int)
 
 
 def turn_rows(row: "TokenRow") -> list["TokenRow"]:
-    """Return a sequence for each reply of a conversation: all that came before it, and loss on that reply alone."""
+    """Return a sequence for each reply of a conversation: all that came before it, and loss on that
+    reply alone.
+    """
     found = []
     start = 0
     for end in range(1, len(row.mask) + 1):
@@ -151,7 +175,9 @@ def turn_rows(row: "TokenRow") -> list["TokenRow"]:
     return found
 
 
-async def sequences_against_turns(model: Any, rows: Sequence["TokenRow"], *, limit: int, pairs: int) -> Sequences:
+async def sequences_against_turns(
+    model: Any, rows: Sequence["TokenRow"], *, limit: int, pairs: int
+) -> Sequences:
     """Train on conversations and on their turns, which have the same loss.
 
     Args:
@@ -182,14 +208,18 @@ async def sequences_against_turns(model: Any, rows: Sequence["TokenRow"], *, lim
 
 
 def learn(
-    model: Any, rows: Sequence["TokenRow"], limit: int, *, shared: bool = False, whole_logits: bool = False
+    model: Any,
+    rows: Sequence["TokenRow"],
+    limit: int,
+    *,
+    shared: bool = False,
+    whole_logits: bool = False,
 ) -> Measure:
     """Leave the gradient of the policy's loss over rows in the model; returns its cost.
 
-    The loss is −Σ advantage · logprob / tokens, whose gradient is that of a clipped ratio where the policy is still the
-    one that sampled. With `shared` the model must share prefixes, and computes what rows begin with alike once;
-    `whole_logits` is that of `forward.reply_logps`.
-    """
+    The loss is −Σ advantage · logprob / tokens, whose gradient is that of a clipped ratio where the
+    policy is still the one that sampled. With `shared` the model must share prefixes, and computes
+    what rows begin with alike once; `whole_logits` is that of `forward.reply_logps`."""
     from hanabi_grpo.training.model.forward import reply_logps
 
     model.zero_grad()
@@ -204,8 +234,11 @@ def learn(
     return watch.measure(num_tokens)
 
 
-async def useful_share_of_bots(config: EnvConfig, *, num_games: int, limit: int, seed: int) -> float:
-    """Return the share of tokens that are no padding when random players' games are cut into micro-batches.
+async def useful_share_of_bots(
+    config: EnvConfig, *, num_games: int, limit: int, seed: int
+) -> float:
+    """Return the share of tokens that are no padding when random players' games are cut into
+    micro-batches.
 
     Args:
         config: The board.
@@ -216,18 +249,20 @@ async def useful_share_of_bots(config: EnvConfig, *, num_games: int, limit: int,
     from hanabi_grpo.envs.hanabi.environment import HANABI
     from hanabi_grpo.training.batching import useful_share
 
-    deals = [(seed * num_games + game, game) for game in range(num_games)]
-    rows = await bot_rows(HANABI.policies["random"](), config, deals)
+    tasks = [(seed * num_games + game, game) for game in range(num_games)]
+    rows = await bot_rows(HANABI.policies["random"](), config, tasks)
     return useful_share([batch for own in rows for batch in _cut(own, limit, "cpu")])
 
 
-async def bot_rows(policy: "Policy", config: EnvConfig, deals: Iterable[tuple[int, int]]) -> "list[list[TokenRow]]":
+async def bot_rows(
+    policy: "Policy", config: EnvConfig, tasks: Iterable[tuple[int, int]]
+) -> "list[list[TokenRow]]":
     """Return each player's sequences, without advantages, of games with one bot in every seat.
 
     Args:
         policy: The bot.
         config: The board.
-        deals: Seed and number of each game.
+        tasks: Seed and number of each game.
     """
     from hanabi_grpo.envs.base import Setup
     from hanabi_grpo.envs.hanabi.environment import HANABI
@@ -237,19 +272,25 @@ async def bot_rows(policy: "Policy", config: EnvConfig, deals: Iterable[tuple[in
     from hanabi_grpo.training.batching import TokenRow
 
     setup = Setup(HANABI, config)
-    encoder = Encoder(setup=setup, chat=chat_of(config), max_model_len=1 << 20, max_completion_length=1 << 10)
+    encoder = Encoder(
+        setup=setup, chat=chat_of(config), max_model_len=1 << 20, max_completion_length=1 << 10
+    )
     policies = dict.fromkeys(range(config.players), policy)
     rows: list[list[TokenRow]] = [[] for _ in policies]
-    for seed, game in deals:
+    for seed, game in tasks:
         episode = play_scripts(setup.task(SUITE, seed), policies, number=game)
         for sample in encoder.samples(Recording(episode=episode), [True] * len(episode.turns)):
             zeros = [0.0] * len(sample.ids)
             mask = [bool(said) for said in sample.is_reply]
-            rows[sample.player].append(TokenRow(ids=list(sample.ids), mask=mask, logprobs=zeros, advantages=zeros))
+            rows[sample.player].append(
+                TokenRow(ids=list(sample.ids), mask=mask, logprobs=zeros, advantages=zeros)
+            )
     return rows
 
 
-def _cut(rows: Sequence["TokenRow"], limit: int, device: Any, shared: bool = False) -> list[dict[str, Any]]:
+def _cut(
+    rows: Sequence["TokenRow"], limit: int, device: Any, shared: bool = False
+) -> list[dict[str, Any]]:
     import torch
 
     from hanabi_grpo.training.batching import collate, cut_rows
@@ -262,7 +303,9 @@ def gradient_of(model: Any) -> Any:
     """Return the gradients of all weights that have one, as one tensor."""
     import torch
 
-    return torch.cat([value.grad.flatten() for value in model.parameters() if value.grad is not None]).double()
+    return torch.cat(
+        [value.grad.flatten() for value in model.parameters() if value.grad is not None]
+    ).double()
 
 
 def _wait_for(device: Any) -> None:

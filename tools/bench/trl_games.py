@@ -1,10 +1,11 @@
-"""TRL's GRPOTrainer (0.29) on a team's games: its `rollout_func`, transformers' generation, one adapter for all seats.
+"""TRL's GRPOTrainer (0.29) on a team's games: its `rollout_func`, transformers' generation, one
+adapter for all seats.
 
-A row of its dataset is a deal and a seat, so a group is one seat's conversations in the games of a deal. What it cannot
-do: an adapter for each player, or credit turn by turn; each conversation has one reward, the game's. What others say
-is in a conversation and not in the loss (`env_mask`). `rollout_func` demands no vLLM, but keys and values of earlier
-turns are computed again at every turn, as `generate` takes whole prompts.
-"""
+A row of its dataset is a task and a seat, so a group is one seat's conversations in the games of a
+task. What it cannot do: an adapter for each player, or credit turn by turn; each conversation has
+one reward, the game's. What others say is in a conversation and not in the loss (`env_mask`).
+`rollout_func` demands no vLLM, but keys and values of earlier turns are computed again at every
+turn, as `generate` takes whole prompts."""
 
 import json
 import os
@@ -38,8 +39,14 @@ class SeatEpisode:
     reward: float = 0.0
 
     def fields(self, eos_id: int) -> dict[str, Any]:
-        """Return what TRL wants of it; a game that ended before the seat's first turn is one token without loss."""
-        ids, mask, cut = self.conversation.ids or [eos_id] * 2, self.mask or [0] * 2, self.prompt_length or 1
+        """Return what TRL wants of it; a game that ended before the seat's first turn is one token
+        without loss.
+        """
+        ids, mask, cut = (
+            self.conversation.ids or [eos_id] * 2,
+            self.mask or [0] * 2,
+            self.prompt_length or 1,
+        )
         return {
             "prompt_ids": ids[:cut],
             "completion_ids": ids[cut:],
@@ -56,7 +63,7 @@ def play_in_lock_step(
     Args:
         config: The board.
         chat: The model's template, as our own rollouts use it.
-        games: Seed of the deal, and number within its group.
+        games: Seed of the task, and number within its group.
         generate: The model.
 
     Returns:
@@ -65,10 +72,15 @@ def play_in_lock_step(
     setup = Setup(HANABI, config)
     referees = [Referee(setup.task(SUITE, seed), number=number) for seed, number in games]
     seats = [
-        [SeatEpisode(conversation=Conversation(chat, HANABI.system(config, seat))) for seat in range(config.players)]
+        [
+            SeatEpisode(conversation=Conversation(chat, HANABI.system(config, seat)))
+            for seat in range(config.players)
+        ]
         for _ in games
     ]
-    while acting := [(game, player) for game, referee in enumerate(referees) for player in referee.to_act()]:
+    while acting := [
+        (game, player) for game, referee in enumerate(referees) for player in referee.to_act()
+    ]:
         asked = []
         for game, player in acting:
             seat = seats[game][player]
@@ -90,13 +102,17 @@ class TrlTeam:
     """A GRPOTrainer that plays and learns, held before each step's games."""
 
     def __init__(
-        self, settings: Settings, config: EnvConfig, model: str, out: str, arrive: Callable[[int], bool]
+        self,
+        settings: Settings,
+        config: EnvConfig,
+        model: str,
+        out: str,
+        arrive: Callable[[int], bool],
     ) -> None:
         """Make the trainer, with the run's model, adapter size, learning rate and number of games.
 
-        `arrive` is called before each step with the last one's tokens with loss, and returns when it may begin; False:
-        no more.
-        """
+        `arrive` is called before each step with the last one's tokens with loss, and returns when
+        it may begin; False: no more."""
         import torch
         from datasets import Dataset
         from peft import LoraConfig
@@ -108,9 +124,10 @@ class TrlTeam:
         tokenizer = AutoTokenizer.from_pretrained(model)
         self._chat = ChatFormat.from_tokenizer(tokenizer, thinking=settings.thinking)
         on_cpu = settings.device == "cpu"
-        rows = settings.deals_per_step * settings.num_generations * config.players
-        # On a CPU the whole step in one batch, which is TRL's fastest here; on a GPU a deal at a time.
-        parts = 1 if on_cpu else settings.deals_per_step
+        rows = settings.tasks_per_step * settings.num_generations * config.players
+        # On a CPU the whole step in one batch, which is TRL's fastest here; on a GPU a task at a
+        # time.
+        parts = 1 if on_cpu else settings.tasks_per_step
         arguments = GRPOConfig(
             output_dir=out,
             per_device_train_batch_size=rows // parts,
@@ -134,15 +151,24 @@ class TrlTeam:
             seed=settings.seed,
         )
         # A prompt is all that `rollout_func` is told of a row.
-        deals = [f"{seed} {player}" for seed in range(64 * settings.deals_per_step) for player in range(config.players)]
+        tasks = [
+            f"{seed} {player}"
+            for seed in range(64 * settings.tasks_per_step)
+            for player in range(config.players)
+        ]
         self._trainer = GRPOTrainer(
             AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, settings.dtype)),
             args=arguments,
             reward_funcs=lambda game_reward, **_: game_reward,
-            train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": deal}]} for deal in deals]),
+            train_dataset=Dataset.from_list(
+                [{"prompt": [{"role": "user", "content": task}]} for task in tasks]
+            ),
             processing_class=tokenizer,
             peft_config=LoraConfig(
-                r=settings.lora_rank, lora_alpha=settings.lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM"
+                r=settings.lora_rank,
+                lora_alpha=settings.lora_alpha,
+                target_modules="all-linear",
+                task_type="CAUSAL_LM",
             ),
             rollout_func=self._rollout,
         )
@@ -163,12 +189,19 @@ class TrlTeam:
             wanted.append((seed, row % self._size, player))
         games = sorted({(seed, number) for seed, number, _ in wanted})
         episodes = play_in_lock_step(
-            self._config, self._chat, games, lambda asked: trainer._generate_single_turn(asked, None, {})[0]
+            self._config,
+            self._chat,
+            games,
+            lambda asked: trainer._generate_single_turn(asked, None, {})[0],
         )
         played = dict(zip(games, episodes, strict=True))
-        found = [played[seed, number][player].fields(self._chat.eos_id) for seed, number, player in wanted]
+        found = [
+            played[seed, number][player].fields(self._chat.eos_id)
+            for seed, number, player in wanted
+        ]
         self._learned = sum(sum(one["env_mask"]) for one in found)
-        # Without the sampler's logprobs it takes its own forward pass for the old policy, as after its own generation.
+        # Without the sampler's logprobs it takes its own forward pass for the old policy, as after
+        # its own generation.
         return {**{name: [one[name] for one in found] for name in found[0]}, "logprobs": None}
 
 
@@ -177,7 +210,9 @@ class _Closed(Exception):
 
 
 def main() -> None:
-    """Train as the first line of the input says; print a step's tokens, and take a line before the next one."""
+    """Train as the first line of the input says; print a step's tokens, and take a line before the
+    next one.
+    """
     # What libraries print goes to the log.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -187,7 +222,10 @@ def main() -> None:
         print(learned, file=answers, flush=True)
         return bool(sys.stdin.readline())
 
-    settings, config = Settings.model_validate(given["settings"]), EnvConfig.model_validate(given["config"])
+    settings, config = (
+        Settings.model_validate(given["settings"]),
+        EnvConfig.model_validate(given["config"]),
+    )
     TrlTeam(settings, config, given["model"], given["out"], arrive).train()
 
 

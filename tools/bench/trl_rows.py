@@ -26,7 +26,9 @@ _END_SECONDS = 30.0
 
 
 async def against_trl(bench: Bench) -> list[Row]:
-    """R13: seconds per learned token of TRL's step over ours; a step goes from one request for games to the next."""
+    """R13: seconds per learned token of TRL's step over ours; a step goes from one request for
+    games to the next.
+    """
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         async with _our_trainer(bench, folder) as (step, learned), AsyncExitStack() as stack:
@@ -46,7 +48,7 @@ async def against_trl(bench: Bench) -> list[Row]:
 
             pairs = await measure_pairs(trl, ours, pairs=bench.pairs)
     ratios, cpu = ratios_of(pairs, of_time=True)
-    games = bench.settings.deals_per_step * bench.settings.num_generations
+    games = bench.settings.tasks_per_step * bench.settings.num_generations
     return [
         Row(
             id="R13",
@@ -55,9 +57,12 @@ async def against_trl(bench: Bench) -> list[Row]:
             ratios=ratios,
             cpu_ratios=cpu,
             target=TARGET,
-            how=f"seconds per sampled token of whole steps of {games} games, learning included, in turn, "
-            "the other trainer held at its next request for games; ours updates an adapter for each player, TRL one "
-            "for all, with one reward for a game and no credit turn by turn; what others said is in neither's loss",
+            how=f"seconds per sampled token of whole steps of {games} games, learning included, "
+            "in turn, "
+            "the other trainer held at its next request for games; ours updates an adapter for "
+            "each player, TRL one "
+            "for all, with one reward for a game and no credit turn by turn; what others said is "
+            "in neither's loss",
             details={
                 "seconds": [[pair.first.seconds, pair.second.seconds] for pair in pairs],
                 "tokens": [[pair.first.amount, pair.second.amount] for pair in pairs],
@@ -67,15 +72,28 @@ async def against_trl(bench: Bench) -> list[Row]:
 
 
 @contextlib.asynccontextmanager
-async def _our_trainer(bench: Bench, folder: Path) -> AsyncIterator[tuple[Callable[[], None], Callable[[], list[int]]]]:
-    """Start the real trainer on the engine's app; gives what makes one step of it, and what reads its steps' tokens."""
+async def _our_trainer(
+    bench: Bench, folder: Path
+) -> AsyncIterator[tuple[Callable[[], None], Callable[[], list[int]]]]:
+    """Start the real trainer on the engine's app; gives what makes one step of it, and what reads
+    its steps' tokens.
+    """
     turnstile, engine = Turnstile(), bench.needed_engine
     # The server works for one trainer at a time.
     await asyncio.to_thread(engine.client.release)
     async with serving(HeldApp(engine.app, turnstile)) as url:
         host, _, port = url.removeprefix("http://").partition(":")
-        given = {"VLLM_SERVER_HOST": host, "VLLM_SERVER_PORT": port, "OUTPUT_DIR": str(folder / "run")}
-        given |= {"MODEL": bench.settings.model, "MAX_STEPS": "100000", "SAVE_STEPS": "100000", "REPORT_TO": "none"}
+        given = {
+            "VLLM_SERVER_HOST": host,
+            "VLLM_SERVER_PORT": port,
+            "OUTPUT_DIR": str(folder / "run"),
+        }
+        given |= {
+            "MODEL": bench.settings.model,
+            "MAX_STEPS": "100000",
+            "SAVE_STEPS": "100000",
+            "REPORT_TO": "none",
+        }
         trainer = await asyncio.to_thread(start_process, TRAIN, given, log := folder / "train.log")
 
         def check() -> None:
@@ -99,18 +117,24 @@ async def _our_trainer(bench: Bench, folder: Path) -> AsyncIterator[tuple[Callab
 
 def _learned(metrics: Path) -> list[int]:
     """Return the sampled tokens of each of our steps."""
-    return [int(json.loads(line)["reply_tokens"]) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    return [
+        int(json.loads(line)["reply_tokens"])
+        for line in metrics.read_text(encoding="utf-8").splitlines()
+    ]
 
 
 @contextlib.contextmanager
 def trl_team(settings: Settings, config: EnvConfig, folder: Path) -> Iterator[Callable[[], int]]:
-    """Start TRL's trainer, held before its first step; gives what makes one step of it and returns its tokens.
+    """Start TRL's trainer, held before its first step; gives what makes one step of it and returns
+    its tokens.
 
     In a process of its own: where ms-swift was imported, TRL's class is no longer TRL's.
     """
     from hanabi_grpo.runs.fingerprint import resolve_model
 
-    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join(
+        [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     told = {"settings": settings.model_dump(mode="json"), "config": config.model_dump(mode="json")}
     told |= {"model": str(resolve_model(settings.model)), "out": str(folder / "trl")}
     with (folder / "trl.log").open("w+", encoding="utf-8", errors="replace") as log:

@@ -1,8 +1,8 @@
 """A trainer that is held wherever it asks for games, and let through for a step that is measured.
 
-A step is what lies between two such requests: games, learning and whatever the trainer does besides. A held trainer
-waits for an answer and computes nothing, so another has the machine for itself.
-"""
+A step is what lies between two such requests: games, learning and whatever the trainer does
+besides. A held trainer waits for an answer and computes nothing, so another has the machine for
+itself."""
 
 import asyncio
 import threading
@@ -29,7 +29,9 @@ class Turnstile:
         return not self._closed
 
     def await_arrival(self, check: Callable[[], None]) -> None:
-        """Wait for somebody to arrive; `check` is called now and then, and raises when nobody will."""
+        """Wait for somebody to arrive; `check` is called now and then, and raises when nobody
+        will.
+        """
         while not self._arrived.acquire(timeout=_LOOK_SECONDS):
             check()
 

@@ -30,7 +30,7 @@ fi
 folder=${CHECK_OUT:-outputs/gpu-check}
 mkdir -p "$folder"
 export PYTHONPATH="$PWD/tools${PYTHONPATH:+:$PYTHONPATH}" HANABI_PRESET=laptop REPORT_TO=none WANDB_MODE=disabled
-export NUM_GENERATIONS=16 HANABI_DEALS_PER_STEP=4 HANABI_MAX_MODEL_LEN=4096
+export NUM_GENERATIONS=16 HANABI_TASKS_PER_STEP=4 HANABI_MAX_MODEL_LEN=4096
 if [ "$device" = cuda ]; then
     # Both on one GPU; in bfloat16 random weights differ more than the limit of trained ones.
     export HANABI_PROFILE=tools/profiles/gpu-1.env HANABI_PARITY_TOLERANCE=1

@@ -1,4 +1,6 @@
-"""Call B: what a machine has that the engine needs. The standard library is enough, where nothing is installed."""
+"""Call B: what a machine has that the engine needs. The standard library is enough, where nothing
+is installed.
+"""
 
 import json
 import shutil
@@ -9,13 +11,22 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-_TORCH = "import json, torch; print(json.dumps([torch.__version__, torch.version.cuda, torch.cuda.is_available()]))"
+_TORCH = (
+    "import json, torch; print(json.dumps([torch.__version__, torch.version.cuda, "
+    "torch.cuda.is_available()]))"
+)
 _ENGINE = "import torch, vllm._C; print('\"ok\"')"
-_QUERY = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,mig.mode.current", "--format=csv,noheader"]
+_QUERY = [
+    "nvidia-smi",
+    "--query-gpu=name,driver_version,memory.total,mig.mode.current",
+    "--format=csv,noheader",
+]
 
 
 def look() -> dict[str, Any]:
-    """Return compiler, headers, GPUs, room in /dev/shm and on disk, torch, the engine's library, and every package."""
+    """Return compiler, headers, GPUs, room in /dev/shm and on disk, torch, the engine's library,
+    and every package.
+    """
     header = Path(sysconfig.get_paths()["include"], "Python.h")
     shm = Path("/dev/shm")
     return {
@@ -28,7 +39,12 @@ def look() -> dict[str, Any]:
         "disk_bytes": shutil.disk_usage(".").free,
         "torch": _asked(_TORCH),
         "vllm._C": _asked(_ENGINE),
-        "packages": dict(sorted((one.name.lower().replace("_", "-"), one.version) for one in metadata.distributions())),
+        "packages": dict(
+            sorted(
+                (one.name.lower().replace("_", "-"), one.version)
+                for one in metadata.distributions()
+            )
+        ),
     }
 
 

@@ -1,4 +1,5 @@
-"""What the calls wrote, as the table for docs/benchmarks.md; a call that left nothing has a row that says so.
+"""What the calls wrote, as the table for docs/benchmarks.md; a call that left nothing has a row
+that says so.
 
 python -m gpu.table steps RUN      # JSON: medians over the steps of a run
 python -m gpu.table table FOLDER   # Markdown
@@ -24,16 +25,21 @@ _WANTED = ("time/", "step_time", "tokens/", "memory/", "push/")
 
 
 def steps_of(run: Path) -> dict[str, Any]:
-    """Return the medians over a run's steps, the first left out, of times, tokens, memory and logprob mismatch."""
+    """Return the medians over a run's steps, the first left out, of times, tokens, memory and
+    logprob mismatch.
+    """
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [row for row in map(json.loads, lines) if "step" in row]
     measured = rows[1:] or rows
     names = [
         name
         for name, value in measured[-1].items()
-        if isinstance(value, int | float) and (name.startswith(_WANTED) or "parity" in name or "mismatch" in name)
+        if isinstance(value, int | float)
+        and (name.startswith(_WANTED) or "parity" in name or "mismatch" in name)
     ]
-    medians = {name: statistics.median(row[name] for row in measured if name in row) for name in names}
+    medians = {
+        name: statistics.median(row[name] for row in measured if name in row) for name in names
+    }
     return {"steps": len(rows), **medians}
 
 
@@ -43,10 +49,16 @@ def table_of(folder: Path) -> str:
     for call, title in CALLS.items():
         path = folder / f"{call}.json"
         if not path.is_file():
-            lines.append(f"| {call} | {title} | not run, or it did not end: see {call.partition('-')[0]}.log |")
+            lines.append(
+                f"| {call} | {title} | not run, or it did not end: see "
+                f"{call.partition('-')[0]}.log |"
+            )
             continue
         found = json.loads(path.read_text(encoding="utf-8"))
-        lines += [f"| {call} | {title}: {name} | {figure.replace('|', '∣')} |" for name, figure in _figures(found)]
+        lines += [
+            f"| {call} | {title}: {name} | {figure.replace('|', '∣')} |"
+            for name, figure in _figures(found)
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -63,7 +75,10 @@ def _figures(found: dict[str, Any], before: str = "") -> Iterator[tuple[str, str
                 else:
                     yield from _figures(one, f"{before}{name} {number}, ")
         else:
-            yield f"{before}{name}", "; ".join(map(str, value)) or "none" if isinstance(value, list) else _shown(value)
+            yield (
+                f"{before}{name}",
+                "; ".join(map(str, value)) or "none" if isinstance(value, list) else _shown(value),
+            )
 
 
 def _shown(value: object) -> str:

@@ -1,4 +1,5 @@
-"""Call A: the trainer's forward and backward pass alone, over conversations of made-up tokens; no server, no swift.
+"""Call A: the trainer's forward and backward pass alone, over conversations of made-up tokens; no
+server, no swift.
 
 python -m gpu.trainer NAME cuda|cpu TOKENS...
 """
@@ -18,11 +19,11 @@ _KERNELS = 12
 
 
 def measure(name: str, device: str, tokens: list[int]) -> dict[str, Any]:
-    """Return seconds, tokens/s and peak memory of a micro-batch of each size, and what the attention kernel computes.
+    """Return seconds, tokens/s and peak memory of a micro-batch of each size, and what the
+    attention kernel computes.
 
-    The first micro-batches hold conversations of 2048 tokens, the last one a single conversation of its size. Memory is
-    None without a GPU, where torch does not count it.
-    """
+    The first micro-batches hold conversations of 2048 tokens, the last one a single conversation of
+    its size. Memory is None without a GPU, where torch does not count it."""
     cases, turn = [], sum(_TURN.values())
     model = _model(name, device, "sdpa")
     for size in tokens:
@@ -40,12 +41,19 @@ def measure(name: str, device: str, tokens: list[int]) -> dict[str, Any]:
     learn(control, rows, _LIMIT)
     expected = gradient_of(control)
     cosine = float((found @ expected) / (found.norm() * expected.norm()))
-    return {"model": name, "cases": cases, "cosine with eager attention": cosine, "kernels": kernels}
+    return {
+        "model": name,
+        "cases": cases,
+        "cosine with eager attention": cosine,
+        "kernels": kernels,
+    }
 
 
 def _model(name: str, device: str, attention: str) -> Any:
     dtype = "float32" if device == "cpu" else "bfloat16"
-    model = with_adapter(lambda: random_model(name, device, attention=attention, dtype=dtype), device)
+    model = with_adapter(
+        lambda: random_model(name, device, attention=attention, dtype=dtype), device
+    )
     if device != "cpu":
         model.enable_input_require_grads()
         model.gradient_checkpointing_enable()
@@ -62,11 +70,18 @@ def _timed(model: Any, rows: list[Any], limit: int, device: str) -> dict[str, An
     seconds, tokens = time.perf_counter() - started, sum(len(row.ids) for row in rows)
     peak = torch.cuda.max_memory_allocated() if device == "cuda" else None
     rate = {"seconds": seconds, "tokens_per_second": tokens / seconds, "peak_bytes": peak}
-    return {"tokens": tokens, "conversations": len(rows), "replies": sum(sum(row.mask) for row in rows), **rate}
+    return {
+        "tokens": tokens,
+        "conversations": len(rows),
+        "replies": sum(sum(row.mask) for row in rows),
+        **rate,
+    }
 
 
 def _kernels(model: Any, rows: list[Any], device: str) -> list[str]:
-    """Return the names of what takes longest, with its share of all, e.g. "31 % flash_fwd_kernel"."""
+    """Return the names of what takes longest, with its share of all, e.g. "31 %
+    flash_fwd_kernel".
+    """
     from torch.profiler import ProfilerActivity, profile
 
     kind = ProfilerActivity.CUDA if device == "cuda" else ProfilerActivity.CPU
@@ -80,4 +95,8 @@ def _kernels(model: Any, rows: list[Any], device: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(sys.argv[1], sys.argv[2], [int(size) for size in sys.argv[3:]]), indent=1))
+    print(
+        json.dumps(
+            measure(sys.argv[1], sys.argv[2], [int(size) for size in sys.argv[3:]]), indent=1
+        )
+    )

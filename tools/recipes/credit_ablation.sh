@@ -40,9 +40,9 @@ debate | vote)
     default_env LEARNING_RATE 1e-3
     default_env LR_SCHEDULER_TYPE linear
     default_env NUM_GENERATIONS 8
-    default_env HANABI_DEALS_PER_STEP 16 ;;
+    default_env HANABI_TASKS_PER_STEP 16 ;;
 *)
-    default_env HANABI_DEALS_PER_STEP 8
+    default_env HANABI_TASKS_PER_STEP 8
     RECIPE_SEED=0 recipe_settings 60 1000 ;;
 esac
 for arm in "$@"; do
@@ -89,7 +89,7 @@ for seed in ${RECIPE_SEEDS:-0 1 2}; do
         if [ ! -e "$out/$arm-$seed" ]; then
             say "$arm, seed $seed: ${arms[$arm]}"
             train "$out/$arm-$seed" "$arm" "$steps"
-            run - env ${arms[$arm]} hanabi-grpo evaluate served --deals "$deals" --out "$out/$arm-$seed.begun/sampled.json"
+            run - env ${arms[$arm]} hanabi-grpo evaluate served --tasks "$deals" --out "$out/$arm-$seed.begun/sampled.json"
             mv "$out/$arm-$seed.begun" "$out/$arm-$seed"
         fi
     done

@@ -1,4 +1,6 @@
-"""Print what `credit_ablation.sh` left as one table: `python tools/recipes/credit_table.py FOLDER ARM ...`."""
+"""Print what `credit_ablation.sh` left as one table: `python tools/recipes/credit_table.py FOLDER
+ARM ...`.
+"""
 
 import json
 import math
@@ -12,16 +14,24 @@ from safetensors.numpy import load_file
 def noise(run: Path) -> float:
     """Return the variance of a step's gradient over its squared mean, summed over a team's weights.
 
-    Of a run that moved nothing, Adam's first moment is a mean m = Σ wᵢ gᵢ of gradients and the second one a mean
-    v = Σ uᵢ gᵢ². With μ the true gradient and σ² the variance of one, E Σ v = |μ|² + σ² and E |m|² = |μ|² + σ² Σ wᵢ².
-    """
+    Of a run that moved nothing, Adam's first moment is a mean m = Σ wᵢ gᵢ of gradients and the
+    second one a mean v = Σ uᵢ gᵢ². With μ the true gradient and σ² the variance of one, E Σ v =
+    |μ|² + σ² and E |m|² = |μ|² + σ² Σ wᵢ²."""
     adam = json.loads((run / "args.json").read_text())
     beta_1, beta_2 = adam["adam_beta1"], adam["adam_beta2"]
     last = max(run.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
     state = load_file(last / "trainer" / "optimizer.safetensors")
     steps = max(float(value) for name, value in state.items() if name.endswith("|step"))
-    first = sum(float((value.astype(float) ** 2).sum()) for name, value in state.items() if name.endswith("|exp_avg"))
-    second = sum(float(value.astype(float).sum()) for name, value in state.items() if name.endswith("|exp_avg_sq"))
+    first = sum(
+        float((value.astype(float) ** 2).sum())
+        for name, value in state.items()
+        if name.endswith("|exp_avg")
+    )
+    second = sum(
+        float(value.astype(float).sum())
+        for name, value in state.items()
+        if name.endswith("|exp_avg_sq")
+    )
     first, second = first / (1 - beta_1**steps) ** 2, second / (1 - beta_2**steps)
     share = (1 - beta_1) * (1 + beta_1**steps) / ((1 + beta_1) * (1 - beta_1**steps))
     variance = (second - first) / (1 - share)
@@ -31,7 +41,10 @@ def noise(run: Path) -> float:
 
 def main(folder: str, *arms: str) -> None:
     """Print a row for each arm: means over seeds, ± their standard error."""
-    print("| arm | held out | last 10 steps of training | noise ÷ signal of a gradient | seconds a step |")
+    print(
+        "| arm | held out | last 10 steps of training | noise ÷ signal of a gradient | seconds a "
+        "step |"
+    )
     print("|---|---|---|---|---|")
     for arm in arms:
         scores, ends, seconds = [], [], []

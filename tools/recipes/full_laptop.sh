@@ -47,29 +47,29 @@ export MODEL=$folder/untaught
 run - hanabi-grpo tiny-model --preset full --games 2 --steps 1 --out "$MODEL"
 if [ ! -e "$folder/taught" ]; then
     say "imitation of $teacher: $games games, log $folder/warm.log"
-    for_now "$folder/warm.log" hanabi-grpo warm-start "$teacher" --full --out "$folder/warm" --deals "$games" --noise 0.1 --resume \
+    for_now "$folder/warm.log" hanabi-grpo warm-start "$teacher" --full --out "$folder/warm" --tasks "$games" --noise 0.1 --resume \
         --batch "${RECIPE_BATCH:-128}" --steps $((games * 65 / ${RECIPE_BATCH:-128})) --learning-rate 3e-3
     touch "$folder/taught"
 fi
 export MODEL=$folder/warm/model
 default_env HANABI_ADVANTAGE ippo
 # A critic compares turns of different deals, so each deal is played no more often than it must be.
-default_env HANABI_DEALS_PER_STEP 32
+default_env HANABI_TASKS_PER_STEP 32
 default_env NUM_GENERATIONS 2
 default_env LEARNING_RATE 2e-3
 default_env LR_SCHEDULER_TYPE cosine
 default_env HANABI_ENTROPY_BONUS 0.01
 default_env HANABI_EVAL_STEPS 20
-default_env HANABI_EVAL_DEALS 200
+default_env HANABI_EVAL_TASKS 200
 default_env SAVE_STEPS 10
 say "rollout server on port $PORT, log $folder/server.log"
 start_server
-[ -e "$folder/start.json" ] || run - hanabi-grpo evaluate base --suite test --label start --deals "$deals" --out "$folder/start.json"
+[ -e "$folder/start.json" ] || run - hanabi-grpo evaluate base --suite test --label start --tasks "$deals" --out "$folder/start.json"
 say "training: $steps steps, log $training.log"
 OUTPUT_DIR=$training MAX_STEPS=$steps REPORT_TO=none WANDB_MODE=disabled RESUME=latest \
     for_now "$training.log" bash tools/train/train_grpo_msswift.sh
 say "after: $deals test deals, sampled at temperature 1 and greedy, beside the teacher"
-run - hanabi-grpo evaluate served --suite test --deals "$deals" --out "$training/sampled.json"
-run - hanabi-grpo evaluate served --suite test --deals "$deals" --temperature 0 --out "$training/greedy.json"
-[ -e "$folder/bots.json" ] || run - hanabi-grpo evaluate "$teacher" iggi --suite test --deals "$deals" --out "$folder/bots.json"
+run - hanabi-grpo evaluate served --suite test --tasks "$deals" --out "$training/sampled.json"
+run - hanabi-grpo evaluate served --suite test --tasks "$deals" --temperature 0 --out "$training/greedy.json"
+[ -e "$folder/bots.json" ] || run - hanabi-grpo evaluate "$teacher" iggi --suite test --tasks "$deals" --out "$folder/bots.json"
 finish 0

@@ -40,16 +40,16 @@ HANABI_ENV=tic_tac_toe start_server
 
 # evaluate NAME WORD: every game, by base or by the players that are served.
 evaluate() {
-    local who=$1 one line_ups
+    local who=$1 one lineups
     for one in "${trained[@]}" "${held_out[@]}"; do
         case $one in
-            hanabi:*) line_ups=("$2") ;;
-            tic_tac_toe:* | connect_four:*) line_ups=("$2,random" "$2,minimax") ;;
-            *) line_ups=("$2,random" "$2,cfr") ;;
+            hanabi:*) lineups=("$2") ;;
+            tic_tac_toe:* | connect_four:*) lineups=("$2,random" "$2,minimax") ;;
+            *) lineups=("$2,random" "$2,cfr") ;;
         esac
         local file=$folder/$who-${one##*:}
         export HANABI_ENV=${one%%:*} HANABI_PRESET=${one##*:}
-        [ -e "$file.json" ] || run - hanabi-grpo evaluate "${line_ups[@]}" --deals "$deals" --out "$file.json"
+        [ -e "$file.json" ] || run - hanabi-grpo evaluate "${lineups[@]}" --tasks "$deals" --out "$file.json"
         case $one in
             *_poker) [ -e "$file-exploit.json" ] || run - hanabi-grpo exploit "$2" --out "$file-exploit.json" ;;
         esac
@@ -63,7 +63,7 @@ train() {
     shift 2
     if [ -e "$folder/$who/done" ]; then return; fi
     run "$folder/$who.log" env OUTPUT_DIR="$folder/$who" MAX_STEPS="$count" REPORT_TO=none WANDB_MODE=disabled \
-        NUM_GENERATIONS=8 HANABI_DEALS_PER_STEP=16 HANABI_ENTROPY_BONUS="${HANABI_ENTROPY_BONUS:-0.02}" \
+        NUM_GENERATIONS=8 HANABI_TASKS_PER_STEP=16 HANABI_ENTROPY_BONUS="${HANABI_ENTROPY_BONUS:-0.02}" \
         LEARNING_RATE="${LEARNING_RATE:-1e-3}" LR_SCHEDULER_TYPE="${LR_SCHEDULER_TYPE:-linear}" "$@" \
         bash tools/train/train_grpo_msswift.sh
     evaluate "$who" served

@@ -29,7 +29,7 @@ single_turns
 default_env LR_SCHEDULER_TYPE warmup_stable_decay
 default_env HANABI_ADVANTAGE rloo
 default_env HANABI_EVAL_STEPS 50
-default_env HANABI_EVAL_DEALS 400
+default_env HANABI_EVAL_TASKS 400
 variant=${RECIPE_START:+$RECIPE_START-}
 RECIPE_START=${RECIPE_START:-iggi}
 recipe_settings 200 2000
@@ -45,7 +45,7 @@ say "rollout server on port $PORT, log $folder/server.log"
 start_server
 
 say "before: $deals test deals with the model as it starts, sampled"
-run - hanabi-grpo evaluate base --suite test --label start --deals "$deals" --out "$folder/start.json"
+run - hanabi-grpo evaluate base --suite test --label start --tasks "$deals" --out "$folder/start.json"
 
 say "training: $steps steps, log $folder/train.log"
 OUTPUT_DIR=$out MAX_STEPS=$steps REPORT_TO=none WANDB_MODE=disabled \
@@ -53,7 +53,7 @@ OUTPUT_DIR=$out MAX_STEPS=$steps REPORT_TO=none WANDB_MODE=disabled \
 mv "$folder/start.json" "$out/"
 
 say "after: the same deals, sampled at temperature 1 and greedy, beside IGGI"
-run - hanabi-grpo evaluate served --suite test --deals "$deals" --out "$out/sampled.json"
-run - hanabi-grpo evaluate served --suite test --deals "$deals" --temperature 0 --out "$out/greedy.json"
-run - hanabi-grpo evaluate iggi --suite test --deals "$deals" --out "$folder/iggi.json"
+run - hanabi-grpo evaluate served --suite test --tasks "$deals" --out "$out/sampled.json"
+run - hanabi-grpo evaluate served --suite test --tasks "$deals" --temperature 0 --out "$out/greedy.json"
+run - hanabi-grpo evaluate iggi --suite test --tasks "$deals" --out "$folder/iggi.json"
 finish 0

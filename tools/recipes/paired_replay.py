@@ -1,14 +1,17 @@
-"""How noisy are estimates of what a move was worth, and what do they cost? Scripts play; nothing is trained.
+"""How noisy are estimates of what a move was worth, and what do they cost? Scripts play; nothing is
+trained.
 
     .venv/bin/python tools/recipes/paired_replay.py laptop marshal-mini      # 1 to 2 minutes a board on one core
 
-Both players are IGGI with a fifth of the moves random. In each of 1000 games one turn is drawn, and its true advantage
-is found by 200 games played on from behind the move, less 200 from before it. Against that stand
+Both players are IGGI with a fifth of the moves random. In each of 1000 games one turn is drawn, and
+its true advantage is found by 200 games played on from behind the move, less 200 from before it.
+Against that stand
 
-- group: the game's score less the mean of 15 other games of its deal (`rloo`),
-- vine: the game's score less the mean of 16 games played on from before the move (VinePPO, arXiv 2410.01679),
-- k pairs: the mean of k differences between the move and another one drawn in its place, both played on with the same
-  random numbers.
+- group: the game's score less the mean of 15 other games of its task (`rloo`),
+- vine: the game's score less the mean of 16 games played on from before the move (VinePPO, arXiv
+  2410.01679),
+- k pairs: the mean of k differences between the move and another one drawn in its place, both
+  played on with the same random numbers.
 
 docs/results.md has what came of it.
 """
@@ -26,7 +29,9 @@ GAMES, ROLLOUTS, GROUP, VINE, NOISE = 1000, 200, 16, 16, 0.2
 
 
 def move(game: Game, player: int, rng: random.Random) -> str:
-    """Return a move; as many numbers are drawn whatever is done, so that two games can share them."""
+    """Return a move; as many numbers are drawn whatever is done, so that two games can share
+    them.
+    """
     coin, place, inner = rng.random(), rng.random(), random.Random(rng.random())
     if coin < NOISE:
         legal = sorted(game.legal(player) or ())
@@ -43,9 +48,11 @@ def finish(game: Game, rng: random.Random) -> float:
     return game.result()["score"]
 
 
-def look(setup: Any, deal: int, rng: random.Random) -> tuple[int, list[float]]:
-    """Return the turns behind a drawn one, and its true advantage, by group, by vine, by one pair, by four pairs."""
-    task = setup.task("eval", deal)
+def look(setup: Any, task: int, rng: random.Random) -> tuple[int, list[float]]:
+    """Return the turns behind a drawn one, and its true advantage, by group, by vine, by one pair,
+    by four pairs.
+    """
+    task = setup.task("eval", task)
 
     def new() -> Game:
         return task.environment.reset(task.config, split=task.split, seed=task.seed)
@@ -75,14 +82,24 @@ def main() -> None:
     """Print a table a board."""
     for board in sys.argv[1:] or ["laptop"]:
         setup, rng = registry.setup("hanabi", {"preset": board}), random.Random(0)
-        found = [look(setup, deal, rng) for deal in range(GAMES)]
+        found = [look(setup, task, rng) for task in range(GAMES)]
         behind = fmean(turns for turns, _ in found)
         true, *estimates = zip(*(values for _, values in found), strict=True)
         # The game itself is the first branch of the first pair.
-        generated = {"group": 1.0, "vine": 1 + VINE * behind, "1 pair": 1 + behind, "4 pairs": 1 + 7 * behind}
-        print(f"\n{board}: estimate | correlation with the truth | noise / signal | turns played a turn learned")
+        generated = {
+            "group": 1.0,
+            "vine": 1 + VINE * behind,
+            "1 pair": 1 + behind,
+            "4 pairs": 1 + 7 * behind,
+        }
+        print(
+            f"\n{board}: estimate | correlation with the truth | noise / signal | turns played a "
+            "turn learned"
+        )
         for (name, cost), values in zip(generated.items(), estimates, strict=True):
-            noise = pvariance([one - other for one, other in zip(values, true, strict=True)]) / pvariance(true)
+            noise = pvariance(
+                [one - other for one, other in zip(values, true, strict=True)]
+            ) / pvariance(true)
             print(f"{name:8} | {correlation(values, true):.2f} | {noise:.2f} | {cost:.1f}")
 
 

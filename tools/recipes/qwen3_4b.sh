@@ -74,5 +74,5 @@ HANABI_START_FROM=$folder/warm OUTPUT_DIR=$folder/train MAX_STEPS=$steps \
     run "$folder/train.log" bash tools/train/train_grpo_hanabi_server_wandb.sh
 
 say "after: $deals held-out deals"
-run - hanabi-grpo evaluate served "$bot" --deals "$deals" --out "$folder/train/sampled.json"
+run - hanabi-grpo evaluate served "$bot" --tasks "$deals" --out "$folder/train/sampled.json"
 finish 0

@@ -25,7 +25,7 @@ source tools/recipe.sh
 RECIPE_START=${RECIPE_START:-best-response}
 # Close to a good team: small steps, little noise, many deals of few games each.
 default_env LEARNING_RATE 6e-4
-default_env HANABI_DEALS_PER_STEP 48
+default_env HANABI_TASKS_PER_STEP 48
 default_env NUM_GENERATIONS 8
 default_env HANABI_ENTROPY_BONUS 0.005
 recipe_settings 250 2000
@@ -42,15 +42,15 @@ run - hanabi-grpo tiny-model --preset "$board" --out "$MODEL"
 # Every start is in the games and none is held out: what such a team plays is a table, which carries nothing over.
 say "games of $start and the whole model that imitates them, log $folder/warm_start.log"
 run "$folder/warm_start.log" hanabi-grpo warm-start "$start" --preset "$board" --full --every-start --noise 0.03 \
-    --deals "${RECIPE_GAMES:-12000}" --batch 128 --steps "${RECIPE_WARM:-2500}" --learning-rate 3e-3 --out "$out/warm"
+    --tasks "${RECIPE_GAMES:-12000}" --batch 128 --steps "${RECIPE_WARM:-2500}" --learning-rate 3e-3 --out "$out/warm"
 export MODEL=$out/warm/model
 
 say "rollout server on port $PORT, log $folder/server.log"
 start_server
 
 say "the teacher and what was learned of it, sampled and greedy: $deals test deals"
-evaluate() { run - hanabi-grpo evaluate "$1" --suite test --deals "$deals" --temperature "$2" --out "$out/$3.json"; }
-run - hanabi-grpo evaluate "$start" --suite test --deals "$deals" --out "$out/teacher.json"
+evaluate() { run - hanabi-grpo evaluate "$1" --suite test --tasks "$deals" --temperature "$2" --out "$out/$3.json"; }
+run - hanabi-grpo evaluate "$start" --suite test --tasks "$deals" --out "$out/teacher.json"
 evaluate base 1 warm-sampled
 evaluate base 0 warm-greedy
 

@@ -1,9 +1,11 @@
-"""The environments of hanabi-grpo for verifiers v1: each seat is an agent with a trace and rewards of its own.
+"""The environments of hanabi-grpo for verifiers v1: each seat is an agent with a trace and rewards
+of its own.
 
-    vf-eval hanabi-grpo-verifiers --env.taskset.env kuhn_poker --env.taskset.env-config '{"preset": "kuhn_poker"}'
+    vf-eval hanabi-grpo-verifiers --env.taskset.env kuhn_poker --env.taskset.env-config '{"preset":
+    "kuhn_poker"}'
 
-An agent that no seat of the game needs is never asked. `scripts` puts scripts of the environment into seats.
-"""
+An agent that no seat of the game needs is never asked. `scripts` puts scripts of the environment
+into seats."""
 
 import asyncio
 from collections.abc import Iterator
@@ -56,7 +58,12 @@ class Games(vf.Taskset[GameTask, GamesConfig]):
         config = self.config
         registry.setup(config.env, config.env_config)
         for seed in range(config.starts):
-            start = {"env": config.env, "env_config": config.env_config, "split": config.split, "seed": seed}
+            start = {
+                "env": config.env,
+                "env_config": config.env_config,
+                "split": config.split,
+                "seed": seed,
+            }
             name = f"{config.env} {config.split}/{seed}"
             yield GameTask(GameData(name=name, prompt=None, **start), config.task)
 
@@ -74,17 +81,23 @@ class GameEnvConfig(vf.EnvConfig):
 
 
 class GameEnv(vf.Env[GameEnvConfig]):
-    """One game a task. What a reply means and what a bad one costs, the referee of hanabi-grpo decides."""
+    """One game a task. What a reply means and what a bad one costs, the referee of hanabi-grpo
+    decides.
+    """
 
     async def run(self, task: GameTask, agents: vf.Agents) -> None:
-        """Play a game; each agent is asked when its seat is to act, those who act together at the same time."""
+        """Play a game; each agent is asked when its seat is to act, those who act together at the
+        same time.
+        """
         data = task.data
         setup = registry.setup(data.env, data.env_config)
         start = setup.task(data.split, data.seed)
         referee = Referee(start)
         names = [player_name(player) for player in range(referee.spec.num_players)]
         if wrong := self.config.scripts.keys() - names:
-            raise SettingsError(f"scripts for {', '.join(sorted(wrong))}: this game has {', '.join(names)}.")
+            raise SettingsError(
+                f"scripts for {', '.join(sorted(wrong))}: this game has {', '.join(names)}."
+            )
         scripts = {}
         for name, script in self.config.scripts.items():
             check_script(setup, script)
@@ -100,8 +113,12 @@ class GameEnv(vf.Env[GameEnvConfig]):
                     return scripts[player].act(seen)
                 if player not in talks:
                     system = setup.environment.system(setup.config, player) or None
-                    seat = type(task)(data.model_copy(update={"system_prompt": system}), task.config)
-                    talks[player] = await stack.enter_async_context(getattr(agents, names[player]).interaction(seat))
+                    seat = type(task)(
+                        data.model_copy(update={"system_prompt": system}), task.config
+                    )
+                    talks[player] = await stack.enter_async_context(
+                        getattr(agents, names[player]).interaction(seat)
+                    )
                 segment = await talks[player].turn(seen.message())
                 return None if segment.terminated else segment.last_reply
 

@@ -1,1 +1,3 @@
-"""Talking to rollout servers: requests and their limits, several servers, a server of one's own, who sits where."""
+"""Talking to rollout servers: requests and their limits, several servers, a server of one's own,
+who sits where.
+"""

@@ -1,9 +1,9 @@
-"""One HTTP call to a rollout server: bounded, repeated where that helps, its answer as a struct or an error of ours.
+"""One HTTP call to a rollout server: bounded, repeated where that helps, its answer as a struct or
+an error of ours.
 
-httpx limits the time of each read, so a server that sends a byte now and then would be listened to for ever. Its
-sockets come from httpcore, whose network backend may be replaced: here each read and write gets what is left of the
-whole call.
-"""
+httpx limits the time of each read, so a server that sends a byte now and then would be listened to
+for ever. Its sockets come from httpcore, whose network backend may be replaced: here each read and
+write gets what is left of the whole call."""
 
 import json
 import logging
@@ -17,12 +17,15 @@ import httpcore
 import httpx
 
 from hanabi_grpo.errors import ServerError, ServerGoneError
-from hanabi_grpo.runs.wire import read_struct
+from hanabi_grpo.rollout.wire import read_struct
 
 logger = logging.getLogger(__name__)
 MAX_ANSWER = 16 << 20
 """Bytes of an answer; a request allows more by its extension "max_bytes"."""
-WHO = "Does a rollout server of this version listen there? Check VLLM_SERVER_HOST and VLLM_SERVER_PORT."
+WHO = (
+    "Does a rollout server of this version listen there? Check VLLM_SERVER_HOST and "
+    "VLLM_SERVER_PORT."
+)
 _CONNECTIONS, _IDLE_SECONDS = 100, 5.0
 _PAUSE = 0.5
 _SAY_SECONDS = 60.0
@@ -42,32 +45,39 @@ def call(
 ) -> _Answer:
     """Make a request and return its answer as `kind`, a struct or `dict`.
 
-    A server that is busy with what others asked for says so, with a Retry-After: the call is made again after that
-    time, which does no harm, since a server that says so did nothing. So it goes on for `patience` seconds, all
-    together. A connection may be lost `tries` times, 1 where a repeat would do harm. Messages name `url` and `what`.
+    A server that is busy with what others asked for says so, with a Retry-After: the call is made
+    again after that time, which does no harm, since a server that says so did nothing. So it goes
+    on for `patience` seconds, all together. A connection may be lost `tries` times, 1 where a
+    repeat would do harm. Messages name `url` and `what`.
 
-    Raises:
-        ServerGoneError: Not reached, no answer in time, hung up, or 502, 503 and 504.
-        ServerError: Any other status than 200, an answer that does not fit, or a request that cannot be sent.
+    Raises: ServerGoneError: Not reached, no answer in time, hung up, or 502, 503 and 504.
+        ServerError: Any other status than 200, an answer that does not fit, or a request that
+        cannot be sent.
     """
     start, said, lost = time.monotonic(), -math.inf, 0
     while True:
         try:
             response = request()
         except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-            raise ServerError(f"{url}: {what} cannot be sent: {error}. Check VLLM_SERVER_HOST.") from error
+            raise ServerError(
+                f"{url}: {what} cannot be sent: {error}. Check VLLM_SERVER_HOST."
+            ) from error
         except httpx.TransportError as error:
             lost += 1
             # A server that took all of its time is not given the same time again.
             if lost >= tries or isinstance(error, httpx.TimeoutException):
                 raise ServerGoneError(
-                    f"{url}: {what}: no answer after {time.monotonic() - start:.1f} s and {lost} attempt(s) "
-                    f"({type(error).__name__}: {error}). Is the rollout server running? Look at the other terminal."
+                    f"{url}: {what}: no answer after {time.monotonic() - start:.1f} s and {lost} "
+                    "attempt(s) "
+                    f"({type(error).__name__}: {error}). Is the rollout server running? Look at "
+                    "the other terminal."
                 ) from error
             time.sleep(_PAUSE * lost)
             continue
         except httpx.RequestError as error:
-            raise ServerError(f"{url}: {what}: the answer cannot be read: {error}. {WHO}") from error
+            raise ServerError(
+                f"{url}: {what}: the answer cannot be read: {error}. {WHO}"
+            ) from error
         if response.status_code == 200:
             return read_answer(url, kind, response.content, what)
         refusal, lost = _refusal(url, response, what), 0
@@ -77,17 +87,27 @@ def call(
             raise refusal
         if now - said > _SAY_SECONDS:
             said = now
-            logger.warning("%s (asked again every %g s, for %.0f of %g s)", refusal, later, now - start, patience)
+            logger.warning(
+                "%s (asked again every %g s, for %.0f of %g s)",
+                refusal,
+                later,
+                now - start,
+                patience,
+            )
         time.sleep(later)
 
 
 def read_answer(url: str, kind: type[_Answer], content: bytes, what: str) -> _Answer:
-    """Return the content of an answer as `kind`; ServerError: it does not fit, with the field and how it begins."""
+    """Return the content of an answer as `kind`; ServerError: it does not fit, with the field and
+    how it begins.
+    """
     try:
         return read_struct(kind, content)
     except ValueError as error:
         start = content[:200].decode("utf-8", "replace")
-        raise ServerError(f"{url}: {what}: the answer does not fit ({error}): {start!r}. {WHO}") from None
+        raise ServerError(
+            f"{url}: {what}: the answer does not fit ({error}): {start!r}. {WHO}"
+        ) from None
 
 
 def retry_after(response: httpx.Response) -> float | None:
@@ -121,7 +141,9 @@ def detail_of(response: httpx.Response) -> str:
 def bounded_client(
     *, timeout: httpx.Timeout | float, headers: Mapping[str, str] | None = None, base_url: str = ""
 ) -> httpx.Client:
-    """Return a client whose limits hold for whole calls: their time in seconds, and the size of their answers."""
+    """Return a client whose limits hold for whole calls: their time in seconds, and the size of
+    their answers.
+    """
     return httpx.Client(
         base_url=base_url,
         # Compressed, a small answer may hold gigabytes.
@@ -134,7 +156,9 @@ def bounded_client(
 
 
 _limit = threading.local()
-"""Of the call that this thread makes: `until`, on the monotonic clock. A call sends and reads in one thread."""
+"""Of the call that this thread makes: `until`, on the monotonic clock. A call sends and reads in
+one thread.
+"""
 
 
 def _left(timeout: float | None) -> float:
@@ -164,7 +188,9 @@ class _Stream(httpcore.NetworkStream):
 
 
 class _Backend(httpcore.SyncBackend):
-    def connect_tcp(self, host: str, port: int, timeout: float | None = None, *more: Any, **named: Any) -> _Stream:
+    def connect_tcp(
+        self, host: str, port: int, timeout: float | None = None, *more: Any, **named: Any
+    ) -> _Stream:
         return _Stream(super().connect_tcp(host, port, _left(timeout), *more, **named))
 
 
@@ -184,7 +210,9 @@ class _BoundedTransport(httpx.HTTPTransport):
         assert isinstance(response.stream, httpx.SyncByteStream)
         if encoding != "identity":
             response.stream.close()
-            raise httpx.DecodingError(f"its content-encoding is {encoding[:40]!r}, asked was for none")
+            raise httpx.DecodingError(
+                f"its content-encoding is {encoding[:40]!r}, asked was for none"
+            )
         response.stream = _Bounded(response.stream, request.extensions.get("max_bytes", MAX_ANSWER))
         return response
 

@@ -17,20 +17,26 @@ _EVERY = 5.0
 class Heartbeat:
     """Tells the server every few seconds that its trainer is alive, from a thread of its own.
 
-    A step may take minutes in which the trainer sends nothing; without signs of life another trainer could take over.
-    """
+    A step may take minutes in which the trainer sends nothing; without signs of life another
+    trainer could take over."""
 
     def __init__(self, url: str, headers: Mapping[str, str], *, every: float = _EVERY) -> None:
-        """Prepare; `every` is the number of seconds between two signs, and the time limit of one."""
+        """Prepare; `every` is the number of seconds between two signs, and the time limit of
+        one.
+        """
         self._url, self._headers, self._every = url, dict(headers), every
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self.lost = ""
-        """Why the server is no longer this trainer's; empty while it is. The trainer looks here between steps."""
+        """Why the server is no longer this trainer's; empty while it is. The trainer looks here
+        between steps.
+        """
         self.beats = 0
         """Signs that were answered."""
         self.missed = ""
-        """What became of the last sign that was not: the server is away, or does not know this run yet."""
+        """What became of the last sign that was not: the server is away, or does not know this run
+        yet.
+        """
 
     @classmethod
     def from_client(cls, client: RolloutClient) -> Self:

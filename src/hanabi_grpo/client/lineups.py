@@ -1,8 +1,8 @@
-"""Who sits where: line-ups as people type them, and who that is on one server.
+"""Who sits where: lineups as people type them, and who that is on one server.
 
-A line-up is one reference per seat, e.g. "served" or "player_0@latest,iggi". One alone fills every seat: that is a
-team, and each player takes its own seat. A list is rotated through all its seat orders where games are counted.
-"""
+A lineup is one reference per seat, e.g. "served" or "player_0@latest,iggi". One alone fills every
+seat: that is a team, and each player takes its own seat. A list is rotated through all its seat
+orders where games are counted."""
 
 import logging
 from collections.abc import Sequence
@@ -18,7 +18,13 @@ from hanabi_grpo.rollout.chat import remembered
 from hanabi_grpo.rollout.messages import EarlierTurn, ReplyRequest
 from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
 from hanabi_grpo.runs.run_folder import find_run, recorded_settings, run_of
-from hanabi_grpo.runs.saved_adapters import SAME_FACTS, SavedAdapters, check_same_base, newest_checkpoint, read_adapters
+from hanabi_grpo.runs.saved_adapters import (
+    SAME_FACTS,
+    SavedAdapters,
+    check_same_base,
+    newest_checkpoint,
+    read_adapters,
+)
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.refs import (
     BASE,
@@ -39,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LineUp:
+class Lineup:
     """Who sits where before any rotation."""
 
     text: str
@@ -54,11 +60,15 @@ class LineUp:
 
     @property
     def label(self) -> str:
-        """What tables call it where nobody named it: its text, with folders by their last two names."""
+        """What tables call it where nobody named it: its text, with folders by their last two
+        names.
+        """
         return ",".join(short_name(word.strip()) for word in self.text.split(","))
 
     def orders(self, *, rotate: bool = True) -> list[tuple[Ref, ...]]:
-        """Return the different seat orders: every rotation of the line-up, or only the one that was typed."""
+        """Return the different seat orders: every rotation of the lineup, or only the one that was
+        typed.
+        """
         count = len(self.refs) if rotate else 1
         return list(dict.fromkeys(self.refs[start:] + self.refs[:start] for start in range(count)))
 
@@ -68,8 +78,10 @@ class LineUp:
         return not all(isinstance(ref, ScriptRef) or ref is Role.HUMAN for ref in self.refs)
 
 
-def parse_line_up(text: str, num_players: int, *, env: str = "hanabi", human: bool = False) -> LineUp:
-    """Read a line-up for games of an environment; `human` says whether a person may sit there.
+def parse_lineup(
+    text: str, num_players: int, *, env: str = "hanabi", human: bool = False
+) -> Lineup:
+    """Read a lineup for games of an environment; `human` says whether a person may sit there.
 
     Raises:
         SettingsError: An unknown reference, not one per seat, or a checkpoint that cannot be had.
@@ -77,22 +89,38 @@ def parse_line_up(text: str, num_players: int, *, env: str = "hanabi", human: bo
     typed = [word.strip() for word in text.split(",")]
     if len(typed) not in (1, num_players):
         raise SettingsError(
-            f"line-up {text!r}: {len(typed)} words for {num_players} players; give one for every seat, or one each."
+            f"lineup {text!r}: {len(typed)} words for {num_players} players; give one for every "
+            "seat, or one each."
         )
-    where, roles, found = f"line-up {text!r}", (Role.SERVED, Role.BASE, *([Role.HUMAN] if human else [])), {}
+    where, roles, found = (
+        f"lineup {text!r}",
+        (Role.SERVED, Role.BASE, *([Role.HUMAN] if human else [])),
+        {},
+    )
     for word in dict.fromkeys(typed):  # each once: what is elsewhere may move between two looks
         if word == Role.HUMAN and not human:
-            raise SettingsError(f"{where}: people play with hanabi-grpo play; here nobody can be asked.")
-        ref = parse_ref(word, where=where, roles=roles, scripts=registry.get(env).policies, adapters=True)
+            raise SettingsError(
+                f"{where}: people play with hanabi-grpo play; here nobody can be asked."
+            )
+        ref = parse_ref(
+            word, where=where, roles=roles, scripts=registry.get(env).policies, adapters=True
+        )
         if isinstance(ref, UrlRef) and human:
             raise SettingsError(
-                f"{where}: {word} is asked by the rollout server in games that it plays itself, not here."
+                f"{where}: {word} is asked by the rollout server in games that it plays itself, "
+                "not here."
             )
-        if isinstance(ref, CheckpointRef) and isinstance(ref.place, Path) and not ref.place.is_dir():
-            raise SettingsError(f"{where}: {ref.place}: no such folder; give a run's folder or its checkpoint-N.")
+        if (
+            isinstance(ref, CheckpointRef)
+            and isinstance(ref.place, Path)
+            and not ref.place.is_dir()
+        ):
+            raise SettingsError(
+                f"{where}: {ref.place}: no such folder; give a run's folder or its checkpoint-N."
+            )
         found[word] = local_ref(ref)
     refs = tuple(found[word] for word in typed)
-    return LineUp(text=text.strip(), refs=refs * num_players if len(refs) == 1 else refs)
+    return Lineup(text=text.strip(), refs=refs * num_players if len(refs) == 1 else refs)
 
 
 def short_name(word: str) -> str:
@@ -105,23 +133,28 @@ def short_name(word: str) -> str:
 
 
 class SeatResolver:
-    """Resolves references against one server; versions stay those of the first look: all games meet the same."""
+    """Resolves references against one server; versions stay those of the first look: all games meet
+    the same.
+    """
 
     def __init__(self, client: RolloutClient | None, settings: Settings) -> None:
-        """Bind a server, None where only scripts play; MODEL is for checkpoints that do not say their base model."""
+        """Bind a server, None where only scripts play; MODEL is for checkpoints that do not say
+        their base model.
+        """
         self._client, self._settings = client, settings
         self._identity: dict[str, Any] | None = None
         self._read: dict[Place, tuple[Path, SavedAdapters]] = {}
-        """Folder as typed to its checkpoint: a run that is trained on meanwhile stays what it was at the first look."""
+        """Folder as typed to its checkpoint: a run that is trained on meanwhile stays what it was
+        at the first look.
+        """
         self._lent: dict[tuple[Path, str], str] = {}
         self._compared: set[Path] = set()
 
     def seats(self, refs: Sequence[Ref]) -> tuple[str, ...]:
         """Return what every seat is on the wire, see `refs`.
 
-        Raises:
-            SettingsError: A checkpoint that cannot be read, lacks the adapter, or is of another base model.
-            ServerError: The server holds no such adapter, or refuses a checkpoint.
+        Raises: SettingsError: A checkpoint that cannot be read, lacks the adapter, or is of another
+            base model. ServerError: The server holds no such adapter, or refuses a checkpoint.
         """
         return tuple(self.seat(ref, player) for player, ref in enumerate(refs))
 
@@ -147,9 +180,13 @@ class SeatResolver:
         self._lent.clear()
 
     def digests(self) -> dict[str, str]:
-        """Return who is behind names that repeat: the digest of each served adapter's weights, each URL and model."""
+        """Return who is behind names that repeat: the digest of each served adapter's weights, each
+        URL and model.
+        """
         look = self._look() if self._client else {"adapters": {}}
-        return {name: str(held["sha256"]) for name, held in look["adapters"].items()} | look.get("partners", {})
+        return {name: str(held["sha256"]) for name, held in look["adapters"].items()} | look.get(
+            "partners", {}
+        )
 
     def model(self) -> str:
         """Return the fingerprint of the server's base model, and of how it is spoken to."""
@@ -157,7 +194,9 @@ class SeatResolver:
         return "/".join(str(identity[name]) for name in SAME_FACTS)
 
     def run_folders(self, refs: Sequence[Ref]) -> tuple[Path, ...]:
-        """Return the folders on this machine of the runs whose adapters sit in the seats, each once."""
+        """Return the folders on this machine of the runs whose adapters sit in the seats, each
+        once.
+        """
         found: list[Path | None] = []
         for ref in refs:
             if isinstance(ref, AdapterRef) or ref is Role.SERVED:
@@ -167,13 +206,23 @@ class SeatResolver:
         return tuple(dict.fromkeys(folder for folder in found if folder is not None))
 
     def compare_messages(self, refs: Sequence[Ref], setup: Setup[Any]) -> None:
-        """Warn, once a run, where players in the seats learned this preset by other messages, or under other rules."""
+        """Warn, once a run, where players in the seats learned this preset by other messages, or
+        under other rules.
+        """
         config = setup.config.model_dump(mode="json")
-        here = {f"HANABI_{name.upper()}": value for name, value in config.items() if not name.startswith("reward_")}
+        here = {
+            f"HANABI_{name.upper()}": value
+            for name, value in config.items()
+            if not name.startswith("reward_")
+        }
         for run in (one for one in self.run_folders(refs) if one not in self._compared):
             self._compared.add(run)
             was = recorded_settings(run)
-            other = {name: was[name] for name, value in here.items() if name in was and was[name] != value}
+            other = {
+                name: was[name]
+                for name, value in here.items()
+                if name in was and was[name] != value
+            }
             if other and was.get("HANABI_ENV") == setup.env and "HANABI_PRESET" not in other:
                 learned = " ".join(f"{name}={value}" for name, value in other.items())
                 now = ", ".join(str(here[name]) for name in other)
@@ -186,12 +235,14 @@ class SeatResolver:
         if name not in held:
             known = ", ".join(f"{one}@{number}" for one, number in held.items()) or "none"
             raise ServerError(
-                f"{ref}: the server serves no adapter for {adapter} (held: {known}). Train first, name a checkpoint, "
+                f"{ref}: the server serves no adapter for {adapter} (held: {known}). Train first, "
+                "name a checkpoint, "
                 f"or play {BASE}."
             )
         if version not in (None, held[name]):
             raise ServerError(
-                f"{ref}: the server serves {name}@{held[name]}; it keeps no other version. For an earlier one name "
+                f"{ref}: the server serves {name}@{held[name]}; it keeps no other version. For an "
+                "earlier one name "
                 "the checkpoint."
             )
         return f"{name}@{held[name]}"
@@ -217,7 +268,9 @@ class SeatResolver:
 
     def _look(self) -> dict[str, Any]:
         if self._client is None:
-            raise SettingsError("this line-up needs a rollout server: start one, or add --own-server.")
+            raise SettingsError(
+                "this lineup needs a rollout server: start one, or add --own-server."
+            )
         if self._identity is None:
             self._identity = self._client.identity()
         return self._identity

@@ -1,4 +1,6 @@
-"""A rollout server of this command alone: started as a child on a free port, ended with it on every way out."""
+"""A rollout server of this command alone: started as a child on a free port, ended with it on every
+way out.
+"""
 
 import contextlib
 import os
@@ -34,8 +36,9 @@ def own_server(
 ) -> Iterator[Settings]:
     """Give settings that lead to a server of one's own, healthy from the first line on.
 
-    The server resolves its settings itself, as in this shell but for `environ`; `command` takes host and port from
-    HANABI_HOST and PORT. Its log goes to `folder`, and `grace` are the seconds from SIGTERM to SIGKILL.
+    The server resolves its settings itself, as in this shell but for `environ`; `command` takes
+    host and port from HANABI_HOST and PORT. Its log goes to `folder`, and `grace` are the seconds
+    from SIGTERM to SIGKILL.
 
     Raises:
         ServerError: It died, with the last lines of its log, or was not healthy in time.
@@ -48,10 +51,17 @@ def own_server(
         folder.mkdir(parents=True, exist_ok=True)
         log = (folder / f"own-server-{datetime.now():%Y%m%d-%H%M%S}-{port}.log").open("xb")
     except OSError as error:
-        raise SettingsError(f"{folder}: no log of its own server can be written there ({error.strerror}).") from error
+        raise SettingsError(
+            f"{folder}: no log of its own server can be written there ({error.strerror})."
+        ) from error
     with log:
         # What is a trainer's is not the server's: its addresses must not contradict each other.
-        own = {"HANABI_HOST": _HOST, "PORT": str(port), "VLLM_SERVER_HOST": _HOST, "VLLM_SERVER_PORT": str(port)}
+        own = {
+            "HANABI_HOST": _HOST,
+            "PORT": str(port),
+            "VLLM_SERVER_HOST": _HOST,
+            "VLLM_SERVER_PORT": str(port),
+        }
         if settings.preset is None:
             # The board is named for this server alone; MODEL must not follow it.
             own["MODEL"] = settings.model
@@ -85,15 +95,25 @@ def own_server(
             _end(server, grace)
 
 
-def _raise_dead(server: "subprocess.Popen[bytes]", log: Path, cause: BaseException | None) -> NoReturn:
+def _raise_dead(
+    server: "subprocess.Popen[bytes]", log: Path, cause: BaseException | None
+) -> NoReturn:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-25:]
     shown = "\n".join(f"    {line}" for line in lines) or "    (empty)"
-    raise ServerError(f"its own server ended with code {server.poll()}; the end of {log}:\n{shown}") from cause
+    raise ServerError(
+        f"its own server ended with code {server.poll()}; the end of {log}:\n{shown}"
+    ) from cause
 
 
 def _end(server: "subprocess.Popen[bytes]", grace: float) -> None:
-    """End the server and whatever it left in its process group; a second Ctrl-C does not cut this short."""
-    held = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    """End the server and whatever it left in its process group; a second Ctrl-C does not cut this
+    short.
+    """
+    held = (
+        (signal.SIGINT, signal.SIGTERM)
+        if threading.current_thread() is threading.main_thread()
+        else ()
+    )
     before = {number: signal.signal(number, signal.SIG_IGN) for number in held}
     try:
         if server.poll() is None:

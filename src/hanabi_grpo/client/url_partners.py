@@ -1,9 +1,10 @@
-"""Seats that OpenAI-compatible URLs answer: other models, frozen, asked by the rollout server for a reply each turn.
+"""Seats that OpenAI-compatible URLs answer: other models, frozen, asked by the rollout server for a
+reply each turn.
 
-A call whose failure may pass is made again; when all its tries failed, its game is dropped and counted. A URL that
-fails call after call, and a used-up budget, end the whole request instead: nobody waits for a partner that is gone.
-Every call is a line of a transcript, from which a server process that takes the place of a dead one counts on.
-"""
+A call whose failure may pass is made again; when all its tries failed, its game is dropped and
+counted. A URL that fails call after call, and a used-up budget, end the whole request instead:
+nobody waits for a partner that is gone. Every call is a line of a transcript, from which a server
+process that takes the place of a dead one counts on."""
 
 import asyncio
 import contextlib
@@ -25,8 +26,8 @@ from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.envs.texts import split_reply
 from hanabi_grpo.errors import PartnerDownError, PartnerError
 from hanabi_grpo.rollout.chat import remembered
+from hanabi_grpo.rollout.wire import read_struct
 from hanabi_grpo.runs.run_folder import append_jsonl
-from hanabi_grpo.runs.wire import read_struct
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.refs import is_url, unknown_url
 from hanabi_grpo.settings.values import PartnerUrl, is_loopback, split_partner_url
@@ -34,11 +35,15 @@ from hanabi_grpo.types import Reply, player_name
 
 logger = logging.getLogger(__name__)
 PAUSES = (2.0, 8.0, 32.0)
-"""Seconds before the second try and the later ones; a Retry-After is waited for instead, up to a call's own limit."""
+"""Seconds before the second try and the later ones; a Retry-After is waited for instead, up to a
+call's own limit.
+"""
 IN_VAIN = 3
 """Calls failed in a row, none answered in between, that end a request."""
 MAX_TRANSCRIPT = 64 << 20
-"""Bytes after which a transcript is moved aside to NAME.old.jsonl, and the one before it is gone."""
+"""Bytes after which a transcript is moved aside to NAME.old.jsonl, and the one before it is
+gone.
+"""
 _SAY_SECONDS = 60.0
 _SHOWN = 300
 _HINTS = {
@@ -77,7 +82,9 @@ class _Models(Struct):
 
 
 class _FailedError(Exception):
-    """One try failed; `after` are seconds that the server asks for, `again` whether another try may help."""
+    """One try failed; `after` are seconds that the server asks for, `again` whether another try may
+    help.
+    """
 
     def __init__(self, reason: str, *, again: bool = True, after: float | None = None) -> None:
         super().__init__(reason)
@@ -85,13 +92,16 @@ class _FailedError(Exception):
 
 
 class UrlPartners:
-    """HANABI_PARTNER_URLS of one server process: what they may cost together, and the record of every call.
+    """HANABI_PARTNER_URLS of one server process: what they may cost together, and the record of
+    every call.
 
     Used from one event loop. `transcript` is where calls are recorded; None: nowhere.
     """
 
     def __init__(self, settings: Settings, transcript: Path | None = None) -> None:
-        self.by_word = {f"url:{one.name}": one for one in map(split_partner_url, settings.partner_urls)}
+        self.by_word = {
+            f"url:{one.name}": one for one in map(split_partner_url, settings.partner_urls)
+        }
         self._settings, self._transcript = settings, transcript
         self._key = settings.partner_key.get_secret_value() if settings.partner_key else ""
         self._places = asyncio.Semaphore(settings.partner_requests)
@@ -117,19 +127,27 @@ class UrlPartners:
         return UrlPlayer(partners=self, partner=self.by_word[word], sampling=sampling)
 
     async def look(self, word: str) -> tuple[str, ...]:
-        """Return the models that a URL lists, asked once; PartnerError: it does not answer, or lists none."""
+        """Return the models that a URL lists, asked once; PartnerError: it does not answer, or
+        lists none.
+        """
         partner = self.by_word[word]
         try:
-            return tuple(one.id for one in self._read(_Models, await self._send(partner, "GET", "/models", None)).data)
+            return tuple(
+                one.id
+                for one in self._read(
+                    _Models, await self._send(partner, "GET", "/models", None)
+                ).data
+            )
         except _FailedError as error:
             raise PartnerError(f"{partner.base}: {error}") from error
 
-    async def ask(self, player: "UrlPlayer", messages: list[dict[str, str]], where: Mapping[str, Any]) -> str:
+    async def ask(
+        self, player: "UrlPlayer", messages: list[dict[str, str]], where: Mapping[str, Any]
+    ) -> str:
         """Return a reply, never an empty one; `where` is the seat and its game, for the transcript.
 
-        Raises:
-            PartnerDownError: The budget is used up, or this was the last of `IN_VAIN` calls in a row.
-            PartnerError: No usable reply after all tries.
+        Raises: PartnerDownError: The budget is used up, or this was the last of `IN_VAIN` calls in
+            a row. PartnerError: No usable reply after all tries.
         """
         partner, tries, start, limit = player.partner, 0, 0.0, self._settings.partner_tokens
         body = {"model": partner.model, "messages": messages, **player.sampling}
@@ -139,9 +157,12 @@ class UrlPartners:
             for pause in (*PAUSES, None):
                 if 0 < limit <= self.spent:
                     raise PartnerDownError(
-                        f"HANABI_PARTNER_TOKENS={limit}: the URLs of HANABI_PARTNER_URLS have counted {self.spent} "
-                        "tokens, so they are asked no more. Start the server anew, which counts from 0, with what may "
-                        "be spent from here on (0: no limit), then give the same command, in training with "
+                        f"HANABI_PARTNER_TOKENS={limit}: the URLs of HANABI_PARTNER_URLS have "
+                        f"counted {self.spent} "
+                        "tokens, so they are asked no more. Start the server anew, which counts "
+                        "from 0, with what may "
+                        "be spent from here on (0: no limit), then give the same command, in "
+                        "training with "
                         "RESUME=latest."
                     )
                 tries += 1
@@ -151,18 +172,33 @@ class UrlPartners:
                     reason = str(error)
                     if not error.again or pause is None:
                         break
-                    wait = min(pause if error.after is None else error.after, self._settings.partner_timeout)
-                    self._say(partner, f"{reason} Try {tries} of {len(PAUSES) + 1}; the next in {wait:g} s.")
+                    wait = min(
+                        pause if error.after is None else error.after,
+                        self._settings.partner_timeout,
+                    )
+                    self._say(
+                        partner,
+                        f"{reason} Try {tries} of {len(PAUSES) + 1}; the next in {wait:g} s.",
+                    )
                     await asyncio.sleep(wait)
                 else:
                     reason = ""
                     break
         self._record(
             {
-                **{"time": round(time.time(), 3), "partner": partner.name, "model": partner.model, **where},
+                **{
+                    "time": round(time.time(), 3),
+                    "partner": partner.name,
+                    "model": partner.model,
+                    **where,
+                },
                 "messages": hashlib.sha256(json.dumps(messages).encode()).hexdigest()[:16],
                 **{"prompt": messages[-1]["content"], "reply": reply, "error": reason},
-                **{"prompt_tokens": usage.prompt_tokens, "reply_tokens": usage.completion_tokens, "tries": tries},
+                **{
+                    "prompt_tokens": usage.prompt_tokens,
+                    "reply_tokens": usage.completion_tokens,
+                    "tries": tries,
+                },
                 **{"seconds": round(time.monotonic() - start, 3), "spent": self.spent},
             }
         )
@@ -173,30 +209,45 @@ class UrlPartners:
         if player.in_vain < IN_VAIN:
             raise PartnerError(said)
         raise PartnerDownError(
-            f"{said} {player.in_vain} calls in a row failed like this, so it is asked no more. Every call is in "
-            f"{self._transcript}. When it answers again, give the same command, in training with RESUME=latest."
+            f"{said} {player.in_vain} calls in a row failed like this, so it is asked no more. "
+            "Every call is in "
+            f"{self._transcript}. When it answers again, give the same command, in training with "
+            "RESUME=latest."
         )
 
     async def _complete(self, partner: PartnerUrl, body: Mapping[str, Any]) -> tuple[str, _Usage]:
-        answer = self._read(_Completion, await self._send(partner, "POST", "/chat/completions", body))
+        answer = self._read(
+            _Completion, await self._send(partner, "POST", "/chat/completions", body)
+        )
         usage = answer.usage or _Usage()
         self.spent += usage.prompt_tokens + usage.completion_tokens
         if self._settings.partner_tokens and not usage.prompt_tokens:
-            raise _FailedError("its answers have no usage, so HANABI_PARTNER_TOKENS cannot be kept.", again=False)
+            raise _FailedError(
+                "its answers have no usage, so HANABI_PARTNER_TOKENS cannot be kept.", again=False
+            )
         if not (text := answer.choices[0].message.content or "").strip():
-            raise _FailedError("the reply is empty (does it think for longer than MAX_COMPLETION_LENGTH?).")
+            raise _FailedError(
+                "the reply is empty (does it think for longer than MAX_COMPLETION_LENGTH?)."
+            )
         return text, usage
 
     def _read(self, kind: type[_Kind], content: bytes) -> _Kind:
         try:
             return read_struct(kind, content)
         except ValueError as error:
-            raise _FailedError(f"the answer does not fit ({error}): {self._quoted(content)}.") from None
+            raise _FailedError(
+                f"the answer does not fit ({error}): {self._quoted(content)}."
+            ) from None
 
     async def _send(self, partner: PartnerUrl, method: str, path: str, body: Any) -> bytes:
         limit, content, client = self._settings.partner_timeout, b"", self._client(partner)
-        headers = {"accept-encoding": "identity", **({"authorization": f"Bearer {self._key}"} if self._key else {})}
-        waits = f"no answer since {_SAY_SECONDS:g} s; a call has {limit:g} s (HANABI_PARTNER_TIMEOUT)."
+        headers = {
+            "accept-encoding": "identity",
+            **({"authorization": f"Bearer {self._key}"} if self._key else {}),
+        }
+        waits = (
+            f"no answer since {_SAY_SECONDS:g} s; a call has {limit:g} s (HANABI_PARTNER_TIMEOUT)."
+        )
         told = asyncio.get_running_loop().call_later(_SAY_SECONDS, self._say, partner, waits)
         try:
             async with (
@@ -210,7 +261,9 @@ class UrlPartners:
         except TimeoutError:
             raise _FailedError(f"no answer in {limit:g} s (HANABI_PARTNER_TIMEOUT).") from None
         except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-            raise _FailedError(f"cannot be asked: {error}. Check HANABI_PARTNER_URLS.", again=False) from error
+            raise _FailedError(
+                f"cannot be asked: {error}. Check HANABI_PARTNER_URLS.", again=False
+            ) from error
         except httpx.HTTPError as error:
             raise _FailedError(f"not reached ({type(error).__name__}: {error}).") from error
         finally:
@@ -227,7 +280,9 @@ class UrlPartners:
         if proxied not in self._clients:
             # No connection is kept: one that idled while a trainer learned may be dead.
             limits = httpx.Limits(max_keepalive_connections=0)
-            self._clients[proxied] = httpx.AsyncClient(timeout=None, limits=limits, trust_env=proxied)
+            self._clients[proxied] = httpx.AsyncClient(
+                timeout=None, limits=limits, trust_env=proxied
+            )
         return self._clients[proxied]
 
     def _quoted(self, content: bytes) -> str:
@@ -269,8 +324,14 @@ class UrlPlayer:
 
     def seat(self, player: int, *, task: Task[Any], game: int) -> "UrlSeat":
         """Return a private conversation for one game."""
-        where = {"seat": player_name(player), "deal": f"{task.environment.name} {task.split}/{task.seed}", "game": game}
-        return UrlSeat(player=self, where=where, system=task.environment.system(task.config, player))
+        where = {
+            "seat": player_name(player),
+            "task": f"{task.environment.name} {task.split}/{task.seed}",
+            "game": game,
+        }
+        return UrlSeat(
+            player=self, where=where, system=task.environment.system(task.config, player)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,15 +342,22 @@ class UrlSeat:
     where: Mapping[str, Any]
     system: str
     said: list[tuple[str, str]] = field(default_factory=list)
-    """What it was shown and what it said to that, without its thoughts, as chat templates render earlier turns."""
+    """What it was shown and what it said to that, without its thoughts, as chat templates render
+    earlier turns.
+    """
 
     async def reply(self, seen: Observation) -> Reply:
         """Ask the URL; errors as `UrlPartners.ask`."""
         text = seen.message()
         messages = [{"role": "system", "content": self.system}] if self.system else []
         for asked, answered in remembered(self.said, seen.window):
-            messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
-        reply = await self.player.partners.ask(self.player, [*messages, {"role": "user", "content": text}], self.where)
+            messages += [
+                {"role": "user", "content": asked},
+                {"role": "assistant", "content": answered},
+            ]
+        reply = await self.player.partners.ask(
+            self.player, [*messages, {"role": "user", "content": text}], self.where
+        )
         self.said.append((text, split_reply(reply)[1]))
         return Reply(text=reply, prompt=text)
 

@@ -36,11 +36,13 @@ def wait_for_server(
     poll: float = 1.0,
     look: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Return once the server answers that it is healthy; say meanwhile what is waited for, less and less often.
+    """Return once the server answers that it is healthy; say meanwhile what is waited for, less and
+    less often.
 
-    `server_command` starts the server, as typed in another terminal; None: it was started for this wait. The first
-    reminder comes after `remind` seconds, and the times after it double, up to a minute. Every `poll` seconds the
-    server is asked; while there is none, `look` is called after it, and what that raises ends the wait.
+    `server_command` starts the server, as typed in another terminal; None: it was started for this
+    wait. The first reminder comes after `remind` seconds, and the times after it double, up to a
+    minute. Every `poll` seconds the server is asked; while there is none, `look` is called after
+    it, and what that raises ends the wait.
 
     Raises:
         ServerGoneError: The time is up.
@@ -62,17 +64,20 @@ def wait_for_server(
                 answer = NotReady(f"is starting, {waited:.0f} s", is_there=True)
             if waited >= limit:
                 raise ServerGoneError(
-                    f"the rollout server at {base} is not ready after {limit:g} s: it {answer.reason}. Look at its "
+                    f"the rollout server at {base} is not ready after {limit:g} s: it "
+                    f"{answer.reason}. Look at its "
                     "terminal or its log, or allow more time: HANABI_SERVER_TIMEOUT."
                     if answer.is_there
-                    else f"no rollout server at {base} after {limit:g} s ({answer.reason}). Start it in another "
+                    else f"no rollout server at {base} after {limit:g} s ({answer.reason}). Start "
+                    "it in another "
                     f"terminal: {server_command} — or allow more time: HANABI_SERVER_TIMEOUT."
                 )
             if answer.is_there is not said or start + waited >= next_reminder:
                 say(
                     f"the rollout server at {base} {answer.reason}"
                     if answer.is_there
-                    else f"waiting for the rollout server at {base} ({answer.reason}; {waited:.0f} of {limit:g} s). "
+                    else f"waiting for the rollout server at {base} ({answer.reason}; "
+                    f"{waited:.0f} of {limit:g} s). "
                     f"Type in another terminal:\n    {server_command}"
                 )
                 said = answer.is_there
@@ -93,7 +98,11 @@ def look_once(settings: Settings) -> Health:
 
 
 def _client(settings: Settings) -> httpx.Client:
-    headers = {"authorization": f"Bearer {settings.api_key.get_secret_value()}"} if settings.api_key else {}
+    headers = (
+        {"authorization": f"Bearer {settings.api_key.get_secret_value()}"}
+        if settings.api_key
+        else {}
+    )
     return bounded_client(headers=headers, timeout=_ASK_SECONDS)
 
 
@@ -102,20 +111,26 @@ def _ask(client: httpx.Client, base: str, timeout: float) -> dict[str, Any] | No
     try:
         answer = client.get(f"{base}/health/", timeout=timeout)
     except httpx.InvalidURL as error:
-        raise ServerError(f"{base}: not an address ({error}); set VLLM_SERVER_HOST to a host name.") from error
+        raise ServerError(
+            f"{base}: not an address ({error}); set VLLM_SERVER_HOST to a host name."
+        ) from error
     except httpx.RequestError as error:
         problem = f"{type(error).__name__}: {error}".removesuffix(": ")
         hung_up = isinstance(error, httpx.RemoteProtocolError) and "disconnected" in str(error)
         if hung_up or isinstance(error, httpx.ReadTimeout | httpx.ReadError):
             # Also where the one that says "starting" has just made way for the one that serves.
-            return NotReady(f"accepts connections and does not answer yet ({problem})", is_there=True)
+            return NotReady(
+                f"accepts connections and does not answer yet ({problem})", is_there=True
+            )
         return NotReady(problem)
     try:
         health = dict(answer.json())
     except (ValueError, TypeError, RecursionError):
         health = {}
     if answer.status_code == 401:
-        raise ServerError(f"{base} refuses this key (401): set the same HANABI_API_KEY in both terminals.")
+        raise ServerError(
+            f"{base} refuses this key (401): set the same HANABI_API_KEY in both terminals."
+        )
     if answer.status_code == 403:
         raise ServerError(f"{base} answers 403: {detail_of(answer)}")
     if health.get("status") == STARTING:

@@ -7,7 +7,11 @@ import typer
 
 from hanabi_grpo.commands.console import make_console, sayer
 from hanabi_grpo.evaluation.comparison.arms import SCORE, load_arms, parse_arms
-from hanabi_grpo.evaluation.comparison.tables import compare_arms, comparison_notes, comparison_sheets
+from hanabi_grpo.evaluation.comparison.tables import (
+    compare_arms,
+    comparison_notes,
+    comparison_sheets,
+)
 from hanabi_grpo.runs.run_folder import save_text
 
 
@@ -16,19 +20,30 @@ def compare(
         list[str],
         typer.Argument(
             metavar="ARM",
-            help="NAME=RUN,RUN,…: run folders that differ in their seed only; * matches, 'a=runs/a-*'.",
+            help="NAME=RUN,RUN,…: run folders that differ in their seed only; * matches, "
+            "'a=runs/a-*'.",
         ),
     ],
-    window: Annotated[int, typer.Option(min=1, help="Steps of which a curve and the training mean are the mean.")] = 10,
-    metric: Annotated[str, typer.Option(help="Figure of metrics.jsonl whose curves are compared.")] = SCORE,
+    window: Annotated[
+        int, typer.Option(min=1, help="Steps of which a curve and the training mean are the mean.")
+    ] = 10,
+    metric: Annotated[
+        str, typer.Option(help="Figure of metrics.jsonl whose curves are compared.")
+    ] = SCORE,
     out_png: Annotated[Path | None, typer.Option(help="The picture.")] = None,
     out_markdown: Annotated[Path | None, typer.Option(help="The tables.")] = None,
 ) -> None:
-    """Compare runs over seeds: curves with bands, held-out scores, differences with their errors."""
+    """Compare runs over seeds: curves with bands, held-out scores, differences with their
+    errors.
+    """
     name, loaded = load_arms(parse_arms(arms), metric=metric)
     found = compare_arms(name, loaded, window=window, metric=metric)
     console = make_console()
-    say, sheets, notes = sayer(console), comparison_sheets(found), [f"- {note}" for note in comparison_notes(found)]
+    say, sheets, notes = (
+        sayer(console),
+        comparison_sheets(found),
+        [f"- {note}" for note in comparison_notes(found)],
+    )
     for sheet in sheets:
         console.print(sheet.rich())
     for note in notes:

@@ -1,4 +1,6 @@
-"""What commands share at the terminal: printing, bars, interruption, the other terminal's command, offline switches."""
+"""What commands share at the terminal: printing, bars, interruption, the other terminal's command,
+offline switches.
+"""
 
 import os
 import shlex
@@ -16,7 +18,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.runs.run_folder import json_text
-from hanabi_grpo.settings import LoadedSettings, Settings, load_settings, settings_json, settings_table, variables
+from hanabi_grpo.settings import (
+    LoadedSettings,
+    Settings,
+    load_settings,
+    settings_json,
+    settings_table,
+    variables,
+)
 from hanabi_grpo.settings.gpus import Terminal, gpu_share
 from hanabi_grpo.settings.refs import split_player
 from hanabi_grpo.settings.variables import typed
@@ -33,7 +42,8 @@ INTERRUPTED = 130
 
 
 def make_console(*, aside: bool = False) -> Console:
-    """Return a console for standard output; `aside` for standard error, where progress and what is no result go.
+    """Return a console for standard output; `aside` for standard error, where progress and what is
+    no result go.
 
     A table is never narrower than 120 columns where it is not a terminal.
     """
@@ -42,7 +52,9 @@ def make_console(*, aside: bool = False) -> Console:
 
 
 def sayer(console: Console) -> Callable[..., None]:
-    """Return what prints a text as it is, each line whole so that it can be copied; `style` is rich's."""
+    """Return what prints a text as it is, each line whole so that it can be copied; `style` is
+    rich's.
+    """
 
     def say(text: str, style: str = "") -> None:
         console.print(text, style=style, markup=False, soft_wrap=True)
@@ -51,7 +63,9 @@ def sayer(console: Console) -> Callable[..., None]:
 
 
 def print_json(document: Any, indent: int | None = None) -> None:
-    """Write a document to standard output, on one line without `indent`; a number that is not finite becomes null."""
+    """Write a document to standard output, on one line without `indent`; a number that is not
+    finite becomes null.
+    """
     sys.stdout.write(json_text(document, indent=indent))
 
 
@@ -63,7 +77,8 @@ def bars(console: Console) -> Progress:
 
 @contextmanager
 def interruptible(summary: Callable[[], str]) -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C, and end the command with a line on what is done and how to go on, and with 130.
+    """Treat SIGTERM like Ctrl-C, and end the command with a line on what is done and how to go on,
+    and with 130.
 
     A server that fails is an error, after the same line.
     """
@@ -81,7 +96,9 @@ def interruptible(summary: Callable[[], str]) -> Iterator[None]:
 
 @contextmanager
 def stop_flag() -> Iterator[Callable[[], bool]]:
-    """Turn Ctrl-C and SIGTERM into a flag, so that a piece of work is finished or not begun; the second one raises."""
+    """Turn Ctrl-C and SIGTERM into a flag, so that a piece of work is finished or not begun; the
+    second one raises.
+    """
     asked: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -107,7 +124,9 @@ def show_settings(*, as_json: bool) -> None:
 
 
 def announce(console: Console, terminal: Terminal) -> LoadedSettings:
-    """Resolve the settings, print those that are no defaults, and set what other software reads (`set_environ`)."""
+    """Resolve the settings, print those that are no defaults, and set what other software reads
+    (`set_environ`).
+    """
     loaded = load_settings()
     console.print(settings_table(loaded, _SECTIONS[terminal], only_given=True))
     if why := set_environ(loaded, terminal):
@@ -116,7 +135,8 @@ def announce(console: Console, terminal: Terminal) -> LoadedSettings:
 
 
 def set_environ(loaded: LoadedSettings, terminal: Terminal) -> str:
-    """Give other software its share of `.env` and the profile, and this terminal its GPUs; returns why it has others.
+    """Give other software its share of `.env` and the profile, and this terminal its GPUs; returns
+    why it has others.
 
     Raises:
         SettingsError: A list of GPUs is too short for both terminals.
@@ -129,19 +149,25 @@ def set_environ(loaded: LoadedSettings, terminal: Terminal) -> str:
 
 
 def give_environ(loaded: LoadedSettings) -> None:
-    """Set what `.env` and the profile hold for other software, and `offline_environ`, where this shell has no value."""
+    """Set what `.env` and the profile hold for other software, and `offline_environ`, where this
+    shell has no value.
+    """
     for name, value in {**loaded.dotenv_environ, **offline_environ(loaded.settings)}.items():
         os.environ.setdefault(name, value)
 
 
 def offline_environ(settings: Settings) -> dict[str, str]:
-    """Return switches that keep libraries off the network; none when the model or a checkpoint must come from a hub.
+    """Return switches that keep libraries off the network; none when the model or a checkpoint must
+    come from a hub.
 
-    A model folder needs nothing from a hub, and without these switches a machine that is offline waits through
-    every library's retries. `USE_HF` makes ms-swift take models from the hub that vLLM takes them from.
-    """
+    A model folder needs nothing from a hub, and without these switches a machine that is offline
+    waits through every library's retries. `USE_HF` makes ms-swift take models from the hub that
+    vLLM takes them from."""
     quiet = {"USE_HF": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "VLLM_NO_USAGE_STATS": "1"}
-    from_hub = any(split_player(entry)[1].startswith("hf:") for entry in (*settings.start_from, *settings.partners))
+    from_hub = any(
+        split_player(entry)[1].startswith("hf:")
+        for entry in (*settings.start_from, *settings.partners)
+    )
     if from_hub or not Path(settings.model).is_dir():
         return quiet
     return {**quiet, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
@@ -158,14 +184,24 @@ def server_command(loaded: LoadedSettings) -> str:
     return " ".join([*words, "bash", ROLLOUT_SCRIPT])
 
 
-def typed_words(loaded: LoadedSettings, *, both: bool = False, without: Collection[str] = ()) -> list[str]:
-    """Return NAME=value of what only this shell knows, with `both` only of what server and trainer share.
+def typed_words(
+    loaded: LoadedSettings, *, both: bool = False, without: Collection[str] = ()
+) -> list[str]:
+    """Return NAME=value of what only this shell knows, with `both` only of what server and trainer
+    share.
 
     `.env` is read by every terminal. Keys are named, not shown.
     """
     words = []
     for variable in variables(loaded.settings.env):
-        if loaded.origins[variable.field] == "shell" and variable.env not in without and (variable.both or not both):
+        if (
+            loaded.origins[variable.field] == "shell"
+            and variable.env not in without
+            and (variable.both or not both)
+        ):
             value = typed(getattr(loaded.settings, variable.field))
-            words.append(f"{variable.env}=" + (f'"${variable.env}"' if variable.secret else shlex.quote(value)))
+            words.append(
+                f"{variable.env}="
+                + (f'"${variable.env}"' if variable.secret else shlex.quote(value))
+            )
     return words

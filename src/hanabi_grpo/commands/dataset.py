@@ -12,14 +12,24 @@ from hanabi_grpo.settings import load_settings
 
 
 def dataset(
-    preset: Annotated[list[str], typer.Option(help="Preset, e.g. laptop; may be repeated, with shares: laptop=3.")],
+    preset: Annotated[
+        list[str], typer.Option(help="Preset, e.g. laptop; may be repeated, with shares: laptop=3.")
+    ],
     out: Annotated[Path, typer.Option(help="File to write.")],
     env: Annotated[str | None, typer.Option(help="Environment; HANABI_ENV when left out.")] = None,
-    players: Annotated[int | None, typer.Option(help="Players; HANABI_PLAYERS when left out.")] = None,
-    observation: Annotated[str | None, typer.Option(help="compact or full; HANABI_OBSERVATION when left out.")] = None,
-    suite: Annotated[str, typer.Option(help="Stream of deals.")] = "train",
-    num_deals: Annotated[int, typer.Option(help="Length of a fixed list of deals; 0: fresh ones for ever.")] = 0,
-    add: Annotated[bool, typer.Option("--add", help="Put the rows behind those of the file.")] = False,
+    players: Annotated[
+        int | None, typer.Option(help="Players; HANABI_PLAYERS when left out.")
+    ] = None,
+    observation: Annotated[
+        str | None, typer.Option(help="compact or full; HANABI_OBSERVATION when left out.")
+    ] = None,
+    suite: Annotated[str, typer.Option(help="Stream of tasks.")] = "train",
+    num_tasks: Annotated[
+        int, typer.Option(help="Length of a fixed list of tasks; 0: fresh ones for ever.")
+    ] = 0,
+    add: Annotated[
+        bool, typer.Option("--add", help="Put the rows behind those of the file.")
+    ] = False,
 ) -> None:
     """Write a dataset: a row for each preset, with shares; --add puts more rows into one."""
     env = env or load_settings().settings.env
@@ -29,7 +39,7 @@ def dataset(
             env=env,
             players=players,
             suite=suite,
-            num_deals=num_deals,
+            num_tasks=num_tasks,
             observation=observation,
             share=share,
         )

@@ -1,4 +1,6 @@
-"""`--print-config` and `--dry-run` of both terminals: what would be started, with which settings; nothing is."""
+"""`--print-config` and `--dry-run` of both terminals: what would be started, with which settings;
+nothing is.
+"""
 
 import contextlib
 import os
@@ -27,18 +29,26 @@ from hanabi_grpo.runs.run_folder import run_folder_name
 from hanabi_grpo.settings import LoadedSettings, load_settings, settings_json
 from hanabi_grpo.settings.gpus import Terminal
 
-PrintConfig = Annotated[bool, typer.Option("--print-config", help="Show every setting and its origin; start nothing.")]
+PrintConfig = Annotated[
+    bool, typer.Option("--print-config", help="Show every setting and its origin; start nothing.")
+]
 DryRun = Annotated[
     bool,
     typer.Option(
-        "--dry-run", help="Check everything and show what would start; start nothing. Exits with 1 when a check fails."
+        "--dry-run",
+        help="Check everything and show what would start; start nothing. Exits with 1 when a "
+        "check fails.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, with one of the other two.")]
 
 
-def look(terminal: Terminal, extra_args: list[str], *, print_config: bool, dry_run: bool, as_json: bool) -> None:
-    """Do what --print-config or --dry-run of a terminal asks for; `extra_args` would be handed on and are shown."""
+def look(
+    terminal: Terminal, extra_args: list[str], *, print_config: bool, dry_run: bool, as_json: bool
+) -> None:
+    """Do what --print-config or --dry-run of a terminal asks for; `extra_args` would be handed on
+    and are shown.
+    """
     if print_config == dry_run:
         raise SettingsError("give one of --print-config and --dry-run; --json is for either.")
     if print_config:
@@ -61,7 +71,10 @@ def look(terminal: Terminal, extra_args: list[str], *, print_config: bool, dry_r
     with contextlib.suppress(HanabiGrpoError):  # a check has said why
         plan = _plan(terminal, loaded, extra_args)
     if as_json:
-        print_json({"settings": settings_json(loaded), "doctor": report_json(checks), "would_start": plan}, indent=2)
+        print_json(
+            {"settings": settings_json(loaded), "doctor": report_json(checks), "would_start": plan},
+            indent=2,
+        )
     else:
         console.print(summary_line(checks))
         lines = ["dry run: nothing was started, and nothing could be: see what failed above."]
@@ -79,15 +92,25 @@ def look(terminal: Terminal, extra_args: list[str], *, print_config: bool, dry_r
 
 
 def _plan(terminal: Terminal, loaded: LoadedSettings, extra_args: list[str]) -> dict[str, Any]:
-    """Return {"command": [word, …], "environ": {name: value}, "url": listened on or waited for}; keys are masked."""
+    """Return {"command": [word, …], "environ": {name: value}, "url": listened on or waited for};
+    keys are masked.
+    """
     settings, gpus = loaded.settings, os.environ.get("CUDA_VISIBLE_DEVICES")
     environ = {**({"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}), **offline_environ(settings)}
     if terminal == "server":
         command = [sys.executable, "-m", "hanabi_grpo.cli", "serve", *extra_args]
-        return {"command": command, "environ": environ, "url": f"http://{settings.host}:{settings.port}"}
+        return {
+            "command": command,
+            "environ": environ,
+            "url": f"http://{settings.host}:{settings.port}",
+        }
     resume = plan_resume(settings)
     new = settings.output_dir or Path("outputs") / run_folder_name(settings, datetime.now())
     run_folder = resume.run_folder if resume else new
     environ |= {"HANABI_API_KEY": "********"} if settings.api_key else {}
     command = trainer_argv(settings, run_folder / "settings.json", extra_args, read_nodes())
-    return {"command": command, "environ": environ, "url": ", ".join(map(server_url, each_server(settings)))}
+    return {
+        "command": command,
+        "environ": environ,
+        "url": ", ".join(map(server_url, each_server(settings))),
+    }

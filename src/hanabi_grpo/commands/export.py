@@ -13,19 +13,24 @@ def export(
     source: Annotated[
         str,
         typer.Argument(
-            help="Run folder, RUN@best, checkpoint-N, artifacts/step_N, wandb:entity/project/name:alias or "
+            help="Run folder, RUN@best, checkpoint-N, artifacts/step_N, "
+            "wandb:entity/project/name:alias or "
             "hf:org/repo; :player_1 behind it chooses one adapter."
         ),
     ],
     out: Annotated[Path, typer.Option(help="New folder.")],
-    base_model: Annotated[str | None, typer.Option(help="Hub name of a base model that was a folder.")] = None,
+    base_model: Annotated[
+        str | None, typer.Option(help="Hub name of a base model that was a folder.")
+    ] = None,
 ) -> None:
-    """Write a hub-ready folder: a PEFT adapter for each player, card with results and limits, manifest.
+    """Write a hub-ready folder: a PEFT adapter for each player, card with results and limits,
+    manifest.
 
-    The newest whole checkpoint of a run is taken. Evaluations of these very weights, in the run folder or in its
-    evaluations/, are put on the card. Nothing is uploaded.
+    The newest whole checkpoint of a run is taken. Evaluations of these very weights, in the run
+    folder or in its evaluations/, are put on the card. Nothing is uploaded.
 
-    Environment: WANDB_MODE and WANDB_ENTITY say how wandb: words are resolved, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE
+    Environment: WANDB_MODE and WANDB_ENTITY say how wandb: words are resolved, HF_HOME, HF_TOKEN
+    and HF_HUB_OFFLINE
     how hf: words are.
     """
     from hanabi_grpo.report.export.folder import export as write
@@ -35,7 +40,9 @@ def export(
     from hanabi_grpo.tracking.checkpoints import local_folder
 
     if base_model is not None and not HUB_NAME.fullmatch(base_model):
-        raise SettingsError(f"--base-model {base_model!r}: give the name on the hub, e.g. Qwen/Qwen3-4B.")
+        raise SettingsError(
+            f"--base-model {base_model!r}: give the name on the hub, e.g. Qwen/Qwen3-4B."
+        )
     say = sayer(make_console())
     with interruptible(lambda: f"Stopped; nothing was written to {out}."):
         ref = parse_checkpoint(source)
@@ -44,5 +51,8 @@ def export(
             origin.saved.choose(ref.adapter, ref.adapter)
         players = [ref.adapter] if ref.adapter else list(origin.saved.adapters)
         write(origin, out, players=players, base_model=base_model, say=say)
-    say(f"wrote {out}: {', '.join(players)} at step {origin.saved.step}, {len(origin.results)} evaluations")
+    say(
+        f"wrote {out}: {', '.join(players)} at step {origin.saved.step}, {len(origin.results)} "
+        "evaluations"
+    )
     say(f"to publish: .venv/bin/hf upload ORG/NAME {out}")

@@ -1,9 +1,9 @@
 """The process that mirrors a run to W&B; the trainer starts it, see `tracking.mirror`.
 
-`python -m hanabi_grpo.commands.mirror RUN STEP`. Its standard input is the
-trainer's life: a line with the exit code when training ended, or an end without a line when the trainer was killed. Its
-standard output has one JSON object a line, `kind` and `message`; everything that W&B prints goes to standard error.
-"""
+`python -m hanabi_grpo.commands.mirror RUN STEP`. Its standard input is the trainer's life: a line
+with the exit code when training ended, or an end without a line when the trainer was killed. Its
+standard output has one JSON object a line, `kind` and `message`; everything that W&B prints goes to
+standard error."""
 
 import json
 import logging
@@ -31,7 +31,9 @@ _LOOK_SECONDS = 1.0
 
 def mirror_run(run_folder: Path, from_step: int) -> int:
     """Mirror a run until its trainer ends; returns the process's exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
     output = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
@@ -65,7 +67,13 @@ def mirror_run(run_folder: Path, from_step: int) -> int:
     threading.Thread(target=_listen, args=(life,), daemon=True).start()
     trouble = partial(say, "trouble")
     publisher = Publisher(
-        run, record, settings, run_folder, from_step=from_step, games_page=newest_games_page, trouble=trouble
+        run,
+        record,
+        settings,
+        run_folder,
+        from_step=from_step,
+        games_page=newest_games_page,
+        trouble=trouble,
     )
     ended = None
     while ended is None:
@@ -79,7 +87,9 @@ def mirror_run(run_folder: Path, from_step: int) -> int:
 
 
 def _listen(life: "queue.Queue[str]") -> None:
-    """Hand on the trainer's last line, "" for one that was killed, and see to it that this process ends after it."""
+    """Hand on the trainer's last line, "" for one that was killed, and see to it that this process
+    ends after it.
+    """
     life.put(sys.stdin.readline().strip())
     time.sleep(time_limit(os.environ, "WANDB_FINISH_TIMEOUT") + MARGIN_SECONDS)
     os.killpg(0, signal.SIGKILL)

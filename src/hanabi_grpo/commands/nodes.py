@@ -1,8 +1,9 @@
-"""A trainer on several machines (nodes): the variables of torchrun, and what each node's command does with them.
+"""A trainer on several machines (nodes): the variables of torchrun, and what each node's command
+does with them.
 
-Node 0 does all that one machine does: it makes and locks the run folder, waits for the servers, writes settings.json.
-The others join it: their processes read that file of the same run folder, which all nodes must see under one path.
-"""
+Node 0 does all that one machine does: it makes and locks the run folder, waits for the servers,
+writes settings.json. The others join it: their processes read that file of the same run folder,
+which all nodes must see under one path."""
 
 import os
 import sys
@@ -30,7 +31,9 @@ class Nodes:
 
 
 def read_nodes(environ: Mapping[str, str] = os.environ) -> Nodes:
-    """Read NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT; only the first counts while it is 1 or unset."""
+    """Read NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT; only the first counts while it is 1 or
+    unset.
+    """
     count = _number(environ, "NNODES", 1, 1, 4096)
     if count == 1:
         return Nodes()
@@ -38,7 +41,10 @@ def read_nodes(environ: Mapping[str, str] = os.environ) -> Nodes:
     port = _number(environ, "MASTER_PORT", DEFAULT_PORT, 1, 65535)
     address = environ.get("MASTER_ADDR", "").strip()
     if not address:
-        raise SettingsError(f"NNODES={count}: MASTER_ADDR must be the address of node 0 as the other nodes reach it.")
+        raise SettingsError(
+            f"NNODES={count}: MASTER_ADDR must be the address of node 0 as the other nodes reach "
+            "it."
+        )
     return Nodes(count=count, rank=rank, address=address, port=port)
 
 
@@ -48,15 +54,19 @@ def check_nodes(nodes: Nodes, settings: Settings, plan: BatchPlan) -> None:
         return
     many = f"NNODES={nodes.count}"
     if settings.deepspeed == "none":
-        raise SettingsError(f"{many} DEEPSPEED=none: several processes need DEEPSPEED=zero1, zero2 or zero3.")
+        raise SettingsError(
+            f"{many} DEEPSPEED=none: several processes need DEEPSPEED=zero1, zero2 or zero3."
+        )
     if not plan.tokens_per_micro_batch:
         raise SettingsError(
-            f"{many}: micro-batches must be cut by tokens, which fits any number of processes; unset "
+            f"{many}: micro-batches must be cut by tokens, which fits any number of processes; "
+            "unset "
             "PER_DEVICE_TRAIN_BATCH_SIZE, or set HANABI_TOKENS_PER_MICRO_BATCH above 0."
         )
     if nodes.rank and settings.output_dir is None:
         raise SettingsError(
-            f"{many} NODE_RANK={nodes.rank}: OUTPUT_DIR must name the run folder of node 0, in a file system that all "
+            f"{many} NODE_RANK={nodes.rank}: OUTPUT_DIR must name the run folder of node 0, in a "
+            "file system that all "
             "nodes share; its settings.json is what this node's processes read."
         )
 
@@ -75,11 +85,36 @@ def is_one_process(settings: Settings, nodes: Nodes) -> bool:
     return settings.nproc_per_node == 1 and nodes.count == 1
 
 
-def trainer_argv(settings: Settings, settings_path: Path, extra_args: list[str], nodes: Nodes) -> list[str]:
-    """Return the trainer's command line: one process, or torchrun (by its module, so of this environment)."""
+def trainer_argv(
+    settings: Settings, settings_path: Path, extra_args: list[str], nodes: Nodes
+) -> list[str]:
+    """Return the trainer's command line: one process, or torchrun (by its module, so of this
+    environment).
+    """
     launcher = []
     if not is_one_process(settings, nodes):
-        where = ["--nnodes", str(nodes.count), "--node_rank", str(nodes.rank), "--master_addr", nodes.address]
+        where = [
+            "--nnodes",
+            str(nodes.count),
+            "--node_rank",
+            str(nodes.rank),
+            "--master_addr",
+            nodes.address,
+        ]
         where = [*where, "--master_port", str(nodes.port)] if nodes.count > 1 else ["--standalone"]
-        launcher = ["-m", "torch.distributed.run", *where, "--nproc_per_node", str(settings.nproc_per_node)]
-    return [sys.executable, *launcher, "-m", "hanabi_grpo.training.main", "--settings", str(settings_path), *extra_args]
+        launcher = [
+            "-m",
+            "torch.distributed.run",
+            *where,
+            "--nproc_per_node",
+            str(settings.nproc_per_node),
+        ]
+    return [
+        sys.executable,
+        *launcher,
+        "-m",
+        "hanabi_grpo.training.main",
+        "--settings",
+        str(settings_path),
+        *extra_args,
+    ]

@@ -1,4 +1,6 @@
-"""`hanabi-grpo openenv`: one seat of any environment for clients of OpenEnv, with scripts in the others."""
+"""`hanabi-grpo openenv`: one seat of any environment for clients of OpenEnv, with scripts in the
+others.
+"""
 
 from typing import Annotated
 
@@ -16,15 +18,23 @@ def openenv(
     preset: Preset = None,
     players: Players = None,
     seat: Annotated[str, typer.Option(help="The learning seat.")] = "player_0",
-    partner: Annotated[str, typer.Option(help="A script for every other seat, or one each: iggi,random.")] = "random",
-    host: Annotated[str, typer.Option(help="Address; any client that reaches it may play.")] = "127.0.0.1",
+    partner: Annotated[
+        str, typer.Option(help="A script for every other seat, or one each: iggi,random.")
+    ] = "random",
+    host: Annotated[
+        str, typer.Option(help="Address; any client that reaches it may play.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8100,
     sessions: Annotated[int, typer.Option(min=1, max=4096, help="Sessions at once.")] = 64,
-    split: Annotated[str, typer.Option(help="Split of the starts; a seed in a reset is a number in it.")] = "openenv",
+    split: Annotated[
+        str, typer.Option(help="Split of the starts; a seed in a reset is a number in it.")
+    ] = "openenv",
 ) -> None:
-    """Serve one seat of an environment to clients of OpenEnv, scripts in the others. Needs the extra openenv.
+    """Serve one seat of an environment to clients of OpenEnv, scripts in the others. Needs the
+    extra openenv.
 
-    Environment: HANABI_ENV, HANABI_PRESET, HANABI_PLAYERS and the fields of the environment's config.
+    Environment: HANABI_ENV, HANABI_PRESET, HANABI_PLAYERS and the fields of the environment's
+    config.
     """
     game = choose(env, preset, players, None).game
     names = player_names(game.spec.num_players)
@@ -34,7 +44,9 @@ def openenv(
     words = [word.strip() for word in partner.split(",")]
     words = words * len(others) if len(words) == 1 else words
     if len(words) != len(others):
-        raise SettingsError(f"--partner {partner}: give one script, or one for each of {len(others)} other seats.")
+        raise SettingsError(
+            f"--partner {partner}: give one script, or one for each of {len(others)} other seats."
+        )
     for word in words:
         check_script(game, word)
     try:
@@ -45,10 +57,14 @@ def openenv(
         ) from error
     import uvicorn
 
-    scripts = {player: game.environment.policies[word]() for player, word in zip(others, words, strict=True)}
+    scripts = {
+        player: game.environment.policies[word]()
+        for player, word in zip(others, words, strict=True)
+    }
     app = openenv_app(game, names.index(seat), scripts, sessions=sessions, split=split)
     sayer(make_console())(
-        f"OpenEnv: {seat} of {game.env} {game.spec.preset}, others {partner}, on http://{host}:{port}, "
+        f"OpenEnv: {seat} of {game.env} {game.spec.preset}, others {partner}, on "
+        f"http://{host}:{port}, "
         f"{sessions} sessions at once"
     )
     uvicorn.run(app, host=host, port=port, log_level="warning")

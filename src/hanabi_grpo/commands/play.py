@@ -1,4 +1,6 @@
-"""`hanabi-grpo play`: a person in one seat of any environment, with scripts or models in the others."""
+"""`hanabi-grpo play`: a person in one seat of any environment, with scripts or models in the
+others.
+"""
 
 import asyncio
 import contextlib
@@ -14,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hanabi_grpo.client.lineups import RemotePolicy, parse_line_up, short_name
+from hanabi_grpo.client.lineups import RemotePolicy, parse_lineup, short_name
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.commands.console import INTERRUPTED, make_console, sayer
 from hanabi_grpo.commands.playing import Env, OwnServer, Players, Preset, Temperature, choose
@@ -24,7 +26,7 @@ from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.loop import Player, make_script, play_episode
-from hanabi_grpo.runs.recordings import write_recordings
+from hanabi_grpo.rollout.recordings import write_recordings
 from hanabi_grpo.settings.refs import HUMAN, Role, ScriptRef
 from hanabi_grpo.types import Reply, player_name
 
@@ -32,47 +34,60 @@ SUITE = "human"
 
 
 def play(
-    line_up: Annotated[
+    lineup: Annotated[
         str | None,
         typer.Argument(
-            help="One word for every partner (iggi), or one for every seat with human in yours (served,human). A word "
-            "is a script, served, player_1@latest, base, or a checkpoint's folder; random when left out.",
+            help="One word for every partner (iggi), or one for every seat with human in yours "
+            "(served,human). A word "
+            "is a script, served, player_1@latest, base, or a checkpoint's folder; random when "
+            "left out.",
             show_default=False,
         ),
     ] = None,
     env: Env = None,
     preset: Preset = None,
     players: Players = None,
-    seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="Names the start; else a random one.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**63 - 1, help="Names the start; else a random one.")
+    ] = None,
     temperature: Temperature = None,
-    out: Annotated[Path | None, typer.Option(help="New file of the game; in outputs/played/ when left out.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="New file of the game; in outputs/played/ when left out.")
+    ] = None,
     own_server: OwnServer = False,
 ) -> None:
-    """Play a game yourself and see what a model sees; l at the prompt lists legal actions, q leaves.
+    """Play a game yourself and see what a model sees; l at the prompt lists legal actions, q
+    leaves.
 
     The game is written when it is over. Exits with 130 when you leave before.
 
-    Environment: HANABI_ENV, HANABI_PRESET, HANABI_PLAYERS; with models VLLM_SERVER_PORT, TEMPERATURE and the others of
+    Environment: HANABI_ENV, HANABI_PRESET, HANABI_PLAYERS; with models VLLM_SERVER_PORT,
+    TEMPERATURE and the others of
     evaluate.
     """
     if sys.stdin is None:
         raise SettingsError("hanabi-grpo play: there is no standard input to read replies from.")
     console, chosen = make_console(), choose(env, preset, players, temperature)
-    game, words = chosen.game, [word.strip() for word in (line_up or "random").split(",")]
+    game, words = chosen.game, [word.strip() for word in (lineup or "random").split(",")]
     count = game.spec.num_players
     if len(words) == 1 and words != [HUMAN]:
         words = [HUMAN, *words * (count - 1)]
     if words.count(HUMAN) != 1 or len(words) != count:
         raise SettingsError(
-            f"line-up {line_up!r} for {count} players: give one word for every partner, or one for every seat with "
+            f"lineup {lineup!r} for {count} players: give one word for every partner, or one "
+            "for every seat with "
             f"{HUMAN} in yours, e.g. {HUMAN},random."
         )
-    team = parse_line_up(",".join(words), count, env=game.env, human=True)
+    team = parse_lineup(",".join(words), count, env=game.env, human=True)
     if not team.needs_server and isinstance(game.config, StateConfig):
         # No model plays, so the words may be those for people.
         game = replace(game, config=game.config.model_copy(update={"style": "full"}))
     number = secrets.randbelow(2**31) if seed is None else seed
-    target = out or Path("outputs/played") / f"{datetime.now():%Y%m%d-%H%M%S}-{game.spec.preset}-{number}.jsonl"
+    target = (
+        out
+        or Path("outputs/played")
+        / f"{datetime.now():%Y%m%d-%H%M%S}-{game.spec.preset}-{number}.jsonl"
+    )
     if target.exists():
         raise SettingsError(f"--out {target}: exists already; choose another name or remove it.")
     print_lines = sayer(console)
@@ -96,26 +111,42 @@ def play(
                 assert served is not None and isinstance(served.client, RolloutClient)
                 seats[place] = served.resolver.seat(ref, place)
                 limit, heat = served.max_tokens, served.temperature
-                player = RemotePolicy(client=served.client, name=seats[place], max_tokens=limit, temperature=heat)
+                player = RemotePolicy(
+                    client=served.client, name=seats[place], max_tokens=limit, temperature=heat
+                )
                 table.append(player)
-        others = [f"{player_name(place)} {short_name(word)}" for place, word in enumerate(words) if word != HUMAN]
-        say(f"{game.env}, {game.spec.preset}, start {SUITE}/{number}; with you play {', '.join(others) or 'nobody'}.")
+        others = [
+            f"{player_name(place)} {short_name(word)}"
+            for place, word in enumerate(words)
+            if word != HUMAN
+        ]
+        say(
+            f"{game.env}, {game.spec.preset}, start {SUITE}/{number}; with you play "
+            f"{', '.join(others) or 'nobody'}."
+        )
         # `asyncio.run` would take Ctrl-C for itself, and reading a line would not see it.
         with contextlib.closing(asyncio.new_event_loop()) as loop:
             try:
-                episode = loop.run_until_complete(play_episode(game.task(SUITE, number), table, names=tuple(seats)))
+                episode = loop.run_until_complete(
+                    play_episode(game.task(SUITE, number), table, names=tuple(seats))
+                )
             except (EOFError, KeyboardInterrupt):
                 say("\nYou left; the game is not kept.")
                 raise typer.Exit(INTERRUPTED) from None
     figures = {**episode.result, "your return": episode.reward(words.index(HUMAN))}
-    say(f"\nThe game is over ({episode.status}): {', '.join(f'{name} {value:g}' for name, value in figures.items())}")
+    say(
+        f"\nThe game is over ({episode.status}): "
+        f"{', '.join(f'{name} {value:g}' for name, value in figures.items())}"
+    )
     write_recordings(target, [Recording(episode=episode, source=target.stem)])
     say(f"wrote {target}\nwatch it: hanabi-grpo view {shlex.quote(str(target))}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Person:
-    """Lets whoever sits at the terminal play one seat of a game, with what a model is shown there."""
+    """Lets whoever sits at the terminal play one seat of a game, with what a model is shown
+    there.
+    """
 
     say: Callable[[str], None]
     ask: Callable[[str], str]
@@ -129,7 +160,9 @@ class Person:
         return self
 
     async def reply(self, seen: Observation) -> Reply:
-        """Ask until the answer is a legal action; EOFError when the person typed q, or the input ended."""
+        """Ask until the answer is a legal action; EOFError when the person typed q, or the input
+        ended.
+        """
         message, legal = seen.message(), seen.legal()
         self.say(f"\n{message}")
         while True:
@@ -144,4 +177,8 @@ class Person:
             elif legal is None and action is not None:
                 return Reply(text=line, prompt=message)
             elif line:
-                self.say("That names no action." if action is None else f"{action} is not legal now; l lists what is.")
+                self.say(
+                    "That names no action."
+                    if action is None
+                    else f"{action} is not legal now; l lists what is."
+                )

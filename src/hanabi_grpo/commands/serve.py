@@ -1,4 +1,6 @@
-"""`hanabi-grpo serve`: the rollout server. This process holds the port and restarts its child, which has the engine."""
+"""`hanabi-grpo serve`: the rollout server. This process holds the port and restarts its child,
+which has the engine.
+"""
 
 import typer
 
@@ -10,11 +12,15 @@ from hanabi_grpo.settings.pass_through import check_options
 
 
 def serve(
-    ctx: typer.Context, print_config: PrintConfig = False, dry_run: DryRun = False, as_json: AsJson = False
+    ctx: typer.Context,
+    print_config: PrintConfig = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
 ) -> None:
     """Start the rollout server (terminal 1). Further options go to vLLM, see docs/pass-through.md.
 
-    Environment: MODEL, PORT, HANABI_HOST, HANABI_API_KEY, VLLM_TENSOR_PARALLEL_SIZE, HANABI_MAX_MODEL_LEN,
+    Environment: MODEL, PORT, HANABI_HOST, HANABI_API_KEY, VLLM_TENSOR_PARALLEL_SIZE,
+    HANABI_MAX_MODEL_LEN,
     HANABI_DTYPE, CUDA_VISIBLE_DEVICES and all others that --print-config shows.
     """
     check_names()

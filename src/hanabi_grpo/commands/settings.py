@@ -11,7 +11,9 @@ from hanabi_grpo.settings import environment_markdown
 
 def settings(
     as_json: Annotated[bool, typer.Option("--json", help="As settings.json holds them.")] = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="The tables of docs/settings.md.")] = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="The tables of docs/settings.md.")
+    ] = False,
 ) -> None:
     """Show every setting, which is an environment variable, its value, and where that came from."""
     if as_markdown:

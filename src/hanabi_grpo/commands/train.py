@@ -13,10 +13,23 @@ from rich.console import Console
 
 from hanabi_grpo.client import waiting
 from hanabi_grpo.client.fleet import each_server, server_name
-from hanabi_grpo.commands.console import TRAIN_SCRIPT, announce, make_console, sayer, server_command, typed_words
+from hanabi_grpo.commands.console import (
+    TRAIN_SCRIPT,
+    announce,
+    make_console,
+    sayer,
+    server_command,
+    typed_words,
+)
 from hanabi_grpo.commands.dry_run import AsJson, DryRun, PrintConfig, look
 from hanabi_grpo.commands.nodes import Nodes, check_nodes, is_one_process, read_nodes, trainer_argv
-from hanabi_grpo.rollout.datasets import check_payoffs, mix_line, num_steps, played_setups, training_rows
+from hanabi_grpo.rollout.datasets import (
+    check_payoffs,
+    mix_line,
+    num_steps,
+    played_setups,
+    training_rows,
+)
 from hanabi_grpo.rollout.vocabulary import boards_of
 from hanabi_grpo.runs.checkpoints import recover_checkpoints
 from hanabi_grpo.runs.fingerprint import resolve_model
@@ -41,13 +54,18 @@ from hanabi_grpo.training import main as trainer
 
 
 def train(
-    ctx: typer.Context, print_config: PrintConfig = False, dry_run: DryRun = False, as_json: AsJson = False
+    ctx: typer.Context,
+    print_config: PrintConfig = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Wait for the server, then train (terminal 2). Further options go to ms-swift, see docs/pass-through.md.
+    """Wait for the server, then train (terminal 2). Further options go to ms-swift, see
+    docs/pass-through.md.
 
-    Environment: MODEL, DATASET, OUTPUT_DIR, RESUME, MAX_STEPS, VLLM_SERVER_HOST, VLLM_SERVER_PORT, HANABI_API_KEY,
-    NPROC_PER_NODE, DEEPSPEED, REPORT_TO, CUDA_VISIBLE_DEVICES and all others that --print-config shows.
-    """
+    Environment: MODEL, DATASET, OUTPUT_DIR, RESUME, MAX_STEPS, VLLM_SERVER_HOST, VLLM_SERVER_PORT,
+    HANABI_API_KEY,
+    NPROC_PER_NODE, DEEPSPEED, REPORT_TO, CUDA_VISIBLE_DEVICES and all others that --print-config
+    shows."""
     extra_args = ctx.args
     check_names()
     check_options("trainer", extra_args)
@@ -67,7 +85,9 @@ def train(
     check_nodes(nodes, loaded.settings, plan)
     if nodes.rank and loaded.settings.output_dir is not None:
         say("joining node 0")
-        _become_trainer(loaded, loaded.settings.output_dir / "settings.json", extra_args, nodes, say)
+        _become_trainer(
+            loaded, loaded.settings.output_dir / "settings.json", extra_args, nodes, say
+        )
         return
     with _run_folder(loaded.settings) as (folder, resume):
         loaded = replace(loaded, settings=loaded.settings.model_copy(update={"output_dir": folder}))
@@ -84,12 +104,15 @@ def train(
         # A server's start takes as long as the trainer's imports do.
         parts = trainer.import_parts() if is_one_process(loaded.settings, nodes) else iter(())
         for one in each_server(loaded.settings):
-            wait_for_server(replace(loaded, settings=one), console, poll=0.25, look=lambda: next(parts, None))
+            wait_for_server(
+                replace(loaded, settings=one), console, poll=0.25, look=lambda: next(parts, None)
+            )
         if resume is not None:
             moved, files = cut_records(resume.run_folder, resume.step)
             if moved or files:
                 say(
-                    f"records after step {resume.step} moved aside: {moved} rows to metrics.discarded.jsonl, {files} "
+                    f"records after step {resume.step} moved aside: {moved} rows to "
+                    f"metrics.discarded.jsonl, {files} "
                     "files to episodes/discarded/"
                 )
             if kept := keep_settings(resume.run_folder, resume.step):
@@ -106,17 +129,32 @@ def train(
         _become_trainer(loaded, folder / "settings.json", extra_args, nodes, say)
 
 
-def resume_command(loaded: LoadedSettings, folder: Path, extra_args: list[str], *, max_steps: int | None = None) -> str:
-    """Return the command that goes on with a run, as typed in this shell; keys are named, not shown.
+def resume_command(
+    loaded: LoadedSettings, folder: Path, extra_args: list[str], *, max_steps: int | None = None
+) -> str:
+    """Return the command that goes on with a run, as typed in this shell; keys are named, not
+    shown.
 
-    What came from a file is read there again. `max_steps` are those of the whole run; None: as before.
-    """
-    given = {"OUTPUT_DIR": str(folder), "RESUME": "latest", **({"MAX_STEPS": str(max_steps)} if max_steps else {})}
+    What came from a file is read there again. `max_steps` are those of the whole run; None: as
+    before."""
+    given = {
+        "OUTPUT_DIR": str(folder),
+        "RESUME": "latest",
+        **({"MAX_STEPS": str(max_steps)} if max_steps else {}),
+    }
     words = typed_words(loaded, without={*given, *(("NUM_TRAIN_EPOCHS",) if max_steps else ())})
-    passed = ((name, value) for name, (value, origin) in loaded.passed_through.items() if origin == "shell")
+    passed = (
+        (name, value)
+        for name, (value, origin) in loaded.passed_through.items()
+        if origin == "shell"
+    )
     words += [f"{name}={shlex.quote(value)}" for name, value in (*passed, *given.items())]
     here = Path(TRAIN_SCRIPT).is_file()
-    start = ["bash", TRAIN_SCRIPT] if here else [shlex.quote(sys.executable), "-m", "hanabi_grpo.cli", "train"]
+    start = (
+        ["bash", TRAIN_SCRIPT]
+        if here
+        else [shlex.quote(sys.executable), "-m", "hanabi_grpo.cli", "train"]
+    )
     return " ".join([*words, *start, *map(shlex.quote, extra_args)])
 
 
@@ -130,17 +168,26 @@ def wait_for_server(
 ) -> None:
     """Return once the server answers that it is healthy; see `waiting.wait_for_server`.
 
-    Where VLLM_SERVER_HOST lists several, it is the first one, which commands that only play use; they say so.
-    """
+    Where VLLM_SERVER_HOST lists several, it is the first one, which commands that only play use;
+    they say so."""
     servers, say = each_server(loaded.settings), sayer(console)
     if len(servers) > 1:
-        say(f"VLLM_SERVER_HOST lists {len(servers)} servers; this command uses the first, {server_name(servers[0])}")
+        say(
+            f"VLLM_SERVER_HOST lists {len(servers)} servers; this command uses the first, "
+            f"{server_name(servers[0])}"
+        )
     command = server_command(replace(loaded, settings=servers[0]))
-    waiting.wait_for_server(servers[0], say, server_command=command, remind=remind, poll=poll, look=look)
+    waiting.wait_for_server(
+        servers[0], say, server_command=command, remind=remind, poll=poll, look=look
+    )
 
 
 def _become_trainer(
-    loaded: LoadedSettings, settings_path: Path, extra_args: list[str], nodes: Nodes, say: Callable[[str], None]
+    loaded: LoadedSettings,
+    settings_path: Path,
+    extra_args: list[str],
+    nodes: Nodes,
+    say: Callable[[str], None],
 ) -> None:
     # This process becomes the trainer, so that a signal from the terminal reaches it directly.
     command = trainer_argv(loaded.settings, settings_path, extra_args, nodes)
@@ -156,7 +203,9 @@ def _become_trainer(
 
 @contextmanager
 def _run_folder(settings: Settings) -> Iterator[tuple[Path, ResumePlan | None]]:
-    """Give the run folder, locked, and what to go on from; an unused new folder is removed again."""
+    """Give the run folder, locked, and what to go on from; an unused new folder is removed
+    again.
+    """
     resume = plan_resume(settings)
     fresh = resume is None or resume.fork
     if resume is None:
@@ -175,7 +224,11 @@ def _run_folder(settings: Settings) -> Iterator[tuple[Path, ResumePlan | None]]:
                 prepare_run_folder(settled)
             else:
                 recover_checkpoints(folder)
-            if resume is not None and resume.checkpoint is not None and not resume.checkpoint.exists():
+            if (
+                resume is not None
+                and resume.checkpoint is not None
+                and not resume.checkpoint.exists()
+            ):
                 resume = replace(resume, checkpoint=folder / f"checkpoint-{resume.step}")
             yield folder, resume
         finally:

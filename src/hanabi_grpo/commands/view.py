@@ -10,7 +10,7 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.games import advantages_of, games_page, settings_beside
 from hanabi_grpo.report.games_screen import games_table, print_game
 from hanabi_grpo.report.page import write_page
-from hanabi_grpo.runs.recordings import Selection, read_recordings, recording_files
+from hanabi_grpo.rollout.recordings import Selection, read_recordings, recording_files
 from hanabi_grpo.tracking.checkpoints import games_place
 from hanabi_grpo.types import MAX_PLAYERS, player_names
 
@@ -20,25 +20,41 @@ PLAYERS = player_names(MAX_PLAYERS)
 def view(
     path: Annotated[
         Path,
-        typer.Argument(help="Run folder, folder of games, a *.jsonl file of games, or wandb:team/project/name:alias."),
+        typer.Argument(
+            help="Run folder, folder of games, a *.jsonl file of games, or "
+            "wandb:team/project/name:alias."
+        ),
     ],
     worst: Annotated[int | None, typer.Option(help="This many games of the lowest return.")] = None,
     best: Annotated[int | None, typer.Option(help="This many games of the highest return.")] = None,
-    illegal: Annotated[bool, typer.Option("--illegal", help="Only games with a bad reply.")] = False,
-    player: Annotated[str | None, typer.Option(help="Only turns of this player, e.g. player_1.")] = None,
+    illegal: Annotated[
+        bool, typer.Option("--illegal", help="Only games with a bad reply.")
+    ] = False,
+    player: Annotated[
+        str | None, typer.Option(help="Only turns of this player, e.g. player_1.")
+    ] = None,
     game: Annotated[int | None, typer.Option(help="Only the game of this number.")] = None,
-    step: Annotated[int | None, typer.Option(help="Recorded step of a run; the last when left out.")] = None,
-    prompts: Annotated[bool, typer.Option("--prompts", help="Also what the players were shown.")] = False,
+    step: Annotated[
+        int | None, typer.Option(help="Recorded step of a run; the last when left out.")
+    ] = None,
+    prompts: Annotated[
+        bool, typer.Option("--prompts", help="Also what the players were shown.")
+    ] = False,
     html: Annotated[Path | None, typer.Option(help="Write one page for a browser instead.")] = None,
 ) -> None:
-    """Watch recorded games of any environment: what each player saw, thought, said and did, and what it earned.
+    """Watch recorded games of any environment: what each player saw, thought, said and did, and
+    what it earned.
 
     Environment: WANDB_MODE, WANDB_ENTITY and OUTPUT_DIR say where wandb: words are looked for.
     """
     if player not in (None, *PLAYERS):
         raise SettingsError(f"--player {player!r}: a player is one of {', '.join(PLAYERS)}.")
     selection = Selection(
-        worst=worst, best=best, illegal=illegal, player=None if player is None else PLAYERS.index(player), game=game
+        worst=worst,
+        best=best,
+        illegal=illegal,
+        player=None if player is None else PLAYERS.index(player),
+        game=game,
     )
     console = make_console()
     say = sayer(console)
@@ -59,7 +75,10 @@ def view(
         return
     if html is None and selection.is_everything and len(chosen) > 1:
         console.print(games_table(chosen, title))
-        say("One of them: --game N. Several: --worst N, --best N, --illegal. All as a page: --html FILE")
+        say(
+            "One of them: --game N. Several: --worst N, --best N, --illegal. All as a page: "
+            "--html FILE"
+        )
         return
     if html is not None:
         page = games_page(recordings, chosen, title=title, settings=settings, prompts=prompts)
@@ -67,4 +86,6 @@ def view(
         return
     advantages, _ = advantages_of(recordings, settings)
     for one in chosen:
-        print_game(console, one, settings, advantages[one.number], prompts=prompts, player=selection.player)
+        print_game(
+            console, one, settings, advantages[one.number], prompts=prompts, player=selection.player
+        )

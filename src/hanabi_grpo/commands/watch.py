@@ -25,13 +25,15 @@ from hanabi_grpo.report.run_views.screen import RunScreen
 def watch(
     run: Annotated[Path, typer.Argument(help="Run folder (OUTPUT_DIR); it may not be there yet.")],
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
-    every: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between two looks.")] = 1.0,
+    every: Annotated[
+        float, typer.Option(min=0.1, max=3600, help="Seconds between two looks.")
+    ] = 1.0,
 ) -> None:
-    """Watch a run: score, players, phase times, versions, alarms. q leaves, tab brings the next panel up.
+    """Watch a run: score, players, phase times, versions, alarms. q leaves, tab brings the next
+    panel up.
 
-    Nothing is written, and the run goes on. --once exits with 1 when there is no run yet. Where standard output is no
-    terminal, one frame is printed.
-    """
+    Nothing is written, and the run goes on. --once exits with 1 when there is no run yet. Where
+    standard output is no terminal, one frame is printed."""
     if run.is_file():
         raise SettingsError(f"{run}: is a file; give the folder of a run (OUTPUT_DIR).")
     console, watched, levels = make_console(), RunWatch(run), levels_of(run)
@@ -42,7 +44,9 @@ def watch(
     # SIGTERM must give the terminal back too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     first = 0
-    screen = Live(RunScreen(watched.look(), levels), console=console, screen=True, auto_refresh=False)
+    screen = Live(
+        RunScreen(watched.look(), levels), console=console, screen=True, auto_refresh=False
+    )
     with contextlib.suppress(KeyboardInterrupt), _single_keys(), screen:
         while (key := _typed(every)) != "q":
             first += key == "\t"

@@ -14,9 +14,9 @@ MEMORY_ALLOWED = "game, turn, or a number of turns, at least 1"
 class EnvConfig(BaseModel):
     """The settings that every environment has; a subclass adds its own fields.
 
-    Each is an environment variable too, HANABI_<FIELD>, which the string under it describes. The three rewards belong
-    to the player who made the reply; `Referee` pays them beside the parts of the game.
-    """
+    Each is an environment variable too, HANABI_<FIELD>, which the string under it describes. The
+    three rewards belong to the player who made the reply; `Referee` pays them beside the parts of
+    the game."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
@@ -25,7 +25,9 @@ class EnvConfig(BaseModel):
     preset: str
     """Preset of the environment; unset with DATASET: as its rows say."""
     memory: Memory = Field(default="game", json_schema_extra={"allowed": MEMORY_ALLOWED})
-    """What a player still sees of an episode: game, all of it; turn, this turn's message alone; N, its last N turns."""
+    """What a player still sees of an episode: game, all of it; turn, this turn's message alone; N,
+    its last N turns.
+    """
     reward_illegal: float = -0.5
     """Reward of an action that the rules forbid."""
     reward_unparsable: float = -0.5
@@ -42,15 +44,17 @@ class EnvConfig(BaseModel):
 
     @classmethod
     def defaults(cls, device: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return defaults that differ from the fields' own; models play on a "cpu" or "gpu", `given` was set."""
+        """Return defaults that differ from the fields' own; models play on a "cpu" or "gpu",
+        `given` was set.
+        """
         return {}
 
     @classmethod
     def parse(cls, row: Mapping[str, Any]) -> Self:
         """Build from a mapping that a person or a client wrote.
 
-        Raises:
-            SettingsError: A key is missing, unknown or has a value that is not allowed; names all of them.
+        Raises: SettingsError: A key is missing, unknown or has a value that is not allowed; names
+            all of them.
         """
         try:
             return cls.model_validate(dict(row))
@@ -67,11 +71,17 @@ class EnvConfig(BaseModel):
         if item["type"] == "extra_forbidden":
             hint = did_you_mean(key, cls.model_fields)
             return f"unknown key {key!r}; {hint}allowed: {', '.join(cls.model_fields)}"
-        return f"key {key!r} is missing" if item["type"] == "missing" else f"{key}={shown(item['input'])}: {message}"
+        return (
+            f"key {key!r} is missing"
+            if item["type"] == "missing"
+            else f"{key}={shown(item['input'])}: {message}"
+        )
 
 
 class StateConfig(EnvConfig):
-    """Of an environment whose every message is the whole position, so that no other one is needed."""
+    """Of an environment whose every message is the whole position, so that no other one is
+    needed.
+    """
 
     memory: Memory = Field(default="turn", json_schema_extra={"allowed": MEMORY_ALLOWED})
     style: Literal["full", "compact"] = "full"

@@ -3,10 +3,10 @@
     from hanabi_grpo.envs.conformance import check
     print(check(MY_GAME, MY_GAME.presets["small"]))
 
-A failed check raises `ConformanceError`, which says what was expected, where, and what stood there. The games that are
-checked are drawn from a fixed seed, so a failure comes again. What is shown is shown for the positions that were met
-and for what `Game.hidden` names: an environment that does not name a secret has not been tested on it.
-"""
+A failed check raises `ConformanceError`, which says what was expected, where, and what stood there.
+The games that are checked are drawn from a fixed seed, so a failure comes again. What is shown is
+shown for the positions that were met and for what `Game.hidden` names: an environment that does not
+name a secret has not been tested on it."""
 
 import random
 from collections import Counter
@@ -39,24 +39,34 @@ class Report:
     num_episodes: int = 0
     num_steps: int = 0
     num_copies: int = 0
-    """Positions whose copy was played on beside the original; 0 when the environment cannot copy a game."""
+    """Positions whose copy was played on beside the original; 0 when the environment cannot copy a
+    game.
+    """
     num_starts: int = 0
     """Different starts among the episodes."""
     secrets: Counter[str] = field(default_factory=Counter)
-    """Name of a hidden value to the positions in which it was exchanged and the player saw the same."""
+    """Name of a hidden value to the positions in which it was exchanged and the player saw the
+    same.
+    """
     known: Counter[str] = field(default_factory=Counter)
     """Name of a hidden value to the positions in which no other value was found."""
 
     def __str__(self) -> str:
         """Return a few lines for people."""
         played = f"{self.num_episodes} episodes of {self.num_starts} starts, {self.num_steps} steps"
-        first = f"{self.env}, {self.preset}: {played}, {self.num_copies} copies: as the interface says"
-        hidden = [f"  hidden: {name}, exchanged {count} times" for name, count in sorted(self.secrets.items())]
+        first = (
+            f"{self.env}, {self.preset}: {played}, {self.num_copies} copies: as the interface says"
+        )
+        hidden = [
+            f"  hidden: {name}, exchanged {count} times"
+            for name, count in sorted(self.secrets.items())
+        ]
         return "\n".join([first, *(hidden or ["  hidden: nothing"])])
 
 
 def check(environment: Environment[C], config: C, *, num_episodes: int = 30) -> Report:
-    """Run every check on an environment with one config: `num_episodes` of legal moves, and as many of random replies.
+    """Run every check on an environment with one config: `num_episodes` of legal moves, and as many
+    of random replies.
 
     Raises:
         ConformanceError: A check failed.
@@ -71,13 +81,32 @@ def check(environment: Environment[C], config: C, *, num_episodes: int = 30) -> 
 
 
 def check_games(environment: Environment[C], config: C, *, num_episodes: int = 30) -> Report:
-    """Play legal episodes and check every position: spec, moves, messages, privacy, copies, rewards, figures."""
+    """Play legal episodes and check every position: spec, moves, messages, privacy, copies,
+    rewards, figures.
+    """
     spec = environment.spec(config)
-    _expect(spec == environment.spec(config), spec, "spec() of one config to be the same each time", "another one")
-    _expect(spec.env == environment.name, spec, f"spec().env to be the name {environment.name!r}", spec.env)
-    _expect(spec.preset == config.preset, spec, f"spec().preset to be {config.preset!r}", spec.preset)
+    _expect(
+        spec == environment.spec(config),
+        spec,
+        "spec() of one config to be the same each time",
+        "another one",
+    )
+    _expect(
+        spec.env == environment.name,
+        spec,
+        f"spec().env to be the name {environment.name!r}",
+        spec.env,
+    )
+    _expect(
+        spec.preset == config.preset, spec, f"spec().preset to be {config.preset!r}", spec.preset
+    )
     for player in range(spec.num_players):
-        _expect(isinstance(environment.system(config, player), str), spec, f"a system text of player {player}", "none")
+        _expect(
+            isinstance(environment.system(config, player), str),
+            spec,
+            f"a system text of player {player}",
+            "none",
+        )
     report = Report(env=spec.env, preset=spec.preset)
     rng, starts, episodes = random.Random(0), set[str](), list[Episode]()
     for number in range(num_episodes):
@@ -91,19 +120,46 @@ def check_games(environment: Environment[C], config: C, *, num_episodes: int = 3
             turns = referee.step(actions)
             report.num_steps += 1
             for turn in turns:
-                _expect(turn.kind is ReplyKind.LEGAL, spec, f"parse to read the legal action {turn.reply!r}", turn.kind)
+                _expect(
+                    turn.kind is ReplyKind.LEGAL,
+                    spec,
+                    f"parse to read the legal action {turn.reply!r}",
+                    turn.kind,
+                )
                 read = f"parse({turn.reply!r}) to return the legal action itself"
-                _expect(turn.action == turn.reply or referee.game.legal(turn.player) is None, spec, read, turn.action)
-            _check_rewards(tuple(parts_of(turns, player) for player in range(spec.num_players)), spec)
-        _expect(referee.game.to_act() == () or referee.status.is_truncated, spec, "to_act() == () at the end", "more")
+                _expect(
+                    turn.action == turn.reply or referee.game.legal(turn.player) is None,
+                    spec,
+                    read,
+                    turn.action,
+                )
+            _check_rewards(
+                tuple(parts_of(turns, player) for player in range(spec.num_players)), spec
+            )
+        _expect(
+            referee.game.to_act() == () or referee.status.is_truncated,
+            spec,
+            "to_act() == () at the end",
+            "more",
+        )
         episodes.append(referee.episode())
         for player in range(spec.num_players):
             total, (low, high) = episodes[-1].reward(player), spec.return_range
-            _expect(low - 1e-9 <= total <= high + 1e-9, spec, f"player {player}'s return in {spec.return_range}", total)
+            _expect(
+                low - 1e-9 <= total <= high + 1e-9,
+                spec,
+                f"player {player}'s return in {spec.return_range}",
+                total,
+            )
     report.num_episodes, report.num_starts = num_episodes, len(starts)
     for name in report.known:
         found = f"no position of {report.known[name]} in which resampled() changed it"
-        _expect(name in report.secrets, spec, f"the hidden value {name!r} to be exchanged now and then", found)
+        _expect(
+            name in report.secrets,
+            spec,
+            f"the hidden value {name!r} to be exchanged now and then",
+            found,
+        )
     _check_figures(environment.metrics(config, episodes), spec, "metrics()")
     for frame in (frame for episode in episodes for frame in environment.render(config, episode)):
         _expect(bool(frame.title), spec, "a title for each frame of render()", frame)
@@ -111,33 +167,57 @@ def check_games(environment: Environment[C], config: C, *, num_episodes: int = 3
 
 
 def check_starts(environment: Environment[C], config: C) -> None:
-    """Check that a (split, seed) names one start, and that splits share none where the spec says so.
+    """Check that a (split, seed) names one start, and that splits share none where the spec says
+    so.
 
-    Two starts that a player cannot tell apart must differ in its `hidden`, or be the same for everybody: so an
-    environment cannot leave out of `hidden` what another player is shown at the start.
-    """
+    Two starts that a player cannot tell apart must differ in its `hidden`, or be the same for
+    everybody: so an environment cannot leave out of `hidden` what another player is shown at the
+    start."""
     spec = environment.spec(config)
     starts: dict[str, dict[str, tuple[Any, ...]]] = {}
     opened_alike: dict[str, list[dict[str, Any]]] = {}
     for split in ("train", "train-other", "eval", "test"):
         for seed in range(_NUM_SPLIT_SEEDS):
             name = environment.start_id(config, split=split, seed=seed)
-            games = [environment.reset(config, split=split, seed=seed) for _ in range(2 if seed < 20 else 1)]
+            games = [
+                environment.reset(config, split=split, seed=seed)
+                for _ in range(2 if seed < 20 else 1)
+            ]
             opened = [_everything(game, spec) for game in games]
-            _expect(opened[0] == opened[-1], spec, f"({split!r}, {seed}) to start the same game each time", "another")
+            _expect(
+                opened[0] == opened[-1],
+                spec,
+                f"({split!r}, {seed}) to start the same game each time",
+                "another",
+            )
             for other in starts.values():
                 same = f"equal starts for the equal start_id {name!r}"
-                _expect(other.get(name, opened[0]) == opened[0], spec, same, f"another game at ({split!r}, {seed})")
+                _expect(
+                    other.get(name, opened[0]) == opened[0],
+                    spec,
+                    same,
+                    f"another game at ({split!r}, {seed})",
+                )
             starts.setdefault(split, {})[name] = opened[0]
             shown = [_shown(games[0], player) for player in range(spec.num_players)]
             for player in range(spec.num_players):
-                alike = opened_alike.setdefault(repr((player, shown[player], games[0].hidden(player))), shown)
-                secret = f"equal starts where player {player} is shown the same and its hidden() is the same"
+                alike = opened_alike.setdefault(
+                    repr((player, shown[player], games[0].hidden(player))), shown
+                )
+                secret = (
+                    f"equal starts where player {player} is shown the same and its hidden() "
+                    "is the same"
+                )
                 _expect(alike == shown, spec, secret, f"{alike} and {shown}")
     if spec.disjoint_splits:
         training = starts["train"].keys() | starts["train-other"].keys()
         common = training & (starts["eval"].keys() | starts["test"].keys())
-        _expect(not common, spec, "no start in a training split and in a held-out one", sorted(common)[:3])
+        _expect(
+            not common,
+            spec,
+            "no start in a training split and in a held-out one",
+            sorted(common)[:3],
+        )
 
 
 def check_replies(environment: Environment[C], config: C, *, num_episodes: int = 30) -> None:
@@ -158,9 +238,21 @@ def check_replies(environment: Environment[C], config: C, *, num_episodes: int =
             for turn in turns:
                 options = listed[turn.player]
                 applied = (*(options or ()), FORFEIT, SKIP)
-                _expect(options is None or turn.action in applied, spec, "only legal actions applied", turn.action)
-            forfeited = spec.bad_reply == "forfeit" and any(turn.kind is not ReplyKind.LEGAL for turn in turns)
-            _expect(not forfeited or referee.status is not None, spec, "the episode to end on a forfeit", "more turns")
+                _expect(
+                    options is None or turn.action in applied,
+                    spec,
+                    "only legal actions applied",
+                    turn.action,
+                )
+            forfeited = spec.bad_reply == "forfeit" and any(
+                turn.kind is not ReplyKind.LEGAL for turn in turns
+            )
+            _expect(
+                not forfeited or referee.status is not None,
+                spec,
+                "the episode to end on a forfeit",
+                "more turns",
+            )
         _check_figures(referee.game.result(), spec, "result()")
 
 
@@ -168,7 +260,9 @@ def check_policies(environment: Environment[C], config: C) -> None:
     """Check that presets and scripts go by their names and that scripts choose legal actions."""
     spec = environment.spec(config)
     for name, preset in environment.presets.items():
-        _expect(preset.preset == name, spec, f"presets[{name!r}].preset to be {name!r}", preset.preset)
+        _expect(
+            preset.preset == name, spec, f"presets[{name!r}].preset to be {name!r}", preset.preset
+        )
         environment.spec(preset)
     for name, make in environment.policies.items():
         policy = make()
@@ -180,11 +274,18 @@ def check_policies(environment: Environment[C], config: C) -> None:
             except SettingsError:  # a script may refuse a config, and says why
                 break
             for turn in played.turns:
-                _expect(turn.kind is ReplyKind.LEGAL, spec, f"legal actions of policy {name!r}", turn.reply)
+                _expect(
+                    turn.kind is ReplyKind.LEGAL,
+                    spec,
+                    f"legal actions of policy {name!r}",
+                    turn.reply,
+                )
 
 
 def check_wrappers(environment: Environment[C], config: C) -> None:
-    """Run PettingZoo's checks on `AECWrapper`, and Gymnasium's on `SeatEnv` of every seat beside the first script."""
+    """Run PettingZoo's checks on `AECWrapper`, and Gymnasium's on `SeatEnv` of every seat beside
+    the first script.
+    """
     import contextlib
     import io
     import warnings
@@ -195,7 +296,8 @@ def check_wrappers(environment: Environment[C], config: C) -> None:
     from hanabi_grpo.envs.wrappers import AECWrapper, SeatEnv
 
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        # Its remarks on observations that are not arrays, on text spaces and on an option that it passes itself.
+        # Its remarks on observations that are not arrays, on text spaces and on an option that it
+        # passes itself.
         warnings.simplefilter("ignore")
         api_test(AECWrapper(environment, config), num_cycles=50)
         seed_test(lambda: AECWrapper(environment, config), num_cycles=50)
@@ -207,44 +309,94 @@ def check_wrappers(environment: Environment[C], config: C) -> None:
         partners = {player: next(iter(environment.policies.values()))() for player in others}
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            # Its one remark on an env that was not made through gymnasium.make: render modes cannot be checked.
-            warnings.filterwarnings("ignore", message=".*[Nn]ot able to test alternative render modes.*")
+            # Its one remark on an env that was not made through gymnasium.make: render modes cannot
+            # be checked.
+            warnings.filterwarnings(
+                "ignore", message=".*[Nn]ot able to test alternative render modes.*"
+            )
             check_env(SeatEnv(environment, config, seat, partners))
 
 
 def _check_position(game: Game, spec: EnvSpec, rng: random.Random, report: Report) -> None:
     acting = game.to_act()
     _expect(len(set(acting)) == len(acting), spec, "each player once in to_act()", acting)
-    _expect(set(acting) <= set(range(spec.num_players)), spec, f"players below {spec.num_players} in to_act()", acting)
+    _expect(
+        set(acting) <= set(range(spec.num_players)),
+        spec,
+        f"players below {spec.num_players} in to_act()",
+        acting,
+    )
     before = _everything(game, spec)
-    _expect(_everything(game, spec) == before, spec, "messages, views and legal actions to change nothing", "a change")
+    _expect(
+        _everything(game, spec) == before,
+        spec,
+        "messages, views and legal actions to change nothing",
+        "a change",
+    )
     for player in range(spec.num_players):
         legal = game.legal(player)
         if player in acting:
-            _expect(legal is None or len(legal) > 0, spec, f"legal actions of player {player}, who is to act", legal)
-            _expect(spec.bad_reply != "random_legal" or legal is not None, spec, "listed actions to draw from", legal)
+            _expect(
+                legal is None or len(legal) > 0,
+                spec,
+                f"legal actions of player {player}, who is to act",
+                legal,
+            )
+            _expect(
+                spec.bad_reply != "random_legal" or legal is not None,
+                spec,
+                "listed actions to draw from",
+                legal,
+            )
         else:
-            _expect(legal in ((), None), spec, f"legal() == () for player {player}, who is not to act", legal)
+            _expect(
+                legal in ((), None),
+                spec,
+                f"legal() == () for player {player}, who is not to act",
+                legal,
+            )
         _expect(len(set(legal or ())) == len(legal or ()), spec, "each legal action once", legal)
-        _expect(not {FORFEIT, SKIP} & set(legal or ()), spec, f"no legal action {FORFEIT} or {SKIP}", legal)
+        _expect(
+            not {FORFEIT, SKIP} & set(legal or ()),
+            spec,
+            f"no legal action {FORFEIT} or {SKIP}",
+            legal,
+        )
         _check_privacy(game, player, spec, rng, report)
 
 
-def _check_privacy(game: Game, player: int, spec: EnvSpec, rng: random.Random, report: Report) -> None:
+def _check_privacy(
+    game: Game, player: int, spec: EnvSpec, rng: random.Random, report: Report
+) -> None:
     secrets = game.hidden(player)
     if not secrets:
         return
     shown = _shown(game, player)
     other = game.resampled(player, rng)
     others = other.hidden(player)
-    _expect(others.keys() == secrets.keys(), spec, f"the hidden values {sorted(secrets)}", sorted(others))
-    _expect(other.to_act() == game.to_act(), spec, "the same players to act in resampled()", other.to_act())
+    _expect(
+        others.keys() == secrets.keys(),
+        spec,
+        f"the hidden values {sorted(secrets)}",
+        sorted(others),
+    )
+    _expect(
+        other.to_act() == game.to_act(),
+        spec,
+        "the same players to act in resampled()",
+        other.to_act(),
+    )
     changed = [name for name in secrets if others[name] != secrets[name]]
     what = " and ".join(map(repr, changed)) or "anything hidden"
     for part, text in _shown(other, player).items():
         independent = f"{part} of player {player} not to depend on {what}"
         _expect(text == shown[part], spec, independent, f"{shown[part]!r} become {text!r}")
-    _expect(_shown(game, player) == shown and game.hidden(player) == secrets, spec, "resampled() to change nothing", "")
+    _expect(
+        _shown(game, player) == shown and game.hidden(player) == secrets,
+        spec,
+        "resampled() to change nothing",
+        "",
+    )
     report.secrets.update(changed)
     report.known.update(secrets.keys() - set(changed))
 
@@ -258,19 +410,49 @@ def _check_copy(game: Game, actions: Mapping[int, str], spec: EnvSpec, report: R
     _expect(_everything(twin, spec) == before, spec, "copy() to be equal", "another position")
     parsed = {player: game.parse(player, action) or action for player, action in actions.items()}
     rewards = [dict(part) for part in moved.step(parsed)]
-    _expect(_everything(game, spec) == before, spec, "a move in a copy to leave the game as it is", "a change")
-    _expect([dict(part) for part in twin.step(parsed)] == rewards, spec, "a copy to pay the same", "other rewards")
-    _expect(_everything(twin, spec) == _everything(moved, spec), spec, "equal copies after equal moves", "unequal ones")
+    _expect(
+        _everything(game, spec) == before,
+        spec,
+        "a move in a copy to leave the game as it is",
+        "a change",
+    )
+    _expect(
+        [dict(part) for part in twin.step(parsed)] == rewards,
+        spec,
+        "a copy to pay the same",
+        "other rewards",
+    )
+    _expect(
+        _everything(twin, spec) == _everything(moved, spec),
+        spec,
+        "equal copies after equal moves",
+        "unequal ones",
+    )
     report.num_copies += 1
 
 
 def _check_rewards(rewards: tuple[Mapping[str, float], ...], spec: EnvSpec) -> None:
-    _expect(len(rewards) == spec.num_players, spec, f"reward parts of {spec.num_players} players", len(rewards))
+    _expect(
+        len(rewards) == spec.num_players,
+        spec,
+        f"reward parts of {spec.num_players} players",
+        len(rewards),
+    )
     for parts in rewards:
         _check_figures(parts, spec, "step()")
-        _expect(not REPLY_PARTS & parts.keys(), spec, f"no parts named {sorted(REPLY_PARTS)}", sorted(parts))
+        _expect(
+            not REPLY_PARTS & parts.keys(),
+            spec,
+            f"no parts named {sorted(REPLY_PARTS)}",
+            sorted(parts),
+        )
     if spec.payoff == "team":
-        _expect(all(parts == rewards[0] for parts in rewards), spec, "the same parts for a team", rewards)
+        _expect(
+            all(parts == rewards[0] for parts in rewards),
+            spec,
+            "the same parts for a team",
+            rewards,
+        )
     if spec.payoff == "zero_sum":
         total = sum(value for parts in rewards for value in parts.values())
         _expect(abs(total) < 1e-9, spec, "zero-sum parts that add up to 0", rewards)
@@ -278,12 +460,23 @@ def _check_rewards(rewards: tuple[Mapping[str, float], ...], spec: EnvSpec) -> N
 
 def _check_figures(figures: Mapping[str, float], spec: EnvSpec, where: str) -> None:
     for name, value in figures.items():
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
-        _expect(isinstance(name, str) and is_number, spec, f"finite numbers by name from {where}", {name: value})
+        is_number = (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and abs(value) < float("inf")
+        )
+        _expect(
+            isinstance(name, str) and is_number,
+            spec,
+            f"finite numbers by name from {where}",
+            {name: value},
+        )
 
 
 def _random_actions(referee: Referee, rng: random.Random) -> dict[int, str]:
-    """Return a legal action of each player to act: a random one, or a script's where any text is one."""
+    """Return a legal action of each player to act: a random one, or a script's where any text is
+    one.
+    """
     actions = {}
     for player in referee.to_act():
         legal = referee.game.legal(player)
@@ -300,12 +493,18 @@ def _random_actions(referee: Referee, rng: random.Random) -> dict[int, str]:
 
 def _strange_reply(legal: str, rng: random.Random) -> str:
     letters = "".join(rng.sample(legal * 2, 2 * len(legal)))
-    noise = rng.randbytes(rng.randrange(200)).decode("utf-8", rng.choice(["replace", "surrogateescape"]))
+    noise = rng.randbytes(rng.randrange(200)).decode(
+        "utf-8", rng.choice(["replace", "surrogateescape"])
+    )
     return rng.choice((legal, rng.choice(STRANGE_REPLIES), noise, letters))
 
 
 def _shown(game: Game, player: int) -> dict[str, Any]:
-    shown = {"state_message()": game.state_message(player), "view()": game.view(player), "legal()": game.legal(player)}
+    shown = {
+        "state_message()": game.state_message(player),
+        "view()": game.view(player),
+        "legal()": game.legal(player),
+    }
     return {**shown, "message()": game.message(player)} if player in game.to_act() else shown
 
 
@@ -317,5 +516,6 @@ def _everything(game: Game, spec: EnvSpec) -> tuple[Any, ...]:
 def _expect(is_right: bool, spec: EnvSpec, expected: str, found: object) -> None:
     if not is_right:
         raise ConformanceError(
-            f"environment {spec.env!r}, preset {spec.preset!r}: expected {expected}; found {found!s:.300}."
+            f"environment {spec.env!r}, preset {spec.preset!r}: expected {expected}; found "
+            f"{found!s:.300}."
         )

@@ -1,8 +1,8 @@
 """A game as a file holds it: an episode, and beside it what an episode cannot name.
 
-An episode names its start by (suite, seed). A game from elsewhere has a start that no seed draws: its line carries it
-as text in `start` (in Hanabi the deck, e.g. "R1 Y4 ..."), and in `names` the players' own names.
-"""
+An episode names its start by (suite, seed). A game from elsewhere has a start that no seed draws:
+its line carries it as text in `start` (in Hanabi the deck, e.g. "R1 Y4 ..."), and in `names` the
+players' own names."""
 
 from dataclasses import dataclass
 

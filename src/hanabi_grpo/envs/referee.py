@@ -1,4 +1,6 @@
-"""One episode from replies to rewards. Whoever plays, plays through a `Referee`, so that bad replies mean one thing."""
+"""One episode from replies to rewards. Whoever plays, plays through a `Referee`, so that bad
+replies mean one thing.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,17 +15,16 @@ from hanabi_grpo.types import Episode, EpisodeStatus, Reply, ReplyKind, Turn
 class Referee:
     """An episode in progress.
 
-    A bad reply is data: it costs its player `reward_illegal` or `reward_unparsable`, and what `EnvSpec.bad_reply` says
-    takes its place.
+    A bad reply is data: it costs its player `reward_illegal` or `reward_unparsable`, and what
+    `EnvSpec.bad_reply` says takes its place.
 
-    Example:
-        referee = Referee(registry.setup("kuhn_poker", {"preset": "kuhn_poker"}).task("eval", 17))
-        while referee.status is None:
-            referee.step({player: ask(referee.see(player).message()) for player in referee.to_act()})
+    Example: referee = Referee(registry.setup("kuhn_poker", {"preset": "kuhn_poker"}).task("eval",
+        17)) while referee.status is None: referee.step({player: ask(referee.see(player).message())
+        for player in referee.to_act()})
 
-    `number` is that of the episode within the group of its task; it feeds the randomness of replacing actions. `game`
-    knows everything: it is for records and tests, never for players. `status` is None while the episode goes on.
-    """
+    `number` is that of the episode within the group of its task; it feeds the randomness of
+    replacing actions. `game` knows everything: it is for records and tests, never for players.
+    `status` is None while the episode goes on."""
 
     def __init__(self, task: Task[Any], *, number: int = 0) -> None:
         self.task = task
@@ -33,7 +34,9 @@ class Referee:
         self.status: EpisodeStatus | None = None if self.game.to_act() else EpisodeStatus.FINISHED
         self._turns: list[Turn] = []
         self._num_steps = 0
-        self._late: tuple[Counter[str], ...] = tuple(Counter[str]() for _ in range(self.spec.num_players))
+        self._late: tuple[Counter[str], ...] = tuple(
+            Counter[str]() for _ in range(self.spec.num_players)
+        )
         """What the end paid each player for earlier steps than the last one."""
 
     def to_act(self) -> tuple[int, ...]:
@@ -45,25 +48,40 @@ class Referee:
         return Observation(self.game, player, self.task.config.window)
 
     def step(self, replies: Mapping[int, Reply | str]) -> tuple[Turn, ...]:
-        """Take one reply of each player in `to_act()`, any text or one with tokens; return their turns in that order.
+        """Take one reply of each player in `to_act()`, any text or one with tokens; return their
+        turns in that order.
 
-        Raises:
-            IllegalActionError: The episode is over, or the replies are not those of the players to act.
+        Raises: IllegalActionError: The episode is over, or the replies are not those of the players
+            to act.
         """
         players = self.to_act()
         if self.status is not None:
             raise IllegalActionError(f"The episode is over ({self.status}): start another one.")
         if set(replies) != set(players):
-            raise IllegalActionError(f"replies of players {sorted(replies)}: give one of each of {sorted(players)}.")
-        given = {who: reply if isinstance(reply, Reply) else Reply(text=reply) for who, reply in replies.items()}
-        read = {player: self._read(player, given[player].text, place) for place, player in enumerate(players)}
+            raise IllegalActionError(
+                f"replies of players {sorted(replies)}: give one of each of {sorted(players)}."
+            )
+        given = {
+            who: reply if isinstance(reply, Reply) else Reply(text=reply)
+            for who, reply in replies.items()
+        }
+        read = {
+            player: self._read(player, given[player].text, place)
+            for place, player in enumerate(players)
+        }
         paid = self.game.step({player: action for player, (action, _) in read.items()})
         config, turns = self.task.config, []
-        prices = {ReplyKind.ILLEGAL: config.reward_illegal, ReplyKind.UNPARSABLE: config.reward_unparsable}
+        prices = {
+            ReplyKind.ILLEGAL: config.reward_illegal,
+            ReplyKind.UNPARSABLE: config.reward_unparsable,
+        }
         for player, (action, kind) in read.items():
             reply = given[player]
             is_last = player == players[-1]
-            here = [who == player or (is_last and who not in players) for who in range(self.spec.num_players)]
+            here = [
+                who == player or (is_last and who not in players)
+                for who in range(self.spec.num_players)
+            ]
             parts = [dict(paid[who]) if is_here else {} for who, is_here in enumerate(here)]
             if kind in prices:
                 parts[player][kind.value] = prices[kind]
@@ -95,22 +113,26 @@ class Referee:
     def out_of_tokens(self, player: int) -> None:
         """End the episode because the next reply of a player might not fit its conversation.
 
-        The others keep what they have earned. Without a price, talking until the context is full would be a safe way
-        out of a game that may still be lost: the part "out_of_tokens" stands in the player's last turn, whose reply
-        took the room. A player without a turn has none.
-        """
+        The others keep what they have earned. Without a price, talking until the context is full
+        would be a safe way out of a game that may still be lost: the part "out_of_tokens" stands in
+        the player's last turn, whose reply took the room. A player without a turn has none."""
         self.status = EpisodeStatus.TRUNCATED_TOKENS
         self._settle()
         for place in reversed(range(len(self._turns))):
             turn = self._turns[place]
             if turn.player == player:
                 rewards = list(turn.rewards)
-                rewards[player] = {**rewards[player], "out_of_tokens": self.task.config.reward_out_of_tokens}
+                rewards[player] = {
+                    **rewards[player],
+                    "out_of_tokens": self.task.config.reward_out_of_tokens,
+                }
                 self._turns[place] = replace(turn, rewards=tuple(rewards))
                 return
 
     def paid(self, turns: Sequence[Turn], player: int) -> dict[str, float]:
-        """Return what a step paid a player, by part; the last one with what the end paid for earlier steps."""
+        """Return what a step paid a player, by part; the last one with what the end paid for
+        earlier steps.
+        """
         found = Counter(parts_of(turns, player))
         found.update(self._late[player] if self.status is not None else {})
         return dict(found)
@@ -118,7 +140,9 @@ class Referee:
     def _settle(self) -> None:
         """Write into the turns of each step what the game pays for it once the episode is over."""
         for step, paid in enumerate(self.game.late() if self.status is not None else ()):
-            places = {turn.player: place for place, turn in enumerate(self._turns) if turn.step == step}
+            places = {
+                turn.player: place for place, turn in enumerate(self._turns) if turn.step == step
+            }
             for player, parts in enumerate(paid):
                 place = places.get(player, max(places.values()))
                 rewards = list(self._turns[place].rewards)
@@ -160,7 +184,8 @@ class Referee:
             return (FORFEIT if self.spec.bad_reply == "forfeit" else SKIP), kind
         if not legal:
             raise SettingsError(
-                f"environment {self.spec.env!r}: bad_reply='random_legal' needs legal actions, and player {player} to "
+                f"environment {self.spec.env!r}: bad_reply='random_legal' needs legal actions, "
+                f"and player {player} to "
                 "act has none listed; give bad_reply='skip' or 'forfeit'."
             )
         key = (self.task.split, self.task.seed, self.number, len(self._turns) + place)
@@ -175,12 +200,19 @@ def parts_of(turns: Sequence[Turn], player: int) -> dict[str, float]:
 def play_scripts(task: Task[Any], policies: Mapping[int, Policy], *, number: int = 0) -> Episode:
     """Play episode `number` of a task's group by scripts alone, one per player."""
     referee = Referee(task, number=number)
-    seats = {player: policy.seat(player, task=task, game=number) for player, policy in policies.items()}
+    seats = {
+        player: policy.seat(player, task=task, game=number) for player, policy in policies.items()
+    }
     while referee.status is None:
-        referee.step({player: seats[player].act(referee.see(player)) for player in referee.to_act()})
-    return referee.episode(seats=[policies[player].name for player in range(referee.spec.num_players)])
+        referee.step(
+            {player: seats[player].act(referee.see(player)) for player in referee.to_act()}
+        )
+    return referee.episode(
+        seats=[policies[player].name for player in range(referee.spec.num_players)]
+    )
 
 
 def _encodable(text: str) -> str:
-    # A lone surrogate can be in a `str` but not in UTF-8, so a record that holds one could be neither sent nor written.
+    # A lone surrogate can be in a `str` but not in UTF-8, so a record that holds one could be
+    # neither sent nor written.
     return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,4 +1,6 @@
-"""From whatever a model wrote to lines that may be its answer. Linear in the length of the text; never raises."""
+"""From whatever a model wrote to lines that may be its answer. Linear in the length of the text;
+never raises.
+"""
 
 from collections.abc import Iterable, Iterator
 
@@ -37,11 +39,15 @@ def last_choice(reply: str, choices: Iterable[str]) -> str | None:
         last_choice("I could check.\nMove: Bet.", ("check", "bet")) == "bet"
     """
     known = {undecorated(choice).lower(): choice for choice in choices}
-    return next((known[line.lower()] for line in answer_lines(reply) if line.lower() in known), None)
+    return next(
+        (known[line.lower()] for line in answer_lines(reply) if line.lower() in known), None
+    )
 
 
 def undecorated(line: str) -> str:
-    """Return a line without markdown, quotes and marks at its ends, and without a label such as `Action:`."""
+    """Return a line without markdown, quotes and marks at its ends, and without a label such as
+    `Action:`.
+    """
     line = line.strip(_DECORATION)
     label, colon, rest = line.partition(":")
     if colon and _LABEL_WORDS.issuperset(label.strip(_DECORATION).lower().split()):

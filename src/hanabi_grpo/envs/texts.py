@@ -1,4 +1,6 @@
-"""Replies as people read them: thought and answer apart, and no character that does more than be seen."""
+"""Replies as people read them: thought and answer apart, and no character that does more than be
+seen.
+"""
 
 import re
 import unicodedata
@@ -14,11 +16,11 @@ def split_reply(reply: str) -> tuple[str, str]:
 
 
 def think_parts(reply: str) -> tuple[list[str], list[str], bool]:
-    """Return the pieces of a reply inside think blocks, those outside, and whether the last block is open.
+    """Return the pieces of a reply inside think blocks, those outside, and whether the last block
+    is open.
 
-    A closing tag without an opening one ends a thought that the prompt opened; a thought that was cut off has no
-    closing tag.
-    """
+    A closing tag without an opening one ends a thought that the prompt opened; a thought that was
+    cut off has no closing tag."""
     thoughts: list[str] = []
     said: list[str] = []
     start, thinking = 0, False
@@ -37,9 +39,9 @@ def think_parts(reply: str) -> tuple[list[str], list[str], bool]:
 def visible(text: str) -> str:
     """Return a text in which every character shows itself.
 
-    Control characters (a terminal obeys them) become the pictures that Unicode has for them, characters that turn the
-    direction of writing or have no width are named, e.g. `[U+202E]`, and a lone surrogate becomes U+FFFD.
-    """
+    Control characters (a terminal obeys them) become the pictures that Unicode has for them,
+    characters that turn the direction of writing or have no width are named, e.g. `[U+202E]`, and a
+    lone surrogate becomes U+FFFD."""
     text = text.replace("\r\n", "\n")
     return text if text.isascii() and text.isprintable() else "".join(map(_shown, text))
 
@@ -60,7 +62,13 @@ def _shown(character: str) -> str:
     category = unicodedata.category(character)
     if category == "Cc":
         code = ord(character)
-        return chr(0x2400 + code) if code < 0x20 else "\N{SYMBOL FOR DELETE}" if code == 0x7F else f"[U+{code:04X}]"
+        return (
+            chr(0x2400 + code)
+            if code < 0x20
+            else "\N{SYMBOL FOR DELETE}"
+            if code == 0x7F
+            else f"[U+{code:04X}]"
+        )
     if category == "Cs":
         return "\N{REPLACEMENT CHARACTER}"
     return f"[U+{ord(character):04X}]" if category in ("Cf", "Zl", "Zp") else character

@@ -1,4 +1,6 @@
-"""Any environment as a PettingZoo environment, and one seat of it as a Gymnasium one: replies in, messages out."""
+"""Any environment as a PettingZoo environment, and one seat of it as a Gymnasium one: replies in,
+messages out.
+"""
 
 import string
 import warnings
@@ -46,18 +48,18 @@ class _HoldsEpisode:
 class AECWrapper(_HoldsEpisode, AECEnv[str, dict[str, str], str | None]):
     """One environment with one config; its agents are `player_0`, `player_1` ….
 
-    - Action: any text up to a length is a reply, see `Referee` for bad ones; `infos[agent]["legal"]` lists the legal
-      actions of an agent that is to act, where the environment lists them. An agent whose episode is over steps with
-      None.
-    - Observation: "message", what is new for the agent; "" for one that is not to act. A bare text would fail
-      PettingZoo's check, which reads the `dtype` of every observation.
+    - Action: any text up to a length is a reply, see `Referee` for bad ones;
+      `infos[agent]["legal"]` lists the legal actions of an agent that is to act, where the
+      environment lists them. An agent whose episode is over steps with None.
+    - Observation: "message", what is new for the agent; "" for one that is not to act. A bare text
+      would fail PettingZoo's check, which reads the `dtype` of every observation.
     - Rewards: the sum of the agent's reward parts of a step, `infos[agent]["rewards"]`.
-    - Players who answer at the same time are selected one after the other; the step is made when the last has answered,
-      and none of them sees the others' answers before.
-    - Every agent terminates when the game is over, and is truncated after the spec's `max_turns` steps.
-      `infos[agent]` then holds "result".
-    - `reset(options={"split": "eval", "seed": 17})` chooses the start. Without options the split is "pettingzoo" and
-      the start is drawn from a generator that `reset(seed=...)` seeds.
+    - Players who answer at the same time are selected one after the other; the step is made when
+      the last has answered, and none of them sees the others' answers before.
+    - Every agent terminates when the game is over, and is truncated after the spec's `max_turns`
+      steps. `infos[agent]` then holds "result".
+    - `reset(options={"split": "eval", "seed": 17})` chooses the start. Without options the split is
+      "pettingzoo" and the start is drawn from a generator that `reset(seed=...)` seeds.
     """
 
     metadata = {"name": "hanabi_grpo_v1", "render_modes": [], "is_parallelizable": False}  # noqa: RUF012 - as PettingZoo declares it
@@ -68,22 +70,30 @@ class AECWrapper(_HoldsEpisode, AECEnv[str, dict[str, str], str | None]):
         self.possible_agents = list(player_names(environment.spec(config).num_players))
         self.agents: list[str] = []
         self.action_spaces = {agent: AnyText(_REPLY_CHARS) for agent in self.possible_agents}
-        self.observation_spaces = {agent: Dict({"message": AnyText(_MESSAGE_CHARS)}) for agent in self.possible_agents}
+        self.observation_spaces = {
+            agent: Dict({"message": AnyText(_MESSAGE_CHARS)}) for agent in self.possible_agents
+        }
         self._players = {agent: player for player, agent in enumerate(self.possible_agents)}
         self._generator: np.random.Generator | None = None
         self._replies: dict[int, str] = {}
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
-        """Start a new episode; see the class for `options`. Warns of an option that it does not know."""
+        """Start a new episode; see the class for `options`. Warns of an option that it does not
+        know.
+        """
         options = options or {}
         if unknown := sorted(set(options) - {"split", "seed"}):
             # PettingZoo's own check passes an unknown option and expects no error.
-            warnings.warn(f"reset options {unknown}: unknown, ignored; allowed: split, seed.", stacklevel=2)
+            warnings.warn(
+                f"reset options {unknown}: unknown, ignored; allowed: split, seed.", stacklevel=2
+            )
         if seed is not None or self._generator is None:
             self._generator, _ = seeding.np_random(seed)
         number = options["seed"] if "seed" in options else int(self._generator.integers(2**31))
         split = options.get("split", "pettingzoo")
-        self._referee = Referee(Task(environment=self.environment, config=self.config, split=split, seed=number))
+        self._referee = Referee(
+            Task(environment=self.environment, config=self.config, split=split, seed=number)
+        )
         self._replies = {}
         self.agents = self.possible_agents.copy()
         self.rewards = dict.fromkeys(self.agents, 0.0)
@@ -97,7 +107,9 @@ class AECWrapper(_HoldsEpisode, AECEnv[str, dict[str, str], str | None]):
         """Take the reply of the selected agent; None from an agent whose episode is over."""
         referee = self.referee
         if not self.agents:
-            raise IllegalActionError("The episode is over and every agent has left: call reset() before the next step.")
+            raise IllegalActionError(
+                "The episode is over and every agent has left: call reset() before the next step."
+            )
         agent = self.agent_selection
         if self.terminations[agent] or self.truncations[agent]:
             self._was_dead_step(action)
@@ -111,7 +123,10 @@ class AECWrapper(_HoldsEpisode, AECEnv[str, dict[str, str], str | None]):
             turns = referee.step(self._replies)
             self._replies = {}
             parts = [referee.paid(turns, player) for player in range(len(self.agents))]
-            self.rewards = {agent: float(sum(part.values())) for agent, part in zip(self.agents, parts, strict=True)}
+            self.rewards = {
+                agent: float(sum(part.values()))
+                for agent, part in zip(self.agents, parts, strict=True)
+            }
             self._tell(parts)
         else:
             self._select()
@@ -121,7 +136,9 @@ class AECWrapper(_HoldsEpisode, AECEnv[str, dict[str, str], str | None]):
         """Return the message of one agent."""
         player = self._players.get(agent)
         if player is None:
-            raise SettingsError(f"agent={agent!r}: this environment has {', '.join(self.possible_agents)}.")
+            raise SettingsError(
+                f"agent={agent!r}: this environment has {', '.join(self.possible_agents)}."
+            )
         referee = self.referee
         return {"message": referee.see(player).message() if player in referee.to_act() else ""}
 
@@ -153,30 +170,43 @@ class AECWrapper(_HoldsEpisode, AECEnv[str, dict[str, str], str | None]):
 
 
 class SeatEnv(_HoldsEpisode, gymnasium.Env[str, str], Generic[C]):
-    """An environment seen from one seat: each step is one reply of it and what the partners do until its next turn.
+    """An environment seen from one seat: each step is one reply of it and what the partners do
+    until its next turn.
 
     - Action and observation: texts as in `AECWrapper`; "" when the episode is over.
-    - Reward: the seat's return since its last turn, whose parts are `info["rewards"]`. What it earns before its first
-      turn is paid with its first step.
-    - Terminated when the game is over, truncated after the spec's `max_turns` steps. Where partners end the game before
-      the seat's first turn, which `reset` cannot say, the first step takes no reply: whatever it is given, it returns
-      the end and its reward. Starting again instead would change which starts are played.
-    - Info: `player`, `system` (the system message), `legal` (of the next turn; None: any text), after a step also
-      `rewards`, `action` and `kind` of the seat's own move, and at the end `result`.
-    - `reset(options={"split": "eval", "seed": 17, "game": 3})` chooses the start and the partners' random generators.
-      Without options the split is "gymnasium" and the start is drawn from the env's own generator.
+    - Reward: the seat's return since its last turn, whose parts are `info["rewards"]`. What it
+      earns before its first turn is paid with its first step.
+    - Terminated when the game is over, truncated after the spec's `max_turns` steps. Where partners
+      end the game before the seat's first turn, which `reset` cannot say, the first step takes no
+      reply: whatever it is given, it returns the end and its reward. Starting again instead would
+      change which starts are played.
+    - Info: `player`, `system` (the system message), `legal` (of the next turn; None: any text),
+      after a step also `rewards`, `action` and `kind` of the seat's own move, and at the end
+      `result`.
+    - `reset(options={"split": "eval", "seed": 17, "game": 3})` chooses the start and the partners'
+      random generators. Without options the split is "gymnasium" and the start is drawn from the
+      env's own generator.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012 - Gymnasium declares it without ClassVar
 
-    def __init__(self, environment: Environment[C], config: C, seat: int, partners: Mapping[int, Policy]) -> None:
-        """Make an env without a game; `partners` are the others' scripts, e.g. `{1: HANABI.policies["iggi"]()}`."""
+    def __init__(
+        self, environment: Environment[C], config: C, seat: int, partners: Mapping[int, Policy]
+    ) -> None:
+        """Make an env without a game; `partners` are the others' scripts, e.g. `{1:
+        HANABI.policies["iggi"]()}`.
+        """
         num_players = environment.spec(config).num_players
         if not 0 <= seat < num_players:
-            raise SettingsError(f"seat={seat}: {num_players} players have seats 0 to {num_players - 1}.")
+            raise SettingsError(
+                f"seat={seat}: {num_players} players have seats 0 to {num_players - 1}."
+            )
         others = [other for other in range(num_players) if other != seat]
         if sorted(partners) != others:
-            raise SettingsError(f"partners for seats {sorted(partners)}: with seat={seat} give one each for {others}.")
+            raise SettingsError(
+                f"partners for seats {sorted(partners)}: with seat={seat} give one each for "
+                f"{others}."
+            )
         self.environment = environment
         self.config = config
         self.seat = seat
@@ -187,8 +217,12 @@ class SeatEnv(_HoldsEpisode, gymnasium.Env[str, str], Generic[C]):
         self._owed: Counter[str] = Counter()
         self._is_end_told = False
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Start a new episode and let the partners before this seat act; see the class for `options`."""
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """Start a new episode and let the partners before this seat act; see the class for
+        `options`.
+        """
         super().reset(seed=seed)
         options = options or {}
         if unknown := sorted(set(options) - {"split", "seed", "game"}):
@@ -197,7 +231,9 @@ class SeatEnv(_HoldsEpisode, gymnasium.Env[str, str], Generic[C]):
         split, game = options.get("split", "gymnasium"), options.get("game", 0)
         task = Task(environment=self.environment, config=self.config, split=split, seed=number)
         self._referee = Referee(task, number=game)
-        self._seats = {player: one.seat(player, task=task, game=game) for player, one in self.partners.items()}
+        self._seats = {
+            player: one.seat(player, task=task, game=game) for player, one in self.partners.items()
+        }
         self._owed = Counter()
         self._is_end_told = False
         self._wait_for_my_turn()
@@ -206,22 +242,30 @@ class SeatEnv(_HoldsEpisode, gymnasium.Env[str, str], Generic[C]):
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Take this seat's reply, then let the partners act until its next turn or the end.
 
-        Raises:
-            IllegalActionError: There is no game, or it is over, or a partner's action was not legal.
+        Raises: IllegalActionError: There is no game, or it is over, or a partner's action was not
+            legal.
         """
         own: dict[str, Any] = {}
         if self.referee.status is None:
             own = self._step(action)
             self._wait_for_my_turn()
         elif self._is_end_told:
-            raise IllegalActionError(f"The episode is over ({self.referee.status}): call reset() before the next step.")
+            raise IllegalActionError(
+                f"The episode is over ({self.referee.status}): call reset() before the next step."
+            )
         rewards, self._owed = dict(self._owed), Counter()
         status = self.referee.status
         self._is_end_told = status is not None
         truncated = status is not None and status.is_truncated
         message, info = self._shown()
         reward = float(sum(rewards.values()))
-        return message, reward, self._is_end_told and not truncated, truncated, {**info, **own, "rewards": rewards}
+        return (
+            message,
+            reward,
+            self._is_end_told and not truncated,
+            truncated,
+            {**info, **own, "rewards": rewards},
+        )
 
     def _wait_for_my_turn(self) -> None:
         while self.referee.status is None and self.seat not in self.referee.to_act():
@@ -237,7 +281,8 @@ class SeatEnv(_HoldsEpisode, gymnasium.Env[str, str], Generic[C]):
                 legal = seen.legal()
                 if legal is not None and seen.parse(replies[player]) not in legal:
                     raise IllegalActionError(
-                        f"{replies[player]!r}: {self.partners[player].name} as {player_name(player)} may not do that "
+                        f"{replies[player]!r}: {self.partners[player].name} as "
+                        f"{player_name(player)} may not do that "
                         f"now; a partner has to choose one of {', '.join(legal)}."
                     )
         turns = referee.step(replies)

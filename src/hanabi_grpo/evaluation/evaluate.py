@@ -1,7 +1,7 @@
-"""Held-out deals: who plays them, what comes out, and the paired difference of two line-ups.
+"""Held-out tasks: who plays them, what comes out, and the paired difference of two lineups.
 
-Every line-up plays the same deals, so a difference is taken deal by deal and the luck of the deal drops out.
-"""
+Every lineup plays the same tasks, so a difference is taken task by task and the luck of the task
+drops out."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -11,14 +11,14 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from hanabi_grpo.client.lineups import LineUp
+from hanabi_grpo.client.lineups import Lineup
 from hanabi_grpo.envs.base import EnvSpec, Setup, is_held_out
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.matches import HALF, Served, Table, play_tables, start_numbers
 from hanabi_grpo.evaluation.outcomes import is_versus, outcome_figures, seat_of
-from hanabi_grpo.runs.deal_statistics import Estimate, difference, estimate
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, SeatOrder, mean_figures
 from hanabi_grpo.runs.ledger import Ledger
+from hanabi_grpo.runs.task_statistics import Estimate, difference, estimate
 from hanabi_grpo.settings.refs import is_frozen, is_url, seat_adapter
 from hanabi_grpo.types import Episode, ReplyKind
 
@@ -26,11 +26,11 @@ SUITE = "eval"
 _FORMAT = 2
 """Of a ledger's rows."""
 RETURN = "return"
-"""`EnvSpec.score` where line-ups are compared by what their players earn."""
+"""`EnvSpec.score` where lineups are compared by what their players earn."""
 
 
-class DealFigures(BaseModel):
-    """What one deal's games come to."""
+class TaskFigures(BaseModel):
+    """What one task's games come to."""
 
     seed: int
     scores: list[float]
@@ -39,10 +39,10 @@ class DealFigures(BaseModel):
     """See `EvaluationResult.figures`."""
 
 
-def evaluate_line_up(
-    line_up: LineUp,
+def evaluate_lineup(
+    lineup: Lineup,
     setup: Setup[Any],
-    num_deals: int,
+    num_tasks: int,
     *,
     suite: str = SUITE,
     served: Served | None = None,
@@ -51,46 +51,64 @@ def evaluate_line_up(
     ledger: Path | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> EvaluationResult:
-    """Let a line-up play deals 0 to `num_deals - 1` of a held-out suite, each once in every seat order.
+    """Let a lineup play tasks 0 to `num_tasks - 1` of a held-out suite, each once in every seat
+    order.
 
-    `served` is needed unless scripts fill every seat; with `rotate` a list of different players changes seats. Tables
-    call it by `label`; None: see `LineUp.label`. `ledger` is a file for finished deals, from which an interrupted
-    evaluation goes on; the caller removes it, once the result is kept. `progress` receives the number of deals done.
+    `served` is needed unless scripts fill every seat; with `rotate` a list of different players
+    changes seats. Tables call it by `label`; None: see `Lineup.label`. `ledger` is a file for
+    finished tasks, from which an interrupted evaluation goes on; the caller removes it, once the
+    result is kept. `progress` receives the number of tasks done.
 
     Raises:
-        SettingsError: Fewer than two deals, a suite that training uses, or a ledger of other work.
+        SettingsError: Fewer than two tasks, a suite that training uses, or a ledger of other work.
         ServerError: The server failed, holds other adapters, or dropped a game.
     """
-    check_deals(num_deals, suite)
-    key = line_up_key(line_up, setup, suite=suite, served=served, rotate=rotate)
-    orders = line_up.orders(rotate=rotate)
+    check_tasks(num_tasks, suite)
+    key = lineup_key(lineup, setup, suite=suite, served=served, rotate=rotate)
+    orders = lineup.orders(rotate=rotate)
     with Ledger(ledger, key) if ledger else nullcontext() as book:
-        deals = _finished(book, len(orders)) if book else {}
-        missing = [Table(seed, order) for seed in range(num_deals) if seed not in deals for order in orders]
-        progress(num_deals - len(missing) // len(orders))
-        for groups in play_tables(missing, setup, suite=suite, label=line_up.text, served=served, together=len(orders)):
+        tasks = _finished(book, len(orders)) if book else {}
+        missing = [
+            Table(seed, order) for seed in range(num_tasks) if seed not in tasks for order in orders
+        ]
+        progress(num_tasks - len(missing) // len(orders))
+        for groups in play_tables(
+            missing, setup, suite=suite, label=lineup.text, served=served, together=len(orders)
+        ):
             games = [game for [game] in groups]
             starts = range(0, len(games), len(orders))
-            fresh = [deal_figures(setup.spec, games[start : start + len(orders)]) for start in starts]
+            fresh = [
+                task_figures(setup.spec, games[start : start + len(orders)]) for start in starts
+            ]
             if book:
-                book.add(*(deal.model_dump() for deal in fresh))
-            deals |= {deal.seed: deal for deal in fresh}
-            progress(sum(seed < num_deals for seed in deals))
-    return summarise(line_up, setup, [deals[seed] for seed in range(num_deals)], key=key, label=label)
+                book.add(*(task.model_dump() for task in fresh))
+            tasks |= {task.seed: task for task in fresh}
+            progress(sum(seed < num_tasks for seed in tasks))
+    return summarise(
+        lineup, setup, [tasks[seed] for seed in range(num_tasks)], key=key, label=label
+    )
 
 
-def check_deals(num_deals: int, suite: str) -> None:
-    """Refuse, by a SettingsError, fewer than two deals and those of a suite that training uses."""
-    if num_deals < 2:
-        raise SettingsError(f"--deals {num_deals}: a mean with an error needs at least 2 deals.")
+def check_tasks(num_tasks: int, suite: str) -> None:
+    """Refuse, by a SettingsError, fewer than two tasks and those of a suite that training uses."""
+    if num_tasks < 2:
+        raise SettingsError(f"--tasks {num_tasks}: a mean with an error needs at least 2 tasks.")
     if not is_held_out(suite):
-        raise SettingsError(f"--suite {suite!r}: training may have seen its deals; play on eval or test.")
+        raise SettingsError(
+            f"--suite {suite!r}: training may have seen its tasks; play on eval or test."
+        )
 
 
-def line_up_key(
-    line_up: LineUp, setup: Setup[Any], *, suite: str = SUITE, served: Served | None = None, rotate: bool = True
+def lineup_key(
+    lineup: Lineup,
+    setup: Setup[Any],
+    *,
+    suite: str = SUITE,
+    served: Served | None = None,
+    rotate: bool = True,
 ) -> dict[str, Any]:
-    """Return everything that a deal's games depend on; two evaluations of one key are the same work.
+    """Return everything that a task's games depend on; two evaluations of one key are the same
+    work.
 
     Players who learned the preset otherwise are warned of, see `SeatResolver.compare_messages`.
 
@@ -98,10 +116,10 @@ def line_up_key(
         SettingsError: A model has to play and there is no server, or a checkpoint cannot be used.
         ServerError: The server lacks one of the adapters.
     """
-    orders = line_up.orders(rotate=rotate)
+    orders = lineup.orders(rotate=rotate)
     key: dict[str, Any] = {
         "format": _FORMAT,
-        "line_up": line_up.text,
+        "lineup": lineup.text,
         "seats": [tuple(map(str, order)) for order in orders],
         "policies": {},
         **setup.row(),
@@ -109,29 +127,40 @@ def line_up_key(
         "suite": suite,
         "rotate": rotate,
     }
-    if not line_up.needs_server:
+    if not lineup.needs_server:
         return key
     if served is None:
-        raise SettingsError(f"line-up {line_up.text!r}: needs a rollout server: start one, or add --own-server.")
+        raise SettingsError(
+            f"lineup {lineup.text!r}: needs a rollout server: start one, or add --own-server."
+        )
     seats = [served.resolver.seats(order) for order in orders]
-    served.resolver.compare_messages(line_up.refs, setup)
+    served.resolver.compare_messages(lineup.refs, setup)
     digests = served.resolver.digests()
-    names = {named[0] for order in seats for seat in order if not is_frozen(seat) and (named := seat_adapter(seat))}
+    names = {
+        named[0]
+        for order in seats
+        for seat in order
+        if not is_frozen(seat) and (named := seat_adapter(seat))
+    }
     names |= {seat for order in seats for seat in order if is_url(seat)}
     return {
         **key,
         "seats": seats,
-        # A lent adapter's name is a digest of its weights; a served one's says nothing about the run that made it.
-        "policies": {"base": served.resolver.model(), **{name: digests[name] for name in sorted(names)}},
+        # A lent adapter's name is a digest of its weights; a served one's says nothing about the
+        # run that made it.
+        "policies": {
+            "base": served.resolver.model(),
+            **{name: digests[name] for name in sorted(names)},
+        },
         "temperature": served.temperature,
         "max_tokens": served.max_tokens,
     }
 
 
-def deal_figures(spec: EnvSpec, games: Sequence[Episode]) -> DealFigures:
-    """Return what one deal's games come to, one game per seat order."""
+def task_figures(spec: EnvSpec, games: Sequence[Episode]) -> TaskFigures:
+    """Return what one task's games come to, one game per seat order."""
     count = len(games)
-    scores = [line_up_score(spec, game, number) for number, game in enumerate(games)]
+    scores = [lineup_score(spec, game, number) for number, game in enumerate(games)]
     kinds = [turn.kind for game in games for turn in game.turns]
     figures = {
         **mean_figures(game.result for game in games),
@@ -144,15 +173,14 @@ def deal_figures(spec: EnvSpec, games: Sequence[Episode]) -> DealFigures:
         figures |= outcome_figures(spec, games)
     if spec.has_common_score:
         figures["perfect"] = sum(score >= score_range(spec)[1] for score in scores) / count
-    return DealFigures(seed=games[0].seed, scores=scores, figures=figures)
+    return TaskFigures(seed=games[0].seed, scores=scores, figures=figures)
 
 
-def line_up_score(spec: EnvSpec, game: Episode, order: int) -> float:
-    """Return the figure by which line-ups are compared.
+def lineup_score(spec: EnvSpec, game: Episode, order: int) -> float:
+    """Return the figure by which lineups are compared.
 
-    Where that is the return, it is the same for all of a team; elsewhere it is that of the line-up's first word, which
-    moves one seat to the left from seat order to seat order.
-    """
+    Where that is the return, it is the same for all of a team; elsewhere it is that of the
+    lineup's first word, which moves one seat to the left from seat order to seat order."""
     if spec.score != RETURN:
         return float(game.result[spec.score])
     return game.reward(0 if spec.payoff == "team" else seat_of(order, spec.num_players))
@@ -161,29 +189,37 @@ def line_up_score(spec: EnvSpec, game: Episode, order: int) -> float:
 def score_range(spec: EnvSpec) -> tuple[float, float]:
     """Return least and most of `EnvSpec.score`; figures of other names begin at 0."""
     low, high = spec.return_range
-    return low if spec.score == RETURN else min(0.0, low), high if spec.max_score is None else float(spec.max_score)
+    return low if spec.score == RETURN else min(
+        0.0, low
+    ), high if spec.max_score is None else float(spec.max_score)
 
 
 def summarise(
-    line_up: LineUp,
+    lineup: Lineup,
     setup: Setup[Any],
-    deals: Sequence[DealFigures],
+    tasks: Sequence[TaskFigures],
     *,
     key: dict[str, Any],
     label: str | None = None,
 ) -> EvaluationResult:
-    """Return the figures of one line-up, given those of its deals 0 to n-1 and its `line_up_key`."""
+    """Return the figures of one lineup, given those of its tasks 0 to n-1 and its
+    `lineup_key`.
+    """
     spec, suite = setup.spec, key["suite"]
-    seeds = tuple(deal.seed for deal in deals)
+    seeds = tuple(task.seed for task in tasks)
     starts = start_numbers(setup, suite, seeds)
     orders = []
-    for number, order in enumerate(line_up.orders(rotate=key["rotate"])):
-        found = estimate(tuple(deal.scores[number] for deal in deals), starts)
+    for number, order in enumerate(lineup.orders(rotate=key["rotate"])):
+        found = estimate(tuple(task.scores[number] for task in tasks), starts)
         words, seats = tuple(map(str, order)), tuple(key["seats"][number])
-        orders.append(SeatOrder(words=words, seats=seats, mean=found.mean, standard_error=found.standard_error))
+        orders.append(
+            SeatOrder(
+                words=words, seats=seats, mean=found.mean, standard_error=found.standard_error
+            )
+        )
     return EvaluationResult(
-        label=label or line_up.label,
-        line_up=line_up.text,
+        label=label or lineup.label,
+        lineup=lineup.text,
         orders=tuple(orders),
         policies=key["policies"],
         **setup.row(),
@@ -197,35 +233,40 @@ def summarise(
         temperature=key.get("temperature"),
         seeds=seeds,
         starts=starts,
-        scores=tuple(fmean(deal.scores) for deal in deals),
-        figures=mean_figures(deal.figures for deal in deals),
+        scores=tuple(fmean(task.scores) for task in tasks),
+        figures=mean_figures(task.figures for task in tasks),
     )
 
 
 def paired_difference(a: EvaluationResult, b: EvaluationResult) -> Estimate:
-    """Return mean, error and interval of `b - a` over the deals that both played, which must be the same.
+    """Return mean, error and interval of `b - a` over the tasks that both played, which must be the
+    same.
 
-    The error is clustered by start. A SettingsError where they did not play the same deals.
+    The error is clustered by start. A SettingsError where they did not play the same tasks.
     """
     for what, mine, theirs in (
         ("games", f"{a.preset} {a.spec_hash}", f"{b.preset} {b.spec_hash}"),
         ("suites", a.suite, b.suite),
-        ("deals", a.seeds, b.seeds),
+        ("tasks", a.seeds, b.seeds),
     ):
         if mine != theirs:
-            shown = f"{len(a.seeds)}; {len(b.seeds)}" if what == "deals" else f"{mine}; {theirs}"
+            shown = f"{len(a.seeds)}; {len(b.seeds)}" if what == "tasks" else f"{mine}; {theirs}"
             raise SettingsError(
                 f"{a.label} and {b.label} played different {what} ({shown}); "
-                "evaluate both with the same --preset and --deals."
+                "evaluate both with the same --preset and --tasks."
             )
     return difference(a.scores, b.scores, a.starts)
 
 
-def _finished(book: Ledger, num_orders: int) -> dict[int, DealFigures]:
+def _finished(book: Ledger, num_orders: int) -> dict[int, TaskFigures]:
     try:
-        rows = TypeAdapter(list[DealFigures]).validate_python(book.rows)
+        rows = TypeAdapter(list[TaskFigures]).validate_python(book.rows)
     except ValidationError as error:
-        raise SettingsError(f"{book.path}: damaged ({error.errors()[0]['msg']}); move it away.") from error
+        raise SettingsError(
+            f"{book.path}: damaged ({error.errors()[0]['msg']}); move it away."
+        ) from error
     if any(len(row.scores) != num_orders for row in rows):
-        raise SettingsError(f"{book.path}: damaged (a deal without one game per seat order); move it away.")
+        raise SettingsError(
+            f"{book.path}: damaged (a task without one game per seat order); move it away."
+        )
     return {row.seed: row for row in rows}

@@ -1,4 +1,6 @@
-"""Wins, draws and losses of a line-up's first word in games of two players against each other, from both seats."""
+"""Wins, draws and losses of a lineup's first word in games of two players against each other, from
+both seats.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,16 +25,17 @@ def is_versus(spec: EnvSpec) -> bool:
 
 
 def seat_of(order: int, num_players: int) -> int:
-    """Return where a line-up's first word sits: one seat further to the left in each seat order."""
+    """Return where a lineup's first word sits: one seat further to the left in each seat order."""
     return -order % num_players
 
 
 def outcome_figures(spec: EnvSpec, games: Sequence[Episode]) -> dict[str, float]:
-    """Return the outcomes of one deal's games, one per seat order, e.g. {"win as first": 1.0, "draw as first": 0.0, …}.
+    """Return the outcomes of one task's games, one per seat order, e.g. {"win as first": 1.0, "draw
+    as first": 0.0, …}.
 
-    The winner has the greater return; what a bad reply costs beside the game does not count. A win in which the other
-    player lost by a bad reply, where the environment says so, counts as a win and apart.
-    """
+    The winner has the greater return; what a bad reply costs beside the game does not count. A win
+    in which the other player lost by a bad reply, where the environment says so, counts as a win
+    and apart."""
     found: dict[str, float] = {}
     for order, game in enumerate(games):
         seat = seat_of(order, spec.num_players)
@@ -46,12 +49,21 @@ def outcome_figures(spec: EnvSpec, games: Sequence[Episode]) -> dict[str, float]
 
 
 def outcome_sheets(results: Sequence[EvaluationResult]) -> list[Sheet]:
-    """Return the table of wins, draws and losses, none where nobody wins; a row per seat and one for both."""
+    """Return the table of wins, draws and losses, none where nobody wins; a row per seat and one
+    for both.
+    """
     groups = [rows for result in results if (rows := _rows(result))]
-    note = "Shares with 95 % Wilson intervals. Normalised: 0 is the least return of the rules, 100 the greatest."
-    columns = ("line-up", "seat", *OUTCOMES, "normalised")
+    note = (
+        "Shares with 95 % Wilson intervals. Normalised: 0 is the least return of the rules, "
+        "100 the greatest."
+    )
+    columns = ("lineup", "seat", *OUTCOMES, "normalised")
     title = "Outcomes of the first word"
-    return [Sheet(title=title, columns=columns, groups=groups, num_names=2, note=note)] if groups else []
+    return (
+        [Sheet(title=title, columns=columns, groups=groups, num_names=2, note=note)]
+        if groups
+        else []
+    )
 
 
 def played_roles(figures: Mapping[str, float]) -> list[str]:
@@ -60,12 +72,16 @@ def played_roles(figures: Mapping[str, float]) -> list[str]:
 
 
 def outcome_shares(figures: Mapping[str, float], roles: Sequence[str]) -> list[float]:
-    """Return the shares of `OUTCOMES` as a mean over roles, from figures by name, see `outcome_figures`."""
+    """Return the shares of `OUTCOMES` as a mean over roles, from figures by name, see
+    `outcome_figures`.
+    """
     return [sum(figures[f"{name}{AS}{role}"] for role in roles) / len(roles) for name in OUTCOMES]
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:
-    """Return the 95 % score interval of a share of `count` games (Wilson, J. Am. Stat. Assoc. 22, 1927)."""
+    """Return the 95 % score interval of a share of `count` games (Wilson, J. Am. Stat. Assoc. 22,
+    1927).
+    """
     scale = 1 + _Z**2 / count
     middle = (share + _Z**2 / (2 * count)) / scale
     half = _Z / scale * math.sqrt(share * (1 - share) / count + _Z**2 / (4 * count**2))
@@ -86,7 +102,7 @@ def _rows(result: EvaluationResult) -> list[tuple[str, ...]]:
     for seat in (*roles, *(["both"] if len(roles) > 1 else [])):
         parts = roles if seat == "both" else [seat]
         shares = outcome_shares(result.figures, parts)
-        between = [(share, *wilson(share, result.num_deals * len(parts))) for share in shares[:-1]]
+        between = [(share, *wilson(share, result.num_tasks * len(parts))) for share in shares[:-1]]
         cells = [f"{figure(share)} ({least:.2f} to {most:.2f})" for share, least, most in between]
         won = sum(result.figures[f"{RETURN}{AS}{role}"] for role in parts) / len(parts)
         cells += [figure(shares[-1]), f"{100 * (won - low) / (high - low):.1f}"]

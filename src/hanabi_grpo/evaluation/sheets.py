@@ -1,4 +1,6 @@
-"""One table as text, for the terminal, as Markdown and for pages; and figures as such tables write them."""
+"""One table as text, for the terminal, as Markdown and for pages; and figures as such tables write
+them.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -28,7 +30,9 @@ class Sheet:
     def rich(self) -> Table:
         """Return the table for the terminal."""
         caption = Text(self.note) if self.note else None
-        table = Table(title=Text(self.title), title_justify="left", caption=caption, caption_justify="left")
+        table = Table(
+            title=Text(self.title), title_justify="left", caption=caption, caption_justify="left"
+        )
         for number, column in enumerate(self.columns):
             # A long name is broken, a figure never.
             if number < self.num_names:
@@ -52,9 +56,15 @@ class Sheet:
 
 
 def figure(value: float | None, sign: str = "") -> str:
-    """Return a figure with three digits, a dash where it is unknown; `sign="+"` writes that of a difference."""
+    """Return a figure with three digits, a dash where it is unknown; `sign="+"` writes that of a
+    difference.
+    """
     # A rounded -0.0001 is no negative number.
-    return UNKNOWN if value is None or not math.isfinite(value) else f"{round(value, 3) + 0.0:{sign}.3f}"
+    return (
+        UNKNOWN
+        if value is None or not math.isfinite(value)
+        else f"{round(value, 3) + 0.0:{sign}.3f}"
+    )
 
 
 def with_error(mean: float, error: float, sign: str = "") -> str:
@@ -63,21 +73,33 @@ def with_error(mean: float, error: float, sign: str = "") -> str:
 
 
 def figure_sheets(
-    title: str, first: str, groups: Sequence[Sequence[tuple[str, Mapping[str, float]]]], *, without: str
+    title: str,
+    first: str,
+    groups: Sequence[Sequence[tuple[str, Mapping[str, float]]]],
+    *,
+    without: str,
 ) -> list[Sheet]:
-    """Return tables of named figures, as many as their columns need, `without` one that stands elsewhere.
+    """Return tables of named figures, as many as their columns need, `without` one that stands
+    elsewhere.
 
     `first` is the title of the column of names; a row of `groups` is a name and its figures.
     """
     rows = [figures for group in groups for _, figures in group]
-    names = [name for name in dict.fromkeys(name for one in rows for name in one) if name != without]
+    names = [
+        name for name in dict.fromkeys(name for one in rows for name in one) if name != without
+    ]
     return [
         Sheet(
             title=title,
             columns=(first, *(name.replace("_per_", "/") for name in some)),
-            groups=[[(row, *(figure(figures.get(name)) for name in some)) for row, figures in one] for one in groups],
+            groups=[
+                [(row, *(figure(figures.get(name)) for name in some)) for row, figures in one]
+                for one in groups
+            ],
         )
-        for some in (names[start : start + MAX_FIGURES] for start in range(0, len(names), MAX_FIGURES))
+        for some in (
+            names[start : start + MAX_FIGURES] for start in range(0, len(names), MAX_FIGURES)
+        )
     ]
 
 

@@ -5,7 +5,8 @@ from itertools import pairwise
 
 
 def trailing_mean(values: Sequence[float], width: int) -> list[float]:
-    """Return the mean of each value and those before it, `width` in all; of as many as there are at the start.
+    """Return the mean of each value and those before it, `width` in all; of as many as there are at
+    the start.
 
     So the end of a line is the mean of the last steps; a centred mean would end in one step.
 

@@ -1,7 +1,8 @@
-"""Does the team pay? A workflow beside one of its seats alone, and beside a vote that may say as much.
+"""Does the team pay? A workflow beside one of its seats alone, and beside a vote that may say as
+much.
 
-The vote has as many answers as cost what the workflow's tokens cost: independent first answers of the same seats, taken
-in turn. A team that is no better than it has gained nothing but the tokens.
+The vote has as many answers as cost what the workflow's tokens cost: independent first answers of
+the same seats, taken in turn. A team that is no better than it has gained nothing but the tokens.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from hanabi_grpo.client.lineups import LineUp
+from hanabi_grpo.client.lineups import Lineup
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.workflows.environment import VOTE
@@ -17,16 +18,18 @@ from hanabi_grpo.envs.workflows.game import VoteGame
 from hanabi_grpo.evaluation.matches import Served, Table, play_tables, start_numbers
 from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure
 from hanabi_grpo.evaluation.tables import estimate_cells
-from hanabi_grpo.runs.deal_statistics import Estimate, difference, estimate
+from hanabi_grpo.runs.task_statistics import Estimate, difference, estimate
 from hanabi_grpo.types import Episode, ReplyKind, Turn
 
 SHARED = ("problems", "chain_terms", "chain_highest", "show", "style", "memory")
 """Fields that say what is asked and how it is worded; all workflows of a table have the same."""
 _FIGURES = ("corrected", "misled", "agreement", "no answer")
-_COLUMNS = ("line-up", "who answers", "right ± SE", "95 % interval", "tokens", *_FIGURES)
+_COLUMNS = ("lineup", "who answers", "right ± SE", "95 % interval", "tokens", *_FIGURES)
 _NOTE = (
-    "right: share of problems; of tied answers the mean. tokens: sampled for a problem; a script's reply counts as "
-    "one. corrected: first answers that were wrong while the team's was right; misled: the reverse. agreement: pairs "
+    "right: share of problems; of tied answers the mean. tokens: sampled for a problem; a "
+    "script's reply counts as "
+    "one. corrected: first answers that were wrong while the team's was right; misled: the "
+    "reverse. agreement: pairs "
     "of last answers that are the same. no answer: replies that gave none."
 )
 
@@ -45,17 +48,21 @@ class TeamRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeamResult:
-    """One line-up in one workflow."""
+    """One lineup in one workflow."""
 
     workflow: str
-    line_up: str
+    lineup: str
     rows: tuple[TeamRow, ...]
     gain: Estimate | None
-    """The workflow's team minus the vote at as many tokens, problem by problem; None: it is that vote."""
+    """The workflow's team minus the vote at as many tokens, problem by problem; None: it is that
+    vote.
+    """
 
 
 def shared_setup(setup: Setup[Any], workflow: str) -> Setup[Any]:
-    """Return another workflow over the same problems, with the number of seats and rounds of its preset."""
+    """Return another workflow over the same problems, with the number of seats and rounds of its
+    preset.
+    """
     if workflow == setup.env:
         return setup
     given = {name: getattr(setup.config, name) for name in SHARED}
@@ -63,37 +70,47 @@ def shared_setup(setup: Setup[Any], workflow: str) -> Setup[Any]:
 
 
 def evaluate_team(
-    line_up: LineUp,
+    lineup: Lineup,
     setup: Setup[Any],
-    num_deals: int,
+    num_tasks: int,
     *,
     suite: str,
     served: Served | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> TeamResult:
-    """Play problems 0 to `num_deals - 1` of a suite as the workflow of `setup` does, then the vote beside it.
+    """Play problems 0 to `num_tasks - 1` of a suite as the workflow of `setup` does, then the vote
+    beside it.
 
-    `progress` receives the number of problems done, at the end 2 `num_deals`. Raises as `evaluate_line_up`.
-    """
-    starts = start_numbers(setup, suite, range(num_deals))
+    `progress` receives the number of problems done, at the end 2 `num_tasks`. Raises as
+    `evaluate_lineup`."""
+    starts = start_numbers(setup, suite, range(num_tasks))
 
     def play(game: Setup[Any], seats: int, num_games: int, before: int) -> Iterator[list[Episode]]:
-        tables = [Table(seed, line_up.refs[:seats]) for seed in range(num_deals)]
+        tables = [Table(seed, lineup.refs[:seats]) for seed in range(num_tasks)]
         done = before
-        for groups in play_tables(tables, game, suite=suite, label=line_up.text, served=served, num_games=num_games):
+        for groups in play_tables(
+            tables, game, suite=suite, label=lineup.text, served=served, num_games=num_games
+        ):
             yield from groups
             done += len(groups)
             progress(done)
 
     def row(
-        name: str, values: Sequence[float], turns: Sequence[Sequence[Turn]], results: Sequence[Any] = ()
+        name: str,
+        values: Sequence[float],
+        turns: Sequence[Sequence[Turn]],
+        results: Sequence[Any] = (),
     ) -> TeamRow:
-        figures = {one: fmean(found) for one in _FIGURES if (found := [done[one] for done in results if one in done])}
+        figures = {
+            one: fmean(found)
+            for one in _FIGURES
+            if (found := [done[one] for done in results if one in done])
+        }
         kinds = [turn.kind is not ReplyKind.LEGAL for some in turns for turn in some]
         return TeamRow(
             name=name,
             right=estimate(tuple(values), starts),
-            tokens=sum(map(_tokens, turns)) / num_deals,
+            tokens=sum(map(_tokens, turns)) / num_tasks,
             figures=figures | {"no answer": fmean(kinds)},
         )
 
@@ -103,26 +120,34 @@ def evaluate_team(
     first = [[turn for turn in game.turns if turn.step == 0] for game in games]
     seats = max(len(turns) for turns in first)
     spent = [_tokens(turns) / len(turns) for turns in first]
-    whole = row(f"{setup.env} of {setup.spec.num_players}", finals, [game.turns for game in games], results)
+    whole = row(
+        f"{setup.env} of {setup.spec.num_players}", finals, [game.turns for game in games], results
+    )
     alone = row("one seat alone", [result["alone"] for result in results], first)
     rows = [replace(alone, tokens=fmean(spent))]
     gain = None
     if setup.env != VOTE.name:
         count = max(1, round(whole.tokens / fmean(spent)))
-        vote = registry.setup(VOTE.name, shared_setup(setup, VOTE.name).config.model_dump() | {"players": seats})
+        vote = registry.setup(
+            VOTE.name, shared_setup(setup, VOTE.name).config.model_dump() | {"players": seats}
+        )
         asked = [
             [turn for game in group for turn in game.turns][:count]
-            for group in play(vote, seats, -(-count // seats), num_deals)
+            for group in play(vote, seats, -(-count // seats), num_tasks)
         ]
         votes = [_vote(vote, suite, seed, turns) for seed, turns in enumerate(asked)]
-        rows.append(row(f"vote of {count}, as many tokens", [one["final"] for one in votes], asked, votes))
+        rows.append(
+            row(f"vote of {count}, as many tokens", [one["final"] for one in votes], asked, votes)
+        )
         gain = difference([one["final"] for one in votes], finals, starts)
     # The last round is the team's own row.
     for number in range(sum(name.startswith("round_") for name in results[0]) - 1):
         said = [[turn for turn in game.turns if turn.step <= number] for game in games]
-        rows.append(row(f"round {number + 1}", [result[f"round_{number + 1}"] for result in results], said))
-    progress(2 * num_deals)
-    return TeamResult(workflow=setup.env, line_up=line_up.label, rows=(*rows, whole), gain=gain)
+        rows.append(
+            row(f"round {number + 1}", [result[f"round_{number + 1}"] for result in results], said)
+        )
+    progress(2 * num_tasks)
+    return TeamResult(workflow=setup.env, lineup=lineup.label, rows=(*rows, whole), gain=gain)
 
 
 def team_sheet(results: Sequence[TeamResult], title: str) -> Sheet:
@@ -130,14 +155,24 @@ def team_sheet(results: Sequence[TeamResult], title: str) -> Sheet:
     groups = []
     for result in results:
         rows = [
-            (one.name, *estimate_cells(one.right), *map(figure, (one.tokens, *map(one.figures.get, _FIGURES))))
+            (
+                one.name,
+                *estimate_cells(one.right),
+                *map(figure, (one.tokens, *map(one.figures.get, _FIGURES))),
+            )
             for one in result.rows
         ]
         if result.gain is not None:
             rows.append(
-                (f"{result.workflow} − that vote", *estimate_cells(result.gain, "+"), *[UNKNOWN] * (1 + len(_FIGURES)))
+                (
+                    f"{result.workflow} − that vote",
+                    *estimate_cells(result.gain, "+"),
+                    *[UNKNOWN] * (1 + len(_FIGURES)),
+                )
             )
-        groups.append([(result.line_up if number == 0 else "", *row) for number, row in enumerate(rows)])
+        groups.append(
+            [(result.lineup if number == 0 else "", *row) for number, row in enumerate(rows)]
+        )
     return Sheet(title=title, columns=_COLUMNS, groups=groups, num_names=2, note=_NOTE)
 
 

@@ -1,4 +1,6 @@
-"""Recorded games of any environment as a page, with what their turns were worth among the games recorded with them."""
+"""Recorded games of any environment as a page, with what their turns were worth among the games
+recorded with them.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,15 +12,17 @@ from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.report.page import render
 from hanabi_grpo.report.played import frames_of, game_words, own_page
+from hanabi_grpo.rollout.recordings import NUM_REPLAYS, read_recordings, recording_files, spread
 from hanabi_grpo.runs.manifest import read_manifest
-from hanabi_grpo.runs.recordings import NUM_REPLAYS, read_recordings, recording_files, spread
 from hanabi_grpo.runs.run_folder import recorded_settings
 from hanabi_grpo.settings import Settings, settings_values
 from hanabi_grpo.training.advantages import ESTIMATORS, Estimator, choose_estimator
 
 
 def settings_beside(path: Path) -> dict[str, Any]:
-    """Return the settings with which games were played: of the run or the exported folder in which a path lies."""
+    """Return the settings with which games were played: of the run or the exported folder in which
+    a path lies.
+    """
     for folder in (path, path.resolve().parent.parent):
         if found := recorded_settings(folder):
             return found
@@ -32,30 +36,35 @@ def settings_beside(path: Path) -> dict[str, Any]:
 def advantages_of(
     recordings: Sequence[Recording], settings: Mapping[str, Any]
 ) -> tuple[dict[int, tuple[float, ...] | None], str]:
-    """Return the advantages of each game's turns among all these games, by its number, None if alone; and of what.
+    """Return the advantages of each game's turns among all these games, by its number, None if
+    alone; and of what.
 
-    The estimator is that of a run's settings, the default one where they name none that is known. The weights of the
-    loss come after it, and a moving baseline is not known here: the step's own mean stands for it.
-    """
+    The estimator is that of a run's settings, the default one where they name none that is known.
+    The weights of the loss come after it, and a moving baseline is not known here: the step's own
+    mean stands for it."""
     name, scale = settings.get("HANABI_ADVANTAGE"), settings.get("HANABI_ADVANTAGE_SCALE")
     if name not in ESTIMATORS or scale not in (None, "std", "none"):
         name, scale = Settings().advantage, None
     estimator = choose_estimator(name, scale)
-    found = dict(zip((one.number for one in recordings), turn_advantages(recordings, estimator), strict=True))
+    found = dict(
+        zip((one.number for one in recordings), turn_advantages(recordings, estimator), strict=True)
+    )
     among = "the games of a task" if estimator.pool == "group" else "all games of the step"
     return found, f"{estimator.name}, among {among}" if any(found.values()) else ""
 
 
-def turn_advantages(recordings: Sequence[Recording], estimate: Estimator) -> list[tuple[float, ...] | None]:
-    """Return per game the advantage of each turn, None for a game that is alone with its deal.
+def turn_advantages(
+    recordings: Sequence[Recording], estimate: Estimator
+) -> list[tuple[float, ...] | None]:
+    """Return per game the advantage of each turn, None for a game that is alone with its task.
 
-    Games of one file and one deal are a group, as they were in training. For an estimator that compares over the step,
-    games of one file and one board are compared, per player those in which the same policy had its seat.
-    """
+    Games of one file and one task are a group, as they were in training. For an estimator that
+    compares over the step, games of one file and one board are compared, per player those in which
+    the same policy had its seat."""
 
     def pool(one: Recording) -> tuple[Any, ...]:
-        deal = (one.episode.suite, one.episode.seed) if estimate.pool == "group" else ()
-        return (one.source, one.episode.spec_hash, *deal)
+        task = (one.episode.suite, one.episode.seed) if estimate.pool == "group" else ()
+        return (one.source, one.episode.spec_hash, *task)
 
     compared: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for place, one in enumerate(recordings):
@@ -67,7 +76,9 @@ def turn_advantages(recordings: Sequence[Recording], estimate: Estimator) -> lis
         values |= {(place, player): iter(game) for place, game in zip(places, games, strict=True)}
     sizes = Counter(map(pool, recordings))
     return [
-        tuple(next(values[place, turn.player]) for turn in one.episode.turns) if sizes[pool(one)] > 1 else None
+        tuple(next(values[place, turn.player]) for turn in one.episode.turns)
+        if sizes[pool(one)] > 1
+        else None
         for place, one in enumerate(recordings)
     ]
 
@@ -80,11 +91,11 @@ def games_page(
     settings: Mapping[str, Any],
     prompts: bool = False,
 ) -> str:
-    """Return the page of the chosen ones of all games of a file; its list of turns can be read without a script.
+    """Return the page of the chosen ones of all games of a file; its list of turns can be read
+    without a script.
 
-    `settings` are those of the run, by variable. `prompts`: also what the players were shown, which makes the page
-    several times larger. A record that does not fit its task is a SettingsError.
-    """
+    `settings` are those of the run, by variable. `prompts`: also what the players were shown, which
+    makes the page several times larger. A record that does not fit its task is a SettingsError."""
     advantages, estimator = advantages_of(recordings, settings)
     games = [game_words(one, advantages[one.number], prompts=prompts) for one in chosen]
     envs = {one.episode.env for one in chosen}
@@ -111,7 +122,9 @@ def games_page(
     )
 
 
-def sample_page(recordings: Sequence[Recording], most: int, *, title: str, settings: Mapping[str, Any]) -> str:
+def sample_page(
+    recordings: Sequence[Recording], most: int, *, title: str, settings: Mapping[str, Any]
+) -> str:
     """Return the page of some games from the worst to the best; raises as `games_page`."""
     chosen = spread(recordings, most)
     title = f"{title}: {len(chosen)} of {len(recordings)} games"
@@ -119,9 +132,15 @@ def sample_page(recordings: Sequence[Recording], most: int, *, title: str, setti
 
 
 def newest_games_page(run_folder: Path, settings: Settings) -> str:
-    """Return some games of the newest recorded step as one page; "" where none was recorded; raises as `games_page`."""
+    """Return some games of the newest recorded step as one page; "" where none was recorded; raises
+    as `games_page`.
+    """
     try:
-        recordings = read_recordings(recording_files(run_folder))[0] if (run_folder / "episodes").is_dir() else []
+        recordings = (
+            read_recordings(recording_files(run_folder))[0]
+            if (run_folder / "episodes").is_dir()
+            else []
+        )
     except SettingsError:
         # The file may be half-written just now; the next look finds it whole.
         recordings = []

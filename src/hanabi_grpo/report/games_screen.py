@@ -12,8 +12,8 @@ from rich.text import Text
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.report.played import frames_of, game_words, outcome, returns
-from hanabi_grpo.runs.recordings import num_bad_replies
-from hanabi_grpo.types import deal_name
+from hanabi_grpo.rollout.recordings import num_bad_replies
+from hanabi_grpo.types import task_name
 
 
 def games_table(recordings: Sequence[Recording], title: str) -> Table:
@@ -23,9 +23,11 @@ def games_table(recordings: Sequence[Recording], title: str) -> Table:
         table.columns[column].justify = "right"
     for one in recordings:
         episode = one.episode
-        task = visible(f"{deal_name(episode.suite, episode.seed)} #{episode.game}")
+        task = visible(f"{task_name(episode.suite, episode.seed)} #{episode.game}")
         bad, turns = str(num_bad_replies(one) or ""), str(len(episode.turns))
-        table.add_row(str(one.number), Text(task), returns(episode), Text(outcome(episode)), turns, bad)
+        table.add_row(
+            str(one.number), Text(task), returns(episode), Text(outcome(episode)), turns, bad
+        )
     return table
 
 
@@ -40,15 +42,22 @@ def print_game(
 ) -> None:
     """Print one game: the frame of each step, then what each player thought, said, did and earned.
 
-    `settings` are those of its run, by variable. With `prompts` also what the players were shown; of `player` alone, or
-    of all. Raises a SettingsError when it cannot be played again.
-    """
+    `settings` are those of its run, by variable. With `prompts` also what the players were shown;
+    of `player` alone, or of all. Raises a SettingsError when it cannot be played again."""
     episode = recording.episode
-    frames, words = frames_of(recording, settings), game_words(recording, advantages, prompts=prompts)
-    head = f"{episode.env} {words['preset']} · {words['task']}, game {episode.game} of its group · {words['source']}"
+    frames, words = (
+        frames_of(recording, settings),
+        game_words(recording, advantages, prompts=prompts),
+    )
+    head = (
+        f"{episode.env} {words['preset']} · {words['task']}, game {episode.game} of its group "
+        f"· {words['source']}"
+    )
     told = Text(visible(f"{head}\n{words['outcome']}\nreturns: {words['shown']}"))
     console.print(Panel(told, title=f"game {recording.number}", title_align="left"))
-    for place, (_, turns) in enumerate(groupby(enumerate(episode.turns), lambda item: item[1].step)):
+    for place, (_, turns) in enumerate(
+        groupby(enumerate(episode.turns), lambda item: item[1].step)
+    ):
         shown = [words["moves"][number] for number, turn in turns if player in (None, turn.player)]
         if shown and place < len(frames):
             console.print(Text(f"{frames[place].title}\n{frames[place].text}"))
@@ -63,10 +72,14 @@ def _turn(move: Mapping[str, str]) -> Table:
     grid.add_column(width=9)
     grid.add_column(ratio=1)
     grid.add_row("", Text(move["player"], style="bold"))
-    did = Text.assemble((f"{move['bad']} reply; in its place: ", "red") if move["bad"] else "", move["did"])
+    did = Text.assemble(
+        (f"{move['bad']} reply; in its place: ", "red") if move["bad"] else "", move["did"]
+    )
     earned = move["facts"] or "nothing"
     for name, text in (("saw", move["prompt"]), ("thought", move["thought"]), ("said", move["said"]), ("did", did),
                        ("earned", earned)):  # fmt: skip
         if text:
-            grid.add_row(Text(f"  {name}", style="dim"), Text(text) if isinstance(text, str) else text)
+            grid.add_row(
+                Text(f"  {name}", style="dim"), Text(text) if isinstance(text, str) else text
+            )
     return grid

@@ -1,4 +1,6 @@
-"""The page of a run: the result, curves, evaluations, alarms, incidents, games to step through, settings."""
+"""The page of a run: the result, curves, evaluations, alarms, incidents, games to step through,
+settings.
+"""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC
@@ -24,7 +26,7 @@ from hanabi_grpo.report.run_views.figures import (
     team_figures,
 )
 from hanabi_grpo.report.run_views.run_watch import RunState
-from hanabi_grpo.runs.recordings import read_recordings, recording_files
+from hanabi_grpo.rollout.recordings import read_recordings, recording_files
 from hanabi_grpo.runs.run_folder import run_home
 from hanabi_grpo.settings.variables import typed
 
@@ -66,7 +68,9 @@ def run_page(report: RunReport) -> tuple[str, list[str]]:
         more=[*more, *_pictures(state, team, [""])],
         sheets=report.sheets,
         alarms=report.alarm_sheet(_MOST_ALARMS),
-        changes=[(change.step, change.since is None, visible(change.message)) for change in state.changes],
+        changes=[
+            (change.step, change.since is None, visible(change.message)) for change in state.changes
+        ],
         counts=sorted(state.incident_counts.items()),
         incidents=[
             (clock(one.time, UTC), one.kind, one.step, _private(one.message, folder, state))
@@ -91,15 +95,23 @@ def _facts(state: RunState) -> list[tuple[str, str]]:
         "time": duration(sum(seconds)) if seconds else None,
         "checkpoints": ", ".join(map(str, state.checkpoints)) or None,
     }
-    return [(visible(name), visible(str(value))) for name, value in facts.items() if value is not None]
+    return [
+        (visible(name), visible(str(value))) for name, value in facts.items() if value is not None
+    ]
 
 
-def _pictures(state: RunState, figures: Mapping[str, str], prefixes: Sequence[str]) -> list[dict[str, str]]:
-    """Return small pictures of those figures that the rows have, with words for those who do not see them."""
+def _pictures(
+    state: RunState, figures: Mapping[str, str], prefixes: Sequence[str]
+) -> list[dict[str, str]]:
+    """Return small pictures of those figures that the rows have, with words for those who do not
+    see them.
+    """
     found = []
     for figure, title in figures.items():
         names = [f"{prefix}{figure}" for prefix in prefixes]
-        lines = {name.partition("/")[0]: line for name in names if (line := series(state.rows, name))[0]}
+        lines = {
+            name.partition("/")[0]: line for name in names if (line := series(state.rows, name))[0]
+        }
         if lines:
             address = data_address(small_figure(lines))
             found.append({"title": title, "address": address, "words": _words(state, names)})
@@ -115,7 +127,9 @@ def _drawn(report: RunReport, name: str, words: str) -> dict[str, str] | None:
 
 def _words(state: RunState, names: Sequence[str]) -> str:
     lines = ((name, series(state.rows, name)[1]) for name in names)
-    return ", ".join(f"{name} from {shown(values[0])} to {shown(values[-1])}" for name, values in lines if values)
+    return ", ".join(
+        f"{name} from {shown(values[0])} to {shown(values[-1])}" for name, values in lines if values
+    )
 
 
 def _replays(home: Path, state: RunState) -> str:
@@ -129,15 +143,24 @@ def _replays(home: Path, state: RunState) -> str:
         if len(page.encode()) <= _MOST_REPLAY_BYTES:
             return page
         most //= 2
-    raise SettingsError("replays: even one game is too large for a frame; hanabi-grpo view RUN --html shows it.")
+    raise SettingsError(
+        "replays: even one game is too large for a frame; hanabi-grpo view RUN --html shows it."
+    )
 
 
 def _settings(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return names and texts; absolute paths are cut to their last part, since whole ones name machines and people."""
+    """Return names and texts; absolute paths are cut to their last part, since whole ones name
+    machines and people.
+    """
     found = []
-    for name, text in ((name, typed(value)) for name, value in settings.items() if name not in _PLACES):
+    for name, text in (
+        (name, typed(value)) for name, value in settings.items() if name not in _PLACES
+    ):
         parts = visible(text).split(",")
-        cut = (f"…/{_last_part(one)}" if one.strip().startswith(("/", "~", "file:")) else one for one in parts)
+        cut = (
+            f"…/{_last_part(one)}" if one.strip().startswith(("/", "~", "file:")) else one
+            for one in parts
+        )
         found += [(visible(name), ",".join(cut))] if text else []
     return found
 

@@ -1,4 +1,6 @@
-"""What is known about one run: steps, evaluations and alarms; for the terminal, the page and the pictures."""
+"""What is known about one run: steps, evaluations and alarms; for the terminal, the page and the
+pictures.
+"""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -22,8 +24,8 @@ Results = list[EvaluationResult]
 
 
 @dataclass(frozen=True, slots=True)
-class SameDeals:
-    """Evaluations of the same deals."""
+class SameTasks:
+    """Evaluations of the same tasks."""
 
     results: Results
     """In the order of training, so that a difference says what was gained."""
@@ -33,7 +35,9 @@ class SameDeals:
     def levels(self) -> dict[str, float]:
         """Mean scores to hold a curve against: of the reference scripts, and what is attainable."""
         most = self.results[0].attainable
-        return {one.label: one.mean for one in self.references} | ({} if most is None else {ATTAINABLE: most})
+        return {one.label: one.mean for one in self.references} | (
+            {} if most is None else {ATTAINABLE: most}
+        )
 
     @property
     def of_last_temperature(self) -> Results:
@@ -48,7 +52,7 @@ class RunReport:
     folder: Path
     """As typed."""
     state: RunState
-    evaluations: Sequence[SameDeals]
+    evaluations: Sequence[SameTasks]
     """Those of the longest training first."""
     notes: Sequence[str]
     """What could not be read."""
@@ -57,13 +61,17 @@ class RunReport:
 
     @property
     def validation(self) -> str:
-        """The validations in one line, e.g. "validation: best 2.310 ± 0.050 at step 30, last …"; "": none."""
+        """The validations in one line, e.g. "validation: best 2.310 ± 0.050 at step 30, last …";
+        "": none.
+        """
         best = best_of(self.validations)
         return "" if best is None else f"validation: best {best}, last {self.validations[-1]}"
 
     @property
     def lead(self) -> str:
-        """The result in one line, e.g. "held-out 1.10 → 2.27 of 4; hint-bot 2.63; attainable 3.78"; "": none."""
+        """The result in one line, e.g. "held-out 1.10 → 2.27 of 4; hint-bot 2.63; attainable 3.78";
+        "": none.
+        """
         if not self.evaluations:
             return ""
         first = self.evaluations[0]
@@ -75,7 +83,7 @@ class RunReport:
     @property
     def pictures(self) -> RunPictures:
         """The run as it is drawn."""
-        first = self.evaluations[0] if self.evaluations else SameDeals([], [])
+        first = self.evaluations[0] if self.evaluations else SameTasks([], [])
         last = self.state.step
         return RunPictures(
             title=f"{self.state.name}: {len(self.state.rows)} steps",
@@ -83,7 +91,8 @@ class RunReport:
             settings=self.state.settings,
             levels=first.levels if first.results else {},
             points=[
-                (min(_trained_steps(one), last), one.mean, one.standard_error) for one in first.of_last_temperature
+                (min(_trained_steps(one), last), one.mean, one.standard_error)
+                for one in first.of_last_temperature
             ],
             validations=self.validations,
         )
@@ -92,20 +101,37 @@ class RunReport:
     def sheets(self) -> list[Sheet]:
         """Tables of the evaluations."""
         found = []
-        for sheet in (sheet for one in self.evaluations for sheet in evaluation_sheets(one.results, one.references)):
+        for sheet in (
+            sheet
+            for one in self.evaluations
+            for sheet in evaluation_sheets(one.results, one.references)
+        ):
             groups = [[[visible(cell) for cell in row] for row in group] for group in sheet.groups]
             found.append(replace(sheet, title=visible(sheet.title), groups=groups))
         return found
 
     def alarm_sheet(self, most: int | None = None) -> Sheet:
-        """Return the alarms as a table, or those of them that are raised or nearest to it: `most`, or all raised."""
+        """Return the alarms as a table, or those of them that are raised or nearest to it: `most`,
+        or all raised.
+        """
         rows = []
         state = self.state
         for one in state.readings[: None if most is None else max(most, len(state.raised))]:
-            level = "–" if one.level is None else f"{'<' if one.alarm.below else '>'} {one.level:.3g}"
+            level = (
+                "–" if one.level is None else f"{'<' if one.alarm.below else '>'} {one.level:.3g}"
+            )
             since = self.state.raised.get(one.key)
             now = "quiet" if since is None else f"since {since}"
-            rows.append((one.alarm.name, visible(one.subject), one.alarm.title, f"{one.mean:.3g}", level, now))
+            rows.append(
+                (
+                    one.alarm.name,
+                    visible(one.subject),
+                    one.alarm.title,
+                    f"{one.mean:.3g}",
+                    level,
+                    now,
+                )
+            )
         return Sheet(
             title=f"Alarms after step {self.state.step}, raised and nearest first",
             columns=("alarm", "of", "figure", "last 10", "raised", "now"),
@@ -114,57 +140,73 @@ class RunReport:
         )
 
     def shortfall(self, *, min_rise: float | None, min_sigma: float | None) -> str | None:
-        """Return why the rise from the first to the last evaluation is too small; None when it is not.
+        """Return why the rise from the first to the last evaluation is too small; None when it is
+        not.
 
         Raises:
-            SettingsError: There are no two evaluations of the same deals.
+            SettingsError: There are no two evaluations of the same tasks.
         """
         results = self.evaluations[0].of_last_temperature if self.evaluations else []
         if len(results) < 2:
             raise SettingsError(
-                f"{self.folder}: --min-rise and --min-sigma compare two evaluations of the same deals, and there are "
+                f"{self.folder}: --min-rise and --min-sigma compare two evaluations of the same "
+                "tasks, and there are "
                 f"{len(results)}; hanabi-grpo evaluate base --out FILE makes the one before."
             )
         rise, problems = paired_difference(results[0], results[-1]), []
         if min_rise is not None and not rise.mean >= min_rise:
-            problems.append(f"the mean score rose by {rise.mean:+.3f}, wanted at least {min_rise:+.3f}")
+            problems.append(
+                f"the mean score rose by {rise.mean:+.3f}, wanted at least {min_rise:+.3f}"
+            )
         if min_sigma is not None and not rise.sigmas >= min_sigma:
-            problems.append(f"the rise is {rise.sigmas:.1f} standard errors, wanted at least {min_sigma:g}")
-        return f"not enough learnt on {rise.num_deals} deals: {'; '.join(problems)}." if problems else None
+            problems.append(
+                f"the rise is {rise.sigmas:.1f} standard errors, wanted at least {min_sigma:g}"
+            )
+        return (
+            f"not enough learnt on {rise.num_tasks} tasks: {'; '.join(problems)}."
+            if problems
+            else None
+        )
 
 
 def read_report(folder: Path) -> RunReport:
     """Read a run folder, or one that holds it as `train/`, also of a run that is going on.
 
-    Alarms are computed anew from the figures in `metrics.jsonl`, so a run that had other thresholds can be looked at.
-    Raises as `read_run`.
-    """
+    Alarms are computed anew from the figures in `metrics.jsonl`, so a run that had other thresholds
+    can be looked at. Raises as `read_run`."""
     state = read_run(folder)
-    found, problems = evaluations_by_deals(run_home(folder))
+    found, problems = evaluations_by_tasks(run_home(folder))
     validations: list[Validated] = []
     try:
         validations = read_validations(run_home(folder))
     except RunFolderError as error:
         problems.append(visible(str(error)))
     notes = [*state.notes, *problems]
-    return RunReport(folder=folder, state=state, evaluations=found, notes=notes, validations=validations)
+    return RunReport(
+        folder=folder, state=state, evaluations=found, notes=notes, validations=validations
+    )
 
 
 def levels_of(folder: Path) -> dict[str, float]:
-    """Return `SameDeals.levels` of the newest evaluations in a run folder; {} without any."""
-    found, _ = evaluations_by_deals(run_home(folder))
+    """Return `SameTasks.levels` of the newest evaluations in a run folder; {} without any."""
+    found, _ = evaluations_by_tasks(run_home(folder))
     return found[0].levels if found else {}
 
 
 def read_evaluations(run_folder: Path) -> tuple[Results, Results, list[str]]:
-    """Return the results and the reference scripts' results in a run folder, and notes about files that do not fit.
+    """Return the results and the reference scripts' results in a run folder, and notes about files
+    that do not fit.
 
-    Looked at are `*.json` in the folder and in its `evaluations/`, and beside a folder called `train`, where
-    `tools/demo.sh` leaves them; what is no evaluation is skipped. A label gets its file's name, unless that is the
-    label. A result that was also kept in `evaluations/` is there once, by the name that a person gave it.
-    """
+    Looked at are `*.json` in the folder and in its `evaluations/`, and beside a folder called
+    `train`, where `tools/demo.sh` leaves them; what is no evaluation is skipped. A label gets its
+    file's name, unless that is the label. A result that was also kept in `evaluations/` is there
+    once, by the name that a person gave it."""
     beside = [run_folder.parent] if run_folder.name == TRAIN else []
-    lying = [path for place in (run_folder, *beside, run_folder / EVALUATIONS) for path in sorted(place.glob("*.json"))]
+    lying = [
+        path
+        for place in (run_folder, *beside, run_folder / EVALUATIONS)
+        for path in sorted(place.glob("*.json"))
+    ]
     found: dict[str, Results] = {"results": [], "references": []}
     notes = []
     for path in lying:
@@ -175,26 +217,32 @@ def read_evaluations(run_folder: Path) -> tuple[Results, Results, list[str]]:
                 notes.append(visible(f"{path.name}: {error}"))
                 continue
             plain = replace(result, label="")
-            if path.parent.name != EVALUATIONS or plain not in [replace(one, label="") for one in found[kind]]:
+            if path.parent.name != EVALUATIONS or plain not in [
+                replace(one, label="") for one in found[kind]
+            ]:
                 is_named = kind == "references" or result.label == path.stem
                 label = visible(result.label if is_named else f"{path.stem}: {result.label}")
                 found[kind].append(replace(result, label=label))
     return found["results"], found["references"], notes
 
 
-def evaluations_by_deals(run_folder: Path) -> tuple[list[SameDeals], list[str]]:
+def evaluations_by_tasks(run_folder: Path) -> tuple[list[SameTasks], list[str]]:
     """Return the evaluations in a run folder, those of the longest training first, and notes.
 
-    Where no file has what the reference scripts score on the deals of the first ones, they play them now.
-    """
+    Where no file has what the reference scripts score on the tasks of the first ones, they play
+    them now."""
     results, references, notes = read_evaluations(run_folder)
-    groups: dict[object, SameDeals] = {}
+    groups: dict[object, SameTasks] = {}
     for result in sorted(results, key=_trained_steps):
-        groups.setdefault(_deals(result), SameDeals([], [])).results.append(result)
-    for deals, group in groups.items():
-        group.references.extend({one.label: one for one in references if _deals(one) == deals}.values())
+        groups.setdefault(_tasks(result), SameTasks([], [])).results.append(result)
+    for tasks, group in groups.items():
+        group.references.extend(
+            {one.label: one for one in references if _tasks(one) == tasks}.values()
+        )
     found = sorted(
-        groups.values(), key=lambda one: (_trained_steps(one.results[-1]), one.results[-1].num_deals), reverse=True
+        groups.values(),
+        key=lambda one: (_trained_steps(one.results[-1]), one.results[-1].num_tasks),
+        reverse=True,
     )
     if found and not found[0].references:
         try:
@@ -205,7 +253,9 @@ def evaluations_by_deals(run_folder: Path) -> tuple[list[SameDeals], list[str]]:
 
 
 def _candidates(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield what may be evaluations in a file: itself, and those in its lists "results" and "references"."""
+    """Yield what may be evaluations in a file: itself, and those in its lists "results" and
+    "references".
+    """
     try:
         data = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -221,8 +271,11 @@ def _candidates(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _trained_steps(result: EvaluationResult) -> int:
     """Return the optimizer steps behind the newest adapter that sat there; 0: none did."""
-    return max((found[1] for seats in result.seats for seat in seats if (found := seat_adapter(seat))), default=0)
+    return max(
+        (found[1] for seats in result.seats for seat in seats if (found := seat_adapter(seat))),
+        default=0,
+    )
 
 
-def _deals(result: EvaluationResult) -> object:
+def _tasks(result: EvaluationResult) -> object:
     return result.spec_hash, result.suite, result.seeds

@@ -1,1 +1,3 @@
-"""Playing: the loop over a game, conversations, deals and rows, what client and server tell each other."""
+"""Playing: the loop over a game, conversations, tasks and rows, what client and server tell each
+other.
+"""

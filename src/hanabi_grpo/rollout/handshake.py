@@ -1,8 +1,8 @@
 """What trainer and server tell each other before the first game, and how each side computes it.
 
-Both sides run this code over their own installation: the server recomputes what a trainer claims of its games, so two
-installations that would deal, word or encode a game differently are told so instead of training on the difference.
-"""
+Both sides run this code over their own installation: the server recomputes what a trainer claims of
+its games, so two installations that would task, word or encode a game differently are told so
+instead of training on the difference."""
 
 import functools
 import hashlib
@@ -23,7 +23,9 @@ PROTOCOL = 6
 MAX_VERSION = 2**31 - 1
 """Largest policy version: versions count optimizer steps."""
 STARTING = "starting"
-"""`status` of the answer 503 that a server gives until its engine is up; beside it `seconds`, so far."""
+"""`status` of the answer 503 that a server gives until its engine is up; beside it `seconds`, so
+far.
+"""
 _NUM_PROBES = 3
 _PROBE_TURNS = 8
 
@@ -53,7 +55,9 @@ class SessionRequest(BaseModel):
     run_id: str = Field(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f\x7f]+$")
     trainer_id: str = Field(pattern=r"^[0-9a-f]{32}$")
     secret: str = Field(pattern=r"^[0-9a-f]{64}$", repr=False)
-    """Of the run folder (`runs.run_secret`): who knows it is the run's next trainer, whatever else is public."""
+    """Of the run folder (`runs.run_secret`): who knows it is the run's next trainer, whatever else
+    is public.
+    """
     adapters: list[_Text] = Field(min_length=1, max_length=MAX_PLAYERS)
     lora_rank: int = Field(ge=1, le=512)
     model_fingerprint: _Text
@@ -61,8 +65,8 @@ class SessionRequest(BaseModel):
     chat_hash: _Text
     dtype: _Text
     games: list[GameClaim] = Field(min_length=1, max_length=64)
-    """Never empty: a session is what uploads adapters, and an adapter without games cannot be checked. Playing the
-    base model, or what is served already, needs no session."""
+    """Never empty: a session is what uploads adapters, and an adapter without games cannot be
+    checked. Playing the base model, or what is served already, needs no session."""
     version: _Version = 0
     """The first version that the trainer will push."""
     replaces: _Versions | None = None
@@ -70,7 +74,9 @@ class SessionRequest(BaseModel):
 
 
 def session_headers(run_id: str, trainer_id: str) -> dict[str, str]:
-    """Return the headers that name a trainer; a path may hold what a header may not, so it is percent-encoded."""
+    """Return the headers that name a trainer; a path may hold what a header may not, so it is
+    percent-encoded.
+    """
     return {"x-run-id": quote(run_id, safe="/:@"), "x-trainer-id": trainer_id}
 
 
@@ -81,12 +87,21 @@ def read_session_headers(headers: Mapping[str, str]) -> tuple[str | None, str | 
 
 
 def game_claims(setups: Sequence[Setup[Any]]) -> list[dict[str, Any]]:
-    """Return what this installation makes of each game, as the request carries it; equal games once."""
+    """Return what this installation makes of each game, as the request carries it; equal games
+    once.
+    """
     claims = []
     for setup in dict.fromkeys(setups):
         source = origin(setup.env)
         package = {"distribution": source.distribution, "version": source.version}
-        claims.append({**setup.row(), **package, "spec_hash": setup.spec.hash, "prompt_hash": prompt_hash(setup)})
+        claims.append(
+            {
+                **setup.row(),
+                **package,
+                "spec_hash": setup.spec.hash,
+                "prompt_hash": prompt_hash(setup),
+            }
+        )
     return claims
 
 
@@ -94,10 +109,12 @@ def game_claims(setups: Sequence[Setup[Any]]) -> list[dict[str, Any]]:
 def prompt_hash(setup: Setup[Any]) -> str:
     """Return a short sha256 over what players of a game are told.
 
-    That is every player's system message, and the messages of a few turns of fixed games: the actions are chosen by
-    position among the legal ones, so a difference in the rules shows as well.
+    That is every player's system message, and the messages of a few turns of fixed games: the
+    actions are chosen by position among the legal ones, so a difference in the rules shows as well.
     """
-    told = [setup.environment.system(setup.config, player) for player in range(setup.spec.num_players)]
+    told = [
+        setup.environment.system(setup.config, player) for player in range(setup.spec.num_players)
+    ]
     for number in range(_NUM_PROBES):
         referee = Referee(setup.task("eval-handshake", number))
         for turn in range(_PROBE_TURNS):
@@ -116,9 +133,8 @@ def prompt_hash(setup: Setup[Any]) -> str:
 def tokenizer_hash(tokenizer: Any) -> str:
     """Return a short sha256 over all that decides which ids a text becomes, and back.
 
-    Vocabulary, merges, normalisation, added and special tokens count; the folder, and the truncation and padding that
-    earlier calls left switched on, do not.
-    """
+    Vocabulary, merges, normalisation, added and special tokens count; the folder, and the
+    truncation and padding that earlier calls left switched on, do not."""
     parts: list[Any] = [
         sorted(tokenizer.get_vocab().items()),
         sorted((number, str(token)) for number, token in tokenizer.added_tokens_decoder.items()),
@@ -126,7 +142,9 @@ def tokenizer_hash(tokenizer: Any) -> str:
     ]
     if tokenizer.is_fast:
         pipeline = json.loads(tokenizer.backend_tokenizer.to_str())
-        parts.append({key: value for key, value in pipeline.items() if key not in ("truncation", "padding")})
+        parts.append(
+            {key: value for key, value in pipeline.items() if key not in ("truncation", "padding")}
+        )
     return _short_hash(parts)
 
 

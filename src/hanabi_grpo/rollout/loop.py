@@ -18,7 +18,9 @@ class PlayerSeat(Protocol):
     """One player in one game, with its private state, e.g. a conversation."""
 
     async def reply(self, seen: Observation) -> Reply:
-        """Answer on this player's turn; the texts of `seen` are built when asked, so games of scripts stay fast."""
+        """Answer on this player's turn; the texts of `seen` are built when asked, so games of
+        scripts stay fast.
+        """
         ...
 
 
@@ -72,7 +74,9 @@ def check_script(setup: Setup[Any], name: str) -> None:
     """Refuse a script that the environment does not have, by a SettingsError."""
     if name not in setup.environment.policies:
         known = ", ".join(setup.environment.policies) or "none"
-        raise SettingsError(f"{shown(name)}: the environment {setup.env} has no such script; its scripts: {known}.")
+        raise SettingsError(
+            f"{shown(name)}: the environment {setup.env} has no such script; its scripts: {known}."
+        )
 
 
 async def play_episode(
@@ -85,17 +89,18 @@ async def play_episode(
 ) -> Episode:
     """Play one game to its end.
 
-    A bad reply is data: the referee penalises and replaces it. A seat that raises ends the game with that error.
-    Players who are to act at the same time are asked at the same time.
+    A bad reply is data: the referee penalises and replaces it. A seat that raises ends the game
+    with that error. Players who are to act at the same time are asked at the same time.
 
-    `players` are one per seat, in turn order; another number is a SettingsError. `game` is the number of this game
-    within the task's group and feeds the randomness of scripts and replacing actions. The record has `names`, who sits
-    in each seat (the players' own when left out), and `instance_id`, which server process plays.
-    """
+    `players` are one per seat, in turn order; another number is a SettingsError. `game` is the
+    number of this game within the task's group and feeds the randomness of scripts and replacing
+    actions. The record has `names`, who sits in each seat (the players' own when left out), and
+    `instance_id`, which server process plays."""
     referee = Referee(task, number=game)
     if len(players) != referee.spec.num_players:
         raise SettingsError(
-            f"{len(players)} players for an environment of {referee.spec.num_players}: give one for every seat."
+            f"{len(players)} players for an environment of {referee.spec.num_players}: give one "
+            "for every seat."
         )
     seats = [player.seat(seat, task=task, game=game) for seat, player in enumerate(players)]
     while referee.status is None:
@@ -109,7 +114,9 @@ async def play_episode(
             referee.out_of_tokens(full[0])
         else:
             referee.step(dict(zip(acting, replies, strict=True)))
-    return referee.episode(seats=names or [player.name for player in players], instance_id=instance_id)
+    return referee.episode(
+        seats=names or [player.name for player in players], instance_id=instance_id
+    )
 
 
 async def reply_together(asked: Iterable[tuple[PlayerSeat, Observation]]) -> list[Reply]:

@@ -1,8 +1,8 @@
 """What a client sends to have games played or a reply sampled, and what the server answers.
 
-Both sides use these structs, and read the games that a request asks for by the same rule. A field that is none of them
-is refused in a request and left alone in an answer; no value may nest deeper than its type says.
-"""
+Both sides use these structs, and read the games that a request asks for by the same rule. A field
+that is none of them is refused in a request and left alone in an answer; no value may nest deeper
+than its type says."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -13,9 +13,9 @@ from hanabi_grpo.envs.base import Setup, Task
 from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.errors import GameParameterError, SettingsError, shown
 from hanabi_grpo.rollout.loop import check_script
-from hanabi_grpo.runs.wire import TokenId
+from hanabi_grpo.rollout.wire import TokenId
 from hanabi_grpo.settings.refs import check_seat, is_scripted
-from hanabi_grpo.types import MAX_PLAYERS, Episode, deal_name
+from hanabi_grpo.types import MAX_PLAYERS, Episode, task_name
 
 MAX_TASKS = 16384
 MAX_GAMES = 32768
@@ -50,7 +50,9 @@ class TaskRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     suite: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")]
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)]
     seats: _Seats | None = None
-    """Who sits in each seat: a script, "base" or an adapter with its version, see `refs`; None: as the request says."""
+    """Who sits in each seat: a script, "base" or an adapter with its version, see `refs`; None: as
+    the request says.
+    """
 
 
 class RolloutRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,7 +81,9 @@ class RolloutAnswer(Struct, frozen=True, kw_only=True):
     episodes: tuple[Episode, ...]
     dropped: tuple[DroppedRow, ...]
     prompt_tokens: Annotated[int, Meta(ge=0)] = 0
-    """Of all prompts that the engine was given; a conversation that grows is given anew at each turn."""
+    """Of all prompts that the engine was given; a conversation that grows is given anew at each
+    turn.
+    """
     cached_tokens: Annotated[int, Meta(ge=0)] = 0
     """Those of them that it had in its prefix cache."""
 
@@ -101,7 +105,9 @@ class ReplyRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     turns: Annotated[tuple[EarlierTurn, ...], Meta(max_length=MAX_TURNS)]
     """Oldest first."""
     fresh: bool = False
-    """True: the conversation is one of a window, see `rollout.chat`; `turns` are all that it holds."""
+    """True: the conversation is one of a window, see `rollout.chat`; `turns` are all that it
+    holds.
+    """
     prompt: _Text
     max_tokens: _MaxTokens
     temperature: _Temperature
@@ -115,11 +121,11 @@ class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A conversation as texts, in OpenAI's words: at most one system message, then user and assistant in turn.
+    """A conversation as texts, in OpenAI's words: at most one system message, then user and
+    assistant in turn.
 
-    Other fields of OpenAI's, and other values of `top_logprobs`, `n` and `top_p`, ask for what is not given here: they
-    are refused.
-    """
+    Other fields of OpenAI's, and other values of `top_logprobs`, `n` and `top_p`, ask for what is
+    not given here: they are refused."""
 
     model: Annotated[str, Meta(max_length=512)]
     """An adapter at a version, "base", or the name of the base model."""
@@ -156,7 +162,9 @@ class ScoreRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class ScoreAnswer(Struct, frozen=True, kw_only=True):
-    """Per prompt and reply the log-probability of the whole reply, its end token included, in nats."""
+    """Per prompt and reply the log-probability of the whole reply, its end token included, in
+    nats.
+    """
 
     logprobs: tuple[tuple[float, ...], ...]
     version: int | None
@@ -178,7 +186,9 @@ class ReplyAnswer(Struct, frozen=True, kw_only=True):
         if len(self.logprobs) != len(self.reply_ids):
             raise ValueError(f"{len(self.logprobs)} logprobs for {len(self.reply_ids)} reply_ids")
         if self.out_of_tokens == bool(self.reply_ids):
-            raise ValueError(f"out_of_tokens={self.out_of_tokens}, but {len(self.reply_ids)} reply_ids")
+            raise ValueError(
+                f"out_of_tokens={self.out_of_tokens}, but {len(self.reply_ids)} reply_ids"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,21 +203,22 @@ class RequestedTask:
     @property
     def where(self) -> str:
         """What errors and logs call it, e.g. "hanabi train 42:17"."""
-        return f"{self.task.environment.name} {deal_name(self.task.split, self.task.seed)}"
+        return f"{self.task.environment.name} {task_name(self.task.split, self.task.seed)}"
 
 
 def read_tasks(request: RolloutRequest) -> list[RequestedTask]:
     """Return the tasks of a request, in order.
 
-    A task that a request names twice goes on counting: its second group of 16 holds games 16 to 31. The same deal with
-    other seats is a task of its own.
+    A task that a request names twice goes on counting: its second group of 16 holds games 16 to 31.
+    The same task with other seats is a task of its own.
 
-    Raises:
-        SettingsError: A task that cannot be played, by its number; or more games than a request may ask for.
+    Raises: SettingsError: A task that cannot be played, by its number; or more games than a request
+        may ask for.
     """
     if len(request.tasks) * request.num_games > MAX_GAMES:
         raise SettingsError(
-            f"{len(request.tasks)} tasks, num_games={request.num_games}: a request may ask for {MAX_GAMES} games. "
+            f"{len(request.tasks)} tasks, num_games={request.num_games}: a request may ask for "
+            f"{MAX_GAMES} games. "
             "Ask for fewer at once."
         )
     setups: dict[str, Setup[Any]] = {}
@@ -225,17 +236,25 @@ def read_tasks(request: RolloutRequest) -> list[RequestedTask]:
         start_of = setups[given].task(task.suite, task.seed)
         first = seen.get((start_of, seats), 0)
         seen[start_of, seats] = first + request.num_games
-        tasks.append(RequestedTask(task=start_of, seats=seats, games=range(first, first + request.num_games)))
+        tasks.append(
+            RequestedTask(task=start_of, seats=seats, games=range(first, first + request.num_games))
+        )
     return tasks
 
 
-def _seats(task: TaskRequest, default: tuple[str, ...] | None, found: Setup[Any]) -> tuple[str, ...]:
+def _seats(
+    task: TaskRequest, default: tuple[str, ...] | None, found: Setup[Any]
+) -> tuple[str, ...]:
     num_players = found.spec.num_players
     if task.seats is None:
         if default is None:
-            raise SettingsError(f"{num_players} players, and seats names nobody; say who sits in each.")
+            raise SettingsError(
+                f"{num_players} players, and seats names nobody; say who sits in each."
+            )
         if len(default) < num_players:
-            raise SettingsError(f"{num_players} players, but seats={shown(default)} names {len(default)}; name all.")
+            raise SettingsError(
+                f"{num_players} players, but seats={shown(default)} names {len(default)}; name all."
+            )
         words = default[:num_players]
     else:
         words = task.seats

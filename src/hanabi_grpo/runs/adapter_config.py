@@ -14,7 +14,9 @@ WIRE_KEYS = frozenset({"peft_type", "task_type", "inference_mode", *_SHAPE_KEYS}
 
 
 def adapter_config_for_wire(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a PEFT configuration, e.g. `LoraConfig.to_dict()`, reduced to what may travel, as JSON-able values."""
+    """Return a PEFT configuration, e.g. `LoraConfig.to_dict()`, reduced to what may travel, as
+    JSON-able values.
+    """
     return {key: _plain(value) for key, value in config.items() if key in WIRE_KEYS}
 
 
@@ -26,11 +28,15 @@ def _plain(value: Any) -> Any:
 
 
 def config_digest(config: Mapping[str, Any]) -> str:
-    """Return the sha256 of a PEFT configuration; it decides what the tensors mean, so a receipt names it too."""
+    """Return the sha256 of a PEFT configuration; it decides what the tensors mean, so a receipt
+    names it too.
+    """
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
 
 
 def frozen_name(weights_sha256: str, config: Mapping[str, Any]) -> str:
-    """Return what a lent adapter is called; the same weights and PEFT configuration always have the same name."""
+    """Return what a lent adapter is called; the same weights and PEFT configuration always have the
+    same name.
+    """
     digest = hashlib.sha256(f"{weights_sha256} {config_digest(config)}".encode()).hexdigest()
     return f"{FROZEN_PREFIX}{digest[:16]}"

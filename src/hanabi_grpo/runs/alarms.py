@@ -18,13 +18,18 @@ _JUMPS = 50  # Jumps between readings from which the noise of a figure is estima
 
 
 def alarms_of(settings: Mapping[str, Any]) -> tuple[Alarm, ...]:
-    """Return the alarms of a run, given its settings by variable: its environment's, and the general ones.
+    """Return the alarms of a run, given its settings by variable: its environment's, and the
+    general ones.
 
     In a zero-sum game the mean score of self-play is no sign of anything.
     """
     env = settings.get("HANABI_ENV") or "hanabi"
     try:
-        kept = (one for one in GENERAL if not (one.figure.startswith("score/") and registry.is_zero_sum(env)))
+        kept = (
+            one
+            for one in GENERAL
+            if not (one.figure.startswith("score/") and registry.is_zero_sum(env))
+        )
         return (*registry.get(env).alarms, *kept)
     except SettingsError:
         return GENERAL
@@ -55,11 +60,12 @@ class _Series:
 
     @property
     def noise(self) -> float:
-        """Standard error of `mean`, from the mean jump between readings, which a trend hardly touches.
+        """Standard error of `mean`, from the mean jump between readings, which a trend hardly
+        touches.
 
-        Of independent normal readings the mean jump is 2 / sqrt(pi) = 1.128 standard deviations (the moving range of
-        control charts: Montgomery, "Introduction to Statistical Quality Control").
-        """
+        Of independent normal readings the mean jump is 2 / sqrt(pi) = 1.128 standard deviations
+        (the moving range of control charts: Montgomery, "Introduction to Statistical Quality
+        Control")."""
         if not self.jumps:
             return 0.0
         return sum(self.jumps) / len(self.jumps) * math.sqrt(math.pi) / 2 / math.sqrt(WINDOW)
@@ -88,7 +94,10 @@ class AlarmChange:
         if self.since is not None:
             return f"{self.alarm.name} is over: {found}; it was raised at step {self.since}."
         side = "below" if self.alarm.below else "above"
-        return f"{self.alarm.name}: {found} ({side} {self.level:.3g}): {self.alarm.means} {self.alarm.do}"
+        return (
+            f"{self.alarm.name}: {found} ({side} {self.level:.3g}): {self.alarm.means} "
+            f"{self.alarm.do}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +129,9 @@ class Reading:
 
 
 class AlarmWatch:
-    """Watches the rows of one run. Everything depends on the rows alone, so a resumed run replays them."""
+    """Watches the rows of one run. Everything depends on the rows alone, so a resumed run replays
+    them.
+    """
 
     def __init__(self, alarms: Sequence[Alarm]) -> None:
         """Start before the first step, with `alarms_of` what is played."""
@@ -145,18 +156,30 @@ class AlarmWatch:
         return dict(self._since)
 
     def metrics(self) -> dict[str, float]:
-        """Return `alarm/<name>`: 1 while it is raised for anybody, else 0; alarms without a reading are absent."""
+        """Return `alarm/<name>`: 1 while it is raised for anybody, else 0; alarms without a reading
+        are absent.
+        """
         raised = {name for name, _ in self._since}
-        return {f"alarm/{one.name}": float(one.name in raised) for one in self.alarms if one.name in self._heard}
+        return {
+            f"alarm/{one.name}": float(one.name in raised)
+            for one in self.alarms
+            if one.name in self._heard
+        }
 
     def update(self, row: Mapping[str, Any]) -> list[AlarmChange]:
-        """Take a row of one step and return what changed; figures that are absent or not finite change nothing."""
+        """Take a row of one step and return what changed; figures that are absent or not finite
+        change nothing.
+        """
         step = int(row["step"])
         subjects = {
             "player": sorted({match[1] for key in row if (match := _PLAYER.match(key))}),
             "board": [match[1] for key in row if (match := _BOARD.fullmatch(key))],
         }
-        figures = [(alarm, figure, subject) for alarm in self.alarms for figure, subject in _expand(alarm, subjects)]
+        figures = [
+            (alarm, figure, subject)
+            for alarm in self.alarms
+            for figure, subject in _expand(alarm, subjects)
+        ]
         for figure in dict.fromkeys(figure for _, figure, _ in figures):
             value = number(row.get(figure))
             if value is not None:
@@ -170,7 +193,14 @@ class AlarmWatch:
                 changes += self._look(alarm, series, subject, step)
                 level, raised = _level(alarm, series), (alarm.name, subject) in self._since
                 self.readings.append(
-                    Reading(alarm=alarm, subject=subject, value=value, mean=series.mean, level=level, raised=raised)
+                    Reading(
+                        alarm=alarm,
+                        subject=subject,
+                        value=value,
+                        mean=series.mean,
+                        level=level,
+                        raised=raised,
+                    )
                 )
         return changes
 
@@ -187,7 +217,11 @@ class AlarmWatch:
             self._since[key] = step
         else:
             del self._since[key]
-        return [AlarmChange(alarm=alarm, subject=subject, step=step, value=series.mean, level=level, since=since)]
+        return [
+            AlarmChange(
+                alarm=alarm, subject=subject, step=step, value=series.mean, level=level, since=since
+            )
+        ]
 
 
 def _level(alarm: Alarm, series: _Series, *, clear: bool = False) -> float | None:

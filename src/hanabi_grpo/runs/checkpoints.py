@@ -6,8 +6,8 @@ Folder names in a run folder, N being the step:
 - `.checkpoint-N.old`: the one that a new `checkpoint-N` is about to replace;
 - `.checkpoint-N.removed`: being removed.
 
-A link with such a name is none of ours: it is not gone on from, and what it points to is never removed.
-"""
+A link with such a name is none of ours: it is not gone on from, and what it points to is never
+removed."""
 
 import contextlib
 import errno
@@ -63,8 +63,8 @@ def write_checkpoint(
 ) -> Path:
     """Write `checkpoint-<step>`: it appears by a rename, once every file in it is on disk.
 
-    A `checkpoint-<step>` that exists is replaced. Whatever is raised meanwhile, nothing half-written stays visible and
-    earlier checkpoints are as they were.
+    A `checkpoint-<step>` that exists is replaced. Whatever is raised meanwhile, nothing
+    half-written stays visible and earlier checkpoints are as they were.
 
     Args:
         run_folder: Where; must exist.
@@ -100,7 +100,8 @@ def write_checkpoint(
         if code is None:
             raise
         raise RunFolderError(
-            f"{target}: cannot be written ({os.strerror(code)}). Nothing half-written is left; earlier checkpoints are "
+            f"{target}: cannot be written ({os.strerror(code)}). Nothing half-written is left; "
+            "earlier checkpoints are "
             f"as they were. {_REMEDIES.get(code, f'Make {run_folder} writable')}, then go on with "
             f"OUTPUT_DIR={run_folder} RESUME=latest."
         ) from error
@@ -109,7 +110,8 @@ def write_checkpoint(
 
 
 def find_checkpoint(run_folder: Path, *, needs: str = "") -> FoundCheckpoint:
-    """Return the newest checkpoint whose every hash is right, and that holds the folder `needs`; nothing is changed.
+    """Return the newest checkpoint whose every hash is right, and that holds the folder `needs`;
+    nothing is changed.
 
     Without one a RunFolderError says why each cannot be used.
     """
@@ -117,7 +119,9 @@ def find_checkpoint(run_folder: Path, *, needs: str = "") -> FoundCheckpoint:
     for _, kind, folder in _candidates(run_folder):
         if folder.is_symlink():
             target = folder.resolve()
-            skipped.append(f"{folder}: is a link; to go on from where it points, name that: RESUME={target}")
+            skipped.append(
+                f"{folder}: is a link; to go on from where it points, name that: RESUME={target}"
+            )
             continue
         if kind == "partial":
             skipped.append(f"{folder}: was being written when its process ended.")
@@ -135,7 +139,9 @@ def find_checkpoint(run_folder: Path, *, needs: str = "") -> FoundCheckpoint:
 
 
 def last_saved(run_folder: Path) -> str:
-    """Return when the newest checkpoint of a run was saved, by its manifest (ISO 8601); "" without a readable one."""
+    """Return when the newest checkpoint of a run was saved, by its manifest (ISO 8601); "" without
+    a readable one.
+    """
     saved = [""]
     for folder in _whole(run_folder):
         with contextlib.suppress(RunFolderError):
@@ -144,13 +150,13 @@ def last_saved(run_folder: Path) -> str:
 
 
 def rotate(run_folder: Path, keep: int, *, best: int | None = None) -> tuple[Path, ...]:
-    """Remove the oldest checkpoints beyond `keep`, and what killed processes left; returns those removed.
+    """Remove the oldest checkpoints beyond `keep`, and what killed processes left; returns those
+    removed.
 
     That of the step `best` stays.
 
-    Call it after a checkpoint was written. The last valid one is never removed, however many newer ones are
-    damaged. A folder that cannot be removed is logged and tried again the next time.
-    """
+    Call it after a checkpoint was written. The last valid one is never removed, however many newer
+    ones are damaged. A folder that cannot be removed is logged and tried again the next time."""
     recover_checkpoints(run_folder)
     whole = _whole(run_folder)
     kept, surplus = whole[:keep], [one for one in whole[keep:] if one.name != f"checkpoint-{best}"]
@@ -160,24 +166,33 @@ def rotate(run_folder: Path, keep: int, *, best: int | None = None) -> tuple[Pat
     for folder in reversed(surplus):
         hidden = folder.with_name(f".{folder.name}.removed")
         try:
-            # Hidden first: a kill while files go one by one leaves nothing that looks like a checkpoint.
+            # Hidden first: a kill while files go one by one leaves nothing that looks like a
+            # checkpoint.
             os.rename(folder, hidden)
             _remove(hidden)
         except OSError as error:
-            logger.warning("%s: cannot be removed (%s); tried again after the next checkpoint", folder, error)
+            logger.warning(
+                "%s: cannot be removed (%s); tried again after the next checkpoint", folder, error
+            )
         removed.append(folder)
     return tuple(removed)
 
 
 def recover_checkpoints(run_folder: Path) -> None:
-    """Finish what a killed process began: bring back a checkpoint that was set aside, remove other rests.
+    """Finish what a killed process began: bring back a checkpoint that was set aside, remove other
+    rests.
 
-    Only for the process that holds the run folder's lock; another's checkpoint may be half-way just now.
-    """
+    Only for the process that holds the run folder's lock; another's checkpoint may be half-way just
+    now."""
     for step, kind, folder in _candidates(run_folder):
         target = run_folder / f"checkpoint-{step}"
         try:
-            if kind == "old" and not folder.is_symlink() and _is_valid(folder) and not _is_valid(target):
+            if (
+                kind == "old"
+                and not folder.is_symlink()
+                and _is_valid(folder)
+                and not _is_valid(target)
+            ):
                 _remove(target)
                 os.rename(folder, target)
                 sync_folder(run_folder)
@@ -185,11 +200,14 @@ def recover_checkpoints(run_folder: Path) -> None:
             elif kind:
                 _remove(folder)
         except OSError as error:
-            logger.warning("%s: a rest of a killed process that cannot be removed (%s)", folder, error)
+            logger.warning(
+                "%s: a rest of a killed process that cannot be removed (%s)", folder, error
+            )
 
 
 def _candidates(run_folder: Path) -> list[tuple[int, str, Path]]:
-    # (step, "" or what the hidden name says, folder): newest step first, of one step the proper name first.
+    # (step, "" or what the hidden name says, folder): newest step first, of one step the proper
+    # name first.
     found = []
     try:
         for folder in run_folder.iterdir():
@@ -198,12 +216,18 @@ def _candidates(run_folder: Path) -> list[tuple[int, str, Path]]:
             elif match := _HIDDEN_NAME.fullmatch(folder.name):
                 found.append((int(match[1]), match[2], folder))
     except OSError as error:
-        raise RunFolderError(f"{run_folder}: cannot be read as a run folder ({error.strerror}).") from error
+        raise RunFolderError(
+            f"{run_folder}: cannot be read as a run folder ({error.strerror})."
+        ) from error
     return sorted(found, key=lambda item: (-item[0], item[1]))
 
 
 def _whole(run_folder: Path) -> list[Path]:
-    return [folder for _, kind, folder in _candidates(run_folder) if not kind and not folder.is_symlink()]
+    return [
+        folder
+        for _, kind, folder in _candidates(run_folder)
+        if not kind and not folder.is_symlink()
+    ]
 
 
 def _is_valid(folder: Path) -> bool:
@@ -215,10 +239,14 @@ def _is_valid(folder: Path) -> bool:
 
 
 def _check_space(target: Path, needed_bytes: int) -> None:
-    needed, free = needed_bytes + needed_bytes // 10 + _MARGIN_BYTES, shutil.disk_usage(target.parent).free
+    needed, free = (
+        needed_bytes + needed_bytes // 10 + _MARGIN_BYTES,
+        shutil.disk_usage(target.parent).free,
+    )
     if free < needed:
         raise RunFolderError(
-            f"{target}: needs {needed / 2**20:.0f} MiB of free space, {free / 2**20:.0f} MiB are left. "
+            f"{target}: needs {needed / 2**20:.0f} MiB of free space, {free / 2**20:.0f} MiB are "
+            "left. "
             f"{_REMEDIES[errno.ENOSPC]}, then go on with OUTPUT_DIR={target.parent} RESUME=latest."
         )
 

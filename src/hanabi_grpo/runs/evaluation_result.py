@@ -12,13 +12,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs import v1
-from hanabi_grpo.runs.deal_statistics import Estimate, estimate
 from hanabi_grpo.runs.run_folder import json_text, save_text
+from hanabi_grpo.runs.task_statistics import Estimate, estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeatOrder:
-    """One of a line-up's seat orders, played on every deal."""
+    """One of a lineup's seat orders, played on every task."""
 
     words: tuple[str, ...]
     """As they were typed, in turn order."""
@@ -30,16 +30,16 @@ class SeatOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationResult:
-    """One line-up's games on one list of deals: each deal once in every seat order."""
+    """One lineup's games on one list of tasks: each task once in every seat order."""
 
     label: str
     """What tables call it."""
-    line_up: str
+    lineup: str
     """As it was typed."""
     orders: tuple[SeatOrder, ...]
     policies: dict[str, str]
-    """What the words of the seats stood for: per adapter the sha256 of its weights, and under "base" the fingerprint of
-    the server's model. Empty: scripts."""
+    """What the words of the seats stood for: per adapter the sha256 of its weights, and under
+    "base" the fingerprint of the server's model. Empty: scripts."""
     env: str
     preset: str
     num_players: int
@@ -50,23 +50,23 @@ class EvaluationResult:
     score_range: tuple[float, float]
     """Least and most that the rules allow."""
     attainable: float | None
-    """Greatest mean score that is known to be reachable on such deals."""
+    """Greatest mean score that is known to be reachable on such tasks."""
     suite: str
     temperature: float | None
     """Of sampling, 0 for greedy; None: scripts."""
     seeds: tuple[int, ...]
-    """The deals, ascending."""
+    """The tasks, ascending."""
     starts: tuple[int, ...]
-    """Cluster of each deal, numbered in order of appearance; see `deal_statistics`."""
+    """Cluster of each task, numbered in order of appearance; see `task_statistics`."""
     scores: tuple[float, ...]
-    """Per deal, mean over the seat orders."""
+    """Per task, mean over the seat orders."""
     figures: dict[str, float]
-    """Means over deals, e.g. {"score": 1.0, "bombed": 0.5, "turns_per_game": 6.0}: of `Game.result`, and of shares and
-    counts that every environment has."""
+    """Means over tasks, e.g. {"score": 1.0, "bombed": 0.5, "turns_per_game": 6.0}: of
+    `Game.result`, and of shares and counts that every environment has."""
 
     @property
-    def num_deals(self) -> int:
-        """Number of deals."""
+    def num_tasks(self) -> int:
+        """Number of tasks."""
         return len(self.seeds)
 
     @property
@@ -115,17 +115,22 @@ def is_result(data: object) -> bool:
 
 
 def result_of_json(data: object) -> EvaluationResult:
-    """Read what `result_to_json` made, or version 0.1; a ValueError that names the field where it is no such result."""
+    """Read what `result_to_json` made, or version 0.1; a ValueError that names the field where it
+    is no such result.
+    """
     try:
-        result = TypeAdapter(EvaluationResult).validate_python(v1.evaluation(data) if isinstance(data, dict) else data)
+        result = TypeAdapter(EvaluationResult).validate_python(
+            v1.evaluation(data) if isinstance(data, dict) else data
+        )
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"])) or "the file"
         raise ValueError(f"not an evaluation of this version ({field}: {first['msg']})") from error
     lengths = [len(result.seeds), len(result.starts), len(result.scores)]
-    if len(set(lengths)) != 1 or result.num_deals < 2 or not result.orders:
+    if len(set(lengths)) != 1 or result.num_tasks < 2 or not result.orders:
         raise ValueError(
-            f"seeds, starts and scores have {', '.join(map(str, lengths))} entries; they need the same number, at "
+            f"seeds, starts and scores have {', '.join(map(str, lengths))} entries; they need the "
+            "same number, at "
             "least 2, and orders at least one"
         )
     if not all(map(math.isfinite, result.scores)):
@@ -134,7 +139,9 @@ def result_of_json(data: object) -> EvaluationResult:
 
 
 def read_result(path: Path) -> EvaluationResult:
-    """Read what `evaluate --out` wrote; a SettingsError that names the field where it is no such result."""
+    """Read what `evaluate --out` wrote; a SettingsError that names the field where it is no such
+    result.
+    """
     hint = "hanabi-grpo evaluate --out makes one"
     try:
         data = json.loads(path.read_bytes())
@@ -146,7 +153,8 @@ def read_result(path: Path) -> EvaluationResult:
     if isinstance(several, list):
         labels = ", ".join(str(one.get("label")) for one in several if isinstance(one, dict))
         raise SettingsError(
-            f"{path}: holds {len(several)} line-ups ({labels}); evaluate one of them with an --out of its own."
+            f"{path}: holds {len(several)} lineups ({labels}); evaluate one of them with an "
+            "--out of its own."
         )
     try:
         return result_of_json(data)

@@ -1,8 +1,8 @@
-"""Finished pieces of a long piece of work, in a file, so that an interrupted command goes on where it stopped.
+"""Finished pieces of a long piece of work, in a file, so that an interrupted command goes on where
+it stopped.
 
-The first line says which work it is (the key), every other line is a finished piece. A command with another key never
-gets to see them, and only one process at a time holds the file.
-"""
+The first line says which work it is (the key), every other line is a finished piece. A command with
+another key never gets to see them, and only one process at a time holds the file."""
 
 import hashlib
 import json
@@ -26,9 +26,8 @@ class Ledger:
     def __init__(self, path: Path, key: Mapping[str, Any]) -> None:
         """Open a ledger, or begin one; a last line that was cut off is dropped.
 
-        `key` is everything that the pieces depend on. A SettingsError where the file is of other work, damaged, held by
-        another process, or cannot be used.
-        """
+        `key` is everything that the pieces depend on. A SettingsError where the file is of other
+        work, damaged, held by another process, or cannot be used."""
         self.path = path
         self.rows: list[dict[str, Any]] = []
         """The finished pieces, oldest first."""
@@ -46,10 +45,14 @@ class Ledger:
                 f"{path}: another process is at this work; wait for it, or choose another --out."
             ) from error
         except OSError as error:
-            raise SettingsError(f"{path}: cannot be used ({error.strerror}); choose another --out.") from error
+            raise SettingsError(
+                f"{path}: cannot be used ({error.strerror}); choose another --out."
+            ) from error
 
     def add(self, *rows: Mapping[str, Any]) -> None:
-        """Write finished pieces; they are in the file when this returns. A SettingsError where that is impossible."""
+        """Write finished pieces; they are in the file when this returns. A SettingsError where that
+        is impossible.
+        """
         try:
             append_jsonl(self.path, *rows)
         except OSError as error:
@@ -74,7 +77,9 @@ class Ledger:
         except (ValueError, LookupError, TypeError):
             rows, found = [None], None
         if not isinstance(found, dict) or not all(isinstance(row, dict) for row in rows):
-            raise SettingsError(f"{self.path}: not what an interrupted command leaves; move it away.")
+            raise SettingsError(
+                f"{self.path}: not what an interrupted command leaves; move it away."
+            )
         if found != key:
             other = [
                 f"{name}: there {str(found.get(name))[:60]}, here {str(key.get(name))[:60]}"
@@ -82,7 +87,8 @@ class Ledger:
                 if found.get(name) != key.get(name)
             ]
             raise SettingsError(
-                f"{self.path}: holds the finished part of other work ({'; '.join(other)}). Finish that with its own "
+                f"{self.path}: holds the finished part of other work ({'; '.join(other)}). Finish "
+                "that with its own "
                 "command, choose another --out, or remove the file."
             )
         self.rows = rows[1:]

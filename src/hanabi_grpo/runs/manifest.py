@@ -1,4 +1,6 @@
-"""The manifest of a checkpoint: every file with its size and sha256, so that a damaged one is recognised."""
+"""The manifest of a checkpoint: every file with its size and sha256, so that a damaged one is
+recognised.
+"""
 
 import hashlib
 import json
@@ -18,14 +20,25 @@ CHECKPOINT_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 
 
 def checkpoints_of(run_folder: Path) -> dict[int, Path]:
-    """Return what is named as a run's checkpoints, by step, oldest first; each is whole: they appear by a rename."""
-    found = ((CHECKPOINT_NAME.fullmatch(folder.name), folder) for folder in run_folder.glob("checkpoint-*"))
+    """Return what is named as a run's checkpoints, by step, oldest first; each is whole: they
+    appear by a rename.
+    """
+    found = (
+        (CHECKPOINT_NAME.fullmatch(folder.name), folder)
+        for folder in run_folder.glob("checkpoint-*")
+    )
     return dict(sorted((int(match[1]), folder) for match, folder in found if match))
 
 
 def _inside(name: str) -> str:
     path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or path.as_posix() != name or name in (".", MANIFEST) or "\0" in name:
+    if (
+        path.is_absolute()
+        or ".." in path.parts
+        or path.as_posix() != name
+        or name in (".", MANIFEST)
+        or "\0" in name
+    ):
         raise ValueError("is not the name of a file inside the checkpoint")
     return name
 
@@ -42,9 +55,9 @@ class FileEntry(BaseModel):
 class Manifest(BaseModel):
     """What `manifest.json` says. Further keys are the facts that the writer added.
 
-    Example:
-        {"format": 1, "step": 50, "adapters": ["player_0", "player_1"], "created": "2026-01-31T09:30:00+00:00",
-         "files": {"player_0/adapter_config.json": {"bytes": 612, "sha256": "9f86…"}, …}, "manifest_sha256": "2c26…"}
+    Example: {"format": 1, "step": 50, "adapters": ["player_0", "player_1"], "created":
+        "2026-01-31T09:30:00+00:00", "files": {"player_0/adapter_config.json": {"bytes": 612,
+        "sha256": "9f86…"}, …}, "manifest_sha256": "2c26…"}
     """
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
@@ -66,29 +79,38 @@ class Manifest(BaseModel):
 
 
 def spec_hashes(facts: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the hashes of the games that were trained on, see `envs.base.EnvSpec`; version 0.1 called them boards."""
+    """Return the hashes of the games that were trained on, see `envs.base.EnvSpec`; version 0.1
+    called them boards.
+    """
     found = facts.get("spec_hashes", facts.get("board_hashes"))
     return tuple(map(str, found)) if isinstance(found, list) else ()
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read `manifest.json` of a checkpoint; its files are not looked at. A RunFolderError says why it is none."""
+    """Read `manifest.json` of a checkpoint; its files are not looked at. A RunFolderError says why
+    it is none.
+    """
     try:
         data = json.loads((folder / MANIFEST).read_bytes())
         manifest = Manifest.model_validate(data)
     except FileNotFoundError:
-        raise RunFolderError(f"{folder}: no {MANIFEST}; it was not written to its end, or is no checkpoint.") from None
+        raise RunFolderError(
+            f"{folder}: no {MANIFEST}; it was not written to its end, or is no checkpoint."
+        ) from None
     except OSError as error:
         raise RunFolderError(f"{folder}: {MANIFEST} cannot be read ({error.strerror}).") from error
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = "".join(f"{part}: " for part in first["loc"])
-        raise RunFolderError(f"{folder}: {MANIFEST} is not one of this version ({where}{first['msg']}).") from error
+        raise RunFolderError(
+            f"{folder}: {MANIFEST} is not one of this version ({where}{first['msg']})."
+        ) from error
     except (ValueError, RecursionError) as error:
         raise RunFolderError(f"{folder}: {MANIFEST} is no JSON ({error}).") from error
     if (sha256 := manifest_sha256(data)) != manifest.manifest_sha256:
         raise RunFolderError(
-            f"{folder}: {MANIFEST} has sha256 {sha256}, but says {manifest.manifest_sha256!r}; something changed it."
+            f"{folder}: {MANIFEST} has sha256 {sha256}, but says {manifest.manifest_sha256!r}; "
+            "something changed it."
         )
     return manifest
 
@@ -111,13 +133,17 @@ def write_manifest(folder: Path, *, step: int, facts: Mapping[str, object]) -> N
 
 
 def manifest_sha256(data: Mapping[str, Any]) -> str:
-    """Return the hash over a manifest's content, whatever its line breaks, without the hash itself."""
+    """Return the hash over a manifest's content, whatever its line breaks, without the hash
+    itself.
+    """
     content = {key: value for key, value in data.items() if key != "manifest_sha256"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def check_checkpoint(folder: Path) -> Manifest:
-    """Return the manifest of a checkpoint whose files are exactly the listed ones; a RunFolderError names another."""
+    """Return the manifest of a checkpoint whose files are exactly the listed ones; a RunFolderError
+    names another.
+    """
     manifest = read_manifest(folder)
     named = CHECKPOINT_NAME.fullmatch(folder.name)
     if named and int(named[1]) != manifest.step:
@@ -131,18 +157,26 @@ def check_checkpoint(folder: Path) -> Manifest:
             if entry is None:
                 raise RunFolderError(f"{folder}: {name} is not listed in {MANIFEST}.")
             if sizes[name] != entry.bytes:
-                raise RunFolderError(f"{folder}: {name} has {sizes[name]} bytes, {MANIFEST} says {entry.bytes}.")
+                raise RunFolderError(
+                    f"{folder}: {name} has {sizes[name]} bytes, {MANIFEST} says {entry.bytes}."
+                )
             if (sha256 := file_sha256(folder / name)) != entry.sha256:
-                raise RunFolderError(f"{folder}: {name} has sha256 {sha256}, {MANIFEST} says {entry.sha256}.")
+                raise RunFolderError(
+                    f"{folder}: {name} has sha256 {sha256}, {MANIFEST} says {entry.sha256}."
+                )
     except RunFolderError:
         raise
     except OSError as error:
-        raise RunFolderError(f"{folder}: {error.filename or 'a file'} cannot be read ({error.strerror}).") from error
+        raise RunFolderError(
+            f"{folder}: {error.filename or 'a file'} cannot be read ({error.strerror})."
+        ) from error
     return manifest
 
 
 def file_sizes(folder: Path) -> dict[str, int]:
-    """Return path with slashes to size of every file below a checkpoint but its manifest; all must be plain files."""
+    """Return path with slashes to size of every file below a checkpoint but its manifest; all must
+    be plain files.
+    """
     sizes = {}
     for path in folder.rglob("*"):
         relative = path.relative_to(folder).as_posix()

@@ -8,9 +8,22 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.runs.checkpoints import find_checkpoint, last_saved
-from hanabi_grpo.runs.manifest import CHECKPOINT_NAME, MANIFEST, Manifest, check_checkpoint, spec_hashes
+from hanabi_grpo.runs.manifest import (
+    CHECKPOINT_NAME,
+    MANIFEST,
+    Manifest,
+    check_checkpoint,
+    spec_hashes,
+)
 from hanabi_grpo.runs.resume_settings import check_compatible, read_saved_settings
-from hanabi_grpo.runs.run_folder import holder_of, run_folder_name, run_home, some_of, used_entries, write_json_atomic
+from hanabi_grpo.runs.run_folder import (
+    holder_of,
+    run_folder_name,
+    run_home,
+    some_of,
+    used_entries,
+    write_json_atomic,
+)
 from hanabi_grpo.runs.v1 import check_decks
 from hanabi_grpo.settings import Settings
 
@@ -51,14 +64,15 @@ class ResumePoint(BaseModel):
 
 
 def plan_resume(settings: Settings, now: datetime | None = None) -> ResumePlan | None:
-    """Find what RESUME and OUTPUT_DIR ask for, None without RESUME; nothing is changed. `now` names a new folder.
+    """Find what RESUME and OUTPUT_DIR ask for, None without RESUME; nothing is changed. `now` names
+    a new folder.
 
-    `latest` always has an answer, so that a supervisor may start every attempt with it: without a valid checkpoint
-    the run begins at step 0.
+    `latest` always has an answer, so that a supervisor may start every attempt with it: without a
+    valid checkpoint the run begins at step 0.
 
-    Raises:
-        RunFolderError: No such folder, no valid checkpoint in the run that was named, a checkpoint that is damaged or
-            without a trainer's state, an older one in place while newer ones are valid, or a fork into a used folder.
+    Raises: RunFolderError: No such folder, no valid checkpoint in the run that was named, a
+        checkpoint that is damaged or without a trainer's state, an older one in place while newer
+        ones are valid, or a fork into a used folder.
     """
     if settings.resume is None:
         return None
@@ -80,14 +94,18 @@ def write_resume(plan: ResumePlan | None, run_folder: Path) -> None:
 
 
 def read_resume(run_folder: Path) -> ResumePoint | None:
-    """Return what this run starts from; None: step 0. A RunFolderError where `resume.json` cannot be read."""
+    """Return what this run starts from; None: step 0. A RunFolderError where `resume.json` cannot
+    be read.
+    """
     path = run_folder / _RESUME_FILE
     try:
         return ResumePoint.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:
-        raise RunFolderError(f"{path}: not what hanabi-grpo train writes ({error}); start it again.") from error
+        raise RunFolderError(
+            f"{path}: not what hanabi-grpo train writes ({error}); start it again."
+        ) from error
 
 
 def _latest_in(run_folder: Path) -> ResumePlan:
@@ -97,13 +115,18 @@ def _latest_in(run_folder: Path) -> ResumePlan:
     if not any(name == "settings.json" or CHECKPOINT_NAME.fullmatch(name) for name in used):
         raise RunFolderError(
             f"OUTPUT_DIR={str(run_folder)!r}: holds {some_of(used)} but neither "
-            "settings.json nor a checkpoint, so it is not the folder of a run. Choose another OUTPUT_DIR."
+            "settings.json nor a checkpoint, so it is not the folder of a run. Choose another "
+            "OUTPUT_DIR."
         )
     try:
         return _from_newest(run_folder, run_folder)
     except RunFolderError as error:
         reasons = [line.strip() for line in str(error).splitlines()]
-        return _from_zero(run_folder, f"no checkpoint to go on from in {run_folder}", tuple(reasons[1:] or reasons))
+        return _from_zero(
+            run_folder,
+            f"no checkpoint to go on from in {run_folder}",
+            tuple(reasons[1:] or reasons),
+        )
 
 
 def _latest_of_all(settings: Settings, now: datetime) -> ResumePlan:
@@ -122,7 +145,8 @@ def _latest_of_all(settings: Settings, now: datetime) -> ResumePlan:
 def _named(named: Path, output_dir: Path | None) -> ResumePlan:
     if not named.is_dir():
         raise RunFolderError(
-            f"RESUME={str(named)!r}: no such folder. Give the folder of a run or of one of its checkpoints, or latest."
+            f"RESUME={str(named)!r}: no such folder. Give the folder of a run or of one of its "
+            "checkpoints, or latest."
         )
     if named.is_symlink() or named.name in ("", ".."):
         # Of these the parent's spelling is not the parent.
@@ -134,15 +158,18 @@ def _named(named: Path, output_dir: Path | None) -> ResumePlan:
     target = output_dir if output_dir is not None and fork else source
     if fork and target.is_dir() and (used := used_entries(target)):
         raise RunFolderError(
-            f"OUTPUT_DIR={str(target)!r}: holds another run already ({some_of(used)}), so RESUME={named} cannot start "
-            "a new one in it. Go on with the run in it by RESUME=latest, or choose another OUTPUT_DIR."
+            f"OUTPUT_DIR={str(target)!r}: holds another run already ({some_of(used)}), so "
+            f"RESUME={named} cannot start "
+            "a new one in it. Go on with the run in it by RESUME=latest, or choose another "
+            "OUTPUT_DIR."
         )
     if not is_checkpoint:
         return _from_newest(source, target)
     manifest = check_checkpoint(named)
     if not any(name.startswith(f"{TRAINER_STATE}/") for name in manifest.files):
         raise RunFolderError(
-            f"{named}: holds adapters but no {TRAINER_STATE}/ with the optimizer's state, so training cannot go "
+            f"{named}: holds adapters but no {TRAINER_STATE}/ with the optimizer's state, so "
+            "training cannot go "
             f"on from it; it can be evaluated: hanabi-grpo evaluate {named}"
         )
     return _plan(target, named, manifest, () if fork else _newer_than(named, manifest), fork=fork)
@@ -153,10 +180,16 @@ def _newer_than(named: Path, manifest: Manifest) -> tuple[str, ...]:
     if newest.manifest.step > manifest.step:
         # Of a run that goes on nothing is removed.
         living = holder_of(named.parent)
-        remove = "" if living else f", or remove the checkpoints after step {manifest.step} from {named.parent}"
+        remove = (
+            ""
+            if living
+            else f", or remove the checkpoints after step {manifest.step} from {named.parent}"
+        )
         raise RunFolderError(
-            f"RESUME={str(named)!r}: this run has a newer valid checkpoint, {newest.folder.name}, and would go on "
-            "beside its own later steps. Keep them and start a new run from here with OUTPUT_DIR=(a new folder)"
+            f"RESUME={str(named)!r}: this run has a newer valid checkpoint, {newest.folder.name}, "
+            "and would go on "
+            "beside its own later steps. Keep them and start a new run from here with "
+            "OUTPUT_DIR=(a new folder)"
             f"{remove}."
         )
     return newest.skipped
@@ -165,10 +198,14 @@ def _newer_than(named: Path, manifest: Manifest) -> tuple[str, ...]:
 def _from_newest(source: Path, target: Path, passed: list[str] | None = None) -> ResumePlan:
     found = find_checkpoint(source, needs=TRAINER_STATE)
     skipped = (*(passed or ()), *found.skipped)
-    return _plan(target, found.folder, found.manifest, skipped, fork=target.resolve() != source.resolve())
+    return _plan(
+        target, found.folder, found.manifest, skipped, fork=target.resolve() != source.resolve()
+    )
 
 
-def _plan(target: Path, checkpoint: Path, manifest: Manifest, skipped: tuple[str, ...], *, fork: bool) -> ResumePlan:
+def _plan(
+    target: Path, checkpoint: Path, manifest: Manifest, skipped: tuple[str, ...], *, fork: bool
+) -> ResumePlan:
     new = f", as a new run in {target}" if fork else ""
     return ResumePlan(
         run_folder=target,
@@ -182,11 +219,16 @@ def _plan(target: Path, checkpoint: Path, manifest: Manifest, skipped: tuple[str
 
 
 def _from_zero(run_folder: Path, reason: str, skipped: tuple[str, ...] = ()) -> ResumePlan:
-    return ResumePlan(run_folder=run_folder, summary=f"{reason}: starts at step 0 in {run_folder}", skipped=skipped)
+    return ResumePlan(
+        run_folder=run_folder,
+        summary=f"{reason}: starts at step 0 in {run_folder}",
+        skipped=skipped,
+    )
 
 
 def resume_lines(resume: ResumePlan | None, settings: Settings, steps: int) -> list[str]:
-    """Return what the terminal is told of a resume: from where, what was skipped, which settings changed.
+    """Return what the terminal is told of a resume: from where, what was skipped, which settings
+    changed.
 
     Raises:
         SettingsError: Settings that cannot change on the way.

@@ -15,7 +15,11 @@ from hanabi_grpo.runs.run_folder import run_home
 from hanabi_grpo.types import MAX_PLAYERS, SHARED_ADAPTER, adapter_of, player_names
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-SAME_FACTS = {"model_fingerprint": "base model", "tokenizer_hash": "tokenizer", "chat_hash": "chat format"}
+SAME_FACTS = {
+    "model_fingerprint": "base model",
+    "tokenizer_hash": "tokenizer",
+    "chat_hash": "chat format",
+}
 """Facts of a manifest that must be those of the server, and what they are of."""
 
 
@@ -32,23 +36,26 @@ class SavedAdapters:
     """What its manifest adds, e.g. {"model_fingerprint": "9f3c…"}."""
 
     def choose(self, player: str, adapter: str | None = None) -> str:
-        """Return the adapter that plays for a player: the chosen one, else its own; or raise a SettingsError."""
+        """Return the adapter that plays for a player: the chosen one, else its own; or raise a
+        SettingsError.
+        """
         name = adapter or adapter_of(player, self.adapters)
         if name not in self.adapters:
             raise SettingsError(
-                f"no adapter {adapter or player} in it; it has {', '.join(self.adapters)}. Choose one with "
+                f"no adapter {adapter or player} in it; it has {', '.join(self.adapters)}. Choose "
+                "one with "
                 f":{next(iter(self.adapters))} behind the folder."
             )
         return name
 
 
 def read_adapters(folder: Path) -> SavedAdapters:
-    """Read `checkpoint-N/<adapter>/{adapter_config.json,adapter_model.safetensors}`, or raise a SettingsError.
+    """Read `checkpoint-N/<adapter>/{adapter_config.json,adapter_model.safetensors}`, or raise a
+    SettingsError.
 
-    One player's folder, as `hanabi-grpo export` writes it, holds the two files itself; its manifest says who it is.
-    The bytes are compared with the manifest's hashes; other files of the checkpoint need not be there. A folder without
-    a manifest is read as it is.
-    """
+    One player's folder, as `hanabi-grpo export` writes it, holds the two files itself; its manifest
+    says who it is. The bytes are compared with the manifest's hashes; other files of the checkpoint
+    need not be there. A folder without a manifest is read as it is."""
     if not folder.is_dir():
         raise SettingsError(f"--checkpoint {folder}: no such folder; give a run's checkpoint-N.")
     try:
@@ -63,23 +70,38 @@ def read_adapters(folder: Path) -> SavedAdapters:
         except SettingsError:
             raise
         except (OSError, ValueError, AttributeError) as error:
-            raise SettingsError(f"{weights.parent}: cannot be read as a PEFT adapter ({error}).") from error
+            raise SettingsError(
+                f"{weights.parent}: cannot be read as a PEFT adapter ({error})."
+            ) from error
     if not adapters:
-        raise SettingsError(f"--checkpoint {folder}: no */{WEIGHTS} in it; give a run's checkpoint-N.")
+        raise SettingsError(
+            f"--checkpoint {folder}: no */{WEIGHTS} in it; give a run's checkpoint-N."
+        )
     listed = [name for name in (manifest.files if manifest else ()) if name.endswith(f"/{WEIGHTS}")]
-    if missing := sorted(name for name in listed if name.removesuffix(f"/{WEIGHTS}") not in adapters):
-        raise SettingsError(f"{folder}: {missing[0]} is missing; {MANIFEST} lists it. Take another checkpoint.")
+    if missing := sorted(
+        name for name in listed if name.removesuffix(f"/{WEIGHTS}") not in adapters
+    ):
+        raise SettingsError(
+            f"{folder}: {missing[0]} is missing; {MANIFEST} lists it. Take another checkpoint."
+        )
     ranks = {name: config.get("r") for name, (_, config) in adapters.items()}
     rank = next(iter(ranks.values()))
     if type(rank) is not int or len(set(ranks.values())) != 1:
-        raise SettingsError(f"--checkpoint {folder}: its adapters need one LoRA rank, but have {ranks}.")
+        raise SettingsError(
+            f"--checkpoint {folder}: its adapters need one LoRA rank, but have {ranks}."
+        )
     return SavedAdapters(
-        step=_step(folder, manifest), lora_rank=rank, adapters=adapters, facts=manifest.facts if manifest else {}
+        step=_step(folder, manifest),
+        lora_rank=rank,
+        adapters=adapters,
+        facts=manifest.facts if manifest else {},
     )
 
 
 def newest_checkpoint(folder: Path) -> Path:
-    """Return a checkpoint's folder as it is, and for a run (see `run_home`) the newest one that is whole, if any."""
+    """Return a checkpoint's folder as it is, and for a run (see `run_home`) the newest one that is
+    whole, if any.
+    """
     if not folder.is_dir():
         raise SettingsError(f"{folder}: no such folder; give a run, or its checkpoint-N.")
     folder = run_home(folder)
@@ -92,12 +114,16 @@ def newest_checkpoint(folder: Path) -> Path:
 
 
 def check_same_base(folder: Path, saved: SavedAdapters, server: Mapping[str, Any]) -> bool:
-    """Compare what adapters were trained on with a server (else a SettingsError); tells whether they say it at all."""
+    """Compare what adapters were trained on with a server (else a SettingsError); tells whether
+    they say it at all.
+    """
     for name, what in SAME_FACTS.items():
         if name in saved.facts and name in server and saved.facts[name] != server[name]:
             raise SettingsError(
-                f"{folder} was trained with another {what}: {saved.facts[name]}, the server has {server[name]}. Take a "
-                "checkpoint of a run on this MODEL, or start the server with that run's MODEL and HANABI_THINKING."
+                f"{folder} was trained with another {what}: {saved.facts[name]}, the server has "
+                f"{server[name]}. Take a "
+                "checkpoint of a run on this MODEL, or start the server with that run's MODEL and "
+                "HANABI_THINKING."
             )
     return saved.facts.keys() >= SAME_FACTS.keys()
 
@@ -107,9 +133,14 @@ def _weight_files(folder: Path, manifest: Manifest | None) -> dict[str, Path]:
     if found or not (folder / WEIGHTS).is_file():
         return found
     names = manifest.facts.get("adapters") if manifest else None
-    if not (isinstance(names, list) and len(names) == 1 and names[0] in (*player_names(MAX_PLAYERS), SHARED_ADAPTER)):
+    if not (
+        isinstance(names, list)
+        and len(names) == 1
+        and names[0] in (*player_names(MAX_PLAYERS), SHARED_ADAPTER)
+    ):
         raise SettingsError(
-            f"{folder}: which player this adapter is, is unknown: no {MANIFEST} in it says so. Put it into "
+            f"{folder}: which player this adapter is, is unknown: no {MANIFEST} in it says so. "
+            "Put it into "
             "checkpoint-N/player_0 (N: its optimizer steps), and name checkpoint-N."
         )
     return {str(names[0]): folder / WEIGHTS}
@@ -121,10 +152,13 @@ def _read(folder: Path, path: Path, manifest: Manifest | None) -> bytes:
         name = path.relative_to(folder).as_posix()
         entry = manifest.files.get(name)
         if entry is None:
-            raise SettingsError(f"{folder}: {name} is not listed in {MANIFEST}. Take another checkpoint.")
+            raise SettingsError(
+                f"{folder}: {name} is not listed in {MANIFEST}. Take another checkpoint."
+            )
         if (sha256 := hashlib.sha256(data).hexdigest()) != entry.sha256:
             raise SettingsError(
-                f"{folder}: {name} has sha256 {sha256}, {MANIFEST} says {entry.sha256}. Take another checkpoint."
+                f"{folder}: {name} has sha256 {sha256}, {MANIFEST} says {entry.sha256}. Take "
+                "another checkpoint."
             )
     return data
 
@@ -133,10 +167,13 @@ def _step(folder: Path, manifest: Manifest | None) -> int:
     named = CHECKPOINT_NAME.fullmatch(folder.resolve().name)
     if manifest is None and named is None:
         raise SettingsError(
-            f"--checkpoint {folder}: how many steps it was trained for is unknown without a {MANIFEST}; name it "
+            f"--checkpoint {folder}: how many steps it was trained for is unknown without a "
+            f"{MANIFEST}; name it "
             "checkpoint-N."
         )
     step = manifest.step if manifest else int(named[1]) if named else 0
     if named and int(named[1]) != step:
-        raise SettingsError(f"--checkpoint {folder}: its {MANIFEST} is that of step {step}; which is it?")
+        raise SettingsError(
+            f"--checkpoint {folder}: its {MANIFEST} is that of step {step}; which is it?"
+        )
     return step

@@ -1,4 +1,6 @@
-"""`validation.json` of a run folder: how its versions did on deals of their own, and which of them did best."""
+"""`validation.json` of a run folder: how its versions did on tasks of their own, and which of them
+did best.
+"""
 
 import json
 from collections.abc import Sequence
@@ -17,9 +19,9 @@ class Validated:
 
     step: int
     score: float
-    """Mean over deals, one game each; over several games of score / greatest score."""
+    """Mean over tasks, one game each; over several games of score / greatest score."""
     se: float
-    """Its standard error over deals."""
+    """Its standard error over tasks."""
     metric: str = "score/mean"
     """What training calls the same figure of its own games."""
 
@@ -28,14 +30,18 @@ class Validated:
 
 
 def read_validations(run_folder: Path) -> list[Validated]:
-    """Return the validations of a run by step, none where it made none; a RunFolderError where they cannot be read."""
+    """Return the validations of a run by step, none where it made none; a RunFolderError where they
+    cannot be read.
+    """
     path = run_folder / FILE
     try:
         return [Validated(**row) for row in json.loads(path.read_bytes())]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError) as error:
-        raise RunFolderError(f"{path}: not what a run writes ({error}); remove it, or put it back.") from error
+        raise RunFolderError(
+            f"{path}: not what a run writes ({error}); remove it, or put it back."
+        ) from error
 
 
 def write_validations(run_folder: Path, rows: Sequence[Validated]) -> None:
@@ -62,7 +68,8 @@ def best_checkpoint(run: Path) -> Path:
         raise SettingsError(str(error)) from error
     if best is None:
         raise SettingsError(
-            f"{run}@best: validation chooses the best version, and this run made none (HANABI_EVAL_STEPS). {instead}"
+            f"{run}@best: validation chooses the best version, and this run made none "
+            f"(HANABI_EVAL_STEPS). {instead}"
         )
     folder = home / f"checkpoint-{best.step}"
     if not folder.is_dir():

@@ -22,11 +22,11 @@ _MAX_GAIN = 1e6
 
 
 def linear_shapes(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return the modules of a model folder that an adapter must cover: every matrix but embeddings and output head.
+    """Return the modules of a model folder that an adapter must cover: every matrix but embeddings
+    and output head.
 
-    vLLM ignores tensors of modules that it does not know, so an upload that misses or misnames one would be served
-    as if it were trained.
-    """
+    vLLM ignores tensors of modules that it does not know, so an upload that misses or misnames one
+    would be served as if it were trained."""
     from safetensors import safe_open
 
     shapes = {}
@@ -41,12 +41,20 @@ def linear_shapes(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def max_adapter_bytes(shapes: Shapes, rank: int) -> int:
-    """Return the size of the largest legal upload: every module at `rank` in float32, and the file's header."""
-    return 8 + _HEADER_BYTES + sum(4 * rank * (num_out + num_in) for num_out, num_in in shapes.values())
+    """Return the size of the largest legal upload: every module at `rank` in float32, and the
+    file's header.
+    """
+    return (
+        8
+        + _HEADER_BYTES
+        + sum(4 * rank * (num_out + num_in) for num_out, num_in in shapes.values())
+    )
 
 
 class PeftConfig(BaseModel):
-    """The PEFT configuration that the engine will read: plain LoRA, and nothing that changes what a file means."""
+    """The PEFT configuration that the engine will read: plain LoRA, and nothing that changes what a
+    file means.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -62,13 +70,19 @@ class PeftConfig(BaseModel):
 
 
 def check_adapter(
-    body: bytes, config: Mapping[str, Any], *, adapter: str, lora_rank: int, shapes: Shapes, dtype: str
+    body: bytes,
+    config: Mapping[str, Any],
+    *,
+    adapter: str,
+    lora_rank: int,
+    shapes: Shapes,
+    dtype: str,
 ) -> None:
-    """Raise an AdapterError for an upload, safetensors bytes in PEFT's naming, that must not be loaded.
+    """Raise an AdapterError for an upload, safetensors bytes in PEFT's naming, that must not be
+    loaded.
 
-    `adapter` names it in messages, `shapes` say what it must cover (`linear_shapes`), and `dtype` is the number format
-    in which the engine holds adapters.
-    """
+    `adapter` names it in messages, `shapes` say what it must cover (`linear_shapes`), and `dtype`
+    is the number format in which the engine holds adapters."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -84,14 +98,20 @@ def check_adapter(
         _check_values(tensors, f"base_model.model.{module}", scaling, adapter=adapter, dtype=dtype)
 
 
-def _check_config(config: Mapping[str, Any], adapter: str, lora_rank: int, shapes: Shapes) -> PeftConfig:
+def _check_config(
+    config: Mapping[str, Any], adapter: str, lora_rank: int, shapes: Shapes
+) -> PeftConfig:
     try:
         parsed = PeftConfig.model_validate(dict(config))
     except ValidationError as error:
         item = error.errors(include_url=False, include_context=False)[0]
-        raise AdapterError(f"{adapter}: PEFT config: {item['loc'][0]}={shown(item['input'])}: {item['msg']}.") from None
+        raise AdapterError(
+            f"{adapter}: PEFT config: {item['loc'][0]}={shown(item['input'])}: {item['msg']}."
+        ) from None
     if parsed.r != lora_rank:
-        raise AdapterError(f"{adapter}: PEFT config: r={parsed.r}; this session takes LORA of rank {lora_rank}.")
+        raise AdapterError(
+            f"{adapter}: PEFT config: r={parsed.r}; this session takes LORA of rank {lora_rank}."
+        )
     for target in parsed.target_modules if isinstance(parsed.target_modules, list) else []:
         if not any(module == target or module.endswith(f".{target}") for module in shapes):
             text = f"target_modules names {shown(target)}, which the base model does not have."
@@ -99,7 +119,9 @@ def _check_config(config: Mapping[str, Any], adapter: str, lora_rank: int, shape
     return parsed
 
 
-def _check_tensors(tensors: "Mapping[str, torch.Tensor]", adapter: str, shapes: Shapes, lora_rank: int) -> None:
+def _check_tensors(
+    tensors: "Mapping[str, torch.Tensor]", adapter: str, shapes: Shapes, lora_rank: int
+) -> None:
     expected = {}
     for module, (num_out, num_in) in shapes.items():
         expected[f"base_model.model.{module}.lora_A.weight"] = (lora_rank, num_in)
@@ -107,15 +129,21 @@ def _check_tensors(tensors: "Mapping[str, torch.Tensor]", adapter: str, shapes: 
     missing, unknown = sorted(set(expected) - set(tensors)), sorted(set(tensors) - set(expected))
     if missing or unknown:
         raise AdapterError(
-            f"{adapter}: {len(tensors)} tensors, the base model needs {len(expected)}; missing {missing[:2]}, "
-            f"not of this model {[name[:200] for name in unknown[:2]]}. Train all linear layers of the same base model."
+            f"{adapter}: {len(tensors)} tensors, the base model needs {len(expected)}; missing "
+            f"{missing[:2]}, "
+            f"not of this model {[name[:200] for name in unknown[:2]]}. Train all linear layers "
+            "of the same base model."
         )
     for name, tensor in sorted(tensors.items()):
         dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
         if dtype not in DTYPES:
-            raise AdapterError(f"{adapter}: {name!r} has dtype {dtype}; allowed are {', '.join(DTYPES)}.")
+            raise AdapterError(
+                f"{adapter}: {name!r} has dtype {dtype}; allowed are {', '.join(DTYPES)}."
+            )
         if shape != expected[name]:
-            raise AdapterError(f"{adapter}: {name!r} has shape {shape}, this model needs {expected[name]}.")
+            raise AdapterError(
+                f"{adapter}: {name!r} has shape {shape}, this model needs {expected[name]}."
+            )
         if not tensor.isfinite().all():
             raise AdapterError(f"{adapter}: tensor {name!r} holds values that are not finite.")
 
@@ -125,28 +153,34 @@ def _check_values(
 ) -> None:
     """Refuse an adapter that could turn finite hidden states of one module into infinite ones.
 
-    The engine holds A and s·B in `dtype`, with s the factor of alpha and rank; both must be finite there. What it adds
-    to the module's output is sB(Ax), and for every hidden state x, with |x| the largest of its entries,
+    The engine holds A and s·B in `dtype`, with s the factor of alpha and rank; both must be finite
+    there. What it adds to the module's output is sB(Ax), and for every hidden state x, with |x| the
+    largest of its entries,
 
         |sB(Ax)| <= gain · |x|, gain = max_j Σ_i |sB_ji| Σ_k |A_ik|,
 
-    and so is every partial sum. Within the limit only hidden states above largest number / limit can overflow: 3e32 in
-    float32 and bfloat16, which no base model that works comes near. float16 ends at 65504: there the limit only says
-    that a hidden state of one does not overflow.
-    """
+    and so is every partial sum. Within the limit only hidden states above largest number / limit
+    can overflow: 3e32 in float32 and bfloat16, which no base model that works comes near. float16
+    ends at 65504: there the limit only says that a hidden state of one does not overflow."""
     import torch
 
     served = getattr(torch, dtype)
     names = (f"{module}.lora_A.weight", f"{module}.lora_B.weight")
     down, up = (tensors[name].to(served) for name in names)
     up = up * scaling
-    for name, held, what in ((names[0], down, ""), (names[1], up, f"times lora_alpha / r ({scaling:g}) ")):
+    for name, held, what in (
+        (names[0], down, ""),
+        (names[1], up, f"times lora_alpha / r ({scaling:g}) "),
+    ):
         if not held.isfinite().all():
-            raise AdapterError(f"{adapter}: tensor {name!r} {what}is not finite in {dtype}; send smaller weights.")
+            raise AdapterError(
+                f"{adapter}: tensor {name!r} {what}is not finite in {dtype}; send smaller weights."
+            )
     gain = float((up.double().abs() @ down.double().abs().sum(1)).max())
     limit = min(_MAX_GAIN, torch.finfo(served).max)
     if gain > limit:
         raise AdapterError(
-            f"{adapter}: tensor {names[1]!r} and its lora_A make a hidden state up to {gain:.3g} times as large; "
+            f"{adapter}: tensor {names[1]!r} and its lora_A make a hidden state up to {gain:.3g} "
+            "times as large; "
             f"allowed is {limit:.3g} in {dtype}. Has the training diverged? Send smaller weights."
         )

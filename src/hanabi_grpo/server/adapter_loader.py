@@ -1,7 +1,7 @@
 """One adapter's way: upload checked, files written, engine told; and back, files last.
 
-Whatever touches all bytes of an adapter happens in a thread: hashing, checking, writing, reading, removing.
-"""
+Whatever touches all bytes of an adapter happens in a thread: hashing, checking, writing, reading,
+removing."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,9 @@ _WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
-    """An adapter as its sender describes it: safetensors in PEFT's naming, their sha256 and the PEFT configuration."""
+    """An adapter as its sender describes it: safetensors in PEFT's naming, their sha256 and the
+    PEFT configuration.
+    """
 
     adapter: str
     version: int
@@ -86,15 +88,18 @@ def adapter_home() -> Path:
 
 
 class OwnedFolder:
-    """A new folder that nobody takes for a leftover while this process, or a child forked from it, lives.
+    """A new folder that nobody takes for a leftover while this process, or a child forked from it,
+    lives.
 
-    Whoever finds one asks its lock whether the owner still lives. A process number would be the wrong question: servers
-    in several containers may share one /dev/shm, and each sees the numbers of its own processes only. A lock is the
-    kernel's and goes with its holder, kill -9 included.
+    Whoever finds one asks its lock whether the owner still lives. A process number would be the
+    wrong question: servers in several containers may share one /dev/shm, and each sees the numbers
+    of its own processes only. A lock is the kernel's and goes with its holder, kill -9 included.
     """
 
     def __init__(self, home: Path, prefix: str = _PREFIX) -> None:
-        """Remove what killed processes left under `home` with this prefix, and make a folder of one's own there."""
+        """Remove what killed processes left under `home` with this prefix, and make a folder of
+        one's own there.
+        """
         for folder in sorted(home.glob(f"{prefix}*")):
             _remove_leftover(folder)
         self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=home))
@@ -105,7 +110,9 @@ class OwnedFolder:
         unlocked.rename(self.path / LOCK)
 
     def write(self, name: str, files: Mapping[str, bytes]) -> Path:
-        """Write a folder inside, which appears under its name once it is complete, or leave nothing behind."""
+        """Write a folder inside, which appears under its name once it is complete, or leave nothing
+        behind.
+        """
         folder, partial = self.path / name, self.path / f".{name}"
         try:
             partial.mkdir()
@@ -115,7 +122,8 @@ class OwnedFolder:
         except OSError as error:
             num_bytes = sum(map(len, files.values()))
             raise AdapterError(
-                f"{name}: its {num_bytes} bytes cannot be kept in {self.path.parent} ({error.strerror or error}); what "
+                f"{name}: its {num_bytes} bytes cannot be kept in {self.path.parent} "
+                f"({error.strerror or error}); what "
                 "is served stays served. Free space there on the server's machine, then push again."
             ) from error
         finally:
@@ -131,7 +139,9 @@ class OwnedFolder:
 
 
 def _remove_leftover(folder: Path) -> None:
-    """Remove a folder whose owner is gone; one without a lock, a link, and one whose lock is held stay."""
+    """Remove a folder whose owner is gone; one without a lock, a link, and one whose lock is held
+    stay.
+    """
     if folder.is_symlink():
         return
     with contextlib.suppress(OSError):
@@ -144,9 +154,13 @@ def _remove_leftover(folder: Path) -> None:
 
 
 class AdapterLoader:
-    """Moves adapters between uploads, disk and engine; who holds which is for its callers to know."""
+    """Moves adapters between uploads, disk and engine; who holds which is for its callers to
+    know.
+    """
 
-    def __init__(self, engine: Engine, home: Path | None, *, shapes: Shapes, max_rank: int, dtype: str) -> None:
+    def __init__(
+        self, engine: Engine, home: Path | None, *, shapes: Shapes, max_rank: int, dtype: str
+    ) -> None:
         self.folder = OwnedFolder(home or adapter_home())
         self.max_rank = max_rank
         self.max_upload_bytes = max_adapter_bytes(shapes, max_rank)
@@ -156,10 +170,15 @@ class AdapterLoader:
         """What must come to its end even when the request that began it is gone."""
 
     async def check(self, upload: Upload, *, lora_rank: int) -> None:
-        """Refuse an upload whose bytes are not those that were sent, or must not be loaded (`check_adapter`)."""
+        """Refuse an upload whose bytes are not those that were sent, or must not be loaded
+        (`check_adapter`).
+        """
         digest, sent = await asyncio.to_thread(_sha256, upload.body), upload.sha256
         if digest != sent:
-            raise AdapterError(f"{upload.name}: body has sha256 {digest[:16]}…, header says {sent[:16]}…; resend it.")
+            raise AdapterError(
+                f"{upload.name}: body has sha256 {digest[:16]}…, header says {sent[:16]}…; resend "
+                "it."
+            )
         await asyncio.to_thread(
             check_adapter,
             *(upload.body, upload.config),
@@ -172,18 +191,23 @@ class AdapterLoader:
     async def write(self, upload: Upload) -> HeldAdapter:
         """Write a checked upload to disk; nothing is loaded yet. Raises as `OwnedFolder.write`."""
         number = next(self._numbers)
-        # A number in the path: vLLM keys its prefix cache by name and path, and no path may ever name two adapters.
+        # A number in the path: vLLM keys its prefix cache by name and path, and no path may ever
+        # name two adapters.
         files = {_WEIGHTS: upload.body, _CONFIG: json.dumps(dict(upload.config)).encode()}
         folder = await asyncio.to_thread(self.folder.write, f"{upload.name}-{number}", files)
         digests = upload.sha256, config_digest(upload.config)
         return HeldAdapter(upload.adapter, upload.version, *digests, folder, number)
 
     async def load(self, *adapters: HeldAdapter) -> None:
-        """Load every one of these into the engine, or none; their files stay. Raises what the engine raises, too."""
+        """Load every one of these into the engine, or none; their files stay. Raises what the
+        engine raises, too.
+        """
         loaded: list[HeldAdapter] = []
         try:
             for held in adapters:
-                held.lora = await self._engine.load_adapter(held.name, held.number, str(held.folder))
+                held.lora = await self._engine.load_adapter(
+                    held.name, held.number, str(held.folder)
+                )
                 loaded.append(held)
                 await asyncio.to_thread(_check_files, held)
         except BaseException:
@@ -197,10 +221,13 @@ class AdapterLoader:
             await self._engine.unload_adapter(held.number)
         except Exception as error:
             # No request names it again, so all it costs is its place in the engine.
-            logger.warning("%s stays in the engine, unused: %s: %s", held.name, type(error).__name__, error)
+            logger.warning(
+                "%s stays in the engine, unused: %s: %s", held.name, type(error).__name__, error
+            )
 
     async def drop(self, held: HeldAdapter, *, loaded: bool) -> None:
-        """Make the engine forget an adapter that no request will name again, and then remove its files.
+        """Make the engine forget an adapter that no request will name again, and then remove its
+        files.
 
         The engine reloads from the files what it has no room for, and dies without them.
         """
@@ -230,4 +257,6 @@ def _check_files(held: HeldAdapter) -> None:
     weights = _sha256((held.folder / _WEIGHTS).read_bytes())
     config = config_digest(json.loads((held.folder / _CONFIG).read_bytes()))
     if (weights, config) != (held.sha256, held.config_sha256):
-        raise AdapterError(f"{held.name}: the files that were loaded are not those that were sent; push again.")
+        raise AdapterError(
+            f"{held.name}: the files that were loaded are not those that were sent; push again."
+        )

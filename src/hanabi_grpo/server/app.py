@@ -1,4 +1,5 @@
-"""The app: the door before every route, errors as JSON, what the server says of itself, and how adapters come.
+"""The app: the door before every route, errors as JSON, what the server says of itself, and how
+adapters come.
 
 Adapters come in a trainer's session, by uploads and commits, or are lent by anybody.
 """
@@ -14,7 +15,14 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from hanabi_grpo.errors import AdapterError, BusyError, GameParameterError, HanabiGrpoError, SettingsError, VersionError
+from hanabi_grpo.errors import (
+    AdapterError,
+    BusyError,
+    GameParameterError,
+    HanabiGrpoError,
+    SettingsError,
+    VersionError,
+)
 from hanabi_grpo.logs import LineRing
 from hanabi_grpo.rollout.handshake import MAX_VERSION
 from hanabi_grpo.runs.run_folder import public_run
@@ -44,13 +52,15 @@ def create_app(
 ) -> FastAPI:
     """Build the app around a running engine.
 
-    Every request must carry `api_key`; None lets in every program of this machine. `host` is the address that the
-    server listens on, and `ring` has its newest log lines.
-    """
-    app = FastAPI(title="hanabi_grpo rollout server", docs_url=None, redoc_url=None, openapi_url=None)
+    Every request must carry `api_key`; None lets in every program of this machine. `host` is the
+    address that the server listens on, and `ring` has its newest log lines."""
+    app = FastAPI(
+        title="hanabi_grpo rollout server", docs_url=None, redoc_url=None, openapi_url=None
+    )
     started = time.time()
 
-    # The one added last is asked first: a stranger without the key is refused before a body is looked at.
+    # The one added last is asked first: a stranger without the key is refused before a body is
+    # looked at.
     app.add_middleware(BodyCheck, upload_bytes=store.max_upload_bytes)
     app.add_middleware(KeyCheck, api_key=api_key, host=host)
     _answer_errors(app, engine)
@@ -75,7 +85,9 @@ def create_app(
     async def describe() -> dict[str, Any]:
         return {
             **identity.model_dump(),
-            "run": public_run(session.trainer.run_id) if (session := store.ownership.session) else None,
+            "run": public_run(session.trainer.run_id)
+            if (session := store.ownership.session)
+            else None,
             "session_alive": store.ownership.is_alive,
             "versions": store.versions(),
             "adapters": store.served(),
@@ -104,16 +116,27 @@ def _answer_errors(app: FastAPI, engine: Engine) -> None:
         elif isinstance(error, VersionError):
             status = 409
         else:
-            status = 422 if isinstance(error, AdapterError | SettingsError | GameParameterError) else 500
+            status = (
+                422 if isinstance(error, AdapterError | SettingsError | GameParameterError) else 500
+            )
         return problem(status, str(error), again=isinstance(error, BusyError))
 
     @app.exception_handler(RequestValidationError)
     async def malformed(_: Request, error: RequestValidationError) -> Response:
-        return problem(422, "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()))
+        return problem(
+            422,
+            "; ".join(
+                f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()
+            ),
+        )
 
     @app.exception_handler(ClientDisconnect)
     async def hung_up(request: Request, _: Exception) -> Response:
-        return problem(499, f"{request.method} {request.url.path[:200]}: the client hung up in the middle of its body.")
+        return problem(
+            499,
+            f"{request.method} {request.url.path[:200]}: the client hung up in the middle of its "
+            "body.",
+        )
 
     @app.exception_handler(RecursionError)
     async def too_deep(_: Request, error: RecursionError) -> Response:
@@ -125,13 +148,21 @@ def _answer_errors(app: FastAPI, engine: Engine) -> None:
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
-        # The traceback is in the server's log (uvicorn's); a client learns the kind of fault, not our values.
-        logger.error("%s %s failed: %s", request.method, request.url.path[:200], type(error).__name__)
-        message = f"the server failed: {type(error).__name__}; its log, in the other terminal, says where."
+        # The traceback is in the server's log (uvicorn's); a client learns the kind of fault, not
+        # our values.
+        logger.error(
+            "%s %s failed: %s", request.method, request.url.path[:200], type(error).__name__
+        )
+        message = (
+            f"the server failed: {type(error).__name__}; its log, in the other terminal, "
+            "says where."
+        )
         return problem(503 if engine.is_dead else 500, message)
 
 
-def _add_adapter_routes(app: FastAPI, store: AdapterStore, scheduler: Scheduler, identity: ServerIdentity) -> None:
+def _add_adapter_routes(
+    app: FastAPI, store: AdapterStore, scheduler: Scheduler, identity: ServerIdentity
+) -> None:
     ownership, instance = store.ownership, {"instance_id": identity.instance_id}
 
     def state() -> dict[str, Any]:
@@ -148,7 +179,8 @@ def _add_adapter_routes(app: FastAPI, store: AdapterStore, scheduler: Scheduler,
     @app.post("/session/heartbeat")
     async def heartbeat(request: Request) -> Response:
         if ownership.session is None:
-            # Not 409: nobody took over, this is a new server process that has to be told of the run.
+            # Not 409: nobody took over, this is a new server process that has to be told of the
+            # run.
             return problem(404, NO_SESSION)
         ownership.check(request.headers)
         return JSONResponse(state())
@@ -180,10 +212,14 @@ def _add_adapter_routes(app: FastAPI, store: AdapterStore, scheduler: Scheduler,
 async def _read_upload(request: Request, adapter: str, version: int) -> Upload:
     try:
         sha256 = request.headers["x-sha256"]
-        config = msgspec.json.decode(request.headers["x-peft-config"].encode("latin-1"), type=dict[str, Any])
+        config = msgspec.json.decode(
+            request.headers["x-peft-config"].encode("latin-1"), type=dict[str, Any]
+        )
     except (KeyError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise AdapterError(
             f"{adapter}@{version}: headers x-sha256 and x-peft-config (a JSON object) are needed; "
             f"{type(error).__name__}: {error}"
         ) from error
-    return Upload(adapter=adapter, version=version, body=await request.body(), sha256=sha256, config=config)
+    return Upload(
+        adapter=adapter, version=version, body=await request.body(), sha256=sha256, config=config
+    )

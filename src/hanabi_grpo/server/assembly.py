@@ -1,4 +1,6 @@
-"""The server's parts, put together: one place for the command, for the benchmarks, and for what a dry run shows."""
+"""The server's parts, put together: one place for the command, for the benchmarks, and for what a
+dry run shows.
+"""
 
 import atexit
 import contextlib
@@ -50,25 +52,31 @@ def prepare_environment(on_cpu: bool) -> None:
     """Set what vLLM reads from the environment, before it is imported; what the user set stays."""
     # ms-swift registers a vLLM plugin that imports torchvision, which text models do without.
     os.environ["VLLM_PLUGINS"] = PLUGIN_NAME
-    # vLLM forks on CUDA: a forked engine core counts its parent's plugins as its own and loads none, so nothing ties it
-    # to the server, and it keeps the listening socket.
+    # vLLM forks on CUDA: a forked engine core counts its parent's plugins as its own and loads
+    # none, so nothing ties it to the server, and it keeps the listening socket.
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    # Replies that are unpacked in one go; the default of 128 keeps everything else in the event loop waiting for it.
+    # Replies that are unpacked in one go; the default of 128 keeps everything else in the event
+    # loop waiting for it.
     os.environ.setdefault("VLLM_V1_OUTPUT_PROC_CHUNK_SIZE", "32")
-    # vLLM leaves its sockets, nine a start, in the temporary folder. A socket's path has 107 characters at most.
+    # vLLM leaves its sockets, nine a start, in the temporary folder. A socket's path has 107
+    # characters at most.
     home = tempfile.gettempdir()
-    if "VLLM_RPC_BASE_PATH" not in os.environ and len(f"{home}/{SOCKETS}12345678/{uuid.uuid4()}") <= 107:
+    if (
+        "VLLM_RPC_BASE_PATH" not in os.environ
+        and len(f"{home}/{SOCKETS}12345678/{uuid.uuid4()}") <= 107
+    ):
         folder = OwnedFolder(Path(home), SOCKETS)
         os.environ["VLLM_RPC_BASE_PATH"] = str(folder.path)
         atexit.register(folder.close)
     if on_cpu:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-        # All that vLLM would compile here is how it counts ranks of logprobs, seconds of the first game's for a sum.
+        # All that vLLM would compile here is how it counts ranks of logprobs, seconds of the first
+        # game's for a sum.
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-        # One core is for games, tokens and HTTP: with a small model they are as much work as its products are, and
-        # threads that wait for a core that is taken hold the others up.
+        # One core is for games, tokens and HTTP: with a small model they are as much work as its
+        # products are, and threads that wait for a core that is taken hold the others up.
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) - 1)))
         # A thread that is bound to a core waits for it also where another one is idle.
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
@@ -76,25 +84,34 @@ def prepare_environment(on_cpu: bool) -> None:
 
 @contextlib.contextmanager
 def rollout_server(
-    settings: Settings, ring: LineRing, extra_args: Sequence[str] = (), partner_calls: Path | None = None
+    settings: Settings,
+    ring: LineRing,
+    extra_args: Sequence[str] = (),
+    partner_calls: Path | None = None,
 ) -> Iterator[RolloutServer]:
-    """Start the engine, as `Engine` says and after `prepare_environment`, and end it with the block.
+    """Start the engine, as `Engine` says and after `prepare_environment`, and end it with the
+    block.
 
-    `ring` has the lines that `/log/` hands out, `extra_args` are vLLM's own, and `partner_calls` is where calls of
-    HANABI_PARTNER_URLS are recorded.
-    """
+    `ring` has the lines that `/log/` hands out, `extra_args` are vLLM's own, and `partner_calls` is
+    where calls of HANABI_PARTNER_URLS are recorded."""
     from transformers import AutoConfig, AutoTokenizer
 
     board = settings.preset or LAPTOP
     folder: Path = resolve_model(settings.model, tiny_model_command([board], settings.players))
-    chat = ChatFormat.from_tokenizer(AutoTokenizer.from_pretrained(folder), thinking=settings.thinking)
+    chat = ChatFormat.from_tokenizer(
+        AutoTokenizer.from_pretrained(folder), thinking=settings.thinking
+    )
     fingerprint = model_fingerprint(folder)
     logger.info("engine: starting on %s with %s (%s)", settings.device, folder, fingerprint)
     if settings.device == "gpu":
         # vLLM tells of it at a level that is off here.
-        logger.info("engine: compiling kernels and capturing CUDA graphs can take minutes without a line")
+        logger.info(
+            "engine: compiling kernels and capturing CUDA graphs can take minutes without a line"
+        )
     shapes = linear_shapes(folder)
-    engine = Engine(engine_options(settings, str(folder), shapes), extra_args, patience=settings.engine_timeout)
+    engine = Engine(
+        engine_options(settings, str(folder), shapes), extra_args, patience=settings.engine_timeout
+    )
     store = AdapterStore(
         engine,
         max_rank=settings.lora_rank,
@@ -103,7 +120,9 @@ def rollout_server(
         session_timeout=settings.session_timeout,
     )
     if (partners := UrlPartners(settings, partner_calls)).by_word:
-        logger.info("partners: %s; their calls are recorded in %s", partners.described, partner_calls)
+        logger.info(
+            "partners: %s; their calls are recorded in %s", partners.described, partner_calls
+        )
     try:
         identity = ServerIdentity(
             instance_id=uuid.uuid4().hex[:12],
@@ -129,7 +148,8 @@ def rollout_server(
         scheduler = Scheduler(model, store, games_at_once=at_once, instance_id=instance)
         key = settings.api_key.get_secret_value() if settings.api_key else None
         app = create_app(engine, store, scheduler, identity, ring, api_key=key, host=settings.host)
-        # vLLM's 670,000 objects stay to the end; each full collection would hold the event loop up to find that out.
+        # vLLM's 670,000 objects stay to the end; each full collection would hold the event loop up
+        # to find that out.
         gc.collect()
         gc.freeze()
         yield RolloutServer(engine=engine, chat=chat, store=store, identity=identity, app=app)

@@ -12,13 +12,17 @@ from hanabi_grpo.errors import shown
 
 _LOCAL_NAMES = ("127.0.0.1", "localhost", "::1")
 _BODY_BYTES = 24 << 20
-"""Of a request that is no upload; a task takes about 350 bytes, and `messages.MAX_TASKS` of them are allowed."""
+"""Of a request that is no upload; a task takes about 350 bytes, and `messages.MAX_TASKS` of them
+are allowed.
+"""
 RETRY_SECONDS = 5
 """After which a request that came at a bad moment may be sent again."""
 
 
 def problem(status: int, message: str, *, again: bool = False) -> Response:
-    """Return an error answer, printable where it quotes what is no text; `again`: the request may succeed later."""
+    """Return an error answer, printable where it quotes what is no text; `again`: the request may
+    succeed later.
+    """
     text = message.encode("utf-8", "backslashreplace").decode("utf-8")
     headers = {"retry-after": str(RETRY_SECONDS)} if again else {}
     return JSONResponse({"detail": text}, status_code=status, headers=headers)
@@ -27,10 +31,10 @@ def problem(status: int, message: str, *, again: bool = False) -> Response:
 class KeyCheck:
     """ASGI middleware that refuses strangers before anything of a request is looked at.
 
-    With a key: 401 unless a request carries `Authorization: Bearer <key>`. Without one: 403 to the pages of a browser.
-    A page of any site can send requests to 127.0.0.1. With a name of its own that resolves to this machine it even
-    reads the answers (DNS rebinding), but its name, not our `host`, then stands in the Host header.
-    """
+    With a key: 401 unless a request carries `Authorization: Bearer <key>`. Without one: 403 to the
+    pages of a browser. A page of any site can send requests to 127.0.0.1. With a name of its own
+    that resolves to this machine it even reads the answers (DNS rebinding), but its name, not our
+    `host`, then stands in the Host header."""
 
     def __init__(self, app: ASGIApp, *, api_key: str | None, host: str) -> None:
         self._app = app
@@ -43,8 +47,13 @@ class KeyCheck:
         if self._expected is None:
             status, reason = 403, self._page(headers)
         else:
-            is_right = hmac.compare_digest(headers.get("authorization", "").encode("latin-1"), self._expected)
-            wrong = "wrong or missing key: set HANABI_API_KEY to the server's value in this terminal too."
+            is_right = hmac.compare_digest(
+                headers.get("authorization", "").encode("latin-1"), self._expected
+            )
+            wrong = (
+                "wrong or missing key: set HANABI_API_KEY to the server's value in this "
+                "terminal too."
+            )
             status, reason = 401, "" if is_right else wrong
         await (problem(status, reason) if reason else self._app)(scope, receive, send)
 
@@ -57,14 +66,17 @@ class KeyCheck:
         if name in self._names and site in ("none", "same-origin"):
             return ""
         return (
-            f"host {shown(host)}, sec-fetch-site {shown(site)}: a server without a key answers programs that call it "
-            f"{', '.join(self._names)}, and no pages. Name it so in VLLM_SERVER_HOST, or set HANABI_API_KEY in both "
+            f"host {shown(host)}, sec-fetch-site {shown(site)}: a server without a key answers "
+            "programs that call it "
+            f"{', '.join(self._names)}, and no pages. Name it so in VLLM_SERVER_HOST, or set "
+            "HANABI_API_KEY in both "
             "terminals."
         )
 
 
 class BodyCheck:
-    """ASGI middleware for bodies: 413 for one that is too large, 415 for one that a browser posts for any page.
+    """ASGI middleware for bodies: 413 for one that is too large, 415 for one that a browser posts
+    for any page.
 
     `upload_bytes` bounds what is PUT: adapters.
     """
@@ -76,7 +88,8 @@ class BodyCheck:
         """Pass a request on; what it has too much of is found while it is read."""
         is_upload, headers, size = scope["method"] == "PUT", Headers(scope=scope), 0
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        # One that is named is no simple request: a browser asks before, and is refused. So it does before every PUT.
+        # One that is named is no simple request: a browser asks before, and is refused. So it does
+        # before every PUT.
         has_body = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
         if kind != "application/json" and scope["method"] == "POST" and has_body:
             given = shown(kind) if kind else "none"
@@ -90,7 +103,9 @@ class BodyCheck:
             message = await receive()
             size += len(message.get("body", b""))
             if size > allowed:
-                raise HTTPException(413, f"a body of more than {allowed} bytes, the most that is allowed here.")
+                raise HTTPException(
+                    413, f"a body of more than {allowed} bytes, the most that is allowed here."
+                )
             return message
 
         await self._app(scope, counted, send)

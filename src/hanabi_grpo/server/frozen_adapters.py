@@ -1,8 +1,9 @@
-"""Adapters that were lent to the server: they never change, belong to no session, and sit beside its adapters.
+"""Adapters that were lent to the server: they never change, belong to no session, and sit beside
+its adapters.
 
-Their name is a digest of weights and configuration, so equal ones are held once. The version only says for records how
-many steps are behind them; the same weights lent as two versions are two entries.
-"""
+Their name is a digest of weights and configuration, so equal ones are held once. The version only
+says for records how many steps are behind them; the same weights lent as two versions are two
+entries."""
 
 import asyncio
 import logging
@@ -24,7 +25,9 @@ class FrozenAdapters:
         # Not the session's lock: a commit neither waits for a lent adapter nor the other way round.
         self._lock = asyncio.Lock()
         self._held: dict[str, HeldAdapter] = {}
-        """By seat word, least recently used first; every one of them is in the engine and has its files."""
+        """By seat word, least recently used first; every one of them is in the engine and has its
+        files.
+        """
 
     def words(self) -> list[str]:
         """Return the seat word of each held adapter, least recently used first."""
@@ -35,8 +38,10 @@ class FrozenAdapters:
         word = f"{adapter}@{version}"
         if word not in self._held:
             raise VersionError(
-                f"{word} is required, but this server does not hold it: it is not among the {len(self._held)} frozen "
-                f"adapters (at most {MAX_FROZEN}; the least recently used go first, and a new server process starts "
+                f"{word} is required, but this server does not hold it: it is not among the "
+                f"{len(self._held)} frozen "
+                f"adapters (at most {MAX_FROZEN}; the least recently used go first, and a new "
+                "server process starts "
                 "with none); upload it again (PUT /frozen/)."
             )
         return self._held[word]
@@ -47,16 +52,17 @@ class FrozenAdapters:
         self._held[held.name] = self._held.pop(held.name)
 
     async def lend(self, upload: Upload) -> HeldAdapter:
-        """Check an upload, load it and hold it under a name of its own; one that is held already is only touched.
+        """Check an upload, load it and hold it under a name of its own; one that is held already is
+        only touched.
 
-        Once checked, it runs to its end even when the caller is cancelled. To make room, the least recently used
-        adapter that no rollout uses is dropped before, and stays dropped when something fails after that; a BusyError
-        says that all places are in use.
-        """
+        Once checked, it runs to its end even when the caller is cancelled. To make room, the least
+        recently used adapter that no rollout uses is dropped before, and stays dropped when
+        something fails after that; a BusyError says that all places are in use."""
         rank = upload.config.get("r")
         if type(rank) is not int or not 1 <= rank <= self._loader.max_rank:
             raise AdapterError(
-                f"frozen adapter: r={shown(rank)}; this server takes ranks 1 to {self._loader.max_rank}. Start it "
+                f"frozen adapter: r={shown(rank)}; this server takes ranks 1 to "
+                f"{self._loader.max_rank}. Start it "
                 "with a larger LORA_RANK for others."
             )
         upload = replace(upload, adapter=frozen_name(upload.sha256, upload.config))
@@ -72,7 +78,8 @@ class FrozenAdapters:
                     if idle is None:
                         raise BusyError(
                             f"{word}: all {MAX_FROZEN} places for frozen adapters are in use "
-                            f"({users_of(self._held.values())}). Wait for those games or end their clients, then "
+                            f"({users_of(self._held.values())}). Wait for those games or end "
+                            "their clients, then "
                             "upload it again."
                         )
                     # Out of the map before anything waits: no rollout can take it from here on.
@@ -86,7 +93,9 @@ class FrozenAdapters:
                     await self._loader.drop(held, loaded=False)
                     if not isinstance(error, Exception):
                         raise
-                    raise AdapterError(f"{word} could not be loaded, nothing else changed: {error}") from error
+                    raise AdapterError(
+                        f"{word} could not be loaded, nothing else changed: {error}"
+                    ) from error
                 self._held[word] = held
                 logger.info("frozen adapter: %s (%d of %d held)", word, len(self._held), MAX_FROZEN)
             held = self._held[word]

@@ -1,10 +1,11 @@
-"""Start the rollout server: port first, then the process that serves, in it the engine, then the routes.
+"""Start the rollout server: port first, then the process that serves, in it the engine, then the
+routes.
 
-The parent serves nothing itself: it starts the process that does, hands signals on, and starts it again. A dead engine
-does not come back, and a killed process cannot help itself. The parent holds the listening socket, so the port stays
-and clients wait in its queue meanwhile. Whatever a dead process left behind (engine core, workers) is handed to the
-parent by the kernel and ended before the next process starts: a new engine needs their memory.
-"""
+The parent serves nothing itself: it starts the process that does, hands signals on, and starts it
+again. A dead engine does not come back, and a killed process cannot help itself. The parent holds
+the listening socket, so the port stays and clients wait in its queue meanwhile. Whatever a dead
+process left behind (engine core, workers) is handed to the parent by the kernel and ended before
+the next process starts: a new engine needs their memory."""
 
 import asyncio
 import contextlib
@@ -38,7 +39,9 @@ _CLEAN_UP_SECONDS = 20
 
 
 def serve(settings: Settings, extra_args: list[str]) -> None:
-    """Run the server until SIGINT, SIGTERM or too many deaths; a ServerError says that the port is taken."""
+    """Run the server until SIGINT, SIGTERM or too many deaths; a ServerError says that the port is
+    taken.
+    """
     set_up_logging()
     listener = listen(settings.host, settings.port)
     # Named here, so that a process that takes a dead one's place goes on with it.
@@ -58,15 +61,23 @@ def _end(signum: int, frame: object) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket; a ServerError, with the OSError as its cause, where that is impossible."""
+    """Return a listening socket; a ServerError, with the OSError as its cause, where that is
+    impossible.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With the protocol named, asyncio switches Nagle off; without it every small answer waits 40 ms for an ACK.
+    # With the protocol named, asyncio switches Nagle off; without it every small answer waits 40 ms
+    # for an ACK.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # Of every connection: a machine that vanishes says no goodbye, and its games would be played for nobody.
+    # Of every connection: a machine that vanishes says no goodbye, and its games would be played
+    # for nobody.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux":
-        for option, value in ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3)):
+        for option, value in (
+            (socket.TCP_KEEPIDLE, 30),
+            (socket.TCP_KEEPINTVL, 10),
+            (socket.TCP_KEEPCNT, 3),
+        ):
             listener.setsockopt(socket.IPPROTO_TCP, option, value)
     try:
         listener.bind((host, port))
@@ -74,13 +85,17 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ServerError(
-            f"PORT={port}: cannot listen on {host}:{port} ({error.strerror}). Stop what runs there, or choose another "
-            f"port here and the same in the other terminal: PORT={port + 1} and VLLM_SERVER_PORT={port + 1}."
+            f"PORT={port}: cannot listen on {host}:{port} ({error.strerror}). Stop what runs "
+            "there, or choose another "
+            f"port here and the same in the other terminal: PORT={port + 1} and "
+            f"VLLM_SERVER_PORT={port + 1}."
         ) from error
     return listener
 
 
-async def _run(settings: Settings, extra_args: list[str], listener: socket.socket, calls: Path) -> bool:
+async def _run(
+    settings: Settings, extra_args: list[str], listener: socket.socket, calls: Path
+) -> bool:
     from hanabi_grpo.server.assembly import prepare_environment, rollout_server
     from hanabi_grpo.server.serving import serve_until_dead, starting_server
 
@@ -90,7 +105,12 @@ async def _run(settings: Settings, extra_args: list[str], listener: socket.socke
     with contextlib.ExitStack() as stack:
         with importing(), starting_server(listener):
             server = stack.enter_context(rollout_server(settings, ring, extra_args, calls))
-        logger.info("ready on http://%s:%d (instance %s)", settings.host, settings.port, server.identity.instance_id)
+        logger.info(
+            "ready on http://%s:%d (instance %s)",
+            settings.host,
+            settings.port,
+            server.identity.instance_id,
+        )
         return await serve_until_dead(
             server.app,
             listener,
@@ -101,12 +121,13 @@ async def _run(settings: Settings, extra_args: list[str], listener: socket.socke
 
 
 def fork_and_supervise(*, allowed: int, healthy_seconds: float = 600.0) -> None:
-    """Return in each serving process; the parent stays here and ends with it. Call it before any thread starts.
+    """Return in each serving process; the parent stays here and ends with it. Call it before any
+    thread starts.
 
-    The serving process is killed when its parent is, and its engine with it (Linux only). `allowed` are restarts after
-    an engine's death or a kill, counted anew after `healthy_seconds`. The parent raises SystemExit with the code of a
-    serving process that ended otherwise, or `EXIT_CODE` when it died too often.
-    """
+    The serving process is killed when its parent is, and its engine with it (Linux only). `allowed`
+    are restarts after an engine's death or a kill, counted anew after `healthy_seconds`. The parent
+    raises SystemExit with the code of a serving process that ended otherwise, or `EXIT_CODE` when
+    it died too often."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     adopt_orphans()
@@ -133,16 +154,22 @@ def fork_and_supervise(*, allowed: int, healthy_seconds: float = 600.0) -> None:
         restarts = 1 if lived >= healthy_seconds else restarts + 1
         if restarts > allowed:
             logger.error(
-                "%s after %.0f s, and HANABI_ENGINE_RESTARTS=%d is used up: the server ends (exit code %d). Look for "
+                "%s after %.0f s, and HANABI_ENGINE_RESTARTS=%d is used up: the server ends (exit "
+                "code %d). Look for "
                 "the engine's error above, then start the server again.",
                 *(reason, lived, allowed, EXIT_CODE),
             )
             raise SystemExit(EXIT_CODE)
-        logger.error("%s after %.0f s: the server starts again (%d of %d)", reason, lived, restarts, allowed)
+        logger.error(
+            "%s after %.0f s: the server starts again (%d of %d)", reason, lived, restarts, allowed
+        )
 
 
 def _reason_to_restart(code: int, *, is_first: bool) -> str | None:
-    if code in (EXIT_CODE, -signal.SIGALRM):  # the alarm ends a clean-up that hangs on the dead engine
+    if code in (
+        EXIT_CODE,
+        -signal.SIGALRM,
+    ):  # the alarm ends a clean-up that hangs on the dead engine
         return "engine dead"
     if code < 0 and -code not in (signal.SIGINT, signal.SIGTERM):
         return f"server process killed by {signal.Signals(-code).name}"
@@ -153,7 +180,9 @@ def _reason_to_restart(code: int, *, is_first: bool) -> str | None:
 
 
 def _wait_for(child: int) -> tuple[int, bool]:
-    """Hand signals on until a child ends; return its exit code, or minus a signal, and whether it was told to end."""
+    """Hand signals on until a child ends; return its exit code, or minus a signal, and whether it
+    was told to end.
+    """
     was_stopped = False
     while True:
         came = signal.sigwaitinfo(_SIGNALS)
@@ -167,7 +196,9 @@ def _wait_for(child: int) -> tuple[int, bool]:
 
 
 def _reap(child: int) -> int | None:
-    """Collect every process that has ended; return the exit code of `child` when it is among them."""
+    """Collect every process that has ended; return the exit code of `child` when it is among
+    them.
+    """
     code = None
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -180,9 +211,12 @@ def _end_left_behind() -> None:
     left = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):  # a zombie, or gone meanwhile
-            # Python's resource tracker removes the shared memory of the dead, and ends when they are gone.
+            # Python's resource tracker removes the shared memory of the dead, and ends when they
+            # are gone.
             if "multiprocessing.resource_tracker" not in " ".join(process.cmdline()):
                 process.kill()
                 left.append(process)
     if stay := psutil.wait_procs(left, timeout=_END_SECONDS)[1]:
-        logger.error("killed processes that do not end: %s", ", ".join(str(process.pid) for process in stay))
+        logger.error(
+            "killed processes that do not end: %s", ", ".join(str(process.pid) for process in stay)
+        )

@@ -1,9 +1,10 @@
-"""Which game plays next, and how games share one event loop with everything else that the server does.
+"""Which game plays next, and how games share one event loop with everything else that the server
+does.
 
-When many replies come in one batch of the engine, many games are ready at the same moment, and whoever else waits
-(health checks, uploads, vLLM's callbacks) would wait for all of them. So games go on one at a time, with a pass of the
-event loop in between, and long lists are worked through in slices.
-"""
+When many replies come in one batch of the engine, many games are ready at the same moment, and
+whoever else waits (health checks, uploads, vLLM's callbacks) would wait for all of them. So games
+go on one at a time, with a pass of the event loop in between, and long lists are worked through in
+slices."""
 
 import asyncio
 import contextlib
@@ -18,7 +19,8 @@ _Item = TypeVar("_Item")
 
 
 class Places:
-    """So many games in play at once: the session's own first, then the requests in turn. Used from one event loop.
+    """So many games in play at once: the session's own first, then the requests in turn. Used from
+    one event loop.
 
     One queue for all would make 32 games wait behind the 8192 of a request that came before.
     """
@@ -27,11 +29,15 @@ class Places:
         self._free = number
         self._own: dict[object, deque[asyncio.Future[None]]] = {}
         self._guests: dict[object, deque[asyncio.Future[None]]] = {}
-        """Who waits, by request; the request whose turn is next comes first. Nobody waits while a place is free."""
+        """Who waits, by request; the request whose turn is next comes first. Nobody waits while a
+        place is free.
+        """
 
     @contextlib.asynccontextmanager
     async def place(self, request: object, *, own: bool) -> AsyncIterator[None]:
-        """Wait for a place for a game of a request, the trainer's `own` or another's; hold it for the block."""
+        """Wait for a place for a game of a request, the trainer's `own` or another's; hold it for
+        the block.
+        """
         if self._free:
             self._free -= 1
         else:
@@ -66,7 +72,9 @@ class Places:
 
 
 async def take_turn(turnstile: asyncio.Lock) -> None:
-    """Wait until a game goes on: one in each pass of the event loop, in the order in which they came."""
+    """Wait until a game goes on: one in each pass of the event loop, in the order in which they
+    came.
+    """
     async with turnstile:
         await asyncio.sleep(0)
 

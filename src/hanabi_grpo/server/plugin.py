@@ -1,4 +1,6 @@
-"""What vLLM loads in each of its processes (entry point `vllm.general_plugins`), where no other code of ours runs."""
+"""What vLLM loads in each of its processes (entry point `vllm.general_plugins`), where no other
+code of ours runs.
+"""
 
 import gc
 import multiprocessing
@@ -12,7 +14,9 @@ PLUGIN_NAME = "hanabi_grpo"
 
 
 def register() -> None:
-    """Tie this process to its parent and install what is ours on a CPU. vLLM may call it more than once."""
+    """Tie this process to its parent and install what is ours on a CPU. vLLM may call it more than
+    once.
+    """
     _tie_to_parent()
     from vllm.platforms import current_platform
 
@@ -23,7 +27,9 @@ def register() -> None:
 
 
 def tie_coordinator() -> None:
-    """Tie the process to the server that vLLM (0.32) starts beside several copies of a model; it loads no plugins."""
+    """Tie the process to the server that vLLM (0.32) starts beside several copies of a model; it
+    loads no plugins.
+    """
     from vllm.v1.engine.coordinator import DPCoordinatorProc
 
     DPCoordinatorProc.run_coordinator = staticmethod(_coordinate)

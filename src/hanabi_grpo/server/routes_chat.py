@@ -1,8 +1,9 @@
-"""Replies by OpenAI's chat API, for programs that know no other: ids and logprobs are in the answer.
+"""Replies by OpenAI's chat API, for programs that know no other: ids and logprobs are in the
+answer.
 
-A conversation comes as texts and is rendered anew by the chat template, as with a memory of some turns: earlier replies
-have no thoughts there, and their ids are the tokenizer's. Who needs the sampled ones in the prompt asks `/reply/`.
-"""
+A conversation comes as texts and is rendered anew by the chat template, as with a memory of some
+turns: earlier replies have no thoughts there, and their ids are the tokenizer's. Who needs the
+sampled ones in the prompt asks `/reply/`."""
 
 import asyncio
 import time
@@ -56,26 +57,35 @@ def chat_routes(store: AdapterStore, scheduler: Scheduler, model: str) -> APIRou
     return router
 
 
-def read_chat(asked: ChatRequest, model: Model, *, base: str, newest: Mapping[str, int]) -> ReplyRequest:
+def read_chat(
+    asked: ChatRequest, model: Model, *, base: str, newest: Mapping[str, int]
+) -> ReplyRequest:
     """Return what a chat request asks for; a SettingsError says what is wrong.
 
-    `base` is the base model's name, and `newest` has the versions of adapters that are named without one.
-    """
+    `base` is the base model's name, and `newest` has the versions of adapters that are named
+    without one."""
     seat = BASE if asked.model == base else asked.model
     if seat in newest:
         seat = f"{seat}@{newest[seat]}"
     if seat != BASE and seat_adapter(seat) is None:
-        raise SettingsError(f"{_WHAT}: model={shown(seat)}: allowed are adapter@version (player_0@7), {BASE}, {base}.")
+        raise SettingsError(
+            f"{_WHAT}: model={shown(seat)}: allowed are adapter@version (player_0@7), {BASE}, "
+            f"{base}."
+        )
     given = {asked.max_tokens, asked.max_completion_tokens} - {None}
     if len(given) != 1:
-        raise SettingsError(f"{_WHAT}: max_tokens has {len(given)} values; send max_tokens or max_completion_tokens.")
+        raise SettingsError(
+            f"{_WHAT}: max_tokens has {len(given)} values; send max_tokens or "
+            "max_completion_tokens."
+        )
     max_tokens = given.pop() or 0
     first, messages = asked.messages[0], asked.messages
     system, spoken = (first.content, messages[1:]) if first.role == "system" else ("", messages)
     roles = [message.role for message in spoken]
     if roles != ["user", "assistant"] * (len(roles) // 2) + ["user"] or len(roles) > 2 * MAX_TURNS:
         raise SettingsError(
-            f"{_WHAT}: messages of {shown([message.role for message in messages])}; allowed are a system message or "
+            f"{_WHAT}: messages of {shown([message.role for message in messages])}; allowed are a "
+            "system message or "
             f"none, then user and assistant in turn, a user last, at most {MAX_TURNS} of them."
         )
     turns, room = [], model.max_model_len
@@ -98,15 +108,24 @@ def read_chat(asked: ChatRequest, model: Model, *, base: str, newest: Mapping[st
 
 def _too_long(max_tokens: int, model: Model) -> SettingsError:
     return SettingsError(
-        f"{_WHAT}: the messages and max_tokens={max_tokens} are longer than the conversations of this server, "
+        f"{_WHAT}: the messages and max_tokens={max_tokens} are longer than the conversations of "
+        "this server, "
         f"HANABI_MAX_MODEL_LEN={model.max_model_len}. Send less, or ask for less."
     )
 
 
 def _completion(reply: Reply, chat: ChatFormat, model: str) -> dict[str, Any]:
-    ids, words = list(reply.reply_ids), [str(chat.tokenizer.decode([token])) for token in reply.reply_ids]
+    ids, words = (
+        list(reply.reply_ids),
+        [str(chat.tokenizer.decode([token])) for token in reply.reply_ids],
+    )
     logprobs = [
-        {"token": word, "logprob": logprob, "bytes": [*word.encode("utf-8", "replace")], "top_logprobs": []}
+        {
+            "token": word,
+            "logprob": logprob,
+            "bytes": [*word.encode("utf-8", "replace")],
+            "top_logprobs": [],
+        }
         for word, logprob in zip(words, reply.logprobs, strict=True)
     ]
     choice = {
@@ -125,7 +144,11 @@ def _completion(reply: Reply, chat: ChatFormat, model: str) -> dict[str, Any]:
         "model": model,
         "choices": [choice],
         "prompt_token_ids": list(reply.prompt_ids),
-        "usage": {"prompt_tokens": prompt, "completion_tokens": len(ids), "total_tokens": prompt + len(ids)},
+        "usage": {
+            "prompt_tokens": prompt,
+            "completion_tokens": len(ids),
+            "total_tokens": prompt + len(ids),
+        },
     }
 
 
@@ -133,6 +156,11 @@ def _events(made: dict[str, Any]) -> bytes:
     """Return a completion as server-sent events: the reply, then the usage."""
     [choice], head = made["choices"], {**made, "object": "chat.completion.chunk"}
     usage = head.pop("usage")
-    piece = {**{key: value for key, value in choice.items() if key != "message"}, "delta": choice["message"]}
+    piece = {
+        **{key: value for key, value in choice.items() if key != "message"},
+        "delta": choice["message"],
+    }
     chunks = ({**head, "choices": [piece]}, {**head, "choices": [], "usage": usage})
-    return b"".join(b"data: %s\n\n" % data for data in (*map(msgspec.json.encode, chunks), b"[DONE]"))
+    return b"".join(
+        b"data: %s\n\n" % data for data in (*map(msgspec.json.encode, chunks), b"[DONE]")
+    )

@@ -1,7 +1,7 @@
 """Routes that play games or sample one reply; requests are checked before anything is sampled.
 
-The server of another model may have this one's as a partner behind a URL, so a reply can be had as from OpenAI's API.
-"""
+The server of another model may have this one's as a partner behind a URL, so a reply can be had as
+from OpenAI's API."""
 
 import asyncio
 from collections.abc import Coroutine, Iterable
@@ -22,7 +22,7 @@ from hanabi_grpo.rollout.messages import (
     ScoreRequest,
     read_tasks,
 )
-from hanabi_grpo.runs.wire import read_struct
+from hanabi_grpo.rollout.wire import read_struct
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.door import problem
 from hanabi_grpo.server.engine import SamplingConfig
@@ -48,14 +48,18 @@ def play_routes(store: AdapterStore, scheduler: Scheduler) -> APIRouter:
 
         async def played() -> Response:
             prompts = PromptTokens()
-            return await played_games(await scheduler.run(tasks, sampling, own=own, prompts=prompts), prompts)
+            return await played_games(
+                await scheduler.run(tasks, sampling, own=own, prompts=prompts), prompts
+            )
 
         return await answered(request, played())
 
     @router.post("/reply/")
     async def reply(request: Request) -> Response:
         vocab_size = scheduler.model.vocab_size
-        wanted = await asyncio.to_thread(parse_reply_request, await request.body(), vocab_size=vocab_size)
+        wanted = await asyncio.to_thread(
+            parse_reply_request, await request.body(), vocab_size=vocab_size
+        )
         check_owner(store, request, [wanted.seat])
 
         async def sampled() -> Response:
@@ -67,12 +71,16 @@ def play_routes(store: AdapterStore, scheduler: Scheduler) -> APIRouter:
 
     @router.post("/score/")
     async def score(request: Request) -> Response:
-        wanted = await asyncio.to_thread(read_body, "score request", ScoreRequest, await request.body())
+        wanted = await asyncio.to_thread(
+            read_body, "score request", ScoreRequest, await request.body()
+        )
         _check_sampled("score request", wanted.seat)
         check_owner(store, request, [wanted.seat])
 
         async def scored() -> Response:
-            return Response(msgspec.json.encode(await scheduler.score(wanted)), media_type="application/json")
+            return Response(
+                msgspec.json.encode(await scheduler.score(wanted)), media_type="application/json"
+            )
 
         return await answered(request, scored())
 
@@ -105,15 +113,19 @@ async def answered(request: Request, work: Coroutine[Any, Any, Response]) -> Res
         hang_up.cancel()
 
 
-async def played_games(groups: Iterable[Iterable[Episode | DroppedGame]], prompts: PromptTokens) -> Response:
-    """Return the games of a request's tasks, per task in order of their numbers, as a `RolloutAnswer`.
+async def played_games(
+    groups: Iterable[Iterable[Episode | DroppedGame]], prompts: PromptTokens
+) -> Response:
+    """Return the games of a request's tasks, per task in order of their numbers, as a
+    `RolloutAnswer`.
 
-    The answer has megabytes. A value is encoded in one go that keeps the interpreter's lock meanwhile, so a thread
-    would not help: each game is encoded by itself.
-    """
+    The answer has megabytes. A value is encoded in one go that keeps the interpreter's lock
+    meanwhile, so a thread would not help: each game is encoded by itself."""
     pieces: list[bytes] = []
     dropped: list[DroppedRow] = []
-    async for number, game in in_slices((number, game) for number, group in enumerate(groups) for game in group):
+    async for number, game in in_slices(
+        (number, game) for number, group in enumerate(groups) for game in group
+    ):
         if isinstance(game, DroppedGame):
             dropped.append(DroppedRow(task=number, game=game.game, reason=game.reason))
         else:
@@ -121,7 +133,9 @@ async def played_games(groups: Iterable[Iterable[Episode | DroppedGame]], prompt
     tokens = b',"prompt_tokens":%d,"cached_tokens":%d}' % (prompts.given, prompts.cached)
     pieces = [b'{"episodes":[', *pieces, b'],"dropped":', msgspec.json.encode(dropped), tokens]
     length = str(sum(map(len, pieces)))
-    return StreamingResponse(in_slices(pieces), media_type="application/json", headers={"content-length": length})
+    return StreamingResponse(
+        in_slices(pieces), media_type="application/json", headers={"content-length": length}
+    )
 
 
 def read_body(what: str, struct: type[_Request], body: bytes) -> _Request:
@@ -133,30 +147,41 @@ def read_body(what: str, struct: type[_Request], body: bytes) -> _Request:
 
 
 def parse_rollout_request(body: bytes) -> tuple[list[RequestedTask], SamplingConfig]:
-    """Return the tasks of a rollout request, and how replies are sampled; a SettingsError says what is wrong where."""
+    """Return the tasks of a rollout request, and how replies are sampled; a SettingsError says what
+    is wrong where.
+    """
     wanted = read_body("rollout request", RolloutRequest, body)
-    return read_tasks(wanted), SamplingConfig(max_tokens=wanted.max_tokens, temperature=wanted.temperature)
+    return read_tasks(wanted), SamplingConfig(
+        max_tokens=wanted.max_tokens, temperature=wanted.temperature
+    )
 
 
 def _check_sampled(what: str, seat: str) -> None:
     if is_scripted(check_seat(seat)):
         raise SettingsError(
-            f"{what}: seat {seat!r} is a script, which needs no server; play it where the game is, or ask for "
+            f"{what}: seat {seat!r} is a script, which needs no server; play it where the game "
+            "is, or ask for "
             f"adapter@version (player_0@7) or {BASE}."
         )
     if is_url(seat):
-        raise SettingsError(f"{what}: seat {seat!r} is a model behind a URL, which only sits in games; ask it itself.")
+        raise SettingsError(
+            f"{what}: seat {seat!r} is a model behind a URL, which only sits in games; ask it "
+            "itself."
+        )
 
 
 def parse_reply_request(body: bytes, *, vocab_size: int) -> ReplyRequest:
-    """Return a request for one reply of a model with so many ids; a SettingsError says what is wrong where."""
+    """Return a request for one reply of a model with so many ids; a SettingsError says what is
+    wrong where.
+    """
     wanted = read_body("reply request", ReplyRequest, body)
     _check_sampled("reply request", wanted.seat)
     for number, turn in enumerate(wanted.turns):
         highest = max(turn.reply_ids)
         if highest >= vocab_size:
             raise SettingsError(
-                f"reply request: turns.{number}.reply_ids holds {highest}; this model has ids 0 to {vocab_size - 1}. "
+                f"reply request: turns.{number}.reply_ids holds {highest}; this model has ids 0 "
+                f"to {vocab_size - 1}. "
                 "Send the ids that this server sampled."
             )
     return wanted

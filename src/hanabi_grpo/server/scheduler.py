@@ -1,10 +1,10 @@
 """Tasks in, games out: plays the tasks of a request concurrently, one coroutine a game.
 
-A game that fails is played once more from its start and then dropped; the others of its request go on. One with a
-partner behind a URL is dropped at once: its calls were made again already, and cost. Four things end a whole request
-instead: a request that could never be played, a dead engine, failure of every single game, and a partner behind a URL
-that is gone or loses more than half of its games.
-"""
+A game that fails is played once more from its start and then dropped; the others of its request go
+on. One with a partner behind a URL is dropped at once: its calls were made again already, and cost.
+Four things end a whole request instead: a request that could never be played, a dead engine,
+failure of every single game, and a partner behind a URL that is gone or loses more than half of its
+games."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,13 @@ from hanabi_grpo.errors import (
 )
 from hanabi_grpo.rollout.chat import Conversation
 from hanabi_grpo.rollout.loop import Player, play_episode
-from hanabi_grpo.rollout.messages import ReplyRequest, RequestedTask, ScoreAnswer, ScoredPrompt, ScoreRequest
+from hanabi_grpo.rollout.messages import (
+    ReplyRequest,
+    RequestedTask,
+    ScoreAnswer,
+    ScoredPrompt,
+    ScoreRequest,
+)
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.server.pacing import Places, in_slices, take_turn
@@ -44,9 +50,13 @@ _IMPOSSIBLE = (SettingsError, VersionError, GameParameterError, PartnerDownError
 
 
 class Scheduler:
-    """Plays requests on one engine, each game its own coroutine; `instance_id` is stamped on every episode."""
+    """Plays requests on one engine, each game its own coroutine; `instance_id` is stamped on every
+    episode.
+    """
 
-    def __init__(self, model: Model, store: AdapterStore, *, games_at_once: int, instance_id: str) -> None:
+    def __init__(
+        self, model: Model, store: AdapterStore, *, games_at_once: int, instance_id: str
+    ) -> None:
         self.model, self.instance_id = model, instance_id
         self._store, self._places = store, Places(games_at_once)
         self.games_in_flight = 0
@@ -62,15 +72,15 @@ class Scheduler:
         own: bool = False,
         prompts: PromptTokens | None = None,
     ) -> list[list[Episode | DroppedGame]]:
-        """Return the games of each task; those of the session's trainer (`own`) take free places before all others.
+        """Return the games of each task; those of the session's trainer (`own`) take free places
+        before all others.
 
         What the engine is given is counted in `prompts`.
 
-        Raises:
-            SettingsError: Tasks that cannot be played.
-            VersionError: A version that a seat names is not served; nothing was sampled.
-            PartnerDownError: A partner behind a URL failed too often, or its budget is used up.
-            ServerError: Not one of the games could be played, or the engine is dead (ServerGoneError).
+        Raises: SettingsError: Tasks that cannot be played. VersionError: A version that a seat
+            names is not served; nothing was sampled. PartnerDownError: A partner behind a URL
+            failed too often, or its budget is used up. ServerError: Not one of the games could be
+            played, or the engine is dead (ServerGoneError).
         """
         self._check_room(sampling.max_tokens)
         self.model.partners.check(seat for task in tasks for seat in task.seats or ())
@@ -80,18 +90,20 @@ class Scheduler:
         dropped = [game for game in games if isinstance(game, DroppedGame)]
         if len(dropped) == len(games):
             raise ServerError(
-                f"none of the {len(dropped)} games could be played, so this is no bad luck; the first, {tasks[0].where}"
-                f", game {dropped[0].game}: {dropped[0].reason}. Look at the server's log, and check model, adapters "
+                f"none of the {len(dropped)} games could be played, so this is no bad luck; the "
+                f"first, {tasks[0].where}"
+                f", game {dropped[0].game}: {dropped[0].reason}. Look at the server's log, and "
+                "check model, adapters "
                 "and settings."
             )
         return played
 
     async def reply(self, wanted: ReplyRequest) -> Reply:
-        """Sample one reply outside any game; it waits for no game's place. Raises as `run` and `ServedPlayer.ask`.
+        """Sample one reply outside any game; it waits for no game's place. Raises as `run` and
+        `ServedPlayer.ask`.
 
-        The conversation is rebuilt from its ids, sampled from, and forgotten. As in games, the same conversation has
-        the same ids.
-        """
+        The conversation is rebuilt from its ids, sampled from, and forgotten. As in games, the same
+        conversation has the same ids."""
         self._check_room(wanted.max_tokens)
         named = seat_adapter(wanted.seat)
         sampling = SamplingConfig(max_tokens=wanted.max_tokens, temperature=wanted.temperature)
@@ -99,7 +111,9 @@ class Scheduler:
         conversation = Conversation(self.model.chat, wanted.system, window)
         with self._engine_faults(f"a reply of {wanted.seat}"):
             async with self._store.lease(dict([named]) if named else {}) as leased:
-                player = Tables(model=self.model, sampling=sampling, leased=leased).served(wanted.seat)
+                player = Tables(model=self.model, sampling=sampling, leased=leased).served(
+                    wanted.seat
+                )
                 try:
                     for turn in wanted.turns:
                         conversation.remember(turn.prompt, list(turn.reply_ids))
@@ -108,12 +122,15 @@ class Scheduler:
                     return await player.ask(conversation, wanted.prompt)
                 except TemplateError as error:
                     raise SettingsError(
-                        f"reply request: the chat template of this server's model refuses the conversation ({error}); "
+                        "reply request: the chat template of this server's model refuses the "
+                        f"conversation ({error}); "
                         'send system="" and put its text into the first prompt.'
                     ) from error
 
     async def score(self, wanted: ScoreRequest) -> ScoreAnswer:
-        """Return how likely given replies are; nothing is sampled, and no game's place is waited for."""
+        """Return how likely given replies are; nothing is sampled, and no game's place is waited
+        for.
+        """
         named = seat_adapter(wanted.seat)
         chat, sampler = self.model.chat, self.model.sampler
 
@@ -122,8 +139,10 @@ class Scheduler:
             reply_ids = [*chat.tokenizer.encode(reply, add_special_tokens=False), chat.eos_id]
             if len(prompt_ids) + len(reply_ids) >= self.model.max_model_len:
                 raise SettingsError(
-                    f"score request: {one.prompt[:60]!r} with {reply[:40]!r} has {len(prompt_ids) + len(reply_ids)} "
-                    f"tokens; conversations of this server hold fewer, HANABI_MAX_MODEL_LEN={self.model.max_model_len}."
+                    f"score request: {one.prompt[:60]!r} with {reply[:40]!r} has "
+                    f"{len(prompt_ids) + len(reply_ids)} "
+                    "tokens; conversations of this server hold fewer, "
+                    f"HANABI_MAX_MODEL_LEN={self.model.max_model_len}."
                 )
             return sum(await sampler.logprobs(prompt_ids, reply_ids, lora))
 
@@ -139,12 +158,17 @@ class Scheduler:
         most = self.model.max_model_len
         if max_tokens >= most:
             raise SettingsError(
-                f"MAX_COMPLETION_LENGTH={max_tokens}: a reply must be shorter than the conversation that this "
+                f"MAX_COMPLETION_LENGTH={max_tokens}: a reply must be shorter than the "
+                "conversation that this "
                 f"server can hold, HANABI_MAX_MODEL_LEN={most}."
             )
 
     async def _play_all(
-        self, tasks: Sequence[RequestedTask], sampling: SamplingConfig, own: bool, prompts: PromptTokens
+        self,
+        tasks: Sequence[RequestedTask],
+        sampling: SamplingConfig,
+        own: bool,
+        prompts: PromptTokens,
     ) -> list[list[Episode | DroppedGame]]:
         started = []
         place = partial(self._places.place, object(), own=own)
@@ -154,7 +178,10 @@ class Scheduler:
                 async with asyncio.TaskGroup() as group:
                     async for task in in_slices(tasks):
                         players = tables.seat(task)
-                        games = [group.create_task(self._play(place, task, players, game)) for game in task.games]
+                        games = [
+                            group.create_task(self._play(place, task, players, game))
+                            for game in task.games
+                        ]
                         started.append(games)
                         group.create_task(_report(task, games))
             except BaseExceptionGroup as failed:
@@ -174,7 +201,9 @@ class Scheduler:
                 await take_turn(self.model.turnstile)
                 attempts = 1 if any(map(is_url, task.seats)) else ATTEMPTS
                 for attempt in range(1, attempts + 1):
-                    played = await self._attempt(task, players, game, f"{attempt} of {attempts}", attempt == attempts)
+                    played = await self._attempt(
+                        task, players, game, f"{attempt} of {attempts}", attempt == attempts
+                    )
                     if isinstance(played, Episode):
                         self.games_played += 1
                         return played
@@ -186,12 +215,19 @@ class Scheduler:
                 self.games_in_flight -= 1
 
     async def _attempt(
-        self, asked: RequestedTask, players: Sequence[Player], game: int, attempt: str, is_last: bool
+        self,
+        asked: RequestedTask,
+        players: Sequence[Player],
+        game: int,
+        attempt: str,
+        is_last: bool,
     ) -> Episode | DroppedGame:
         task, where = asked.task, f"{asked.where}, game {game}"
         with self._engine_faults(where):
             try:
-                return await play_episode(task, players, game=game, names=asked.seats, instance_id=self.instance_id)
+                return await play_episode(
+                    task, players, game=game, names=asked.seats, instance_id=self.instance_id
+                )
             except _IMPOSSIBLE:
                 raise
             except Exception as error:
@@ -212,7 +248,8 @@ class Scheduler:
             running = asyncio.current_task()
             if running is None or running.cancelling():
                 raise
-            # Nobody cancelled this, so the engine did, and it would look like one that its client gave up.
+            # Nobody cancelled this, so the engine did, and it would look like one that its client
+            # gave up.
             raise self._gone(where, "the engine cancelled a reply") from error
         except Exception as error:
             if self.model.sampler.is_dead:
@@ -221,24 +258,37 @@ class Scheduler:
 
     def _gone(self, where: str, reason: str) -> ServerError:
         if self.model.sampler.is_dead:
-            return ServerGoneError(f"the engine is dead; {where} ended with {reason}. A new server process is needed.")
-        return ServerError(f"{where}: {reason}, though it is alive; the whole request was ended. Ask again.")
+            return ServerGoneError(
+                f"the engine is dead; {where} ended with {reason}. A new server process is needed."
+            )
+        return ServerError(
+            f"{where}: {reason}, though it is alive; the whole request was ended. Ask again."
+        )
 
 
-def _check_partners(tasks: Sequence[RequestedTask], played: Sequence[Sequence[Episode | DroppedGame]]) -> None:
-    # The games that are left are no fair sample when most are missing: long games make more calls, and fail more often.
+def _check_partners(
+    tasks: Sequence[RequestedTask], played: Sequence[Sequence[Episode | DroppedGame]]
+) -> None:
+    # The games that are left are no fair sample when most are missing: long games make more calls,
+    # and fail more often.
     for word in dict.fromkeys(seat for task in tasks for seat in filter(is_url, task.seats or ())):
-        of_it = [group for task, group in zip(tasks, played, strict=True) if word in (task.seats or ())]
+        of_it = [
+            group for task, group in zip(tasks, played, strict=True) if word in (task.seats or ())
+        ]
         lost = [game for group in of_it for game in group if isinstance(game, DroppedGame)]
         if 2 * len(lost) > sum(map(len, of_it)):
             raise PartnerDownError(
-                f"{word}: {len(lost)} of {sum(map(len, of_it))} games with it were dropped, more than half, the first "
-                f"with: {lost[0].reason} Make sure that it answers (hanabi-grpo doctor --role server asks it), then "
+                f"{word}: {len(lost)} of {sum(map(len, of_it))} games with it were dropped, more "
+                "than half, the first "
+                f"with: {lost[0].reason} Make sure that it answers (hanabi-grpo doctor --role "
+                "server asks it), then "
                 "give the same command, in training with RESUME=latest."
             )
 
 
-async def _report(task: RequestedTask, games: Sequence[asyncio.Task[Episode | DroppedGame]]) -> None:
+async def _report(
+    task: RequestedTask, games: Sequence[asyncio.Task[Episode | DroppedGame]]
+) -> None:
     start = time.perf_counter()
     results = await asyncio.gather(*games, return_exceptions=True)
     episodes = [result for result in results if isinstance(result, Episode)]
@@ -247,13 +297,16 @@ async def _report(task: RequestedTask, games: Sequence[asyncio.Task[Episode | Dr
     seconds, count = time.perf_counter() - start, len(episodes)
     turns = [turn for episode in episodes for turn in episode.turns]
     bad = sum(turn.kind is not ReplyKind.LEGAL for turn in turns)
-    returns = (sum(one.reward(player) for one in episodes) / count for player in range(len(task.seats)))
+    returns = (
+        sum(one.reward(player) for one in episodes) / count for player in range(len(task.seats))
+    )
     dropped = f" ({len(results) - count} dropped)" * (len(results) > count)
     logger.info(
         f"{task.where}: {count} games{dropped}, {len(turns) / count:.1f} turns, {bad} bad, "
         f"{sum(len(turn.reply_ids) for turn in turns) / max(seconds, 1e-9):.0f} tok/s, returns "
         + " ".join(
-            f"{seat.removeprefix('player_')} {value:.2f}" for seat, value in zip(task.seats, returns, strict=True)
+            f"{seat.removeprefix('player_')} {value:.2f}"
+            for seat, value in zip(task.seats, returns, strict=True)
         )
     )
 

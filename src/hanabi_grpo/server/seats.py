@@ -1,4 +1,6 @@
-"""From the words of a request to who plays: adapters to hold, a player for each seat, a conversation for each game."""
+"""From the words of a request to who plays: adapters to hold, a player for each seat, a
+conversation for each game.
+"""
 
 import asyncio
 import math
@@ -63,11 +65,12 @@ class ServedPlayer:
         """Return a fresh private conversation for one game."""
         window, system = task.config.window, task.environment.system(task.config, player)
         conversation = Conversation(self.model.chat, system, window)
-        # Games of a group, and single games of deals in a row, go round the copies of the model.
+        # Games of a group, and single games of tasks in a row, go round the copies of the model.
         return ServedSeat(self, conversation, fresh=window is not None, game=task.seed + game)
 
     async def ask(self, conversation: Conversation, text: str, game: int | None = None) -> Reply:
-        """Add a message and the reply to it, `out_of_tokens` when it might not fit the budget, to a conversation.
+        """Add a message and the reply to it, `out_of_tokens` when it might not fit the budget, to a
+        conversation.
 
         A NonFiniteError or ServerError says that nobody could train on the sample.
         """
@@ -75,7 +78,9 @@ class ServedPlayer:
         added = conversation.ask(text)
         if len(conversation.ids) + self.sampling.max_tokens > model.max_model_len:
             return Reply(text="", prompt=text, out_of_tokens=True)
-        sample = await model.sampler.generate(list(conversation.ids), self.sampling, self.lora, game)
+        sample = await model.sampler.generate(
+            list(conversation.ids), self.sampling, self.lora, game
+        )
         self.prompts.given += len(conversation.ids)
         self.prompts.cached += sample.num_cached_tokens
         await take_turn(model.turnstile)
@@ -93,17 +98,21 @@ class ServedPlayer:
 
 def _check(sample: Sample, prompt_ids: list[int], vocab_size: int) -> None:
     if len(sample.logprobs) != len(sample.ids):
-        raise ServerError(f"reply: {len(sample.logprobs)} logprobs for {len(sample.ids)} ids; each needs its own.")
+        raise ServerError(
+            f"reply: {len(sample.logprobs)} logprobs for {len(sample.ids)} ids; each needs its own."
+        )
     for place, value in enumerate(sample.logprobs):
         if not math.isfinite(value):
             raise NonFiniteError(
-                f"reply: logprob {place} is {value}; a logprob must be finite. Do the adapter and the base model hold "
+                f"reply: logprob {place} is {value}; a logprob must be finite. Do the adapter and "
+                "the base model hold "
                 "finite weights?"
             )
     for token in (*prompt_ids, *sample.ids):
         if not 0 <= token < vocab_size:
             raise ServerError(
-                f"reply: id {token}; allowed are 0 to {vocab_size - 1}. Do tokenizer and model belong together?"
+                f"reply: id {token}; allowed are 0 to {vocab_size - 1}. Do tokenizer and model "
+                "belong together?"
             )
 
 
@@ -120,16 +129,24 @@ class ServedSeat:
 
     async def reply(self, seen: Observation) -> Reply:
         """Ask the model for an action."""
-        return replace(await self.player.ask(self.conversation, seen.message(), self.game), fresh=self.fresh)
+        return replace(
+            await self.player.ask(self.conversation, seen.message(), self.game), fresh=self.fresh
+        )
 
 
 def wanted_adapters(tasks: Sequence[RequestedTask]) -> dict[str, int]:
     """Return every adapter that a request needs and its version."""
-    named = [seat_adapter(seat) for seats in dict.fromkeys(task.seats for task in tasks) for seat in seats]
+    named = [
+        seat_adapter(seat)
+        for seats in dict.fromkeys(task.seats for task in tasks)
+        for seat in seats
+    ]
     wanted: dict[str, int] = {}
     for name, version in (one for one in named if one is not None):
         if wanted.setdefault(name, version) != version:
-            raise VersionError(f"{name} is asked for as @{wanted[name]} and @{version}; one request, one version.")
+            raise VersionError(
+                f"{name} is asked for as @{wanted[name]} and @{version}; one request, one version."
+            )
     return wanted
 
 
@@ -163,4 +180,10 @@ class Tables:
         named = seat_adapter(seat)
         held = self.leased[named[0]] if named else None
         lora, version = (held.lora, held.version) if held else (None, None)
-        return ServedPlayer(model=self.model, sampling=self.sampling, prompts=self.prompts, lora=lora, version=version)
+        return ServedPlayer(
+            model=self.model,
+            sampling=self.sampling,
+            prompts=self.prompts,
+            lora=lora,
+            version=version,
+        )

@@ -1,4 +1,6 @@
-"""What the port answers: that the server is starting, and then the app, until a signal or the engine's death."""
+"""What the port answers: that the server is starting, and then the app, until a signal or the
+engine's death.
+"""
 
 import asyncio
 import contextlib
@@ -19,11 +21,12 @@ logger = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def starting_server(listener: socket.socket) -> Iterator[None]:
-    """Answer every request on a listening socket with 503 `{"status": "starting", "seconds": …}`, in a thread.
+    """Answer every request on a listening socket with 503 `{"status": "starting", "seconds": …}`,
+    in a thread.
 
-    An engine takes minutes to start, on the main thread; without an answer a client cannot tell a server that is
-    starting from one that hangs. Requests after the block's end wait for who serves next on the socket.
-    """
+    An engine takes minutes to start, on the main thread; without an answer a client cannot tell a
+    server that is starting from one that hangs. Requests after the block's end wait for who serves
+    next on the socket."""
     began = time.monotonic()
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -34,7 +37,9 @@ def starting_server(listener: socket.socket) -> Iterator[None]:
         await JSONResponse(body, status_code=503, headers=headers)(scope, receive, send)
 
     server = uvicorn.Server(server_config(answer, graceful_seconds=1))
-    thread = threading.Thread(target=server.run, args=([listener.dup()],), name="starting", daemon=True)
+    thread = threading.Thread(
+        target=server.run, args=([listener.dup()],), name="starting", daemon=True
+    )
     thread.start()
     try:
         yield
@@ -52,11 +57,11 @@ async def serve_until_dead(
     poll: float = 1.0,
     graceful_seconds: int = 5,
 ) -> bool:
-    """Serve on a listening socket until SIGINT, SIGTERM or the engine's death, and close it; True: the engine died.
+    """Serve on a listening socket until SIGINT, SIGTERM or the engine's death, and close it; True:
+    the engine died.
 
-    `is_dead` is asked every `poll` seconds, and `on_death` called once when it says so, before connections are closed.
-    Requests in flight at the end have `graceful_seconds`.
-    """
+    `is_dead` is asked every `poll` seconds, and `on_death` called once when it says so, before
+    connections are closed. Requests in flight at the end have `graceful_seconds`."""
     server = uvicorn.Server(server_config(app, graceful_seconds=graceful_seconds))
     dead = False
 
@@ -80,11 +85,14 @@ async def serve_until_dead(
 
 
 def server_config(app: ASGIApp, *, graceful_seconds: int) -> uvicorn.Config:
-    """Return uvicorn's configuration for an app; requests in flight at the end have `graceful_seconds`."""
+    """Return uvicorn's configuration for an app; requests in flight at the end have
+    `graceful_seconds`.
+    """
     return uvicorn.Config(
         app,
         http="h11",
-        # uvicorn's own would close every handler of the process first, the run's file and absl's stream among them.
+        # uvicorn's own would close every handler of the process first, the run's file and absl's
+        # stream among them.
         log_config=None,
         ws="none",
         lifespan="off",

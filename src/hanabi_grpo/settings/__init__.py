@@ -2,6 +2,11 @@
 
 from hanabi_grpo.settings.load import LoadedSettings, load_settings, read_settings
 from hanabi_grpo.settings.model import Settings, variables
-from hanabi_grpo.settings.show import environment_markdown, settings_json, settings_table, settings_values
+from hanabi_grpo.settings.show import (
+    environment_markdown,
+    settings_json,
+    settings_table,
+    settings_values,
+)
 from hanabi_grpo.settings.steps import BatchPlan, batch_plan, deepspeed_stage
 from hanabi_grpo.settings.variables import PASSED_THROUGH, SECTIONS, Variable

@@ -1,4 +1,5 @@
-"""The chosen environment's settings: each field of its Config is a variable, e.g. `max_turns` HANABI_MAX_TURNS.
+"""The chosen environment's settings: each field of its Config is a variable, e.g. `max_turns`
+HANABI_MAX_TURNS.
 
 Their defaults are the Config's own, then `EnvConfig.defaults`, then what the chosen preset sets.
 """
@@ -24,7 +25,9 @@ _SHARED = frozenset({"preset", "players"})
 
 @functools.cache
 def game_model(env: str) -> type[BaseModel]:
-    """Return an environment's settings as a model that also reads text; its defaults are only for tables."""
+    """Return an environment's settings as a model that also reads text; its defaults are only for
+    tables.
+    """
     defaults = {device: game_defaults({"env": env, "device": device}) for device in ("cpu", "gpu")}
     fields: dict[str, Any] = {}
     # A field that an environment overrides without a sentence keeps that of all environments.
@@ -45,18 +48,23 @@ def game_model(env: str) -> type[BaseModel]:
             both=name in _SHARED,
         )
         fields[name] = (kind | None if name == "preset" else kind, variable)
-    return create_model(f"settings of {env}", __config__=ConfigDict(allow_inf_nan=False, extra="forbid"), **fields)
+    return create_model(
+        f"settings of {env}", __config__=ConfigDict(allow_inf_nan=False, extra="forbid"), **fields
+    )
 
 
 def game_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the default of every field of a game from the settings that were given: those of INPUTS, and of the game.
+    """Return the default of every field of a game from the settings that were given: those of
+    INPUTS, and of the game.
 
     With a dataset, whose rows say what is played, no preset is chosen.
     """
     environment = registry.get(given.get("env") or HANABI)
     fields = environment.Config.model_fields
     chosen = environment.Config.defaults(given.get("device", "cpu"), given)
-    values = {name: None if info.is_required() else info.get_default() for name, info in fields.items()} | dict(chosen)
+    values = {
+        name: None if info.is_required() else info.get_default() for name, info in fields.items()
+    } | dict(chosen)
     values["preset"] = given.get("preset") or values["preset"] or next(iter(environment.presets))
     preset = environment.presets.get(str(values["preset"]))
     if preset is not None:
@@ -70,20 +78,22 @@ def default_preset(given: Mapping[str, Any]) -> str:
 
 
 def game_values(given: Mapping[str, Any], taken: Set[str]) -> dict[str, Any]:
-    """Return every setting of a game, and `players`, the number of its players; see `game_defaults`.
+    """Return every setting of a game, and `players`, the number of its players; see
+    `game_defaults`.
 
-    `taken` are the names of the settings of every run, which no other field of an environment may have.
+    `taken` are the names of the settings of every run, which no other field of an environment may
+    have.
 
-    Raises:
-        ValidationError: A value is not what its field takes.
-        SettingsError: There is no such environment; it has such a field; or its fields contradict each other, so that
-            nobody can say how many play.
+    Raises: ValidationError: A value is not what its field takes. SettingsError: There is no such
+        environment; it has such a field; or its fields contradict each other, so that nobody can
+        say how many play.
     """
     env = given.get("env") or HANABI
     model, environment = game_model(env), registry.get(env)
     if both := sorted(model.model_fields.keys() & taken - _SHARED):
         raise SettingsError(
-            f"env={env!r}: its settings {', '.join(both)} have the names of settings of every run; give these "
+            f"env={env!r}: its settings {', '.join(both)} have the names of settings of every "
+            "run; give these "
             "fields of its Config other names."
         )
     own = {name: given[name] for name in model.model_fields if name in given}

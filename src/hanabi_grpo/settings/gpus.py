@@ -1,4 +1,6 @@
-"""GPUs: what they can do, and which a terminal takes, also where both terminals were given the same list."""
+"""GPUs: what they can do, and which a terminal takes, also where both terminals were given the same
+list.
+"""
 
 import math
 from typing import NamedTuple
@@ -16,7 +18,9 @@ _USED_BY: dict[Terminal, tuple[str, ...]] = {
 
 
 class Card(NamedTuple):
-    """A GPU, by its maker's data sheet: memory bandwidth in bytes/s, bfloat16 operations/s without sparsity."""
+    """A GPU, by its maker's data sheet: memory bandwidth in bytes/s, bfloat16 operations/s without
+    sparsity.
+    """
 
     bandwidth: float
     operations: float
@@ -42,25 +46,29 @@ CARDS = {
 def find_card(name: str) -> Card | None:
     """Return the GPU of a name; None where its data sheet is not written here."""
     words = f"{name} "
-    return next((card for part, card in CARDS.items() if f"{part} " in words or f"{part}-" in words), None)
+    return next(
+        (card for part, card in CARDS.items() if f"{part} " in words or f"{part}-" in words), None
+    )
 
 
 def gpu_share(loaded: LoadedSettings, terminal: Terminal) -> tuple[tuple[str, ...], str] | None:
-    """Return the GPUs of a terminal, as CUDA takes them (numbers or UUIDs); None where nobody chose.
+    """Return the GPUs of a terminal, as CUDA takes them (numbers or UUIDs); None where nobody
+    chose.
 
-    Beside them one line for the terminal, empty where they are those of CUDA_VISIBLE_DEVICES. A SettingsError where one
-    list is too short for both.
+    Beside them one line for the terminal, empty where they are those of CUDA_VISIBLE_DEVICES. A
+    SettingsError where one list is too short for both.
 
-    CUDA_VISIBLE_DEVICES_SERVER and _TRAINER win; those of a profile yield to a list of the shell or `.env`. A list of
-    more GPUs than the terminal uses, as schedulers export it, is divided: the server takes its beginning, the trainer
-    its end.
-    """
+    CUDA_VISIBLE_DEVICES_SERVER and _TRAINER win; those of a profile yield to a list of the shell or
+    `.env`. A list of more GPUs than the terminal uses, as schedulers export it, is divided: the
+    server takes its beginning, the trainer its end."""
     name = f"{_BOTH}_{terminal.upper()}"
     own, both = loaded.passed_through.get(name), loaded.passed_through.get(_BOTH)
     if own and (both is None or own[1] != PROFILE or both[1] == PROFILE):
         names, why = _listed(own[0]), ""
         if both and names != _listed(both[0]):
-            why = f"GPUs {','.join(names)}: {name} ({own[1]}) wins over {_BOTH}={both[0]} ({both[1]})"
+            why = (
+                f"GPUs {','.join(names)}: {name} ({own[1]}) wins over {_BOTH}={both[0]} ({both[1]})"
+            )
         return names, why
     if both is None:
         return None
@@ -73,17 +81,27 @@ def gpu_share(loaded: LoadedSettings, terminal: Terminal) -> tuple[tuple[str, ..
     names = names[:mine] if terminal == "server" else names[-mine:]
     if is_short:
         raise SettingsError(
-            f"{said}: too short for both terminals, {my_uses} uses {mine} and {other_uses} {other}. Lower one of them, "
+            f"{said}: too short for both terminals, {my_uses} uses {mine} and {other_uses} "
+            f"{other}. Lower one of them, "
             f"or name this terminal's GPUs: {name}={','.join(names)}."
         )
-    why = f"{said} has more than {my_uses} uses: the server takes its beginning, the trainer its end, {name} wins"
+    why = (
+        f"{said} has more than {my_uses} uses: the server takes its beginning, the trainer its "
+        f"end, {name} wins"
+    )
     return names, f"GPUs {','.join(names)}: {why}"
 
 
 def _uses(loaded: LoadedSettings, terminal: Terminal) -> tuple[int, str, bool]:
-    """Return how many GPUs a terminal uses, the settings that say so, and whether one of them was given."""
+    """Return how many GPUs a terminal uses, the settings that say so, and whether one of them was
+    given.
+    """
     sizes = {env: getattr(loaded.settings, env.lower()) for env in _USED_BY[terminal]}
-    said = [f"{env}={size}" for number, (env, size) in enumerate(sizes.items()) if number == 0 or size > 1]
+    said = [
+        f"{env}={size}"
+        for number, (env, size) in enumerate(sizes.items())
+        if number == 0 or size > 1
+    ]
     # The other terminal's shell may have another value than the default that this one sees.
     is_given = any(not loaded.origins[env.lower()].startswith("default") for env in sizes)
     return math.prod(sizes.values()), " × ".join(said), is_given

@@ -1,18 +1,42 @@
-"""The settings of a run. Every default of the project is written here, but for those of an environment's own fields."""
+"""The settings of a run. Every default of the project is written here, but for those of an
+environment's own fields.
+"""
 
 import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ModelWrapValidatorHandler, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ModelWrapValidatorHandler,
+    model_validator,
+)
 
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.settings import defaults, values
-from hanabi_grpo.settings.game import HANABI, INPUTS, default_preset, game_defaults, game_model, game_values
+from hanabi_grpo.settings.game import (
+    HANABI,
+    INPUTS,
+    default_preset,
+    game_defaults,
+    game_model,
+    game_values,
+)
 from hanabi_grpo.settings.values import where
-from hanabi_grpo.settings.variables import Variable, game, run, server, split_list, tracking, trainer, variables_of
+from hanabi_grpo.settings.variables import (
+    Variable,
+    game,
+    run,
+    server,
+    split_list,
+    tracking,
+    trainer,
+    variables_of,
+)
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM can load (`vllm.config.lora`)."""
@@ -20,7 +44,9 @@ RANK_ALLOWED = "a rank that vLLM can load: " + ", ".join(map(str, LORA_RANKS))
 DEEPSPEED_STAGES = ("none", "zero1", "zero2", "zero3")
 
 CommaList = Annotated[tuple[str, ...], BeforeValidator(split_list)]
-_Deepspeed = where(lambda text: text in DEEPSPEED_STAGES or (text.endswith(".json") and Path(text).is_file()))
+_Deepspeed = where(
+    lambda text: text in DEEPSPEED_STAGES or (text.endswith(".json") and Path(text).is_file())
+)
 
 
 def _steps(given: dict[str, Any]) -> int | None:
@@ -28,14 +54,17 @@ def _steps(given: dict[str, Any]) -> int | None:
 
 
 class Settings(BaseModel):
-    """Resolved settings, flat; a field is named like its variable, in lower case and without `HANABI_`.
+    """Resolved settings, flat; a field is named like its variable, in lower case and without
+    `HANABI_`.
 
-    Fields that the user gave are in `model_fields_set`; the others hold the default of `device`. Those of the chosen
-    environment stand beside the fields below: `settings.max_turns`, or all of them in `env_config`.
-    """
+    Fields that the user gave are in `model_fields_set`; the others hold the default of `device`.
+    Those of the chosen environment stand beside the fields below: `settings.max_turns`, or all of
+    them in `env_config`."""
 
     # "allow": the fields of the environment, which `_add_the_game` checks.
-    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="allow", allow_inf_nan=False, protected_namespaces=()
+    )
 
     device: Literal["cpu", "gpu"] = "cpu"
     """Which defaults hold."""
@@ -43,79 +72,140 @@ class Settings(BaseModel):
 
     # What defaults of others follow from comes first.
     dataset: str | None = run(
-        "DATASET", "File of rows that say which boards are played (data/README.md); unset: the board below."
+        "DATASET",
+        "File of rows that say which boards are played (data/README.md); unset: the board below.",
     )
-    env: str = game("HANABI_ENV", "What is played (docs/environments.md).", HANABI, both=True, allowed="an environment")
+    env: str = game(
+        "HANABI_ENV",
+        "What is played (docs/environments.md).",
+        HANABI,
+        both=True,
+        allowed="an environment",
+    )
     preset: str | None = None
     players: int = 2
     """Both are variables of the environment, see `game`."""
 
     # run
     model: str = run(
-        "MODEL", defaults.MODEL, defaults.TINY_MODEL, gpu=defaults.QWEN, both=True, factory=defaults.default_model
+        "MODEL",
+        defaults.MODEL,
+        defaults.TINY_MODEL,
+        gpu=defaults.QWEN,
+        both=True,
+        factory=defaults.default_model,
     )
-    output_dir: Path | None = run("OUTPUT_DIR", "Run folder; unset: outputs/(board or dataset)-(date and time).")
+    output_dir: Path | None = run(
+        "OUTPUT_DIR", "Run folder; unset: outputs/(board or dataset)-(date and time)."
+    )
     profile: Path | None = run(
-        "HANABI_PROFILE", "File of settings for a kind of machine, such as tools/profiles/gpu-1.env.", both=True
+        "HANABI_PROFILE",
+        "File of settings for a kind of machine, such as tools/profiles/gpu-1.env.",
+        both=True,
     )
-    seed: int = run("SEED", "Seeds sampling, adapters, training deals and tiny models.", 42, ge=0, le=2**31 - 1)
+    seed: int = run(
+        "SEED", "Seeds sampling, adapters, training tasks and tiny models.", 42, ge=0, le=2**31 - 1
+    )
 
     # server
-    host: str = server("HANABI_HOST", "Address to listen on; all but this machine need a key.", "127.0.0.1")
+    host: str = server(
+        "HANABI_HOST", "Address to listen on; all but this machine need a key.", "127.0.0.1"
+    )
     port: int = server("PORT", "Port to listen on.", 8000, ge=1, le=65535)
     api_key: values.HeaderSafe | None = server(
         "HANABI_API_KEY",
-        "Key that every request must carry; 16 characters or more where other machines reach the server.",
+        "Key that every request must carry; 16 characters or more where other machines reach the "
+        "server.",
         allowed="printable ASCII without spaces",
         both=True,
     )
-    vllm_tensor_parallel_size: int = server("VLLM_TENSOR_PARALLEL_SIZE", "GPUs of a copy of the model.", 1, ge=1)
+    vllm_tensor_parallel_size: int = server(
+        "VLLM_TENSOR_PARALLEL_SIZE", "GPUs of a copy of the model.", 1, ge=1
+    )
     vllm_data_parallel_size: int = server(
-        "VLLM_DATA_PARALLEL_SIZE", "Copies of the model; 1 with VLLM_TENSOR_PARALLEL_SIZE alone.", 1, gpu=4, ge=1
+        "VLLM_DATA_PARALLEL_SIZE",
+        "Copies of the model; 1 with VLLM_TENSOR_PARALLEL_SIZE alone.",
+        1,
+        gpu=4,
+        ge=1,
     )
     max_model_len: int = server(
-        "HANABI_MAX_MODEL_LEN", "Tokens of one private conversation, replies included.", 1024, gpu=40960, ge=64
+        "HANABI_MAX_MODEL_LEN",
+        "Tokens of one private conversation, replies included.",
+        1024,
+        gpu=40960,
+        ge=64,
     )
     gpu_memory_utilization: float = server(
-        "HANABI_GPU_MEMORY_UTILIZATION", "Share of each GPU's memory for the engine.", 0.9, gt=0, le=1
+        "HANABI_GPU_MEMORY_UTILIZATION",
+        "Share of each GPU's memory for the engine.",
+        0.9,
+        gt=0,
+        le=1,
     )
     max_num_seqs: int = server("HANABI_MAX_NUM_SEQS", "Replies sampled at once.", 256, ge=1)
     dtype: Literal["float32", "bfloat16", "float16"] = server(
         "HANABI_DTYPE", "Number format of the base model.", "float32", gpu="bfloat16", both=True
     )
-    die_with_parent: bool = server("HANABI_DIE_WITH_PARENT", "The server ends with the process that started it.", False)
+    die_with_parent: bool = server(
+        "HANABI_DIE_WITH_PARENT", "The server ends with the process that started it.", False
+    )
     session_timeout: float = server(
-        "HANABI_SESSION_TIMEOUT", "Seconds of silence after which another trainer may take over the server.", 60.0, gt=0
+        "HANABI_SESSION_TIMEOUT",
+        "Seconds of silence after which another trainer may take over the server.",
+        60.0,
+        gt=0,
     )
     games_at_once: int = server("HANABI_GAMES_AT_ONCE", "Games in play at once.", 256, ge=1)
     engine_timeout: float = server(
-        "HANABI_ENGINE_TIMEOUT", "Seconds without an answer until the engine counts as hung.", 300.0, gt=0
+        "HANABI_ENGINE_TIMEOUT",
+        "Seconds without an answer until the engine counts as hung.",
+        300.0,
+        gt=0,
     )
     engine_restarts: int = server(
-        "HANABI_ENGINE_RESTARTS", "Restarts after deaths without ten healthy minutes in between; 0: it exits.", 3, ge=0
+        "HANABI_ENGINE_RESTARTS",
+        "Restarts after deaths without ten healthy minutes in between; 0: it exits.",
+        3,
+        ge=0,
     )
     partner_urls: values.PartnerUrls = server(
         "HANABI_PARTNER_URLS",
-        "Models behind OpenAI-compatible URLs that may take a seat, as url:NAME, a comma list (docs/evaluation.md).",
+        "Models behind OpenAI-compatible URLs that may take a seat, as url:NAME, a comma list "
+        "(docs/evaluation.md).",
         (),
         allowed=values.PARTNER_URLS_ALLOWED,
     )
     partner_key: values.HeaderSafe | None = server(
-        "HANABI_PARTNER_KEY", "Key that these URLs are sent; all the same.", allowed="printable ASCII without spaces"
+        "HANABI_PARTNER_KEY",
+        "Key that these URLs are sent; all the same.",
+        allowed="printable ASCII without spaces",
     )
-    partner_timeout: float = server("HANABI_PARTNER_TIMEOUT", "Seconds for one call of such a URL.", 60.0, gt=0)
+    partner_timeout: float = server(
+        "HANABI_PARTNER_TIMEOUT", "Seconds for one call of such a URL.", 60.0, gt=0
+    )
     partner_tokens: int = server(
         "HANABI_PARTNER_TOKENS",
-        "Tokens that these URLs may count, prompts and replies, until this server is started anew; 0: no limit.",
+        "Tokens that these URLs may count, prompts and replies, until this server is started "
+        "anew; 0: no limit.",
         0,
         ge=0,
     )
-    partner_requests: int = server("HANABI_PARTNER_REQUESTS", "Calls of these URLs at the same time.", 8, ge=1)
+    partner_requests: int = server(
+        "HANABI_PARTNER_REQUESTS", "Calls of these URLs at the same time.", 8, ge=1
+    )
 
     # game, beside what the environment adds
-    thinking: bool = game("HANABI_THINKING", "Let the model think before it moves.", False, both=True)
+    thinking: bool = game(
+        "HANABI_THINKING", "Let the model think before it moves.", False, both=True
+    )
     max_completion_length: int = game(
-        "MAX_COMPLETION_LENGTH", defaults.REPLY_LIMIT, 4, gpu=512, ge=1, factory=defaults.reply_limit
+        "MAX_COMPLETION_LENGTH",
+        defaults.REPLY_LIMIT,
+        4,
+        gpu=512,
+        ge=1,
+        factory=defaults.reply_limit,
     )
     temperature: float = game("TEMPERATURE", "Sampling temperature.", 1.0, ge=0.01, le=2)
 
@@ -124,33 +214,44 @@ class Settings(BaseModel):
         "VLLM_MODE",
         "Where replies are sampled.",
         "server",
-        allowed="only server: the games are played by the rollout server's process; start it in another terminal",
+        allowed="only server: the games are played by the rollout server's process; start it in "
+        "another terminal",
     )
     vllm_server_host: values.Servers = trainer(
         "VLLM_SERVER_HOST", values.SERVERS, "127.0.0.1", allowed=values.SERVERS_ALLOWED
     )
     vllm_server_port: int = trainer("VLLM_SERVER_PORT", values.SERVER_PORT, 8000, ge=1, le=65535)
-    server_timeout: float = trainer("HANABI_SERVER_TIMEOUT", "Seconds to wait for the server.", 600.0, gt=0)
-    rollout_timeout: float = trainer("HANABI_ROLLOUT_TIMEOUT", "Seconds to wait for one step's games.", 1800.0, gt=0)
+    server_timeout: float = trainer(
+        "HANABI_SERVER_TIMEOUT", "Seconds to wait for the server.", 600.0, gt=0
+    )
+    rollout_timeout: float = trainer(
+        "HANABI_ROLLOUT_TIMEOUT", "Seconds to wait for one step's games.", 1800.0, gt=0
+    )
     nproc_per_node: int = trainer("NPROC_PER_NODE", "Trainer processes, one a GPU.", 1, gpu=4, ge=1)
     trainer_memory: float = trainer(
         "HANABI_TRAINER_MEMORY",
-        "Share of each GPU's memory for the trainer; less than 1 where the engine is on the same GPU.",
+        "Share of each GPU's memory for the trainer; less than 1 where the engine is on the same "
+        "GPU.",
         1.0,
         gt=0,
         le=1,
     )
-    num_generations: int = trainer("NUM_GENERATIONS", "Games of each deal (the group).", 16, ge=2)
-    deals_per_step: int = trainer("HANABI_DEALS_PER_STEP", "Deals of one step.", 8, gpu=4, ge=1)
-    deal_seed: int = trainer(
-        "HANABI_DEAL_SEED",
-        "Chooses the fresh deals of training; unset: SEED. 0: the deals of runs before there was this variable.",
+    num_generations: int = trainer("NUM_GENERATIONS", "Games of each task (the group).", 16, ge=2)
+    tasks_per_step: int = trainer("HANABI_TASKS_PER_STEP", "Tasks of one step.", 8, gpu=4, ge=1)
+    task_seed: int = trainer(
+        "HANABI_TASK_SEED",
+        "Chooses the fresh tasks of training; unset: SEED. 0: the tasks of runs before there was "
+        "this variable.",
         ge=0,
         le=2**31 - 1,
         factory=lambda data: data.get("seed", 0),
     )
     per_device_train_batch_size: int = trainer(
-        "PER_DEVICE_TRAIN_BATCH_SIZE", "Trajectories of one micro-batch; unset: by tokens.", 64, gpu=1, ge=1
+        "PER_DEVICE_TRAIN_BATCH_SIZE",
+        "Trajectories of one micro-batch; unset: by tokens.",
+        64,
+        gpu=1,
+        ge=1,
     )
     tokens_per_micro_batch: int = trainer(
         "HANABI_TOKENS_PER_MICRO_BATCH",
@@ -160,9 +261,13 @@ class Settings(BaseModel):
         ge=0,
     )
     num_train_epochs: float | None = trainer(
-        "NUM_TRAIN_EPOCHS", "Passes over a dataset with seeds; MAX_STEPS wins when both are set.", gt=0
+        "NUM_TRAIN_EPOCHS",
+        "Passes over a dataset with seeds; MAX_STEPS wins when both are set.",
+        gt=0,
     )
-    max_steps: int | None = trainer("MAX_STEPS", "Steps: each plays its games and learns.", 500, ge=1, factory=_steps)
+    max_steps: int | None = trainer(
+        "MAX_STEPS", "Steps: each plays its games and learns.", 500, ge=1, factory=_steps
+    )
     learning_rate: float = trainer("LEARNING_RATE", "Peak learning rate.", 1.5e-3, gpu=2e-5, gt=0)
     lr_scheduler_type: str = trainer(
         "LR_SCHEDULER_TYPE",
@@ -170,7 +275,9 @@ class Settings(BaseModel):
         "constant",
     )
     warmup_steps: int = trainer("WARMUP_STEPS", "Steps of linear warm-up.", 0, ge=0)
-    max_grad_norm: float = trainer("MAX_GRAD_NORM", "Largest norm of one player's gradient.", 1.0, gt=0)
+    max_grad_norm: float = trainer(
+        "MAX_GRAD_NORM", "Largest norm of one player's gradient.", 1.0, gt=0
+    )
     lora_rank: Annotated[int, where(LORA_RANKS.__contains__)] = trainer(
         "LORA_RANK", "Rank of each adapter.", 16, allowed=RANK_ALLOWED, both=True
     )
@@ -180,34 +287,54 @@ class Settings(BaseModel):
         "DeepSpeed stage or config file.",
         "none",
         gpu="zero2",
-        allowed="one of " + ", ".join(DEEPSPEED_STAGES) + ", or the path of a .json file that exists",
+        allowed="one of "
+        + ", ".join(DEEPSPEED_STAGES)
+        + ", or the path of a .json file that exists",
     )
     updates_per_step: int = trainer(
-        "HANABI_UPDATES_PER_STEP", "Updates from one step's games; the clips act from the second on.", 1, ge=1, le=64
+        "HANABI_UPDATES_PER_STEP",
+        "Updates from one step's games; the clips act from the second on.",
+        1,
+        ge=1,
+        le=64,
     )
-    clip_low: float = trainer("HANABI_CLIP_LOW", "How far below 1 a token's probability ratio counts.", 0.2, gt=0, le=1)
-    clip_high: float = trainer("HANABI_CLIP_HIGH", "How far above 1 a token's probability ratio counts.", 0.2, gt=0)
+    clip_low: float = trainer(
+        "HANABI_CLIP_LOW", "How far below 1 a token's probability ratio counts.", 0.2, gt=0, le=1
+    )
+    clip_high: float = trainer(
+        "HANABI_CLIP_HIGH", "How far above 1 a token's probability ratio counts.", 0.2, gt=0
+    )
     beta: float = trainer("BETA", "Weight of the KL term against the base model.", 0.0, ge=0)
     entropy_bonus: float = trainer(
         "HANABI_ENTROPY_BONUS",
-        "Weight of the policy's entropy, as a part of each token's advantage; 0.1 in zero-sum games.",
+        "Weight of the policy's entropy, as a part of each token's advantage; 0.1 in zero-sum "
+        "games.",
         0.0,
         factory=defaults.entropy_bonus,
         ge=0,
     )
     entropy_target: float | None = trainer(
         "HANABI_ENTROPY_TARGET",
-        "Nats a token at which a player's bonus is 0, growing to the whole below; falls with the learning rate. Unset: "
+        "Nats a token at which a player's bonus is 0, growing to the whole below; falls with the "
+        "learning rate. Unset: "
         "the whole always.",
         None,
         gt=0,
     )
-    sampler_correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = trainer(
-        "HANABI_SAMPLER_CORRECTION", "Weights of trainer over sampler: cut at the limit, or left out above it.", "none"
+    sampler_correction: Literal[
+        "none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
+    ] = trainer(
+        "HANABI_SAMPLER_CORRECTION",
+        "Weights of trainer over sampler: cut at the limit, or left out above it.",
+        "none",
     )
-    sampler_correction_limit: float = trainer("HANABI_SAMPLER_CORRECTION_LIMIT", "Largest such weight.", 2.0, ge=1)
+    sampler_correction_limit: float = trainer(
+        "HANABI_SAMPLER_CORRECTION_LIMIT", "Largest such weight.", 2.0, ge=1
+    )
     overlap: bool = trainer(
-        "HANABI_OVERLAP", "Play the next step's games while learning from this step, with weights one step old.", False
+        "HANABI_OVERLAP",
+        "Play the next step's games while learning from this step, with weights one step old.",
+        False,
     )
     adapters: Literal["per_player", "shared"] = trainer(
         "HANABI_ADAPTERS", "One adapter for each player, or one for all.", "per_player", both=True
@@ -218,27 +345,39 @@ class Settings(BaseModel):
         "independent",
     )
     swap_every: int = trainer(
-        "HANABI_SWAP_EVERY", "Steps after which every player moves to the next seat; 0: each stays in its own.", 0, ge=0
+        "HANABI_SWAP_EVERY",
+        "Steps after which every player moves to the next seat; 0: each stays in its own.",
+        0,
+        ge=0,
     )
     freeze: CommaList = trainer(
-        "HANABI_FREEZE", "Players that play and are not trained.", (), allowed="a comma list of players, e.g. player_1"
+        "HANABI_FREEZE",
+        "Players that play and are not trained.",
+        (),
+        allowed="a comma list of players, e.g. player_1",
     )
     start_from: CommaList = trainer(
         "HANABI_START_FROM",
         "Adapters to start from instead of new ones, a comma list.",
         (),
-        allowed="a run, RUN@best, its checkpoint-N, or a wandb: or hf: word, for all players or with player_0= before "
+        allowed="a run, RUN@best, its checkpoint-N, or a wandb: or hf: word, for all players or "
+        "with player_0= before "
         "it; :player_1 behind it chooses another of its adapters",
     )
     partners: CommaList = trainer(
         "HANABI_PARTNERS",
-        "Who takes a player's seat in some deals, without being trained, a comma list; unset: self-play alone.",
+        "Who takes a player's seat in some tasks, without being trained, a comma list; unset: "
+        "self-play alone.",
         (),
-        allowed="scripts (iggi), base, earlier (this run's kept checkpoints), url:NAME (of the server's "
+        allowed="scripts (iggi), base, earlier (this run's kept checkpoints), url:NAME (of the "
+        "server's "
         "HANABI_PARTNER_URLS), folders with a slash (a run, RUN@best, "
-        "its checkpoint-N), wandb: or hf: words; :player_0 behind those chooses an adapter, player_1= before a seat",
+        "its checkpoint-N), wandb: or hf: words; :player_0 behind those chooses an adapter, "
+        "player_1= before a seat",
     )
-    partner_share: float = trainer("HANABI_PARTNER_SHARE", "Share of the deals that have a partner.", 0.5, gt=0, le=1)
+    partner_share: float = trainer(
+        "HANABI_PARTNER_SHARE", "Share of the tasks that have a partner.", 0.5, gt=0, le=1
+    )
     advantage: Literal[
         "grpo",
         "turn",
@@ -251,13 +390,19 @@ class Settings(BaseModel):
         "mappo",
         "vdn",
         "qmix",
-    ] = trainer("HANABI_ADVANTAGE", "How much better a turn was than others: the estimator.", "turn")
+    ] = trainer(
+        "HANABI_ADVANTAGE", "How much better a turn was than others: the estimator.", "turn"
+    )
     advantage_scale: Literal["std", "none"] | None = trainer(
         "HANABI_ADVANTAGE_SCALE",
         "Divide advantages by the deviation of what is compared; unset: as the estimator's source.",
     )
     gae_lambda: float = trainer(
-        "HANABI_GAE_LAMBDA", "What each turn further ahead weighs, with ippo and mappo.", 0.95, ge=0, le=1
+        "HANABI_GAE_LAMBDA",
+        "What each turn further ahead weighs, with ippo and mappo.",
+        0.95,
+        ge=0,
+        le=1,
     )
     critic_learning_rate: float = trainer(
         "HANABI_CRITIC_LEARNING_RATE",
@@ -267,40 +412,52 @@ class Settings(BaseModel):
     )
     resample_flat: int = trainer(
         "HANABI_RESAMPLE_FLAT",
-        "Rounds in which further deals take the place of those whose games all earned the same; 0: none.",
+        "Rounds in which further tasks take the place of those whose games all earned the same; "
+        "0: none.",
         0,
         ge=0,
         le=15,
     )
-    loss_unit: Literal["token", "turn", "sequence"] = trainer("HANABI_LOSS_UNIT", "What weighs 1 in the loss.", "token")
+    loss_unit: Literal["token", "turn", "sequence"] = trainer(
+        "HANABI_LOSS_UNIT", "What weighs 1 in the loss.", "token"
+    )
     parity_tolerance: float = trainer(
-        "HANABI_PARITY_TOLERANCE", "Mean logprob difference to the sampler that stops a run.", 0.001, gpu=0.05, gt=0
+        "HANABI_PARITY_TOLERANCE",
+        "Mean logprob difference to the sampler that stops a run.",
+        0.001,
+        gpu=0.05,
+        gt=0,
     )
     resume: str | None = trainer(
         "RESUME",
-        "What to go on from; unset: a new run. With another OUTPUT_DIR: a new run from that checkpoint.",
+        "What to go on from; unset: a new run. With another OUTPUT_DIR: a new run from that "
+        "checkpoint.",
         allowed="latest, or the folder of a run or of one of its checkpoints",
     )
     save_steps: int = trainer("SAVE_STEPS", "Steps between checkpoints.", 50, ge=1)
     save_total_limit: int = trainer("SAVE_TOTAL_LIMIT", "Checkpoints kept.", 3, ge=1)
-    episodes_every: int = trainer("HANABI_EPISODES_EVERY", "Steps between recorded steps of games.", 10, ge=1)
+    episodes_every: int = trainer(
+        "HANABI_EPISODES_EVERY", "Steps between recorded steps of games.", 10, ge=1
+    )
     exploit_every: int = trainer(
         "HANABI_EXPLOIT_EVERY",
-        "Steps between measurements of what a best responder wins, in small zero-sum games of OpenSpiel; 0: none.",
+        "Steps between measurements of what a best responder wins, in small zero-sum games of "
+        "OpenSpiel; 0: none.",
         0,
         ge=0,
     )
     eval_steps: int = trainer(
         "HANABI_EVAL_STEPS",
-        "Steps between validations, in which the current players play deals of their own; 0: none.",
+        "Steps between validations, in which the current players play tasks of their own; 0: none.",
         0,
         allowed="0, or a multiple of SAVE_STEPS",
         ge=0,
     )
-    eval_deals: int = trainer("HANABI_EVAL_DEALS", "Deals of a validation.", 200, ge=2)
+    eval_tasks: int = trainer("HANABI_EVAL_TASKS", "Tasks of a validation.", 200, ge=2)
     eval_patience: int = trainer(
         "HANABI_EVAL_PATIENCE",
-        "Validations without a better one after which a run stops, or a phase of HANABI_UPDATE=best_response; 0: none.",
+        "Validations without a better one after which a run stops, or a phase of "
+        "HANABI_UPDATE=best_response; 0: none.",
         0,
         ge=0,
     )
@@ -308,28 +465,42 @@ class Settings(BaseModel):
         "REWARD_FUNCS",
         "Must stay empty: rewards come from the environment.",
         "",
-        allowed="leave it empty: rewards come from the environment; weigh them with HANABI_REWARD_ILLEGAL, "
+        allowed="leave it empty: rewards come from the environment; weigh them with "
+        "HANABI_REWARD_ILLEGAL, "
         "HANABI_REWARD_UNPARSABLE, HANABI_REWARD_OUT_OF_TOKENS and the environment's own",
     )
 
     # tracking
-    report_to: Literal["none", "wandb"] = tracking("REPORT_TO", "Tracker beside the local records.", "none")
+    report_to: Literal["none", "wandb"] = tracking(
+        "REPORT_TO", "Tracker beside the local records.", "none"
+    )
     wandb_project: values.ProjectName = tracking(
         "WANDB_PROJECT", "W&B project.", "hanabi-grpo", allowed=values.PROJECT_ALLOWED
     )
-    wandb_entity: values.ProjectName | None = tracking("WANDB_ENTITY", "W&B team/user.", allowed=values.PROJECT_ALLOWED)
-    wandb_mode: Literal["online", "offline", "disabled"] = tracking("WANDB_MODE", "W&B mode.", "online")
+    wandb_entity: values.ProjectName | None = tracking(
+        "WANDB_ENTITY", "W&B team/user.", allowed=values.PROJECT_ALLOWED
+    )
+    wandb_mode: Literal["online", "offline", "disabled"] = tracking(
+        "WANDB_MODE", "W&B mode.", "online"
+    )
     wandb_name: str | None = tracking("WANDB_NAME", "W&B run name; unset: the run folder's name.")
     wandb_log_model: Literal["checkpoint", "end", "false"] = tracking(
-        "WANDB_LOG_MODEL", "Artifacts: every checkpoint, the last, or none by this setting.", "checkpoint"
+        "WANDB_LOG_MODEL",
+        "Artifacts: every checkpoint, the last, or none by this setting.",
+        "checkpoint",
     )
-    upload_ckpt_to_wandb: bool = tracking("UPLOAD_CKPT_TO_WANDB", "The last adapters become an artifact.", True)
+    upload_ckpt_to_wandb: bool = tracking(
+        "UPLOAD_CKPT_TO_WANDB", "The last adapters become an artifact.", True
+    )
     ckpt_artifact_name: values.ArtifactName | None = tracking(
-        "CKPT_ARTIFACT_NAME", "Its name; unset: after the run folder.", allowed=values.ARTIFACT_ALLOWED
+        "CKPT_ARTIFACT_NAME",
+        "Its name; unset: after the run folder.",
+        allowed=values.ARTIFACT_ALLOWED,
     )
     ckpt_artifact_aliases: values.Aliases = tracking(
         "CKPT_ARTIFACT_ALIASES",
-        "Its aliases, besides checkpoint_global_step_N and, for a team's best version so far, best.",
+        "Its aliases, besides checkpoint_global_step_N and, for a team's best version so far, "
+        "best.",
         ("latest", "end"),
         allowed=values.ALIASES_ALLOWED,
     )
@@ -348,13 +519,21 @@ class Settings(BaseModel):
 
     @property
     def env_config(self) -> dict[str, Any]:
-        """Every field of the environment's config; `preset` is None where a dataset's rows have to name it."""
+        """Every field of the environment's config; `preset` is None where a dataset's rows have to
+        name it.
+        """
         return self.config_row({})
 
     def config_row(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `env_config` with some fields chosen otherwise: with another preset, what that one sets."""
+        """Return `env_config` with some fields chosen otherwise: with another preset, what that one
+        sets.
+        """
         names = registry.get(self.env).Config.model_fields
-        given = {name: getattr(self, name) for name in (*INPUTS, *names) if name in {*self.model_fields_set, *INPUTS}}
+        given = {
+            name: getattr(self, name)
+            for name in (*INPUTS, *names)
+            if name in {*self.model_fields_set, *INPUTS}
+        }
         values = {**game_defaults({**given, **chosen}), **given, **chosen}
         return {name: values[name] for name in names}
 

@@ -1,8 +1,8 @@
-"""Options of ms-swift (terminal 2) and vLLM (terminal 1) that are not handed on, because they break a guarantee.
+"""Options of ms-swift (terminal 2) and vLLM (terminal 1) that are not handed on, because they break
+a guarantee.
 
-Which they are, and what to use instead, is written in `refused_options.md` beside this file, for people and for this
-code. Everything that it does not name is handed on.
-"""
+Which they are, and what to use instead, is written in `refused_options.md` beside this file, for
+people and for this code. Everything that it does not name is handed on."""
 
 import functools
 import re
@@ -32,8 +32,14 @@ class Refusal(NamedTuple):
 
 @functools.cache
 def option_tables(terminal: Terminal) -> tuple[tuple[Refusal, ...], tuple[str, ...]]:
-    """Return a terminal's refusals, and options that are handed on though their name begins that of a refused one."""
-    text = TABLES.read_text(encoding="utf-8").partition(f"## {SOFTWARE[terminal]}\n")[2].partition("\n## ")[0]
+    """Return a terminal's refusals, and options that are handed on though their name begins that of
+    a refused one.
+    """
+    text = (
+        TABLES.read_text(encoding="utf-8")
+        .partition(f"## {SOFTWARE[terminal]}\n")[2]
+        .partition("\n## ")[0]
+    )
     rows, passed = [], ""
     for line in text.splitlines():
         if line.startswith("| `"):
@@ -47,17 +53,21 @@ def option_tables(terminal: Terminal) -> tuple[tuple[Refusal, ...], tuple[str, .
 def check_options(terminal: Terminal, extra_args: Sequence[str]) -> None:
     """Refuse options on a terminal's command line that would break a guarantee.
 
-    Options may be written as their software takes them: with dashes for underscores, `=` before the value, `no-` before
-    a switch, cut short. The SettingsError has a sentence for each of them.
-    """
+    Options may be written as their software takes them: with dashes for underscores, `=` before the
+    value, `no-` before a switch, cut short. The SettingsError has a sentence for each of them."""
     problems = []
     for word in extra_args:
         if word.startswith("-"):
             typed = word.partition("=")[0]
-            row = _refusal(terminal, typed.lstrip("-").partition(".")[0].replace("-", "_").removeprefix("no_"))
+            row = _refusal(
+                terminal, typed.lstrip("-").partition(".")[0].replace("-", "_").removeprefix("no_")
+            )
             if row is not None:
                 way = f"use {row.instead}" if row.instead else "leave it out"
-                problems.append(f"{typed} is not handed on to {SOFTWARE[terminal]}: {row.why}; {way}. See {PAGE}.")
+                problems.append(
+                    f"{typed} is not handed on to {SOFTWARE[terminal]}: {row.why}; {way}. See "
+                    f"{PAGE}."
+                )
     if problems:
         raise SettingsError("\n".join(problems))
 

@@ -16,10 +16,10 @@
 | `wandb:entity/project/name:alias` | `CheckpointRef` | an artifact; entity and alias may be left out |
 | `hf:org/repo`, `hf:org/repo@revision` | `CheckpointRef` | a repository that `hanabi-grpo export` made |
 
-A reference is parsed where it is typed and carried as a value; `str` gives the text again. On the wire and in records a
-seat stays text: a script, `base`, `url:big`, an adapter at a version, or one that was lent, whose name is a digest of
-it, e.g. `frozen_0123456789abcdef@50`. What a place holds is found by `tracking.checkpoints`.
-"""
+A reference is parsed where it is typed and carried as a value; `str` gives the text again. On the
+wire and in records a seat stays text: a script, `base`, `url:big`, an adapter at a version, or one
+that was lent, whose name is a digest of it, e.g. `frozen_0123456789abcdef@50`. What a place holds
+is found by `tracking.checkpoints`."""
 
 import difflib
 import re
@@ -35,7 +35,9 @@ BASE, SERVED, HUMAN = "base", "served", "human"
 LATEST = "latest"
 FROZEN_PREFIX = "frozen_"
 NOT_HELD = "upload it again"
-"""What a server's refusal says when it does not hold, or no longer holds, an adapter that was lent."""
+"""What a server's refusal says when it does not hold, or no longer holds, an adapter that was
+lent.
+"""
 _SHOWN = 80
 """Characters of a bad reference in an error."""
 _OWN_ADAPTERS = (*player_names(MAX_PLAYERS), SHARED_ADAPTER)
@@ -45,8 +47,12 @@ _PART = r"[^/:,\s]{1,128}"
 _ADAPTER = re.compile(r"([A-Za-z0-9_]{1,64})(?:@(latest|[0-9]{1,12}))?", re.ASCII)
 _SEATED = re.compile(rf"({_PLAYER})\s*=\s*(.*)", re.ASCII)
 _CHOSEN = re.compile(rf"(.+):({_PLAYER})", re.ASCII)
-_WANDB = re.compile(rf"wandb:(?:(?P<entity>{_PART})/)?(?P<project>{_PART})/(?P<name>{_PART})(?::(?P<alias>{_PART}))?")
-_HUB = re.compile(r"hf:([A-Za-z0-9][\w.-]{0,95})/([A-Za-z0-9][\w.-]{0,95})(?:@([\w./-]{1,200}))?", re.ASCII)
+_WANDB = re.compile(
+    rf"wandb:(?:(?P<entity>{_PART})/)?(?P<project>{_PART})/(?P<name>{_PART})(?::(?P<alias>{_PART}))?"
+)
+_HUB = re.compile(
+    r"hf:([A-Za-z0-9][\w.-]{0,95})/([A-Za-z0-9][\w.-]{0,95})(?:@([\w./-]{1,200}))?", re.ASCII
+)
 _SCRIPT = re.compile(r"[a-z][a-z0-9.-]{0,63}", re.ASCII)
 _URL = re.compile(r"url:([a-z][a-z0-9_-]{0,31})", re.ASCII)
 _VERSION = re.compile(r"v(0|[1-9][0-9]{0,8})", re.ASCII)
@@ -96,7 +102,9 @@ class AdapterRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestPlace:
-    """The checkpoint of a run that validation chose; while the run goes on, it may become another one."""
+    """The checkpoint of a run that validation chose; while the run goes on, it may become another
+    one.
+    """
 
     run: Path
 
@@ -106,7 +114,9 @@ class BestPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WandbPlace:
-    """An artifact at W&B, as it was typed; no entity: the one of this shell or of the key, no alias: latest."""
+    """An artifact at W&B, as it was typed; no entity: the one of this shell or of the key, no
+    alias: latest.
+    """
 
     entity: str = ""
     project: str
@@ -114,11 +124,14 @@ class WandbPlace:
     alias: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse parts that would name another folder than one below the downloads; W&B's answers are asked too."""
+        """Refuse parts that would name another folder than one below the downloads; W&B's answers
+        are asked too.
+        """
         for part in (self.entity, self.project, self.name, self.alias):
             if set(part) & set("/\\\0") or (part and set(part) == {"."}):
                 raise SettingsError(
-                    f"wandb:{self.path}: {part!r} names no folder; give wandb:entity/project/name:alias, e.g. "
+                    f"wandb:{self.path}: {part!r} names no folder; give "
+                    "wandb:entity/project/name:alias, e.g. "
                     "wandb:team/hanabi-grpo/laptop-adapters:best, and look at WANDB_ENTITY."
                 )
 
@@ -129,7 +142,11 @@ class WandbPlace:
     @property
     def path(self) -> str:
         """What W&B calls it, e.g. "team/hanabi/laptop-adapters:latest"."""
-        return "/".join(part for part in (self.entity, self.project, f"{self.name}:{self.alias or LATEST}") if part)
+        return "/".join(
+            part
+            for part in (self.entity, self.project, f"{self.name}:{self.alias or LATEST}")
+            if part
+        )
 
     @property
     def is_version(self) -> bool:
@@ -177,7 +194,9 @@ class CheckpointRef:
 
     @property
     def metric_name(self) -> tuple[str, str]:
-        """What metrics call it, e.g. ("run", "checkpoint-50.player_1"): the first tells equal ones apart."""
+        """What metrics call it, e.g. ("run", "checkpoint-50.player_1"): the first tells equal ones
+        apart.
+        """
         match self.place:
             case WandbPlace(project=parent, name=name, alias=alias):
                 own = f"{name}.{alias}" if alias else name
@@ -192,11 +211,18 @@ class CheckpointRef:
 Ref = ScriptRef | Role | AdapterRef | CheckpointRef | UrlRef
 
 
-def parse_ref(text: str, *, where: str, roles: Sequence[Role], scripts: Collection[str], adapters: bool = False) -> Ref:
+def parse_ref(
+    text: str,
+    *,
+    where: str,
+    roles: Sequence[Role],
+    scripts: Collection[str],
+    adapters: bool = False,
+) -> Ref:
     """Read who plays.
 
-    `roles` are those that are allowed here beside checkpoints and the environment's `scripts`; `adapters`: the server's
-    own are, too. Errors begin with `where`, e.g. "HANABI_PARTNERS".
+    `roles` are those that are allowed here beside checkpoints and the environment's `scripts`;
+    `adapters`: the server's own are, too. Errors begin with `where`, e.g. "HANABI_PARTNERS".
 
     Raises:
         SettingsError: It is none; says what is allowed and what is near.
@@ -209,7 +235,9 @@ def parse_ref(text: str, *, where: str, roles: Sequence[Role], scripts: Collecti
         return UrlRef(name=url[1])
     match = _ADAPTER.fullmatch(text) if adapters else None
     if match and match[1] in _OWN_ADAPTERS:
-        return AdapterRef(adapter=match[1], version=None if match[2] in (None, LATEST) else int(match[2]))
+        return AdapterRef(
+            adapter=match[1], version=None if match[2] in (None, LATEST) else int(match[2])
+        )
     run = text.removesuffix(_AT_BEST)
     if "/" in text or is_remote(text) or (run and Path(run[:255]).is_dir()):
         return parse_checkpoint(text, where=f"{where}: ")
@@ -218,14 +246,17 @@ def parse_ref(text: str, *, where: str, roles: Sequence[Role], scripts: Collecti
     nearest = f" Did you mean {str(close[0])!r}?" if close else ""
     served = ", an adapter of the server (player_0@latest)" if adapters else ""
     raise SettingsError(
-        f"{where}: {text[:_SHOWN]!r} is unknown; allowed are {', '.join(known)}{served}, url:NAME, or a checkpoint: a "
-        "folder with a slash in it (./checkpoint-50), wandb:team/project/name:alias or hf:org/repo, perhaps with "
+        f"{where}: {text[:_SHOWN]!r} is unknown; allowed are {', '.join(known)}{served}, "
+        "url:NAME, or a checkpoint: a "
+        "folder with a slash in it (./checkpoint-50), wandb:team/project/name:alias or "
+        "hf:org/repo, perhaps with "
         f":player_1 behind it.{nearest}"
     )
 
 
 def parse_checkpoint(text: str, *, where: str = "") -> CheckpointRef:
-    """Read a folder, `RUN@best`, `wandb:entity/project/name:alias` or `hf:org/repo@revision`, perhaps with `:player_1`.
+    """Read a folder, `RUN@best`, `wandb:entity/project/name:alias` or `hf:org/repo@revision`,
+    perhaps with `:player_1`.
 
     Raises:
         SettingsError: A `wandb:` or `hf:` reference that is none; begins with `where`.
@@ -247,7 +278,9 @@ def parse_checkpoint(text: str, *, where: str = "") -> CheckpointRef:
 
 
 def split_player(entry: str) -> tuple[str | None, str]:
-    """Return the player before `=` and the rest, e.g. ("player_1", "hf:org/repo"); None where there is no player."""
+    """Return the player before `=` and the rest, e.g. ("player_1", "hf:org/repo"); None where there
+    is no player.
+    """
     match = _SEATED.fullmatch(entry)
     return (match[1], match[2]) if match else (None, entry)
 
@@ -258,7 +291,9 @@ def is_remote(text: str) -> bool:
 
 
 def seat_adapter(seat: str) -> tuple[str, int] | None:
-    """Return adapter and version of a seat on the wire, e.g. ("player_0", 7); None when no adapter sits there."""
+    """Return adapter and version of a seat on the wire, e.g. ("player_0", 7); None when no adapter
+    sits there.
+    """
     match = _ADAPTER.fullmatch(seat)
     return (match[1], int(match[2])) if match and match[2] not in (None, LATEST) else None
 
@@ -288,9 +323,12 @@ def unknown_url(word: str, known: Collection[str], where: str = "") -> SettingsE
 
 def check_seat(seat: object) -> str:
     """Return a seat on the wire as it is; SettingsError where it is none."""
-    if isinstance(seat, str) and (seat == BASE or is_scripted(seat) or is_url(seat) or seat_adapter(seat)):
+    if isinstance(seat, str) and (
+        seat == BASE or is_scripted(seat) or is_url(seat) or seat_adapter(seat)
+    ):
         return seat
     raise SettingsError(
-        f"seat {str(seat)[:_SHOWN]!r}: allowed are adapter@version (player_0@7), {BASE}, url:NAME, or the name of a "
+        f"seat {str(seat)[:_SHOWN]!r}: allowed are adapter@version (player_0@7), {BASE}, "
+        "url:NAME, or the name of a "
         "script of the environment, in small letters."
     )

@@ -30,14 +30,18 @@ class Source:
 def read_sources(
     environ: Mapping[str, str] | None = None, dotenv: Path = Path(DOTENV)
 ) -> tuple[Source, Source, Source]:
-    """Read the shell's variables (`environ`; None: this process's), `.env`, and the profile that either of them names.
+    """Read the shell's variables (`environ`; None: this process's), `.env`, and the profile that
+    either of them names.
 
-    Raises:
-        SettingsError: A file that cannot be read, a line that is no assignment, a profile that is not there or that
-            names a profile itself; `.env` may be missing.
+    Raises: SettingsError: A file that cannot be read, a line that is no assignment, a profile that
+        is not there or that names a profile itself; `.env` may be missing.
     """
-    shell = Source(origin=SHELL, place=SHELL, values=_given(os.environ if environ is None else environ))
-    file = Source(origin=DOTENV, place=str(dotenv), values=_read(dotenv) if dotenv.is_file() else {})
+    shell = Source(
+        origin=SHELL, place=SHELL, values=_given(os.environ if environ is None else environ)
+    )
+    file = Source(
+        origin=DOTENV, place=str(dotenv), values=_read(dotenv) if dotenv.is_file() else {}
+    )
     for source in (shell, file):
         if named := source.values.get(PROFILE_VARIABLE):
             return shell, file, _read_profile(named, source.place)
@@ -46,18 +50,27 @@ def read_sources(
 
 def find(sources: Sequence[Source], name: str) -> tuple[str, Source] | None:
     """Return a variable's value and the first source that has it; None where nobody gives it."""
-    return next(((source.values[name], source) for source in sources if name in source.values), None)
+    return next(
+        ((source.values[name], source) for source in sources if name in source.values), None
+    )
 
 
 def _read_profile(named: str, place: str) -> Source:
     path = Path(named)
     said = f"{PROFILE_VARIABLE}={named!r} (from {place})"
     if not os.path.isfile(path):
-        there = ", ".join(sorted(map(str, PROFILES.glob("*.env")))) or f"none in {PROFILES} below this folder"
-        raise SettingsError(f"{said}: no such file; there are {there}; any file of NAME=value lines will do.")
+        there = (
+            ", ".join(sorted(map(str, PROFILES.glob("*.env"))))
+            or f"none in {PROFILES} below this folder"
+        )
+        raise SettingsError(
+            f"{said}: no such file; there are {there}; any file of NAME=value lines will do."
+        )
     values = _read(path)
     if values.pop(PROFILE_VARIABLE, None):
-        raise SettingsError(f"{said}: names a profile itself; one profile holds, so take that line out of {path}.")
+        raise SettingsError(
+            f"{said}: names a profile itself; one profile holds, so take that line out of {path}."
+        )
     return Source(origin=PROFILE, place=named, values=values)
 
 
@@ -65,11 +78,16 @@ def _read(path: Path) -> dict[str, str]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: cannot be read ({error}); it holds NAME=value lines in UTF-8.") from error
+        raise SettingsError(
+            f"{path}: cannot be read ({error}); it holds NAME=value lines in UTF-8."
+        ) from error
     found = {}
     for line in parse_stream(StringIO(text)):
         if line.error:
-            raise SettingsError(f"{path} line {line.original.line}: not a NAME=value line. Example: HANABI_PLAYERS=2")
+            raise SettingsError(
+                f"{path} line {line.original.line}: not a NAME=value line. Example: "
+                "HANABI_PLAYERS=2"
+            )
         if line.key:
             found[line.key] = line.value or ""
     return _given(found)

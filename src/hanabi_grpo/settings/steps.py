@@ -1,4 +1,6 @@
-"""What one optimizer step is: how deals, games and micro-batches make it, and who is trained in it."""
+"""What one optimizer step is: how tasks, games and micro-batches make it, and who is trained in
+it.
+"""
 
 import json
 from dataclasses import dataclass
@@ -9,59 +11,75 @@ from hanabi_grpo.settings.model import DEEPSPEED_STAGES, Settings
 from hanabi_grpo.types import SHARED_ADAPTER, player_names
 
 GROUP_ESTIMATORS = ("grpo", "turn", "rloo", "state_baseline")
-"""Those of HANABI_ADVANTAGE that compare within a group: one whose games all earned the same teaches nothing."""
+"""Those of HANABI_ADVANTAGE that compare within a group: one whose games all earned the same
+teaches nothing.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
     """The sizes of one step."""
 
-    deals: int
+    tasks: int
     games: int
-    """deals × games of each deal."""
+    """tasks × games of each task."""
     sequences: int
     """games × players: one trajectory each."""
     micro_batches_per_player: int
-    """Of each trainer process, as Hugging Face's loop counts them; by tokens it is one, which is cut further."""
+    """Of each trainer process, as Hugging Face's loop counts them; by tokens it is one, which is
+    cut further.
+    """
     gradient_accumulation_steps: int
-    """HANABI_UPDATES_PER_STEP × players × micro_batches_per_player: a micro-batch holds one player only."""
+    """HANABI_UPDATES_PER_STEP × players × micro_batches_per_player: a micro-batch holds one player
+    only.
+    """
     per_device_train_batch_size: int
-    """Trajectories of one micro-batch; by tokens the most that one of a player can be, in whole groups."""
+    """Trajectories of one micro-batch; by tokens the most that one of a player can be, in whole
+    groups.
+    """
     tokens_per_micro_batch: int = 0
     """Padding included; 0: micro-batches are cut by trajectories."""
 
 
 def batch_plan(settings: Settings) -> BatchPlan:
-    """Return the sizes of one step; SettingsError where the games do not divide, or settings do not go together."""
+    """Return the sizes of one step; SettingsError where the games do not divide, or settings do not
+    go together.
+    """
     check_updates(settings)
     if settings.overlap and deepspeed_stage(settings) == 3:
         raise SettingsError(
-            f"HANABI_OVERLAP=1 with DEEPSPEED={settings.deepspeed}: under ZeRO-3 no process holds whole adapters, so "
+            f"HANABI_OVERLAP=1 with DEEPSPEED={settings.deepspeed}: under ZeRO-3 no process holds "
+            "whole adapters, so "
             "those of the version that sampled cannot be kept; take zero2, or unset HANABI_OVERLAP."
         )
-    deals, group = settings.deals_per_step, settings.num_generations
+    tasks, group = settings.tasks_per_step, settings.num_generations
     processes, batch = settings.nproc_per_node, settings.per_device_train_batch_size
     if processes > 1 and settings.deepspeed == "none":
         raise SettingsError(
-            f"NPROC_PER_NODE={processes} DEEPSPEED=none: several processes need DEEPSPEED=zero1, zero2 or zero3, "
+            f"NPROC_PER_NODE={processes} DEEPSPEED=none: several processes need DEEPSPEED=zero1, "
+            "zero2 or zero3, "
             "because a micro-batch leaves the other players' adapters without gradients."
         )
-    games = deals * group
+    games = tasks * group
     tokens = tokens_per_micro_batch(settings)
     micro_batches = 1
     if tokens:
-        # What ms-swift multiplies must be whole groups; which rank has how many trajectories is `cut_by_tokens`'s.
-        batch = -(-deals // processes) * group
+        # What ms-swift multiplies must be whole groups; which rank has how many trajectories is
+        # `cut_by_tokens`'s.
+        batch = -(-tasks // processes) * group
     elif games % (processes * batch):
         raise SettingsError(
-            f"{deals} deals × {group} games = {games} games do not divide by NPROC_PER_NODE={processes} × "
-            f"PER_DEVICE_TRAIN_BATCH_SIZE={batch} = {processes * batch}: choose HANABI_DEALS_PER_STEP or "
-            "NUM_GENERATIONS so that they do, a smaller batch, or unset it: micro-batches by tokens always fit."
+            f"{tasks} tasks × {group} games = {games} games do not divide by "
+            f"NPROC_PER_NODE={processes} × "
+            f"PER_DEVICE_TRAIN_BATCH_SIZE={batch} = {processes * batch}: choose "
+            "HANABI_TASKS_PER_STEP or "
+            "NUM_GENERATIONS so that they do, a smaller batch, or unset it: micro-batches by "
+            "tokens always fit."
         )
     else:
         micro_batches = games // (processes * batch)
     return BatchPlan(
-        deals=deals,
+        tasks=tasks,
         games=games,
         sequences=games * settings.players,
         micro_batches_per_player=micro_batches,
@@ -72,7 +90,8 @@ def batch_plan(settings: Settings) -> BatchPlan:
 
 
 def tokens_per_micro_batch(settings: Settings) -> int:
-    """Return the most tokens that a micro-batch holds, see `training.batching`; 0 where trajectories are counted.
+    """Return the most tokens that a micro-batch holds, see `training.batching`; 0 where
+    trajectories are counted.
 
     PER_DEVICE_TRAIN_BATCH_SIZE that is given alone counts trajectories.
     """
@@ -82,14 +101,18 @@ def tokens_per_micro_batch(settings: Settings) -> int:
 
 
 def deepspeed_stage(settings: Settings) -> int:
-    """Return the ZeRO stage of DEEPSPEED, 0 without DeepSpeed; SettingsError where its file is not JSON."""
+    """Return the ZeRO stage of DEEPSPEED, 0 without DeepSpeed; SettingsError where its file is not
+    JSON.
+    """
     if settings.deepspeed in DEEPSPEED_STAGES:
         return DEEPSPEED_STAGES.index(settings.deepspeed)
     try:
         config = json.loads(Path(settings.deepspeed).read_text(encoding="utf-8"))
         return int(config.get("zero_optimization", {}).get("stage", 0))
     except (OSError, ValueError, AttributeError) as error:
-        raise SettingsError(f"DEEPSPEED={settings.deepspeed}: cannot be read as DeepSpeed's JSON ({error}).") from error
+        raise SettingsError(
+            f"DEEPSPEED={settings.deepspeed}: cannot be read as DeepSpeed's JSON ({error})."
+        ) from error
 
 
 def plan_line(settings: Settings, plan: BatchPlan, steps: int) -> str:
@@ -98,56 +121,73 @@ def plan_line(settings: Settings, plan: BatchPlan, steps: int) -> str:
     if plan.tokens_per_micro_batch:
         cut = f"{plan.tokens_per_micro_batch} tokens at once"
     return (
-        f"{steps} steps of {plan.deals} deals × {settings.num_generations} games, {plan.sequences} trajectories; "
+        f"{steps} steps of {plan.tasks} tasks × {settings.num_generations} games, "
+        f"{plan.sequences} trajectories; "
         f"{settings.nproc_per_node} process(es) × {settings.players} players × {cut}"
     )
 
 
 def check_updates(settings: Settings) -> None:
-    """Refuse settings of updates that contradict each other or the number of players, by a SettingsError."""
+    """Refuse settings of updates that contradict each other or the number of players, by a
+    SettingsError.
+    """
     names = player_names(settings.players)
     for name in settings.freeze:
         if name not in names:
-            raise SettingsError(f"HANABI_FREEZE={name}: not at the table; allowed are {', '.join(names)}.")
+            raise SettingsError(
+                f"HANABI_FREEZE={name}: not at the table; allowed are {', '.join(names)}."
+            )
     apart = {
         "HANABI_FREEZE": settings.freeze,
         f"HANABI_UPDATE={settings.update}": settings.update != "independent",
         "HANABI_SWAP_EVERY": settings.swap_every,
     }
-    for name in [name for name, given in apart.items() if given and settings.adapters == SHARED_ADAPTER]:
+    for name in [
+        name for name, given in apart.items() if given and settings.adapters == SHARED_ADAPTER
+    ]:
         raise SettingsError(
-            f"{name} with HANABI_ADAPTERS=shared: the players are one adapter, which cannot be told apart; unset it, "
+            f"{name} with HANABI_ADAPTERS=shared: the players are one adapter, which cannot be "
+            "told apart; unset it, "
             "or set HANABI_ADAPTERS=per_player."
         )
     if not trained_players(settings):
         raise SettingsError(
-            f"HANABI_FREEZE={','.join(settings.freeze)}: nobody is left to train; leave out at least one player."
+            f"HANABI_FREEZE={','.join(settings.freeze)}: nobody is left to train; leave out at "
+            "least one player."
         )
     if settings.eval_steps % settings.save_steps:
         raise SettingsError(
-            f"HANABI_EVAL_STEPS={settings.eval_steps} with SAVE_STEPS={settings.save_steps}: a version that is "
+            f"HANABI_EVAL_STEPS={settings.eval_steps} with SAVE_STEPS={settings.save_steps}: a "
+            "version that is "
             "validated is kept as a checkpoint when it is the best; set a multiple of SAVE_STEPS."
         )
     if settings.resample_flat and settings.overlap:
         raise SettingsError(
-            f"HANABI_RESAMPLE_FLAT={settings.resample_flat} with HANABI_OVERLAP=1: a step's games are a version old "
-            "when they show which deals are flat, and the server plays further ones with a newer version; unset one."
+            f"HANABI_RESAMPLE_FLAT={settings.resample_flat} with HANABI_OVERLAP=1: a step's games "
+            "are a version old "
+            "when they show which tasks are flat, and the server plays further ones with a newer "
+            "version; unset one."
         )
     if settings.resample_flat and settings.advantage not in GROUP_ESTIMATORS:
         raise SettingsError(
-            f"HANABI_RESAMPLE_FLAT={settings.resample_flat} with HANABI_ADVANTAGE={settings.advantage}: it learns "
-            "from games of different deals, so a flat group teaches too, and a step without any is biased; unset "
+            f"HANABI_RESAMPLE_FLAT={settings.resample_flat} with "
+            f"HANABI_ADVANTAGE={settings.advantage}: it learns "
+            "from games of different tasks, so a flat group teaches too, and a step without any "
+            "is biased; unset "
             f"HANABI_RESAMPLE_FLAT, or take one of {', '.join(GROUP_ESTIMATORS)}."
         )
     if settings.update == "best_response" and not (settings.eval_steps and settings.eval_patience):
         raise SettingsError(
-            f"HANABI_UPDATE=best_response with HANABI_EVAL_STEPS={settings.eval_steps} HANABI_EVAL_PATIENCE="
-            f"{settings.eval_patience}: a player is trained until so many validations in a row were no better; set "
+            f"HANABI_UPDATE=best_response with HANABI_EVAL_STEPS={settings.eval_steps} "
+            "HANABI_EVAL_PATIENCE="
+            f"{settings.eval_patience}: a player is trained until so many validations in a row "
+            "were no better; set "
             "both, e.g. HANABI_EVAL_STEPS=50 HANABI_EVAL_PATIENCE=3."
         )
     if settings.start_from and settings.resume not in (None, "latest"):
         raise SettingsError(
-            f"HANABI_START_FROM with RESUME={settings.resume}: both say which weights the run starts with; unset one. "
+            f"HANABI_START_FROM with RESUME={settings.resume}: both say which weights the run "
+            "starts with; unset one. "
             "RESUME=latest may stay: it wins once the run has a checkpoint."
         )
 

@@ -13,13 +13,18 @@ SECTIONS = ("run", "server", "game", "trainer", "tracking")
 """In the order in which tables list them."""
 
 PASSED_THROUGH: dict[str, str] = {
-    "CUDA_VISIBLE_DEVICES": "GPUs of this process. More than it uses are taken for a list that both terminals were "
-    "given: the rollout server takes its beginning, training its end. Unset on a GPU machine, the scripts take 0,1,2,3 "
+    "CUDA_VISIBLE_DEVICES": "GPUs of this process. More than it uses are taken for a list that "
+    "both terminals were "
+    "given: the rollout server takes its beginning, training its end. Unset on a GPU machine, the "
+    "scripts take 0,1,2,3 "
     "for the server and 4,5,6,7 for training.",
-    "CUDA_VISIBLE_DEVICES_SERVER": "GPUs of the rollout server's terminal, also in files that both terminals read "
-    "(.env, a profile). Wins over CUDA_VISIBLE_DEVICES; in a profile it yields to that of the shell or .env.",
+    "CUDA_VISIBLE_DEVICES_SERVER": "GPUs of the rollout server's terminal, also in files that "
+    "both terminals read "
+    "(.env, a profile). Wins over CUDA_VISIBLE_DEVICES; in a profile it yields to that of the "
+    "shell or .env.",
     "CUDA_VISIBLE_DEVICES_TRAINER": "The same of the trainer's terminal.",
-    "NNODES": "Machines that train together (docs/scale.md); unset: 1. NPROC_PER_NODE counts the processes of each.",
+    "NNODES": "Machines that train together (docs/scale.md); unset: 1. NPROC_PER_NODE counts the "
+    "processes of each.",
     "NODE_RANK": "Which of them this is, from 0.",
     "MASTER_ADDR": "Address of machine 0, as the others reach it.",
     "MASTER_PORT": "Port of machine 0 where the processes meet; unset: 29500.",
@@ -63,14 +68,23 @@ def setting(
 ) -> Any:
     """Return the pydantic field of one variable.
 
-    `env` is its name, `description` one sentence for docs/settings.md. `default` holds on CPU only when `gpu` is given
-    too. `allowed` says what a value must be; empty: what type and `constraints` (pydantic's ge, gt, le) say. `both`:
-    both terminals must agree. `factory` makes the default from the fields before it; tables show `default`.
-    """
+    `env` is its name, `description` one sentence for docs/settings.md. `default` holds on CPU only
+    when `gpu` is given too. `allowed` says what a value must be; empty: what type and `constraints`
+    (pydantic's ge, gt, le) say. `both`: both terminals must agree. `factory` makes the default from
+    the fields before it; tables show `default`."""
     on_gpu = default if gpu is ... else gpu
-    extra = {"env": env, "section": section, "cpu": default, "gpu": on_gpu, "allowed": allowed, "both": both}
+    extra = {
+        "env": env,
+        "section": section,
+        "cpu": default,
+        "gpu": on_gpu,
+        "allowed": allowed,
+        "both": both,
+    }
     choose = factory or (lambda data: on_gpu if data.get("device") == "gpu" else default)
-    return Field(default_factory=choose, description=description, json_schema_extra=extra, **constraints)
+    return Field(
+        default_factory=choose, description=description, json_schema_extra=extra, **constraints
+    )
 
 
 run, server, game, trainer, tracking = (partial(setting, section=section) for section in SECTIONS)
@@ -97,11 +111,17 @@ def variables_of(model: type[BaseModel]) -> tuple[Variable, ...]:
 
 def split_list(value: object) -> object:
     """Return the parts of a comma list; what is no text stays."""
-    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+    return (
+        tuple(part.strip() for part in value.split(",") if part.strip())
+        if isinstance(value, str)
+        else value
+    )
 
 
 def typed(value: Any) -> str:
-    """Return a value as a user would type it: lists with commas, booleans in lower case, secrets masked."""
+    """Return a value as a user would type it: lists with commas, booleans in lower case, secrets
+    masked.
+    """
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -121,7 +141,12 @@ def allowed_by(info: FieldInfo) -> str:
         return "one of " + ", ".join(str(value) for value in get_args(kind))
     if kind is bool:
         return "true or false"
-    bounds = {name: getattr(item, name) for item in info.metadata for name in ("ge", "gt", "le") if hasattr(item, name)}
+    bounds = {
+        name: getattr(item, name)
+        for item in info.metadata
+        for name in ("ge", "gt", "le")
+        if hasattr(item, name)
+    }
     noun = {int: "a whole number", float: "a number"}.get(kind, "text")
     if "ge" in bounds and "le" in bounds:
         return f"{noun} from {bounds['ge']} to {bounds['le']}"

@@ -39,20 +39,23 @@ class Encoder:
         left_out = f", {count['left out']} left out by the filters" if count["left out"] else ""
         cut = f"; {count['cut']} conversations cut at HANABI_MAX_MODEL_LEN" if count["cut"] else ""
         return (
-            f"{count['games']} games{left_out}; {count['recorded'] + count['encoded']} of {count['replies']} replies "
-            f"are learned: {count['recorded']} by their recorded tokens, {count['encoded']} encoded from their text"
+            f"{count['games']} games{left_out}; {count['recorded'] + count['encoded']} of "
+            f"{count['replies']} replies "
+            f"are learned: {count['recorded']} by their recorded tokens, {count['encoded']} "
+            "encoded from their text"
             f"{cut}"
         )
 
     def samples(self, game: Recording, is_taught: Sequence[bool]) -> list[Sample]:
         """Return a sample for each player who has something to teach.
 
-        `is_taught` says for each turn whether its reply is learned; the others are only read. A game of other prompts,
-        or one that the rules forbid, is a SettingsError.
-        """
+        `is_taught` says for each turn whether its reply is learned; the others are only read. A
+        game of other prompts, or one that the rules forbid, is a SettingsError."""
         turns = game.episode.turns
         begun, start_id = self.setup.environment.recorded(self.setup.config, game)
-        played = list(zip(turns, _replay(begun, game, self.setup.config.window), is_taught, strict=True))
+        played = list(
+            zip(turns, _replay(begun, game, self.setup.config.window), is_taught, strict=True)
+        )
         start = int.from_bytes(hashlib.sha256(start_id.encode()).digest()[:8])
         self.counts.update(games=1, replies=len(turns))
         samples = []
@@ -66,22 +69,33 @@ class Encoder:
     def _conversations(
         self, player: int, turns: Sequence[_Played], where: str
     ) -> "Iterator[tuple[array[int], array[int]]]":
-        """Yield ids and marks of a player's whole game, or of each turn where it remembers no more."""
+        """Yield ids and marks of a player's whole game, or of each turn where it remembers no
+        more.
+        """
         window = self.setup.config.window
-        conversation = Conversation(self.chat, self.setup.environment.system(self.setup.config, player), window)
+        conversation = Conversation(
+            self.chat, self.setup.environment.system(self.setup.config, player), window
+        )
         marks, end = array("b"), 0
         for turn, (shown, action), taught in turns:
             added = conversation.ask(shown)
             if len(conversation.ids) + self.max_completion_length > self.max_model_len:
                 self.counts["cut"] += 1
                 break
-            # In a window, a game that was recorded without one has the ids by which its conversations grew.
-            grown = self.chat.follow(self.chat.eos_id, shown) if window and turn.reply_ids else conversation.ids
+            # In a window, a game that was recorded without one has the ids by which its
+            # conversations grew.
+            grown = (
+                self.chat.follow(self.chat.eos_id, shown)
+                if window and turn.reply_ids
+                else conversation.ids
+            )
             reply, is_recorded = self._reply_ids(turn, action, (added, grown))
             if taught and len(reply) > self.max_completion_length:
                 raise SettingsError(
-                    f"{where}: {turn.reply[:60]!r} has {len(reply)} tokens in this model's vocabulary, but no rollout "
-                    f"can say more than MAX_COMPLETION_LENGTH={self.max_completion_length}; raise it."
+                    f"{where}: {turn.reply[:60]!r} has {len(reply)} tokens in this model's "
+                    "vocabulary, but no rollout "
+                    f"can say more than MAX_COMPLETION_LENGTH={self.max_completion_length}; raise "
+                    "it."
                 )
             conversation.answer(reply)
             marks.extend([0] * len(added) + [int(taught)] * len(reply))
@@ -93,15 +107,21 @@ class Encoder:
                 marks, end = array("b"), 0
         yield array("i", conversation.ids[:end]), marks[:end]
 
-    def _reply_ids(self, turn: Turn, action: str, prompts: Sequence[list[int]]) -> tuple[list[int], bool]:
+    def _reply_ids(
+        self, turn: Turn, action: str, prompts: Sequence[list[int]]
+    ) -> tuple[list[int], bool]:
         """Return the ids of a reply and whether they are the recorded ones.
 
-        The recorded ids are used where our tokenizer makes the recorded ids before them (`prompts`: of this message,
-        of the whole sequence), and gives back the recorded text.
-        """
+        The recorded ids are used where our tokenizer makes the recorded ids before them (`prompts`:
+        of this message, of the whole sequence), and gives back the recorded text."""
         tokenizer: Any = self.chat.tokenizer
         ids, before = list(turn.reply_ids), list(turn.prompt_ids)
-        if ids and before in prompts and max(ids) < len(tokenizer) and self.chat.decode(ids) == turn.reply:
+        if (
+            ids
+            and before in prompts
+            and max(ids) < len(tokenizer)
+            and self.chat.decode(ids) == turn.reply
+        ):
             return ids, True
         # Scripts and people choose an action; its wording is the environment's.
         text = action if not ids and turn.kind is ReplyKind.LEGAL else turn.reply
@@ -109,25 +129,33 @@ class Encoder:
 
 
 def _replay(game: Game, recording: Recording, window: int | None) -> list[tuple[str, str]]:
-    """Play a game again from its start; returns what was shown at each turn, and the action in today's words."""
+    """Play a game again from its start; returns what was shown at each turn, and the action in
+    today's words.
+    """
     played: list[tuple[str, str]] = []
     for _, group in groupby(recording.episode.turns, lambda turn: turn.step):
         actions = {}
         for turn in (turns := list(group)):
             where = f"{recording.where}, turn {len(played)}"
             if turn.player not in game.to_act() or len(turns) != len(game.to_act()):
-                raise SettingsError(f"{where}: {player_name(turn.player)} is not to act; the record is damaged.")
+                raise SettingsError(
+                    f"{where}: {player_name(turn.player)} is not to act; the record is damaged."
+                )
             seen = Observation(game, turn.player, window)
             shown, legal = seen.message(), seen.legal()
             if turn.prompt and turn.prompt != shown:
                 raise SettingsError(
-                    f"{where}: recorded with the prompt {turn.prompt[:60]!r}, here it is {shown[:60]!r}; set the "
-                    "variables of the game as they were, such as HANABI_OBSERVATION and HANABI_LEGAL_MOVES."
+                    f"{where}: recorded with the prompt {turn.prompt[:60]!r}, here it is "
+                    f"{shown[:60]!r}; set the "
+                    "variables of the game as they were, such as HANABI_OBSERVATION and "
+                    "HANABI_LEGAL_MOVES."
                 )
             is_known = legal is None or turn.action in (FORFEIT, SKIP)
             action = turn.action if is_known else game.parse(turn.player, turn.action)
             if action is None or not (is_known or action in (legal or ())):
-                raise SettingsError(f"{where}: {turn.action[:40]!r} is not legal here; the record is damaged.")
+                raise SettingsError(
+                    f"{where}: {turn.action[:40]!r} is not legal here; the record is damaged."
+                )
             actions[turn.player] = action
             played.append((shown, action))
         game.step(actions)

@@ -1,4 +1,5 @@
-"""What learns, each player's adapter or the whole model, its updates, and the held-out loss and accuracy.
+"""What learns, each player's adapter or the whole model, its updates, and the held-out loss and
+accuracy.
 
 A student moves nothing but its own parameters.
 """
@@ -59,13 +60,19 @@ class Student:
 
 
 def load_base(settings: Settings, folder: Path, *, full: bool) -> Any:
-    """Return the base model on its device, float32 when all of it is trained; a SettingsError: HANABI_DTYPE=float16."""
+    """Return the base model on its device, float32 when all of it is trained; a SettingsError:
+    HANABI_DTYPE=float16.
+    """
     from transformers import AutoModelForCausalLM
 
     if settings.dtype == "float16":
-        raise SettingsError("HANABI_DTYPE=float16: gradients underflow in it; warm-start takes bfloat16 or float32.")
+        raise SettingsError(
+            "HANABI_DTYPE=float16: gradients underflow in it; warm-start takes bfloat16 or float32."
+        )
     model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32 if full else getattr(torch, settings.dtype), attn_implementation="sdpa"
+        folder,
+        dtype=torch.float32 if full else getattr(torch, settings.dtype),
+        attn_implementation="sdpa",
     )
     on_gpu = settings.device == "gpu" and torch.cuda.is_available()
     model.to("cuda" if on_gpu else "cpu")
@@ -92,15 +99,22 @@ def make_students(
     is_full = tuple(names) == (WHOLE_MODEL,)
     students = []
     if not is_full:
-        model = add_adapters(model, names, rank=settings.lora_rank, alpha=settings.lora_alpha, seed=settings.seed)
+        model = add_adapters(
+            model, names, rank=settings.lora_rank, alpha=settings.lora_alpha, seed=settings.seed
+        )
     for number, name in enumerate(names):
         own, aside = (
-            [one for one in samples if name in (WHOLE_MODEL, SHARED_ADAPTER, player_name(one.player))]
+            [
+                one
+                for one in samples
+                if name in (WHOLE_MODEL, SHARED_ADAPTER, player_name(one.player))
+            ]
             for samples in (taught, held_out)
         )
         if not own or not aside:
             raise SettingsError(
-                f"warm-start: {name} has {len(own)} conversations to learn from and {len(aside)} held out; both are "
+                f"warm-start: {name} has {len(own)} conversations to learn from and {len(aside)} "
+                "held out; both are "
                 "needed. Give more games, filter less, or train one adapter for all with --shared."
             )
         parameters = {
@@ -112,7 +126,9 @@ def make_students(
             Student(
                 name=name,
                 parameters=parameters,
-                optimizer=torch.optim.AdamW(parameters.values(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0),
+                optimizer=torch.optim.AdamW(
+                    parameters.values(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0
+                ),
                 held_out=aside,
                 batches=length_batches(own, settings.seed + number, batch_size),
                 select=(lambda: None) if is_full else partial(use_adapter, model, name),
@@ -128,19 +144,27 @@ class Lesson:
     steps: int
     """Updates of each student."""
     micro_batch: int
-    """Conversations of one forward pass; a step's batch is cut into such pieces, which changes no gradient."""
+    """Conversations of one forward pass; a step's batch is cut into such pieces, which changes no
+    gradient.
+    """
     learning_rate: float
     max_grad_norm: float
     autocast: torch.dtype | None = None
-    """Number format of the passes when the parameters are float32 and the settings name another one."""
+    """Number format of the passes when the parameters are float32 and the settings name another
+    one.
+    """
 
     def rate(self, step: int) -> float:
-        """Return the learning rate of an update, counted from 1: linear warm-up, then half a cosine down to a tenth."""
+        """Return the learning rate of an update, counted from 1: linear warm-up, then half a cosine
+        down to a tenth.
+        """
         warmup = max(1, round(_WARMUP_SHARE * self.steps))
         if step <= warmup:
             return self.learning_rate * step / warmup
         done = (step - warmup) / max(1, self.steps - warmup)
-        return self.learning_rate * (_LAST_RATE + (1 - _LAST_RATE) * 0.5 * (1 + math.cos(math.pi * done)))
+        return self.learning_rate * (
+            _LAST_RATE + (1 - _LAST_RATE) * 0.5 * (1 + math.cos(math.pi * done))
+        )
 
 
 def learn(
@@ -152,15 +176,15 @@ def learn(
 ) -> Iterator[list[dict[str, Any]]]:
     """Train every student up to `lesson.steps` updates; a resumed one goes on where it was.
 
-    Students take turns update by update; none sees another's samples, so each learns as it would alone. `on_step`
-    receives a student after its update, and its loss in nats per reply token; when `should_stop` says True, the update
-    in progress is given up.
+    Students take turns update by update; none sees another's samples, so each learns as it would
+    alone. `on_step` receives a student after its update, and its loss in nats per reply token; when
+    `should_stop` says True, the update in progress is given up.
 
     Yields:
         Held-out figures of all students, whose best parameters are remembered by then.
 
-    Raises:
-        NonFiniteError: A loss or a gradient is infinite or no number; nothing of that update was applied.
+    Raises: NonFiniteError: A loss or a gradient is infinite or no number; nothing of that update
+        was applied.
     """
     for step in range(min(student.step for student in students) + 1, lesson.steps + 1):
         model.train()
@@ -181,9 +205,9 @@ def learn(
 def held_out_figures(model: Any, student: Student, lesson: Lesson) -> dict[str, Any]:
     """Return how a student does on games whose starts it does not learn from.
 
-    `loss` is in nats per token of a reply, `accuracy` the share of the `num_replies` replies that greedy sampling would
-    give word for word after the same conversation; `name` and `step` are the student's.
-    """
+    `loss` is in nats per token of a reply, `accuracy` the share of the `num_replies` replies that
+    greedy sampling would give word for word after the same conversation; `name` and `step` are the
+    student's."""
     model.eval()
     student.select()
     samples = sorted(student.held_out, key=lambda sample: sample.start)[:_HELD_OUT_SAMPLES]
@@ -191,8 +215,12 @@ def held_out_figures(model: Any, student: Student, lesson: Lesson) -> dict[str, 
     total, tokens, exact, replies = 0.0, 0, 0, 0
     with torch.no_grad():
         for start in range(0, len(samples), lesson.micro_batch):
-            logits, targets, marks = _forward(model, samples[start : start + lesson.micro_batch], lesson)
-            total += float(torch.nn.functional.cross_entropy(logits.float(), targets, reduction="sum"))
+            logits, targets, marks = _forward(
+                model, samples[start : start + lesson.micro_batch], lesson
+            )
+            total += float(
+                torch.nn.functional.cross_entropy(logits.float(), targets, reduction="sum")
+            )
             tokens += targets.numel()
             hits, count = num_exact_replies(logits, targets, marks)
             exact, replies = exact + hits, replies + count
@@ -200,7 +228,9 @@ def held_out_figures(model: Any, student: Student, lesson: Lesson) -> dict[str, 
     return {"name": student.name, "step": student.step, **figures}
 
 
-def _update(model: Any, student: Student, lesson: Lesson, should_stop: Callable[[], bool]) -> float | None:
+def _update(
+    model: Any, student: Student, lesson: Lesson, should_stop: Callable[[], bool]
+) -> float | None:
     """Make one update; None when it was stopped before anything moved."""
     student.select()
     batch = next(student.batches)
@@ -218,7 +248,8 @@ def _update(model: Any, student: Student, lesson: Lesson, should_stop: Callable[
     norm = float(torch.nn.utils.clip_grad_norm_(student.parameters.values(), lesson.max_grad_norm))
     if not math.isfinite(total) or not math.isfinite(norm):
         raise NonFiniteError(
-            f"{student.name}, update {student.step + 1}: loss {total}, gradient norm {norm}; both must be finite. "
+            f"{student.name}, update {student.step + 1}: loss {total}, gradient norm {norm}; both "
+            "must be finite. "
             "Nothing of it was applied. Take a lower --learning-rate, or HANABI_DTYPE=float32."
         )
     for group in student.optimizer.param_groups:
@@ -230,6 +261,8 @@ def _update(model: Any, student: Student, lesson: Lesson, should_stop: Callable[
 
 def _forward(model: Any, batch: Sequence[Sample], lesson: Lesson) -> tuple[Any, Any, Any]:
     ids, marks = (tensor.to(model.device) for tensor in padded(batch))
-    with torch.autocast(model.device.type, dtype=lesson.autocast, enabled=lesson.autocast is not None):
+    with torch.autocast(
+        model.device.type, dtype=lesson.autocast, enabled=lesson.autocast is not None
+    ):
         logits, targets = reply_logits(model, ids, marks)
     return logits, targets, marks

@@ -1,8 +1,7 @@
 """What a warm start keeps on disk.
 
-`checkpoint-0/` (or `model/` where the whole model learns) is the best, `last/checkpoint-0/` the newest state with all
-that a resume needs, `warm_start.json` the held-out figures so far.
-"""
+`checkpoint-0/` (or `model/` where the whole model learns) is the best, `last/checkpoint-0/` the
+newest state with all that a resume needs, `warm_start.json` the held-out figures so far."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -37,10 +36,17 @@ class Kept:
     """Held-out figures of every student, oldest first."""
 
     def save(self, model: Any, tokenizer: Any, students: Sequence[Student]) -> None:
-        """Write the best so far, if there is one, and the newest state; after a RunFolderError what was there stays."""
+        """Write the best so far, if there is one, and the newest state; after a RunFolderError what
+        was there stays.
+        """
         if all(student.best is not None for student in students):
-            weights = {name: value for student in students for name, value in student.parameters.items()}
-            with holding(weights, {name: value for one in students for name, value in (one.best or {}).items()}):
+            weights = {
+                name: value for student in students for name, value in student.parameters.items()
+            }
+            with holding(
+                weights,
+                {name: value for one in students for name, value in (one.best or {}).items()},
+            ):
                 if students[0].name == WHOLE_MODEL:
                     self._save_model(model, tokenizer, students)
                 else:
@@ -70,7 +76,8 @@ class Kept:
         ]
         if changed:
             raise SettingsError(
-                f"--resume: {self.out} is another warm start: {'; '.join(changed)}. Give the same options, games and "
+                f"--resume: {self.out} is another warm start: {'; '.join(changed)}. Give the same "
+                "options, games and "
                 "settings, or choose another --out."
             )
         for student in students:
@@ -81,7 +88,9 @@ class Kept:
         self.history[:] = saved["history"]
         return True
 
-    def _save_adapters(self, folder: Path, model: Any, students: Sequence[Student], *, with_state: bool) -> None:
+    def _save_adapters(
+        self, folder: Path, model: Any, students: Sequence[Student], *, with_state: bool
+    ) -> None:
         names = [student.name for student in students if student.name != WHOLE_MODEL]
 
         def fill(partial: Path) -> None:
@@ -90,11 +99,19 @@ class Kept:
             if with_state:
                 (state := partial / _STATE).mkdir()
                 for one in students:
-                    save_file(_tensors(one), state / f"{one.name}.safetensors", metadata={"format": "pt"})
-                counts = {one.name: {name: getattr(one, name) for name in _COUNTS} for one in students}
-                write_json_atomic(state / _INDEX, {"key": self.key, "students": counts, "history": self.history})
+                    save_file(
+                        _tensors(one), state / f"{one.name}.safetensors", metadata={"format": "pt"}
+                    )
+                counts = {
+                    one.name: {name: getattr(one, name) for name in _COUNTS} for one in students
+                }
+                write_json_atomic(
+                    state / _INDEX, {"key": self.key, "students": counts, "history": self.history}
+                )
 
-        size = sum(value.numel() * 4 for student in students for value in student.parameters.values())
+        size = sum(
+            value.numel() * 4 for student in students for value in student.parameters.values()
+        )
         facts = {"adapters": names, **self.facts, "warm_start": self._about(students)}
         write_checkpoint(folder, 0, fill, facts, needed_bytes=size * (5 if with_state else 1))
 
@@ -106,7 +123,8 @@ class Kept:
         # Tied weights stay one tensor, so that they are written once.
         state = {
             name: converted.setdefault(
-                value.data_ptr(), value.detach().to("cpu", dtype if value.is_floating_point() else None).contiguous()
+                value.data_ptr(),
+                value.detach().to("cpu", dtype if value.is_floating_point() else None).contiguous(),
             )
             for name, value in model.state_dict().items()
         }
@@ -120,7 +138,8 @@ class Kept:
                 write_json_atomic(new / FIGURES, {**self.facts, **self._about(students)})
         except OSError as error:
             raise RunFolderError(
-                f"{target}: cannot be written ({error.strerror or error}). Make room, then give the same command with "
+                f"{target}: cannot be written ({error.strerror or error}). Make room, then give "
+                "the same command with "
                 "--resume."
             ) from error
 
@@ -145,7 +164,9 @@ def _tensors(student: Student) -> dict[str, torch.Tensor]:
 
 def _put_back(student: Student, saved: Mapping[str, torch.Tensor], step: int) -> None:
     def of(kind: str) -> dict[str, torch.Tensor]:
-        return {key.removeprefix(kind): value for key, value in saved.items() if key.startswith(kind)}
+        return {
+            key.removeprefix(kind): value for key, value in saved.items() if key.startswith(kind)
+        }
 
     fill(student.parameters, of("weight|"))
     student.best = of("best|") or None

@@ -1,12 +1,12 @@
 """The folder that goes up as an artifact: `artifacts/step_N` of the run folder.
 
-It holds every adapter of `checkpoint-N` with its manifest, the card, the settings, the score of the training games,
-evaluations that lie in the run folder and some recorded games; no optimizer state. `hanabi-grpo evaluate` and `view`
-take such a folder as it is. Its adapters are hard links, so it costs next to nothing while the checkpoint is there, and
-outlives its rotation.
+It holds every adapter of `checkpoint-N` with its manifest, the card, the settings, the score of the
+training games, evaluations that lie in the run folder and some recorded games; no optimizer state.
+`hanabi-grpo evaluate` and `view` take such a folder as it is. Its adapters are hard links, so it
+costs next to nothing while the checkpoint is there, and outlives its rotation.
 
-The games are whole tasks, those of the replay page, so that `hanabi-grpo view` compares a game with the same others as
-in training. Token ids and logprobs are left out: nobody trains on these files.
+The games are whole tasks, those of the replay page, so that `hanabi-grpo view` compares a game with
+the same others as in training. Token ids and logprobs are left out: nobody trains on these files.
 """
 
 import logging
@@ -21,9 +21,15 @@ from typing import Any
 
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import RunFolderError, SettingsError
+from hanabi_grpo.rollout.recordings import (
+    NUM_REPLAYS,
+    read_recordings,
+    recorded_steps,
+    recording_to_json,
+    spread,
+)
 from hanabi_grpo.runs.evaluation_result import read_result
 from hanabi_grpo.runs.manifest import MANIFEST, Manifest, check_checkpoint, spec_hashes
-from hanabi_grpo.runs.recordings import NUM_REPLAYS, read_recordings, recorded_steps, recording_to_json, spread
 from hanabi_grpo.runs.resume import TRAINER_STATE
 from hanabi_grpo.runs.run_folder import EVALUATIONS as KEPT
 from hanabi_grpo.runs.run_folder import json_text, new_folder, write_json_atomic, write_text_atomic
@@ -34,7 +40,12 @@ from hanabi_grpo.tracking.record import RunningScore
 logger = logging.getLogger(__name__)
 
 FOLDER = "artifacts"
-CARD, SCORE, SETTINGS, EVALUATIONS = "README.md", "training_score.json", "settings.json", "evaluation"
+CARD, SCORE, SETTINGS, EVALUATIONS = (
+    "README.md",
+    "training_score.json",
+    "settings.json",
+    "evaluation",
+)
 _MOST_GAMES = 4_000_000  # Bytes of sample games; tasks that would not fit are left out
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _NOT_IN_A_NAME = re.compile(r"[^\w.-]+", re.ASCII)
@@ -59,11 +70,11 @@ hanabi-grpo evaluate FOLDER --own-server     # FOLDER: this one
 def build_artifact(
     run_folder: Path, checkpoint: Path, settings: Settings, score: RunningScore | None
 ) -> tuple[Path, dict[str, Any]]:
-    """Make `artifacts/step_N` of a run's `checkpoint-N`, or make it anew; returns it with the artifact's metadata.
+    """Make `artifacts/step_N` of a run's `checkpoint-N`, or make it anew; returns it with the
+    artifact's metadata.
 
-    Every file of the checkpoint is compared with the manifest. A RunFolderError where the checkpoint is damaged or
-    gone, or nothing can be written.
-    """
+    Every file of the checkpoint is compared with the manifest. A RunFolderError where the
+    checkpoint is damaged or gone, or nothing can be written."""
     manifest, evaluations = check_checkpoint(checkpoint), find_evaluations(run_folder)
     folder = run_folder / FOLDER / f"step_{manifest.step}"
     # Rests of a killed process.
@@ -76,7 +87,10 @@ def build_artifact(
                     _link(checkpoint / name, partial / name)
             write_json_atomic(partial / SETTINGS, {"settings": settings_values(settings)})
             if score is not None:
-                said = {"of": "training games, sampled, of the last steps up to this checkpoint", "mean": score.mean}
+                said = {
+                    "of": "training games, sampled, of the last steps up to this checkpoint",
+                    "mean": score.mean,
+                }
                 said |= {"standard_error": score.standard_error, "steps": score.num_steps}
                 write_json_atomic(partial / SCORE, said)
             for path in evaluations:
@@ -87,16 +101,20 @@ def build_artifact(
                 "base model": metadata["base_model"],
                 "optimizer steps": manifest.step,
                 "adapters": metadata["adapters"],
-                "preset": f"{settings.preset or 'as the dataset says'} (rules {', '.join(metadata['spec_hashes'])})",
+                "preset": f"{settings.preset or 'as the dataset says'} (rules "
+                f"{', '.join(metadata['spec_hashes'])})",
                 "LoRA rank / alpha": f"{settings.lora_rank} / {settings.lora_alpha}",
                 "score of the last training games": score.text if score else "unknown",
-                "evaluations": ", ".join(path.name for path in evaluations) or "none beside this card",
+                "evaluations": ", ".join(path.name for path in evaluations)
+                or "none beside this card",
                 "sample games": games.name if games else "none beside this card",
             }
             rows = "\n".join(f"| {name} | {table_cell(value)} |" for name, value in facts.items())
             write_text_atomic(partial / CARD, _CARD.format(env=settings.env, rows=rows))
     except OSError as error:
-        raise RunFolderError(f"{folder}: cannot be written ({error.strerror}); {checkpoint} is as it was.") from error
+        raise RunFolderError(
+            f"{folder}: cannot be written ({error.strerror}); {checkpoint} is as it was."
+        ) from error
     return folder, metadata
 
 
@@ -122,7 +140,9 @@ def _metadata(settings: Settings, manifest: Manifest, score: RunningScore | None
 
 
 def artifact_name(settings: Settings, run_folder: Path) -> str:
-    """Return CKPT_ARTIFACT_NAME, or a name after the run folder; characters that W&B refuses become dashes."""
+    """Return CKPT_ARTIFACT_NAME, or a name after the run folder; characters that W&B refuses become
+    dashes.
+    """
     if settings.ckpt_artifact_name:
         return settings.ckpt_artifact_name
     own = _NOT_IN_A_NAME.sub("-", run_folder.resolve().name).strip("-.") or "run"
@@ -130,7 +150,9 @@ def artifact_name(settings: Settings, run_folder: Path) -> str:
 
 
 def find_evaluations(run_folder: Path) -> list[Path]:
-    """Return the evaluations that lie in a run folder or in its `evaluations/`; other files are skipped."""
+    """Return the evaluations that lie in a run folder or in its `evaluations/`; other files are
+    skipped.
+    """
     found = []
     for path in [*sorted(run_folder.glob("*.json")), *sorted((run_folder / KEPT).glob("*.json"))]:
         with suppress(SettingsError):
@@ -140,19 +162,33 @@ def find_evaluations(run_folder: Path) -> list[Path]:
 
 
 def commit() -> str | None:
-    """Return the commit of the checkout that this package runs from, with "+changes" where files differ from it."""
+    """Return the commit of the checkout that this package runs from, with "+changes" where files
+    differ from it.
+    """
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None
-    words = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
+    words = [
+        "git",
+        "-C",
+        str(root),
+        "describe",
+        "--always",
+        "--abbrev=40",
+        "--exclude=*",
+        "--dirty=+changes",
+    ]
     try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        return subprocess.run(
+            words, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
 
 
 def base_name(model: str) -> tuple[str, bool]:
-    """Return the base model's name for publishing, given MODEL of its training, and whether it is a hub name.
+    """Return the base model's name for publishing, given MODEL of its training, and whether it is a
+    hub name.
 
     A local model goes by the last part of its folder: whole paths name machines and people.
     """
@@ -177,12 +213,15 @@ def _link(source: Path, target: Path) -> None:
 
 
 def write_sample_games(source: Path, target: Path, step: int) -> Path | None:
-    """Write games of the last step that was recorded up to a checkpoint's into `episodes/` of a folder.
+    """Write games of the last step that was recorded up to a checkpoint's into `episodes/` of a
+    folder.
 
-    `source` is a run folder, or a folder that holds sample games already. Returns the file; None where no step up to
-    the checkpoint's was recorded, or its file cannot be read. Raises an OSError where it cannot be written.
-    """
-    files = {recorded: file for recorded, file in recorded_steps(source).items() if recorded <= step}
+    `source` is a run folder, or a folder that holds sample games already. Returns the file; None
+    where no step up to the checkpoint's was recorded, or its file cannot be read. Raises an OSError
+    where it cannot be written."""
+    files = {
+        recorded: file for recorded, file in recorded_steps(source).items() if recorded <= step
+    }
     if not files:
         return None
     try:
@@ -209,6 +248,8 @@ def _task(recording: Recording) -> tuple[str, str, int]:
 
 
 def _line(recording: Recording) -> str:
-    turns = tuple(replace(turn, prompt_ids=(), reply_ids=(), logprobs=()) for turn in recording.episode.turns)
+    turns = tuple(
+        replace(turn, prompt_ids=(), reply_ids=(), logprobs=()) for turn in recording.episode.turns
+    )
     slim = replace(recording, episode=replace(recording.episode, turns=turns))
     return json_text(recording_to_json(slim))

@@ -1,4 +1,6 @@
-"""The mirror as the trainer sees it: a process that is started, heard, and ended within a time limit."""
+"""The mirror as the trainer sees it: a process that is started, heard, and ended within a time
+limit.
+"""
 
 import json
 import logging
@@ -22,20 +24,28 @@ logger = logging.getLogger(__name__)
 LOG = "wandb.log"
 _TROUBLE_SECONDS = 10.0  # For the rest, once something did not reach W&B
 _EXIT_SECONDS = 5.0  # For a mirror that said its last word
-_START_SECONDS = 45.0  # For the interpreter and W&B's own process to come up, beyond the service's time
+_START_SECONDS = (
+    45.0  # For the interpreter and W&B's own process to come up, beyond the service's time
+)
 
 
 class Mirror:
-    """Mirrors a run folder to W&B in a process of its own; no call waits for W&B but the first and the last."""
+    """Mirrors a run folder to W&B in a process of its own; no call waits for W&B but the first and
+    the last.
+    """
 
     def __init__(self, run_folder: Path, from_step: int) -> None:
-        """Start the process and wait until W&B answered, refused (a SettingsError), or had its time."""
+        """Start the process and wait until W&B answered, refused (a SettingsError), or had its
+        time.
+        """
         self.run_folder = run_folder
         self.environ = wandb_environ(run_folder, os.environ)
         self.sync_command = f".venv/bin/wandb sync {shlex.quote(str(run_folder / 'wandb'))}/*run-*"
         self._in_trouble = False
         self._messages: queue.Queue[tuple[str, str]] = queue.Queue()
-        """Kind and text: first one of ready, offline, refused or trouble; later trouble, and done or incomplete."""
+        """Kind and text: first one of ready, offline, refused or trouble; later trouble, and done
+        or incomplete.
+        """
         words = ["-m", "hanabi_grpo.commands.mirror", str(run_folder), str(from_step)]
         with (run_folder / LOG).open("ab") as log:
             self._process: subprocess.Popen[str] = subprocess.Popen(
@@ -50,7 +60,9 @@ class Mirror:
             )
         threading.Thread(target=self._listen, args=(self._process.stdout,), daemon=True).start()
         try:
-            kind, text = self._next(time.monotonic() + time_limit(self.environ, "WANDB_INIT_TIMEOUT") + _START_SECONDS)
+            kind, text = self._next(
+                time.monotonic() + time_limit(self.environ, "WANDB_INIT_TIMEOUT") + _START_SECONDS
+            )
         except BaseException:
             self._kill()
             raise
@@ -58,7 +70,9 @@ class Mirror:
             self._kill()
             raise SettingsError(text)
         if not kind:
-            logger.warning("W&B: no word from the mirror yet (see %s); training goes on", run_folder / LOG)
+            logger.warning(
+                "W&B: no word from the mirror yet (see %s); training goes on", run_folder / LOG
+            )
         elif kind == "ready":
             logger.info("W&B: %s", text)
         else:
@@ -93,7 +107,9 @@ class Mirror:
             logger.info("W&B: %s", sync_line(unsent) if unsent else "everything was sent")
         else:
             log = self.run_folder / LOG
-            logger.warning("W&B: not everything was sent (see %s). Later: %s", log, self.sync_command)
+            logger.warning(
+                "W&B: not everything was sent (see %s). Later: %s", log, self.sync_command
+            )
 
     def _report(self, kind: str, text: str) -> None:
         # Once is enough: the others are in the mirror's log.
@@ -136,4 +152,6 @@ def unsent_folders(run_folder: Path) -> list[Path]:
 
 def sync_line(folders: list[Path]) -> str:
     """Return the command that sends offline runs."""
-    return f"recorded on this disk; to send it: .venv/bin/wandb sync {shlex.join(map(str, folders))}"
+    return (
+        f"recorded on this disk; to send it: .venv/bin/wandb sync {shlex.join(map(str, folders))}"
+    )

@@ -1,4 +1,6 @@
-"""From a run folder into an open run at W&B: rows, sample games, artifacts. One failure stops none of the others."""
+"""From a run folder into an open run at W&B: rows, sample games, artifacts. One failure stops none
+of the others.
+"""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +38,9 @@ class Publisher:
     run: WandbRun
     record: WandbRecord
     settings: Settings
-    """WANDB_LOG_MODEL, UPLOAD_CKPT_TO_WANDB and the artifact's name and aliases are taken from here."""
+    """WANDB_LOG_MODEL, UPLOAD_CKPT_TO_WANDB and the artifact's name and aliases are taken from
+    here.
+    """
     run_folder: Path
     from_step: int
     games_page: GamesPage
@@ -49,19 +53,25 @@ class Publisher:
         self._read_bytes = 0
         self._said: set[str] = set()
         self._seen: set[int] = set()
-        self.record.project, self.record.entity = self.settings.wandb_project, self.settings.wandb_entity or ""
+        self.record.project, self.record.entity = (
+            self.settings.wandb_project,
+            self.settings.wandb_entity or "",
+        )
         self.record.mode, self.record.url = self.run.mode, self.run.url
         with self._guard("wandb.json"):
             write_record(self.run_folder, self.record)
 
     def publish_new(self, *, everything: bool = False) -> None:
-        """Send what came since the last call; a checkpoint whose validation is under way only with `everything`."""
+        """Send what came since the last call; a checkpoint whose validation is under way only with
+        `everything`.
+        """
         with self._guard("metrics"):
             for row in self._new_rows():
                 self.run.log_row(row)
         with self._guard("checkpoints"):
             found = self._new_checkpoints()
-            # W&B calls `latest` what comes last, so an alias cannot be given to an earlier one afterwards.
+            # W&B calls `latest` what comes last, so an alias cannot be given to an earlier one
+            # afterwards.
             awaited = None if everything or not found else self._awaited(max(found))
             for step, folder in found.items():
                 if step not in self._seen and step != awaited:
@@ -86,16 +96,24 @@ class Publisher:
             # It is of the version after the last step, so no row has it.
             steps = [row["step"] for row in read_history(self.run_folder / "metrics.jsonl")]
             if rows and rows[-1].step == max(steps, default=0):
-                self.run.log_row({"step": rows[-1].step, f"validation/{rows[-1].metric}": rows[-1].score})
+                self.run.log_row(
+                    {"step": rows[-1].step, f"validation/{rows[-1].metric}": rows[-1].score}
+                )
         with self._guard("the end of the run"):
             self.run.finish(exit_code)
         return not self._said
 
     def _final(self, newest: Path, step: int) -> None:
-        """Send the newest checkpoint, and before it the one that validation chose, unless that is there as `best`."""
+        """Send the newest checkpoint, and before it the one that validation chose, unless that is
+        there as `best`.
+        """
         with self._guard("validation"):
             chosen, there = self._chosen(), checkpoints_of(self.run_folder)
-            known = [one.step for one in self.record.artifacts if "best" in one.aliases and one.mode == self.run.mode]
+            known = [
+                one.step
+                for one in self.record.artifacts
+                if "best" in one.aliases and one.mode == self.run.mode
+            ]
             if chosen in there and chosen not in (step, *known):
                 self.artifact(there[chosen], chosen, ())
         self.artifact(newest, step, self.settings.ckpt_artifact_aliases)
@@ -105,7 +123,11 @@ class Publisher:
         with self._guard(f"the artifact of {checkpoint.name}"):
             rows = read_history(self.run_folder / "metrics.jsonl")
             score = running_score(rows, step)
-            earlier = [running_score(rows, other) for other in checkpoints_of(self.run_folder) if other < step]
+            earlier = [
+                running_score(rows, other)
+                for other in checkpoints_of(self.run_folder)
+                if other < step
+            ]
             names = [f"checkpoint_global_step_{step}", *aliases]
             if self._is_best(step, score, [*self.record.scores(), *earlier]):
                 names.append("best")
@@ -132,7 +154,9 @@ class Publisher:
                 write_text_atomic(self.run_folder / "replay.html", page)
                 self.run.log_samples(step, page)
 
-    def _is_best(self, step: int, score: RunningScore | None, earlier: Sequence[RunningScore | None]) -> bool:
+    def _is_best(
+        self, step: int, score: RunningScore | None, earlier: Sequence[RunningScore | None]
+    ) -> bool:
         if self.settings.eval_steps:
             return self._chosen() == step
         return self._has_score and is_best(score, earlier)
@@ -144,16 +168,24 @@ class Publisher:
 
     def _chosen(self) -> int:
         """Return the step of the version that did best in validation; 0: none, or the start."""
-        best = best_of(read_validations(self.run_folder)) if self.settings.eval_steps and self._has_score else None
+        best = (
+            best_of(read_validations(self.run_folder))
+            if self.settings.eval_steps and self._has_score
+            else None
+        )
         return 0 if best is None else best.step
 
     def _awaited(self, newest: int) -> int | None:
         if not self.settings.eval_steps or newest % self.settings.eval_steps:
             return None
-        return None if any(row.step == newest for row in read_validations(self.run_folder)) else newest
+        return (
+            None if any(row.step == newest for row in read_validations(self.run_folder)) else newest
+        )
 
     def _new_rows(self) -> list[dict[str, Any]]:
-        """Return the rows after `from_step` that the trainer wrote since the last call; raises an OSError."""
+        """Return the rows after `from_step` that the trainer wrote since the last call; raises an
+        OSError.
+        """
         try:
             with (self.run_folder / "metrics.jsonl").open("rb") as file:
                 file.seek(self._read_bytes)
@@ -163,10 +195,18 @@ class Publisher:
         # A line without an end is still being written.
         end = data.rfind(b"\n") + 1
         self._read_bytes += end
-        return [row for row in map(read_row, data[:end].splitlines()) if row and row["step"] > self.from_step]
+        return [
+            row
+            for row in map(read_row, data[:end].splitlines())
+            if row and row["step"] > self.from_step
+        ]
 
     def _new_checkpoints(self) -> dict[int, Path]:
-        return {step: folder for step, folder in checkpoints_of(self.run_folder).items() if step > self.from_step}
+        return {
+            step: folder
+            for step, folder in checkpoints_of(self.run_folder).items()
+            if step > self.from_step
+        }
 
     @contextmanager
     def _guard(self, what: str) -> Iterator[None]:

@@ -1,9 +1,8 @@
 """The run at W&B: opened, refused or kept on this disk; and what is written into it.
 
-`wandb.init` raises CommError for everything: its text alone tells a service that cannot be reached, or answers with 5xx
-only, from the service's own no (key, entity, project). `tests/unit/test_tracking.py` fails when a new version
-words it differently.
-"""
+`wandb.init` raises CommError for everything: its text alone tells a service that cannot be reached,
+or answers with 5xx only, from the service's own no (key, entity, project).
+`tests/unit/test_tracking.py` fails when a new version words it differently."""
 
 import json
 import os
@@ -19,12 +18,13 @@ from hanabi_grpo.tracking.artifact import commit
 from hanabi_grpo.tracking.record import WandbRecord
 
 SECONDS = {"WANDB_INIT_TIMEOUT": 15, "WANDB_FINISH_TIMEOUT": 120, "WANDB_HTTP_TIMEOUT": 15}
-"""Until a run that nobody answers for is kept on this disk; for what is on its way when training ends; until a service
-that does not answer is given up."""
+"""Until a run that nobody answers for is kept on this disk; for what is on its way when training
+ends; until a service that does not answer is given up."""
 MARGIN_SECONDS = 30.0
 """For closing, beyond the service's time."""
 _NO_ANSWER = re.compile(
-    r"timed out|deadline exceeded|giving up after|dial tcp|connection re|no such host|\bEOF\b|error (5\d\d|408|429)",
+    r"timed out|deadline exceeded|giving up after|dial tcp|connection re|no such "
+    r"host|\bEOF\b|error (5\d\d|408|429)",
     re.IGNORECASE,
 )
 
@@ -34,7 +34,9 @@ class Unreachable(Exception):
 
 
 def wandb_environ(run_folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return a process's environment with W&B's files in the run folder, its time limits, and without our own key."""
+    """Return a process's environment with W&B's files in the run folder, its time limits, and
+    without our own key.
+    """
     folder = run_folder.resolve()
     defaults = {
         "WANDB_DIR": str(folder),
@@ -79,8 +81,12 @@ class WandbRun:
         # The page brings its own style and its own rules on what may run.
         self._run.log({"step": step, "samples/replay": wandb.Html(page, inject=False)})
 
-    def log_artifact(self, folder: Path, name: str, aliases: Sequence[str], metadata: Mapping[str, Any]) -> None:
-        """Send every file of a folder as a `model` artifact; the folder must stay until the run is finished."""
+    def log_artifact(
+        self, folder: Path, name: str, aliases: Sequence[str], metadata: Mapping[str, Any]
+    ) -> None:
+        """Send every file of a folder as a `model` artifact; the folder must stay until the run is
+        finished.
+        """
         import wandb
 
         artifact = wandb.Artifact(name, type="model", metadata=dict(metadata))
@@ -100,10 +106,11 @@ class WandbRun:
 
 
 def open_run(settings: Settings, run_folder: Path, record: WandbRecord, mode: str) -> WandbRun:
-    """Open a run "online" or "offline", or go on with the one of the record's id; W&B's files are in the run folder.
+    """Open a run "online" or "offline", or go on with the one of the record's id; W&B's files are
+    in the run folder.
 
-    A SettingsError where W&B refuses key, entity or project; Unreachable where it does not answer in time.
-    """
+    A SettingsError where W&B refuses key, entity or project; Unreachable where it does not answer
+    in time."""
     import wandb
 
     try:
@@ -128,14 +135,17 @@ def open_run(settings: Settings, run_folder: Path, record: WandbRecord, mode: st
         )
     except (wandb.errors.Error, ValueError) as error:
         if isinstance(error, wandb.errors.CommError) and _NO_ANSWER.search(str(error)):
-            # W&B's own process would still hold the id, and refuse it to the run that is recorded instead.
+            # W&B's own process would still hold the id, and refuse it to the run that is recorded
+            # instead.
             wandb.teardown()
             raise Unreachable(str(error).splitlines()[0]) from error
         entity = f" WANDB_ENTITY={settings.wandb_entity!r}" if settings.wandb_entity else ""
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise SettingsError(
-            f"WANDB_PROJECT={settings.wandb_project!r}{entity}: W&B refuses this run ({reason}). Look at the key "
-            "(.venv/bin/wandb login), the project and the entity; or record on this disk with WANDB_MODE=offline, or "
+            f"WANDB_PROJECT={settings.wandb_project!r}{entity}: W&B refuses this run ({reason}). "
+            "Look at the key "
+            "(.venv/bin/wandb login), the project and the entity; or record on this disk with "
+            "WANDB_MODE=offline, or "
             "nowhere with REPORT_TO=none."
         ) from error
     run.define_metric("step")
@@ -144,11 +154,14 @@ def open_run(settings: Settings, run_folder: Path, record: WandbRecord, mode: st
 
 
 def _given_up(log: Path) -> str:
-    """Return what the log of W&B's own process says it could not send; `finish` itself says nothing of it."""
+    """Return what the log of W&B's own process says it could not send; `finish` itself says nothing
+    of it.
+    """
     with suppress(OSError, ValueError):
         for line in log.read_bytes().splitlines():
             message = str(json.loads(line).get("msg", "")) if b'"level":"ERROR"' in line else ""
-            # A request that failed may have been sent again; what was given up has a line of its own.
+            # A request that failed may have been sent again; what was given up has a line of its
+            # own.
             if message and not message.startswith("api: "):
                 return message
     return ""

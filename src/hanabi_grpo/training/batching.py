@@ -1,9 +1,10 @@
-"""Episodes in, micro-batches out. Each micro-batch holds one player's trajectories and uses only its adapter.
+"""Episodes in, micro-batches out. Each micro-batch holds one player's trajectories and uses only
+its adapter.
 
-One sequence per conversation, a player's whole game or a turn: the tokens that the server sampled, in the order in
-which it saw them, with the loss on the replies. Every rank computes the same plan from the same episodes, so that all
-work on the same player at the same micro-step, which DeepSpeed's collectives need.
-"""
+One sequence per conversation, a player's whole game or a turn: the tokens that the server sampled,
+in the order in which it saw them, with the loss on the replies. Every rank computes the same plan
+from the same episodes, so that all work on the same player at the same micro-step, which
+DeepSpeed's collectives need."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +16,13 @@ import torch
 from swift.rl_core.data import GRPOBatch
 
 from hanabi_grpo.errors import NonFiniteError
-from hanabi_grpo.training.advantages import Estimator, LossUnit, moved, step_advantages, token_weights
+from hanabi_grpo.training.advantages import (
+    Estimator,
+    LossUnit,
+    moved,
+    step_advantages,
+    token_weights,
+)
 from hanabi_grpo.training.model.prefix_tree import (
     PrefixOrder,
     PrefixTree,
@@ -24,7 +31,7 @@ from hanabi_grpo.training.model.prefix_tree import (
     prefix_tree,
     share_of,
 )
-from hanabi_grpo.types import DroppedGame, Episode, deal_name, is_trained, player_name
+from hanabi_grpo.types import DroppedGame, Episode, is_trained, player_name, task_name
 
 MIN_GAMES = 2
 """A group of fewer has no baseline."""
@@ -43,7 +50,9 @@ class TokenRow:
     advantages: list[float]
     """Of the reply tokens' turns, times the tokens' weights in the loss; 0 elsewhere."""
     game: int = -1
-    """Number of the game in the step, the same for all its players and on every rank; -1: a row without loss."""
+    """Number of the game in the step, the same for all its players and on every rank; -1: a row
+    without loss.
+    """
 
 
 Row = TypeVar("Row", bound=TokenRow)
@@ -67,20 +76,26 @@ class PlayerBatch(GRPOBatch):
 def usable_groups(
     groups: Sequence[Sequence[Episode]], dropped: Sequence[DroppedGame]
 ) -> tuple[list[list[Episode]], list[str]]:
-    """Return the groups that can be trained on, and a sentence for each deal that lost games."""
+    """Return the groups that can be trained on, and a sentence for each task that lost games."""
     reasons: dict[str, list[str]] = defaultdict(list)
     for one in dropped:
-        reasons[deal_name(one.suite, one.seed)].append(f"game {one.game}: {one.reason}")
-    left = Counter(deal_name(episode.suite, episode.seed) for group in groups for episode in group)
-    short = [deal_name(group[0].suite, group[0].seed) for group in groups if 0 < len(group) < MIN_GAMES]
+        reasons[task_name(one.suite, one.seed)].append(f"game {one.game}: {one.reason}")
+    left = Counter(task_name(episode.suite, episode.seed) for group in groups for episode in group)
+    short = [
+        task_name(group[0].suite, group[0].seed) for group in groups if 0 < len(group) < MIN_GAMES
+    ]
     sentences = []
     for name in dict.fromkeys([*reasons, *short]):
-        sentence = f"deal {name}: {left[name]} game(s) played"
+        sentence = f"task {name}: {left[name]} game(s) played"
         if why := reasons.get(name):
             shown = "; ".join(why[:2]) + ("; …" if len(why) > 2 else "")
-            sentence = f"deal {name}: {len(why)} of {left[name] + len(why)} games dropped ({shown})"
+            sentence = f"task {name}: {len(why)} of {left[name] + len(why)} games dropped ({shown})"
         too_few = name in short or left[name] < MIN_GAMES
-        sentences.append(f"{sentence}; a group needs {MIN_GAMES}, so it is left out." if too_few else f"{sentence}.")
+        sentences.append(
+            f"{sentence}; a group needs {MIN_GAMES}, so it is left out."
+            if too_few
+            else f"{sentence}."
+        )
     return [list(group) for group in groups if len(group) >= MIN_GAMES], sentences
 
 
@@ -96,22 +111,30 @@ def sequences_of(
 
     `own` are the words of the seats that are trained, here and below, see `partners.own_seats`.
 
-    Games in which it had no turn, or a partner its seat, are left out, of the baseline as well. A NonFiniteError where
-    an advantage is infinite or no number: rewards may be finite and too large to compare.
-    """
+    Games in which it had no turn, or a partner its seat, are left out, of the baseline as well. A
+    NonFiniteError where an advantage is infinite or no number: rewards may be finite and too large
+    to compare."""
     trained = _trained(groups, player, own)
     values = [game for group in step_advantages(trained, player, estimator) for game in group]
     episodes = [episode for group in trained for episode in group]
     everywhere = [episode for group in groups for episode in group]
-    numbers = [number for number, episode in enumerate(everywhere) if is_trained(episode, player, own)]
-    weights = token_weights([[len(one.reply_ids) for one in episode.trajectory(player)] for episode in episodes], unit)
+    numbers = [
+        number for number, episode in enumerate(everywhere) if is_trained(episode, player, own)
+    ]
+    weights = token_weights(
+        [[len(one.reply_ids) for one in episode.trajectory(player)] for episode in episodes], unit
+    )
     found = []
-    for number, episode, game_values, game_weights in zip(numbers, episodes, values, weights, strict=True):
+    for number, episode, game_values, game_weights in zip(
+        numbers, episodes, values, weights, strict=True
+    ):
         weighted = [value * weight for value, weight in zip(game_values, game_weights, strict=True)]
         if not all(abs(value) <= _LARGEST for value in (*game_values, *weighted)):
             raise NonFiniteError(
-                f"{player_name(player)}, deal {deal_name(episode.suite, episode.seed)}, game {episode.game}: "
-                f"advantages {game_values}; they must be finite. Use smaller reward weights (reward_* in the dataset's "
+                f"{player_name(player)}, task {task_name(episode.suite, episode.seed)}, game "
+                f"{episode.game}: "
+                f"advantages {game_values}; they must be finite. Use smaller reward weights "
+                "(reward_* in the dataset's "
                 "env_config)."
             )
         rows: list[TokenRow] = []
@@ -130,14 +153,20 @@ def sequences_of(
 def next_baselines(
     baselines: Mapping[str, float], groups: Sequence[Sequence[Episode]], own: Sequence[str]
 ) -> dict[str, float]:
-    """Return the players' moving baselines after a step, from those that its advantages were computed with."""
+    """Return the players' moving baselines after a step, from those that its advantages were
+    computed with.
+    """
     after = dict(baselines)
     for player in range(len(own)):
-        after = moved(after, [episode for group in _trained(groups, player, own) for episode in group], player)
+        after = moved(
+            after, [episode for group in _trained(groups, player, own) for episode in group], player
+        )
     return after
 
 
-def _trained(groups: Sequence[Sequence[Episode]], player: int, own: Sequence[str]) -> list[list[Episode]]:
+def _trained(
+    groups: Sequence[Sequence[Episode]], player: int, own: Sequence[str]
+) -> list[list[Episode]]:
     return [[episode for episode in group if is_trained(episode, player, own)] for group in groups]
 
 
@@ -156,42 +185,53 @@ def plan_batches(
     unit: LossUnit = "token",
     shared: bool = False,
 ) -> list[dict[str, Any]]:
-    """Return this rank's micro-batches of one step, seat by seat; `players` says who of the run sits in each.
+    """Return this rank's micro-batches of one step, seat by seat; `players` says who of the run
+    sits in each.
 
-    Sequences are sorted by length before they are cut, so that little is padded, and dealt to the ranks in turn; with
-    `shared`, so that those that begin alike are together. A share that holds nothing becomes one row without loss, so
-    that no rank waits for another. A player has as many micro-batches as its tokens fill, the same number on every
-    rank; without `tokens_per_micro_batch`, `micro_batches_per_player` of equally many sequences.
-    """
+    Sequences are sorted by length before they are cut, so that little is padded, and dealt to the
+    ranks in turn; with `shared`, so that those that begin alike are together. A share that holds
+    nothing becomes one row without loss, so that no rank waits for another. A player has as many
+    micro-batches as its tokens fill, the same number on every rank; without
+    `tokens_per_micro_batch`, `micro_batches_per_player` of equally many sequences."""
     batches: list[dict[str, Any]] = []
     for seat, player in enumerate(players):
         rows = sequences_of(groups, seat, estimator, own, unit=unit)
         num_tokens = sum(sum(one.mask) for one in rows)
         tokens, parts = tokens_per_micro_batch, micro_batches_per_player
-        shares = cut_rows(rows, tokens=tokens, parts=parts, rank=rank, world_size=world_size, shared=shared)
+        shares = cut_rows(
+            rows, tokens=tokens, parts=parts, rank=rank, world_size=world_size, shared=shared
+        )
         batches += [collate(share, player, num_tokens, pad_id, device, shared) for share in shares]
     return batches
 
 
-def cut_rows(rows: list[Row], *, tokens: int, parts: int, rank: int, world_size: int, shared: bool) -> list[list[Row]]:
+def cut_rows(
+    rows: list[Row], *, tokens: int, parts: int, rank: int, world_size: int, shared: bool
+) -> list[list[Row]]:
     """Return this rank's rows of each micro-batch of one player, see `plan_batches`."""
     if not shared:
         ordered = sorted(rows, key=lambda one: -len(one.ids))
         lengths = [len(one.ids) for one in ordered]
-        spans = cut_by_tokens(lengths, tokens, world_size) if tokens else cut_by_rows(len(rows), parts)
+        spans = (
+            cut_by_tokens(lengths, tokens, world_size) if tokens else cut_by_rows(len(rows), parts)
+        )
         return [ordered[start:end][rank::world_size] for start, end in spans]
     if not rows:
         return [[] for _ in range(1 if tokens else parts)]
     # What comes after the last reply is not computed.
     last = [max(place for place, said in enumerate(one.mask) if said) for one in rows]
-    order = PrefixOrder([np.array(one.ids[:end], dtype=np.int64) for one, end in zip(rows, last, strict=True)])
+    order = PrefixOrder(
+        [np.array(one.ids[:end], dtype=np.int64) for one, end in zip(rows, last, strict=True)]
+    )
     ordered = [rows[number] for number in order.order]
     spans = order.cut(tokens, world_size) if tokens else cut_by_rows(len(rows), parts)
     return [ordered[slice(*share_of(span, rank, world_size))] for span in spans]
 
 
 def useful_share(batches: Sequence[Mapping[str, Any]]) -> float:
-    """Return tokens of sequences over tokens computed: below 1 with padding, above where beginnings are shared."""
+    """Return tokens of sequences over tokens computed: below 1 with padding, above where beginnings
+    are shared.
+    """
     computed = 0
     for batch in batches:
         tree = batch["grpo_batch"].tree
@@ -200,13 +240,21 @@ def useful_share(batches: Sequence[Mapping[str, Any]]) -> float:
 
 
 def collate(
-    rows: Sequence[TokenRow], player: str, num_tokens: int, pad_id: int, device: torch.device, shared: bool = False
+    rows: Sequence[TokenRow],
+    player: str,
+    num_tokens: int,
+    pad_id: int,
+    device: torch.device,
+    shared: bool = False,
 ) -> dict[str, Any]:
-    """Return a player's rows as one micro-batch, padded on the right to the longest; without rows one without loss.
+    """Return a player's rows as one micro-batch, padded on the right to the longest; without rows
+    one without loss.
 
     The loss is divided by `num_tokens`. With `shared` it gets a tree.
     """
-    rows = rows or [TokenRow(ids=[pad_id] * 2, mask=[False] * 2, logprobs=[0.0] * 2, advantages=[0.0] * 2)]
+    rows = rows or [
+        TokenRow(ids=[pad_id] * 2, mask=[False] * 2, logprobs=[0.0] * 2, advantages=[0.0] * 2)
+    ]
     width = max(len(row.ids) for row in rows)
 
     def column(values: Iterable[Sequence[float]], fill: float, dtype: torch.dtype) -> torch.Tensor:
@@ -215,7 +263,8 @@ def collate(
 
     ids = column((row.ids for row in rows), pad_id, torch.long)
     attention = column(([1] * len(row.ids) for row in rows), 0, torch.long)
-    # Position t of these holds the token at t + 1: the first token of a sequence is never predicted.
+    # Position t of these holds the token at t + 1: the first token of a sequence is never
+    # predicted.
     mask = column((row.mask for row in rows), False, torch.bool)[:, 1:]
     return {
         "model_inputs": {"input_ids": ids, "attention_mask": attention},
@@ -223,10 +272,12 @@ def collate(
             completion_mask=mask,
             truncated_mask=torch.zeros(len(rows), dtype=torch.bool, device=device),
             seq_lengths=attention.sum(1),
-            rollout_per_token_logps=column((row.logprobs for row in rows), 0.0, torch.float32)[:, 1:],
+            rollout_per_token_logps=column((row.logprobs for row in rows), 0.0, torch.float32)[
+                :, 1:
+            ],
             advantages=column((row.advantages for row in rows), 0.0, torch.float32)[:, 1:],
-            # The loss divides by this player's tokens of the whole step, so that neither the cut into
-            # micro-batches nor another player's data changes its gradient.
+            # The loss divides by this player's tokens of the whole step, so that neither the cut
+            # into micro-batches nor another player's data changes its gradient.
             num_items_in_batch=torch.tensor(max(num_tokens, 1), device=device),
             logits_to_keep=width - 1,
             player=player,

@@ -8,7 +8,9 @@ from hanabi_grpo.types import Episode
 
 EPSILON = 1e-4
 Values = list[list[float]]
-"""Per game, per own turn of one player: its advantage; an empty list for a game without a turn of that player."""
+"""Per game, per own turn of one player: its advantage; an empty list for a game without a turn of
+that player.
+"""
 
 
 def over_games(
@@ -17,7 +19,8 @@ def over_games(
     compare: Callable[[Sequence[float]], Sequence[float]],
     worth: Callable[[Episode, int], float] = Episode.reward,
 ) -> Values:
-    """Return for every turn of a game what `compare` makes of that game's `worth` beside those of the others.
+    """Return for every turn of a game what `compare` makes of that game's `worth` beside those of
+    the others.
 
     Only games in which the player had a turn are compared.
     """
@@ -28,7 +31,9 @@ def over_games(
 
 
 def returns_to_go(episodes: Sequence[Episode], player: int) -> Values:
-    """Return what the player receives from each of its turns on, that turn included, whoever moved."""
+    """Return what the player receives from each of its turns on, that turn included, whoever
+    moved.
+    """
     found: Values = []
     for episode in episodes:
         total, backwards = 0.0, []
@@ -40,11 +45,14 @@ def returns_to_go(episodes: Sequence[Episode], player: int) -> Values:
     return found
 
 
-def lambda_advantages(episode: Episode, player: int, chain: Mapping[int, float], decay: float) -> dict[int, float]:
+def lambda_advantages(
+    episode: Episode, player: int, chain: Mapping[int, float], decay: float
+) -> dict[int, float]:
     """Return A_k = Σ_j λ^j δ_{k+j} at the turns of a chain, with δ_k = r_k + V(s_{k+1}) − V(s_k).
 
-    r_k is what the player receives from turn k on and before the next turn of the chain; behind the last one nothing is
-    expected. Turns of one step have one state, whose value is the player's own where it has one.
+    r_k is what the player receives from turn k on and before the next turn of the chain; behind the
+    last one nothing is expected. Turns of one step have one state, whose value is the player's own
+    where it has one.
 
     Source: generalised advantage estimation (arXiv 1506.02438), equation 16 with γ = 1.
     """
@@ -101,5 +109,6 @@ def deviation(values: Sequence[float]) -> float:
     if len(values) < 2:
         return 0.0
     centre = mean(values)
-    # Not by squares: of large values they are infinite, and such a divisor would make every advantage a quiet 0.
+    # Not by squares: of large values they are infinite, and such a divisor would make every
+    # advantage a quiet 0.
     return hypot(*(value - centre for value in values)) / (len(values) - 1) ** 0.5

@@ -1,4 +1,6 @@
-"""One trainer process: `python -m hanabi_grpo.training.main --settings RUN/settings.json [ms-swift options]`."""
+"""One trainer process: `python -m hanabi_grpo.training.main --settings RUN/settings.json [ms-swift
+options]`.
+"""
 
 import argparse
 import logging
@@ -28,13 +30,18 @@ _PARTS = (
 
 
 def main(argv: list[str]) -> int:
-    """Train; returns the exit code. Options after ours go to ms-swift, but for those that `pass_through` refuses."""
+    """Train; returns the exit code. Options after ours go to ms-swift, but for those that
+    `pass_through` refuses.
+    """
     parser = argparse.ArgumentParser(prog="hanabi_grpo.training.main")
-    parser.add_argument("--settings", type=Path, required=True, help="settings.json of a run folder")
+    parser.add_argument(
+        "--settings", type=Path, required=True, help="settings.json of a run folder"
+    )
     known, extra = parser.parse_known_args(argv)
     _prepare_environment()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        # The launcher holds the run folder's lock; a worker that outlived it would train beside the next trainer.
+        # The launcher holds the run folder's lock; a worker that outlived it would train beside the
+        # next trainer.
         die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     set_up_logging(file=known.settings.parent / "train.log")
@@ -52,12 +59,16 @@ def main(argv: list[str]) -> int:
         settings = read_settings(known.settings)
         steps = num_steps(settings, training_rows(settings))
         register_trainer()
-        HanabiPipeline([*swift_options(settings, known.settings, known.settings.parent, steps), *extra]).main()
+        HanabiPipeline(
+            [*swift_options(settings, known.settings, known.settings.parent, steps), *extra]
+        ).main()
     except HanabiGrpoError as error:
         logger.error("%s: %s", type(error).__name__, error)
         return 2
     except (KeyboardInterrupt, SystemExit) as stop:
-        if os.environ.get("RANK", "0") == "0" and (command := resume_command_of(known.settings.parent)):
+        if os.environ.get("RANK", "0") == "0" and (
+            command := resume_command_of(known.settings.parent)
+        ):
             logger.info("to go on:\n    %s", command)
         if isinstance(stop, SystemExit):
             raise
@@ -70,7 +81,9 @@ def main(argv: list[str]) -> int:
 
 
 def import_parts() -> Iterator[None]:
-    """Import what a trainer consists of, a part at each step, for whoever waits for something else meanwhile."""
+    """Import what a trainer consists of, a part at each step, for whoever waits for something else
+    meanwhile.
+    """
     _prepare_environment()
     for part in _PARTS:
         with importing():
@@ -87,10 +100,12 @@ def _prepare_environment() -> None:
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     # ms-swift prints its 500 options and the model; they are in args.json of the run folder.
     os.environ.setdefault("LOG_LEVEL", "WARNING")
-    # The engine is the server's. trl and ms-swift import vLLM wherever it is installed: a third of the trainer's start.
+    # The engine is the server's. trl and ms-swift import vLLM wherever it is installed: a third of
+    # the trainer's start.
     sys.modules.setdefault("vllm", None)  # type: ignore[arg-type]
     if "WORLD_SIZE" not in os.environ and "MASTER_PORT" not in os.environ:
-        # Without a launcher accelerate listens on one fixed port, so a second trainer on this machine would fail.
+        # Without a launcher accelerate listens on one fixed port, so a second trainer on this
+        # machine would fail.
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             os.environ["MASTER_PORT"] = str(probe.getsockname()[1])

@@ -24,27 +24,28 @@ def episode_metrics(
     reply_limit: int = 0,
     end_id: int | None = None,
 ) -> dict[str, float]:
-    """Return the step's figures: scores, what went wrong, per player its own, and what the environment adds.
+    """Return the step's figures: scores, what went wrong, per player its own, and what the
+    environment adds.
 
-    The score of a game is the figure that `EnvSpec.score` names, or player 0's return; `score/se` is its standard error
-    over all games, `score/normalized` the mean of score / greatest score. Rates are per game; `entropy_estimate` is the
-    mean of −logprob over sampled tokens, in nats. Figures of `Environment.metrics` have the name of the environment
-    before them where a step has several. `tokens/prompts_per_game` and `tokens/replies_per_game` are what the players'
-    conversations hold: with HANABI_MEMORY=game each token once, else once for each turn that still sees it.
+    The score of a game is the figure that `EnvSpec.score` names, or player 0's return; `score/se`
+    is its standard error over all games, `score/normalized` the mean of score / greatest score.
+    Rates are per game; `entropy_estimate` is the mean of −logprob over sampled tokens, in nats.
+    Figures of `Environment.metrics` have the name of the environment before them where a step has
+    several. `tokens/prompts_per_game` and `tokens/replies_per_game` are what the players'
+    conversations hold: with HANABI_MEMORY=game each token once, else once for each turn that still
+    sees it.
 
-    A figure that the games do not determine is absent. Scores and rates are of all games and all seats; what says how
-    training goes (a player's reward, replies and games without a turn, zero-variance groups, games whose replies were
-    all bad) is of the trained seats alone.
+    A figure that the games do not determine is absent. Scores and rates are of all games and all
+    seats; what says how training goes (a player's reward, replies and games without a turn,
+    zero-variance groups, games whose replies were all bad) is of the trained seats alone.
 
-    Args:
-        groups: Per deal its games.
-        setups: What is played, by the hash of its rules.
-        games_dropped: Games that are in no group.
-        groups_dropped: Deals that were left out because too few of their games remained.
-        own: Words of the trained seats, see `partners.own_seats`; empty: all seats are.
-        partners: The name of each partner by the word of its seat. Scores with each are then told apart.
-        reply_limit: Most tokens of one reply; 0: no reply counts as cut.
-        end_id: The token that ends a reply; None: every reply of the greatest length counts as cut.
+    Args: groups: Per task its games. setups: What is played, by the hash of its rules.
+        games_dropped: Games that are in no group. groups_dropped: Tasks that were left out because
+        too few of their games remained. own: Words of the trained seats, see `partners.own_seats`;
+        empty: all seats are. partners: The name of each partner by the word of its seat. Scores
+        with each are then told apart. reply_limit: Most tokens of one reply; 0: no reply counts as
+        cut. end_id: The token that ends a reply; None: every reply of the greatest length counts as
+        cut.
     """
     episodes = [episode for group in groups for episode in group]
     turns = [turn for episode in episodes for turn in episode.turns]
@@ -62,9 +63,13 @@ def episode_metrics(
     if episodes:
         metrics |= {
             "truncated_per_game": fmean([one.status.is_truncated for one in episodes]),
-            "out_of_tokens_per_game": fmean([one.status is EpisodeStatus.TRUNCATED_TOKENS for one in episodes]),
-            "illegal_per_game": sum(turn.kind is ReplyKind.ILLEGAL for turn in turns) / len(episodes),
-            "unparsable_per_game": sum(turn.kind is ReplyKind.UNPARSABLE for turn in turns) / len(episodes),
+            "out_of_tokens_per_game": fmean(
+                [one.status is EpisodeStatus.TRUNCATED_TOKENS for one in episodes]
+            ),
+            "illegal_per_game": sum(turn.kind is ReplyKind.ILLEGAL for turn in turns)
+            / len(episodes),
+            "unparsable_per_game": sum(turn.kind is ReplyKind.UNPARSABLE for turn in turns)
+            / len(episodes),
             "turns_per_game": len(turns) / len(episodes),
             "tokens/prompts_per_game": sum(len(turn.prompt_ids) for turn in turns) / len(episodes),
             "tokens/replies_per_game": metrics["reply_tokens"] / len(episodes),
@@ -72,7 +77,9 @@ def episode_metrics(
     if partners is not None:
         metrics |= _scores_by_partner(episodes, setups, own, partners)
     for player in range(max((episode.num_players for episode in episodes), default=0)):
-        trained = [one for one in episodes if player < one.num_players and _trains(one, player, own)]
+        trained = [
+            one for one in episodes if player < one.num_players and _trains(one, player, own)
+        ]
         replies = [turn for one in trained for turn in one.trajectory(player)]
         returns = [episode.reward(player) for episode in trained if episode.trajectory(player)]
         found = {"games_without_turn": float(len(trained) - len(returns))}
@@ -87,8 +94,12 @@ def _score(episode: Episode, setups: Mapping[str, Setup[Any]]) -> float:
     return episode.reward(0) if name == "return" else episode.result[name]
 
 
-def score_figures(episodes: Sequence[Episode], setups: Mapping[str, Setup[Any]]) -> dict[str, float]:
-    """Return the scores of some games: their mean and its standard error, per preset, and as shares of the greatest."""
+def score_figures(
+    episodes: Sequence[Episode], setups: Mapping[str, Setup[Any]]
+) -> dict[str, float]:
+    """Return the scores of some games: their mean and its standard error, per preset, and as shares
+    of the greatest.
+    """
     scores, shares = [_score(episode, setups) for episode in episodes], []
     by_preset: dict[str, list[float]] = {}
     for episode, score in zip(episodes, scores, strict=True):
@@ -106,7 +117,9 @@ def score_figures(episodes: Sequence[Episode], setups: Mapping[str, Setup[Any]])
     return figures
 
 
-def _environment_figures(episodes: Sequence[Episode], setups: Mapping[str, Setup[Any]]) -> dict[str, float]:
+def _environment_figures(
+    episodes: Sequence[Episode], setups: Mapping[str, Setup[Any]]
+) -> dict[str, float]:
     by_env: dict[str, list[Episode]] = {}
     for episode in episodes:
         by_env.setdefault(episode.env, []).append(episode)
@@ -114,7 +127,11 @@ def _environment_figures(episodes: Sequence[Episode], setups: Mapping[str, Setup
     for env, played in by_env.items():
         setup = setups[played[0].spec_hash]
         figures = setup.environment.metrics(setup.config, played)
-        found |= figures if len(by_env) == 1 else {f"{env}/{name}": value for name, value in figures.items()}
+        found |= (
+            figures
+            if len(by_env) == 1
+            else {f"{env}/{name}": value for name, value in figures.items()}
+        )
     return found
 
 
@@ -127,16 +144,26 @@ def _reply_figures(turns: Sequence[Turn], limit: int, end_id: int | None) -> dic
         figures["tokens_per_reply"] = fmean([len(turn.reply_ids) for turn in said])
         figures["entropy_estimate"] = -fmean([value for turn in said for value in turn.logprobs])
         if limit:
-            figures["cut_share"] = fmean([len(one.reply_ids) >= limit and one.reply_ids[-1] != end_id for one in said])
+            figures["cut_share"] = fmean(
+                [len(one.reply_ids) >= limit and one.reply_ids[-1] != end_id for one in said]
+            )
     return figures
 
 
 def _scores_by_partner(
-    episodes: Sequence[Episode], setups: Mapping[str, Setup[Any]], own: Sequence[str], partners: Mapping[str, str]
+    episodes: Sequence[Episode],
+    setups: Mapping[str, Setup[Any]],
+    own: Sequence[str],
+    partners: Mapping[str, str],
 ) -> dict[str, float]:
-    scores: dict[str, list[float]] = {"self_play": [], **{f"partners/{name}": [] for name in partners.values()}}
+    scores: dict[str, list[float]] = {
+        "self_play": [],
+        **{f"partners/{name}": [] for name in partners.values()},
+    }
     for episode in episodes:
-        others = [seat for player, seat in enumerate(episode.seats) if not _trains(episode, player, own)]
+        others = [
+            seat for player, seat in enumerate(episode.seats) if not _trains(episode, player, own)
+        ]
         names = [f"partners/{partners.get(seat, seat)}" for seat in others] or ["self_play"]
         for name in dict.fromkeys(names):
             scores.setdefault(name, []).append(_score(episode, setups))
@@ -158,7 +185,9 @@ def _is_all_bad(episode: Episode, own: Sequence[str]) -> bool:
 
 
 def peak_gib(device: torch.device) -> float:
-    """Return the most memory that this process has held so far, in GiB: what torch had on a GPU, else all of it."""
+    """Return the most memory that this process has held so far, in GiB: what torch had on a GPU,
+    else all of it.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     # In KiB on Linux.
@@ -166,13 +195,17 @@ def peak_gib(device: torch.device) -> float:
 
 
 def utilisation(device: torch.device, operations: float, seconds: float) -> dict[str, float]:
-    """Return `operations` a second as a share of what the GPU's data sheet says; nothing on a CPU or an unknown GPU."""
+    """Return `operations` a second as a share of what the GPU's data sheet says; nothing on a CPU
+    or an unknown GPU.
+    """
     card = find_card(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     return {"utilisation/learning": operations / seconds / card.operations} if card else {}
 
 
 def has_spread(group: Sequence[Episode], own: Sequence[str]) -> bool:
-    """Tell whether the games of a group differ in what any player earned whose seat is trained; `own` as above."""
+    """Tell whether the games of a group differ in what any player earned whose seat is trained;
+    `own` as above.
+    """
     for player in range(max((episode.num_players for episode in group), default=0)):
         playing = [one for one in group if one.trajectory(player) and _trains(one, player, own)]
         if len({episode.reward(player) for episode in playing}) > 1:

@@ -1,4 +1,4 @@
-"""Seats partners at a run's deals, and lends the server the frozen adapters that this takes."""
+"""Seats partners at a run's tasks, and lends the server the frozen adapters that this takes."""
 
 import logging
 import time
@@ -28,7 +28,9 @@ logger = logging.getLogger(__name__)
 
 TRIES = 4
 Lend = Callable[[int, bytes, Mapping[str, Any]], str]
-"""(version, safetensors bytes, PEFT configuration) -> the word of the seat, e.g. "frozen_0123456789abcdef@50"."""
+"""(version, safetensors bytes, PEFT configuration) -> the word of the seat, e.g.
+"frozen_0123456789abcdef@50".
+"""
 _Answer = TypeVar("_Answer")
 
 
@@ -46,14 +48,16 @@ class PartnerSeats:
         self._instance_id = ""
         self._damaged: set[Path] = set()
 
-    def load(self, facts: Mapping[str, Any], instance_id: str, urls: Mapping[str, str] | None = None) -> None:
-        """Read every checkpoint that the pool names and lend it once, so that one that does not fit stops the start.
+    def load(
+        self, facts: Mapping[str, Any], instance_id: str, urls: Mapping[str, str] | None = None
+    ) -> None:
+        """Read every checkpoint that the pool names and lend it once, so that one that does not fit
+        stops the start.
 
-        Raises:
-            SettingsError: A URL that the server does not know (it knows `urls`), or a checkpoint that is missing or
-                damaged, has no adapter for a seat, or was trained on another base model, tokenizer or chat format than
-                the server's (`facts`).
-            ServerError: The server refuses an adapter.
+        Raises: SettingsError: A URL that the server does not know (it knows `urls`), or a
+            checkpoint that is missing or damaged, has no adapter for a seat, or was trained on
+            another base model, tokenizer or chat format than the server's (`facts`). ServerError:
+            The server refuses an adapter.
         """
         if not self.pool:
             return
@@ -70,7 +74,9 @@ class PartnerSeats:
             if partner.place not in self._saved:
                 self._saved[partner.place] = _read(partner, partner.place, self._run_folder, facts)
             try:
-                for seat in range(self._settings.players) if partner.seat is None else (partner.seat,):
+                for seat in (
+                    range(self._settings.players) if partner.seat is None else (partner.seat,)
+                ):
                     self._word(Draw(partner=partner, seat=seat), 0, 0)
             except ServerGoneError:
                 raise
@@ -78,30 +84,42 @@ class PartnerSeats:
                 raise ServerError(f"HANABI_PARTNERS={partner.word}: {error}") from error
         name = always_partner(self.pool, self._settings.partner_share)
         if name is not None and self._settings.adapters != SHARED_ADAPTER:
-            logger.warning("%s: HANABI_PARTNER_SHARE=1 and every partner takes its seat; it does not move", name)
+            logger.warning(
+                "%s: HANABI_PARTNER_SHARE=1 and every partner takes its seat; it does not move",
+                name,
+            )
 
     def seat(
-        self, deals: Sequence[Mapping[str, Any]], own: Sequence[str], version: int, instance_id: str
+        self, tasks: Sequence[Mapping[str, Any]], own: Sequence[str], version: int, instance_id: str
     ) -> list[dict[str, Any]]:
-        """Return deals with "seats" where a partner plays, and lend the server process what it was not lent yet.
+        """Return tasks with "seats" where a partner plays, and lend the server process what it was
+        not lent yet.
 
-        Each deal has its number in the run as "deal".
+        Each task has its number in the run as "task".
         """
         if instance_id != self._instance_id:
             self._lent.clear()
             self._instance_id = instance_id
-        settings, seated = self._settings, [dict(deal) for deal in deals]
-        for deal in seated if self.pool else ():
+        settings, seated = self._settings, [dict(task) for task in tasks]
+        for task in seated if self.pool else ():
             found = draw(
-                self.pool, deal["deal"], share=settings.partner_share, seed=settings.seed, num_players=settings.players
+                self.pool,
+                task["task"],
+                share=settings.partner_share,
+                seed=settings.seed,
+                num_players=settings.players,
             )
-            if found is not None and (word := self._word(found, version, deal["deal"])) is not None:
+            if found is not None and (word := self._word(found, version, task["task"])) is not None:
                 self.names.setdefault(word, found.partner.name)
-                deal["seats"] = [word if seat == found.seat else name for seat, name in enumerate(own)]
+                task["seats"] = [
+                    word if seat == found.seat else name for seat, name in enumerate(own)
+                ]
         return seated
 
     def lend_again(self, ask: Callable[[], _Answer]) -> _Answer:
-        """Make a request that `seat` prepares; anew where the server dropped an adapter for another client's."""
+        """Make a request that `seat` prepares; anew where the server dropped an adapter for another
+        client's.
+        """
         tries = 1
         while True:
             try:
@@ -114,10 +132,10 @@ class PartnerSeats:
             time.sleep(tries)
             tries += 1
 
-    def _word(self, found: Draw, version: int, deal: int) -> str | None:
+    def _word(self, found: Draw, version: int, task: int) -> str | None:
         partner = found.partner
         if partner.is_earlier:
-            return self._earlier_word(found.seat, version, deal)
+            return self._earlier_word(found.seat, version, task)
         if partner.place is None:
             return partner.word
         saved = self._saved[partner.place]
@@ -129,17 +147,21 @@ class PartnerSeats:
             ) from error
         return self._lent_word(partner.place, adapter, saved)
 
-    def _earlier_word(self, seat: int, version: int, deal: int) -> str | None:
+    def _earlier_word(self, seat: int, version: int, task: int) -> str | None:
         adapter = SHARED_ADAPTER if self._settings.adapters == SHARED_ADAPTER else player_name(seat)
         there = checkpoints_of(self._run_folder)
-        # Only the regular ones: what an interrupt saved besides must not change what a resumed run draws.
-        regular = [step for step in there if step < version and step % self._settings.save_steps == 0]
+        # Only the regular ones: what an interrupt saved besides must not change what a resumed run
+        # draws.
+        regular = [
+            step for step in there if step < version and step % self._settings.save_steps == 0
+        ]
         while steps := [step for step in regular if there[step] not in self._damaged]:
-            folder = there[choose_step(steps, deal, seed=self._settings.seed)]
+            folder = there[choose_step(steps, task, seed=self._settings.seed)]
             saved = None
             if (folder, adapter) not in self._lent:
                 try:
-                    # Read for each lending: adapters of several versions are too large to be kept in memory.
+                    # Read for each lending: adapters of several versions are too large to be kept
+                    # in memory.
                     saved = read_adapters(folder)
                 except (OSError, SettingsError) as error:
                     logger.warning("%s cannot be a partner: %s", folder.name, error)
@@ -152,14 +174,17 @@ class PartnerSeats:
         key = (place, adapter)
         if saved is not None and key not in self._lent:
             self._lent[key] = self._lend(saved.step, *saved.adapters[adapter])
-        # The server drops the adapter that was not used for longest; this list is in the same order.
+        # The server drops the adapter that was not used for longest; this list is in the same
+        # order.
         word = self._lent[key] = self._lent.pop(key)
         while len(self._lent) > MAX_LENT:
             del self._lent[next(iter(self._lent))]
         return word
 
 
-def _read(partner: Partner, place: Place, run_folder: Path, facts: Mapping[str, Any]) -> SavedAdapters:
+def _read(
+    partner: Partner, place: Place, run_folder: Path, facts: Mapping[str, Any]
+) -> SavedAdapters:
     try:
         folder, saved = read_used(place, run_folder)
         is_said = check_same_base(folder, saved, facts)

@@ -1,15 +1,16 @@
-"""HANABI_UPDATE=best_response: one player learns to answer the others as they are, then the next one does.
+"""HANABI_UPDATE=best_response: one player learns to answer the others as they are, then the next
+one does.
 
-A phase trains one player; the others play and rest. It ends when HANABI_EVAL_PATIENCE validations in a row were no
-better than the best of the phase, to which the version that it began with belongs. The next player in turn order goes
-on from there. A whole round of phases, one for each trained player, without a version that is the best of the run ends
-the run: nobody finds a better answer. For exact best responses this is the alternating maximisation of JESP (Nair et
-al., Taming Decentralized POMDPs, IJCAI 2003), which ends in an equilibrium, not always in the best one.
+A phase trains one player; the others play and rest. It ends when HANABI_EVAL_PATIENCE validations
+in a row were no better than the best of the phase, to which the version that it began with belongs.
+The next player in turn order goes on from there. A whole round of phases, one for each trained
+player, without a version that is the best of the run ends the run: nobody finds a better answer.
+For exact best responses this is the alternating maximisation of JESP (Nair et al., Taming
+Decentralized POMDPs, IJCAI 2003), which ends in an equilibrium, not always in the best one.
 
-Phases are read off the validations anew each time, so a resumed run has those of the run that was not interrupted. A
-fork has no validations and begins with the first player. A player whose phase ends stays at its last version; the best
-version of the whole run is `RUN@best`.
-"""
+Phases are read off the validations anew each time, so a resumed run has those of the run that was
+not interrupted. A fork has no validations and begins with the first player. A player whose phase
+ends stays at its last version; the best version of the whole run is `RUN@best`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,9 +34,8 @@ class Phase:
 def phase_after(rows: Sequence[Validated], players: Sequence[str], patience: int) -> Phase:
     """Return the phase that holds after some validations, oldest first.
 
-    `rows` are all of the run up to now, `players` who is trained, in turn order; after `patience` validations without a
-    better one, at least 1, a phase ends.
-    """
+    `rows` are all of the run up to now, `players` who is trained, in turn order; after `patience`
+    validations without a better one, at least 1, a phase ends."""
     starts, best, record, ends_run = [0], 0, 0, False
     for place, row in enumerate(rows):
         ends_run = False

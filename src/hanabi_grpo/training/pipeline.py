@@ -23,17 +23,32 @@ from hanabi_grpo.runs.fingerprint import resolve_model
 from hanabi_grpo.runs.resume import read_resume
 from hanabi_grpo.settings import Settings, batch_plan, deepspeed_stage, read_settings
 from hanabi_grpo.tracking.callback import TrackingCallback
-from hanabi_grpo.training.deals import DealDataset
 from hanabi_grpo.training.fleet_link import make_link
 from hanabi_grpo.training.model.adapters import adapter_names, add_adapters
 from hanabi_grpo.training.model.start_from import check_base, start_adapters
+from hanabi_grpo.training.tasks import TaskDataset
 from hanabi_grpo.training.trainer import HanabiGRPOTrainer
 
 logger = logging.getLogger(__name__)
 
 _SAME = (
-    *("lora_rank", "lora_alpha", "vllm_server_host", "vllm_server_port", "num_generations", "max_completion_length"),
-    *("temperature", "learning_rate", "lr_scheduler_type", "warmup_steps", "beta", "seed", "save_steps"),
+    *(
+        "lora_rank",
+        "lora_alpha",
+        "vllm_server_host",
+        "vllm_server_port",
+        "num_generations",
+        "max_completion_length",
+    ),
+    *(
+        "temperature",
+        "learning_rate",
+        "lr_scheduler_type",
+        "warmup_steps",
+        "beta",
+        "seed",
+        "save_steps",
+    ),
 )
 """Options that are called as the setting is."""
 _FIXED = """
@@ -51,26 +66,33 @@ class HanabiArguments(RLHFArguments):
     hanabi_settings: str = ""
 
     def _init_external_vllm(self) -> None:
-        # Every rank needs the settings that the link carries; only the main process talks to the server.
+        # Every rank needs the settings that the link carries; only the main process talks to the
+        # server.
         settings = read_settings(Path(self.hanabi_settings))
         self.vllm_client = make_link(settings, Path(self.output_dir))
         if settings.trainer_memory < 1 and torch.cuda.is_available():
             # Of this rank's GPU, before the model comes to it.
-            torch.cuda.set_per_process_memory_fraction(settings.trainer_memory, int(os.environ.get("LOCAL_RANK", "0")))
+            torch.cuda.set_per_process_memory_fraction(
+                settings.trainer_memory, int(os.environ.get("LOCAL_RANK", "0"))
+            )
 
     def _init_deepspeed(self) -> None:
         super()._init_deepspeed()
         if self.deepspeed and self.deepspeed.get("zero_optimization", {}).get("stage") == 2:
-            # Else micro-batches add up in the model's own format: of 64 in bfloat16 the sum was off by 1 %, so by .2 %.
-            # Under ZeRO-1 DeepSpeed would take another optimizer, whose state `saving` does not know.
+            # Else micro-batches add up in the model's own format: of 64 in bfloat16 the sum was off
+            # by 1 %, so by .2 %. Under ZeRO-1 DeepSpeed would take another optimizer, whose state
+            # `saving` does not know.
             self.deepspeed.setdefault("data_types", {}).setdefault("grad_accum_dtype", "fp32")
 
 
-def swift_options(settings: Settings, settings_path: Path, run_folder: Path, num_steps: int) -> list[str]:
+def swift_options(
+    settings: Settings, settings_path: Path, run_folder: Path, num_steps: int
+) -> list[str]:
     """Return the command line that ms-swift is started with."""
     plan = batch_plan(settings)
     model = resolve_model(settings.model)
-    # A folder's name says nothing to ms-swift, and one architecture may serve several of its model types.
+    # A folder's name says nothing to ms-swift, and one architecture may serve several of its model
+    # types.
     architecture = json.loads((model / "config.json").read_text()).get("model_type")
     on_cpu, corrects = settings.device == "cpu", settings.sampler_correction != "none"
     options: dict[str, object] = {
@@ -98,18 +120,26 @@ def swift_options(settings: Settings, settings_path: Path, run_folder: Path, num
         "weight_decay": 0.0,
         # Clipping is ours, player by player; ZeRO-3 alone leaves it to DeepSpeed.
         "max_grad_norm": settings.max_grad_norm if deepspeed_stage(settings) == 3 else 0,
-        # The loss is ours (`loss`); what it is made of is said to ms-swift too, so that its args.json is true.
+        # The loss is ours (`loss`); what it is made of is said to ms-swift too, so that its
+        # args.json is true.
         "loss_type": "dapo",
         "epsilon": settings.clip_low,
         "epsilon_high": settings.clip_high,
         "rollout_importance_sampling_mode": settings.sampler_correction if corrects else None,
-        "rollout_importance_sampling_threshold": settings.sampler_correction_limit if corrects else None,
+        "rollout_importance_sampling_threshold": settings.sampler_correction_limit
+        if corrects
+        else None,
         "gradient_checkpointing": "false" if on_cpu else "true",
         "use_cpu": "true" if on_cpu else None,
         "attn_impl": "sdpa" if on_cpu else None,
         "deepspeed": settings.deepspeed if settings.deepspeed != "none" else None,
     }
-    return [text for name, value in options.items() if value is not None for text in (f"--{name}", str(value))]
+    return [
+        text
+        for name, value in options.items()
+        if value is not None
+        for text in (f"--{name}", str(value))
+    ]
 
 
 class HanabiPipeline(SwiftRLHF):
@@ -118,31 +148,41 @@ class HanabiPipeline(SwiftRLHF):
     args_class = HanabiArguments
     args: HanabiArguments
 
-    def _get_dataset(self) -> tuple[DealDataset, None]:
+    def _get_dataset(self) -> tuple[TaskDataset, None]:
         settings: Settings = self.args.vllm_client.settings
-        return DealDataset(training_rows(settings), self.args.max_steps * batch_plan(settings).deals), None
+        return TaskDataset(
+            training_rows(settings), self.args.max_steps * batch_plan(settings).tasks
+        ), None
 
     def _prepare_dataset(self) -> list[Any]:
         return list(self._get_dataset())
 
     @classmethod
-    def prepare_model(cls, args: HanabiArguments, model: torch.nn.Module, **_: Any) -> torch.nn.Module:
+    def prepare_model(
+        cls, args: HanabiArguments, model: torch.nn.Module, **_: Any
+    ) -> torch.nn.Module:
         """Wrap the base model with the players' adapters."""
         settings: Settings = args.vllm_client.settings
         names = adapter_names(settings.players, settings.adapters)
-        peft_model = add_adapters(model, names, rank=settings.lora_rank, alpha=settings.lora_alpha, seed=settings.seed)
+        peft_model = add_adapters(
+            model, names, rank=settings.lora_rank, alpha=settings.lora_alpha, seed=settings.seed
+        )
         start_adapters(peft_model, settings, read_resume(args.vllm_client.run_folder))
         return peft_model
 
     def train(self, trainer: HanabiGRPOTrainer) -> Any:
-        """Train, then serve the final weights too; an interrupted run keeps its last finished step."""
+        """Train, then serve the final weights too; an interrupted run keeps its last finished
+        step.
+        """
         settings = trainer.settings
         setups, tokenizer = played_setups(training_rows(settings)), trainer.processing_class
         check_vocabulary(setups, tokenizer, settings.model)
         tracking = TrackingCallback(settings, trainer.link.run_folder)
         if trainer.accelerator.is_main_process:
             chat = ChatFormat.from_tokenizer(tokenizer, thinking=settings.thinking)
-            if said := measure_budget(setups, chat, settings.max_completion_length).warning(settings.max_model_len):
+            if said := measure_budget(setups, chat, settings.max_completion_length).warning(
+                settings.max_model_len
+            ):
                 logger.warning("%s", said)
             trainer.link.connect(trainer.first_step)
             # Its dictionary per step says what the tracking callback's line says better.
@@ -171,8 +211,14 @@ class HanabiPipeline(SwiftRLHF):
 
 def register_trainer() -> None:
     """Make ms-swift build our trainer for `--rlhf_type grpo`, from a model that brings no code."""
-    # A model folder's own Python code is never run; the architectures that vLLM and ms-swift know need none.
+    # A model folder's own Python code is never run; the architectures that vLLM and ms-swift know
+    # need none.
     ModelLoader.default_trust_remote_code = False
-    # ms-swift says of every model that its code will be executed. `resolve_model` refuses a folder that names any.
-    model_meta.logger.addFilter(lambda record: "with trust_remote_code=True" not in record.getMessage())
-    TrainerFactory.TRAINER_MAPPING["grpo"] = f"{HanabiGRPOTrainer.__module__}.{HanabiGRPOTrainer.__name__}"
+    # ms-swift says of every model that its code will be executed. `resolve_model` refuses a folder
+    # that names any.
+    model_meta.logger.addFilter(
+        lambda record: "with trust_remote_code=True" not in record.getMessage()
+    )
+    TrainerFactory.TRAINER_MAPPING["grpo"] = (
+        f"{HanabiGRPOTrainer.__module__}.{HanabiGRPOTrainer.__name__}"
+    )

@@ -1,13 +1,17 @@
-"""Which games a step learns from; HANABI_RESAMPLE_FLAT=k: further deals take the place of flat ones, in up to k rounds.
+"""Which games a step learns from; HANABI_RESAMPLE_FLAT=k: further tasks take the place of flat
+ones, in up to k rounds.
 
-A group is flat (of zero variance) where all games of its deal earn the same for each player that learns in the step. An
-estimator that compares within groups gives all its turns the advantage 0, so leaving it out biases nothing: deals that
-teach something come up more often. With one that compares over the step it would; `settings.steps` refuses that.
+A group is flat (of zero variance) where all games of its task earn the same for each player that
+learns in the step. An estimator that compares within groups gives all its turns the advantage 0, so
+leaving it out biases nothing: tasks that teach something come up more often. With one that compares
+over the step it would; `settings.steps` refuses that.
 
-Which deals come in which round is a function of the deals in whose place they come (`further_deal`), so a resumed run
-asks for the same ones. A place that stays flat keeps its own group, for an entropy bonus.
+Which tasks come in which round is a function of the tasks in whose place they come
+(`further_task`), so a resumed run asks for the same ones. A place that stays flat keeps its own
+group, for an entropy bonus.
 
-Source: dynamic sampling, DAPO (arXiv 2503.14476, section 3.2), which samples until the batch is full.
+Source: dynamic sampling, DAPO (arXiv 2503.14476, section 3.2), which samples until the batch is
+full.
 """
 
 import time
@@ -16,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hanabi_grpo.client.answers import RolloutResult
-from hanabi_grpo.rollout.datasets import further_deal, training_rows
+from hanabi_grpo.rollout.datasets import further_task, training_rows
 from hanabi_grpo.training.batching import MIN_GAMES, usable_groups
 from hanabi_grpo.training.fleet_link import Link
 from hanabi_grpo.training.metrics import has_spread
@@ -28,11 +32,11 @@ class UsedGames:
     """What a step learns from, and what that took."""
 
     drawn: list[list[Episode]]
-    """Groups of the step's own deals that can be trained on; figures of play are of them."""
+    """Groups of the step's own tasks that can be trained on; figures of play are of them."""
     groups: list[list[Episode]]
-    """Groups that are learned from, in the order of the step's deals."""
+    """Groups that are learned from, in the order of the step's tasks."""
     problems: list[str]
-    """A sentence for each deal that lost games."""
+    """A sentence for each task that lost games."""
     metrics: dict[str, float]
     """`resample/…` and `time/resample` (seconds); none without HANABI_RESAMPLE_FLAT."""
 
@@ -40,17 +44,17 @@ class UsedGames:
 def resample(
     link: Link,
     names: tuple[str, ...],
-    deals: Sequence[dict[str, Any]],
+    tasks: Sequence[dict[str, Any]],
     result: RolloutResult,
     *,
     version: int,
     trained: Sequence[str],
 ) -> UsedGames:
-    """Play further deals in the place of those that are flat, or have fewer than two games left.
+    """Play further tasks in the place of those that are flat, or have fewer than two games left.
 
-    `deals` are the step's own, each with its number as "deal", and `result` their games; the server plays `version`.
-    `trained` are per seat the word of the adapter that learns in this step, else "".
-    """
+    `tasks` are the step's own, each with its number as "task", and `result` their games; the server
+    plays `version`. `trained` are per seat the word of the adapter that learns in this step, else
+    ""."""
     drawn, problems = usable_groups(result.groups, result.dropped)
     if not (rounds := link.settings.resample_flat):
         return UsedGames(drawn=drawn, groups=drawn, problems=problems, metrics={})
@@ -58,9 +62,16 @@ def resample(
     def rank(group: Sequence[Episode]) -> int:
         return 0 if len(group) < MIN_GAMES else 1 + has_spread(group, trained)
 
-    start, rows, places, answers = time.perf_counter(), training_rows(link.settings), list(result.groups), [result]
-    while len(answers) <= rounds and (open_places := [one for one, group in enumerate(places) if rank(group) < 2]):
-        further = [further_deal(rows, deals[place]["deal"], len(answers)) for place in open_places]
+    start, rows, places, answers = (
+        time.perf_counter(),
+        training_rows(link.settings),
+        list(result.groups),
+        [result],
+    )
+    while len(answers) <= rounds and (
+        open_places := [one for one, group in enumerate(places) if rank(group) < 2]
+    ):
+        further = [further_task(rows, tasks[place]["task"], len(answers)) for place in open_places]
         answers.append(answer := link.play(further, names, version))
         for place, group in zip(open_places, answer.groups, strict=True):
             # Of equals the first: its own.
@@ -69,11 +80,15 @@ def resample(
     groups = [group for group in places if rank(group)]
     metrics = {
         "resample/rounds": float(len(answers) - 1),
-        "resample/games_played": float(sum(len(group) for answer in answers for group in answer.groups)),
+        "resample/games_played": float(
+            sum(len(group) for answer in answers for group in answer.groups)
+        ),
         "resample/games_used": float(sum(map(len, groups))),
         "time/resample": time.perf_counter() - start,
     }
     for when, usable in (("before", drawn), ("after", groups)):
         if usable:
-            metrics[f"resample/flat_{when}"] = sum(rank(group) == 1 for group in usable) / len(usable)
+            metrics[f"resample/flat_{when}"] = sum(rank(group) == 1 for group in usable) / len(
+                usable
+            )
     return UsedGames(drawn=drawn, groups=groups, problems=problems, metrics=metrics)

@@ -1,8 +1,8 @@
 """What goes into a checkpoint, what is said of a failed save, and what an interrupted run keeps.
 
-A checkpoint holds the adapters and what a resumed run needs to take the steps that it would have taken, per parameter
-of the model, as safetensors or JSON: processes and DeepSpeed stage may differ at the resume, and no file runs code.
-"""
+A checkpoint holds the adapters and what a resumed run needs to take the steps that it would have
+taken, per parameter of the model, as safetensors or JSON: processes and DeepSpeed stage may differ
+at the resume, and no file runs code."""
 
 import json
 import random
@@ -24,7 +24,12 @@ from hanabi_grpo.runs.checkpoints import rotate, write_checkpoint
 from hanabi_grpo.runs.resume import TRAINER_STATE
 from hanabi_grpo.training.model import adapters
 
-OPTIMIZER, GROUPS, RANDOM, BASELINES = "optimizer.safetensors", "groups.json", "random.json", "baselines.json"
+OPTIMIZER, GROUPS, RANDOM, BASELINES = (
+    "optimizer.safetensors",
+    "groups.json",
+    "random.json",
+    "baselines.json",
+)
 CRITICS, MISMATCH = "critics.safetensors", "mismatch.json"
 _MASTER = "master"
 SAVE_TRIES = 3
@@ -79,14 +84,19 @@ class OptimizerState:
     """Moments and step counters of every adapter parameter, whatever holds them."""
 
     def __init__(self, model: PeftModel, optimizer: Any) -> None:
-        """Bind the unwrapped model and accelerate's optimizer: torch's, ZeRO-1 or -2; others are a RunFolderError."""
-        self._parameters = [(name, value) for name, value in model.named_parameters() if "lora_" in name]
+        """Bind the unwrapped model and accelerate's optimizer: torch's, ZeRO-1 or -2; others are a
+        RunFolderError.
+        """
+        self._parameters = [
+            (name, value) for name, value in model.named_parameters() if "lora_" in name
+        ]
         inner = getattr(optimizer, "optimizer", optimizer)
         self._zero = inner if hasattr(inner, "single_partition_of_fp32_groups") else None
         self._torch: torch.optim.Optimizer = inner.optimizer if self._zero is not None else inner
         if not isinstance(self._torch, torch.optim.Optimizer):
             raise RunFolderError(
-                f"the state of {type(inner).__name__} cannot be saved; allowed are torch's optimizers, alone or under "
+                f"the state of {type(inner).__name__} cannot be saved; allowed are torch's "
+                "optimizers, alone or under "
                 "DEEPSPEED=zero1 or zero2."
             )
         self.groups: list[dict[str, Any]] = self._torch.param_groups
@@ -105,7 +115,9 @@ class OptimizerState:
         return found
 
     def restore(self, saved: TrainingState) -> None:
-        """Put moments and counts of updates back, bit by bit; a RunFolderError: those of another model or adapters."""
+        """Put moments and counts of updates back, bit by bit; a RunFolderError: those of another
+        model or adapters.
+        """
         by_parameter: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
         for key, value in saved.moments.items():
             name, _, moment = key.rpartition("|")
@@ -113,7 +125,8 @@ class OptimizerState:
         unknown = sorted(set(by_parameter) - {name for name, _ in self._parameters})
         if unknown:
             raise RunFolderError(
-                f"the optimizer state names {unknown[0]!r}, which this model does not have; resume with the MODEL, "
+                f"the optimizer state names {unknown[0]!r}, which this model does not have; "
+                "resume with the MODEL, "
                 "HANABI_PLAYERS and HANABI_ADAPTERS of the run."
             )
         self._allocate(by_parameter)
@@ -122,7 +135,9 @@ class OptimizerState:
             for key, value in by_parameter.get(name, {}).items():
                 if self._zero is None:
                     state = self._torch.state[parameter]
-                    state[key] = value.clone() if value.dim() == 0 else value.to(parameter.device).clone()
+                    state[key] = (
+                        value.clone() if value.dim() == 0 else value.to(parameter.device).clone()
+                    )
                 elif key == _MASTER:
                     parameter.set_full_hp_param(value.to(parameter.device))
                 elif value.dim():
@@ -140,10 +155,13 @@ class OptimizerState:
         for number, group in enumerate(self._zero.bit16_groups):
             if any(one is parameter for one in group):
                 return self._zero.single_partition_of_fp32_groups[number]
-        raise RunFolderError("an adapter parameter is in none of DeepSpeed's groups; the optimizer cannot be saved.")
+        raise RunFolderError(
+            "an adapter parameter is in none of DeepSpeed's groups; the optimizer cannot be saved."
+        )
 
     def _allocate(self, saved: dict[str, dict[str, torch.Tensor]]) -> None:
-        # A player's partition has no state before its first update; the saved keys say what to make.
+        # A player's partition has no state before its first update; the saved keys say what to
+        # make.
         if self._zero is None:
             return
         for name, parameter in self._parameters:
@@ -157,7 +175,8 @@ class OptimizerState:
                     self._torch.state[holder][key] = torch.zeros_like(holder)
 
     def _link(self) -> None:
-        # ZeRO links moments to parameters once, after the first group's first step, when the other groups have none.
+        # ZeRO links moments to parameters once, after the first group's first step, when the other
+        # groups have none.
         if self._zero is not None:
             self._zero._hp_optimizer_states_linked = False
             self._zero._lazy_init_hp_params_optimizer_state()
@@ -186,11 +205,19 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), *place))
     torch.set_rng_state(torch.frombuffer(bytearray.fromhex(state["torch"]), dtype=torch.uint8))
     if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(torch.frombuffer(bytearray.fromhex(state["cuda"]), dtype=torch.uint8))
+        torch.cuda.set_rng_state(
+            torch.frombuffer(bytearray.fromhex(state["cuda"]), dtype=torch.uint8)
+        )
 
 
 def _on_cpu(value: Any) -> torch.Tensor:
-    return (value if torch.is_tensor(value) else torch.tensor(value)).detach().to("cpu").clone().contiguous()
+    return (
+        (value if torch.is_tensor(value) else torch.tensor(value))
+        .detach()
+        .to("cpu")
+        .clone()
+        .contiguous()
+    )
 
 
 class CheckpointSaving(GRPOTrainer):
@@ -231,7 +258,8 @@ class CheckpointSaving(GRPOTrainer):
             self._incident("save_failed", said, step=step)
         if self.failed_saves >= SAVE_TRIES:
             raise RunFolderError(
-                f"{problem} {SAVE_TRIES} saves in a row failed; the earlier checkpoints are complete. Make room, "
+                f"{problem} {SAVE_TRIES} saves in a row failed; the earlier checkpoints are "
+                "complete. Make room, "
                 "then go on with RESUME=latest."
             )
 
@@ -251,20 +279,32 @@ class CheckpointSaving(GRPOTrainer):
             **({"started_from": self.started_from} if self.started_from else {}),
             **self.link.server_facts,
         }
-        folder = save_checkpoint(model, self.adapter_names, self.link.run_folder, step, facts, state)
+        folder = save_checkpoint(
+            model, self.adapter_names, self.link.run_folder, step, facts, state
+        )
         self.state.last_model_checkpoint = str(folder)
         best = self.validation.best
-        rotate(self.link.run_folder, self.settings.save_total_limit, best=best.step if best else None)
+        rotate(
+            self.link.run_folder, self.settings.save_total_limit, best=best.step if best else None
+        )
 
     def save_now(self) -> str:
-        """Save the last finished step when a run is interrupted; returns what was done, for the log."""
+        """Save the last finished step when a run is interrupted; returns what was done, for the
+        log.
+        """
         step = int(self.state.global_step)
         if step == self.first_step:
             return "no step was finished, so there is nothing to save"
         if self.guard.stepping:
-            return "the update was cut in the middle; the newest checkpoint in the run folder stays the last one"
+            return (
+                "the update was cut in the middle; the newest checkpoint in the run folder "
+                "stays the last one"
+            )
         if self.accelerator.num_processes > 1:
-            return "the newest checkpoint in the run folder stays the last one (several processes were interrupted)"
+            return (
+                "the newest checkpoint in the run folder stays the last one (several processes "
+                "were interrupted)"
+            )
         if not (self.link.run_folder / f"checkpoint-{step}").exists():
             self._save_checkpoint(None, None)
         if self.failed_saves:
@@ -280,10 +320,11 @@ def save_checkpoint(
     facts: Mapping[str, object],
     state: TrainingState | None = None,
 ) -> Path:
-    """Write `checkpoint-<step>`: `<adapter>/` in PEFT's format, `trainer/`, and a manifest with hashes and `facts`.
+    """Write `checkpoint-<step>`: `<adapter>/` in PEFT's format, `trainer/`, and a manifest with
+    hashes and `facts`.
 
-    Without `state` it has no `trainer/`, and the run cannot be resumed from it. Errors: see `write_checkpoint`.
-    """
+    Without `state` it has no `trainer/`, and the run cannot be resumed from it. Errors: see
+    `write_checkpoint`."""
 
     def fill(partial: Path) -> None:
         for name in names:
@@ -295,4 +336,6 @@ def save_checkpoint(
     for name in names:
         tensors += adapters.adapter_tensors(model, name, torch.float32).values()
     needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    return write_checkpoint(run_folder, step, fill, {"adapters": list(names), **facts}, needed_bytes=needed)
+    return write_checkpoint(
+        run_folder, step, fill, {"adapters": list(names), **facts}, needed_bytes=needed
+    )

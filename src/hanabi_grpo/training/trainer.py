@@ -1,16 +1,21 @@
 """ms-swift's GRPO trainer, taught that a batch belongs to players.
 
-What is overridden, and why (`tests/conformance/test_ms_swift.py` fails when a new version moves one of these):
-- `get_train_dataloader`: a deal's players and games stay together; a resumed run starts at its next deal.
-- `_generate_and_score_completions`: games come from the rollout server as token ids; no re-encoding, no
-  grouping of rewards by position, a player without a turn is left out.
-- `compute_loss`: the micro-batch's player chooses the adapter, its replies' logprobs are computed (`model.forward`) and
-  compared with the sampler's (`mismatch`), and the loss is the one in `loss`.
+What is overridden, and why (`tests/conformance/test_ms_swift.py` fails when a new version moves one
+of these):
+- `get_train_dataloader`: a task's players and games stay together; a resumed run starts at its next
+  task.
+- `_generate_and_score_completions`: games come from the rollout server as token ids; no
+  re-encoding, no grouping of rewards by position, a player without a turn is left out.
+- `compute_loss`: the micro-batch's player chooses the adapter, its replies' logprobs are computed
+  (`model.forward`) and compared with the sampler's (`mismatch`), and the loss is the one in `loss`.
 - `_prepare_vllm`: the engine is the server's, so nothing is prepared and vLLM is not imported.
-- `_move_model_to_vllm`: never called; adapters are synced over HTTP before the games (`overlap`: beside the games).
+- `_move_model_to_vllm`: never called; adapters are synced over HTTP before the games (`overlap`:
+  beside the games).
 - `training_step`: several updates from one step's games, micro-batches by tokens (`updates`).
-- `create_optimizer`, `create_scheduler`, `_get_grad_norm`: each player is a group with a norm and a count of its own.
-- `_init_training_state`, `_prepare_for_training`: a resume restores every player, whatever holds the optimizer.
+- `create_optimizer`, `create_scheduler`, `_get_grad_norm`: each player is a group with a norm and a
+  count of its own.
+- `_init_training_state`, `_prepare_for_training`: a resume restores every player, whatever holds
+  the optimizer.
 - `_save_checkpoint`: ms-swift saves an adapter named `default` only (`saving`).
 """
 
@@ -28,14 +33,18 @@ from torch.utils.data import DataLoader
 
 from hanabi_grpo.errors import NonFiniteError
 from hanabi_grpo.rollout.datasets import played_setups, training_rows
-from hanabi_grpo.runs.recordings import write_episodes
+from hanabi_grpo.rollout.recordings import write_episodes
 from hanabi_grpo.runs.resume import TRAINER_STATE, read_resume
 from hanabi_grpo.settings import Settings, batch_plan, deepspeed_stage
 from hanabi_grpo.settings.partners import own_seats, seated
 from hanabi_grpo.training.batching import PlayerBatch, next_baselines, plan_batches, useful_share
-from hanabi_grpo.training.deals import step_deals
 from hanabi_grpo.training.fleet_link import Link
-from hanabi_grpo.training.isolation import BAD_STEPS_IN_A_ROW, PlayerGuard, PlayerSchedule, player_groups
+from hanabi_grpo.training.isolation import (
+    BAD_STEPS_IN_A_ROW,
+    PlayerGuard,
+    PlayerSchedule,
+    player_groups,
+)
 from hanabi_grpo.training.loss import LOSS_METRICS, PolicyLoss, add_entropy_bonus
 from hanabi_grpo.training.metrics import episode_metrics, peak_gib, utilisation
 from hanabi_grpo.training.mismatch import RelativeMismatch, check_mismatch
@@ -46,7 +55,13 @@ from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 from hanabi_grpo.training.model.start_from import recorded_start
 from hanabi_grpo.training.overlap import PlayAhead, StepGames
 from hanabi_grpo.training.resampling import UsedGames, resample
-from hanabi_grpo.training.saving import CheckpointSaving, OptimizerState, TrainingState, restore_random_state
+from hanabi_grpo.training.saving import (
+    CheckpointSaving,
+    OptimizerState,
+    TrainingState,
+    restore_random_state,
+)
+from hanabi_grpo.training.tasks import step_tasks
 from hanabi_grpo.training.updates import AfterStep, MicroStep, StepUpdates, order_updates
 from hanabi_grpo.training.validation import Validation
 from hanabi_grpo.training.valuing import Valuing
@@ -91,10 +106,16 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
             join_lora_products(self.model)
         # ZeRO-3 gathers weights for the engine's own calls alone, so there is no trial.
         self.shared = stage != 3 and share_prefixes(self.model)
-        whole = "under ZeRO-3 the head's weights are not whole" if stage == 3 else computes_logits(self.model)
+        whole = (
+            "under ZeRO-3 the head's weights are not whole"
+            if stage == 3
+            else computes_logits(self.model)
+        )
         self.whole_logits = whole is not None
         if whole:
-            logger.warning("logits are held for a whole micro-batch, not %d tokens at a time: %s", CHUNK, whole)
+            logger.warning(
+                "logits are held for a whole micro-batch, not %d tokens at a time: %s", CHUNK, whole
+            )
         self._base_checksum = adapters.base_checksum(self.model)
         self.make_critics(setups)
 
@@ -106,10 +127,17 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
         self._last_loaded_step = -1
 
     def get_train_dataloader(self, skip_batches: int = 0) -> DataLoader:
-        """Return every step's deals, once per micro-step; the same on all ranks, so nothing is sharded."""
-        steps = (step_deals(step, self.plan.deals) for step in range(self.first_step, self.args.max_steps))
-        batches = [deals for deals in steps for _ in range(self.plan.gradient_accumulation_steps)]
-        return DataLoader(self.train_dataset, batch_sampler=batches, collate_fn=identity_data_collator)
+        """Return every step's tasks, once per micro-step; the same on all ranks, so nothing is
+        sharded.
+        """
+        steps = (
+            step_tasks(step, self.plan.tasks)
+            for step in range(self.first_step, self.args.max_steps)
+        )
+        batches = [tasks for tasks in steps for _ in range(self.plan.gradient_accumulation_steps)]
+        return DataLoader(
+            self.train_dataset, batch_sampler=batches, collate_fn=identity_data_collator
+        )
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Make the optimizer that ms-swift's options name, with one group per player."""
@@ -156,14 +184,18 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
         if rank < len(saved.random_states):
             restore_random_state(saved.random_states[rank])
         else:
-            logger.warning("process %d: the checkpoint has no random state for it; it keeps its own", rank)
+            logger.warning(
+                "process %d: the checkpoint has no random state for it; it keeps its own", rank
+            )
         logger.info("resumed from %s: the next step is number %d", folder, self.first_step + 1)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> list[MicroStep]:
         start = time.perf_counter()
         version = self.sync_weights()
         synced = time.perf_counter()
-        games, used, partner_names, measured, active, self.is_last_step = self._play(inputs, version)
+        games, used, partner_names, measured, active, self.is_last_step = self._play(
+            inputs, version
+        )
         groups = used.groups
         own, players, trained = self._seats(games.version, active)
         before = self.baselines.get(version, {})
@@ -198,17 +230,30 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
             add_entropy_bonus(batches, bonus, groups, trained, players, target)
         data = [batch["grpo_batch"] for batch in batches]
         moving = {adapter_of(one.player, self.adapter_names) for one in data if one.has_data}
-        updates = order_updates(batches, self.settings, step=version, adapters=self.adapter_names, active=moving)
+        updates = order_updates(
+            batches, self.settings, step=version, adapters=self.adapter_names, active=moving
+        )
         self._record(used, version, own, partner_names)
         self._add(measured)
         if groups and not moving:
-            said = "no trained player had a turn in any game; does a partner end them on its first move?"
+            said = (
+                "no trained player had a turn in any game; does a partner end them on its "
+                "first move?"
+            )
             logger.warning("step %d: nothing moves: %s", version + 1, said)
         learning = start - self._played_at
-        self._add({"time/push": synced - start, "time/rollout": games.rollout_seconds, "time/train": learning})
+        self._add(
+            {
+                "time/push": synced - start,
+                "time/rollout": games.rollout_seconds,
+                "time/train": learning,
+            }
+        )
         self._measure_load(batches, games.rollout_seconds, learning)
         if self.settings.overlap:
-            self._add({"time/wait": games.wait_seconds, "staleness": float(version - games.version)})
+            self._add(
+                {"time/wait": games.wait_seconds, "staleness": float(version - games.version)}
+            )
         self._played_at = time.perf_counter()
         self._add({"tokens/useful_share": useful_share(batches)})
         if prompt_tokens := games.result.prompt_tokens:
@@ -216,12 +261,16 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
         return self.begin_updates(updates)
 
     def sync_weights(self) -> int:
-        """Serve the current weights; returns their version, the number of optimizer steps behind them."""
+        """Serve the current weights; returns their version, the number of optimizer steps behind
+        them.
+        """
         version = int(self.state.global_step)
         if self.synced_version != version:
             with self._whole_adapters():
                 if self.accelerator.is_main_process:
-                    self.link.push(self.accelerator.unwrap_model(self.model), self.adapter_names, version)
+                    self.link.push(
+                        self.accelerator.unwrap_model(self.model), self.adapter_names, version
+                    )
             self.synced_version = version
             if self.settings.overlap or self.relative:
                 self.kept.keep(self.accelerator.unwrap_model(self.model), version)
@@ -229,46 +278,70 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
 
     def _whole_adapters(self) -> AbstractContextManager[Any]:
         # Under ZeRO-3 a rank holds only its shard of each parameter.
-        parameters = [parameter for name, parameter in self.model.named_parameters() if "lora_" in name]
+        parameters = [
+            parameter for name, parameter in self.model.named_parameters() if "lora_" in name
+        ]
         return get_gather_if_zero3_context(self)(parameters)
 
-    def _seats(self, version: int, active: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-        """Return per seat the word of who sits there at a version, its player, and the word if that player learns."""
+    def _seats(
+        self, version: int, active: tuple[str, ...]
+    ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+        """Return per seat the word of who sits there at a version, its player, and the word if that
+        player learns.
+        """
         swap_every = self.settings.swap_every
         own = own_seats(self.settings.players, self.adapter_names, version, swap_every)
         players = seated(self.settings.players, version, swap_every)
-        # A seat that nobody holds: its player's sequences stay out of the batch, and it gets a row without loss.
-        trained = tuple(word if player in active else "" for player, word in zip(players, own, strict=True))
+        # A seat that nobody holds: its player's sequences stay out of the batch, and it gets a row
+        # without loss.
+        trained = tuple(
+            word if player in active else "" for player, word in zip(players, own, strict=True)
+        )
         return own, players, trained
 
     def _play(
-        self, deals: list[dict[str, Any]], version: int
+        self, tasks: list[dict[str, Any]], version: int
     ) -> tuple[StepGames, UsedGames, dict[str, str], dict[str, float], tuple[str, ...], bool]:
         answer = None
         if self.accelerator.is_main_process:
-            games = self.ahead.take(deals, version)
+            games = self.ahead.take(tasks, version)
             if self.settings.overlap and version + 1 < self.args.max_steps:
-                following = [self.train_dataset[number] for number in step_deals(version + 1, self.plan.deals)]
+                following = [
+                    self.train_dataset[number]
+                    for number in step_tasks(version + 1, self.plan.tasks)
+                ]
                 self.ahead.ask(following, version)
             measured, validation = self.measure(version), self.validation
             active, ends_run = validation.active, validation.ends_run(version)
             trained = self._seats(games.version, active)[2]
-            used = resample(self.link, self.adapter_names, deals, games.result, version=version, trained=trained)
-            answer = (games, used, self.link.partner_names, measured | used.metrics, active, ends_run)
+            used = resample(
+                self.link, self.adapter_names, tasks, games.result, version=version, trained=trained
+            )
+            answer = (
+                games,
+                used,
+                self.link.partner_names,
+                measured | used.metrics,
+                active,
+                ends_run,
+            )
         return broadcast_object_list([answer], from_process=0)[0]
 
     def measure(self, version: int) -> dict[str, float]:
-        """Return what is measured of a version beside its training games, on the main process; see `Validation`."""
+        """Return what is measured of a version beside its training games, on the main process; see
+        `Validation`.
+        """
         found: dict[str, float] = {}
         if (every := self.settings.exploit_every) and version % every == 0:
             found |= self.link.exploited(self.adapter_names, version)
         if self.validation.is_due(version):
-            played = self.link.validated(self.validation.deals(), self.adapter_names, version)
+            played = self.link.validated(self.validation.tasks(), self.adapter_names, version)
             found |= self.validation.add(version, played.groups)
         return found
 
     def _recall(self, batches: list[dict[str, Any]], version: int) -> None:
-        # What the ratio divides by, and what is compared with the sampler, is the policy that sampled.
+        # What the ratio divides by, and what is compared with the sampler, is the policy that
+        # sampled.
         start = time.perf_counter()
         with self.kept.using(self.accelerator.unwrap_model(self.model), version):
             for batch in batches:
@@ -284,7 +357,9 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
 
     def _check_mismatch(self, data: PlayerBatch, logps: torch.Tensor, version: int) -> None:
         sampler, tolerance = data.rollout_per_token_logps, self.settings.parity_tolerance
-        gap = check_mismatch(data.player, version, logps, sampler, data.completion_mask, tolerance=tolerance)
+        gap = check_mismatch(
+            data.player, version, logps, sampler, data.completion_mask, tolerance=tolerance
+        )
         self._add({f"{data.player}/parity": gap})
 
     def compute_loss(
@@ -292,7 +367,9 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
     ) -> torch.Tensor:
         """Return the loss of one player's micro-batch, times what transformers' loop divides by."""
         data = inputs["grpo_batch"]
-        loss, measured = self.loss(self.new_logps(model, inputs), data, self.accelerator.num_processes)
+        loss, measured = self.loss(
+            self.new_logps(model, inputs), data, self.accelerator.num_processes
+        )
         everywhere = self.accelerator.gather(torch.stack([*measured.values()]).detach()[None])
         for name, values in zip(measured, everywhere.unbind(1), strict=True):
             self._add({metric: over(values).item() for metric, over in LOSS_METRICS[name].items()})
@@ -320,21 +397,26 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
         ids, data = batch["model_inputs"]["input_ids"], batch["grpo_batch"]
         unwrapped = self.accelerator.unwrap_model(self.model)
         mask, whole = data.completion_mask, self.whole_logits
-        return reply_logps(model, unwrapped, ids, mask, self.temperature, data.tree, whole_logits=whole)
+        return reply_logps(
+            model, unwrapped, ids, mask, self.temperature, data.tree, whole_logits=whole
+        )
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        # The guard records each player's own norm; ms-swift's version drops everybody's gradient for one bad value.
+        # The guard records each player's own norm; ms-swift's version drops everybody's gradient
+        # for one bad value.
         return None
 
-    def _record(self, used: UsedGames, version: int, own: tuple[str, ...], partner_names: dict[str, str]) -> None:
+    def _record(
+        self, used: UsedGames, version: int, own: tuple[str, ...], partner_names: dict[str, str]
+    ) -> None:
         drawn, groups, problems = used.drawn, used.groups, used.problems
         missing = self.plan.games - sum(len(group) for group in drawn)
-        # Of the deals as they came: a choice of those with spread would show another score.
+        # Of the tasks as they came: a choice of those with spread would show another score.
         metrics = episode_metrics(
             drawn,
             self.setups,
             games_dropped=missing,
-            groups_dropped=self.plan.deals - len(drawn),
+            groups_dropped=self.plan.tasks - len(drawn),
             own=own,
             partners=partner_names if self.settings.partners else None,
             reply_limit=self.settings.max_completion_length,
@@ -350,13 +432,22 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
                     write_episodes(self.link.run_folder, version, groups)
             except OSError as error:
                 # A full disk, or a server that refuses its log: a record that is lost stops no run.
-                self._incident("records_failed", f"{self.link.run_folder}: {error.strerror or error}", step=version)
+                self._incident(
+                    "records_failed",
+                    f"{self.link.run_folder}: {error.strerror or error}",
+                    step=version,
+                )
         self._empty_steps = 0 if groups else self._empty_steps + 1
         if not groups:
-            self._incident("step_dropped", "no group of games could be used; nothing moves in this step", step=version)
+            self._incident(
+                "step_dropped",
+                "no group of games could be used; nothing moves in this step",
+                step=version,
+            )
         if self._empty_steps >= BAD_STEPS_IN_A_ROW:
             raise NonFiniteError(
-                f"{self._empty_steps} steps in a row had no usable game; the last reasons: {'; '.join(problems[:3])}. "
+                f"{self._empty_steps} steps in a row had no usable game; the last reasons: "
+                f"{'; '.join(problems[:3])}. "
                 "Look at the server's log, and go on with RESUME=latest."
             )
 
@@ -367,7 +458,8 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
         if self._tokens:
             # As `time/train`, of the step before.
             found["tokens/learned_per_second"] = self._tokens / learning
-            # A forward pass and the gradient of its input (frozen weights have none), however they are computed.
+            # A forward pass and the gradient of its input (frozen weights have none), however they
+            # are computed.
             operations = 4.0 * self.model.num_parameters() * self._tokens
             found |= utilisation(self.accelerator.device, operations, learning)
         self._add(found)

@@ -1,25 +1,28 @@
-"""A step's optimizer updates: which micro-batches make which, and how one step of Hugging Face's loop holds several.
+"""A step's optimizer updates: which micro-batches make which, and how one step of Hugging Face's
+loop holds several.
 
-A step is one set of games, and the unit of versions, schedules, checkpoints and MAX_STEPS. It makes one update or
-several: HANABI_UPDATES_PER_STEP passes over all players' micro-batches, or, with HANABI_UPDATE=sequential, these
-passes over one player's after the other's.
+A step is one set of games, and the unit of versions, schedules, checkpoints and MAX_STEPS. It makes
+one update or several: HANABI_UPDATES_PER_STEP passes over all players' micro-batches, or, with
+HANABI_UPDATE=sequential, these passes over one player's after the other's.
 
-Hugging Face's loop knows one update a step, after `gradient_accumulation_steps` micro-steps. `StepUpdates` closes the
-earlier ones itself; under DeepSpeed the update is part of `accelerator.backward`. A micro-step holds one micro-batch or
-several, as many on every rank, whose gradients add up in it.
+Hugging Face's loop knows one update a step, after `gradient_accumulation_steps` micro-steps.
+`StepUpdates` closes the earlier ones itself; under DeepSpeed the update is part of
+`accelerator.backward`. A micro-step holds one micro-batch or several, as many on every rank, whose
+gradients add up in it.
 
-**Sequential updates.** HAPPO (Kuba et al. 2022, arXiv 2109.11251) lets agent i_m, the m-th of a random order, follow
-its clipped objective with M = (Π_{j<m} π_new^{i_j}(a^{i_j}|o) / π_old^{i_j}(a^{i_j}|o)) · A(s, a). In Hanabi one player
-moves at a time. Where i_m moves the others have no choice, so the product over that state is 1, and since the players'
-adapters share no weights, the update would be that of independent players, bit by bit.
+**Sequential updates.** HAPPO (Kuba et al. 2022, arXiv 2109.11251) lets agent i_m, the m-th of a
+random order, follow its clipped objective with M = (Π_{j<m} π_new^{i_j}(a^{i_j}|o) /
+π_old^{i_j}(a^{i_j}|o)) · A(s, a). In Hanabi one player moves at a time. Where i_m moves the others
+have no choice, so the product over that state is 1, and since the players' adapters share no
+weights, the update would be that of independent players, bit by bit.
 
-Here the advantages come from the returns of whole games, so the product goes over all replies of the earlier players in
-the game: games of the old team stand for games of the team in which they have moved already. It varies with the length
-of the game, so it is cut to [1 / MAX_WEIGHT, MAX_WEIGHT].
+Here the advantages come from the returns of whole games, so the product goes over all replies of
+the earlier players in the game: games of the old team stand for games of the team in which they
+have moved already. It varies with the length of the game, so it is cut to [1 / MAX_WEIGHT,
+MAX_WEIGHT].
 
-Only what a game is worth is weighted. KL term and entropy bonus (`loss`) keep the strength that their settings say, as
-the entropy term of HAPPO's own code, which M does not multiply.
-"""
+Only what a game is worth is weighted. KL term and entropy bonus (`loss`) keep the strength that
+their settings say, as the entropy term of HAPPO's own code, which M does not multiply."""
 
 import contextlib
 import random
@@ -52,9 +55,13 @@ class Update:
     adapters: frozenset[str]
     """Who moves."""
     first_pass: bool
-    """True where these micro-batches are met for the first time in the step: the policy is still that which sampled."""
+    """True where these micro-batches are met for the first time in the step: the policy is still
+    that which sampled.
+    """
     last_of_player: str = ""
-    """The player that has made its last update of the step by this one; empty when it is everybody's."""
+    """The player that has made its last update of the step by this one; empty when it is
+    everybody's.
+    """
 
 
 def player_order(settings: Settings, step: int) -> tuple[str, ...]:
@@ -74,8 +81,8 @@ def order_updates(
 ) -> list[Update]:
     """Return the updates of a step; all updates of a run have the same number of micro-steps.
 
-    `step` is the number of steps before this one, `active` which of the run's `adapters` have data in it and may move.
-    """
+    `step` is the number of steps before this one, `active` which of the run's `adapters` have data
+    in it and may move."""
     sequential = settings.update == "sequential"
     updates = []
     for player in player_order(settings, step) if sequential else ("",):
@@ -84,8 +91,12 @@ def order_updates(
             updates.append(
                 Update(
                     # ms-swift may write further arguments of the forward pass into "model_inputs".
-                    batches=tuple({**batch, "model_inputs": dict(batch["model_inputs"])} for batch in own),
-                    adapters=frozenset(active) & {adapter_of(player, adapters)} if sequential else frozenset(active),
+                    batches=tuple(
+                        {**batch, "model_inputs": dict(batch["model_inputs"])} for batch in own
+                    ),
+                    adapters=frozenset(active) & {adapter_of(player, adapters)}
+                    if sequential
+                    else frozenset(active),
                     first_pass=number == 0,
                     last_of_player=player if number == settings.updates_per_step - 1 else "",
                 )
@@ -93,8 +104,11 @@ def order_updates(
     return updates
 
 
-def game_log_ratios(new: torch.Tensor, old: torch.Tensor, mask: torch.Tensor, games: Sequence[int]) -> dict[int, float]:
-    """Return per game Σ_t log π_new(a_t) − log π_old(a_t) of one player's replies, [batch, tokens] before and after.
+def game_log_ratios(
+    new: torch.Tensor, old: torch.Tensor, mask: torch.Tensor, games: Sequence[int]
+) -> dict[int, float]:
+    """Return per game Σ_t log π_new(a_t) − log π_old(a_t) of one player's replies, [batch, tokens]
+    before and after.
 
     `games` are [batch] numbers of each row's game; rows without a sampled token are left out.
     """
@@ -104,8 +118,12 @@ def game_log_ratios(new: torch.Tensor, old: torch.Tensor, mask: torch.Tensor, ga
 
 
 def game_weights(log_ratios: Sequence[Mapping[int, float]], games: Sequence[int]) -> torch.Tensor:
-    """Return [batch, 1] weights of a later player's rows, from each earlier player's ratios; 1 without its replies."""
-    totals = torch.tensor([sum(one.get(game, 0.0) for one in log_ratios) for game in games], dtype=torch.float64)
+    """Return [batch, 1] weights of a later player's rows, from each earlier player's ratios; 1
+    without its replies.
+    """
+    totals = torch.tensor(
+        [sum(one.get(game, 0.0) for one in log_ratios) for game in games], dtype=torch.float64
+    )
     return totals.exp().clamp(1 / MAX_WEIGHT, MAX_WEIGHT).nan_to_num(1.0).float()[:, None]
 
 
@@ -120,7 +138,9 @@ class StepUpdates(GRPOTrainer):
     _micro_batch: dict[str, Any] | None = None
 
     def begin_updates(self, updates: Sequence[Update]) -> list[MicroStep]:
-        """Announce a step's updates to the guard; returns their micro-steps in the order of training."""
+        """Announce a step's updates to the guard; returns their micro-steps in the order of
+        training.
+        """
         self._updates, self._number, self._log_ratios = updates, 0, ()
         self.guard.begin(updates[0].adapters)
         found = []
@@ -133,10 +153,14 @@ class StepUpdates(GRPOTrainer):
 
     @property
     def in_first_pass(self) -> bool:
-        """True while the policy of the micro-batch's player is still that which sampled its tokens."""
+        """True while the policy of the micro-batch's player is still that which sampled its
+        tokens.
+        """
         return self._updates[self._number].first_pass
 
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+    def training_step(
+        self, model: Any, inputs: Any, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
         """Train on one micro-step; returns its loss as a mean over the passes, for the log."""
         start = time.perf_counter()
         model.train()
@@ -179,14 +203,17 @@ class StepUpdates(GRPOTrainer):
                 self._weigh_next(done)
             self.guard.again(self._updates[self._number].adapters)
             return
-        self._metrics["train"]["grad_norm"].append(sum(norm**2 for norm in self.guard.norms.values()) ** 0.5)
+        self._metrics["train"]["grad_norm"].append(
+            sum(norm**2 for norm in self.guard.norms.values()) ** 0.5
+        )
         self._metrics["train"]["updates_dropped"].append(float(len(self.guard.dropped)))
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         return super()._prepare_inputs(inputs) if self._micro_batch is None else self._micro_batch
 
     def _weigh_next(self, done: Update) -> None:
-        # All ranks hold the same players' rows, but of different games; a game's rows may be on different ranks.
+        # All ranks hold the same players' rows, but of different games; a game's rows may be on
+        # different ranks.
         ratios: dict[int, float] = {}
         if done.adapters:
             use_adapter(self.accelerator.unwrap_model(self.model), *done.adapters)
@@ -208,7 +235,9 @@ class StepUpdates(GRPOTrainer):
 
 
 class AfterStep(TrainerCallback):
-    """Runs on every rank after each optimizer step of `StepUpdates`, and asks for another save after a failed one."""
+    """Runs on every rank after each optimizer step of `StepUpdates`, and asks for another save
+    after a failed one.
+    """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer

@@ -1,8 +1,9 @@
-"""Validation while training: the current players on deals that nothing else plays, and what follows from how they did.
+"""Validation while training: the current players on tasks that nothing else plays, and what follows
+from how they did.
 
-The deals are those of a suite of their own, so that the suite `test` stays untouched by every choice. All that follows
-is a function of the validations up to a version, so that a resumed run does what the whole run would have done.
-"""
+The tasks are those of a suite of their own, so that the suite `test` stays untouched by every
+choice. All that follows is a function of the validations up to a version, so that a resumed run
+does what the whole run would have done."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,9 @@ SUITE = "eval-validation"
 class Validation:
     """The validations of one run, in its folder; the main process makes them."""
 
-    def __init__(self, settings: Settings, run_folder: Path, setups: Sequence[Setup[Any]], first_step: int) -> None:
+    def __init__(
+        self, settings: Settings, run_folder: Path, setups: Sequence[Setup[Any]], first_step: int
+    ) -> None:
         """Read what a resumed run did up to `first_step`; what came after it is made again."""
         self._settings, self._run_folder = settings, run_folder
         self._setups = {one.spec.hash: one for one in setups}
@@ -36,11 +39,17 @@ class Validation:
         every = self._settings.eval_steps
         return bool(every) and step % every == 0 and all(row.step != step for row in self.rows)
 
-    def deals(self) -> list[dict[str, Any]]:
-        """Return the deals, the same at every validation: as many of each game that is trained on."""
+    def tasks(self) -> list[dict[str, Any]]:
+        """Return the tasks, the same at every validation: as many of each game that is trained
+        on.
+        """
         setups = list(self._setups.values())
-        numbers = range(-(-self._settings.eval_deals // len(setups)))
-        return [{**setup.row(), "suite": SUITE, "seed": number} for setup in setups for number in numbers]
+        numbers = range(-(-self._settings.eval_tasks // len(setups)))
+        return [
+            {**setup.row(), "suite": SUITE, "seed": number}
+            for setup in setups
+            for number in numbers
+        ]
 
     def add(self, step: int, groups: Sequence[Sequence[Episode]]) -> Mapping[str, float]:
         """Take the games of a validation; returns its metrics."""
@@ -53,12 +62,19 @@ class Validation:
         before = self.phase
         self.rows.append(Validated(step=step, score=figures[metric], se=figures[se], metric=metric))
         write_validations(self._run_folder, self.rows)
-        found = {f"validation/{key}": value for key, value in figures.items() if key.startswith("score/")}
+        found = {
+            f"validation/{key}": value for key, value in figures.items() if key.startswith("score/")
+        }
         found["validation/stale"] = float(self.stale)
         if before is not None and (phase := self.phase) is not None:
             found["validation/phase"] = float(phase.number)
             if phase.number > before.number:
-                logger.info("phase %d: %s is trained now; the team has %s", phase.number, phase.player, self.rows[-1])
+                logger.info(
+                    "phase %d: %s is trained now; the team has %s",
+                    phase.number,
+                    phase.player,
+                    self.rows[-1],
+                )
         return found
 
     @property
@@ -92,6 +108,12 @@ class Validation:
         phase = self.phase
         ends = self.stale >= self._settings.eval_patience if phase is None else phase.ends_run
         if ends:
-            who = "no version" if phase is None else "a whole round of players brought no version that"
-            logger.info("%s is better than %s: the run ends after step %d", who, self.best, step + 1)
+            who = (
+                "no version"
+                if phase is None
+                else "a whole round of players brought no version that"
+            )
+            logger.info(
+                "%s is better than %s: the run ends after step %d", who, self.best, step + 1
+            )
         return ends

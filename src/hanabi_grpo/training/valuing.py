@@ -2,14 +2,14 @@
 
 A turn is seen as parts of one size, each brought to mean 0 and deviation 1:
 
-1. hidden states of the model with the player's adapter, where its output head reads them. For critics (`critic`) at the
-   last token of the prompt; for credit (`credit`) at the reply's own tokens, pooled to their mean;
+1. hidden states of the model with the player's adapter, where its output head reads them. For
+   critics (`critic`) at the last token of the prompt; for credit (`credit`) at the reply's own
+   tokens, pooled to their mean;
 2. the mean of the turn's message in the model's embeddings;
 3. for credit alone the mean of its reply in them.
 
-The first alone explained .10 of the returns in Full Hanabi with a tiny model, the second .5. All are detached, so what
-learns from them needs no part in the loss, in DeepSpeed or in a sync.
-"""
+The first alone explained .10 of the returns in Full Hanabi with a tiny model, the second .5. All
+are detached, so what learns from them needs no part in the loss, in DeepSpeed or in a sync."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -39,9 +39,9 @@ Span = tuple[int, int]
 class AskedRow(TokenRow):
     """One sequence of a player up to its last prompt, or with `replies` to its end.
 
-    Its mask is true at the first token of each reply; with `replies` at the token behind each token of a reply, so that
-    what is read there has seen it. The last reply is followed by a token that nothing computes.
-    """
+    Its mask is true at the first token of each reply; with `replies` at the token behind each token
+    of a reply, so that what is read there has seen it. The last reply is followed by a token that
+    nothing computes."""
 
     places: list[Place] = field(default_factory=list)
     """Of those replies' turns."""
@@ -83,23 +83,33 @@ def asked_rows(
     return rows
 
 
-def span_means(embeddings: torch.nn.Module, ids: torch.Tensor, spans: Sequence[Sequence[Span]]) -> torch.Tensor:
-    """Return [spans, width] means of the embeddings of each row's spans in [rows, tokens] ids, in float32."""
+def span_means(
+    embeddings: torch.nn.Module, ids: torch.Tensor, spans: Sequence[Sequence[Span]]
+) -> torch.Tensor:
+    """Return [spans, width] means of the embeddings of each row's spans in [rows, tokens] ids, in
+    float32.
+    """
     with torch.no_grad():
         sums = nn.functional.pad(embeddings(ids).float().cumsum(1), (0, 0, 1, 0))
     flat = [(row, start, end) for row, own in enumerate(spans) for start, end in own]
-    rows, starts, ends = torch.tensor(flat, dtype=torch.long, device=ids.device).reshape(-1, 3).unbind(1)
+    rows, starts, ends = (
+        torch.tensor(flat, dtype=torch.long, device=ids.device).reshape(-1, 3).unbind(1)
+    )
     return (sums[rows, ends] - sums[rows, starts]) / (ends - starts).clamp(min=1)[:, None]
 
 
 def turn_features(
-    model: torch.nn.Module, unwrapped: Any, batch: Mapping[str, Any], share: Sequence[AskedRow], *, replies: bool
+    model: torch.nn.Module,
+    unwrapped: Any,
+    batch: Mapping[str, Any],
+    share: Sequence[AskedRow],
+    *,
+    replies: bool,
 ) -> torch.Tensor:
     """Return [turns, parts · width] features of a micro-batch's turns, on the CPU, row by row.
 
-    `model` is what is called, `unwrapped` the model itself, with the player's adapter in use. A share without turns
-    calls them as any other, so that no rank waits for another.
-    """
+    `model` is what is called, `unwrapped` the model itself, with the player's adapter in use. A
+    share without turns calls them as any other, so that no rank waits for another."""
     ids, data = batch["model_inputs"]["input_ids"], batch["grpo_batch"]
     hidden = reply_features(model, unwrapped, ids, data.completion_mask, data.tree)
     lengths = [end - start for row in share for start, end in row.replies]
@@ -131,11 +141,17 @@ class Valuing(GRPOTrainer):
     def estimator(self, baselines: Mapping[str, float]) -> Estimator:
         """Return the run's estimator for the step whose games were looked at."""
         if self.critics is None:
-            return choose_estimator(self.settings.advantage, self.settings.advantage_scale, baselines)
+            return choose_estimator(
+                self.settings.advantage, self.settings.advantage_scale, baselines
+            )
         return self.critics.estimator()
 
     def look(
-        self, groups: Sequence[Sequence[Episode]], own: Sequence[str], players: Sequence[str], version: int
+        self,
+        groups: Sequence[Sequence[Episode]],
+        own: Sequence[str],
+        players: Sequence[str],
+        version: int,
     ) -> dict[str, float]:
         """Let critics or heads see a step's games, and learn from them; returns metrics."""
         if self.critics is None:
@@ -154,7 +170,9 @@ class Valuing(GRPOTrainer):
                 shared=self.shared,
             )
             for share in shares:
-                batch = collate(share, player, 1, self.processing_class.pad_token_id, model.device, self.shared)
+                batch = collate(
+                    share, player, 1, self.processing_class.pad_token_id, model.device, self.shared
+                )
                 features = turn_features(self.model, model, batch, share, replies=replies)
                 seen.append((player, [place for row in share for place in row.places], features))
         before = self.critics.state()

@@ -1,7 +1,8 @@
-"""Makes every Python process below a server tell on SIGUSR2 which signal its parent's death sends it.
+"""Makes every Python process below a server tell on SIGUSR2 which signal its parent's death sends
+it.
 
-The kernel tells that to nobody but the process itself. The answer lies in $DEATH_SIGNALS under the process's number.
-"""
+The kernel tells that to nobody but the process itself. The answer lies in $DEATH_SIGNALS under the
+process's number."""
 
 import ctypes
 import os

@@ -35,7 +35,9 @@ class Check:
 
     @property
     def see(self) -> str:
-        """The place in the docs, e.g. "docs/troubleshooting.md#run-folder"; empty where nothing is wrong."""
+        """The place in the docs, e.g. "docs/troubleshooting.md#run-folder"; empty where nothing is
+        wrong.
+        """
         return f"{PAGE}#{self.name.replace(' ', '-')}" if self.status in ("warn", "fail") else ""
 
 
@@ -73,7 +75,9 @@ def summary_line(checks: Sequence[Check]) -> Text:
 
 
 def report_json(checks: Sequence[Check]) -> dict[str, Any]:
-    """Return what `--json` prints: {"checks": [{"name": "port", …}, …], "ok": 22, "warn": 1, "fail": 0, "skip": 2}."""
+    """Return what `--json` prints: {"checks": [{"name": "port", …}, …], "ok": 22, "warn": 1,
+    "fail": 0, "skip": 2}.
+    """
     counts = Counter(check.status for check in checks)
     rows = [{**asdict(check), "see": check.see} for check in checks]
     return {"checks": rows, **{status: counts[status] for status in _MARKS}}

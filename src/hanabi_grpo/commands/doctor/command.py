@@ -12,7 +12,15 @@ from rich.console import Console
 
 from hanabi_grpo.commands.console import give_environ, make_console, print_json
 from hanabi_grpo.commands.doctor import budget, games, gpus, machine, model, server, software
-from hanabi_grpo.commands.doctor.check import Check, Role, fail, ok, print_checks, report_json, summary_line
+from hanabi_grpo.commands.doctor.check import (
+    Check,
+    Role,
+    fail,
+    ok,
+    print_checks,
+    report_json,
+    summary_line,
+)
 from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.settings import LoadedSettings, load_settings, variables
@@ -24,7 +32,9 @@ _REPORT = ".venv/bin/hanabi-grpo doctor --json > doctor.json   # and report it w
 
 
 class Probe(NamedTuple):
-    """A function that returns a check, several, or none that matters, and the terminals that it is for."""
+    """A function that returns a check, several, or none that matters, and the terminals that it is
+    for.
+    """
 
     name: str
     find: Callable[[Context], Check | Iterable[Check] | None]
@@ -34,7 +44,11 @@ class Probe(NamedTuple):
 def settings_checks(context: Context) -> Check:
     """Tell what was given; wrong settings end the doctor before."""
     origins, settings = context.loaded.origins, context.settings
-    given = [item.env for item in variables(settings.env) if not origins[item.field].startswith("default")]
+    given = [
+        item.env
+        for item in variables(settings.env)
+        if not origins[item.field].startswith("default")
+    ]
     device = f"{settings.device} defaults, because {settings.device_reason}"
     return ok("settings", f"{', '.join(given)} given, else {device}" if given else device)
 
@@ -66,13 +80,17 @@ PROBES = (
 
 def doctor(
     role: Annotated[Role, typer.Option(help="The terminal that this shell is for.")] = "both",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of lines.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object instead of lines.")
+    ] = False,
 ) -> None:
-    """Look at everything that both terminals need, and say what to do; exits with 1 when something fails.
+    """Look at everything that both terminals need, and say what to do; exits with 1 when something
+    fails.
 
-    Environment: every variable that `hanabi-grpo settings` shows, and CUDA_VISIBLE_DEVICES, HTTP_PROXY,
-    ALL_PROXY, NO_PROXY, HF_HUB_OFFLINE, WANDB_API_KEY, WANDB_BASE_URL, NETRC and VLLM_CPU_KVCACHE_SPACE.
-    """
+    Environment: every variable that `hanabi-grpo settings` shows, and CUDA_VISIBLE_DEVICES,
+    HTTP_PROXY,
+    ALL_PROXY, NO_PROXY, HF_HUB_OFFLINE, WANDB_API_KEY, WANDB_BASE_URL, NETRC and
+    VLLM_CPU_KVCACHE_SPACE."""
     shell = dict(os.environ)
     console = None if as_json else make_console()
     loaded, checks = settings_or_problems()
@@ -98,7 +116,9 @@ def make_checks(
     console: Console | None = None,
     probes: Sequence[Probe] = PROBES,
 ) -> list[Check]:
-    """Make every check that matters to a terminal, and print each as soon as it is there; one that raises fails."""
+    """Make every check that matters to a terminal, and print each as soon as it is there; one that
+    raises fails.
+    """
     context = Context(loaded=loaded, shell=shell, role=role)
     checks = []
     # A library that prints something must not spoil the JSON.
@@ -117,11 +137,15 @@ def _found(probe: Probe, context: Context) -> Iterator[Check]:
         yield from [found] if isinstance(found, Check) else found or ()
     except Exception as error:
         next_step = _SETTINGS if isinstance(error, HanabiGrpoError) else _REPORT
-        yield fail(probe.name, f"the check itself failed ({type(error).__name__}: {error})", next_step)
+        yield fail(
+            probe.name, f"the check itself failed ({type(error).__name__}: {error})", next_step
+        )
 
 
 def settings_or_problems(dotenv: Path = Path(DOTENV)) -> tuple[LoadedSettings | None, list[Check]]:
-    """Return the settings, or what is wrong with them: without settings nothing else can be looked at."""
+    """Return the settings, or what is wrong with them: without settings nothing else can be looked
+    at.
+    """
     problems: dict[str, None] = {}
     loaded = None
     try:

@@ -30,14 +30,18 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 def is_ours(health: Health) -> bool:
-    """Tell whether a rollout server of this project answers, if only that it starts or refuses the key."""
+    """Tell whether a rollout server of this project answers, if only that it starts or refuses the
+    key.
+    """
     return not isinstance(health, NotReady) or health.reason.startswith("is starting")
 
 
 # Without slots: a cached property needs the instance's dict.
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """Settings, environment and role, and what can be derived from them; only the rollout servers are asked."""
+    """Settings, environment and role, and what can be derived from them; only the rollout servers
+    are asked.
+    """
 
     loaded: LoadedSettings
     shell: Mapping[str, str]
@@ -71,7 +75,9 @@ class Context:
 
     @cached_property
     def located_folder(self) -> Path | None:
-        """The folder on this machine that MODEL means; None when there is none. Nothing is downloaded."""
+        """The folder on this machine that MODEL means; None when there is none. Nothing is
+        downloaded.
+        """
         folder = Path(self.settings.model)
         if folder.is_dir():
             return folder.resolve()
@@ -87,7 +93,9 @@ class Context:
 
     @cached_property
     def model_folder(self) -> Path | None:
-        """The model's folder; None when it is not here or not whole, which the check of the model reports."""
+        """The model's folder; None when it is not here or not whole, which the check of the model
+        reports.
+        """
         folder = self.located_folder
         whole = folder and (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
         return folder if whole and folder and not broken_weights(folder) else None
@@ -95,7 +103,11 @@ class Context:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The model's config.json; empty without a model."""
-        return json.loads((self.model_folder / "config.json").read_text(encoding="utf-8")) if self.model_folder else {}
+        return (
+            json.loads((self.model_folder / "config.json").read_text(encoding="utf-8"))
+            if self.model_folder
+            else {}
+        )
 
     @cached_property
     def num_parameters(self) -> int:
@@ -114,8 +126,14 @@ class Context:
 
     @cached_property
     def chat(self) -> "ChatFormat | None":
-        """The chat format by the tokenizer's own files, None without a model; SettingsError: it cannot be used."""
-        return None if self.model_folder is None else read_chat(self.model_folder, self.settings.thinking)
+        """The chat format by the tokenizer's own files, None without a model; SettingsError: it
+        cannot be used.
+        """
+        return (
+            None
+            if self.model_folder is None
+            else read_chat(self.model_folder, self.settings.thinking)
+        )
 
     @cached_property
     def healths(self) -> tuple[tuple[Settings, Health], ...]:
@@ -124,7 +142,9 @@ class Context:
 
     @property
     def server_is_up(self) -> bool:
-        """True when the rollout server runs on this machine, so that its memory is taken already."""
+        """True when the rollout server runs on this machine, so that its memory is taken
+        already.
+        """
         first, health = self.healths[0]
         return first.vllm_server_host in LOCAL and is_ours(health)
 
@@ -138,7 +158,9 @@ class Context:
 
     @cached_property
     def rows(self) -> list[dict[str, Any]] | None:
-        """The dataset's rows; None when they are not valid, which the check of the dataset reports."""
+        """The dataset's rows; None when they are not valid, which the check of the dataset
+        reports.
+        """
         try:
             return training_rows(self.settings)
         except HanabiGrpoError:
@@ -146,12 +168,16 @@ class Context:
 
     @cached_property
     def setups(self) -> tuple[Setup[Any], ...]:
-        """The different games of the dataset, in the order of its rows; none when it is not valid."""
+        """The different games of the dataset, in the order of its rows; none when it is not
+        valid.
+        """
         return tuple(played_setups(self.rows or []))
 
     @cached_property
     def budget(self) -> Budget | None:
-        """Tokens of the longest conversations of the dataset's games; None without model, template or dataset."""
+        """Tokens of the longest conversations of the dataset's games; None without model, template
+        or dataset.
+        """
         with contextlib.suppress(SettingsError):
             if self.chat is not None and self.setups:
                 return measure_budget(self.setups, self.chat, self.settings.max_completion_length)
@@ -166,7 +192,9 @@ def amount(number: float, unit: str = "") -> str:
 
 
 def broken_weights(folder: Path) -> list[str]:
-    """Return what is wrong with the weights of a folder, e.g. ["model.safetensors: not a whole safetensors file …"]."""
+    """Return what is wrong with the weights of a folder, e.g. ["model.safetensors: not a whole
+    safetensors file …"].
+    """
     problems = []
     paths = sorted(folder.glob("*.safetensors"))
     for path in paths:

@@ -1,4 +1,6 @@
-"""The dataset, the arithmetic of a step, and whether the longest game fits a conversation of the model."""
+"""The dataset, the arithmetic of a step, and whether the longest game fits a conversation of the
+model.
+"""
 
 import math
 from collections.abc import Iterator
@@ -21,7 +23,11 @@ def dataset_checks(context: Context) -> Check:
     try:
         rows = training_rows(settings)
     except SettingsError as error:
-        return fail("dataset", str(error), "unset DATASET   # or remove its line from .env; the settings decide then")
+        return fail(
+            "dataset",
+            str(error),
+            "unset DATASET   # or remove its line from .env; the settings decide then",
+        )
     source = settings.dataset or "none: the board of the settings"
     return ok("dataset", f"{source}: {len(rows)} row(s), {mix_line(rows)}")
 
@@ -43,19 +49,28 @@ def batch_checks(context: Context) -> Iterator[Check]:
 
 
 def context_checks(context: Context) -> Check:
-    """Compare the longest conversation with HANABI_MAX_MODEL_LEN and with what the model was made for."""
+    """Compare the longest conversation with HANABI_MAX_MODEL_LEN and with what the model was made
+    for.
+    """
     settings, budget = context.settings, context.budget
     limit = settings.max_model_len
     most = int(context.config.get("max_position_embeddings", 0)) or limit
     if limit > most:
-        finding = f"HANABI_MAX_MODEL_LEN={limit}, but {settings.model} was made for {most}: the server would not start"
+        finding = (
+            f"HANABI_MAX_MODEL_LEN={limit}, but {settings.model} was made for {most}: the "
+            "server would not start"
+        )
         return fail("context", finding, f"export HANABI_MAX_MODEL_LEN={most}")
     if budget is None:
         return skip("context", "needs the model, its chat template and the dataset")
-    turns, prompts, longest = (count(budget.memory) for count in (budget.held, budget.prompts, budget.longest))
+    turns, prompts, longest = (
+        count(budget.memory) for count in (budget.held, budget.prompts, budget.longest)
+    )
     numbers = (
-        f"the longest game ({budget.preset}, {budget.turns} turns a player) takes {prompts} tokens of prompts + "
-        f"{turns} replies of {settings.max_completion_length} = {longest} of HANABI_MAX_MODEL_LEN={limit}"
+        f"the longest game ({budget.preset}, {budget.turns} turns a player) takes {prompts} "
+        "tokens of prompts + "
+        f"{turns} replies of {settings.max_completion_length} = {longest} of "
+        f"HANABI_MAX_MODEL_LEN={limit}"
     )
     ways = []
     if longest <= most:
@@ -66,17 +81,25 @@ def context_checks(context: Context) -> Check:
         ways += [f"export HANABI_MEMORY={memory}" for memory in dict.fromkeys((fitting, "turn"))]
     compact = " HANABI_OBSERVATION=compact" if "observation" in settings.env_config else ""
     ways = ways or [f"export HANABI_MAX_MODEL_LEN={most}{compact}"]
-    if (first := (budget.opening if budget.memory == "game" else budget.alone) + budget.reply) > limit:
-        finding = f"the first message and a reply take {first} tokens of HANABI_MAX_MODEL_LEN={limit}"
+    if (
+        first := (budget.opening if budget.memory == "game" else budget.alone) + budget.reply
+    ) > limit:
+        finding = (
+            f"the first message and a reply take {first} tokens of HANABI_MAX_MODEL_LEN={limit}"
+        )
         return fail("context", f"{finding}: no move can be made", "\n".join(ways))
     if longest > limit:
         ways += ["export HANABI_THINKING=false"] * settings.thinking
-        return warn("context", f"{numbers}: such games are cut; the model allows {most}", "\n".join(ways))
+        return warn(
+            "context", f"{numbers}: such games are cut; the model allows {most}", "\n".join(ways)
+        )
     return ok("context", f"{numbers}; the model allows {most}")
 
 
 def history_checks(context: Context) -> Check:
-    """Show what a game costs by how much of it players remember: all, what was chosen, the most that fits, a turn."""
+    """Show what a game costs by how much of it players remember: all, what was chosen, the most
+    that fits, a turn.
+    """
     budget, limit = context.budget, context.settings.max_model_len
     if budget is None:
         return skip("history", "needs the model, its chat template and the dataset")
@@ -85,12 +108,16 @@ def history_checks(context: Context) -> Check:
         longest, tokens = budget.longest(memory), amount(budget.of_game(memory))
         fits = "fits" if longest <= limit else "does not fit"
         costs.append(f"{memory}: {tokens} tokens, the longest sequence {longest} ({fits})")
-    chosen = f"HANABI_MEMORY={budget.memory}; the longest game ({budget.preset}) gives to training with"
+    chosen = (
+        f"HANABI_MEMORY={budget.memory}; the longest game ({budget.preset}) gives to training with"
+    )
     return ok("history", f"{chosen} {'; '.join(costs)}")
 
 
 def vocabulary_checks(context: Context) -> Check:
-    """Tell whether the tokenizer knows the words of the dataset's games: a tiny model's knows those of one board."""
+    """Tell whether the tokenizer knows the words of the dataset's games: a tiny model's knows those
+    of one board.
+    """
     settings = context.settings
     if context.budget is None or context.chat is None:
         return skip("vocabulary", "needs the model, its chat template and the dataset")

@@ -39,7 +39,9 @@ def list_gpus(path: str | None = None) -> tuple[tuple[Gpu, ...], str]:
     if program is None:
         return (), "nvidia-smi is not installed"
     try:
-        answer = subprocess.run([program, *_QUERY], capture_output=True, text=True, timeout=_SECONDS, check=False)
+        answer = subprocess.run(
+            [program, *_QUERY], capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return (), f"nvidia-smi does not answer ({error})"
     if answer.returncode:
@@ -58,7 +60,11 @@ def gpu_checks(context: Context) -> Iterator[Check]:
     """Tell what GPUs there are and whether engine, torch and the two terminals' shares fit them."""
     gpus, reason = list_gpus(context.shell.get("PATH"))
     has_engine = installed_version("vllm") is not None
-    shown = f"{len(gpus)} × {gpus[0].name}, {gpus[0].total / 1024:.0f} GiB each" if gpus else f"none ({reason})"
+    shown = (
+        f"{len(gpus)} × {gpus[0].name}, {gpus[0].total / 1024:.0f} GiB each"
+        if gpus
+        else f"none ({reason})"
+    )
     if has_engine and not gpus:
         way = "nvidia-smi\nrm -rf .venv && SETUP_EXTRA=cpu bash tools/setup.sh"
         yield fail("gpus", f"{shown}, but the engine is vllm for CUDA", way)
@@ -66,7 +72,9 @@ def gpu_checks(context: Context) -> Iterator[Check]:
         yield ok("gpus", f"{shown}; everything runs on the CPU")
     elif not has_engine:
         way = "rm -rf .venv && SETUP_EXTRA=serve bash tools/setup.sh"
-        yield warn("gpus", f"{shown}, but the engine for CUDA is not installed, so they stay idle", way)
+        yield warn(
+            "gpus", f"{shown}, but the engine for CUDA is not installed, so they stay idle", way
+        )
     else:
         yield ok("gpus", shown)
         if cuda_build() is not None:  # else the check of torch has said so
@@ -78,35 +86,54 @@ def _torch_sees(context: Context, count: int) -> Check:
     import torch
 
     visible = context.environ.get("CUDA_VISIBLE_DEVICES")
-    expected = count if visible is None else len([name for name in visible.split(",") if name.strip()])
+    expected = (
+        count if visible is None else len([name for name in visible.split(",") if name.strip()])
+    )
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     where = "" if visible is None else f" of CUDA_VISIBLE_DEVICES={visible}"
     if found == expected:
         return ok("torch gpus", f"torch sees {found}{where}")
     why = '.venv/bin/python -c "import torch; torch.cuda.init(); print(torch.cuda.device_count())"'
-    return fail("torch gpus", f"torch sees {found} GPUs, expected are {expected}{where}", f"nvidia-smi\n{why}")
+    return fail(
+        "torch gpus",
+        f"torch sees {found} GPUs, expected are {expected}{where}",
+        f"nvidia-smi\n{why}",
+    )
 
 
 def _shares(context: Context, gpus: tuple[Gpu, ...]) -> Iterator[Check]:
     settings = context.settings
     profile = max(count for count in (1, 4, 8) if count <= len(gpus))
     layout = (
-        f"export HANABI_PROFILE=tools/profiles/gpu-{profile}.env   # in both terminals; docs/hardware.md has others"
+        f"export HANABI_PROFILE=tools/profiles/gpu-{profile}.env   # in both terminals; "
+        "docs/hardware.md has others"
     )
     terminals: dict[Terminal, bool] = {"server": context.serves, "trainer": context.trains}
     try:
-        names = {terminal: _names(context, terminal) for terminal, matters in terminals.items() if matters}
+        names = {
+            terminal: _names(context, terminal)
+            for terminal, matters in terminals.items()
+            if matters
+        }
     except SettingsError as error:
         yield fail("gpu split", str(error), layout)
         return
     if not all(names.values()):
-        yield skip("gpu split", "the scripts are not in this folder, so their shares of GPUs are not known")
+        yield skip(
+            "gpu split", "the scripts are not in this folder, so their shares of GPUs are not known"
+        )
         return
     known, wanted = {gpu.number for gpu in gpus}, {name for some in names.values() for name in some}
     if missing := sorted(name for name in wanted - known if name.isdecimal()):
         given = context.environ.get("CUDA_VISIBLE_DEVICES")
-        whose = f"CUDA_VISIBLE_DEVICES={given}" if given else "profile, .env or the scripts' defaults"
-        yield fail("gpu split", f"{whose} name GPU {', '.join(missing)}, there are only {len(gpus)}", layout)
+        whose = (
+            f"CUDA_VISIBLE_DEVICES={given}" if given else "profile, .env or the scripts' defaults"
+        )
+        yield fail(
+            "gpu split",
+            f"{whose} name GPU {', '.join(missing)}, there are only {len(gpus)}",
+            layout,
+        )
         return
     needed = settings.vllm_tensor_parallel_size * settings.vllm_data_parallel_size
     if len(names) > 1:
@@ -117,18 +144,32 @@ def _shares(context: Context, gpus: tuple[Gpu, ...]) -> Iterator[Check]:
             yield ok("gpu split", ", ".join(parts))
         elif fits_one and settings.gpu_memory_utilization <= _ONE_GPU_SHARE:
             left = round(1 - settings.gpu_memory_utilization, 2)
-            finding = f"both terminals share GPU {shared[0]}, the trainer takes up to {settings.trainer_memory:g} of it"
+            finding = (
+                f"both terminals share GPU {shared[0]}, the trainer takes up to "
+                f"{settings.trainer_memory:g} of it"
+            )
             if settings.trainer_memory <= left:
                 yield ok("gpu split", finding)
             else:
-                finding += f": an engine that starts again may not find its {settings.gpu_memory_utilization:g}"
+                finding += (
+                    ": an engine that starts again may not find its "
+                    f"{settings.gpu_memory_utilization:g}"
+                )
                 yield warn("gpu split", finding, f"export HANABI_TRAINER_MEMORY={left:g}")
         else:
-            finding = f"both terminals would take GPU {', '.join(shared)} (CUDA_VISIBLE_DEVICES is one list for both)"
+            finding = (
+                f"both terminals would take GPU {', '.join(shared)} (CUDA_VISIBLE_DEVICES "
+                "is one list for both)"
+            )
             yield warn("gpu split", finding, layout)
     if server := names.get("server"):
-        sizes = f"VLLM_TENSOR_PARALLEL_SIZE={settings.vllm_tensor_parallel_size} × VLLM_DATA_PARALLEL_SIZE="
-        yield _fits("server gpus", f"{sizes}{settings.vllm_data_parallel_size}", needed, server, layout)
+        sizes = (
+            f"VLLM_TENSOR_PARALLEL_SIZE={settings.vllm_tensor_parallel_size} × "
+            "VLLM_DATA_PARALLEL_SIZE="
+        )
+        yield _fits(
+            "server gpus", f"{sizes}{settings.vllm_data_parallel_size}", needed, server, layout
+        )
         yield _engine_memory(context, [gpu for gpu in gpus if gpu.number in server and gpu.total])
     if trainer := names.get("trainer"):
         sizes = f"NPROC_PER_NODE={settings.nproc_per_node}"
@@ -137,9 +178,15 @@ def _shares(context: Context, gpus: tuple[Gpu, ...]) -> Iterator[Check]:
 
 def _fits(name: str, sizes: str, needed: int, gpus: list[str], layout: str) -> Check:
     if needed > len(gpus):
-        return fail(name, f"{sizes} needs {needed} GPUs, the terminal has {len(gpus)} ({','.join(gpus)})", layout)
+        return fail(
+            name,
+            f"{sizes} needs {needed} GPUs, the terminal has {len(gpus)} ({','.join(gpus)})",
+            layout,
+        )
     if needed < len(gpus):
-        return warn(name, f"{sizes} uses {needed} of {len(gpus)} GPUs; the others stay idle", layout)
+        return warn(
+            name, f"{sizes} uses {needed} of {len(gpus)} GPUs; the others stay idle", layout
+        )
     return ok(name, f"{sizes} fits {len(gpus)}")
 
 
@@ -149,17 +196,29 @@ def _engine_memory(context: Context, gpus: list[Gpu]) -> Check:
     share = context.settings.gpu_memory_utilization
     tight = min(gpus, key=lambda gpu: gpu.free / gpu.total)
     free = tight.free / tight.total
-    finding = f"GPU {tight.number} has {tight.free / 1024:.1f} of {tight.total / 1024:.1f} GiB free, "
+    finding = (
+        f"GPU {tight.number} has {tight.free / 1024:.1f} of {tight.total / 1024:.1f} GiB free, "
+    )
     finding += f"the engine asks for {share:g} of it (HANABI_GPU_MEMORY_UTILIZATION)"
     if free >= share or context.server_is_up:
         return ok("gpu memory", finding)
-    return fail("gpu memory", finding, f"nvidia-smi\nexport HANABI_GPU_MEMORY_UTILIZATION={int(100 * free) / 100:g}")
+    return fail(
+        "gpu memory",
+        finding,
+        f"nvidia-smi\nexport HANABI_GPU_MEMORY_UTILIZATION={int(100 * free) / 100:g}",
+    )
 
 
 def _names(context: Context, terminal: Terminal) -> list[str]:
-    """Return the GPUs of a terminal, by default those of its script; none where that is not in this folder."""
+    """Return the GPUs of a terminal, by default those of its script; none where that is not in this
+    folder.
+    """
     if share := gpu_share(context.loaded, terminal):
         return list(share[0])
     path = Path(ROLLOUT_SCRIPT if terminal == "server" else TRAIN_SCRIPT)
-    match = re.search(r"default_env CUDA_VISIBLE_DEVICES\w* (\S+)", path.read_text()) if path.is_file() else None
+    match = (
+        re.search(r"default_env CUDA_VISIBLE_DEVICES\w* (\S+)", path.read_text())
+        if path.is_file()
+        else None
+    )
     return match[1].split(",") if match else []

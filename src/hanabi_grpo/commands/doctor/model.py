@@ -21,7 +21,9 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _PROCESS = 2.0 * _GIB
 """Of each process, whatever the model: libraries, or the CUDA context."""
 _CHUNK = 1024
-"""`training.model.output_head.CHUNK`. R17 of `tools/bench` measures 16 bytes for each logit in it, and none beyond."""
+"""`training.model.output_head.CHUNK`. R17 of `tools/bench` measures 16 bytes for each logit in it,
+and none beyond.
+"""
 
 
 def model_checks(context: Context) -> Check:
@@ -43,14 +45,23 @@ def model_checks(context: Context) -> Check:
     except SettingsError as error:
         return fail("model", str(error), _other_model(context))
     if broken := broken_weights(folder):
-        way = _other_model(context) if Path(name).is_dir() else f".venv/bin/hf download {name} --force-download"
+        way = (
+            _other_model(context)
+            if Path(name).is_dir()
+            else f".venv/bin/hf download {name} --force-download"
+        )
         return fail("model", f"{name}: {'; '.join(broken[:3])}", way)
     modules = {module.rsplit(".", 1)[-1] for module in linear_shapes(folder)}
     if not modules:
-        return fail("model", f"{name}: no linear layers for adapters in its weights", _other_model(context))
+        return fail(
+            "model", f"{name}: no linear layers for adapters in its weights", _other_model(context)
+        )
     sizes = f"{amount(context.num_parameters)} parameters; {context.num_adapters} adapters of rank "
     sizes += f"{settings.lora_rank}, {amount(context.adapter_parameters)} each"
-    return ok("model", f"{name}: {context.config.get('model_type')}, {sizes}, on {', '.join(sorted(modules))}")
+    return ok(
+        "model",
+        f"{name}: {context.config.get('model_type')}, {sizes}, on {', '.join(sorted(modules))}",
+    )
 
 
 def chat_checks(context: Context) -> Check:
@@ -61,15 +72,22 @@ def chat_checks(context: Context) -> Check:
         return fail("chat template", str(error), _other_model(context))
     if chat is None:
         return skip("chat template", "needs the model")
-    return ok("chat template", f"usable; a reply ends with {chat.eos}, {len(chat.tokenizer)} tokens")
+    return ok(
+        "chat template", f"usable; a reply ends with {chat.eos}, {len(chat.tokenizer)} tokens"
+    )
 
 
 def memory_checks(context: Context) -> Check:
     """Compare a rough estimate of what both processes need with what is free."""
-    settings, needed = context.settings, ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+    settings, needed = (
+        context.settings,
+        ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"),
+    )
     if not all(key in context.config for key in needed):
         return skip("memory", "needs the model, and its sizes in config.json")
-    server = 0.0 if context.server_is_up or not context.serves else sum(server_parts(context).values())
+    server = (
+        0.0 if context.server_is_up or not context.serves else sum(server_parts(context).values())
+    )
     trainer = sum(trainer_parts(context).values()) if context.trains else 0.0
     if not server + trainer:
         return skip("memory", "the server is running already")
@@ -79,7 +97,9 @@ def memory_checks(context: Context) -> Check:
     if settings.device == "cpu":
         free = psutil.virtual_memory().available
         if server + trainer > free:
-            return warn("memory", f"{text}, but {free / _GIB:.1f} GiB are free", f"free -h\n{smaller}")
+            return warn(
+                "memory", f"{text}, but {free / _GIB:.1f} GiB are free", f"free -h\n{smaller}"
+            )
         return ok("memory", f"{text}; {free / _GIB:.1f} GiB are free")
     gpus, reason = list_gpus(context.shell.get("PATH"))
     total = min((gpu.total for gpu in gpus), default=0) << 20
@@ -89,7 +109,9 @@ def memory_checks(context: Context) -> Check:
         return skip("memory", f"{text} on each GPU; what there is is not known ({why})")
     if server > room:
         finding = f"{text} on each GPU, but the engine gets {room / _GIB:.1f} GiB"
-        return warn("memory", finding, "export HANABI_MAX_MODEL_LEN=4096 VLLM_TENSOR_PARALLEL_SIZE=2")
+        return warn(
+            "memory", finding, "export HANABI_MAX_MODEL_LEN=4096 VLLM_TENSOR_PARALLEL_SIZE=2"
+        )
     if trainer > total:
         finding = f"{text} on each GPU, which has {total / _GIB:.1f} GiB"
         return warn("memory", finding, f"export DEEPSPEED=zero3\n{smaller}")
@@ -115,21 +137,29 @@ def cache_bytes(config: Mapping[str, Any], size: int) -> float:
     """Return the bytes of one token's keys and values, of numbers of `size` bytes."""
     heads = config["num_attention_heads"]
     head = config.get("head_dim") or config["hidden_size"] // heads
-    return 2.0 * config["num_hidden_layers"] * config.get("num_key_value_heads", heads) * head * size
+    return (
+        2.0 * config["num_hidden_layers"] * config.get("num_key_value_heads", heads) * head * size
+    )
 
 
 def trainer_parts(context: Context) -> dict[str, float]:
     """Return the bytes of each part of one trainer process, with the largest micro-batch."""
     settings, config, budget = context.settings, context.config, context.budget
     size = BYTES[settings.dtype]
-    weights = context.num_parameters * size / (settings.nproc_per_node if settings.deepspeed == "zero3" else 1)
+    weights = (
+        context.num_parameters
+        * size
+        / (settings.nproc_per_node if settings.deepspeed == "zero3" else 1)
+    )
     adapters = 4.0 * context.num_adapters * context.adapter_parameters
     longest = budget.longest(budget.memory) if budget else settings.max_model_len
     length = min(settings.max_model_len, longest)
     by_tokens = tokens_per_micro_batch(settings)
     # A sequence that is longer than the limit makes a micro-batch of its own.
     tokens = max(by_tokens, length) if by_tokens else settings.per_device_train_batch_size * length
-    replies = budget.held(budget.memory) * settings.max_completion_length / longest if budget else 1.0
+    replies = (
+        budget.held(budget.memory) * settings.max_completion_length / longest if budget else 1.0
+    )
     replies = tokens * min(replies, 1.0)
     optimizer = {"adapters": adapters, "gradients and moments": 3 * adapters}
     batch = batch_parts(
@@ -145,21 +175,42 @@ def trainer_parts(context: Context) -> dict[str, float]:
 
 
 def batch_parts(
-    config: Mapping[str, Any], tokens: float, replies: float, *, size: int, rank: int, checkpointed: bool, whole: bool
+    config: Mapping[str, Any],
+    tokens: float,
+    replies: float,
+    *,
+    size: int,
+    rank: int,
+    checkpointed: bool,
+    whole: bool,
 ) -> dict[str, float]:
-    """Return the bytes that a micro-batch's gradient needs beside weights, with float32 adapters on all linear layers.
+    """Return the bytes that a micro-batch's gradient needs beside weights, with float32 adapters on
+    all linear layers.
 
-    Fitted to the allocator's peaks of eight shapes on the CPU, in float32 and bfloat16; R19 of `tools/bench` compares
-    it anew. With checkpoints layers keep what goes into them, and one is computed again when the logits are gone.
+    Fitted to the allocator's peaks of eight shapes on the CPU, in float32 and bfloat16; R19 of
+    `tools/bench` compares it anew. With checkpoints layers keep what goes into them, and one is
+    computed again when the logits are gone.
 
-    `replies` are those of the micro-batch's `tokens` that are of replies, `size` is bytes of a number, `rank` that of
-    the adapters. `checkpointed`: layers are computed again for their gradient. `whole`: the logits of all replies are
-    held, else those of a chunk.
-    """
-    hidden, layers, heads = config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]
+    `replies` are those of the micro-batch's `tokens` that are of replies, `size` is bytes of a
+    number, `rank` that of the adapters. `checkpointed`: layers are computed again for their
+    gradient. `whole`: the logits of all replies are held, else those of a chunk."""
+    hidden, layers, heads = (
+        config["hidden_size"],
+        config["num_hidden_layers"],
+        config["num_attention_heads"],
+    )
     head = config.get("head_dim") or hidden // heads
-    values, inner = head * config.get("num_key_value_heads", heads), config.get("intermediate_size", 4 * hidden)
-    layer = 18 * hidden + 3.3 * size * inner + (9 + size) * head * heads + (2 + 2.6 * size) * values + 92 * rank
+    values, inner = (
+        head * config.get("num_key_value_heads", heads),
+        config.get("intermediate_size", 4 * hidden),
+    )
+    layer = (
+        18 * hidden
+        + 3.3 * size * inner
+        + (9 + size) * head * heads
+        + (2 + 2.6 * size) * values
+        + 92 * rank
+    )
     if whole:
         logits = (16.0 if size == 4 else 8.0) * config["vocab_size"] * replies
     else:

@@ -1,8 +1,9 @@
 """FrozenLake: gymnasium's lake with a map of its own for each task.
 
-Source: gymnasium's `toy_text/frozen_lake.py`: each cell is frozen with chance p, some way leads from start to goal, and
-on a slippery lake a move goes in the wanted direction or to either side of it, each with chance 1/3.
-"""
+Source: gymnasium's `toy_text/frozen_lake.py`: each cell is frozen with chance p, some way leads
+from start to goal, and
+on a slippery lake a move goes in the wanted direction or to either side of it, each with chance
+1/3."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -32,8 +33,12 @@ class FrozenLakeConfig(MazeConfig):
 class FrozenLakeGame(MazeGame):
     """S start, F frozen, H hole, G goal, P the player."""
 
-    def __init__(self, config: FrozenLakeConfig, lake: tuple[str, ...], slips: tuple[int, ...]) -> None:
-        """Start at the upper left; `slips[k]` is -1, 0 or 1: to which side move k slips on a slippery lake."""
+    def __init__(
+        self, config: FrozenLakeConfig, lake: tuple[str, ...], slips: tuple[int, ...]
+    ) -> None:
+        """Start at the upper left; `slips[k]` is -1, 0 or 1: to which side move k slips on a
+        slippery lake.
+        """
         self.config, self.lake, self.slips = config, lake, slips
         self.row = self.column = 0
 
@@ -73,10 +78,14 @@ class FrozenLake(Maze[FrozenLakeConfig]):
         "frozen_lake-slippery": FrozenLakeConfig(preset="frozen_lake-slippery", slippery=True),
     }
     text = (
-        "You walk on a frozen lake. The map has S for the start, F for frozen ground, H for a hole, G for the goal "
+        "You walk on a frozen lake. The map has S for the start, F for frozen ground, H for a "
+        "hole, G for the goal "
         "and P for you. Reach the goal; a hole ends the game, and the edge of the lake stops you."
     )
-    policies: Mapping[str, Callable[[], base.Policy]] = {"random": random_walk, "bfs": lambda: bfs(_plan)}
+    policies: Mapping[str, Callable[[], base.Policy]] = {
+        "random": random_walk,
+        "bfs": lambda: bfs(_plan),
+    }
 
     def spec(self, config: FrozenLakeConfig) -> base.EnvSpec:
         """Return one player's; without slips every goal can be reached."""
@@ -84,19 +93,26 @@ class FrozenLake(Maze[FrozenLakeConfig]):
         return replace(super().spec(config), attainable=1.0 if fits else None)
 
     def system(self, config: FrozenLakeConfig, player: int) -> str:
-        ice = " The ice is slippery: one move of three goes where you want, the others to a side of it."
+        ice = (
+            " The ice is slippery: one move of three goes where you want, the others to a side "
+            "of it."
+        )
         return super().system(config, player) + ice * (config.slippery and config.style == "full")
 
     def start_id(self, config: FrozenLakeConfig, *, split: str, seed: int) -> str:
         slips = self.reset(config, split=split, seed=seed).slips
-        return super().start_id(config, split=split, seed=seed) + "".join("0+-"[slip] for slip in slips)
+        return super().start_id(config, split=split, seed=seed) + "".join(
+            "0+-"[slip] for slip in slips
+        )
 
     def reset(self, config: FrozenLakeConfig, *, split: str, seed: int) -> FrozenLakeGame:
         """Draw a lake on which some way leads to the goal, and the slips."""
         for number in range(1 << 16):
             if _way(lake := _lake(config, split, seed, number)) is not None:
                 break
-        slips = tuple(base.draw("slip", split, seed, move, below=3) - 1 for move in range(config.max_moves))
+        slips = tuple(
+            base.draw("slip", split, seed, move, below=3) - 1 for move in range(config.max_moves)
+        )
         return FrozenLakeGame(config, lake, slips if config.slippery else ())
 
 
@@ -105,10 +121,15 @@ def _lake(config: FrozenLakeConfig, split: str, seed: int, number: int) -> tuple
     cells = [
         "SG"[cell == last]
         if cell in (0, last)
-        else "HF"[base.draw("lake", split, seed, number, cell, below=_RESOLUTION) < config.frozen * _RESOLUTION]
+        else "HF"[
+            base.draw("lake", split, seed, number, cell, below=_RESOLUTION)
+            < config.frozen * _RESOLUTION
+        ]
         for cell in range(config.size**2)
     ]
-    return tuple("".join(cells[row : row + config.size]) for row in range(0, config.size**2, config.size))
+    return tuple(
+        "".join(cells[row : row + config.size]) for row in range(0, config.size**2, config.size)
+    )
 
 
 def _next(row: int, column: int, action: str, size: int) -> tuple[int, int]:

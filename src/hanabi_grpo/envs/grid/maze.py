@@ -10,7 +10,12 @@ from hanabi_grpo.envs import base
 from hanabi_grpo.envs.config import StateConfig
 from hanabi_grpo.envs.replies import answer_lines, last_choice
 
-MOVES: Mapping[str, tuple[int, int]] = {"Left": (0, -1), "Down": (1, 0), "Right": (0, 1), "Up": (-1, 0)}
+MOVES: Mapping[str, tuple[int, int]] = {
+    "Left": (0, -1),
+    "Down": (1, 0),
+    "Right": (0, 1),
+    "Up": (-1, 0),
+}
 """Rows grow downward, columns to the right. In gymnasium's order."""
 SEPARATOR = "||"
 """Between the actions of one reply, as in ROLL."""
@@ -62,10 +67,16 @@ class MazeGame(base.Game):
         return () if self.won() or self.lost() or self.num_moves >= self.config.max_moves else (0,)
 
     def state_message(self, player: int) -> str:
-        """Return the map; in the compact style a word a cell, which is the cell's place and what is there."""
+        """Return the map; in the compact style a word a cell, which is the cell's place and what is
+        there.
+        """
         if self.config.style == "full":
             return "\n".join(self.rows())
-        cells = ((row, column, cell) for row, text in enumerate(self.rows()) for column, cell in enumerate(text))
+        cells = (
+            (row, column, cell)
+            for row, text in enumerate(self.rows())
+            for column, cell in enumerate(text)
+        )
         return " ".join(f"{row}{column}{cell}" for row, column, cell in cells)
 
     def view(self, player: int) -> MazeView:
@@ -100,7 +111,9 @@ class MazeGame(base.Game):
 
 
 class Maze(base.Environment[C], Generic[C]):
-    """An environment of one player whose score is the share of games in which the goal is reached."""
+    """An environment of one player whose score is the share of games in which the goal is
+    reached.
+    """
 
     text: str
     teachers = ("bfs",)
@@ -122,9 +135,15 @@ class Maze(base.Environment[C], Generic[C]):
     def system(self, config: C, player: int) -> str:
         if config.style == "compact":
             return ""
-        several = f" Up to {config.actions_per_reply} moves may stand there, with {SEPARATOR} between them."
+        several = (
+            f" Up to {config.actions_per_reply} moves may stand there, with {SEPARATOR} "
+            "between them."
+        )
         last = "End your reply with Left, Down, Right or Up on a line of its own."
-        return f"{self.text} You have {config.max_moves} moves.\n{last}{several * (config.actions_per_reply > 1)}"
+        return (
+            f"{self.text} You have {config.max_moves} "
+            f"moves.\n{last}{several * (config.actions_per_reply > 1)}"
+        )
 
     def start_id(self, config: C, *, split: str, seed: int) -> str:
         return "/".join(self.reset(config, split=split, seed=seed).view(0).rows)
@@ -139,9 +158,13 @@ def random_walk() -> base.Script:
 
 
 def shortest(
-    start: Hashable, after: Callable[[Any], Iterable[tuple[str, Hashable]]], is_goal: Callable[[Any], bool]
+    start: Hashable,
+    after: Callable[[Any], Iterable[tuple[str, Hashable]]],
+    is_goal: Callable[[Any], bool],
 ) -> list[str] | None:
-    """Return the fewest moves from a position to a goal, by breadth-first search; None: there is no way."""
+    """Return the fewest moves from a position to a goal, by breadth-first search; None: there is no
+    way.
+    """
     came: dict[Hashable, tuple[Hashable, str] | None] = {start: None}
     queue = deque([start])
     while queue:
@@ -160,7 +183,9 @@ def shortest(
 
 
 def bfs(plan: Callable[[tuple[str, ...]], list[str] | None]) -> base.Script:
-    """Return the script that takes the first move of a shortest way, and any move where there is none."""
+    """Return the script that takes the first move of a shortest way, and any move where there is
+    none.
+    """
     known = functools.lru_cache(maxsize=1 << 16)(plan)
 
     def choose(seen: base.Observation, rng: random.Random) -> str:

@@ -1,7 +1,8 @@
-"""Sokoban: push every box onto a goal. Maps are made by pulling boxes off the goals, so each can be solved.
+"""Sokoban: push every box onto a goal. Maps are made by pulling boxes off the goals, so each can be
+solved.
 
-Signs as levels are usually written: # wall, . goal, $ box, * box on a goal, @ player, + player on a goal, - floor.
-"""
+Signs as levels are usually written: # wall, . goal, $ box, * box on a goal, @ player, + player on a
+goal, - floor."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +31,9 @@ class SokobanConfig(MazeConfig):
     def _check(self) -> Self:
         most = self.size**2 // 4
         if not 1 <= self.boxes <= most:
-            raise SettingsError(f"boxes={self.boxes}: must be from 1 to {most}, a quarter of the cells.")
+            raise SettingsError(
+                f"boxes={self.boxes}: must be from 1 to {most}, a quarter of the cells."
+            )
         return self
 
 
@@ -54,7 +57,10 @@ class SokobanGame(MazeGame):
         self.place = _pushed(self.place, action, self.size)
 
     def rows(self) -> tuple[str, ...]:
-        inner = ("".join(self._sign((row, column)) for column in range(self.size)) for row in range(self.size))
+        inner = (
+            "".join(self._sign((row, column)) for column in range(self.size))
+            for row in range(self.size)
+        )
         wall = "#" * (self.size + 2)
         return (wall, *(f"#{row}#" for row in inner), wall)
 
@@ -75,11 +81,16 @@ class Sokoban(Maze[SokobanConfig]):
         "sokoban-2": SokobanConfig(preset="sokoban-2", size=6, boxes=2, pulls=100, max_moves=60),
     }
     text = (
-        "You play Sokoban: push every box onto a goal. The map has # for a wall, - for floor, . for a goal, $ for a "
-        "box, * for a box on a goal, @ for you and + for you on a goal. You push a box by moving against it; you "
+        "You play Sokoban: push every box onto a goal. The map has # for a wall, - for floor, . "
+        "for a goal, $ for a "
+        "box, * for a box on a goal, @ for you and + for you on a goal. You push a box by moving "
+        "against it; you "
         "cannot pull, nor push two boxes or a box into a wall."
     )
-    policies: Mapping[str, Callable[[], base.Policy]] = {"random": random_walk, "bfs": lambda: bfs(_plan)}
+    policies: Mapping[str, Callable[[], base.Policy]] = {
+        "random": random_walk,
+        "bfs": lambda: bfs(_plan),
+    }
 
     def reset(self, config: SokobanConfig, *, split: str, seed: int) -> SokobanGame:
         """Draw goals, and pull the boxes off them at random until none is on its goal."""
@@ -127,7 +138,9 @@ def _pulled(place: Place, action: str, size: int) -> Place:
 
 def _plan(rows: tuple[str, ...]) -> list[str] | None:
     size = len(rows) - 2
-    signs = {(row, column): rows[row + 1][column + 1] for row in range(size) for column in range(size)}
+    signs = {
+        (row, column): rows[row + 1][column + 1] for row in range(size) for column in range(size)
+    }
     boxes = frozenset(cell for cell, sign in signs.items() if sign in "$*")
     goals = frozenset(cell for cell, sign in signs.items() if sign in ".*+")
     [player] = [cell for cell, sign in signs.items() if sign in "@+"]

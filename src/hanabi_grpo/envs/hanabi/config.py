@@ -14,7 +14,9 @@ class EnvConfig(base.EnvConfig):
     """The settings of one game. Building one checks the board too, before OpenSpiel sees it."""
 
     preset: str
-    """Board; unset with DATASET: as its rows say. Without a GPU 3 to 5 players have mini by default."""
+    """Board; unset with DATASET: as its rows say. Without a GPU 3 to 5 players have mini by
+    default.
+    """
     players: int = 2
     """Players of a game: 2 to 5."""
     observation: Literal["full", "compact"] = "full"
@@ -32,7 +34,9 @@ class EnvConfig(base.EnvConfig):
 
     @classmethod
     def defaults(cls, device: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the whole game in readable text on a GPU, else a small board in the tiny model's words."""
+        """Return the whole game in readable text on a GPU, else a small board in the tiny model's
+        words.
+        """
         if device == "gpu":
             return {"preset": "full"}
         preset = "laptop" if given.get("players", 2) == 2 else "mini"

@@ -1,4 +1,6 @@
-"""What a team's hints mean to its players: counters of games, and what a receiver does next as shares of them."""
+"""What a team's hints mean to its players: counters of games, and what a receiver does next as
+shares of them.
+"""
 
 import zlib
 from collections import Counter
@@ -12,7 +14,9 @@ from hanabi_grpo.envs.hanabi.rules import COLOR_LETTERS, Action, Game, GameSpec
 from hanabi_grpo.types import player_names
 
 NUM_GROUPS = 32
-"""Groups of deals. Leaving out one at a time gives the standard errors, which are then good to about one eighth."""
+"""Groups of deals. Leaving out one at a time gives the standard errors, which are then good to
+about one eighth.
+"""
 ANY_HINT = "any"
 Row = Counter[Any]
 """Counters by their keys, see `count_game`."""
@@ -27,7 +31,8 @@ OF_HINTS = {
     "scored_of_touched": ("scores", "touched_scored", "plays_touched"),
     "playable_when_hinted": ("fits", "playable", "touched"),
 }
-"""Figures of what a seat does after a kind of hint: title, and two counters of which it is the first over the second.
+"""Figures of what a seat does after a kind of hint: title, and two counters of which it is the
+first over the second.
 
 A choice is a play of a touched card after a hint that touched several.
 """
@@ -42,24 +47,32 @@ class Answers:
     shares: Mapping[str, float | None]
     """By the names of `OF_HINTS`; None: nothing was observed."""
     signal: float | None
-    """P(plays a touched card | hinted) - P(plays | no new hint): 0 or less of a receiver that does not listen."""
+    """P(plays a touched card | hinted) - P(plays | no new hint): 0 or less of a receiver that does
+    not listen.
+    """
     error: float | None
-    """Standard error of the signal over deals; None where fewer than two groups of deals observed something."""
+    """Standard error of the signal over deals; None where fewer than two groups of deals observed
+    something.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConventionReport:
-    """One line-up's figures."""
+    """One lineup's figures."""
 
     label: str
     spec: GameSpec
     num_games: int
     sides: Mapping[str, Mapping[str, Answers]]
-    """`team`, then each `player_<i>`, to kinds of hints: `any`, a colour's letter or a printed rank."""
+    """`team`, then each `player_<i>`, to kinds of hints: `any`, a colour's letter or a printed
+    rank.
+    """
 
 
 def convention_report(label: str, games: Sequence[Game]) -> ConventionReport:
-    """Return the figures of one line-up from at least one game, all of one board; the team's pool the seats."""
+    """Return the figures of one lineup from at least one game, all of one board; the team's pool
+    the seats.
+    """
     spec, groups = games[0].spec, count_games(games)
     seats: dict[str, Sequence[int]] = {"team": range(spec.num_players)}
     seats |= {name: (seat,) for seat, name in enumerate(player_names(spec.num_players))}
@@ -76,9 +89,9 @@ def hint_kind(spec: GameSpec, hint: Action) -> int:
 def count_games(games: Iterable[Game]) -> list[Row]:
     """Return the counters of groups of deals of one board; see `count_game`.
 
-    A hash of the deck puts a game into one of `NUM_GROUPS` groups, so all games of one deal count as one draw in the
-    standard errors. A game that was cut off before its end counts as far as it went.
-    """
+    A hash of the deck puts a game into one of `NUM_GROUPS` groups, so all games of one deal count
+    as one draw in the standard errors. A game that was cut off before its end counts as far as it
+    went."""
     groups: dict[int, Row] = {}
     for game in games:
         deck = bytes([8 * card.color + card.rank for card in game.deck])
@@ -87,11 +100,12 @@ def count_games(games: Iterable[Game]) -> list[Row]:
 
 
 def count_game(game: Game, row: Row) -> None:
-    """Add one game to a row of counters: `(seat, name)` of turns without a new hint, `(seat, kind, name)` of answers.
+    """Add one game to a row of counters: `(seat, name)` of turns without a new hint, `(seat, kind,
+    name)` of answers.
 
-    A hint is answered by the receiver's next turn, whatever happens in between: its hand, and so the touched slots, are
-    still the same then. Several hints before one turn are each answered by it.
-    """
+    A hint is answered by the receiver's next turn, whatever happens in between: its hand, and so
+    the touched slots, are still the same then. Several hints before one turn are each answered by
+    it."""
     spec, table = game.spec, Game(game.spec, game.deck)
     pending: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in range(spec.num_players)]
     for player, action, _, scored, touched in game.events:
@@ -101,7 +115,9 @@ def count_game(game: Game, row: Row) -> None:
             row[player, "unhinted_plays"] += plays
         for kind, slots in pending[player]:
             row[player, kind, "answered"] += 1
-            row[player, kind, "plays" if plays else "discards" if action.slot >= 0 else "hints_back"] += 1
+            row[
+                player, kind, "plays" if plays else "discards" if action.slot >= 0 else "hints_back"
+            ] += 1
             if plays and action.slot in slots:
                 row[player, kind, "plays_touched"] += 1
                 row[player, kind, "touched_scored"] += scored
@@ -115,17 +131,22 @@ def count_game(game: Game, row: Row) -> None:
             pending[target].append((kind, touched))
             cards = [table.hands[target][slot] for slot in touched]
             row[target, kind, "touched"] += len(touched)
-            row[target, kind, "playable"] += sum(table.fireworks[card.color] == card.rank for card in cards)
+            row[target, kind, "playable"] += sum(
+                table.fireworks[card.color] == card.rank for card in cards
+            )
         table.apply(action)
 
 
 def leave_one_out(groups: np.ndarray) -> np.ndarray:
-    """Return the sums [1 + group] of a counter [group]: over all groups, then over all but one at a time."""
+    """Return the sums [1 + group] of a counter [group]: over all groups, then over all but one at a
+    time.
+    """
     return np.concatenate([[groups.sum()], groups.sum() - groups])
 
 
 def standard_error(values: np.ndarray) -> float:
-    """Return the standard error of a figure [1 + group], as `leave_one_out` orders it, by the delete-a-group jackknife.
+    """Return the standard error of a figure [1 + group], as `leave_one_out` orders it, by the
+    delete-a-group jackknife.
 
     NaN where a value is NaN or there are fewer than two groups.
     """
@@ -135,7 +156,9 @@ def standard_error(values: np.ndarray) -> float:
 
 def _side(groups: Sequence[Row], seats: Sequence[int], names: Sequence[str]) -> dict[str, Answers]:
     def sums(*keys: Any) -> np.ndarray:
-        return leave_one_out(np.array([sum(group[seat, *key] for seat in seats for key in keys) for group in groups]))
+        return leave_one_out(
+            np.array([sum(group[seat, *key] for seat in seats for key in keys) for group in groups])
+        )
 
     usual = _divide(sums(("unhinted_plays",)), sums(("unhinted_turns",)))
     kinds = {ANY_HINT: range(len(names)), **{name: (kind,) for kind, name in enumerate(names)}}
@@ -146,7 +169,10 @@ def _side(groups: Sequence[Row], seats: Sequence[int], names: Sequence[str]) -> 
         signal = _divide(counted["plays_touched"], counted["answered"]) - usual
         found[name] = Answers(
             count=int(counted["answered"][0]),
-            shares={key: _finite(_divide(counted[a], counted[b])[0]) for key, (_, a, b) in OF_HINTS.items()},
+            shares={
+                key: _finite(_divide(counted[a], counted[b])[0])
+                for key, (_, a, b) in OF_HINTS.items()
+            },
             signal=_finite(signal[0]),
             error=_finite(standard_error(signal)),
         )
@@ -155,7 +181,9 @@ def _side(groups: Sequence[Row], seats: Sequence[int], names: Sequence[str]) -> 
 
 def _divide(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
     """Return the quotients; NaN where the denominator is 0."""
-    return np.divide(numerator, denominator, out=np.full(numerator.shape, np.nan), where=denominator != 0)
+    return np.divide(
+        numerator, denominator, out=np.full(numerator.shape, np.nan), where=denominator != 0
+    )
 
 
 def _finite(value: float) -> float | None:

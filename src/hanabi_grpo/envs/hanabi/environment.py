@@ -34,7 +34,9 @@ class HanabiGame(base.Game):
         return () if self.table.is_over else (self.table.current_player,)
 
     def state_message(self, player: int) -> str:
-        """Return the whole position in words: hints are looked up there, so no earlier message is needed."""
+        """Return the whole position in words: hints are looked up there, so no earlier message is
+        needed.
+        """
         config = self.config
         return turn_prompt(
             self.view(player),
@@ -51,11 +53,15 @@ class HanabiGame(base.Game):
             return ()
         if self._legal is None:
             style, moves = self.config.observation, self.table.legal_actions()
-            self._legal = tuple([format_action(one, style=style, num_players=self.config.players) for one in moves])
+            self._legal = tuple(
+                [format_action(one, style=style, num_players=self.config.players) for one in moves]
+            )
         return self._legal
 
     def parse(self, player: int, reply: str) -> str | None:
-        """Return the last line that is a move, in the config's style where it is legal, else in full words."""
+        """Return the last line that is a move, in the config's style where it is legal, else in
+        full words.
+        """
         if reply in self.legal(player):
             return reply
         action = parse_reply(reply, num_players=self.config.players, player=player)
@@ -66,11 +72,15 @@ class HanabiGame(base.Game):
         return format_action(action, style=style, num_players=self.config.players)
 
     def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
-        """Make a move; everybody gets its parts `score` and `bomb`. An illegal one raises and changes nothing."""
+        """Make a move; everybody gets its parts `score` and `bomb`. An illegal one raises and
+        changes nothing.
+        """
         [(player, text)] = actions.items()
         action = parse_action(text, num_players=self.config.players, player=player)
         if action is None or player != self.table.current_player:
-            raise IllegalActionError(f"player {player}: {text!r}: choose one of {self.legal(player)}.")
+            raise IllegalActionError(
+                f"player {player}: {text!r}: choose one of {self.legal(player)}."
+            )
         event = self.table.apply(action)
         self._legal = None
         config, parts = self.config, {}
@@ -81,7 +91,11 @@ class HanabiGame(base.Game):
         return [parts] * config.players
 
     def result(self) -> Mapping[str, float]:
-        return {"score": self.table.score, "score_kept": self.table.score_kept, "bombed": int(self.table.is_bombed)}
+        return {
+            "score": self.table.score,
+            "score_kept": self.table.score_kept,
+            "bombed": int(self.table.is_bombed),
+        }
 
     def copy(self) -> "HanabiGame":
         return HanabiGame(self.config, self.table.copy())
@@ -92,7 +106,9 @@ class HanabiGame(base.Game):
         return {**secrets, "deck": self.table.deck[-undealt:]} if undealt else secrets
 
     def resampled(self, player: int, rng: random.Random) -> "HanabiGame":
-        """Return a game with other cards in the player's hand and in the deck, as far as hints and moves allow."""
+        """Return a game with other cards in the player's hand and in the deck, as far as hints and
+        moves allow.
+        """
         return HanabiGame(self.config, with_other_cards(self.table, player, rng))
 
 
@@ -108,7 +124,9 @@ class Hanabi(base.Environment[EnvConfig]):
     alarms = ALARMS
 
     def spec(self, config: EnvConfig) -> base.EnvSpec:
-        """Return the board's; its hash names rules and deals, as in every record, and what prompts work out."""
+        """Return the board's; its hash names rules and deals, as in every record, and what prompts
+        work out.
+        """
         board = config.spec()
         best = config.reward_score * board.reachable_max
         return base.EnvSpec(

@@ -1,4 +1,6 @@
-"""Hanabi's figures of a step: bombs, hints, how trained seats play; one without an observation is absent."""
+"""Hanabi's figures of a step: bombs, hints, how trained seats play; one without an observation is
+absent.
+"""
 
 import functools
 from collections import Counter
@@ -29,7 +31,9 @@ class Move(NamedTuple):
     action: Action
     legal: tuple[Action, ...]
     chosen: bool
-    """The seat is trained and chose it; False for moves that replaced a reply without a legal one."""
+    """The seat is trained and chose it; False for moves that replaced a reply without a legal
+    one.
+    """
 
 
 class PlayedGame(NamedTuple):
@@ -45,17 +49,18 @@ class PlayedGame(NamedTuple):
 def step_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     """Return the figures below and, per game over all seats, what became of it.
 
-    `score_kept/mean` are the points on the table, kept on a bomb; `hints_per_game` counts hints that were given, also
-    in place of a bad reply. The other figures are of trained seats: those that players of a run hold, and all seats of
-    games in which nobody does.
-    """
+    `score_kept/mean` are the points on the table, kept on a bomb; `hints_per_game` counts hints
+    that were given, also in place of a bad reply. The other figures are of trained seats: those
+    that players of a run hold, and all seats of games in which nobody does."""
     if not episodes:
         return {}
     games = replayed(episodes)
     return {
         "score_kept/mean": fmean([episode.result["score_kept"] for episode in episodes]),
         "bombs_per_game": fmean([episode.result["bombed"] for episode in episodes]),
-        "hints_per_game": fmean([sum(turn.action.startswith("Hint") for turn in one.turns) for one in episodes]),
+        "hints_per_game": fmean(
+            [sum(turn.action.startswith("Hint") for turn in one.turns) for one in episodes]
+        ),
         **blind_figures(games),
         **hint_figures(games),
         **move_figures(games),
@@ -63,7 +68,9 @@ def step_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def replayed(episodes: Sequence[Episode]) -> list[PlayedGame]:
-    """Return the games that fit their deal; others (another board of that name, missing turns) are left out."""
+    """Return the games that fit their deal; others (another board of that name, missing turns) are
+    left out.
+    """
     found = []
     nobody_is = not any(_is_trained(word) for episode in episodes for word in episode.seats)
     for episode in episodes:
@@ -88,7 +95,8 @@ def replayed(episodes: Sequence[Episode]) -> list[PlayedGame]:
 def blind_figures(games: Sequence[PlayedGame]) -> dict[str, float]:
     """Return how games of trained players alone compare with blind play: always the oldest card.
 
-    - `blind/<board>`: mean score of blind play on the deals of the games, each as often as it was played.
+    - `blind/<board>`: mean score of blind play on the deals of the games, each as often as it was
+      played.
     - `over_blind/<board>`: mean of (score of a game - score of blind play on its deal).
     """
     pairs: dict[str, list[tuple[float, float]]] = {}
@@ -97,19 +105,26 @@ def blind_figures(games: Sequence[PlayedGame]) -> dict[str, float]:
             episode = game.episode
             blind = _blind_score(game.spec, episode.suite, episode.seed)
             pairs.setdefault(episode.preset, []).append((blind, episode.result["score"] - blind))
-    figures = {f"blind/{board}": fmean([blind for blind, _ in values]) for board, values in pairs.items()}
-    return figures | {f"over_blind/{board}": fmean([over for _, over in values]) for board, values in pairs.items()}
+    figures = {
+        f"blind/{board}": fmean([blind for blind, _ in values]) for board, values in pairs.items()
+    }
+    return figures | {
+        f"over_blind/{board}": fmean([over for _, over in values])
+        for board, values in pairs.items()
+    }
 
 
 def hint_figures(games: Sequence[PlayedGame]) -> dict[str, float]:
     """Return I(which hint; the receiver's next move) in bits, of the giver and of the team.
 
-    A pair is a hint to the next seat and that seat's move right after it, both chosen by trained players. What pairs by
-    chance would show is taken off, so hints that nobody reads have 0 on average. It bounds what the channel carried and
-    does not prove that it was understood: Lowe et al. (2019), "On the pitfalls of measuring emergent communication".
-    What a deal makes likely on both sides counts too: compare it with other steps of the run.
+    A pair is a hint to the next seat and that seat's move right after it, both chosen by trained
+    players. What pairs by chance would show is taken off, so hints that nobody reads have 0 on
+    average. It bounds what the channel carried and does not prove that it was understood: Lowe et
+    al. (2019), "On the pitfalls of measuring emergent communication". What a deal makes likely on
+    both sides counts too: compare it with other steps of the run.
 
-    - `<player>/hint_bits`: hints that this player gave. Of several boards: the mean, weighted by pairs.
+    - `<player>/hint_bits`: hints that this player gave. Of several boards: the mean, weighted by
+      pairs.
     - `hint_bits`: mean over givers, weighted by pairs.
     - `hint_pairs`: the number of pairs, always there.
     """
@@ -117,13 +132,20 @@ def hint_figures(games: Sequence[PlayedGame]) -> dict[str, float]:
     for game in games:
         spec = game.spec
         for hint, answer in pairwise(game.moves):
-            if hint.action.slot >= 0 or not (hint.chosen and answer.chosen) or hint.action.target != answer.player:
+            if (
+                hint.action.slot >= 0
+                or not (hint.chosen and answer.chosen)
+                or hint.action.target != answer.player
+            ):
                 continue
             table = tables.get((spec, hint.player))
             if table is None:
                 shape = spec.num_colors + spec.num_ranks, len(load_rules(spec).actions[0])
                 table = tables[spec, hint.player] = np.zeros(shape, dtype=np.int64)
-            table[hint_kind(spec, hint.action), load_rules(spec).actions[answer.player].index(answer.action)] += 1
+            table[
+                hint_kind(spec, hint.action),
+                load_rules(spec).actions[answer.player].index(answer.action),
+            ] += 1
     found: dict[int, list[tuple[int, float]]] = {}
     for (_, giver), table in tables.items():
         found.setdefault(giver, []).append((int(table.sum()), information_above_chance(table)))
@@ -131,7 +153,10 @@ def hint_figures(games: Sequence[PlayedGame]) -> dict[str, float]:
     figures = {"hint_pairs": float(sum(count for count, _ in everybody))}
     if everybody:
         figures["hint_bits"] = _weighted(everybody)
-    return figures | {f"{player_name(giver)}/hint_bits": _weighted(pairs) for giver, pairs in sorted(found.items())}
+    return figures | {
+        f"{player_name(giver)}/hint_bits": _weighted(pairs)
+        for giver, pairs in sorted(found.items())
+    }
 
 
 @dataclass(slots=True)
@@ -142,16 +167,24 @@ class _Tally:
     moves: Counter[Action] = field(default_factory=Counter)
 
     def shares(self, prefix: str) -> dict[str, float]:
-        return {f"{prefix}share/{kind}": self.made[kind] / self.legal[kind] for kind in _KINDS if self.legal[kind]}
+        return {
+            f"{prefix}share/{kind}": self.made[kind] / self.legal[kind]
+            for kind in _KINDS
+            if self.legal[kind]
+        }
 
 
 def move_figures(games: Sequence[PlayedGame]) -> dict[str, float]:
     """Return how each trained player moves. Moves that it did not choose are left out (see `Move`).
 
-    - `<player>/share/<kind>` = turns on which it made a move of this kind / turns on which one was legal, see `_KINDS`.
-    - `<player>/top_move_share` = turns with its most frequent move (kind and slot, or kind, target and value) / turns.
-    - `<player>/blind_share` = turns on which it played its oldest card / turns: its agreement with blind play.
-    - `share/<kind>` is the same over all trained players: in a good team one may hint and another play.
+    - `<player>/share/<kind>` = turns on which it made a move of this kind / turns on which one was
+      legal, see `_KINDS`.
+    - `<player>/top_move_share` = turns with its most frequent move (kind and slot, or kind, target
+      and value) / turns.
+    - `<player>/blind_share` = turns on which it played its oldest card / turns: its agreement with
+      blind play.
+    - `share/<kind>` is the same over all trained players: in a good team one may hint and another
+      play.
     """
     tallies: dict[int, _Tally] = {}
     for game in games:
@@ -177,18 +210,27 @@ def move_figures(games: Sequence[PlayedGame]) -> dict[str, float]:
 
 
 def information_above_chance(counts: np.ndarray) -> float:
-    """Return I(A; B) in bits of a table [a, b] of how often a was followed by b, less `chance_information`."""
-    return _entropy(counts.sum(axis=1)) + _entropy(counts.sum(axis=0)) - _entropy(counts) - chance_information(counts)
+    """Return I(A; B) in bits of a table [a, b] of how often a was followed by b, less
+    `chance_information`.
+    """
+    return (
+        _entropy(counts.sum(axis=1))
+        + _entropy(counts.sum(axis=0))
+        - _entropy(counts)
+        - chance_information(counts)
+    )
 
 
 def chance_information(counts: np.ndarray) -> float:
-    """Return the mean of the mutual information over all ways to pair the same moves anew (the permutation baseline).
+    """Return the mean of the mutual information over all ways to pair the same moves anew (the
+    permutation baseline).
 
     With row sums a, column sums b and N observations, a cell is hypergeometric, so the mean is
-    sum_ij sum_k (k / N) log2(N k / (a_i b_j)) P(k; N, a_i, b_j). Independent moves have this value on average; of moves
-    that depend on each other it takes off rather too much.
+    sum_ij sum_k (k / N) log2(N k / (a_i b_j)) P(k; N, a_i, b_j). Independent moves have this value
+    on average; of moves that depend on each other it takes off rather too much.
 
-    Source: Vinh, Epps, Bailey (2010), "Information theoretic measures for clusterings comparison", theorem 2.
+    Source: Vinh, Epps, Bailey (2010), "Information theoretic measures for clusterings comparison",
+    theorem 2.
 
     Returns bits; 0 without observations.
     """
@@ -204,7 +246,9 @@ def chance_information(counts: np.ndarray) -> float:
         inside = lowest[:, None] + steps <= highest[:, None]
         cell = np.where(inside, lowest[:, None] + steps, highest[:, None])
         column = columns[:, None]
-        ways = _log_choose(log_factorial, column, cell) + _log_choose(log_factorial, num - column, row - cell)
+        ways = _log_choose(log_factorial, column, cell) + _log_choose(
+            log_factorial, num - column, row - cell
+        )
         chance = np.where(inside, np.exp(ways - _log_choose(log_factorial, num, row)), 0.0)
         bits += float((chance * cell / num * np.log2(num * cell / (row * column))).sum())
     return bits
@@ -216,7 +260,9 @@ def _entropy(counts: np.ndarray) -> float:
     return float(-(shares * np.log2(shares)).sum())
 
 
-def _log_choose(log_factorial: np.ndarray, many: np.ndarray | int, few: np.ndarray | int) -> np.ndarray:
+def _log_choose(
+    log_factorial: np.ndarray, many: np.ndarray | int, few: np.ndarray | int
+) -> np.ndarray:
     return log_factorial[many] - log_factorial[few] - log_factorial[many - few]
 
 
@@ -225,7 +271,9 @@ def _kinds(action: Action) -> tuple[str, ...]:
 
 
 def _is_trained(word: str) -> bool:
-    """Tell whether a seat's word names a run's own player; partners are scripts, the base model, frozen adapters."""
+    """Tell whether a seat's word names a run's own player; partners are scripts, the base model,
+    frozen adapters.
+    """
     return word.startswith(("player_", f"{SHARED_ADAPTER}@"))
 
 

@@ -1,9 +1,9 @@
-"""What games of other libraries have in common here: they play themselves, and say what each player is told.
+"""What games of other libraries have in common here: they play themselves, and say what each player
+is told.
 
-They break one promise of `base.Game`: a game is not pure, since the other library keeps it. What a player is shown is
-therefore kept here when a game begins and after each action. They name no hidden values, so nothing is shown of what
-they hide from whom.
-"""
+They break one promise of `base.Game`: a game is not pure, since the other library keeps it. What a
+player is shown is therefore kept here when a game begins and after each action. They name no hidden
+values, so nothing is shown of what they hide from whom."""
 
 import importlib
 import random
@@ -35,7 +35,9 @@ class ForeignConfig(EnvConfig):
 
 
 class ForeignGame(base.Game):
-    """One episode of another library's game; a subclass writes `begin` and `advance`, and sets `actor` and `told`."""
+    """One episode of another library's game; a subclass writes `begin` and `advance`, and sets
+    `actor` and `told`.
+    """
 
     bad_reply: ClassVar[Any] = "forfeit"
 
@@ -92,7 +94,10 @@ class ForeignGame(base.Game):
     def result(self) -> Mapping[str, float]:
         """Return the rewards so far, by player where there are several."""
         many = len(self.totals) > 1
-        return {f"total_{player}" if many else "total": total for player, total in enumerate(self.totals)}
+        return {
+            f"total_{player}" if many else "total": total
+            for player, total in enumerate(self.totals)
+        }
 
     def copy(self) -> Self:
         """Return the same game, played again: the library's own state need not be copyable."""
@@ -103,16 +108,21 @@ class ForeignGame(base.Game):
 
 
 class Foreign(base.Environment[Any]):
-    """A game of another library under a name such as "textarena:Nim-v0"; its one preset is the part behind the colon.
+    """A game of another library under a name such as "textarena:Nim-v0"; its one preset is the part
+    behind the colon.
 
-    `play` makes a game from a config and a seed, `version` is the library's, `values` are the preset's own.
-    """
+    `play` makes a game from a config and a seed, `version` is the library's, `values` are the
+    preset's own."""
 
-    def __init__(self, name: str, play: type[ForeignGame], config: type[Any], version: str, **values: Any) -> None:
+    def __init__(
+        self, name: str, play: type[ForeignGame], config: type[Any], version: str, **values: Any
+    ) -> None:
         self.name, self.Config, self._play, self._version = name, config, play, version
         preset = name.partition(":")[2]
         self.presets = {preset: config(preset=preset, **values)}
-        self.policies: Mapping[str, Callable[[], base.Policy]] = {"random": lambda: base.Script("random", _any_action)}
+        self.policies: Mapping[str, Callable[[], base.Policy]] = {
+            "random": lambda: base.Script("random", _any_action)
+        }
 
     def spec(self, config: Any) -> base.EnvSpec:
         """Return what is known; of several players nobody says that one wins what others lose."""
@@ -143,10 +153,15 @@ def needed(module: str, name: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise SettingsError(
-            f"env={name!r}: {error}; install it on every machine that plays: uv pip install 'hanabi-grpo[{extra}]'."
+            f"env={name!r}: {error}; install it on every machine that plays: uv pip install "
+            f"'hanabi-grpo[{extra}]'."
         ) from error
 
 
 def _any_action(seen: base.Observation, rng: random.Random) -> str:
-    """Return a legal action; where none is listed, one that the message has in brackets, or a small number in them."""
-    return rng.choice(seen.legal() or _MENTIONED.findall(seen.message()) or [f"[{rng.randrange(10)}]"])
+    """Return a legal action; where none is listed, one that the message has in brackets, or a small
+    number in them.
+    """
+    return rng.choice(
+        seen.legal() or _MENTIONED.findall(seen.message()) or [f"[{rng.randrange(10)}]"]
+    )

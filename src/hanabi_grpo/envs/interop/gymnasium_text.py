@@ -1,4 +1,6 @@
-"""A Gymnasium environment with texts as observations as a game of one player: HANABI_ENV=gymnasium:MyText-v0."""
+"""A Gymnasium environment with texts as observations as a game of one player:
+HANABI_ENV=gymnasium:MyText-v0.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -42,23 +44,37 @@ class GymnasiumGame(ForeignGame):
 
 
 def gymnasium_game(name: str) -> Foreign:
-    """Return the environment of e.g. "gymnasium:MyText-v0"; a SettingsError where its spaces are of another kind."""
+    """Return the environment of e.g. "gymnasium:MyText-v0"; a SettingsError where its spaces are of
+    another kind.
+    """
     env_id = name.partition(":")[2]
     try:
         env = gymnasium.make(env_id, disable_env_checker=True)
     except gymnasium.error.Error as error:
         raise SettingsError(
-            f"env={name!r}: {error} A package registers one by an entry point of the group gymnasium.envs."
+            f"env={name!r}: {error} A package registers one by an entry point of the group "
+            "gymnasium.envs."
         ) from error
     seen, acts = env.observation_space, env.action_space
     if not isinstance(seen, Text) or not isinstance(acts, Text | Discrete):
         raise SettingsError(
-            f"env={name!r}: observations are {seen!s:.60}, actions {acts!s:.60}; observations must be a Text space, "
+            f"env={name!r}: observations are {seen!s:.60}, actions {acts!s:.60}; observations "
+            "must be a Text space, "
             "actions a Text or Discrete one. Wrap it in an environment of texts and register that."
         )
-    choices = tuple(str(acts.start + number) for number in range(acts.n)) if isinstance(acts, Discrete) else None
-    values = {"max_turns": env.spec.max_episode_steps} if env.spec and env.spec.max_episode_steps else {}
+    choices = (
+        tuple(str(acts.start + number) for number in range(acts.n))
+        if isinstance(acts, Discrete)
+        else None
+    )
+    values = (
+        {"max_turns": env.spec.max_episode_steps} if env.spec and env.spec.max_episode_steps else {}
+    )
     env.close()
     bad_reply = "forfeit" if choices is None else "random_legal"
-    game = type("GymnasiumGame", (GymnasiumGame,), {"env_id": env_id, "choices": choices, "bad_reply": bad_reply})
+    game = type(
+        "GymnasiumGame",
+        (GymnasiumGame,),
+        {"env_id": env_id, "choices": choices, "bad_reply": bad_reply},
+    )
     return Foreign(name, game, ForeignConfig, gymnasium.__version__, **values)

@@ -1,8 +1,9 @@
-"""An OpenEnv server of this machine as a game of one player: HANABI_ENV=openenv:localhost:8100 (extra openenv).
+"""An OpenEnv server of this machine as a game of one player: HANABI_ENV=openenv:localhost:8100
+(extra openenv).
 
-Only this machine's ports: a name may come from a request, and none may make a server connect anywhere. For another
-machine forward a port. A game waits for its server and holds up whoever plays it meanwhile, and it cannot be copied.
-"""
+Only this machine's ports: a name may come from a request, and none may make a server connect
+anywhere. For another machine forward a port. A game waits for its server and holds up whoever plays
+it meanwhile, and it cannot be copied."""
 
 import contextlib
 import json
@@ -18,7 +19,9 @@ from hanabi_grpo.errors import ServerError, SettingsError
 
 _SECONDS = 30.0
 _ABANDONED: "SimpleQueue[Any]" = SimpleQueue()
-"""Sessions of games that nobody holds any more; the next game closes them, since the collector must not wait."""
+"""Sessions of games that nobody holds any more; the next game closes them, since the collector must
+not wait.
+"""
 
 
 class OpenEnvConfig(ForeignConfig):
@@ -39,13 +42,16 @@ class OpenEnvGame(ForeignGame):
             while True:
                 _ABANDONED.get_nowait().close()
         client = needed("openenv.core.generic_client", self.url, "openenv")
-        self._session: Any = client.GenericEnvClient(base_url=self.url, message_timeout_s=_SECONDS).sync()
+        self._session: Any = client.GenericEnvClient(
+            base_url=self.url, message_timeout_s=_SECONDS
+        ).sync()
         self._abandon = weakref.finalize(self, _ABANDONED.put, self._session)
         try:
             told = self._session.reset(seed=self.seed)
         except Exception as error:  # of sockets, websockets or the server
             raise ServerError(
-                f"{self.url}: no episode of OpenEnv: {error}. Is the server up, with a free session?"
+                f"{self.url}: no episode of OpenEnv: {error}. Is the server up, with a free "
+                "session?"
             ) from error
         self._hear(told)
 
@@ -60,8 +66,14 @@ class OpenEnvGame(ForeignGame):
         seen: Mapping[str, Any] = told.observation
         field = self.config.observation_field
         if field and field not in seen:
-            raise SettingsError(f"HANABI_OBSERVATION_FIELD={field}: {self.url} observes {', '.join(seen)}.")
-        self.told[0] = str(seen[field]) if field else "\n".join(f"{name}: {value}" for name, value in seen.items())
+            raise SettingsError(
+                f"HANABI_OBSERVATION_FIELD={field}: {self.url} observes {', '.join(seen)}."
+            )
+        self.told[0] = (
+            str(seen[field])
+            if field
+            else "\n".join(f"{name}: {value}" for name, value in seen.items())
+        )
         if told.done:
             self.actor = None
             self._abandon.detach()
@@ -77,11 +89,14 @@ def openenv_game(name: str) -> Foreign:
         with urllib.request.urlopen(f"{url}/schema", timeout=_SECONDS) as answer:
             fields = json.load(answer)["action"]["properties"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SettingsError(f"env={name!r}: {url}/schema is no OpenEnv server ({error}); start it first.") from error
+        raise SettingsError(
+            f"env={name!r}: {url}/schema is no OpenEnv server ({error}); start it first."
+        ) from error
     texts = [field for field, kind in fields.items() if kind.get("type") == "string"]
     if len(texts) != 1:
         raise SettingsError(
-            f"env={name!r}: its action has the texts {', '.join(texts) or 'none'}; an action of one text is needed."
+            f"env={name!r}: its action has the texts {', '.join(texts) or 'none'}; an action of "
+            "one text is needed."
         )
     game = type("OpenEnvGame", (OpenEnvGame,), {"url": url, "action_field": texts[0]})
     return Foreign(name, game, OpenEnvConfig, "openenv")

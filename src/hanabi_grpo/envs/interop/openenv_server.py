@@ -1,4 +1,6 @@
-"""One seat of any environment as an OpenEnv server, with scripts in the other seats: `hanabi-grpo openenv`."""
+"""One seat of any environment as an OpenEnv server, with scripts in the other seats: `hanabi-grpo
+openenv`.
+"""
 
 import functools
 import uuid
@@ -18,20 +20,30 @@ from hanabi_grpo.errors import IllegalActionError
 class SeatAction(Action):
     """What the learning seat replies."""
 
-    reply: str = Field(description="Any text; what it names is played, and a bad reply costs its price.")
+    reply: str = Field(
+        description="Any text; what it names is played, and a bad reply costs its price."
+    )
 
 
 class SeatObservation(Observation):
-    """What the learning seat is shown, and what came of its reply. `reward` is the sum of `rewards`."""
+    """What the learning seat is shown, and what came of its reply. `reward` is the sum of
+    `rewards`.
+    """
 
     message: str = Field(description='What is new for the seat; "" when the episode is over.')
     system: str = Field(description='The system message of the seat, e.g. the rules; "" for none.')
     legal: list[str] | None = Field(description="Legal actions now; null where any text is one.")
-    rewards: dict[str, float] = Field(default_factory=dict, description="Parts of the reward by name.")
-    kind: str | None = Field(default=None, description="Of the reply: legal, illegal or unparsable.")
+    rewards: dict[str, float] = Field(
+        default_factory=dict, description="Parts of the reward by name."
+    )
+    kind: str | None = Field(
+        default=None, description="Of the reply: legal, illegal or unparsable."
+    )
     action: str | None = Field(default=None, description="What was played for the reply.")
     truncated: bool = Field(default=False, description="The episode ended because of its length.")
-    result: dict[str, float] = Field(default_factory=dict, description="Figures of the episode at its end.")
+    result: dict[str, float] = Field(
+        default_factory=dict, description="Figures of the episode at its end."
+    )
 
 
 class SeatState(State):
@@ -49,13 +61,17 @@ class SeatEnvironment(Environment[SeatAction, SeatObservation, SeatState]):
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
-    def __init__(self, setup: Setup[Any], seat: int, partners: Mapping[int, Policy], split: str) -> None:
+    def __init__(
+        self, setup: Setup[Any], seat: int, partners: Mapping[int, Policy], split: str
+    ) -> None:
         super().__init__()
         self._setup, self._split = setup, split
         self._env = SeatEnv(setup.environment, setup.config, seat, partners)
         self._state = SeatState()
 
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **options: Any) -> SeatObservation:
+    def reset(
+        self, seed: int | None = None, episode_id: str | None = None, **options: Any
+    ) -> SeatObservation:
         """Start an episode.
 
         Args:
@@ -76,8 +92,12 @@ class SeatEnvironment(Environment[SeatAction, SeatObservation, SeatState]):
         )
         return SeatObservation(message=message, system=info["system"], legal=info["legal"])
 
-    def step(self, action: SeatAction, timeout_s: float | None = None, **other: Any) -> SeatObservation:
-        """Take the seat's reply, and let the scripts play until its next turn or the end; IllegalActionError: over."""
+    def step(
+        self, action: SeatAction, timeout_s: float | None = None, **other: Any
+    ) -> SeatObservation:
+        """Take the seat's reply, and let the scripts play until its next turn or the end;
+        IllegalActionError: over.
+        """
         if self._state.episode_id is None:
             raise IllegalActionError("No episode was started in this session: send reset first.")
         message, reward, terminated, truncated, info = self._env.step(action.reply)
@@ -101,21 +121,35 @@ class SeatEnvironment(Environment[SeatAction, SeatObservation, SeatState]):
 
     def get_metadata(self) -> EnvironmentMetadata:
         spec, partners = self._setup.spec, self._env.partners
-        names = ", ".join(f"player_{player} {policy.name}" for player, policy in sorted(partners.items())) or "none"
+        names = (
+            ", ".join(
+                f"player_{player} {policy.name}" for player, policy in sorted(partners.items())
+            )
+            or "none"
+        )
         return EnvironmentMetadata(
             name=f"{spec.env}-{spec.preset}",
-            description=f"Seat player_{self._env.seat} of {spec.env}, {spec.preset}; scripts: {names}.",
+            description=f"Seat player_{self._env.seat} of {spec.env}, {spec.preset}; scripts: "
+            f"{names}.",
             version=spec.hash,
         )
 
 
 def openenv_app(
-    setup: Setup[Any], seat: int, partners: Mapping[int, Policy], *, sessions: int = 64, split: str = "openenv"
+    setup: Setup[Any],
+    seat: int,
+    partners: Mapping[int, Policy],
+    *,
+    sessions: int = 64,
+    split: str = "openenv",
 ) -> Any:
-    """Build OpenEnv's own FastAPI app for one seat, from 0; `partners` are the scripts of all others.
+    """Build OpenEnv's own FastAPI app for one seat, from 0; `partners` are the scripts of all
+    others.
 
-    At most `sessions` are open at once, one more is refused; `split` is that of the starts, where a reset names none.
-    """
+    At most `sessions` are open at once, one more is refused; `split` is that of the starts, where a
+    reset names none."""
     make = functools.partial(SeatEnvironment, setup, seat, partners, split)
     make()  # refuses a seat that is none before anybody connects
-    return create_app(make, SeatAction, SeatObservation, env_name=setup.env, max_concurrent_envs=sessions)
+    return create_app(
+        make, SeatAction, SeatObservation, env_name=setup.env, max_concurrent_envs=sessions
+    )

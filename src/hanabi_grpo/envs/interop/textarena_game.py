@@ -1,4 +1,6 @@
-"""A game of TextArena, by itself or with several players: HANABI_ENV=textarena:TicTacToe-v0 (extra textarena)."""
+"""A game of TextArena, by itself or with several players: HANABI_ENV=textarena:TicTacToe-v0 (extra
+textarena).
+"""
 
 import random
 import threading
@@ -24,7 +26,9 @@ class TextArenaConfig(ForeignConfig):
 
 
 class TextArenaGame(ForeignGame):
-    """One episode. TextArena draws from Python's global generator: each game has that generator's state of its own."""
+    """One episode. TextArena draws from Python's global generator: each game has that generator's
+    state of its own.
+    """
 
     env_id: str
     bad_reply = "skip"
@@ -34,8 +38,13 @@ class TextArenaGame(ForeignGame):
         return config.players
 
     def begin(self) -> None:
-        """Start the game; TextArena's own texts hold the rules. A SettingsError: not with so many players."""
-        self._arena, self._random = needed("textarena", self.env_id, "textarena"), random.Random(self.seed).getstate()
+        """Start the game; TextArena's own texts hold the rules. A SettingsError: not with so many
+        players.
+        """
+        self._arena, self._random = (
+            needed("textarena", self.env_id, "textarena"),
+            random.Random(self.seed).getstate(),
+        )
         self._all = dict(self.told)
         with self._own_random():
             try:
@@ -43,9 +52,12 @@ class TextArenaGame(ForeignGame):
                 self._env: Any = self._arena.make(f"{self.env_id}-raw")
                 self._env.reset(num_players=self.config.players, seed=self.seed)
                 self._listen()
-            except Exception as error:  # whatever its games raise, an AssertionError for a number of players
+            except (
+                Exception
+            ) as error:  # whatever its games raise, an AssertionError for a number of players
                 raise SettingsError(
-                    f"HANABI_PLAYERS={self.config.players}: {self.env_id} of TextArena does not start: "
+                    f"HANABI_PLAYERS={self.config.players}: {self.env_id} of TextArena does not "
+                    "start: "
                     f"{type(error).__name__}: {error}."
                 ) from error
 
@@ -83,10 +95,14 @@ class TextArenaGame(ForeignGame):
 
 
 def textarena_game(name: str) -> Foreign:
-    """Return the environment of e.g. "textarena:Nim-v0", by default with as few players as it takes."""
+    """Return the environment of e.g. "textarena:Nim-v0", by default with as few players as it
+    takes.
+    """
     arena, env_id = needed("textarena", name, "textarena"), name.partition(":")[2]
     if f"{env_id}-raw" not in arena.envs.registration.ENV_REGISTRY:
-        raise SettingsError(f"env={name!r}: TextArena {metadata.version('textarena')} has no game {env_id!r}.")
+        raise SettingsError(
+            f"env={name!r}: TextArena {metadata.version('textarena')} has no game {env_id!r}."
+        )
     game: Any = type("TextArenaGame", (TextArenaGame,), {"env_id": env_id})
     for players in range(1, MAX_PLAYERS + 1):
         try:

@@ -1,1 +1,3 @@
-"""Games of OpenSpiel: `game` plays any sequential one, `texts` words four of them, `policies` are their opponents."""
+"""Games of OpenSpiel: `game` plays any sequential one, `texts` words four of them, `policies` are
+their opponents.
+"""

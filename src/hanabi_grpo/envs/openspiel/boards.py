@@ -27,10 +27,14 @@ class TicTacToeWords(Words):
 
     def rules(self, config: OpenSpielConfig, player: int) -> str:
         return (
-            "You play TicTacToe on a board of 3 rows and 3 columns. The first player puts X, the second O, in "
-            "turns, each into an empty cell. Three of one's marks in a row, a column or a diagonal win; a full "
-            f"board without them is a draw. You are the {ROLES[player]} player and put {MARKS[player]}.\nCells have "
-            "the numbers 1 to 9: 1 2 3 in the top row, 7 8 9 in the bottom row. End your reply with the number of a "
+            "You play TicTacToe on a board of 3 rows and 3 columns. The first player puts X, the "
+            "second O, in "
+            "turns, each into an empty cell. Three of one's marks in a row, a column or a "
+            "diagonal win; a full "
+            f"board without them is a draw. You are the {ROLES[player]} player and put "
+            f"{MARKS[player]}.\nCells have "
+            "the numbers 1 to 9: 1 2 3 in the top row, 7 8 9 in the bottom row. End your reply "
+            "with the number of a "
             "cell on a line of its own."
         )
 
@@ -75,16 +79,23 @@ class ConnectFourWords(Words):
     def rules(self, config: ConnectFourConfig, player: int) -> str:
         letters = self.actions(config, None)
         return (
-            f"You play Connect Four on a board of {config.rows} rows and {config.columns} columns. The first player "
-            "has the discs X, the second O. In turns each drops a disc into a column that is not full; it falls to "
-            f"the lowest empty cell. {config.in_a_row} of one's discs in a row, a column or a diagonal win; a full "
-            f"board without them is a draw. You are the {ROLES[player]} player and have {MARKS[player]}.\nColumns "
-            f"have the letters {letters[0]} to {letters[-1]} from the left. End your reply with the letter of a "
+            f"You play Connect Four on a board of {config.rows} rows and {config.columns} "
+            "columns. The first player "
+            "has the discs X, the second O. In turns each drops a disc into a column that is not "
+            "full; it falls to "
+            f"the lowest empty cell. {config.in_a_row} of one's discs in a row, a column or a "
+            "diagonal win; a full "
+            f"board without them is a draw. You are the {ROLES[player]} player and have "
+            f"{MARKS[player]}.\nColumns "
+            f"have the letters {letters[0]} to {letters[-1]} from the left. End your reply with "
+            "the letter of a "
             "column on a line of its own."
         )
 
     def state(self, config: ConnectFourConfig, state: Any, player: int) -> str:
-        """Return the board; in the compact style every disc with its cell, e.g. "a1X", from the bottom row up."""
+        """Return the board; in the compact style every disc with its cell, e.g. "a1X", from the
+        bottom row up.
+        """
         rows, letters = [row.upper() for row in _grid(state)], self.actions(config, state)
         if config.style == "full":
             return "\n".join([" ".join(letters), *(" ".join(row) for row in rows)])
@@ -100,11 +111,19 @@ class ConnectFourWords(Words):
         return self.table.words[: config.columns]
 
     def picture(self, config: ConnectFourConfig, state: Any) -> str:
-        return "\n".join([" ".join(self.actions(config, state)), *(" ".join(row.upper()) for row in _grid(state))])
+        return "\n".join(
+            [
+                " ".join(self.actions(config, state)),
+                *(" ".join(row.upper()) for row in _grid(state)),
+            ]
+        )
 
 
 _board = partial(
-    OpenSpiel, roles=ROLES, policies={"random": random_policy, "minimax": minimax, **SEARCHES}, teacher_noise=0.3
+    OpenSpiel,
+    roles=ROLES,
+    policies={"random": random_policy, "minimax": minimax, **SEARCHES},
+    teacher_noise=0.3,
 )
 
 TIC_TAC_TOE = _board(
@@ -118,7 +137,9 @@ CONNECT_FOUR = _board(
     ConnectFourWords(),
     presets={
         "connect_four": ConnectFourConfig(preset="connect_four"),
-        "connect_four-4x5": ConnectFourConfig(preset="connect_four-4x5", rows=4, columns=5, in_a_row=3),
+        "connect_four-4x5": ConnectFourConfig(
+            preset="connect_four-4x5", rows=4, columns=5, in_a_row=3
+        ),
     },
     teachers=("mcts-10",),
 )

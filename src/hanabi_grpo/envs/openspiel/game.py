@@ -1,4 +1,6 @@
-"""A sequential game of OpenSpiel behind the interface of `envs.base`; `Words` says what players read and write."""
+"""A sequential game of OpenSpiel behind the interface of `envs.base`; `Words` says what players
+read and write.
+"""
 
 import random
 from collections import defaultdict
@@ -53,7 +55,9 @@ class View(NamedTuple):
 
 
 class Table(dict[tuple[int, ...], tuple[str, ...]]):
-    """Words of legal actions by OpenSpiel's numbers, each combination made once; `words` are those of all actions."""
+    """Words of legal actions by OpenSpiel's numbers, each combination made once; `words` are those
+    of all actions.
+    """
 
     def __init__(self, words: Sequence[str]) -> None:
         super().__init__()
@@ -68,7 +72,9 @@ class Words(Protocol):
     """What the players of one game read and write."""
 
     table: Table | None = None
-    """The words of actions; None where they depend on the state: then `actions` and `legal` are written."""
+    """The words of actions; None where they depend on the state: then `actions` and `legal` are
+    written.
+    """
 
     def rules(self, config: Any, player: int) -> str:
         """Return the system message in the full style."""
@@ -89,7 +95,9 @@ class Words(Protocol):
 
 
 class OpenSpielGame(base.Game):
-    """One episode on a `pyspiel.State`. Chance was drawn at the start: its k-th event takes the k-th number."""
+    """One episode on a `pyspiel.State`. Chance was drawn at the start: its k-th event takes the
+    k-th number.
+    """
 
     num_drawn = 0
     forfeited: int | None = None
@@ -99,7 +107,9 @@ class OpenSpielGame(base.Game):
     _legal: tuple[str, ...] | None
     """The same in words; where they depend on the state, once somebody asked."""
 
-    def __init__(self, config: OpenSpielConfig, words: Words, luck: Callable[[int], float], facts: Facts) -> None:
+    def __init__(
+        self, config: OpenSpielConfig, words: Words, luck: Callable[[int], float], facts: Facts
+    ) -> None:
         """Start; `luck(k)` is the k-th draw, 0 to 1."""
         self.config, self.words, self.luck, self.facts = config, words, luck, facts
         self.table = words.table
@@ -110,7 +120,9 @@ class OpenSpielGame(base.Game):
     def at(cls, config: OpenSpielConfig, words: Words, state: Any) -> "OpenSpielGame":
         """Return the game at a state in which a player is to act; it must not be played on."""
         game = object.__new__(cls)
-        game.__dict__.update(config=config, words=words, table=words.table, facts=facts(config.game()), state=state)
+        game.__dict__.update(
+            config=config, words=words, table=words.table, facts=facts(config.game()), state=state
+        )
         game._go_on()
         return game
 
@@ -153,7 +165,10 @@ class OpenSpielGame(base.Game):
             self.forfeited, self._acting = player, ()
             lost = self.facts.lowest
             others = -lost / max(self.facts.num_players - 1, 1)
-            return [{"forfeit": lost if one == player else others} for one in range(self.facts.num_players)]
+            return [
+                {"forfeit": lost if one == player else others}
+                for one in range(self.facts.num_players)
+            ]
         state, nothing = self.state, self.facts.nothing
         before = None if nothing else state.returns()
         state.apply_action(self._actions[(self._legal or self.legal(player)).index(text)])
@@ -182,20 +197,31 @@ class OpenSpielGame(base.Game):
         return other
 
     def hidden(self, player: int) -> Mapping[str, Any]:
-        """Return what the others know; nothing where no chance decides it, since only chance can be drawn again."""
+        """Return what the others know; nothing where no chance decides it, since only chance can be
+        drawn again.
+        """
         if self.facts.is_open or not self.facts.is_dealt:
             return {}
         others = [one for one in range(self.state.num_players()) if one != player]
-        return {"what others know": tuple(information(self.state, one) for one in others)} if others else {}
+        return (
+            {"what others know": tuple(information(self.state, one) for one in others)}
+            if others
+            else {}
+        )
 
     def resampled(self, player: int, rng: random.Random) -> "OpenSpielGame":
-        """Return a game with other chance in which the player has lived through the same, drawn until one fits."""
+        """Return a game with other chance in which the player has lived through the same, drawn
+        until one fits.
+        """
         wanted = information(self.state, player)
         taken = [one.action for one in self.state.full_history() if one.player >= 0]
         for _ in range(_RESAMPLES):
             numbers = defaultdict[int, float](rng.random)
             other = OpenSpielGame(self.config, self.words, numbers.__getitem__, self.facts)
-            if all(other.take(action) for action in taken) and information(other.state, player) == wanted:
+            if (
+                all(other.take(action) for action in taken)
+                and information(other.state, player) == wanted
+            ):
                 return other
         return self.copy()
 
@@ -223,7 +249,9 @@ class OpenSpielGame(base.Game):
 
 
 def _drawn(outcomes: Sequence[tuple[int, float]], left: float) -> int:
-    """Return the outcome that a number from 0 to 1 falls on; the last one where the chances add up to less."""
+    """Return the outcome that a number from 0 to 1 falls on; the last one where the chances add up
+    to less.
+    """
     total = 0.0
     for action, chance in outcomes:
         total += chance
@@ -272,7 +300,9 @@ class OpenSpiel(base.Environment[OpenSpielConfig]):
         return base.EnvSpec(
             env=self.name,
             preset=config.preset,
-            hash=base.stable_hash(self.name, 1, config.model_dump(exclude={"preset"}), config.game()),
+            hash=base.stable_hash(
+                self.name, 1, config.model_dump(exclude={"preset"}), config.game()
+            ),
             num_players=game.num_players(),
             roles=self.roles,
             payoff=payoff,
@@ -294,7 +324,9 @@ class OpenSpiel(base.Environment[OpenSpielConfig]):
         return OpenSpielGame(config, self.words, luck, self._last[1])
 
     def start_id(self, config: OpenSpielConfig, *, split: str, seed: int) -> str:
-        """Return what was dealt before the first action; where nothing is, each seed is a start of its own."""
+        """Return what was dealt before the first action; where nothing is, each seed is a start of
+        its own.
+        """
         dealt = self.reset(config, split=split, seed=seed).state.history()
         return " ".join(map(str, dealt)) if dealt else f"{split}/{seed}"
 

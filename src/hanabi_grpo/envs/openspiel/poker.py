@@ -17,11 +17,16 @@ class KuhnWords(Words):
 
     def rules(self, config: OpenSpielConfig, player: int) -> str:
         return (
-            f"You are the {ROLES[player]} player in a game of Kuhn poker. The deck is J, Q and K, from low to high. "
-            "Each player puts 1 chip into the pot and gets one card that the other does not see; the third card "
-            "stays hidden.\nThe first player checks or bets 1 chip. After a check the second player checks too, "
-            "which ends the game, or bets. Who faces a bet folds, which gives the pot to the other player, or calls "
-            f"with 1 chip. Else the higher card wins the pot.\n{_END.format(choices='check, bet, fold or call')}"
+            f"You are the {ROLES[player]} player in a game of Kuhn poker. The deck is J, Q and K, "
+            "from low to high. "
+            "Each player puts 1 chip into the pot and gets one card that the other does not see; "
+            "the third card "
+            "stays hidden.\nThe first player checks or bets 1 chip. After a check the second "
+            "player checks too, "
+            "which ends the game, or bets. Who faces a bet folds, which gives the pot to the "
+            "other player, or calls "
+            "with 1 chip. Else the higher card wins the "
+            f"pot.\n{_END.format(choices='check, bet, fold or call')}"
         )
 
     def state(self, config: OpenSpielConfig, state: Any, player: int) -> str:
@@ -50,20 +55,31 @@ class LeducWords(Words):
 
     def rules(self, config: OpenSpielConfig, player: int) -> str:
         return (
-            f"You are the {ROLES[player]} player in a game of Leduc poker. The deck is two J, two Q and two K, from "
-            "low to high. Each player puts 1 chip into the pot and gets one card that the other does not see. After "
-            "a first round of betting one card is turned up for both, and a second round follows.\nThe first player "
-            "begins both rounds. In its turn a player folds, which gives the pot to the other and is possible only "
-            "after a raise; calls, which means to pay what the other has raised, or nothing; or raises, which means "
-            "to call and to add 2 chips in the first round, 4 in the second. A round has at most two raises and "
-            "ends when a raise is called or both have called. In the end a pair with the open card wins, else the "
+            f"You are the {ROLES[player]} player in a game of Leduc poker. The deck is two J, two "
+            "Q and two K, from "
+            "low to high. Each player puts 1 chip into the pot and gets one card that the other "
+            "does not see. After "
+            "a first round of betting one card is turned up for both, and a second round "
+            "follows.\nThe first player "
+            "begins both rounds. In its turn a player folds, which gives the pot to the other and "
+            "is possible only "
+            "after a raise; calls, which means to pay what the other has raised, or nothing; or "
+            "raises, which means "
+            "to call and to add 2 chips in the first round, 4 in the second. A round has at most "
+            "two raises and "
+            "ends when a raise is called or both have called. In the end a pair with the open "
+            "card wins, else the "
             f"higher card; equal cards share the pot.\n{_END.format(choices='fold, call or raise')}"
         )
 
     def state(self, config: OpenSpielConfig, state: Any, player: int) -> str:
         cards, open_card, rounds = _leduc(state)
         if config.style == "compact":
-            told = [cards[player], *rounds[0], *([f"open-{open_card}", *rounds[1]] if open_card else [])]
+            told = [
+                cards[player],
+                *rounds[0],
+                *([f"open-{open_card}", *rounds[1]] if open_card else []),
+            ]
             return " ".join(told)
         told = [f"Your card is {cards[player]}.", *_turns("First round", rounds[0])]
         if open_card:
@@ -110,11 +126,20 @@ def _turns(name: str, actions: Sequence[str]) -> list[str]:
 _poker = partial(
     OpenSpiel,
     roles=ROLES,
-    policies={"random": random_policy, "cfr": partial(cfr, CFR_ITERATIONS), "cfr-10": partial(cfr, 10)},
+    policies={
+        "random": random_policy,
+        "cfr": partial(cfr, CFR_ITERATIONS),
+        "cfr-10": partial(cfr, 10),
+    },
     teachers=("cfr",),
-    # Of random play alone a model learns that the card does not matter, and self-play hardly teaches it to look.
+    # Of random play alone a model learns that the card does not matter, and self-play hardly
+    # teaches it to look.
     teacher_noise=0.8,
 )
 
-KUHN_POKER = _poker("kuhn_poker", KuhnWords(), presets={"kuhn_poker": OpenSpielConfig(preset="kuhn_poker")})
-LEDUC_POKER = _poker("leduc_poker", LeducWords(), presets={"leduc_poker": OpenSpielConfig(preset="leduc_poker")})
+KUHN_POKER = _poker(
+    "kuhn_poker", KuhnWords(), presets={"kuhn_poker": OpenSpielConfig(preset="kuhn_poker")}
+)
+LEDUC_POKER = _poker(
+    "leduc_poker", LeducWords(), presets={"leduc_poker": OpenSpielConfig(preset="leduc_poker")}
+)

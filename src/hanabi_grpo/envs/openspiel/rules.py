@@ -1,7 +1,7 @@
 """OpenSpiel's games by the text that loads them, checked before its library sees them.
 
-OpenSpiel ends the whole process on some parameters that it does not like, so nothing unchecked reaches it.
-"""
+OpenSpiel ends the whole process on some parameters that it does not like, so nothing unchecked
+reaches it."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -49,7 +49,9 @@ def facts(name: str) -> Facts:
         is_open=kind.information == pyspiel.GameType.Information.PERFECT_INFORMATION,
         is_dealt=kind.chance_mode != pyspiel.GameType.ChanceMode.DETERMINISTIC,
         num_players=game.num_players(),
-        nothing=({},) * game.num_players() if kind.reward_model == pyspiel.GameType.RewardModel.TERMINAL else (),
+        nothing=({},) * game.num_players()
+        if kind.reward_model == pyspiel.GameType.RewardModel.TERMINAL
+        else (),
         lowest=game.min_utility(),
     )
 
@@ -57,20 +59,27 @@ def facts(name: str) -> Facts:
 @functools.cache
 def playable_names() -> tuple[str, ...]:
     """Return the games that can be played here with their default parameters."""
-    return tuple(sorted(one.short_name for one in pyspiel.registered_games() if _problem(one) is None))
+    return tuple(
+        sorted(one.short_name for one in pyspiel.registered_games() if _problem(one) is None)
+    )
 
 
 def check_name(name: object) -> str:
-    """Return a game's name if it can be played here, by texts in turns, with default parameters; or a SettingsError."""
+    """Return a game's name if it can be played here, by texts in turns, with default parameters; or
+    a SettingsError.
+    """
     kinds = {one.short_name: one for one in pyspiel.registered_games()}
     if not isinstance(name, str) or name not in kinds:
         hint = did_you_mean(name, playable_names()) if isinstance(name, str) else ""
         raise SettingsError(
-            f"game={shown(name)}: OpenSpiel has no such game; {hint}{len(playable_names())} can be played here: "
+            f"game={shown(name)}: OpenSpiel has no such game; {hint}{len(playable_names())} can "
+            "be played here: "
             f"{', '.join(playable_names())}."
         )
     if problem := _problem(kinds[name]):
-        raise SettingsError(f"game={name!r}: {problem}; choose another of: {', '.join(playable_names())}.")
+        raise SettingsError(
+            f"game={name!r}: {problem}; choose another of: {', '.join(playable_names())}."
+        )
     return name
 
 

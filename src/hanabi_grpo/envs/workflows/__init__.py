@@ -1,1 +1,3 @@
-"""Teams that answer problems together: vote, debate, summary, pioneer and observer (docs/teams.md)."""
+"""Teams that answer problems together: vote, debate, summary, pioneer and observer
+(docs/teams.md).
+"""

@@ -20,9 +20,8 @@ _NUMBER = re.compile(r"([+-]?)0*(\d*)(?:\.(\d*?)0*)?", re.ASCII)
 def said(reply: str) -> str | None:
     """Return what a reply says beside its thoughts, None where a thought was cut off.
 
-    Others read it as a part of their prompts, so nothing in it may be a special token: `<|im_end|>` becomes
-    `< |im_end|>`.
-    """
+    Others read it as a part of their prompts, so nothing in it may be a special token: `<|im_end|>`
+    becomes `< |im_end|>`."""
     _, parts, is_cut_off = think_parts(reply)
     text = "\n".join(part.strip() for part in parts if part.strip())
     return None if is_cut_off else _MARKUP.sub(r"\g<0> ", text)
@@ -49,7 +48,8 @@ def read_answer(text: str, style: str) -> str | None:
 
 
 def same(answer: str) -> str:
-    """Return a text that is equal for equal answers: spaces, case, currency and the way to write a number fall out.
+    """Return a text that is equal for equal answers: spaces, case, currency and the way to write a
+    number fall out.
 
     Example:
         same("$1 200.50") == same("1,200.5") == "1200.5"
@@ -65,13 +65,18 @@ def same(answer: str) -> str:
 
 
 def majority(answers: Sequence[str | None], rights: Sequence[float]) -> float:
-    """Return what the most frequent answer is worth, the mean over those that are tied, 0 where nobody answered.
+    """Return what the most frequent answer is worth, the mean over those that are tied, 0 where
+    nobody answered.
 
-    Drawing one of the tied answers has this expectation, and no seat decides more ties than another. `answers` are per
-    seat, None without one, and `rights` 1.0 where it is right, else 0.0.
+    Drawing one of the tied answers has this expectation, and no seat decides more ties than
+    another. `answers` are per seat, None without one, and `rights` 1.0 where it is right, else 0.0.
     """
     votes = Counter(same(answer) for answer in answers if answer is not None)
-    worth = {same(answer): right for answer, right in zip(answers, rights, strict=True) if answer is not None}
+    worth = {
+        same(answer): right
+        for answer, right in zip(answers, rights, strict=True)
+        if answer is not None
+    }
     tied = [worth[one] for one, count in votes.items() if count == max(votes.values())]
     return sum(tied) / len(tied) if tied else 0.0
 

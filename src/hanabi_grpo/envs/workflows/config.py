@@ -43,7 +43,9 @@ class DebateConfig(VoteConfig):
     """Rounds of a debate."""
     reward_correct: float = 0.0
     reward_later_rounds: float = 1.0
-    """Reward of each round: the own answer, and fading the mean of all answers of later rounds, as in MAPoRL."""
+    """Reward of each round: the own answer, and fading the mean of all answers of later rounds, as
+    in MAPoRL.
+    """
 
 
 class SummaryConfig(WorkflowConfig):

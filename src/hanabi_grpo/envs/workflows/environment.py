@@ -14,11 +14,19 @@ from hanabi_grpo.envs.workflows.config import (
     WorkflowConfig,
 )
 from hanabi_grpo.envs.workflows.game import DebateGame, PioneerObserverGame, VoteGame, WorkflowGame
-from hanabi_grpo.envs.workflows.problems import CHAIN_SUM, Problem, Source, draw_problem, load_source
+from hanabi_grpo.envs.workflows.problems import (
+    CHAIN_SUM,
+    Problem,
+    Source,
+    draw_problem,
+    load_source,
+)
 
 SYSTEM = (
-    "You solve problems, alone or with others. Think, then end your reply with a line that begins with Answer: and "
-    "holds nothing but the answer. Where you are shown what other players answered, weigh it: they may be wrong."
+    "You solve problems, alone or with others. Think, then end your reply with a line that begins "
+    "with Answer: and "
+    "holds nothing but the answer. Where you are shown what other players answered, weigh it: "
+    "they may be wrong."
 )
 """Of every seat in every workflow, so that the first step is the same question in all of them."""
 NOISY = 0.7
@@ -38,14 +46,18 @@ class Workflow(base.Environment[C], Generic[C]):
     def __init__(self) -> None:
         self.presets = {self.name: self.Config(preset=self.name)}
         chances = {"random": 0.0, "noisy": NOISY, "solver": 1.0}
-        self.policies = {name: partial(Solver, self, name, right) for name, right in chances.items()}
+        self.policies = {
+            name: partial(Solver, self, name, right) for name, right in chances.items()
+        }
 
     def steps(self, config: C) -> tuple[tuple[int, ...], ...]:
         """Return the seats that answer in each step."""
         raise NotImplementedError
 
     def returns(self, config: C) -> Mapping[str, tuple[float, float]]:
-        """Return per kind of reward beside `correct` and `team` its least and greatest sum in an episode."""
+        """Return per kind of reward beside `correct` and `team` its least and greatest sum in an
+        episode.
+        """
         return {}
 
     def source(self, config: C) -> Source:
@@ -57,11 +69,15 @@ class Workflow(base.Environment[C], Generic[C]):
         return draw_problem(self.source(config), split, seed)
 
     def spec(self, config: C) -> base.EnvSpec:
-        """Return what others have to know; the problems count by their content, wherever the file is."""
+        """Return what others have to know; the problems count by their content, wherever the file
+        is.
+        """
         ranges = {"reward_correct": (0.0, 1.0), "reward_team": (0.0, 1.0), **self.returns(config)}
         paid = {name: (float(getattr(config, name)), *ends) for name, ends in ranges.items()}
         ends = [sorted((weight * low, weight * high)) for weight, low, high in paid.values()]
-        alike = all(name in ("reward_team", "reward_sum") for name, (weight, *_) in paid.items() if weight)
+        alike = all(
+            name in ("reward_team", "reward_sum") for name, (weight, *_) in paid.items() if weight
+        )
         fields, roles = config.model_dump(exclude={"preset", "problems"}), self.roles(config)
         return base.EnvSpec(
             env=self.name,
@@ -87,13 +103,21 @@ class Workflow(base.Environment[C], Generic[C]):
 
     def reply_words(self, config: C) -> tuple[str, ...]:
         """Return every sum that a compact answer may be, one word each, where they are few."""
-        least, most = -(config.chain_terms - 1) * config.chain_highest, config.chain_terms * config.chain_highest
+        least, most = (
+            -(config.chain_terms - 1) * config.chain_highest,
+            config.chain_terms * config.chain_highest,
+        )
         if config.style != "compact" or config.problems != CHAIN_SUM or most - least > _MOST_WORDS:
             return ()
         return (*map(str, range(least, most + 1)), "=", "other", "own", "none")
 
     def reset(self, config: C, *, split: str, seed: int) -> WorkflowGame[C]:
-        return self.Game(config, self.steps(config), self.source(config), self.problem(config, split=split, seed=seed))
+        return self.Game(
+            config,
+            self.steps(config),
+            self.source(config),
+            self.problem(config, split=split, seed=seed),
+        )
 
     def start_id(self, config: C, *, split: str, seed: int) -> str:
         return self.problem(config, split=split, seed=seed).question
@@ -103,7 +127,9 @@ class Workflow(base.Environment[C], Generic[C]):
         *frames, last = super().render(config, episode)
         yield from frames
         solution = self.problem(config, split=episode.suite, seed=episode.seed).answer
-        yield base.Frame(title=last.title, text=f"{last.text}\nsolution: {solution or 'not one alone'}")
+        yield base.Frame(
+            title=last.title, text=f"{last.text}\nsolution: {solution or 'not one alone'}"
+        )
 
 
 class Vote(Workflow[VoteConfig]):
@@ -127,7 +153,10 @@ class Debate(Workflow[DebateConfig]):
         return (tuple(range(config.players)),) * config.rounds
 
     def returns(self, config: DebateConfig) -> Mapping[str, tuple[float, float]]:
-        return {"reward_difference": (-1.0, 1.0), "reward_later_rounds": (0.0, float(config.rounds))}
+        return {
+            "reward_difference": (-1.0, 1.0),
+            "reward_later_rounds": (0.0, float(config.rounds)),
+        }
 
 
 class Summary(Workflow[SummaryConfig]):
@@ -160,15 +189,16 @@ class PioneerObserver(Workflow[PioneerObserverConfig]):
 class Solver:
     """Knows the solution and gives it with the chance `right`.
 
-    Else it takes over one of the answers that it is shown, or where it is shown none, that of another problem; with
-    no chance at all always the latter.
-    """
+    Else it takes over one of the answers that it is shown, or where it is shown none, that of
+    another problem; with no chance at all always the latter."""
 
     def __init__(self, workflow: Workflow[Any], name: str, right: float) -> None:
         self.workflow, self.name, self.right = workflow, name, right
 
     def seat(self, player: int, *, task: base.Task[Any], game: int) -> base.ScriptSeat:
-        """Return a seat whose generator depends only on the script, the player, the task and the episode's number."""
+        """Return a seat whose generator depends only on the script, the player, the task and the
+        episode's number.
+        """
         config, source = task.config, self.workflow.source(task.config)
         problem = self.workflow.problem(config, split=task.split, seed=task.seed)
 
@@ -189,7 +219,8 @@ class Solver:
             return f"Answer:{chr(10) if chr(10) in found.answer else ' '}{found.answer}"
 
         return base.ScriptSeat(
-            choose, random.Random(repr((self.name, self.right, player, task.split, task.seed, game)))
+            choose,
+            random.Random(repr((self.name, self.right, player, task.split, task.seed, game))),
         )
 
 

@@ -1,4 +1,5 @@
-"""Workflows as games: in each step some seats answer at the same time, and see what the others said in the step before.
+"""Workflows as games: in each step some seats answer at the same time, and see what the others said
+in the step before.
 
 | workflow | steps | the team's answer |
 |---|---|---|
@@ -19,7 +20,12 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.workflows.answers import majority, read_answer, said, same
-from hanabi_grpo.envs.workflows.config import DebateConfig, PioneerObserverConfig, VoteConfig, WorkflowConfig
+from hanabi_grpo.envs.workflows.config import (
+    DebateConfig,
+    PioneerObserverConfig,
+    VoteConfig,
+    WorkflowConfig,
+)
 from hanabi_grpo.envs.workflows.problems import Problem, Source
 
 C = TypeVar("C", bound=WorkflowConfig)
@@ -42,7 +48,9 @@ class View(NamedTuple):
 class WorkflowGame(base.Game, Generic[C]):
     """One problem, answered in steps."""
 
-    def __init__(self, config: C, steps: Sequence[tuple[int, ...]], source: Source, problem: Problem) -> None:
+    def __init__(
+        self, config: C, steps: Sequence[tuple[int, ...]], source: Source, problem: Problem
+    ) -> None:
         """Start; `steps` are the seats that answer in each."""
         self.config, self.steps, self.source, self.problem = config, steps, source, problem
         self.num_players = len({seat for step in steps for seat in step})
@@ -61,7 +69,9 @@ class WorkflowGame(base.Game, Generic[C]):
         return self._worded(view if whole else view._replace(question="", own=None))
 
     def state_message(self, player: int) -> str:
-        """Return the question, what the player said last, and what others said in the step before."""
+        """Return the question, what the player said last, and what others said in the step
+        before.
+        """
         return self._worded(self.view(player))
 
     def view(self, player: int) -> View:
@@ -89,7 +99,9 @@ class WorkflowGame(base.Game, Generic[C]):
         self.said.append(dict(actions))
         parts: Parts = [{} for _ in range(self.num_players)]
         for seat, right in self.right[-1].items():
-            if self.config.reward_correct and not any(seat in later for later in self.steps[len(self.said) :]):
+            if self.config.reward_correct and not any(
+                seat in later for later in self.steps[len(self.said) :]
+            ):
                 parts[seat]["correct"] = self.config.reward_correct * right
         if self.config.reward_team and not self.to_act():
             for own in parts:
@@ -100,20 +112,24 @@ class WorkflowGame(base.Game, Generic[C]):
         """Return what the majority of a step is worth, see `majority`; also `without` one seat."""
         seats = [seat for seat in self.said[step] if seat != without]
         return majority(
-            [self.answer(self.said[step][seat]) for seat in seats], [self.right[step][seat] for seat in seats]
+            [self.answer(self.said[step][seat]) for seat in seats],
+            [self.right[step][seat] for seat in seats],
         )
 
     def result(self) -> Mapping[str, float]:
         """Return shares of right answers, and what the team made of the first ones.
 
-        `final` is the team's answer, `alone` the mean of the first step's, given without seeing any other;
-        final = alone + corrected - misled. `agreement` is the share of pairs of seats whose last answers are the same.
-        """
+        `final` is the team's answer, `alone` the mean of the first step's, given without seeing any
+        other; final = alone + corrected - misled. `agreement` is the share of pairs of seats whose
+        last answers are the same."""
         final = 0.0 if self.to_act() else self.worth(-1)
         alone = fmean(self.right[0].values()) if self.right else 0.0
         last = {seat: self.answer(text) for step in self.said for seat, text in step.items()}
         pairs = list(itertools.combinations(last.values(), 2))
-        agreed = [float(one is not None and other is not None and same(one) == same(other)) for one, other in pairs]
+        agreed = [
+            float(one is not None and other is not None and same(one) == same(other))
+            for one, other in pairs
+        ]
         return {
             "final": final,
             "alone": alone,
@@ -143,7 +159,10 @@ class WorkflowGame(base.Game, Generic[C]):
         other, secret = self.copy(), self.hidden(player).get("what others said", {})
         other.problem = Problem(self.problem.question, str(rng.randrange(1000)))
         other.said = [
-            {seat: f"{rng.randrange(1000)}" if (number, seat) in secret else text for seat, text in step.items()}
+            {
+                seat: f"{rng.randrange(1000)}" if (number, seat) in secret else text
+                for seat, text in step.items()
+            }
             for number, step in enumerate(self.said)
         ]
         return other
@@ -165,18 +184,24 @@ class WorkflowGame(base.Game, Generic[C]):
         parts = [view.question] if view.question else []
         parts += [f"You answered:\n{view.own}"] if view.own is not None else []
         parts += [f"Another player answered:\n{text}" for text in view.others]
-        return "\n\n".join([*parts, "Your answer?" if len(parts) <= 1 else "Your answer, after reading these?"])
+        return "\n\n".join(
+            [*parts, "Your answer?" if len(parts) <= 1 else "Your answer, after reading these?"]
+        )
 
 
 class VoteGame(WorkflowGame[V]):
     """All at once."""
 
     def step(self, actions: Mapping[int, str]) -> Parts:
-        """Pay at the end also what each seat changed: the majority with it, minus the majority of the others."""
+        """Pay at the end also what each seat changed: the majority with it, minus the majority of
+        the others.
+        """
         parts = super().step(actions)
         if self.config.reward_difference and not self.to_act():
             for seat, own in enumerate(parts):
-                own["difference"] = self.config.reward_difference * (self.worth(-1) - self.worth(-1, seat))
+                own["difference"] = self.config.reward_difference * (
+                    self.worth(-1) - self.worth(-1, seat)
+                )
         return parts
 
 
@@ -186,9 +211,8 @@ class DebateGame(VoteGame[DebateConfig]):
     def late(self) -> Sequence[Parts]:
         """Pay each round as MAPoRL does (arXiv 2502.18439).
 
-        Seat a of n gets for round t [v_ta + sum over later rounds t' of gamma^(t'-t) mean_a v_t'a] / sum of the
-        gamma^(t'-t), v_ta being 1 for a right answer.
-        """
+        Seat a of n gets for round t [v_ta + sum over later rounds t' of gamma^(t'-t) mean_a v_t'a]
+        / sum of the gamma^(t'-t), v_ta being 1 for a right answer."""
         if not self.config.reward_later_rounds:
             return []
         means, paid = [fmean(step.values()) for step in self.right], []
@@ -196,13 +220,18 @@ class DebateGame(VoteGame[DebateConfig]):
             fade = [GAMMA**later for later in range(len(means) - number)]
             after = sum(one * mean for one, mean in zip(fade[1:], means[number + 1 :], strict=True))
             scale = self.config.reward_later_rounds / sum(fade)
-            paid.append([{"later_rounds": scale * (step[seat] + after)} for seat in range(self.num_players)])
+            paid.append(
+                [{"later_rounds": scale * (step[seat] + after)} for seat in range(self.num_players)]
+            )
         return paid
 
     def result(self) -> Mapping[str, float]:
         """Add each round's majority: what the team would have answered then."""
         made = len(self.said)
-        rounds = {f"round_{one + 1}": self.worth(one) if one < made else 0.0 for one in range(self.config.rounds)}
+        rounds = {
+            f"round_{one + 1}": self.worth(one) if one < made else 0.0
+            for one in range(self.config.rounds)
+        }
         return {**super().result(), **rounds}
 
 

@@ -1,4 +1,6 @@
-"""Arms of a comparison: runs as they are typed, what their folders hold, and in which settings they differ."""
+"""Arms of a comparison: runs as they are typed, what their folders hold, and in which settings they
+differ.
+"""
 
 import glob
 import json
@@ -22,13 +24,32 @@ from hanabi_grpo.settings.variables import typed
 _ARM_FORM = "give NAME=RUN,RUN,…, e.g. 'shared=outputs/b-0,outputs/b-1,outputs/b-2'"
 SCORE = "score/mean"
 """The figure of a step that is compared where none is named."""
-_SEEDS = ("SEED", "HANABI_DEAL_SEED")
+_SEEDS = ("SEED", "HANABI_TASK_SEED")
 _NO_MATTER = frozenset(
     {
         *_SEEDS,
-        *("OUTPUT_DIR", "RESUME", "SAVE_STEPS", "SAVE_TOTAL_LIMIT", "HANABI_EPISODES_EVERY", "REPORT_TO"),
-        *("PORT", "HANABI_HOST", "HANABI_API_KEY", "VLLM_SERVER_HOST", "VLLM_SERVER_PORT", "HANABI_DIE_WITH_PARENT"),
-        *("HANABI_SESSION_TIMEOUT", "HANABI_SERVER_TIMEOUT", "HANABI_ROLLOUT_TIMEOUT", "HANABI_ENGINE_RESTARTS"),
+        *(
+            "OUTPUT_DIR",
+            "RESUME",
+            "SAVE_STEPS",
+            "SAVE_TOTAL_LIMIT",
+            "HANABI_EPISODES_EVERY",
+            "REPORT_TO",
+        ),
+        *(
+            "PORT",
+            "HANABI_HOST",
+            "HANABI_API_KEY",
+            "VLLM_SERVER_HOST",
+            "VLLM_SERVER_PORT",
+            "HANABI_DIE_WITH_PARENT",
+        ),
+        *(
+            "HANABI_SESSION_TIMEOUT",
+            "HANABI_SERVER_TIMEOUT",
+            "HANABI_ROLLOUT_TIMEOUT",
+            "HANABI_ENGINE_RESTARTS",
+        ),
         *("UPLOAD_CKPT_TO_WANDB", "CKPT_ARTIFACT_NAME", "CKPT_ARTIFACT_ALIASES"),
     }
 )
@@ -65,14 +86,14 @@ class Arm:
 
 
 def parse_arms(texts: Sequence[str]) -> dict[str, list[Path]]:
-    """Return the folders of every arm by its name, in the order typed; a folder with a `*` stands for all that match.
+    """Return the folders of every arm by its name, in the order typed; a folder with a `*` stands
+    for all that match.
 
-    Example:
-        parse_arms(["per player=outputs/a-0,outputs/a-1"]) == {"per player": [Path("outputs/a-0"), Path("outputs/a-1")]}
+    Example: parse_arms(["per player=outputs/a-0,outputs/a-1"]) == {"per player":
+        [Path("outputs/a-0"), Path("outputs/a-1")]}
 
-    Raises:
-        SettingsError: An arm without a name or folder, nothing matches, or a name or a folder is there twice: a run in
-            two places would count as two seeds.
+    Raises: SettingsError: An arm without a name or folder, nothing matches, or a name or a folder
+        is there twice: a run in two places would count as two seeds.
     """
     arms: dict[str, list[Path]] = {}
     owners: dict[Path, str] = {}
@@ -88,20 +109,25 @@ def parse_arms(texts: Sequence[str]) -> dict[str, list[Path]]:
         arms[name] = [folder for word in words for folder in _matching(word, name)]
         for folder in arms[name]:
             real = folder.resolve()
-            real = real.parent if real.name == TRAIN else real  # `demo` and `demo/train` are one run
+            real = (
+                real.parent if real.name == TRAIN else real
+            )  # `demo` and `demo/train` are one run
             if real in owners:
                 raise SettingsError(
-                    f"{folder}: is in {owners[real]!r} and again in {name!r}; a run is one seed of one arm."
+                    f"{folder}: is in {owners[real]!r} and again in {name!r}; a run is one seed "
+                    "of one arm."
                 )
             owners[real] = name
     return arms
 
 
-def load_arms(folders: Mapping[str, Sequence[Path]], *, metric: str = SCORE) -> tuple[str, tuple[Arm, ...]]:
+def load_arms(
+    folders: Mapping[str, Sequence[Path]], *, metric: str = SCORE
+) -> tuple[str, tuple[Arm, ...]]:
     """Read every run and return the preset, empty where runs do not say it, and the arms.
 
-    A folder is a run folder, or holds one as `train/` with evaluations beside it, as `tools/demo.sh` leaves it.
-    `metric` is the figure of `metrics.jsonl` that is compared.
+    A folder is a run folder, or holds one as `train/` with evaluations beside it, as
+    `tools/demo.sh` leaves it. `metric` is the figure of `metrics.jsonl` that is compared.
 
     Raises:
         SettingsError: A folder is no run or has no step, or the presets differ.
@@ -109,7 +135,9 @@ def load_arms(folders: Mapping[str, Sequence[Path]], *, metric: str = SCORE) -> 
     rows = {folder: _rows(folder, metric) for group in folders.values() for folder in group}
     presets = {folder: _presets(found) for folder, found in rows.items()}
     if len(set(presets.values())) > 1:
-        what = "; ".join(f"{folder}: {names or 'a preset it does not say'}" for folder, names in presets.items())
+        what = "; ".join(
+            f"{folder}: {names or 'a preset it does not say'}" for folder, names in presets.items()
+        )
         raise SettingsError(f"the runs have different presets ({what}); compare runs of one.")
     arms = tuple(
         Arm(name=name, runs=tuple(_run(folder, rows[folder], metric) for folder in group))
@@ -119,7 +147,8 @@ def load_arms(folders: Mapping[str, Sequence[Path]], *, metric: str = SCORE) -> 
 
 
 def condition_notes(arms: Sequence[Arm]) -> list[str]:
-    """Return sentences: settings of an arm that differ from the first arm's, or within it, and seeds used twice.
+    """Return sentences: settings of an arm that differ from the first arm's, or within it, and
+    seeds used twice.
 
     Runs without `settings.json` are left out.
     """
@@ -132,21 +161,35 @@ def condition_notes(arms: Sequence[Arm]) -> list[str]:
             if len(found) == 1 and len(values[0].get(name, ())) == 1 and found != values[0][name]
         ]
         if changed:
-            notes.append(f"Settings of {arm.name} that differ from those of {arms[0].name}: {', '.join(changed)}.")
+            notes.append(
+                f"Settings of {arm.name} that differ from those of {arms[0].name}: "
+                f"{', '.join(changed)}."
+            )
     for arm, own in zip(arms, values, strict=True):
         notes += [
             f"The runs of {arm.name} differ in {name}: {', '.join(map(_shown, found))}."
             for name, found in own.items()
             if len(found) > 1
         ]
-        seeds = [tuple(run.settings.get(name) for name in _SEEDS) for run in arm.runs if "SEED" in run.settings]
+        seeds = [
+            tuple(run.settings.get(name) for name in _SEEDS)
+            for run in arm.runs
+            if "SEED" in run.settings
+        ]
         if len(set(seeds)) < len(seeds):
-            notes.append(f"Runs of {arm.name} share SEED and HANABI_DEAL_SEED: they are no independent seeds.")
+            notes.append(
+                f"Runs of {arm.name} share SEED and HANABI_TASK_SEED: they are no independent "
+                "seeds."
+            )
     return notes
 
 
 def _matching(word: str, arm: str) -> list[Path]:
-    found = sorted(path for path in map(Path, glob.glob(word)) if path.is_dir()) if "*" in word else [Path(word)]
+    found = (
+        sorted(path for path in map(Path, glob.glob(word)) if path.is_dir())
+        if "*" in word
+        else [Path(word)]
+    )
     if not found:
         raise SettingsError(f"{word!r} of arm {arm!r}: no folder matches.")
     return found
@@ -155,12 +198,20 @@ def _matching(word: str, arm: str) -> list[Path]:
 def _rows(folder: Path, metric: str) -> list[dict[str, Any]]:
     path = run_home(folder) / "metrics.jsonl"
     if not path.is_file():
-        what = f"neither it nor its {TRAIN}/ has a metrics.jsonl" if folder.is_dir() else "no such folder"
+        what = (
+            f"neither it nor its {TRAIN}/ has a metrics.jsonl"
+            if folder.is_dir()
+            else "no such folder"
+        )
         raise SettingsError(f"{folder}: {what}; give the folder of a training run.")
     rows = read_history(path)
     if not any(number(row.get(metric)) is not None for row in rows):
         named = {key for row in rows for key in row if number(row[key]) is not None}
-        why = "the run ended before its first step" if metric == SCORE else f"there are {', '.join(sorted(named))}"
+        why = (
+            "the run ended before its first step"
+            if metric == SCORE
+            else f"there are {', '.join(sorted(named))}"
+        )
         raise SettingsError(f'{path}: no step has a "{metric}"; {why}.')
     return rows
 
@@ -171,7 +222,11 @@ def _presets(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _run(folder: Path, rows: Sequence[Mapping[str, Any]], metric: str) -> Run:
-    points = [(float(row["step"]), score) for row in rows if (score := number(row.get(metric))) is not None]
+    points = [
+        (float(row["step"]), score)
+        for row in rows
+        if (score := number(row.get(metric))) is not None
+    ]
     x, scores = (np.asarray(column) for column in zip(*points, strict=True))
     clock = [value for row in rows if (value := number(row.get("seconds"))) is not None]
     # Each part of a resumed run counts from 0.

@@ -1,1 +1,1 @@
-"""Cross-play: every entry with every other, in both orders, on common deals."""
+"""Cross-play: every entry with every other, in both orders, on common tasks."""

@@ -1,14 +1,16 @@
-"""What is crossed: every entry in seat 0 with every other. A cell's deals are a ledger in the folder's `cells/`."""
+"""What is crossed: every entry in seat 0 with every other. A cell's tasks are a ledger in the
+folder's `cells/`.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.client.lineups import LineUp, parse_line_up, short_name
+from hanabi_grpo.client.lineups import Lineup, parse_lineup, short_name
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation.evaluate import evaluate_line_up, line_up_key
+from hanabi_grpo.evaluation.evaluate import evaluate_lineup, lineup_key
 from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint
@@ -36,30 +38,33 @@ class Plan:
 
     entries: tuple[Entry, ...]
     setup: Setup[Any]
-    num_deals: int
+    num_tasks: int
     suite: str
     temperature: float | None
     """Of sampling; None: only scripts play."""
     seats: tuple[tuple[str, ...], ...]
     """Who an entry is, per entry and seat; see `refs`."""
-    cells: Mapping[str, LineUp]
-    """Who plays every deal of a cell, by its name "<row>-<column>": N x N, row by row."""
+    cells: Mapping[str, Lineup]
+    """Who plays every task of a cell, by its name "<row>-<column>": N x N, row by row."""
 
     @property
     def is_team(self) -> bool:
-        """Whether a game has one score for all players; if not, a cell changes seats and has the row's return."""
+        """Whether a game has one score for all players; if not, a cell changes seats and has the
+        row's return.
+        """
         return self.setup.spec.has_common_score
 
 
 def parse_entries(texts: Sequence[str], setup: Setup[Any]) -> tuple[Entry, ...]:
     """Read entries: a word each, or name=word. Checkpoints that share a label get their whole path.
 
-    Raises:
-        SettingsError: Fewer than two entries, an unknown word, a list of words, or a name or word that is there twice.
+    Raises: SettingsError: Fewer than two entries, an unknown word, a list of words, or a name or
+        word that is there twice.
     """
     if not 2 <= len(texts) <= MAX_ENTRIES:
         raise SettingsError(
-            f"{len(texts)} entries: cross-play needs 2 to {MAX_ENTRIES}, e.g. hanabi-grpo cross-play iggi piers served"
+            f"{len(texts)} entries: cross-play needs 2 to {MAX_ENTRIES}, e.g. hanabi-grpo "
+            "cross-play iggi piers served"
         )
     parsed = [_parse(text, setup) for text in texts]
     labels = [label or short_name(str(ref)) for label, ref in parsed]
@@ -86,42 +91,57 @@ def _parse(text: str, setup: Setup[Any]) -> tuple[str, Ref]:
         raise SettingsError(f"entry {text!r}: a name has visible characters.")
     if "," in word:
         raise SettingsError(
-            f"entry {text!r}: an entry is one word; cross-play makes the pairs itself. For a list of different players "
+            f"entry {text!r}: an entry is one word; cross-play makes the pairs itself. For a list "
+            "of different players "
             "there is hanabi-grpo evaluate."
         )
-    ref = parse_line_up(word, setup.spec.num_players, env=setup.env).refs[0]
+    ref = parse_lineup(word, setup.spec.num_players, env=setup.env).refs[0]
     if isinstance(ref, CheckpointRef) and isinstance(ref.place, Path):
         ref = replace(ref, place=newest_checkpoint(ref.place))
     return label, ref
 
 
 def make_plan(
-    entries: Sequence[Entry], setup: Setup[Any], num_deals: int, *, suite: str, served: Served | None
+    entries: Sequence[Entry],
+    setup: Setup[Any],
+    num_tasks: int,
+    *,
+    suite: str,
+    served: Served | None,
 ) -> Plan:
-    """Look up who everybody is, and list the cells: the row's entry in seat 0, the column's in every other seat.
+    """Look up who everybody is, and list the cells: the row's entry in seat 0, the column's in
+    every other seat.
 
-    Deals 0 to `num_deals - 1` are played in every cell. `served` is needed unless every entry is a script.
+    Tasks 0 to `num_tasks - 1` are played in every cell. `served` is needed unless every entry is a
+    script.
 
     Raises:
         SettingsError: Two entries are the same players, or a checkpoint cannot be used.
         ServerError: The server lacks an adapter.
     """
     others, refs = setup.spec.num_players - 1, [entry.ref for entry in entries]
-    pairs = {f"{i}-{j}": (row, *[other] * others) for i, row in enumerate(refs) for j, other in enumerate(refs)}
-    cells = {name: LineUp(text=",".join(map(str, team)), refs=team) for name, team in pairs.items()}
+    pairs = {
+        f"{i}-{j}": (row, *[other] * others)
+        for i, row in enumerate(refs)
+        for j, other in enumerate(refs)
+    }
+    cells = {name: Lineup(text=",".join(map(str, team)), refs=team) for name, team in pairs.items()}
     teams = [cells[f"{i}-{i}"] for i in range(len(entries))]
-    seats = tuple(tuple(line_up_key(team, setup, suite=suite, served=served)["seats"][0]) for team in teams)
+    seats = tuple(
+        tuple(lineup_key(team, setup, suite=suite, served=served)["seats"][0]) for team in teams
+    )
     for number, one in enumerate(seats):
         if one in seats[:number]:
             raise SettingsError(
-                f"{entries[seats.index(one)].label} and {entries[number].label} are the same players "
+                f"{entries[seats.index(one)].label} and {entries[number].label} are the same "
+                "players "
                 f"({', '.join(dict.fromkeys(one))}); give each once."
             )
     sampled = any(team.needs_server for team in teams)
     return Plan(
         entries=tuple(entries),
         setup=setup,
-        num_deals=num_deals,
+        num_tasks=num_tasks,
         suite=suite,
         temperature=served.temperature if served and sampled else None,
         seats=seats,
@@ -135,25 +155,27 @@ def play_cells(
     cells: dict[str, EvaluationResult],
     *,
     served: Served | None,
-    begin: Callable[[LineUp], None],
+    begin: Callable[[Lineup], None],
     progress: Callable[[int], None],
 ) -> None:
-    """Play every cell and put it into `cells` by name; deals that an earlier call finished are not played again.
+    """Play every cell and put it into `cells` by name; tasks that an earlier call finished are not
+    played again.
 
-    `begin` receives each cell before its first deal, `progress` the number of its deals that are done.
+    `begin` receives each cell before its first task, `progress` the number of its tasks that are
+    done.
 
     Raises:
         ServerError: The server failed, or dropped a game.
         SettingsError: The folder holds a cell of other players or settings, or the disk is full.
     """
-    for name, line_up in plan.cells.items():
-        begin(line_up)
-        cells[name] = evaluate_line_up(
-            line_up,
+    for name, lineup in plan.cells.items():
+        begin(lineup)
+        cells[name] = evaluate_lineup(
+            lineup,
             plan.setup,
-            plan.num_deals,
+            plan.num_tasks,
             suite=plan.suite,
-            served=served if line_up.needs_server else None,
+            served=served if lineup.needs_server else None,
             rotate=not plan.is_team,
             ledger=folder / "cells" / f"{name}.jsonl",
             progress=progress,

@@ -18,13 +18,15 @@ _Readings = dict[tuple[str, str], list[tuple[int, Reading]]]
 """By name and subject of an alarm, each with its step."""
 
 
-def alarm_figure(rows: Sequence[Mapping[str, Any]], alarms: Sequence[Alarm], *, title: str) -> "Figure":
+def alarm_figure(
+    rows: Sequence[Mapping[str, Any]], alarms: Sequence[Alarm], *, title: str
+) -> "Figure":
     """Return every figure that an alarm watches against the step, raised and nearest first.
 
-    Dashed: thresholds, as far as they are near, a relative one for each player; a red band: steps at which an alarm of
-    this figure was raised. Constants are left out: they say nothing. `rows` are those of `metrics.jsonl`, by step. Rows
-    without any such figure are a SettingsError.
-    """
+    Dashed: thresholds, as far as they are near, a relative one for each player; a red band: steps
+    at which an alarm of
+    this figure was raised. Constants are left out: they say nothing. `rows` are those of
+    `metrics.jsonl`, by step. Rows without any such figure are a SettingsError."""
     watch = AlarmWatch(alarms)
     found: dict[str, _Readings] = {alarm.figure: {} for alarm in alarms}
     for row in rows:
@@ -33,7 +35,9 @@ def alarm_figure(rows: Sequence[Mapping[str, Any]], alarms: Sequence[Alarm], *, 
             found[one.alarm.figure].setdefault(one.key, []).append((int(row["step"]), one))
     pictures = [picture for picture in found.values() if any(map(_tells, picture.values()))]
     if not pictures:
-        raise SettingsError("no row has a figure that an alarm watches; the run ended before its first step.")
+        raise SettingsError(
+            "no row has a figure that an alarm watches; the run ended before its first step."
+        )
     pictures.sort(key=lambda one: (not any(map(_was_raised, one.values())), _nearest(one).distance))
     columns = min(_COLUMNS, len(pictures))
     lines = -(-len(pictures) // columns)
@@ -46,8 +50,12 @@ def alarm_figure(rows: Sequence[Mapping[str, Any]], alarms: Sequence[Alarm], *, 
         _draw(axes, picture, color_of)
     for axes in grid[len(pictures) :]:
         axes.set_visible(False)
-    handles = [grid[0].plot([], [], color=color, label=name)[0] for name, color in color_of.items() if name]
-    figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), fontsize=9, frameon=False)
+    handles = [
+        grid[0].plot([], [], color=color, label=name)[0] for name, color in color_of.items() if name
+    ]
+    figure.legend(
+        handles=handles, loc="outside upper right", ncols=len(handles), fontsize=9, frameon=False
+    )
     figure.suptitle(title, fontsize=11, x=0.01, ha="left", parse_math=False)
     return figure
 
@@ -61,7 +69,9 @@ def _was_raised(readings: Sequence[tuple[int, Reading]]) -> bool:
 
 
 def _tells(readings: Sequence[tuple[int, Reading]]) -> bool:
-    return _was_raised(readings) or len({one.value for _, one in readings}) > 1 or len(readings) == 1
+    return (
+        _was_raised(readings) or len({one.value for _, one in readings}) > 1 or len(readings) == 1
+    )
 
 
 def _draw(axes: "Axes", picture: _Readings, color_of: Mapping[str, str]) -> None:
@@ -80,7 +90,11 @@ def _draw(axes: "Axes", picture: _Readings, color_of: Mapping[str, str]) -> None
     axes.set_ylim(low - 0.3 * (high - low), high + 0.3 * (high - low))
     raised = any(map(_was_raised, picture.values()))
     one = _nearest(picture)
-    level = "" if one.level is None else f"; alarm {'<' if one.alarm.below else '>'} {one.level:.2g}"
-    axes.set_title(one.alarm.title + level, fontsize=8.5, loc="left", color=ALERT if raised else "black")
+    level = (
+        "" if one.level is None else f"; alarm {'<' if one.alarm.below else '>'} {one.level:.2g}"
+    )
+    axes.set_title(
+        one.alarm.title + level, fontsize=8.5, loc="left", color=ALERT if raised else "black"
+    )
     axes.tick_params(labelsize=7)
     tidy(axes)

@@ -6,10 +6,19 @@ from textwrap import fill
 from hanabi_grpo.evaluation.comparison.arms import SCORE
 from hanabi_grpo.evaluation.comparison.tables import Comparison
 from hanabi_grpo.evaluation.tables import ATTAINABLE
-from hanabi_grpo.report.charts.canvas import add_caption, draw_level, make_figure, name_lines, save_figure, tidy
+from hanabi_grpo.report.charts.canvas import (
+    add_caption,
+    draw_level,
+    make_figure,
+    name_lines,
+    save_figure,
+    tidy,
+)
 
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""B. Wong, Points of view: Color blindness, Nature Methods 8, 2011, without its yellow, which is pale on white."""
+"""B. Wong, Points of view: Color blindness, Nature Methods 8, 2011, without its yellow, which is
+pale on white.
+"""
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 """They tell arms apart where colours are lost."""
 _NUM_MARKERS = 8
@@ -17,7 +26,8 @@ _SIZE = (10.0, 6.0)
 
 
 def draw_bands(path: Path, found: Comparison) -> None:
-    """Draw one line with a band per arm, what is attainable, and their names at the right; write a PNG.
+    """Draw one line with a band per arm, what is attainable, and their names at the right; write a
+    PNG.
 
     Of more than seven arms, colours repeat. Raises as `save_figure`.
     """
@@ -35,7 +45,9 @@ def draw_bands(path: Path, found: Comparison) -> None:
             zorder=3, label=f"{curve.name} {curve.mean[-1]:.2f}",
         )  # fmt: skip
         if curve.has_band:
-            axes.fill_between(curve.x, curve.low, curve.high, color=line.get_color(), alpha=0.16, zorder=2)
+            axes.fill_between(
+                curve.x, curve.low, curve.high, color=line.get_color(), alpha=0.16, zorder=2
+            )
     if scale:
         # A band may reach beyond what can be scored.
         low, high = axes.get_ylim()
@@ -44,7 +56,9 @@ def draw_bands(path: Path, found: Comparison) -> None:
         axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]))
     name_lines(axes)
     most = f", at most {scale[1]:g}" if scale else ""
-    axes.set_ylabel(f"{found.label} of training games{most}" if found.metric == SCORE else found.label)
+    axes.set_ylabel(
+        f"{found.label} of training games{most}" if found.metric == SCORE else found.label
+    )
     axes.set_xlabel("training step")
     heading = f"Training on {found.preset}" if found.preset else "Training"
     axes.set_title(fill(heading, 80), loc="left", fontsize=12, parse_math=False)

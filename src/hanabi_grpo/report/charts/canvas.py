@@ -1,4 +1,6 @@
-"""What every picture shares: figures without a window system, their looks, and files or data addresses of them."""
+"""What every picture shares: figures without a window system, their looks, and files or data
+addresses of them.
+"""
 
 import base64
 import io
@@ -36,7 +38,13 @@ def make_figure(width: float, height: float) -> "Figure":
 
 
 def draw_line(
-    axes: "Axes", steps: Sequence[int], values: Sequence[float], color: str, *, name: str = "", width: float = 2.0
+    axes: "Axes",
+    steps: Sequence[int],
+    values: Sequence[float],
+    color: str,
+    *,
+    name: str = "",
+    width: float = 2.0,
 ) -> None:
     """Draw each step thin and the trailing mean bold, named with where the bold line ends."""
     means = trailing_mean(values, SMOOTH)
@@ -44,7 +52,14 @@ def draw_line(
     axes.plot(places, bin_means(values, _MOST_POINTS), color=color, alpha=0.3, linewidth=0.9)
     label = fill(f"{name} {means[-1]:.2f}", _WRAP) if name else None
     marker = "o" if len(places) == 1 else None
-    axes.plot(places, bin_means(means, _MOST_POINTS), color=color, linewidth=width, marker=marker, label=label)
+    axes.plot(
+        places,
+        bin_means(means, _MOST_POINTS),
+        color=color,
+        linewidth=width,
+        marker=marker,
+        label=label,
+    )
 
 
 def draw_level(axes: "Axes", name: str, height: float) -> None:
@@ -54,11 +69,18 @@ def draw_level(axes: "Axes", name: str, height: float) -> None:
 
 
 def name_lines(axes: "Axes") -> None:
-    """Write the names of the named lines to the right of their axes, those that end highest first."""
+    """Write the names of the named lines to the right of their axes, those that end highest
+    first.
+    """
     lines: list[Any] = axes.get_legend_handles_labels()[0]
     lines.sort(key=lambda line: -line.get_ydata()[-1])
     legend = axes.legend(
-        handles=lines, loc="center left", bbox_to_anchor=(1, 0.5), labelcolor="linecolor", fontsize=9, handlelength=1.2
+        handles=lines,
+        loc="center left",
+        bbox_to_anchor=(1, 0.5),
+        labelcolor="linecolor",
+        fontsize=9,
+        handlelength=1.2,
     )
     legend.set_frame_on(False)
     for text in legend.get_texts():
@@ -87,7 +109,9 @@ def save_figure(figure: "Figure", path: Path) -> None:
 def data_address(figure: "Figure") -> str:
     """Return the figure as the `src` of an image: an SVG in a data: address."""
     # Six decimals of each coordinate would be half of a page; the numbers of labels stay whole.
-    short = re.sub(rb' d="[^"]+"', lambda path: re.sub(rb"(\.\d\d)\d+", rb"\1", path[0]), _drawn(figure, "svg"))
+    short = re.sub(
+        rb' d="[^"]+"', lambda path: re.sub(rb"(\.\d\d)\d+", rb"\1", path[0]), _drawn(figure, "svg")
+    )
     return "data:image/svg+xml;base64," + base64.b64encode(short).decode()
 
 
@@ -97,5 +121,7 @@ def _drawn(figure: "Figure", kind: str) -> bytes:
 
     content = io.BytesIO()
     with rc_context({"svg.hashsalt": "hanabi", "svg.fonttype": "none"}):
-        figure.savefig(content, format=kind, dpi=_DPI, metadata={"Date": None} if kind == "svg" else None)
+        figure.savefig(
+            content, format=kind, dpi=_DPI, metadata={"Date": None} if kind == "svg" else None
+        )
     return content.getvalue()

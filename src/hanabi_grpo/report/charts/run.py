@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 EXPLOITABILITY = "exploitability"
 """A metric of training, see HANABI_EXPLOIT_EVERY."""
 PICTURES = ("score", "phases", "alarms")
-_BAD_REPLIES = {"illegal_per_game": ("illegal", COLORS[0]), "unparsable_per_game": ("unparsable", COLORS[1])}
+_BAD_REPLIES = {
+    "illegal_per_game": ("illegal", COLORS[0]),
+    "unparsable_per_game": ("unparsable", COLORS[1]),
+}
 _PHASE_COLORS = {
     **{"push": "#c2185b", "rollout": "#1f5fa8", "resample": "#7fb2e5"},
     **{"wait": "#d9a400", "recall": "#6a3d9a", "train": "#2e7d32"},
@@ -74,15 +77,25 @@ class RunPictures:
         return left_out
 
     def _score(self) -> "Figure":
-        """Return mean score, or exploitability where it was measured, against the step; bad replies below."""
+        """Return mean score, or exploitability where it was measured, against the step; bad replies
+        below.
+        """
         if not series(self.rows, SCORE)[0]:
             raise SettingsError(f'no row has a "{SCORE}"; the run ended before its first step.')
         figure = make_figure(4.9, 4.2)
         score, bad = figure.subplots(2, 1, sharex=True, height_ratios=(3.0, 1.0))
         measured, values = series(self.rows, EXPLOITABILITY)
         if measured:
-            # What both players together earn in self-play says nothing where one wins what the other loses.
-            score.plot(measured, values, "o-", color=COLORS[0], markersize=3, label=f"last players {values[-1]:.3f}")
+            # What both players together earn in self-play says nothing where one wins what the
+            # other loses.
+            score.plot(
+                measured,
+                values,
+                "o-",
+                color=COLORS[0],
+                markersize=3,
+                label=f"last players {values[-1]:.3f}",
+            )
             score.set_ylim(bottom=0)
             score.set_ylabel("exploitability, 0 in an equilibrium")
         else:
@@ -96,7 +109,7 @@ class RunPictures:
         bad.set_ylabel("bad replies\nper game")
         bad.set_xlabel("training step")
         has_bars = (self.points or self.validations) and not measured
-        bars = " Bars: held-out deals, ±2 standard errors." if has_bars else ""
+        bars = " Bars: held-out tasks, ±2 standard errors." if has_bars else ""
         add_caption(figure, f"Thin: each step; bold: mean of the last {SMOOTH}.{bars}")
         for axes in (score, bad):
             name_lines(axes)
@@ -105,7 +118,8 @@ class RunPictures:
 
     def _draw_scores(self, score: "Axes") -> None:
         best = best_of(self.validations)
-        # Several games are validated by shares of the greatest score; what else there is, is of one game.
+        # Several games are validated by shares of the greatest score; what else there is, is of one
+        # game.
         metric = SCORE if best is None else best.metric
         levels, points = (self.levels, self.points) if metric == SCORE else ({}, ())
         steps, scores = series(self.rows, metric)
@@ -116,26 +130,47 @@ class RunPictures:
             validated = [(one.step, one.score, one.se) for one in self.validations]
             _draw_points(score, validated, COLORS[2], name="validation", form="o-", size=3)
             label, edge = f"best {best.score:.2f}, step {best.step}", "white"
-            score.plot(best.step, best.score, "*", color=COLORS[2], mec=edge, markersize=13, zorder=6, label=label)
+            score.plot(
+                best.step,
+                best.score,
+                "*",
+                color=COLORS[2],
+                mec=edge,
+                markersize=13,
+                zorder=6,
+                label=label,
+            )
         if points:
-            _draw_points(score, points, ALERT, name="held-out deals", form="o", size=6)
+            _draw_points(score, points, ALERT, name="held-out tasks", form="o", size=6)
         score.axhline(0, color=LEVEL, linewidth=0.8, zorder=1)
-        lowest = [*scores, *levels.values(), *(mean for _, mean, _ in points), *(one.score for one in self.validations)]
+        lowest = [
+            *scores,
+            *levels.values(),
+            *(mean for _, mean, _ in points),
+            *(one.score for one in self.validations),
+        ]
         if min(lowest, default=0) >= 0:
             score.set_ylim(bottom=0)
         if metric != SCORE:
             score.set_ylabel("mean share of the greatest score")
             return
         setup = run_setup(self.settings)
-        score.set_ylabel("mean score" + ("" if setup is None else ", {:g} to {:g}".format(*score_range(setup.spec))))
+        score.set_ylabel(
+            "mean score"
+            + ("" if setup is None else ", {:g} to {:g}".format(*score_range(setup.spec)))
+        )
 
     def _phases(self) -> "Figure":
         """Return the seconds that each step spent in each phase, stacked."""
         timed = [(int(row["step"]), found) for row in self.rows if (found := phases(row))]
         if len(timed) < 2:
-            raise SettingsError('no two rows have a "time/…"; the run ended before its second step.')
+            raise SettingsError(
+                'no two rows have a "time/…"; the run ended before its second step.'
+            )
         names = [name for name in _PHASE_COLORS if any(name in found for _, found in timed)]
-        layers = [trailing_mean([found.get(name, 0.0) for _, found in timed], SMOOTH) for name in names]
+        layers = [
+            trailing_mean([found.get(name, 0.0) for _, found in timed], SMOOTH) for name in names
+        ]
         figure = make_figure(4.4, 2.4)
         axes = figure.subplots()
         axes.stackplot(
@@ -155,11 +190,26 @@ class RunPictures:
 
 
 def _draw_points(
-    axes: "Axes", points: Sequence[tuple[int, float, float]], color: str, *, name: str, form: str, size: float
+    axes: "Axes",
+    points: Sequence[tuple[int, float, float]],
+    color: str,
+    *,
+    name: str,
+    form: str,
+    size: float,
 ) -> None:
     places, means, errors = zip(*points, strict=True)
-    axes.errorbar(places, means, yerr=[2 * one for one in errors], fmt="none", ecolor=color, capsize=size / 1.5)
-    axes.plot(places, means, form, color=color, markersize=size, zorder=5, label=f"{name} {means[-1]:.2f}")
+    axes.errorbar(
+        places,
+        means,
+        yerr=[2 * one for one in errors],
+        fmt="none",
+        ecolor=color,
+        capsize=size / 1.5,
+    )
+    axes.plot(
+        places, means, form, color=color, markersize=size, zorder=5, label=f"{name} {means[-1]:.2f}"
+    )
 
 
 def small_figure(lines: Mapping[str, tuple[Sequence[int], Sequence[float]]]) -> "Figure":

@@ -1,4 +1,6 @@
-"""The README of an exported folder: what it is, how well it plays, what it is not. Its text is templates/card.md.j2."""
+"""The README of an exported folder: what it is, how well it plays, what it is not. Its text is
+templates/card.md.j2.
+"""
 
 import shlex
 from collections.abc import Sequence
@@ -26,7 +28,9 @@ _TO_TYPE = (
 """Settings of a game that have to be those of training."""
 
 
-def write_card(folder: Path, origin: Origin, players: Sequence[str], *, base: str, is_on_hub: bool) -> None:
+def write_card(
+    folder: Path, origin: Origin, players: Sequence[str], *, base: str, is_on_hub: bool
+) -> None:
     """Write README.md of a folder with these adapters; raises an OSError.
 
     `is_on_hub` tells whether `base` is a hub name, or only that of a folder.
@@ -54,7 +58,9 @@ def write_card(folder: Path, origin: Origin, players: Sequence[str], *, base: st
         "score of the last training games": origin.score.text if origin.score else "unknown",
         **origin.settings,
     }
-    partner = next(iter(registry.get(env).policies), "random") if env in registry.names() else "random"
+    partner = (
+        next(iter(registry.get(env).policies), "random") if env in registry.names() else "random"
+    )
     partners = [partner] * (int(origin.settings.get("HANABI_PLAYERS", 2)) - 1)
     found = templates(autoescape=False)
     found.filters["cell"] = table_cell
@@ -66,7 +72,7 @@ def write_card(folder: Path, origin: Origin, players: Sequence[str], *, base: st
         facts=facts.items(),
         results=[_row(one) for one in results],
         settings=_typed(origin, base),
-        line_up="FOLDER" if len(players) > 1 else ",".join(["FOLDER", *partners]),
+        lineup="FOLDER" if len(players) > 1 else ",".join(["FOLDER", *partners]),
         games=(folder / "episodes").is_dir(),
         is_on_hub=is_on_hub,
         known=bool(origin.results),
@@ -75,19 +81,24 @@ def write_card(folder: Path, origin: Origin, players: Sequence[str], *, base: st
 
 
 def presets(origin: Origin) -> list[str]:
-    """Return what was trained on, by name; a hash stands for rules that this version does not have."""
+    """Return what was trained on, by name; a hash stands for rules that this version does not
+    have.
+    """
     if origin.settings.get("HANABI_PRESET"):
         return [str(origin.settings["HANABI_PRESET"])]
-    known = {one: f"{name} with half of its decks" if half else name for one, (name, half) in boards_by_hash().items()}
+    known = {
+        one: f"{name} with half of its decks" if half else name
+        for one, (name, half) in boards_by_hash().items()
+    }
     return [known.get(one, one) for one in spec_hashes(origin.saved.facts)]
 
 
 def _row(one: PlayedResult) -> tuple[object, ...]:
     found, result = one.result.estimate, one.result
     return (
-        one.line_up,
+        one.lineup,
         f"{result.preset}, {result.num_players} players",
-        f"{found.num_deals} ({result.suite}, {found.num_starts} starts)",
+        f"{found.num_tasks} ({result.suite}, {found.num_starts} starts)",
         "-" if result.temperature is None else f"{result.temperature:g}",
         f"{found.mean:.3f} ± {found.standard_error:.3f}",
         f"{result.score_range[1]:g}",

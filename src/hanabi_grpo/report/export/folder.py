@@ -1,11 +1,8 @@
 """The exported folder: it appears at once, by a rename, or not at all.
 
-FOLDER/
-├── README.md  manifest.json                 the card; step, base model and hashes: a checkpoint to every command
-├── episodes/step_50.jsonl                   sample games, where some were recorded
-├── player_0/
-│   └── adapter_config.json  adapter_model.safetensors
-└── player_1/ …
+FOLDER/ ├── README.md  manifest.json                 the card; step, base model and hashes: a
+checkpoint to every command ├── episodes/step_50.jsonl                   sample games, where some
+were recorded ├── player_0/ │   └── adapter_config.json  adapter_model.safetensors └── player_1/ …
 
 PEFT makes one model of base and adapter, for software without PEFT:
 `PeftModel.from_pretrained(base, "FOLDER/player_0").merge_and_unload().save_pretrained(…)`.
@@ -33,16 +30,19 @@ def export(
     base_model: str | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Write the folder `out` with the adapters of some players; a SettingsError where it exists or cannot be written.
+    """Write the folder `out` with the adapters of some players; a SettingsError where it exists or
+    cannot be written.
 
-    `base_model` is the hub name of the base model, None: as it was trained on, if that is one. `say` receives what a
-    person should know.
-    """
+    `base_model` is the hub name of the base model, None: as it was trained on, if that is one.
+    `say` receives what a person should know."""
     if out.exists() or out.is_symlink():
         raise SettingsError(f"--out {out}: exists already; choose a folder that does not.")
     base, is_on_hub = (base_model, True) if base_model is not None else base_name(origin.model)
     if not is_on_hub:
-        say(f"the base model is called {base} on the card; --base-model ORG/NAME says what it is on the hub.")
+        say(
+            f"the base model is called {base} on the card; --base-model ORG/NAME says what it is "
+            "on the hub."
+        )
     try:
         with new_folder(out) as whole:
             for name in players:
@@ -52,7 +52,8 @@ def export(
             _seal(whole, origin, players)
     except OSError as error:
         raise SettingsError(
-            f"--out {out}: cannot be written ({error.strerror or error}); nothing half-written is left."
+            f"--out {out}: cannot be written ({error.strerror or error}); nothing half-written is "
+            "left."
         ) from error
 
 
@@ -61,11 +62,15 @@ def _write_adapter(origin: Origin, name: str, folder: Path, base: str) -> None:
 
     weights, wire = origin.saved.adapters[name]
     folder.mkdir(parents=True)
-    given = {key: value for key, value in wire.items() if key not in ("peft_type", "inference_mode")}
+    given = {
+        key: value for key, value in wire.items() if key not in ("peft_type", "inference_mode")
+    }
     try:
         config = LoraConfig(**given, base_model_name_or_path=base, inference_mode=True)
     except (TypeError, ValueError) as error:
-        raise SettingsError(f"{origin.folder}/{name}/{CONFIG}: no LoRA configuration ({error}).") from error
+        raise SettingsError(
+            f"{origin.folder}/{name}/{CONFIG}: no LoRA configuration ({error})."
+        ) from error
     config.save_pretrained(str(folder))
     # PEFT writes a set, whose order is random; a server names adapters by their configuration.
     written = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
@@ -75,7 +80,9 @@ def _write_adapter(origin: Origin, name: str, folder: Path, base: str) -> None:
 
 def _seal(folder: Path, origin: Origin, players: Sequence[str]) -> None:
     kept = ("spec_hashes", "board_hashes", *SAME_FACTS)
-    facts: dict[str, Any] = {name: origin.saved.facts[name] for name in kept if name in origin.saved.facts}
+    facts: dict[str, Any] = {
+        name: origin.saved.facts[name] for name in kept if name in origin.saved.facts
+    }
     model, is_on_hub = base_name(origin.model)
     facts |= {"model": model} if is_on_hub else {}
     facts |= {"adapters": list(players), PUBLISHED: dict(origin.settings)}

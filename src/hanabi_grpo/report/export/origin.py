@@ -1,7 +1,8 @@
-"""Where adapters come from: the settings they were trained with, their score in training, and their evaluations.
+"""Where adapters come from: the settings they were trained with, their score in training, and their
+evaluations.
 
-An evaluation is of certain adapters by the digests of their weights, not by names, which repeat over runs.
-"""
+An evaluation is of certain adapters by the digests of their weights, not by names, which repeat
+over runs."""
 
 import hashlib
 import json
@@ -30,7 +31,7 @@ _TRAINING = (
     "HANABI_ADVANTAGE",
     "HANABI_ADVANTAGE_SCALE",
     "NUM_GENERATIONS",
-    "HANABI_DEALS_PER_STEP",
+    "HANABI_TASKS_PER_STEP",
     "LEARNING_RATE",
     "BETA",
     "HANABI_ENTROPY_BONUS",
@@ -55,7 +56,7 @@ class PlayedResult:
         return frozenset(seat for order in self.orders for seat in order)
 
     @property
-    def line_up(self) -> str:
+    def lineup(self) -> str:
         """Return e.g. "player_0, iggi in every seat order"."""
         return ", ".join(self.orders[0]) + (" in every seat order" if len(self.orders) > 1 else "")
 
@@ -80,17 +81,25 @@ class Origin:
 
 
 def read_origin(folder: Path) -> Origin:
-    """Read a run, a checkpoint, an artifact's folder, or an exported one; without whole adapters a SettingsError."""
+    """Read a run, a checkpoint, an artifact's folder, or an exported one; without whole adapters a
+    SettingsError.
+    """
     checkpoint = newest_checkpoint(folder)
     saved = read_adapters(checkpoint)
     own = checkpoint.absolute()
     runs = [own.parent, own.parent.parent] if own.parent.name == "artifacts" else [own.parent]
     around = (own, *(run for run in runs if (run / "settings.json").is_file()))
     values = next((found for place in around if (found := recorded_settings(place))), {})
-    games = [one.env for one in variables(str(values.get("HANABI_ENV", "hanabi"))) if one.section == "game"]
+    games = [
+        one.env
+        for one in variables(str(values.get("HANABI_ENV", "hanabi")))
+        if one.section == "game"
+    ]
     kept = {name: values[name] for name in (*games, *_TRAINING) if values.get(name) is not None}
     published = saved.facts.get(PUBLISHED)
-    evaluations = [path for place in (checkpoint / EVALUATIONS, *around) for path in find_evaluations(place)]
+    evaluations = [
+        path for place in (checkpoint / EVALUATIONS, *around) for path in find_evaluations(place)
+    ]
     return Origin(
         folder=checkpoint,
         saved=saved,
@@ -106,7 +115,12 @@ def _score(checkpoint: Path, around: Sequence[Path], step: int) -> RunningScore 
     try:
         data = json.loads((checkpoint / SCORE).read_bytes())
         mean, error = float(data["mean"]), data["standard_error"]
-        return RunningScore(step=step, mean=mean, standard_error=error and float(error), num_steps=int(data["steps"]))
+        return RunningScore(
+            step=step,
+            mean=mean,
+            standard_error=error and float(error),
+            num_steps=int(data["steps"]),
+        )
     except (OSError, ValueError, KeyError, TypeError):
         pass
     rows = next((path for place in around if (path := place / "metrics.jsonl").is_file()), None)
@@ -128,20 +142,30 @@ def _played_results(saved: SavedAdapters, evaluations: Sequence[Path]) -> tuple[
     return tuple(results)
 
 
-def _played(result: EvaluationResult, frozen: Mapping[str, str], pushed: Mapping[str, str]) -> PlayedResult:
+def _played(
+    result: EvaluationResult, frozen: Mapping[str, str], pushed: Mapping[str, str]
+) -> PlayedResult:
     scripts = registry.get(result.env).policies if result.env in registry.names() else {}
 
     def name(seat: str) -> str:
         adapter = seat_adapter(seat)
         if adapter is None:
             return seat if seat in scripts or seat == BASE else OTHER
-        return (frozen.get(adapter[0]) if is_frozen(seat) else pushed.get(result.policies.get(adapter[0], ""))) or OTHER
+        return (
+            frozen.get(adapter[0])
+            if is_frozen(seat)
+            else pushed.get(result.policies.get(adapter[0], ""))
+        ) or OTHER
 
-    return PlayedResult(result=result, orders=tuple(tuple(map(name, order)) for order in result.seats))
+    return PlayedResult(
+        result=result, orders=tuple(tuple(map(name, order)) for order in result.seats)
+    )
 
 
 def _pushed(saved: SavedAdapters) -> dict[str, str]:
-    """Return the digest of each adapter as a trainer pushes it: without the file's header, in the run's format."""
+    """Return the digest of each adapter as a trainer pushes it: without the file's header, in the
+    run's format.
+    """
     import torch
     from safetensors import SafetensorError
     from safetensors.torch import load, save
@@ -151,7 +175,9 @@ def _pushed(saved: SavedAdapters) -> dict[str, str]:
         try:
             tensors = load(weights)
         except SafetensorError as error:
-            raise SettingsError(f"{name}: its weights are no safetensors file ({error}).") from error
+            raise SettingsError(
+                f"{name}: its weights are no safetensors file ({error})."
+            ) from error
         for dtype in _DTYPES:
             cast = {key: tensor.to(getattr(torch, dtype)) for key, tensor in tensors.items()}
             digests[hashlib.sha256(save(cast)).hexdigest()] = name

@@ -13,14 +13,23 @@ SCRIPT = "replay.js"
 _KINDS = {"play": "p", "discard": "d", "hint_color": "c", "hint_rank": "r"}
 
 
-def draw_games(recordings: Sequence[Recording], games: Sequence[dict[str, Any]], *, prompts: bool) -> dict[str, Any]:
-    """Put Hanabi's words into the games of a page, and return what its script needs; raises as `make_timeline`."""
+def draw_games(
+    recordings: Sequence[Recording], games: Sequence[dict[str, Any]], *, prompts: bool
+) -> dict[str, Any]:
+    """Put Hanabi's words into the games of a page, and return what its script needs; raises as
+    `make_timeline`.
+    """
     timelines = [make_timeline(one) for one in recordings]
     for timeline, game in zip(timelines, games, strict=True):
         result, most = timeline.recording.episode.result, timeline.game.spec.reachable_max
         bomb = f", bombed with {result['score_kept']:g}" if result["bombed"] else ""
-        game |= {"score": result["score"], "shown": f"{result['score']:g}/{most}{' bomb' if bomb else ''}"}
-        game["outcome"] = f"{result['score']:g} of {most}{bomb or '; ' + game['outcome'].rpartition('; ')[2]}"
+        game |= {
+            "score": result["score"],
+            "shown": f"{result['score']:g}/{most}{' bomb' if bomb else ''}",
+        }
+        game["outcome"] = (
+            f"{result['score']:g} of {most}{bomb or '; ' + game['outcome'].rpartition('; ')[2]}"
+        )
         for move, row in zip(timeline.moves, game["moves"], strict=True):
             row["did"] = deed(move.event, timeline.recording.players)
             row["prompt"] = visible(move.prompt) if prompts else ""
@@ -30,9 +39,9 @@ def draw_games(recordings: Sequence[Recording], games: Sequence[dict[str, Any]],
 def board_data(timeline: Timeline) -> dict[str, Any]:
     """Return what the script needs to draw every board of a game.
 
-    A move is [seat, kind, slot or hinted seat, 1 if a play scored or the hinted value, hints and lives after it, 1 if a
-    card was drawn]. The rules stay here: the script only takes cards away, appends them and narrows knowledge.
-    """
+    A move is [seat, kind, slot or hinted seat, 1 if a play scored or the hinted value, hints and
+    lives after it, 1 if a card was drawn]. The rules stay here: the script only takes cards away,
+    appends them and narrows knowledge."""
     spec, first = timeline.game.spec, timeline.boards[0]
     moves = []
     for number, move in enumerate(timeline.moves):

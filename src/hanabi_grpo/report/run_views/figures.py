@@ -1,7 +1,7 @@
 """Which figures of `metrics.jsonl` are shown, in which order and under which names.
 
-Those that every environment has come first, then what the environment itself counts, by the names of its own.
-"""
+Those that every environment has come first, then what the environment itself counts, by the names
+of its own."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,13 +47,17 @@ _PHASES = ("push", "rollout", "resample", "wait", "recall", "train")
 
 
 def team_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the figures of all players together that the rows have: key to what it is, with its unit."""
+    """Return the figures of all players together that the rows have: key to what it is, with its
+    unit.
+    """
     return _figures([name for name in _names(rows) if not _PLAYER.fullmatch(name)], _TEAM_TITLES)
 
 
 def player_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the same of the figures of single players, their keys without `player_N/`."""
-    return _figures([match[2] for name in _names(rows) if (match := _PLAYER.fullmatch(name))], _PLAYER_TITLES)
+    return _figures(
+        [match[2] for name in _names(rows) if (match := _PLAYER.fullmatch(name))], _PLAYER_TITLES
+    )
 
 
 def players(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -63,7 +67,9 @@ def players(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def series(rows: Iterable[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:
     """Return steps and values of a figure; rows without it are left out."""
-    points = [(int(row["step"]), value) for row in rows if (value := number(row.get(name))) is not None]
+    points = [
+        (int(row["step"]), value) for row in rows if (value := number(row.get(name))) is not None
+    ]
     return [step for step, _ in points], [value for _, value in points]
 
 
@@ -76,9 +82,11 @@ def recent(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
 def phases(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the seconds that a step spent in each phase, one after another.
 
-    With HANABI_OVERLAP the next games are played while this step learns, so only the waiting for them is of the step.
-    """
-    found = {name: value for name in _PHASES if (value := number(row.get(f"time/{name}"))) is not None}
+    With HANABI_OVERLAP the next games are played while this step learns, so only the waiting for
+    them is of the step."""
+    found = {
+        name: value for name in _PHASES if (value := number(row.get(f"time/{name}"))) is not None
+    }
     if "wait" in found:
         found.pop("rollout", None)
     return found
@@ -104,9 +112,13 @@ def duration(seconds: float) -> str:
 
 
 def clock(seconds: float | None, zone: tzinfo | None = None) -> str:
-    """Return a time since 1970 as people read it, in this machine's zone or another; "" for none."""
+    """Return a time since 1970 as people read it, in this machine's zone or another; "" for
+    none.
+    """
     try:
-        return "" if seconds is None else f"{datetime.fromtimestamp(seconds, zone):%Y-%m-%d %H:%M:%S}"
+        return (
+            "" if seconds is None else f"{datetime.fromtimestamp(seconds, zone):%Y-%m-%d %H:%M:%S}"
+        )
     except (ValueError, OverflowError, OSError):
         return ""
 
@@ -118,5 +130,8 @@ def _names(rows: Sequence[Mapping[str, Any]]) -> dict[str, None]:
 def _figures(names: Sequence[str], titles: dict[str, str]) -> dict[str, str]:
     known = {name: title for name, title in titles.items() if name in names}
     others = [name for name in names if name not in titles and not _UNSHOWN.fullmatch(name)]
-    own = {name: visible(name.removesuffix("/mean").replace("_per_", " a ").replace("_", " ")) for name in others}
+    own = {
+        name: visible(name.removesuffix("/mean").replace("_per_", " a ").replace("_", " "))
+        for name in others
+    }
     return known | own

@@ -1,4 +1,6 @@
-"""A run folder looked at again and again, while a trainer writes it, resumes it, or has not made it yet."""
+"""A run folder looked at again and again, while a trainer writes it, resumes it, or has not made it
+yet.
+"""
 
 import json
 import time
@@ -46,7 +48,9 @@ class RunState:
     raised: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Step since which an alarm is raised, by its name and subject."""
     readings: Sequence[Reading] = ()
-    """What each alarm made of the last row that had its figure: raised ones first, then by distance."""
+    """What each alarm made of the last row that had its figure: raised ones first, then by
+    distance.
+    """
     changes: Sequence[AlarmChange] = ()
     incidents: tuple[Incident, ...] = ()
     """Oldest first."""
@@ -141,7 +145,9 @@ class RunWatch:
             # Another machine's clock may be ahead.
             age=max(0.0, time.time() - written / 1e9) if written else None,
             raised=raised,
-            readings=sorted(self._readings.values(), key=lambda one: (one.key not in raised, one.distance)),
+            readings=sorted(
+                self._readings.values(), key=lambda one: (one.key not in raised, one.distance)
+            ),
             changes=tuple(self._changes),
             incidents=self._incidents,
             checkpoints=tuple(checkpoints_of(home)),
@@ -180,7 +186,9 @@ class RunWatch:
 
 
 def read_run(folder: Path) -> RunState:
-    """Return what a run folder holds, for commands that need its steps; a SettingsError: no run, or no step."""
+    """Return what a run folder holds, for commands that need its steps; a SettingsError: no run, or
+    no step.
+    """
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "no such folder"
         raise SettingsError(f"{folder}: {what}; give the folder of a run (OUTPUT_DIR).")
@@ -188,7 +196,8 @@ def read_run(folder: Path) -> RunState:
     if not state.rows:
         why = f" ({state.notes[0]})" if state.notes else ""
         raise SettingsError(
-            f"{folder}: its metrics.jsonl holds no step{why}; the run ended before its first one, or this is no run."
+            f"{folder}: its metrics.jsonl holds no step{why}; the run ended before its first one, "
+            "or this is no run."
         )
     return state
 
@@ -196,7 +205,11 @@ def read_run(folder: Path) -> RunState:
 def _incident(line: bytes) -> Incident | None:
     try:
         row = json.loads(line)
-        time, step, message = number(row.get("time")), row.get("step"), visible(str(row.get("message", "")))
+        time, step, message = (
+            number(row.get("time")),
+            row.get("step"),
+            visible(str(row.get("message", ""))),
+        )
         return Incident(time=time, kind=visible(row["kind"]), message=message, step=step)
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
         # The last line may still be written.

@@ -1,4 +1,6 @@
-"""The dashboard of a run: fits the terminal it is printed on, whatever its size is at that moment."""
+"""The dashboard of a run: fits the terminal it is printed on, whatever its size is at that
+moment.
+"""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -41,15 +43,21 @@ _PHASE_STYLES = {
     **{"wait": "yellow", "recall": "blue", "train": "green"},
 }
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
-"""Bit of each dot of a braille character, by column and row from above (Unicode, block "Braille Patterns")."""
+"""Bit of each dot of a braille character, by column and row from above (Unicode, block "Braille
+Patterns").
+"""
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class RunScreen:
     """A frame of the dashboard; its lower parts are cut off where the terminal is low."""
 
-    def __init__(self, state: RunState, levels: Mapping[str, float] | None = None, first: int = 0) -> None:
-        """Prepare the frame of one look; `levels` are scores to hold the curve against, `first` is the panel on top."""
+    def __init__(
+        self, state: RunState, levels: Mapping[str, float] | None = None, first: int = 0
+    ) -> None:
+        """Prepare the frame of one look; `levels` are scores to hold the curve against, `first` is
+        the panel on top.
+        """
         self.state, self.levels, self.first = state, levels or {}, first
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -60,16 +68,26 @@ class RunScreen:
             text = "No step yet: waiting for the trainer's first one."
             if not state.is_there:
                 text = "No run there yet; it appears when the trainer starts."
-            yield Group(_header(state), *(Text(line, style="yellow") for line in (text, *state.notes)))
+            yield Group(
+                _header(state), *(Text(line, style="yellow") for line in (text, *state.notes))
+            )
             return
         column = width // 2 if width >= _WIDE else width
         setup = run_setup(state.settings)
         span = "" if setup is None else ", {:g} to {:g}".format(*score_range(setup.spec))
-        levels = self.levels or ({"attainable": setup.spec.attainable} if setup and setup.spec.attainable else {})
+        levels = self.levels or (
+            {"attainable": setup.spec.attainable} if setup and setup.spec.attainable else {}
+        )
         curve = _curve(state, column - 4, min(max((height or 40) // 5, 4), 12))
-        beside = Text("  ".join(f"{name} {shown(level)}" for name, level in levels.items()), style="dim")
-        score = _panel(f"score, mean of the training games{span}", Group(curve, *([beside] if levels else [])))
-        figures = _panel(f"means of the last {WINDOW} steps; curves: the whole run", _figures(state, column - 4))
+        beside = Text(
+            "  ".join(f"{name} {shown(level)}" for name, level in levels.items()), style="dim"
+        )
+        score = _panel(
+            f"score, mean of the training games{span}", Group(curve, *([beside] if levels else []))
+        )
+        figures = _panel(
+            f"means of the last {WINDOW} steps; curves: the whole run", _figures(state, column - 4)
+        )
         alarms = _panel("alarms", _alarms(state))
         phases = _panel(f"seconds a step, last {WINDOW}", _phases(state))
         parts: list[RenderableType] = [score, alarms, figures, phases]
@@ -101,10 +119,14 @@ def _header(state: RunState) -> RenderableType:
         f"{settings['HANABI_PLAYERS']} players" if settings.get("HANABI_PLAYERS") else None,
         str(settings.get("MODEL") or "").rstrip("/").rpartition("/")[2],
     )
-    title = Text.assemble((state.name, "bold"), ("  " + " · ".join(visible(str(one)) for one in facts if one), "dim"))
+    title = Text.assemble(
+        (state.name, "bold"), ("  " + " · ".join(visible(str(one)) for one in facts if one), "dim")
+    )
     line = Text()
     if state.rows:
-        line.append(f"step {state.step}" + (f"/{state.max_steps}" if state.max_steps else ""), style="bold")
+        line.append(
+            f"step {state.step}" + (f"/{state.max_steps}" if state.max_steps else ""), style="bold"
+        )
         line.append(f"  games by version {state.version}")
         if state.checkpoints:
             line.append(f"  checkpoint {state.checkpoints[-1]}")
@@ -130,7 +152,9 @@ def _panel(title: str, content: RenderableType) -> Panel:
 
 
 def _curve(state: RunState, width: int, height: int) -> RenderableType:
-    """Return the trailing means with their scale, so that the noise of a step does not hide the curve."""
+    """Return the trailing means with their scale, so that the noise of a step does not hide the
+    curve.
+    """
     steps, values = series(state.rows, SCORE)
     if not values:
         return Text("no value yet", style="dim")
@@ -148,7 +172,8 @@ def _curve(state: RunState, width: int, height: int) -> RenderableType:
 
 
 def braille_curve(points: Sequence[tuple[float, float]], width: int, height: int) -> list[str]:
-    """Return a curve through points (x, y), x ascending, as `height` lines of `width` characters of 2 x 4 dots.
+    """Return a curve through points (x, y), x ascending, as `height` lines of `width` characters of
+    2 x 4 dots.
 
     It goes from the lowest to the highest y; rich has no such thing.
 
@@ -156,7 +181,9 @@ def braille_curve(points: Sequence[tuple[float, float]], width: int, height: int
         braille_curve([(0, 0.0), (1, 1.0)], 2, 1) == ["⡠⠊"]
     """
     cells = [[0] * width for _ in range(height)]
-    (left, right), (low, high) = ((min(values), max(values)) for values in zip(*points, strict=True))
+    (left, right), (low, high) = (
+        (min(values), max(values)) for values in zip(*points, strict=True)
+    )
     dots = [
         (
             round((x - left) / ((right - left) or 1) * (2 * width - 1)),
@@ -167,13 +194,16 @@ def braille_curve(points: Sequence[tuple[float, float]], width: int, height: int
     for before, now in pairwise(dots[:1] + dots):
         steps = max(abs(now[0] - before[0]), abs(now[1] - before[1]), 1)
         for step in range(1, steps + 1):
-            column, row = (round(a + (b - a) * step / steps) for a, b in zip(before, now, strict=True))
+            column, row = (
+                round(a + (b - a) * step / steps) for a, b in zip(before, now, strict=True)
+            )
             cells[row // 4][column // 2] |= _DOTS[column % 2][row % 4]
     return ["".join(chr(0x2800 + cell) for cell in line) for line in cells]
 
 
 def spark_line(values: Sequence[float], width: int) -> str:
-    """Return one row of blocks from the lowest to the highest value; of more values than characters, means.
+    """Return one row of blocks from the lowest to the highest value; of more values than
+    characters, means.
 
     Example:
         spark_line([0.0, 7.0], 8) == "▁█"
@@ -182,7 +212,9 @@ def spark_line(values: Sequence[float], width: int) -> str:
         return ""
     means = bin_means(values, width)
     low, high = min(means), max(means)
-    return "".join(_BLOCKS[round((mean - low) / ((high - low) or 1) * (len(_BLOCKS) - 1))] for mean in means)
+    return "".join(
+        _BLOCKS[round((mean - low) / ((high - low) or 1) * (len(_BLOCKS) - 1))] for mean in means
+    )
 
 
 def _figures(state: RunState, width: int) -> Group:
@@ -193,8 +225,12 @@ def _figures(state: RunState, width: int) -> Group:
     )
 
 
-def _figure_table(state: RunState, columns: Mapping[str, str], figures: Mapping[str, str], width: int) -> Table:
-    """Return a row a figure, and a column for each prefix of their names, with its curve where there is room."""
+def _figure_table(
+    state: RunState, columns: Mapping[str, str], figures: Mapping[str, str], width: int
+) -> Table:
+    """Return a row a figure, and a column for each prefix of their names, with its curve where
+    there is room.
+    """
     spark = min((width - _TITLE) // max(1, len(columns)) - _VALUE - 3, _MOST_SPARK)
     spark = spark if spark >= _LEAST_SPARK else 0
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
@@ -235,7 +271,11 @@ def _alarms(state: RunState) -> RenderableType:
         told = f"{of}{one.alarm.title}, since step {state.raised[one.key]}"
         lines.append(Text.assemble((f"{one.alarm.name}: ", "bold red"), told))
     lines = lines or [Text("none is raised", style="green")]
-    counts = {kind: count for kind, count in state.incident_counts.items() if kind not in ("alarm", "alarm_over")}
+    counts = {
+        kind: count
+        for kind, count in state.incident_counts.items()
+        if kind not in ("alarm", "alarm_over")
+    }
     if counts:
         words = ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items()))
         lines.append(Text(f"incidents: {words}", style="yellow"))

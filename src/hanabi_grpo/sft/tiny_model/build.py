@@ -46,9 +46,11 @@ This makes it again; another processor, version or number of threads may round s
 
 
 def build_tiny_model(out: Path, recipe: Recipe, *, force: bool = False) -> Path:
-    """Make a folder with the model, its tokenizer, a card and a manifest, unless the same recipe made it already.
+    """Make a folder with the model, its tokenizer, a card and a manifest, unless the same recipe
+    made it already.
 
-    It is complete or absent. `force` makes it even if it is complete, and replaces a folder of another kind.
+    It is complete or absent. `force` makes it even if it is complete, and replaces a folder of
+    another kind.
 
     Raises:
         HanabiGrpoError: A preset is unknown or not for this number of players.
@@ -74,7 +76,10 @@ def build_tiny_model(out: Path, recipe: Recipe, *, force: bool = False) -> Path:
         with Progress(console=console) as progress:
             trained_model(chat, recipe, progress).save_pretrained(folder)
         chat.tokenizer.save_pretrained(folder)
-        made: dict[str, Any] = {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
+        made: dict[str, Any] = {
+            "python": platform.python_version(),
+            **{name: version(name) for name in _PACKAGES},
+        }
         # Their number decides how sums are rounded.
         made["threads"] = torch.get_num_threads()
         (folder / "README.md").write_text(_card(recipe, folder, made), encoding="utf-8")
@@ -85,7 +90,9 @@ def build_tiny_model(out: Path, recipe: Recipe, *, force: bool = False) -> Path:
 
 
 def check_shipped(folder: Path, *, legal_moves: bool, deductions: str) -> None:
-    """Say that the shipped model is there, and when it learned from other prompts than those to come."""
+    """Say that the shipped model is there, and when it learned from other prompts than those to
+    come.
+    """
     make = tiny_model_command([LAPTOP], 2)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     manifest = json.loads((folder / TINY_MANIFEST).read_text(encoding="utf-8"))
@@ -93,20 +100,29 @@ def check_shipped(folder: Path, *, legal_moves: bool, deductions: str) -> None:
     others = {"LEGAL_MOVES=true": legal_moves, f"DEDUCTIONS={deductions}": deductions != "possible"}
     for name in (name for name, is_set in others.items() if is_set):
         console.print(
-            f"tiny model: {folder} has learned from other prompts than those of HANABI_{name}. One that has learned "
-            f"from such: {make} --out outputs/tiny-laptop-{name.partition('=')[0].lower()}, then MODEL=that folder"
+            f"tiny model: {folder} has learned from other prompts than those of HANABI_{name}. "
+            "One that has learned "
+            f"from such: {make} --out outputs/tiny-laptop-{name.partition('=')[0].lower()}, then "
+            "MODEL=that folder"
         )
 
 
 def _problem_of(out: Path, recipe_hash: str) -> str | None:
-    """Return why a folder that is there has to be built again; None where it is what the recipe makes."""
+    """Return why a folder that is there has to be built again; None where it is what the recipe
+    makes.
+    """
     if not (out / TINY_MANIFEST).exists():
         raise RunFolderError(
-            f"{out}: holds something that this command did not make (no {TINY_MANIFEST}); choose another folder, "
+            f"{out}: holds something that this command did not make (no {TINY_MANIFEST}); choose "
+            "another folder, "
             "or replace it with --force."
         )
     made_by = json.loads((out / TINY_MANIFEST).read_text(encoding="utf-8")).get("recipe_hash")
-    return None if made_by == recipe_hash else f"it was made by another recipe ({made_by}, wanted {recipe_hash})"
+    return (
+        None
+        if made_by == recipe_hash
+        else f"it was made by another recipe ({made_by}, wanted {recipe_hash})"
+    )
 
 
 def _card(recipe: Recipe, folder: Path, made: Mapping[str, Any]) -> str:
@@ -122,6 +138,7 @@ def _card(recipe: Recipe, folder: Path, made: Mapping[str, Any]) -> str:
         env=recipe.env,
         title=recipe.env.capitalize(),
         table="\n".join(f"| {name} | {fact} |" for name, fact in facts.items()),
-        command=f"OMP_NUM_THREADS={made['threads']} {make} --seed {recipe.seed} --steps {recipe.steps} --out FOLDER",
+        command=f"OMP_NUM_THREADS={made['threads']} {make} --seed {recipe.seed} --steps "
+        f"{recipe.steps} --out FOLDER",
         manifest=TINY_MANIFEST,
     )

@@ -32,7 +32,11 @@ def trained_model(chat: ChatFormat, recipe: Recipe, progress: Progress) -> Any:
 
 def untrained_model(tokenizer: Any) -> Any:
     """Return an untrained Qwen3 of about 0.6 M parameters in float32."""
-    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
+    ends = {
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": None,
+    }
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -43,7 +47,8 @@ def untrained_model(tokenizer: Any) -> Any:
         head_dim=32,
         max_position_embeddings=4096,
         tie_word_embeddings=True,
-        # About 1/sqrt(hidden_size), as a narrow model needs it; from the usual 0.02 it learns little for 200 steps.
+        # About 1/sqrt(hidden_size), as a narrow model needs it; from the usual 0.02 it learns
+        # little for 200 steps.
         initializer_range=0.07,
         dtype="float32",
         **ends,
@@ -56,19 +61,28 @@ def untrained_model(tokenizer: Any) -> Any:
 def warm_start(model: Any, samples: Sequence[Sample], recipe: Recipe) -> Iterator[float]:
     """Train `model` in place on the reply tokens of `samples`; yield the loss of each step.
 
-    Single turns first, then whole conversations, as the recipe says. Two runs agree bit for bit only with the same
-    number of threads.
-    """
+    Single turns first, then whole conversations, as the recipe says. Two runs agree bit for bit
+    only with the same number of threads."""
     share_prefixes(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.learning_rate, total_steps=recipe.steps)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, recipe.learning_rate, total_steps=recipe.steps
+    )
     model.train()
-    turns = [turn for sample in samples for turn in single_turns(sample)] if recipe.single_turn_share else [*samples]
+    turns = (
+        [turn for sample in samples for turn in single_turns(sample)]
+        if recipe.single_turn_share
+        else [*samples]
+    )
     # As many replies a step as in the second part.
-    one_by_one = length_batches(turns, recipe.seed, round(recipe.batch_size * len(turns) / len(samples)))
+    one_by_one = length_batches(
+        turns, recipe.seed, round(recipe.batch_size * len(turns) / len(samples))
+    )
     conversations = length_batches(samples, recipe.seed, recipe.batch_size)
     for step in range(1, recipe.steps + 1):
-        batch = next(one_by_one if step <= recipe.single_turn_share * recipe.steps else conversations)
+        batch = next(
+            one_by_one if step <= recipe.single_turn_share * recipe.steps else conversations
+        )
         logits, targets = reply_logits(model, *padded(batch))
         loss = torch.nn.functional.cross_entropy(logits, targets)
         optimizer.zero_grad()
@@ -85,7 +99,11 @@ def single_turns(sample: Sample) -> list[Sample]:
     The two start alike only where there is no system message and line breaks cost no token.
     """
     last = len(sample.ids) - 1
-    ends = [at + 1 for at, own in enumerate(sample.is_reply) if own and (at == last or not sample.is_reply[at + 1])]
+    ends = [
+        at + 1
+        for at, own in enumerate(sample.is_reply)
+        if own and (at == last or not sample.is_reply[at + 1])
+    ]
     return [
         replace(sample, ids=sample.ids[start:end], is_reply=sample.is_reply[start:end])
         for start, end in zip([0, *ends], ends, strict=False)

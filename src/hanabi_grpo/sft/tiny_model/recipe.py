@@ -1,4 +1,6 @@
-"""What a tiny model is made from: the words, the games that it learns from, and the hash of it all."""
+"""What a tiny model is made from: the words, the games that it learns from, and the hash of it
+all.
+"""
 
 import hashlib
 import json
@@ -23,7 +25,9 @@ from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 from hanabi_grpo.types import ReplyKind
 
 _VERSION = 1
-"""Raised when the architecture, the loss or the schedule changes, none of which a probe of the data would show."""
+"""Raised when the architecture, the loss or the schedule changes, none of which a probe of the data
+would show.
+"""
 _NO_LIMIT = 1 << 30
 _WORD_GAMES = 500
 """Random games from which the words of an environment are read."""
@@ -36,7 +40,9 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "sokoban": {"num_games": 12000, "steps": 1200},
     **{name: {"num_games": 6000, "steps": 500} for name in WORKFLOWS},
 }
-"""Fields of a recipe that an environment has of its own; a Hanabi observation is the whole state."""
+"""Fields of a recipe that an environment has of its own; a Hanabi observation is the whole
+state.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +55,15 @@ class Recipe:
 
     env: str = HANABI
     presets: tuple[str, ...] = ("laptop",)
-    """In the order in which their words are numbered; one of another environment is e.g. "kuhn_poker:kuhn_poker"."""
+    """In the order in which their words are numbered; one of another environment is e.g.
+    "kuhn_poker:kuhn_poker".
+    """
     players: int = 2
     """Where the environment's config has such a field, and likewise the next one."""
     legal_moves: bool = False
-    """Whether the prompts that it learns from list the legal moves; as in the rollouts to come (HANABI_LEGAL_MOVES)."""
+    """Whether the prompts that it learns from list the legal moves; as in the rollouts to come
+    (HANABI_LEGAL_MOVES).
+    """
     deductions: str = "possible"
     """What the prompts work out (HANABI_DEDUCTIONS)."""
     seed: int = 0
@@ -63,7 +73,9 @@ class Recipe:
     num_games: int = 2000
     """Of each preset."""
     noise: float = 0.4
-    """Share of the teacher's actions that are random; they are learnt as well, so the start is legal but mediocre."""
+    """Share of the teacher's actions that are random; they are learnt as well, so the start is
+    legal but mediocre.
+    """
     batch_size: int = 18
     """Conversations of one step."""
     single_turn_share: float = 0.0
@@ -81,19 +93,35 @@ class Recipe:
         return cls(env=env, **{**own, **given})
 
     def setups(self) -> list[Setup[Any]]:
-        """Return what is played; a HanabiGrpoError: a preset is unknown or not for this number of players."""
-        fields = {"players": self.players, "legal_moves": self.legal_moves, "observation": "compact"}
+        """Return what is played; a HanabiGrpoError: a preset is unknown or not for this number of
+        players.
+        """
+        fields = {
+            "players": self.players,
+            "legal_moves": self.legal_moves,
+            "observation": "compact",
+        }
         fields |= {"deductions": self.deductions}
         found, unknown = [], []
         for name in self.presets:
             env, _, preset = name.rpartition(":")
             environment = registry.get(env or self.env)
-            given = {name: value for name, value in fields.items() if name in environment.Config.model_fields}
+            given = {
+                name: value
+                for name, value in fields.items()
+                if name in environment.Config.model_fields
+            }
             given = {**environment.Config.defaults("cpu", given), **given, "preset": preset}
             if preset in environment.presets:
-                found.append(registry.setup(environment.name, environment.presets[preset].model_dump() | given))
+                found.append(
+                    registry.setup(
+                        environment.name, environment.presets[preset].model_dump() | given
+                    )
+                )
             else:
-                unknown.append(f"--preset {name}: {environment.name} has {', '.join(environment.presets)}.")
+                unknown.append(
+                    f"--preset {name}: {environment.name} has {', '.join(environment.presets)}."
+                )
         if unknown:
             raise SettingsError(" ".join(unknown))
         return found
@@ -103,17 +131,25 @@ class Recipe:
         return ChatFormat.from_tokenizer(build_tokenizer(self._words()))
 
     def samples(self, setup: Setup[Any], chat: ChatFormat, num_games: int) -> Iterator[Sample]:
-        """Play games of the teachers in turn; yield a sample per player that had a turn, every legal reply learned."""
-        encoder = Encoder(setup=setup, chat=chat, max_model_len=_NO_LIMIT, max_completion_length=_NO_LIMIT // 2)
+        """Play games of the teachers in turn; yield a sample per player that had a turn, every
+        legal reply learned.
+        """
+        encoder = Encoder(
+            setup=setup, chat=chat, max_model_len=_NO_LIMIT, max_completion_length=_NO_LIMIT // 2
+        )
         teachers = _teachers(setup, self.noise)
         for number, start in enumerate(starts_of(self.seed, num_games)):
-            policies = dict.fromkeys(range(setup.spec.num_players), teachers[number % len(teachers)])
+            policies = dict.fromkeys(
+                range(setup.spec.num_players), teachers[number % len(teachers)]
+            )
             episode = play_scripts(setup.task(SUITE, start), policies)
             is_taught = [turn.kind is ReplyKind.LEGAL for turn in episode.turns]
             yield from encoder.samples(Recording(episode=episode), is_taught)
 
     def hash(self, chat: ChatFormat) -> str:
-        """Return a short sha256 over the recipe, its words and the first conversation of each preset."""
+        """Return a short sha256 over the recipe, its words and the first conversation of each
+        preset.
+        """
         probes = [list(next(self.samples(setup, chat, 1)).ids) for setup in self.setups()]
         fields = asdict(self)
         if self.deductions == "possible":
@@ -135,7 +171,9 @@ class Recipe:
         for setup in self.setups():
             if setup.env == HANABI:
                 # In the order of the shipped tokenizer, which random games would not meet them in.
-                words |= dict.fromkeys(compact_vocabulary(setup.config.spec(), setup.config.deductions))
+                words |= dict.fromkeys(
+                    compact_vocabulary(setup.config.spec(), setup.config.deductions)
+                )
             else:
                 words |= dict.fromkeys(game_words(setup, num_games=_WORD_GAMES))
         return tuple(words)
@@ -151,7 +189,9 @@ def _teachers(setup: Setup[Any], noise: float) -> list[Policy]:
         from hanabi_grpo.envs.hanabi.policies.rule_bots import rule_bot
 
         return [rule_bot("hint-bot", noise)]
-    scripts = setup.environment.teachers or [name for name in setup.environment.policies if name != "random"]
+    scripts = setup.environment.teachers or [
+        name for name in setup.environment.policies if name != "random"
+    ]
     if "random" in setup.environment.policies and not setup.environment.teachers:
         scripts = [name for script in scripts for name in ("random", script)] or ["random"]
     return [NoisyPolicy(inner=make_script(setup, name).policy, noise=noise) for name in scripts]

@@ -20,14 +20,18 @@ CHAT_TEMPLATE = (
 def build_tokenizer(vocabulary: Sequence[str]) -> Any:
     """Return a transformers tokenizer over these words.
 
-    Text is split at whitespace, so line breaks of the chat template cost no token; decoding gives the words
-    back with single spaces between them. A word outside the vocabulary becomes `<unk>`.
+    Text is split at whitespace, so line breaks of the chat template cost no token; decoding gives
+    the words back with single spaces between them. A word outside the vocabulary becomes `<unk>`.
     """
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = dict.fromkeys((PAD, START, END, _UNKNOWN, *_THINK, "system", "user", "assistant", *vocabulary))
-    core = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=_UNKNOWN))
+    words = dict.fromkeys(
+        (PAD, START, END, _UNKNOWN, *_THINK, "system", "user", "assistant", *vocabulary)
+    )
+    core = Tokenizer(
+        models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=_UNKNOWN)
+    )
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     core.add_special_tokens([AddedToken(word, special=True) for word in (PAD, START, END)])
     core.add_tokens([AddedToken(word, special=False) for word in _THINK])

@@ -1,8 +1,8 @@
 """All that touches PEFT: make, select, switch off, export and save the players' adapters.
 
-PEFT's own selection also toggles `requires_grad`, which would take the other players' parameters out of the optimizer's
-groups. Here only the layers' selection changes; every adapter stays trainable.
-"""
+PEFT's own selection also toggles `requires_grad`, which would take the other players' parameters
+out of the optimizer's groups. Here only the layers' selection changes; every adapter stays
+trainable."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,14 +25,18 @@ def adapter_names(num_players: int, mode: str) -> tuple[str, ...]:
     return (SHARED_ADAPTER,) if mode == SHARED_ADAPTER else player_names(num_players)
 
 
-def add_adapters(model: torch.nn.Module, names: Sequence[str], *, rank: int, alpha: int, seed: int) -> PeftModel:
+def add_adapters(
+    model: torch.nn.Module, names: Sequence[str], *, rank: int, alpha: int, seed: int
+) -> PeftModel:
     """Wrap a base model with one trainable adapter per name.
 
-    The weights are float32 whatever the base model's type, and depend on `seed` and the name's position only.
-    """
+    The weights are float32 whatever the base model's type, and depend on `seed` and the name's
+    position only."""
 
     def config() -> LoraConfig:
-        return LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM")
+        return LoraConfig(
+            r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM"
+        )
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -91,16 +95,21 @@ def base_checksum(model: torch.nn.Module) -> str:
 def adapter_tensors(model: PeftModel, name: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Return one adapter's tensors in PEFT's file naming, on the CPU.
 
-    PEFT's own call copies the whole model's state first, which is most of the time of a weight sync.
-    """
+    PEFT's own call copies the whole model's state first, which is most of the time of a weight
+    sync."""
     parameters = _parameters_of(model, name)
-    return {key: value.detach().to(dtype=dtype, device="cpu").contiguous() for key, value in parameters.items()}
+    return {
+        key: value.detach().to(dtype=dtype, device="cpu").contiguous()
+        for key, value in parameters.items()
+    }
 
 
 def _parameters_of(model: PeftModel, name: str) -> dict[str, torch.nn.Parameter]:
     infix = f".{name}.weight"
     return {
-        key.removesuffix(infix) + ".weight": value for key, value in model.named_parameters() if key.endswith(infix)
+        key.removesuffix(infix) + ".weight": value
+        for key, value in model.named_parameters()
+        if key.endswith(infix)
     }
 
 
@@ -115,16 +124,22 @@ def load_adapter(model: PeftModel, name: str, folder: Path) -> None:
     put_tensors(model, name, load_file(folder / "adapter_model.safetensors"), str(folder))
 
 
-def put_tensors(model: PeftModel, name: str, saved: Mapping[str, torch.Tensor], source: str) -> None:
-    """Put tensors in PEFT's file naming into one adapter, bit by bit; a message says `source`, where they come from.
+def put_tensors(
+    model: PeftModel, name: str, saved: Mapping[str, torch.Tensor], source: str
+) -> None:
+    """Put tensors in PEFT's file naming into one adapter, bit by bit; a message says `source`,
+    where they come from.
 
     Raises:
         RunFolderError: They are others than this adapter has.
     """
     parameters = _parameters_of(model, name)
-    if {key: value.shape for key, value in saved.items()} != {key: value.shape for key, value in parameters.items()}:
+    if {key: value.shape for key, value in saved.items()} != {
+        key: value.shape for key, value in parameters.items()
+    }:
         raise RunFolderError(
-            f"{source}: {len(saved)} tensors that are not those of adapter {name} of this model ({len(parameters)} "
+            f"{source}: {len(saved)} tensors that are not those of adapter {name} of this model "
+            f"({len(parameters)} "
             "tensors); take the MODEL and LORA_RANK that they were trained with."
         )
     fill(parameters, saved)
@@ -137,13 +152,17 @@ def copied(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def fill(parameters: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
-    """Copy values into parameters in place, because optimizers and DeepSpeed hold on to the tensors themselves."""
+    """Copy values into parameters in place, because optimizers and DeepSpeed hold on to the tensors
+    themselves.
+    """
     for name, value in values.items():
         parameters[name].copy_(value)
 
 
 @contextlib.contextmanager
-def holding(parameters: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> Iterator[None]:
+def holding(
+    parameters: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]
+) -> Iterator[None]:
     """Let parameters hold other values for a while; those of now come back bit by bit."""
     now = copied(parameters)
     try:
@@ -154,7 +173,9 @@ def holding(parameters: Mapping[str, torch.Tensor], values: Mapping[str, torch.T
 
 
 def save_adapter(model: PeftModel, name: str, folder: Path) -> None:
-    """Write `adapter_config.json` and `adapter_model.safetensors` (float32) that plain PEFT and vLLM load."""
+    """Write `adapter_config.json` and `adapter_model.safetensors` (float32) that plain PEFT and
+    vLLM load.
+    """
     folder.mkdir(parents=True)
     config = model.peft_config[name]
     was_inference, config.inference_mode = config.inference_mode, True

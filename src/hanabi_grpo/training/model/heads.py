@@ -1,4 +1,6 @@
-"""Small networks that learn beside the model, each with an optimizer of its own, from features that they never move."""
+"""Small networks that learn beside the model, each with an optimizer of its own, from features that
+they never move.
+"""
 
 import hashlib
 from collections import defaultdict
@@ -55,7 +57,9 @@ class Learner:
         found = {f"head.{name}": value for name, value in self.head.state_dict().items()}
         for number, moments in self.optimizer.state_dict()["state"].items():
             found |= {f"optimizer.{number}.{name}": value for name, value in moments.items()}
-        return {name: value.clone() for name, value in found.items()} | {"steps": torch.tensor(self.steps)}
+        return {name: value.clone() for name, value in found.items()} | {
+            "steps": torch.tensor(self.steps)
+        }
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
         """Put a `state` back."""
@@ -80,19 +84,31 @@ class Learners:
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return copies of all states, by "<name>|<key>"."""
-        return {f"{name}|{key}": value for name, one in self.each.items() for key, value in one.state().items()}
+        return {
+            f"{name}|{key}": value
+            for name, one in self.each.items()
+            for key, value in one.state().items()
+        }
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
         """Put a `state` back; what has none in it stays new."""
         for name, one in self.each.items():
-            own = {key.removeprefix(f"{name}|"): value for key, value in state.items() if key.startswith(f"{name}|")}
+            own = {
+                key.removeprefix(f"{name}|"): value
+                for key, value in state.items()
+                if key.startswith(f"{name}|")
+            }
             if own:
                 one.restore(own)
 
 
 def by_place(seen: list[Seen]) -> tuple[list[str], list[Place], torch.Tensor]:
-    """Return players, places and [turns, size] features of all that was seen, in one order on every process."""
+    """Return players, places and [turns, size] features of all that was seen, in one order on every
+    process.
+    """
     found = [(place, player) for player, places, _ in seen for place in places]
     order = sorted(range(len(found)), key=lambda at: found[at][0])
-    features = torch.cat([one for _, places, one in seen if places])[order] if found else torch.empty(0, 0)
+    features = (
+        torch.cat([one for _, places, one in seen if places])[order] if found else torch.empty(0, 0)
+    )
     return [found[at][1] for at in order], [found[at][0] for at in order], features

@@ -1,11 +1,13 @@
-"""Logprobs from hidden states: through the output head in float32, and never the logits of a whole micro-batch.
+"""Logprobs from hidden states: through the output head in float32, and never the logits of a whole
+micro-batch.
 
-With 151,936 tokens in the vocabulary and 35,000 of a reply logits take 10 GB in bfloat16, and with a float32 copy and a
-gradient several times as much. Here the model hands out what its head reads, and the head is called with `CHUNK` tokens
-at a time; in the backward pass again, so that one chunk is held.
+With 151,936 tokens in the vocabulary and 35,000 of a reply logits take 10 GB in bfloat16, and with
+a float32 copy and a gradient several times as much. Here the model hands out what its head reads,
+and the head is called with `CHUNK` tokens at a time; in the backward pass again, so that one chunk
+is held.
 
-The head is called as the module that it is, with its weights in float32, so that a bias or an adapter on it counts.
-"""
+The head is called as the module that it is, with its weights in float32, so that a bias or an
+adapter on it counts."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -22,7 +24,9 @@ CHUNK = 1024
 
 
 @contextlib.contextmanager
-def forward_as(module: torch.nn.Module, forward: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+def forward_as(
+    module: torch.nn.Module, forward: Callable[[torch.Tensor], torch.Tensor]
+) -> Iterator[None]:
     """Let a function take the place of a module's own."""
     before = vars(module).get("forward")
     module.forward = forward
@@ -37,17 +41,18 @@ def forward_as(module: torch.nn.Module, forward: Callable[[torch.Tensor], torch.
 def handing_out(head: torch.nn.Module) -> contextlib.AbstractContextManager[None]:
     """Let the model return as its logits what its output head would read.
 
-    As its output, for DeepSpeed begins a backward pass where it meets the gradient of what the model returned.
-    """
+    As its output, for DeepSpeed begins a backward pass where it meets the gradient of what the
+    model returned."""
     return forward_as(head, lambda hidden: hidden)
 
 
 @contextlib.contextmanager
 def in_float32(model: Any) -> Iterator[None]:
-    """Let a model of 16 bits compute in float32, without a gradient, with the weights that a server has.
+    """Let a model of 16 bits compute in float32, without a gradient, with the weights that a server
+    has.
 
-    Adapters are in float32 here and rounded there, by more than a small step moves a weight. What is called must be
-    PEFT's `base_model`, for accelerate wraps autocast around the outermost model.
+    Adapters are in float32 here and rounded there, by more than a small step moves a weight. What
+    is called must be PEFT's `base_model`, for accelerate wraps autocast around the outermost model.
     """
     served = model.get_input_embeddings().weight.dtype
 
@@ -58,7 +63,9 @@ def in_float32(model: Any) -> Iterator[None]:
     with contextlib.ExitStack() as back:
         back.enter_context(torch.no_grad())
         back.enter_context(torch.autocast(model.device.type, enabled=False))
-        back.callback(model.get_input_embeddings().register_forward_hook(lambda *call: call[2].float()).remove)
+        back.callback(
+            model.get_input_embeddings().register_forward_hook(lambda *call: call[2].float()).remove
+        )
         for layer in model.modules():
             if isinstance(layer, torch.nn.Linear):
                 back.enter_context(forward_as(layer, partial(linear, layer)))
@@ -68,7 +75,8 @@ def in_float32(model: Any) -> Iterator[None]:
 def chosen_logps(
     head: torch.nn.Module, hidden: torch.Tensor, tokens: torch.Tensor, temperature: float = 1.0
 ) -> torch.Tensor:
-    """Return [rows, choices] logprobs in nats of `tokens` under softmax(head(hidden) / temperature), in float32.
+    """Return [rows, choices] logprobs in nats of `tokens` under softmax(head(hidden) /
+    temperature), in float32.
 
     `hidden` is [rows, width], what the model's output head reads; `tokens` are [rows, choices] ids.
     """
@@ -80,7 +88,8 @@ def chosen_logps(
 
 
 def computes_logits(model: Any) -> str | None:
-    """Return why the model's logits are not what its head alone computes (a scale, a soft cap); None: they are.
+    """Return why the model's logits are not what its head alone computes (a scale, a soft cap);
+    None: they are.
 
     The model needs whole weights (not ZeRO-3's).
     """
@@ -101,7 +110,9 @@ def computes_logits(model: Any) -> str | None:
     gap = float((ours - theirs).abs().max() / ours.abs().max())
     allowed = largest_gap(hidden.dtype)
     return (
-        None if gap <= allowed else f"they differ by {gap:.2g} of the largest from its output head's, allowed {allowed}"
+        None
+        if gap <= allowed
+        else f"they differ by {gap:.2g} of the largest from its output head's, allowed {allowed}"
     )
 
 
@@ -112,7 +123,9 @@ def _logits(head: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-def _logps(head: torch.nn.Module, hidden: torch.Tensor, tokens: torch.Tensor, temperature: float) -> torch.Tensor:
+def _logps(
+    head: torch.nn.Module, hidden: torch.Tensor, tokens: torch.Tensor, temperature: float
+) -> torch.Tensor:
     logits = _logits(head, hidden)
     if temperature != 1:
         logits = logits / temperature

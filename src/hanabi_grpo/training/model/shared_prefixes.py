@@ -1,14 +1,16 @@
-"""Less work for the same numbers: a model sees a token only where a loss reads it, and shared prefixes once.
+"""Less work for the same numbers: a model sees a token only where a loss reads it, and shared
+prefixes once.
 
-**Token by token.** All tokens of a conversation are context of its replies; but behind the last layer's attention no
-token looks at another, so what is left of the model is computed at the tokens that a reply token is predicted from: the
-output head always, whose logits are the largest tensors of a real model, and, without gradient checkpointing, the last
-layer's output projection and feed-forward part, a noticeable share of a small model.
+**Token by token.** All tokens of a conversation are context of its replies; but behind the last
+layer's attention no token looks at another, so what is left of the model is computed at the tokens
+that a reply token is predicted from: the output head always, whose logits are the largest tensors
+of a real model, and, without gradient checkpointing, the last layer's output projection and
+feed-forward part, a noticeable share of a small model.
 
-**Prefix sharing.** Everything in a transformer but attention works token by token, so the model is called with the
-nodes of a `PrefixTree` as one long row. Only attention lays them out as sequences, and puts its result back. It is
-registered with transformers as an implementation of attention of its own, which without a tree is PyTorch's (`sdpa`).
-"""
+**Prefix sharing.** Everything in a transformer but attention works token by token, so the model is
+called with the nodes of a `PrefixTree` as one long row. Only attention lays them out as sequences,
+and puts its result back. It is registered with transformers as an implementation of attention of
+its own, which without a tree is PyTorch's (`sdpa`)."""
 
 import contextlib
 import logging
@@ -27,12 +29,16 @@ logger = logging.getLogger(__name__)
 
 ATTENTION = "hanabi_prefix_tree"
 _LARGEST_GAP, _LARGEST_ROUNDED_GAP = 1e-3, 0.1
-"""Between two logits of the trial, as a share of the largest: in float32, and in number formats of 16 bits."""
+"""Between two logits of the trial, as a share of the largest: in float32, and in number formats of
+16 bits.
+"""
 
 
 @contextlib.contextmanager
 def only_at(model: Any, positions: torch.Tensor) -> Iterator[None]:
-    """Let the output head, and what works token by token before it, see only [rows, tokens] `positions`."""
+    """Let the output head, and what works token by token before it, see only [rows, tokens]
+    `positions`.
+    """
 
     def select(_: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         hidden, *others = inputs
@@ -42,7 +48,9 @@ def only_at(model: Any, positions: torch.Tensor) -> Iterator[None]:
         # A mixture of experts returns more than one tensor.
         several = isinstance(output, tuple)
         hidden = output[0] if several else output
-        whole = hidden.new_zeros((*positions.shape, hidden.shape[-1])).masked_scatter(positions[..., None], hidden)
+        whole = hidden.new_zeros((*positions.shape, hidden.shape[-1])).masked_scatter(
+            positions[..., None], hidden
+        )
         return (whole, *output[1:]) if several else whole
 
     with contextlib.ExitStack() as hooks:
@@ -54,7 +62,9 @@ def only_at(model: Any, positions: torch.Tensor) -> Iterator[None]:
 
 
 def token_wise(model: Any) -> list[torch.nn.Module]:
-    """Return the parts of the last layer behind its attention; none under gradient checkpointing."""
+    """Return the parts of the last layer behind its attention; none under gradient
+    checkpointing.
+    """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     # Checkpointed layers run again in the backward pass, where these hooks are gone.
     if base.is_gradient_checkpointing:
@@ -76,9 +86,8 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """Attend within the tree's sequences; without a tree as PyTorch does.
 
-    `query`, `key` and `value` are [1, heads, nodes, size], the latter perhaps with fewer heads; the result is
-    [1, nodes, heads, size] outputs, and no weights.
-    """
+    `query`, `key` and `value` are [1, heads, nodes, size], the latter perhaps with fewer heads; the
+    result is [1, nodes, heads, size] outputs, and no weights."""
     if prefix_tree is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
 
@@ -86,7 +95,9 @@ def attend(
     flat = [states.transpose(1, 2).flatten(2)[0] for states in (query, key, value)]
     size, found = query.shape[-1], []
     for rows in prefix_tree.blocks:
-        laid_out = [embedding(rows, states).unflatten(-1, (-1, size)).transpose(1, 2) for states in flat]
+        laid_out = [
+            embedding(rows, states).unflatten(-1, (-1, size)).transpose(1, 2) for states in flat
+        ]
         output, _ = sdpa_attention_forward(module, *laid_out, None, **options)
         found.append(output.flatten(0, 1))
     nodes = embedding(prefix_tree.homes, torch.cat(found).flatten(1))
@@ -94,14 +105,17 @@ def attend(
 
 
 def share_prefixes(model: Any) -> bool:
-    """Let the model compute shared prefixes once, if its attention is PyTorch's and a trial gives the same logits.
+    """Let the model compute shared prefixes once, if its attention is PyTorch's and a trial gives
+    the same logits.
 
-    The model needs whole weights (not ZeRO-3's). Returns whether it does from now on; if not, the log says why.
-    """
+    The model needs whole weights (not ZeRO-3's). Returns whether it does from now on; if not, the
+    log says why."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     before = base.config._attn_implementation
     if before != "sdpa":
-        logger.info("shared prefixes are computed for each sequence: attention is %r, not 'sdpa'", before)
+        logger.info(
+            "shared prefixes are computed for each sequence: attention is %r, not 'sdpa'", before
+        )
         return False
     AttentionInterface.register(ATTENTION, attend)
     AttentionMaskInterface.register(ATTENTION, sdpa_mask)
@@ -126,12 +140,12 @@ def shares_prefixes(model: Any) -> bool:
 def reply_logits(
     model: Any, unwrapped: Any, ids: torch.Tensor, mask: torch.Tensor, tree: PrefixTree | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the logits from which reply tokens are predicted, and which of them predicts each; None: in their order.
+    """Return the logits from which reply tokens are predicted, and which of them predicts each;
+    None: in their order.
 
-    They are [1, nodes that predict, vocabulary] and [replies], in the order of `tree.predicting`; with
-    `output_head.handing_out` hidden states are in the place of logits. The arguments are those of
-    `forward.reply_logps`.
-    """
+    They are [1, nodes that predict, vocabulary] and [replies], in the order of `tree.predicting`;
+    with `output_head.handing_out` hidden states are in the place of logits. The arguments are those
+    of `forward.reply_logps`."""
     if tree is None:
         with only_at(unwrapped, torch.nn.functional.pad(mask, (0, 1))):
             return model(input_ids=ids, use_cache=False).logits, None
@@ -141,9 +155,11 @@ def reply_logits(
 
 
 def tree_logits(model: Any, tree: PrefixTree) -> torch.Tensor:
-    """Return the model's logits at the nodes, [1, nodes, vocabulary] or as many nodes as its head is shown."""
-    # A mask of four dimensions is taken as it is, so that none is made of all nodes times all nodes; one of integers is
-    # refused by any attention that looks at it.
+    """Return the model's logits at the nodes, [1, nodes, vocabulary] or as many nodes as its head
+    is shown.
+    """
+    # A mask of four dimensions is taken as it is, so that none is made of all nodes times all
+    # nodes; one of integers is refused by any attention that looks at it.
     no_mask = tree.ids.new_zeros(1, 1, 1, 1)
     logits: torch.Tensor = model(
         input_ids=tree.ids[None],
@@ -159,7 +175,10 @@ def _trial(model: Any) -> str | None:
     # A window longer than the trial's sequences would not show in it.
     config = model.config.get_text_config()
     window = getattr(config, "sliding_window", None)
-    kinds = set(getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"])
+    kinds = set(
+        getattr(config, "layer_types", None)
+        or ["sliding_attention" if window else "full_attention"]
+    )
     if kinds != {"full_attention"}:
         return f"layers of {', '.join(sorted(kinds))}"
     ids = torch.arange(24, device=model.device).remainder(min(config.vocab_size, 7)).repeat(3, 1)
@@ -178,4 +197,8 @@ def _trial(model: Any) -> str | None:
         model.train(was_training)
     gap = float((shared - whole.float()).abs().max() / whole.float().abs().max())
     allowed = largest_gap(whole.dtype)
-    return None if gap <= allowed else f"its logits differ by {gap:.2g} of the largest, allowed {allowed}"
+    return (
+        None
+        if gap <= allowed
+        else f"its logits differ by {gap:.2g} of the largest, allowed {allowed}"
+    )

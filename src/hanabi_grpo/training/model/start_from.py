@@ -29,7 +29,9 @@ _SAME_CONFIG = ("r", "lora_alpha", "use_rslora")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Where one adapter of a run starts, e.g. of the entry "player_1=outputs/b/checkpoint-9:player_0"."""
+    """Where one adapter of a run starts, e.g. of the entry
+    "player_1=outputs/b/checkpoint-9:player_0".
+    """
 
     name: str
     """The adapter of this run, "player_1"."""
@@ -40,29 +42,36 @@ class Start:
     saved: SavedAdapters
 
 
-def parse_start(entries: Sequence[str], names: Sequence[str]) -> dict[str, tuple[str, CheckpointRef]]:
+def parse_start(
+    entries: Sequence[str], names: Sequence[str]
+) -> dict[str, tuple[str, CheckpointRef]]:
     """Read HANABI_START_FROM; returns the entry of each adapter of the run, as text and as a value.
 
-    An entry is a checkpoint (see `refs`) for every adapter that has none of its own, or for the one named before it. A
-    player that is not of the run, or two entries for one, is a SettingsError.
+    An entry is a checkpoint (see `refs`) for every adapter that has none of its own, or for the one
+    named before it. A player that is not of the run, or two entries for one, is a SettingsError.
     """
     found: dict[str | None, tuple[str, CheckpointRef]] = {}
     for entry in entries:
         player, word = split_player(entry)
         if player not in (None, *names):
             raise SettingsError(
-                f"HANABI_START_FROM: {entry!r}: this run has no adapter {player}; allowed: {', '.join(names)}."
+                f"HANABI_START_FROM: {entry!r}: this run has no adapter {player}; allowed: "
+                f"{', '.join(names)}."
             )
         if player in found:
             both = f"{found[player][0]!r} and {entry!r} are both for {player or 'every player'}"
-            raise SettingsError(f"HANABI_START_FROM: {both}; name each player once, as player_0= before one.")
+            raise SettingsError(
+                f"HANABI_START_FROM: {both}; name each player once, as player_0= before one."
+            )
         found[player] = (entry, parse_checkpoint(word, where="HANABI_START_FROM: "))
     starts = {name: found.get(name, found.get(None)) for name in names}
     return {name: start for name, start in starts.items() if start is not None}
 
 
 def read_start(settings: Settings) -> list[Start]:
-    """Read every checkpoint of HANABI_START_FROM; a SettingsError: one is missing or damaged, or lacks the adapter."""
+    """Read every checkpoint of HANABI_START_FROM; a SettingsError: one is missing or damaged, or
+    lacks the adapter.
+    """
     names = adapter_names(settings.players, settings.adapters)
     starts = []
     read_once = functools.cache(read_used)
@@ -77,7 +86,8 @@ def read_start(settings: Settings) -> list[Start]:
 
 
 def start_adapters(model: PeftModel, settings: Settings, resume: ResumePoint | None) -> None:
-    """Put the adapters of HANABI_START_FROM into a model whose adapters are new; a resumed run keeps its own.
+    """Put the adapters of HANABI_START_FROM into a model whose adapters are new; a resumed run
+    keeps its own.
 
     The optimizer starts anew: moments belong to the run that made them.
 
@@ -87,7 +97,9 @@ def start_adapters(model: PeftModel, settings: Settings, resume: ResumePoint | N
     """
     if resume is not None:
         if settings.start_from:
-            logger.info("HANABI_START_FROM is not read again: the run goes on from %s", resume.checkpoint)
+            logger.info(
+                "HANABI_START_FROM is not read again: the run goes on from %s", resume.checkpoint
+            )
         return
     for start in read_start(settings):
         weights, config = start.saved.adapters[start.adapter]
@@ -95,15 +107,23 @@ def start_adapters(model: PeftModel, settings: Settings, resume: ResumePoint | N
         for key in _SAME_CONFIG:
             if key in config and config[key] != own[key]:
                 raise SettingsError(
-                    f"HANABI_START_FROM={start.word}: {key} is {config[key]} there and {own[key]} here; set LORA_RANK "
+                    f"HANABI_START_FROM={start.word}: {key} is {config[key]} there and {own[key]} "
+                    "here; set LORA_RANK "
                     "and LORA_ALPHA to those of that run."
                 )
         put_tensors(model, start.name, load(weights), f"HANABI_START_FROM={start.word}")
-        logger.info("%s starts from %s of %s (step %d)", start.name, start.adapter, start.folder, start.saved.step)
+        logger.info(
+            "%s starts from %s of %s (step %d)",
+            start.name,
+            start.adapter,
+            start.folder,
+            start.saved.step,
+        )
 
 
 def check_base(settings: Settings, resume: ResumePoint | None, facts: Mapping[str, Any]) -> None:
-    """Compare what the checkpoints were trained on with the server's model_fingerprint, tokenizer_hash and chat_hash.
+    """Compare what the checkpoints were trained on with the server's model_fingerprint,
+    tokenizer_hash and chat_hash.
 
     Raises:
         SettingsError: Another base model, tokenizer or chat format.
@@ -118,7 +138,9 @@ def check_base(settings: Settings, resume: ResumePoint | None, facts: Mapping[st
 
 
 def recorded_start(settings: Settings, resume: ResumePoint | None) -> dict[str, Any]:
-    """Return {adapter: {"folder", "adapter", "step", "sha256"}} for manifests; a resumed run hands on what it was."""
+    """Return {adapter: {"folder", "adapter", "step", "sha256"}} for manifests; a resumed run hands
+    on what it was.
+    """
     if resume is not None:
         return dict(read_manifest(resume.checkpoint).facts.get("started_from", {}))
     return {

@@ -1,4 +1,6 @@
-"""Players without a model, by name: bots that are lists of rules; search over a bot; best responses to each other."""
+"""Players without a model, by name: bots that are lists of rules; search over a bot; best responses
+to each other.
+"""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -10,7 +12,10 @@ from hanabi_grpo.envs.hanabi.policies.search import Search
 
 Maker = Callable[[], base.Policy]
 _BOTS: Mapping[str, Maker] = {name: partial(rule_bot, name) for name in RULE_BOTS}
-_FIRST: Mapping[str, Maker] = {"random": base.random_policy, **{name: _BOTS[name] for name in ("blind", "hint-bot")}}
+_FIRST: Mapping[str, Maker] = {
+    "random": base.random_policy,
+    **{name: _BOTS[name] for name in ("blind", "hint-bot")},
+}
 """Every table of a board carries these."""
 PLANNERS: Mapping[str, Maker] = {
     **{f"search-{name}": partial(Search, name) for name in ("hint-bot", "piers", "focus-bot")},

@@ -1,8 +1,9 @@
-"""Every deal of a board with few decks, played at once: NumPy arrays with a row for each game, all at the same turn.
+"""Every deal of a board with few decks, played at once: NumPy arrays with a row for each game, all
+at the same turn.
 
-Cards are numbers, colour * ranks + rank; moves have OpenSpiel's numbers, see `rules.game.load_rules`. What a player has
-seen is 64 bits of a hash, since all that a walk needs is which games look alike to it.
-"""
+Cards are numbers, colour * ranks + rank; moves have OpenSpiel's numbers, see
+`rules.game.load_rules`. What a player has seen is 64 bits of a hash, since all that a walk needs is
+which games look alike to it."""
 
 import functools
 import itertools
@@ -38,7 +39,9 @@ class Games:
     turns_left: Numbers
     """Once the deck is empty, else -1."""
     seen: Hashes
-    """(n, players): equal where a player has seen the same, moves and cards of others from the deal on."""
+    """(n, players): equal where a player has seen the same, moves and cards of others from the deal
+    on.
+    """
 
     def __len__(self) -> int:
         return len(self.decks)
@@ -54,7 +57,9 @@ def all_games(spec: GameSpec) -> Games:
     decks = np.array(sorted(set(itertools.permutations(kinds))))
     count, players, num_dealt = len(decks), spec.num_players, spec.num_players * spec.hand_size
     hands = decks[:, :num_dealt].reshape(count, players, spec.hand_size)
-    seen = np.stack([_first_sight(np.delete(hands, player, axis=1)) for player in range(players)], axis=1)
+    seen = np.stack(
+        [_first_sight(np.delete(hands, player, axis=1)) for player in range(players)], axis=1
+    )
     every = functools.partial(np.full, count)
     return Games(
         decks=decks,
@@ -69,15 +74,21 @@ def all_games(spec: GameSpec) -> Games:
 
 
 def legal(spec: GameSpec, games: Games, player: int) -> NDArray[np.bool_]:
-    """Return for every game and number of a move whether the player, whose turn it is, may make it."""
+    """Return for every game and number of a move whether the player, whose turn it is, may make
+    it.
+    """
     holds = games.hands[:, player] >= 0
     discards = holds & (games.hints < spec.max_hints)[:, None]
-    touched = [np.isin(games.hands[:, target], kinds).any(axis=1) for target, kinds in _hints(spec, player)]
+    touched = [
+        np.isin(games.hands[:, target], kinds).any(axis=1) for target, kinds in _hints(spec, player)
+    ]
     hints = np.stack(touched, axis=1) & (games.hints > 0)[:, None]
     return np.concatenate([discards, holds, hints], axis=1)
 
 
-def step(spec: GameSpec, games: Games, player: int, moves: Numbers) -> tuple[Games, NDArray[np.bool_]]:
+def step(
+    spec: GameSpec, games: Games, player: int, moves: Numbers
+) -> tuple[Games, NDArray[np.bool_]]:
     """Return the games after a player's legal moves, one a game, and which of them are over."""
     rows, size = np.arange(len(games)), spec.hand_size
     is_card, is_play = moves < 2 * size, (moves >= size) & (moves < 2 * size)
@@ -89,7 +100,9 @@ def step(spec: GameSpec, games: Games, player: int, moves: Numbers) -> tuple[Gam
     heights[rows, color] += scored
     lives = games.lives - (is_play & ~scored)
     # A discard and a complete colour pay a hint back.
-    is_paid = (is_card & ~is_play) | (scored & (rank == spec.num_ranks - 1) & (games.hints < spec.max_hints))
+    is_paid = (is_card & ~is_play) | (
+        scored & (rank == spec.num_ranks - 1) & (games.hints < spec.max_hints)
+    )
     draws = is_card & (games.num_dealt < spec.deck_size)
     drawn = np.where(draws, games.decks[rows, games.num_dealt % spec.deck_size], -1)
     # Cards shift left, and the new one comes last.
@@ -123,7 +136,9 @@ def step(spec: GameSpec, games: Games, player: int, moves: Numbers) -> tuple[Gam
 def seen_by(spec: GameSpec, view: PlayerView) -> np.uint64:
     """Return what `Games.seen` holds for the player of a view."""
     cards = [-1 if card is None else _number(spec, card) for card in known_deck(spec, view).cards]
-    hands = np.array(cards[: spec.num_players * spec.hand_size]).reshape(1, spec.num_players, spec.hand_size)
+    hands = np.array(cards[: spec.num_players * spec.hand_size]).reshape(
+        1, spec.num_players, spec.hand_size
+    )
     seen, num_dealt = _first_sight(np.delete(hands, view.player, axis=1)), hands.size
     for event in view.events:
         move = load_rules(spec).actions[event.player].index(event.action)
@@ -131,16 +146,27 @@ def seen_by(spec: GameSpec, view: PlayerView) -> np.uint64:
         if event.card is not None:
             shown = _number(spec, event.card)
             if num_dealt < spec.deck_size:
-                # A card that the player drew itself is no longer hidden once it is played, but it was at this turn.
+                # A card that the player drew itself is no longer hidden once it is played, but it
+                # was at this turn.
                 drawn = -1 if event.player == view.player else cards[num_dealt]
                 num_dealt += 1
-        seen = _sight(seen, *(np.array([one]) for one in (move, shown, sum(1 << at for at in event.touched), drawn)))
+        seen = _sight(
+            seen,
+            *(
+                np.array([one])
+                for one in (move, shown, sum(1 << at for at in event.touched), drawn)
+            ),
+        )
     return seen[0]
 
 
 def mixed(seen: Hashes, numbers: NDArray[np.generic]) -> Hashes:
-    """Return 64 bits that depend on both in no simple way; after Steele et al., "Fast splittable generators" (2014)."""
-    bits = (seen ^ numbers.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0xD1B54A32D192ED03)
+    """Return 64 bits that depend on both in no simple way; after Steele et al., "Fast splittable
+    generators" (2014).
+    """
+    bits = (seen ^ numbers.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(
+        0xD1B54A32D192ED03
+    )
     bits = (bits ^ (bits >> np.uint64(32))) * np.uint64(0xBF58476D1CE4E5B9)
     return bits ^ (bits >> np.uint64(29))
 
@@ -153,8 +179,11 @@ def _first_sight(others: Numbers) -> Hashes:
     return seen
 
 
-def _sight(seen: Hashes, moves: Numbers, shown: Numbers, touched: Numbers, drawn: Numbers) -> Hashes:
-    """Add a turn: its move, the card that it showed, the slots that it touched and the card that was drawn; -1: none.
+def _sight(
+    seen: Hashes, moves: Numbers, shown: Numbers, touched: Numbers, drawn: Numbers
+) -> Hashes:
+    """Add a turn: its move, the card that it showed, the slots that it touched and the card that
+    was drawn; -1: none.
 
     Each has 8 bits: no board has more moves, kinds of cards or sets of slots.
     """
@@ -162,7 +191,9 @@ def _sight(seen: Hashes, moves: Numbers, shown: Numbers, touched: Numbers, drawn
 
 
 def _hints(spec: GameSpec, player: int) -> Sequence[tuple[int, Sequence[int]]]:
-    """Return the seat and the kinds of cards that each hint names, in the order of the moves' numbers."""
+    """Return the seat and the kinds of cards that each hint names, in the order of the moves'
+    numbers.
+    """
     kinds = np.arange(spec.num_colors * spec.num_ranks).reshape(spec.num_colors, spec.num_ranks)
     seats = [(player + offset) % spec.num_players for offset in range(1, spec.num_players)]
     return [(seat, told) for table in (kinds, kinds.T) for seat in seats for told in table.tolist()]

@@ -1,10 +1,11 @@
-"""A team for a board with few decks: each player in turn was given the exact best response to the others.
+"""A team for a board with few decks: each player in turn was given the exact best response to the
+others.
 
-A response is to all decks and to everything that a player may have seen (Nair et al., "Taming Decentralized POMDPs",
-IJCAI 2003, call it JESP). The first is to random play. Which of equally good moves is taken is drawn anew in each
-response, so that a plateau is crossed: from the hint bot, and with the first of equals, `laptop` ends at 3.36. The mean
-score is exact, up to a collision of 64 bits, and never falls; how far it is from the best one is not known.
-"""
+A response is to all decks and to everything that a player may have seen (Nair et al., "Taming
+Decentralized POMDPs", IJCAI 2003, call it JESP). The first is to random play. Which of equally good
+moves is taken is drawn anew in each response, so that a plateau is crossed: from the hint bot, and
+with the first of equals, `laptop` ends at 3.36. The mean score is exact, up to a collision of 64
+bits, and never falls; how far it is from the best one is not known."""
 
 import functools
 import itertools
@@ -16,7 +17,15 @@ from numpy.typing import NDArray
 
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.policies.all_deals import Hashes, Numbers, all_games, legal, mixed, seen_by, step
+from hanabi_grpo.envs.hanabi.policies.all_deals import (
+    Hashes,
+    Numbers,
+    all_games,
+    legal,
+    mixed,
+    seen_by,
+    step,
+)
 from hanabi_grpo.envs.hanabi.policies.rule_bots import move_text, rule_move
 from hanabi_grpo.envs.hanabi.rules.game import load_rules
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec, num_decks
@@ -42,7 +51,9 @@ class Table(NamedTuple):
         return np.where(self.seen[places] == seen, self.moves[places], -1)
 
     def choose(self, seen: Hashes, options: NDArray[np.bool_]) -> Numbers:
-        """Return the moves, a random legal one where the table has none; `options` is `all_deals.legal`."""
+        """Return the moves, a random legal one where the table has none; `options` is
+        `all_deals.legal`.
+        """
         # The n-th of them, n drawn by what the player has seen.
         drawn = (mixed(seen, np.ones(1)) >> np.uint64(32)).astype(int) % options.sum(axis=1)
         found = self.find(seen)
@@ -50,22 +61,32 @@ class Table(NamedTuple):
 
 
 Team = tuple[Table, ...]
-"""A table per player. What it does not name is a random move, the same whenever a player has seen the same."""
+"""A table per player. What it does not name is a random move, the same whenever a player has seen
+the same.
+"""
 EMPTY = Table(np.zeros(0, np.uint64), np.zeros(0, int))
 
 
 class _Choices(NamedTuple):
-    """A level of the tree where the responding player moves: every legal move of every game is a child."""
+    """A level of the tree where the responding player moves: every legal move of every game is a
+    child.
+    """
 
     seen: Hashes
     """Each information set once, ascending."""
     sets: Numbers
     """Per child its information set, as a place in `seen`."""
     moves: Numbers
-    """Per child the one that leads to it; the children of one game stand together, in the order of the games."""
+    """Per child the one that leads to it; the children of one game stand together, in the order of
+    the games.
+    """
 
-    def best(self, values: NDArray[np.float64], salt: int | None) -> tuple[Numbers, NDArray[np.float64]]:
-        """Return the best move of each information set and the values of the games, given those of the children."""
+    def best(
+        self, values: NDArray[np.float64], salt: int | None
+    ) -> tuple[Numbers, NDArray[np.float64]]:
+        """Return the best move of each information set and the values of the games, given those of
+        the children.
+        """
         shape = len(self.seen), self.moves.max() + 1
         cells = np.ravel_multi_index((self.sets, self.moves), shape)
         totals = np.full(shape, -1.0)
@@ -83,7 +104,8 @@ class _Choices(NamedTuple):
 def respond(
     spec: GameSpec, team: Team, player: int, *, keeps: bool = False, salt: int | None = 0
 ) -> tuple[float, Team]:
-    """Give a player the best response to the others; where they cannot bring it now, it does as it did before.
+    """Give a player the best response to the others; where they cannot bring it now, it does as it
+    did before.
 
     Args:
         spec: The board.
@@ -108,7 +130,9 @@ def respond(
         games, is_over = step(spec, games, mover, moves)
         going = (~is_over).nonzero()[0]
         points = games.heights.sum(axis=1).astype(float)
-        levels.append((choices, points if keeps else np.where(games.lives == 0, 0.0, points), going))
+        levels.append(
+            (choices, points if keeps else np.where(games.lives == 0, 0.0, points), going)
+        )
         games = games.take(going)
         if not len(games):
             break
@@ -119,7 +143,11 @@ def respond(
         if choices is not None:
             best, values = choices.best(scores, salt)
             tables.append(Table(choices.seen, best))
-    return float(values.mean()), (*team[:player], _joined([*tables, team[player]]), *team[player + 1 :])
+    return float(values.mean()), (
+        *team[:player],
+        _joined([*tables, team[player]]),
+        *team[player + 1 :],
+    )
 
 
 def complete(spec: GameSpec, team: Team) -> Team:
@@ -138,12 +166,16 @@ def complete(spec: GameSpec, team: Team) -> Team:
 
 @functools.lru_cache(maxsize=4)
 def best_team(spec: GameSpec, keeps: bool, responses: int) -> tuple[float, Team]:
-    """Return a team's mean score over all decks and the team, once a process; a SettingsError over `MOST_DECKS`."""
+    """Return a team's mean score over all decks and the team, once a process; a SettingsError over
+    `MOST_DECKS`.
+    """
     count = num_decks(spec.num_colors, spec.num_ranks)
     if count > MOST_DECKS:
         raise SettingsError(
-            f"best-response on {spec.preset}: the board has {count:.3g} decks and every one is played; at most "
-            f"{MOST_DECKS} are possible. Choose search, or a board of 2 colours and 2 ranks such as laptop."
+            f"best-response on {spec.preset}: the board has {count:.3g} decks and every one is "
+            "played; at most "
+            f"{MOST_DECKS} are possible. Choose search, or a board of 2 colours and 2 ranks such "
+            "as laptop."
         )
     mean, team = 0.0, (EMPTY,) * spec.num_players
     for number in range(responses):
@@ -154,7 +186,9 @@ def best_team(spec: GameSpec, keeps: bool, responses: int) -> tuple[float, Team]
 
 
 class BestResponse:
-    """The players of `best_team`. Beside another partner, the hint bot moves where the team has never been."""
+    """The players of `best_team`. Beside another partner, the hint bot moves where the team has
+    never been.
+    """
 
     name = "best-response"
 
@@ -166,7 +200,11 @@ class BestResponse:
         def choose(seen: base.Observation, rng: random.Random) -> str:
             view = seen.view()
             [move] = team[player].find(np.array([seen_by(spec, view)]))
-            action = rule_move("hint-bot", view, rng) if move < 0 else load_rules(spec).actions[player][move]
+            action = (
+                rule_move("hint-bot", view, rng)
+                if move < 0
+                else load_rules(spec).actions[player][move]
+            )
             return move_text(seen, action)
 
         return base.Script(self.name, choose).seat(player, task=task, game=game)

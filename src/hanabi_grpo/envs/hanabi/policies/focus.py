@@ -1,10 +1,11 @@
-"""The rules of the focus bot: a hint says to play the newest card that it touches; the oldest untold card goes next.
+"""The rules of the focus bot: a hint says to play the newest card that it touches; the oldest
+untold card goes next.
 
-Two ideas of the players at hanabi.github.io (H-Group conventions), in their simplest form: the *focus* of a hint is the
-card that it is about, the *chop* the one that is discarded next. Here the focus is always the newest touched card.
-Every hint is read as one to play, unless its focus surely does not fit; so a card on the chop is saved by a hint whose
-focus fits, or cannot. All that a move depends on is in the view and in the hints since the player's own last move.
-"""
+Two ideas of the players at hanabi.github.io (H-Group conventions), in their simplest form: the
+*focus* of a hint is the card that it is about, the *chop* the one that is discarded next. Here the
+focus is always the newest touched card. Every hint is read as one to play, unless its focus surely
+does not fit; so a card on the chop is saved by a hint whose focus fits, or cannot. All that a move
+depends on is in the view and in the hints since the player's own last move."""
 
 import random
 from collections.abc import Iterator
@@ -17,9 +18,15 @@ from hanabi_grpo.envs.hanabi.rules.view import Action, Knowledge, PlayerView
 
 
 def play_focus(beliefs: Beliefs, rng: random.Random) -> Action | None:
-    """Play the focus of the last hint to the player since its own last move, if it may fit and a life can be spared."""
+    """Play the focus of the last hint to the player since its own last move, if it may fit and a
+    life can be spared.
+    """
     view = beliefs.view
-    told = [event.touched for event in others_moves(view) if event.action.target == view.player and event.touched]
+    told = [
+        event.touched
+        for event in others_moves(view)
+        if event.action.target == view.player and event.touched
+    ]
     if not told or view.lives < 2:
         return None
     slot = told[-1][-1]
@@ -27,7 +34,9 @@ def play_focus(beliefs: Beliefs, rng: random.Random) -> Action | None:
 
 
 def tell_focus(beliefs: Beliefs, rng: random.Random) -> Action | None:
-    """Give the next player a hint whose focus fits and does not know it: a last rank first, then what tells most."""
+    """Give the next player a hint whose focus fits and does not know it: a last rank first, then
+    what tells most.
+    """
     view, seat = beliefs.view, _next(beliefs.view)
     best: tuple[tuple[bool, int, int], Action] | None = None
     for action, touched in _hints(view):
@@ -42,7 +51,8 @@ def tell_focus(beliefs: Beliefs, rng: random.Random) -> Action | None:
 
 
 def save_chop(beliefs: Beliefs, rng: random.Random) -> Action | None:
-    """Touch the next player's chop where it is the only card of its kind that is left, by a hint that leads to no loss.
+    """Touch the next player's chop where it is the only card of its kind that is left, by a hint
+    that leads to no loss.
 
     Not while that player has a card that it knows to fit, and will play instead of discarding.
     """
@@ -61,7 +71,9 @@ def save_chop(beliefs: Beliefs, rng: random.Random) -> Action | None:
 
 
 def tell_harmless(beliefs: Beliefs, rng: random.Random) -> Action | None:
-    """When no card may be discarded: the hint that touches most cards and whose focus surely does not fit."""
+    """When no card may be discarded: the hint that touches most cards and whose focus surely does
+    not fit.
+    """
     view, seat = beliefs.view, _next(beliefs.view)
     if view.hints < view.max_hints:
         return None
@@ -78,7 +90,9 @@ def discard_dead(beliefs: Beliefs, rng: random.Random) -> Action | None:
     view, counted = beliefs.view, Counted(beliefs.view)
     if view.hints == view.max_hints:
         return None
-    return next((discard(slot) for slot, known in enumerate(view.own_hand) if counted.is_dead(known)), None)
+    return next(
+        (discard(slot) for slot, known in enumerate(view.own_hand) if counted.is_dead(known)), None
+    )
 
 
 def discard_chop(beliefs: Beliefs, rng: random.Random) -> Action | None:
@@ -99,17 +113,24 @@ def _next(view: PlayerView) -> int:
 
 
 def _hints(view: PlayerView) -> Iterator[tuple[Action, list[int]]]:
-    """Yield every hint that the next player can be given, and the slots that it touches, oldest first."""
+    """Yield every hint that the next player can be given, and the slots that it touches, oldest
+    first.
+    """
     seat = _next(view)
     hand = view.hands[seat] if view.hints else ()
     for color in dict.fromkeys(sorted(card.color for card in hand)):
-        yield hint_color(seat, color), [slot for slot, card in enumerate(hand) if card.color == color]
+        yield (
+            hint_color(seat, color),
+            [slot for slot, card in enumerate(hand) if card.color == color],
+        )
     for rank in dict.fromkeys(sorted(card.rank for card in hand)):
         yield hint_rank(seat, rank), [slot for slot, card in enumerate(hand) if card.rank == rank]
 
 
 def _chop(hand: tuple[Knowledge, ...]) -> int | None:
-    untold = (slot for slot, known in enumerate(hand) if not known.color_hinted and not known.rank_hinted)
+    untold = (
+        slot for slot, known in enumerate(hand) if not known.color_hinted and not known.rank_hinted
+    )
     return next(untold, None)
 
 

@@ -1,8 +1,9 @@
-"""Bots that are ordered lists of named rules: blind play, the hint bot, IGGI, Piers, Outer, Flawed and the focus bot.
+"""Bots that are ordered lists of named rules: blind play, the hint bot, IGGI, Piers, Outer, Flawed
+and the focus bot.
 
-IGGI to Flawed: Walton-Rivers et al., "Evaluating and Modelling Hanabi-Playing Agents" (2017). Cards shift left when
-one leaves the hand, as in OpenSpiel; with fixed slots, as in the paper's engine, scores are up to half a point lower.
-"""
+IGGI to Flawed: Walton-Rivers et al., "Evaluating and Modelling Hanabi-Playing Agents" (2017). Cards
+shift left when one leaves the hand, as in OpenSpiel; with fixed slots, as in the paper's engine,
+scores are up to half a point lower."""
 
 import random
 from collections.abc import Mapping
@@ -32,8 +33,9 @@ RULE_BOTS: Mapping[str, tuple[Rule, ...]] = {
         rules.tell_randomly,
     ),
     "piers": (
-        # The paper begins with PlayProbablySafe(0.0) for an empty deck. In its engine a player's deck holds that
-        # player's own cards too and is never empty, so the published scores are those of the rules below.
+        # The paper begins with PlayProbablySafe(0.0) for an empty deck. In its engine a player's
+        # deck holds that player's own cards too and is never empty, so the published scores are
+        # those of the rules below.
         rules.play_safe_card,
         only_if(lambda view: view.lives > 1, rules.play_probably_safe(0.6)),
         rules.tell_anyone_about_useful_card,
@@ -50,7 +52,8 @@ RULE_BOTS: Mapping[str, tuple[Rule, ...]] = {
         rules.tell_unknown,
         rules.discard_randomly,
     ),
-    # Past the others on the whole board, and without a memory of its own: a teacher where HANABI_MEMORY=turn.
+    # Past the others on the whole board, and without a memory of its own: a teacher where
+    # HANABI_MEMORY=turn.
     "focus-bot": (
         focus.play_focus,
         rules.play_safe_card,
@@ -75,7 +78,8 @@ RULE_BOTS: Mapping[str, tuple[Rule, ...]] = {
 
 
 def rule_bot(name: str, noise: float = 0.0) -> base.Script:
-    """Return one of `RULE_BOTS`: it makes the move of the first rule that applies; where none does, a random legal one.
+    """Return one of `RULE_BOTS`: it makes the move of the first rule that applies; where none does,
+    a random legal one.
 
     `noise` is the share of moves, within [0, 1], that are drawn evenly among the legal ones.
     """
@@ -83,7 +87,9 @@ def rule_bot(name: str, noise: float = 0.0) -> base.Script:
     def choose(seen: base.Observation, rng: random.Random) -> str:
         view = seen.view()
         is_noise = noise > 0 and rng.random() < noise
-        return move_text(seen, rng.choice(view.legal_actions) if is_noise else rule_move(name, view, rng))
+        return move_text(
+            seen, rng.choice(view.legal_actions) if is_noise else rule_move(name, view, rng)
+        )
 
     return base.Script(name, choose)
 
@@ -92,9 +98,13 @@ def rule_move(name: str, view: PlayerView, rng: random.Random) -> Action:
     """Return what the bot of this name does where it sees `view`."""
     beliefs = Beliefs(view)
     moves = (rule(beliefs, rng) for rule in RULE_BOTS[name])
-    return next((move for move in moves if move is not None), None) or rng.choice(view.legal_actions)
+    return next((move for move in moves if move is not None), None) or rng.choice(
+        view.legal_actions
+    )
 
 
 def move_text(seen: base.Observation, action: Action) -> str:
-    """Return a legal move in the words of the game, which lists the same moves as text and as data."""
+    """Return a legal move in the words of the game, which lists the same moves as text and as
+    data.
+    """
     return (seen.legal() or ())[seen.view().legal_actions.index(action)]

@@ -1,9 +1,9 @@
 """The named rules that scripted bots are lists of.
 
-Names and meanings follow Walton-Rivers et al., "Evaluating and Modelling Hanabi-Playing Agents" (2017). A rule
-looks at what the mover can work out and returns a move or None. An attribute is known when hints, negative ones
-included, leave one value. Slots count from the oldest card, so "first" means oldest.
-"""
+Names and meanings follow Walton-Rivers et al., "Evaluating and Modelling Hanabi-Playing Agents"
+(2017). A rule looks at what the mover can work out and returns a move or None. An attribute is
+known when hints, negative ones included, leave one value. Slots count from the oldest card, so
+"first" means oldest."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -30,14 +30,19 @@ def play_oldest(beliefs: Beliefs, rng: random.Random) -> Action | None:
 def play_what_hints_show(beliefs: Beliefs, rng: random.Random) -> Action | None:
     """Play the first card that fits whatever it is, given the hints alone."""
     view = beliefs.view
-    return next((play(slot) for slot, known in enumerate(view.own_hand) if fits_by_hints(view, known)), None)
+    return next(
+        (play(slot) for slot, known in enumerate(view.own_hand) if fits_by_hints(view, known)), None
+    )
 
 
 def play_if_certain(beliefs: Beliefs, rng: random.Random) -> Action | None:
     """Play the first card of which both attributes are known and which fits."""
     view = beliefs.view
     for slot, known in enumerate(view.own_hand):
-        if len(known.colors) == len(known.ranks) == 1 and view.fireworks[known.colors[0]] == known.ranks[0]:
+        if (
+            len(known.colors) == len(known.ranks) == 1
+            and view.fireworks[known.colors[0]] == known.ranks[0]
+        ):
             return play(slot)
     return None
 
@@ -49,7 +54,9 @@ def play_safe_card(beliefs: Beliefs, rng: random.Random) -> Action | None:
 
 
 def play_probably_safe(threshold: float) -> Rule:
-    """Return the rule: play the card most likely to fit, if that is at least `threshold`; the newest of equals."""
+    """Return the rule: play the card most likely to fit, if that is at least `threshold`; the
+    newest of equals.
+    """
 
     def rule(beliefs: Beliefs, rng: random.Random) -> Action | None:
         best, best_slot = threshold, -1
@@ -63,9 +70,14 @@ def play_probably_safe(threshold: float) -> Rule:
 
 
 def tell_anyone_about_useful_card(beliefs: Beliefs, rng: random.Random) -> Action | None:
-    """Over players in turn order: name the rank of the first card that fits, or its colour if the rank is known."""
+    """Over players in turn order: name the rank of the first card that fits, or its colour if the
+    rank is known.
+    """
     view = beliefs.view
-    told = (_tell_useful(view, (view.player + step) % view.num_players) for step in range(1, view.num_players))
+    told = (
+        _tell_useful(view, (view.player + step) % view.num_players)
+        for step in range(1, view.num_players)
+    )
     return next((action for action in told if action is not None), None)
 
 
@@ -76,7 +88,9 @@ def tell_playable_card_outer(beliefs: Beliefs, rng: random.Random) -> Action | N
 
 
 def tell_unknown(beliefs: Beliefs, rng: random.Random) -> Action | None:
-    """Name an unknown attribute of the next player's first card that has one, the colour before the rank."""
+    """Name an unknown attribute of the next player's first card that has one, the colour before the
+    rank.
+    """
     view = beliefs.view
     if not view.hints:
         return None
@@ -90,7 +104,9 @@ def tell_unknown(beliefs: Beliefs, rng: random.Random) -> Action | None:
 
 
 def tell_dispensable(beliefs: Beliefs, rng: random.Random) -> Action | None:
-    """Over seats from 0: tell the holder of the first useless card what makes it see that it is useless."""
+    """Over seats from 0: tell the holder of the first useless card what makes it see that it is
+    useless.
+    """
     view = beliefs.view
     if not view.hints:
         return None
@@ -100,7 +116,8 @@ def tell_dispensable(beliefs: Beliefs, rng: random.Random) -> Action | None:
             knows_color, knows_rank = len(known.colors) == 1, len(known.ranks) == 1
             is_played = card.rank < view.fireworks[card.color]
             if not knows_color and (
-                view.fireworks[card.color] == view.num_ranks or (knows_rank and is_played and card.rank >= lowest)
+                view.fireworks[card.color] == view.num_ranks
+                or (knows_rank and is_played and card.rank >= lowest)
             ):
                 return hint_color(seat, card.color)
             if not knows_rank and (card.rank < lowest or (knows_color and is_played)):
@@ -130,8 +147,8 @@ def tell_anything(beliefs: Beliefs, rng: random.Random) -> Action | None:
 def osawa_discard(beliefs: Beliefs, rng: random.Random) -> Action | None:
     """Discard the first card that can no longer score, see Osawa, "Solving Hanabi" (2015).
 
-    Cards whose known attributes show it come first, then cards of a known colour whose least rank is out of reach.
-    """
+    Cards whose known attributes show it come first, then cards of a known colour whose least rank
+    is out of reach."""
     view = beliefs.view
     if view.hints == view.max_hints:
         return None
@@ -170,7 +187,9 @@ def fits_by_hints(view: PlayerView, known: Knowledge) -> bool:
 
 
 def _cards_of(view: PlayerView, seat: int) -> Iterator[tuple[Card, Knowledge]]:
-    """Return another player's cards and what their holder knows of each; nothing for the player's own seat."""
+    """Return another player's cards and what their holder knows of each; nothing for the player's
+    own seat.
+    """
     return zip(view.hands[seat], view.knowledge[seat], strict=seat != view.player)
 
 

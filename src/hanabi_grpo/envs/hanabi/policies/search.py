@@ -1,12 +1,15 @@
-"""One-step search over a bot: each legal move is tried in games that the player cannot tell from its own.
+"""One-step search over a bot: each legal move is tried in games that the player cannot tell from
+its own.
 
 Source: SPARTA's single-agent search (Lerer et al., arXiv 1912.02318). It differs in this:
 
-- Beliefs are samples, not exact: hands as the hints and the cards in sight allow, weighted by the chance that the
-  others, as the bot with a share `TREMBLE` of random moves, would have made the moves that they made.
-- Any number of seats may search, each as if the others were the bot. The paper's guarantee, never to be worse than the
-  bot in expectation, holds for one.
-- A move without promise is given up early, and the bot's own is kept until another is better by `MARGIN`.
+- Beliefs are samples, not exact: hands as the hints and the cards in sight allow, weighted by the
+  chance that the others, as the bot with a share `TREMBLE` of random moves, would have made the
+  moves that they made.
+- Any number of seats may search, each as if the others were the bot. The paper's guarantee, never
+  to be worse than the bot in expectation, holds for one.
+- A move without promise is given up early, and the bot's own is kept until another is better by
+  `MARGIN`.
 """
 
 import random
@@ -28,7 +31,9 @@ CANDIDATES = 400
 WORLDS = 100
 """Of those, drawn by weight, the most in which a move is tried."""
 ROUND = 10
-"""Worlds after which moves without promise are given up: less than one standard error from being better."""
+"""Worlds after which moves without promise are given up: less than one standard error from being
+better.
+"""
 MARGIN = 2.0
 """Standard errors of the mean gain by which a move has to be better than the bot's."""
 TREMBLE = 0.1
@@ -54,7 +59,9 @@ class Search:
         return base.Script(self.name, choose).seat(player, task=task, game=game)
 
     def move(self, config: EnvConfig, view: PlayerView, rng: random.Random) -> Action:
-        """Return the bot's move, or the one that gains most over it, if that is surely more than nothing."""
+        """Return the bot's move, or the one that gains most over it, if that is surely more than
+        nothing.
+        """
         plan = rule_move(self.blueprint, view, rng)
         gains: dict[Action, list[float]] = {move: [] for move in view.legal_actions if move != plan}
         worlds = self._worlds(config, view, rng) if gains else []
@@ -92,19 +99,27 @@ class Search:
     def _world(
         self, config: EnvConfig, view: PlayerView, known: KnownDeck, rng: random.Random
     ) -> tuple[Game, float] | None:
-        """Draw a game and its weight; None where the last cards that were left fit no more hints."""
+        """Draw a game and its weight; None where the last cards that were left fit no more
+        hints.
+        """
         spec, weight, own = config.spec(), 1.0, dict[int, Card]()
         seen = Counter(card for card in known.cards if card is not None)
         unseen = list((Counter(sorted_deck(spec.num_colors, spec.num_ranks)) - seen).elements())
         for place, told in zip(known.own, view.own_hand, strict=True):
-            fits = [at for at, card in enumerate(unseen) if card.color in told.colors and card.rank in told.ranks]
+            fits = [
+                at
+                for at, card in enumerate(unseen)
+                if card.color in told.colors and card.rank in told.ranks
+            ]
             if not fits:
                 return None
             # A card that is one of many is drawn too seldom.
             weight *= len(fits)
             own[place] = unseen.pop(rng.choice(fits))
         rng.shuffle(unseen)
-        game = Game(spec, [card or own.get(place) or unseen.pop() for place, card in enumerate(known.cards)])
+        game = Game(
+            spec, [card or own.get(place) or unseen.pop() for place, card in enumerate(known.cards)]
+        )
         for event in view.events:
             if event.player != view.player:
                 is_same = rule_move(self.blueprint, game.view(event.player), rng) == event.action

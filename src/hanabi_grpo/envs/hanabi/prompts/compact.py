@@ -4,21 +4,27 @@ Example (board `laptop`; one line):
     life1 info3 deck2 nextR1 nextY1 me slot0 cRY r12 slot1 cRY r12 slot2 cRY r12 mate R1 cRY r12
     Y2 cRY r12 Y1 cRY r12 disc
 
-`c` and `r` words name the colours and ranks that hints leave possible for the card before them, `next` words
-the rank that fits; a finished colour has one more than the last rank.
+`c` and `r` words name the colours and ranks that hints leave possible for the card before them,
+`next` words the rank that fits; a finished colour has one more than the last rank.
 
-With counted cards (HANABI_DEDUCTIONS=counted) the word of a card says what follows for it, `slot0fit2` and `R3later`,
-and the discards, which were counted, are left out:
-    life3 info1 deck25 nextR4 nextY1 me slot0fit2 cRY r1 slot1sure cR r4 mate Y4later cYGWB r1345 B2fits cYGWB r2
-    last Hint 4 2 3
-A tiny model learns that far sooner than a word for each: after 150 s of watching IGGI on Full it says .96 of its moves
-and scores what IGGI scores, where it said .71 and scored 3.
-"""
+With counted cards (HANABI_DEDUCTIONS=counted) the word of a card says what follows for it,
+`slot0fit2` and `R3later`, and the discards, which were counted, are left out:
+    life3 info1 deck25 nextR4 nextY1 me slot0fit2 cRY r1 slot1sure cR r4 mate Y4later cYGWB r1345
+    B2fits cYGWB r2 last Hint 4 2 3
+A tiny model learns that far sooner than a word for each: after 150 s of watching IGGI on Full it
+says .96 of its moves and scores what IGGI scores, where it said .71 and scored 3."""
 
 from collections.abc import Iterable, Iterator
 from itertools import combinations, product
 
-from hanabi_grpo.envs.hanabi.prompts.deductions import OTHERS, OWN, Counted, Deductions, others_moves, own_word
+from hanabi_grpo.envs.hanabi.prompts.deductions import (
+    OTHERS,
+    OWN,
+    Counted,
+    Deductions,
+    others_moves,
+    own_word,
+)
 from hanabi_grpo.envs.hanabi.rules.actions import format_action
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec
 from hanabi_grpo.envs.hanabi.rules.view import COLOR_LETTERS, Card, Event, Knowledge, PlayerView
@@ -42,7 +48,11 @@ def compact_vocabulary(spec: GameSpec, deductions: Deductions = "possible") -> t
         *(f"info{count}" for count in range(spec.max_hints + 1)),
         *(f"deck{count}" for count in range(undealt + 1)),
         *(f"left{count}" for count in range(spec.num_players + 1)),
-        *(f"next{COLOR_LETTERS[color]}{rank + 1}" for color in colors for rank in range(spec.num_ranks + 1)),
+        *(
+            f"next{COLOR_LETTERS[color]}{rank + 1}"
+            for color in colors
+            for rank in range(spec.num_ranks + 1)
+        ),
         *("me", "disc", "moves"),
         *slots,
         *(["mate"] if spec.num_players == 2 else [f"mate{step}" for step in partners]),
@@ -77,7 +87,8 @@ def _words(view: PlayerView, legal_moves: bool, counted: Counted | None) -> Iter
     names = player_names(view.num_players)
     yield "me"
     if view.num_players > 2:
-        # Hints name absolute seats, so a policy shared by several seats must read which one it sits on.
+        # Hints name absolute seats, so a policy shared by several seats must read which one it sits
+        # on.
         yield names[view.player]
     for slot, known in enumerate(view.own_hand):
         yield f"slot{slot}" + (own_word(counted, known) if counted else "")

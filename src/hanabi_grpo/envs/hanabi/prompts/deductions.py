@@ -1,8 +1,8 @@
 """What a prompt works out for its reader: HANABI_DEDUCTIONS.
 
-`none`: a card's colour and rank where a hint named them. `possible`: what all hints leave possible, those that did not
-touch a card included. `counted`: that, and what the cards in sight say of each card, and the others' last moves.
-"""
+`none`: a card's colour and rank where a hint named them. `possible`: what all hints leave possible,
+those that did not touch a card included. `counted`: that, and what the cards in sight say of each
+card, and the others' last moves."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -30,16 +30,24 @@ class Counted:
         self.view, self.beliefs, self.reachable = view, Beliefs(view), reachable_heights(view)
 
     def card(self, card: Card) -> str:
-        """Return of a card in sight: it fits now, later, later and no other of its kind is left, or never again."""
+        """Return of a card in sight: it fits now, later, later and no other of its kind is left, or
+        never again.
+        """
         view = self.view
         if card.rank == view.fireworks[card.color]:
             return FITS
         if not view.fireworks[card.color] < card.rank < self.reachable[card.color]:
             return DEAD
-        return ONLY if num_copies(card.rank, view.num_ranks) - view.discards.count(card) == 1 else LATER
+        return (
+            ONLY
+            if num_copies(card.rank, view.num_ranks) - view.discards.count(card) == 1
+            else LATER
+        )
 
     def is_dead(self, known: Knowledge) -> bool:
-        """Return whether an own card can never fit again, whatever the unseen cards that hints allow are."""
+        """Return whether an own card can never fit again, whatever the unseen cards that hints
+        allow are.
+        """
         kinds = (Card(color, rank) for color, rank in product(known.colors, known.ranks))
         return all(self.card(kind) == DEAD for kind in kinds if self.beliefs.is_unseen(kind))
 
@@ -59,7 +67,9 @@ def others_moves(view: PlayerView) -> Iterator[Event]:
 
 
 def seen_with(view: PlayerView, deductions: Deductions) -> PlayerView:
-    """Return the view as its prompt may use it: without deductions a card is what hints named, or anything."""
+    """Return the view as its prompt may use it: without deductions a card is what hints named, or
+    anything.
+    """
     if deductions != "none":
         return view
     every = range(view.num_colors), range(view.num_ranks)

@@ -1,9 +1,17 @@
-"""The readable style: the rules of a board as system prompt, and the observation of one turn, in sentences."""
+"""The readable style: the rules of a board as system prompt, and the observation of one turn, in
+sentences.
+"""
 
 from collections.abc import Sequence
 
 from hanabi_grpo.envs.hanabi.prompts.deductions import DEAD, FITS, LATER, ONLY, Counted
-from hanabi_grpo.envs.hanabi.rules.actions import discard, format_action, hint_color, hint_rank, play
+from hanabi_grpo.envs.hanabi.rules.actions import (
+    discard,
+    format_action,
+    hint_color,
+    hint_rank,
+    play,
+)
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec, num_copies
 from hanabi_grpo.envs.hanabi.rules.view import COLOR_NAMES, Card, Event, Knowledge, PlayerView
 from hanabi_grpo.types import player_name
@@ -18,14 +26,24 @@ _WORTH = {
 
 def full_system(spec: GameSpec, player: int, bomb_rule: str) -> str:
     """Return the rules as told to one player."""
-    return "\n\n".join((_goal(spec, player), _cards(spec), _moves(spec), _end(spec, bomb_rule), _format(spec, player)))
+    return "\n\n".join(
+        (
+            _goal(spec, player),
+            _cards(spec),
+            _moves(spec),
+            _end(spec, bomb_rule),
+            _format(spec, player),
+        )
+    )
 
 
 def _goal(spec: GameSpec, player: int) -> str:
     return (
         f"You are {player_name(player)} in a game of Hanabi for {spec.num_players} players, "
-        f"{player_name(0)} to {player_name(spec.num_players - 1)}, who move in this order. All of you are one team. "
-        "You see the cards of everybody else but never your own; hints are the only way to tell each other "
+        f"{player_name(0)} to {player_name(spec.num_players - 1)}, who move in this order. All of "
+        "you are one team. "
+        "You see the cards of everybody else but never your own; hints are the only way to tell "
+        "each other "
         "what one holds.\n"
         f"Together you build one firework per colour, rank by rank from 1 to {spec.num_ranks}. "
         f"Every card that is added scores 1 point; the maximum is {spec.max_score}."
@@ -34,10 +52,13 @@ def _goal(spec: GameSpec, player: int) -> str:
 
 def _cards(spec: GameSpec) -> str:
     colors = ", ".join(COLOR_NAMES[: spec.num_colors])
-    copies = ", ".join(f"rank {rank + 1} x{num_copies(rank, spec.num_ranks)}" for rank in range(spec.num_ranks))
+    copies = ", ".join(
+        f"rank {rank + 1} x{num_copies(rank, spec.num_ranks)}" for rank in range(spec.num_ranks)
+    )
     return (
         f"Cards: {spec.deck_size}. Colours: {colors}. Copies in each colour: {copies}.\n"
-        f"Everybody holds {spec.hand_size} cards in slots counted from 0, the oldest card. When a card leaves a hand, "
+        f"Everybody holds {spec.hand_size} cards in slots counted from 0, the oldest card. When a "
+        "card leaves a hand, "
         "the younger ones move down by one slot and the new card takes the last slot."
     )
 
@@ -45,12 +66,15 @@ def _cards(spec: GameSpec) -> str:
 def _moves(spec: GameSpec) -> str:
     return (
         "On your turn you make one move:\n"
-        "- Play a card. If its rank is the next one of its colour, it is added to the firework and the team scores; "
-        "finishing a colour gives back a hint token, if one is spent. If not, the card is discarded and the team "
+        "- Play a card. If its rank is the next one of its colour, it is added to the firework "
+        "and the team scores; "
+        "finishing a colour gives back a hint token, if one is spent. If not, the card is "
+        "discarded and the team "
         "loses a life.\n"
         "- Discard a card. This gives back one hint token, and is not allowed while "
         f"all {spec.max_hints} hint tokens are there.\n"
-        "- Hint: name one colour or one rank to one other player, who learns which of their cards have it and which do "
+        "- Hint: name one colour or one rank to one other player, who learns which of their cards "
+        "have it and which do "
         "not. It costs a hint token and must touch at least one card."
     )
 
@@ -58,11 +82,16 @@ def _moves(spec: GameSpec) -> str:
 def _end(spec: GameSpec, bomb_rule: str) -> str:
     lives = "1 life" if spec.max_lives == 1 else f"{spec.max_lives} lives"
     tokens = "1 hint token" if spec.max_hints == 1 else f"{spec.max_hints} hint tokens"
-    lost, kept = "every point scored so far is lost: the score is 0", "the points scored so far are kept"
+    lost, kept = (
+        "every point scored so far is lost: the score is 0",
+        "the points scored so far are kept",
+    )
     cost = lost if bomb_rule == "zero" else kept
     return (
-        f"The team starts with {lives} and {tokens}. When the last life is lost, the game ends at once and {cost}. "
-        "The game also ends when every firework is complete, or after each player has had one more turn "
+        f"The team starts with {lives} and {tokens}. When the last life is lost, the game ends at "
+        f"once and {cost}. "
+        "The game also ends when every firework is complete, or after each player has had one "
+        "more turn "
         "once the last card has been drawn."
     )
 
@@ -70,26 +99,35 @@ def _end(spec: GameSpec, bomb_rule: str) -> str:
 def _format(spec: GameSpec, player: int) -> str:
     partner = (player + 1) % spec.num_players
     examples = (play(0), discard(spec.hand_size - 1), hint_color(partner, 0), hint_rank(partner, 0))
-    texts = "\n".join(format_action(action, style="full", num_players=spec.num_players) for action in examples)
-    return f"End your reply with your move on a line of its own, written like one of these:\n{texts}"
+    texts = "\n".join(
+        format_action(action, style="full", num_players=spec.num_players) for action in examples
+    )
+    return (
+        f"End your reply with your move on a line of its own, written like one of these:\n{texts}"
+    )
 
 
 def full_turn(view: PlayerView, *, legal_moves: bool, counted: Counted | None = None) -> str:
-    """Return the observation: what happened, the table, the hands, and the moves, in printable ASCII."""
+    """Return the observation: what happened, the table, the hands, and the moves, in printable
+    ASCII.
+    """
     parts = [_happened(view), _table(view)]
     seats = ((view.player + step) % view.num_players for step in range(1, view.num_players))
     parts.extend(_partner(view, seat, counted) for seat in seats)
     parts.append(_own_hand(view, counted))
     if legal_moves and view.legal_actions:
-        moves = (format_action(one, style="full", num_players=view.num_players) for one in view.legal_actions)
+        moves = (
+            format_action(one, style="full", num_players=view.num_players)
+            for one in view.legal_actions
+        )
         parts.append("Legal moves: " + ", ".join(moves))
     parts.append(f"You are {player_name(view.player)}. Your move?")
     return "\n".join(parts)
 
 
 def _happened(view: PlayerView) -> str:
-    # The player's own last move is told again: a fallback may have taken the place of its reply, and the card
-    # that it played or discarded was seen only afterwards.
+    # The player's own last move is told again: a fallback may have taken the place of its reply,
+    # and the card that it played or discarded was seen only afterwards.
     own = [number for number, event in enumerate(view.events) if event.player == view.player]
     recent = view.events[own[-1] :] if own else view.events
     if not recent:
@@ -102,7 +140,9 @@ def _event(event: Event, view: PlayerView) -> str:
     action = event.action
     who = "You" if event.player == view.player else player_name(event.player)
     if action.kind == "play":
-        outcome = "it was added to the firework" if event.scored else "it did not fit and cost a life"
+        outcome = (
+            "it was added to the firework" if event.scored else "it did not fit and cost a life"
+        )
         return f"{who} played slot {action.slot}, {_card(event.card)}: {outcome}."
     if action.kind == "discard":
         return f"{who} discarded slot {action.slot}, {_card(event.card)}."
@@ -141,9 +181,15 @@ def _partner(view: PlayerView, seat: int, counted: Counted | None) -> str:
 
 
 def _own_hand(view: PlayerView, counted: Counted | None) -> str:
-    lines = ["Your hand, as far as hints have told" + (", and what the cards you see leave of it:" if counted else ":")]
+    lines = [
+        "Your hand, as far as hints have told"
+        + (", and what the cards you see leave of it:" if counted else ":")
+    ]
     for slot, known in enumerate(view.own_hand):
-        lines.append(f"- slot {slot}: {_known(known, view)}" + (f"; {_chance(counted, known)}" if counted else ""))
+        lines.append(
+            f"- slot {slot}: {_known(known, view)}"
+            + (f"; {_chance(counted, known)}" if counted else "")
+        )
     return "\n".join(lines)
 
 

@@ -1,4 +1,6 @@
-"""A recorded game played again: every board that the players faced, every move, and both in words."""
+"""A recorded game played again: every board that the players faced, every move, and both in
+words.
+"""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -34,7 +36,9 @@ class Move:
     turn: Turn
     event: Event
     prompt: str
-    """What the player was shown; rebuilt in sentences where nothing was recorded (scripted players)."""
+    """What the player was shown; rebuilt in sentences where nothing was recorded (scripted
+    players).
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +56,8 @@ class Timeline:
 def make_timeline(recording: Recording) -> Timeline:
     """Play a recorded game again; where a reply was bad, the move that took its place is played.
 
-    Raises:
-        SettingsError: The record does not fit the deal: a move of the wrong player or one that the rules forbid, or
-            another score at the end.
+    Raises: SettingsError: The record does not fit the deal: a move of the wrong player or one that
+        the rules forbid, or another score at the end.
     """
     episode, game = recording.episode, recorded_table(recording)
     boards, moves = [_board(game)], []
@@ -65,8 +68,10 @@ def make_timeline(recording: Recording) -> Timeline:
     recorded = episode.result["score_kept"]
     if game.score_kept != recorded:
         raise SettingsError(
-            f"{recording.where}: recorded with {recorded:g} points on the table, played again it has "
-            f"{game.score_kept}; its deal is not the one that ({episode.suite}, {episode.seed}) deals here."
+            f"{recording.where}: recorded with {recorded:g} points on the table, played again it "
+            "has "
+            f"{game.score_kept}; its deal is not the one that ({episode.suite}, {episode.seed}) "
+            "deals here."
         )
     return Timeline(recording, game, tuple(boards), tuple(moves))
 
@@ -74,15 +79,16 @@ def make_timeline(recording: Recording) -> Timeline:
 def recorded_table(recording: Recording) -> Game:
     """Return the table of a recorded game as it was dealt.
 
-    A SettingsError: no such board in this version, or another one of that name, or the deck is missing or none.
-    """
+    A SettingsError: no such board in this version, or another one of that name, or the deck is
+    missing or none."""
     episode, where = recording.episode, recording.where
     try:
         spec = recorded_spec(episode.preset, episode.num_players, episode.spec_hash)
         if spec is None:
             here = make_spec(episode.preset, episode.num_players).hash
             raise SettingsError(
-                f"{where}: recorded on a board {episode.preset} with hash {episode.spec_hash}; here that board is "
+                f"{where}: recorded on a board {episode.preset} with hash {episode.spec_hash}; "
+                "here that board is "
                 f"{here}. Watch it with the version of hanabi_grpo that recorded it."
             )
         if recording.start is not None:
@@ -93,42 +99,63 @@ def recorded_table(recording: Recording) -> Game:
 
 
 def replayed_turns(game: Game, turns: Iterable[Turn], where: str) -> Iterator[tuple[Turn, Action]]:
-    """Yield each turn with its move, which is legal now; the caller makes it before it asks for the next.
+    """Yield each turn with its move, which is legal now; the caller makes it before it asks for the
+    next.
 
     A SettingsError: a move after the end, of the wrong player, or one that the rules forbid.
     """
     for number, turn in enumerate(turns, 1):
         mover, at = game.current_player, f"{where}, turn {number}"
         if game.is_over:
-            raise SettingsError(f"{at}: {turn.action!r} after the end of the game; the record does not fit its deal.")
+            raise SettingsError(
+                f"{at}: {turn.action!r} after the end of the game; the record does not fit its "
+                "deal."
+            )
         if turn.player != mover:
-            raise SettingsError(f"{at}: a move of {player_name(turn.player)}, but it is {player_name(mover)}'s turn.")
+            raise SettingsError(
+                f"{at}: a move of {player_name(turn.player)}, but it is {player_name(mover)}'s "
+                "turn."
+            )
         action = parse_action(turn.action, num_players=game.spec.num_players, player=mover)
         if action is None:
-            raise SettingsError(f"{at}: action={turn.action[:80]!r} is no move; a move is e.g. 'Play 0'.")
+            raise SettingsError(
+                f"{at}: action={turn.action[:80]!r} is no move; a move is e.g. 'Play 0'."
+            )
         if action not in game.legal_actions():
-            raise SettingsError(f"{at}: the record does not fit its deal: {turn.action} is not legal there.")
+            raise SettingsError(
+                f"{at}: the record does not fit its deal: {turn.action} is not legal there."
+            )
         yield turn, action
 
 
 def frames(recording: Recording) -> Iterator[Frame]:
-    """Yield the table with every hand before each move, and at the end; raises as `make_timeline`."""
+    """Yield the table with every hand before each move, and at the end; raises as
+    `make_timeline`.
+    """
     timeline, players = make_timeline(recording), recording.players
     names = [
-        name if name == player_name(seat) else f"{name} ({player_name(seat)})" for seat, name in enumerate(players)
+        name if name == player_name(seat) else f"{name} ({player_name(seat)})"
+        for seat, name in enumerate(players)
     ]
     for number, (board, move) in enumerate(zip(timeline.boards, timeline.moves, strict=False), 1):
         did = f"{players[move.turn.player]} {deed(move.event, players)}"
         yield Frame(title=f"turn {number}", text=visible(f"{_table(board, names)}\n{did}"))
     last = timeline.boards[-1]
-    yield Frame(title=f"end, {sum(last.fireworks)} points on the table", text=visible(_table(last, names)))
+    yield Frame(
+        title=f"end, {sum(last.fireworks)} points on the table", text=visible(_table(last, names))
+    )
 
 
 def deed(event: Event, players: tuple[str, ...]) -> str:
-    """Return what a move did, e.g. "plays slot 0: R1, scores" or "hints player_1 red: slots 0 2"."""
+    """Return what a move did, e.g. "plays slot 0: R1, scores" or "hints player_1 red: slots 0
+    2".
+    """
     action = event.action
     if action.kind == "play":
-        return f"plays slot {action.slot}: {event.card}, {'scores' if event.scored else 'does not fit'}"
+        return (
+            f"plays slot {action.slot}: {event.card}, "
+            f"{'scores' if event.scored else 'does not fit'}"
+        )
     if action.kind == "discard":
         return f"discards slot {action.slot}: {event.card}"
     value = COLOR_NAMES[action.value] if action.kind == "hint_color" else f"rank {action.value + 1}"
@@ -141,8 +168,12 @@ def _board(game: Game) -> PlayerView:
 
 
 def _table(board: PlayerView, names: list[str]) -> str:
-    stacks = " ".join(f"{COLOR_LETTERS[color]}{height}" for color, height in enumerate(board.fireworks))
-    left = f"deck {board.deck_size}" if board.turns_left is None else f"moves left {board.turns_left}"
+    stacks = " ".join(
+        f"{COLOR_LETTERS[color]}{height}" for color, height in enumerate(board.fireworks)
+    )
+    left = (
+        f"deck {board.deck_size}" if board.turns_left is None else f"moves left {board.turns_left}"
+    )
     gone = f"  discarded {' '.join(map(str, board.discards))}" if board.discards else ""
     lines = [f"lives {board.lives}  hints {board.hints}  {left}  {stacks}{gone}"]
     for name, hand, knowledge in zip(names, board.hands, board.knowledge, strict=True):
@@ -157,5 +188,7 @@ def _table(board: PlayerView, names: list[str]) -> str:
 def _card(word: str, where: str) -> Card:
     match = _CARD.fullmatch(word)
     if match is None:
-        raise SettingsError(f"{where}: deck: {word[:20]!r} is no card; a card is one of {COLOR_LETTERS} and 1 to 5.")
+        raise SettingsError(
+            f"{where}: deck: {word[:20]!r} is no card; a card is one of {COLOR_LETTERS} and 1 to 5."
+        )
     return Card(COLOR_LETTERS.index(match[1]), int(match[2]) - 1)

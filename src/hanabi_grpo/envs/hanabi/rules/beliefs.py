@@ -1,8 +1,8 @@
-"""What the mover can work out: which cards its own may be, which of them fit, which can no longer be played.
+"""What the mover can work out: which cards its own may be, which of them fit, which can no longer
+be played.
 
-A set of cards with their numbers is one integer with two bits for each kind of card, since no kind has more than
-three. Adding cards is adding integers, and picking kinds is a bitwise and.
-"""
+A set of cards with their numbers is one integer with two bits for each kind of card, since no kind
+has more than three. Adding cards is adding integers, and picking kinds is a bitwise and."""
 
 import functools
 from itertools import chain, islice
@@ -25,11 +25,15 @@ class Beliefs:
     def fits(self) -> int:
         """Both bits of every kind that fits on its stack now."""
         stacks, num_ranks = enumerate(self.view.fireworks), self.view.num_ranks
-        return sum(3 << 2 * (MAX_RANKS * color + height) for color, height in stacks if height < num_ranks)
+        return sum(
+            3 << 2 * (MAX_RANKS * color + height) for color, height in stacks if height < num_ranks
+        )
 
     @functools.cached_property
     def unseen(self) -> int:
-        """The cards that are neither on the table nor in another player's hand: the player's own and the deck's."""
+        """The cards that are neither on the table nor in another player's hand: the player's own
+        and the deck's.
+        """
         view = self.view
         unseen = _deck(view.num_colors, view.num_ranks)
         for color, height in enumerate(view.fireworks):
@@ -53,13 +57,17 @@ class Beliefs:
 
 
 def reachable_heights(view: PlayerView) -> tuple[int, ...]:
-    """Return per colour the height that its stack can still reach: up to the first kind that is all discarded."""
+    """Return per colour the height that its stack can still reach: up to the first kind that is all
+    discarded.
+    """
     gone = [0] * (MAX_COLORS * MAX_RANKS)
     for card in view.discards:
         gone[MAX_RANKS * card.color + card.rank] += 1
     heights = []
     for color, height in enumerate(view.fireworks):
-        while height < view.num_ranks and gone[MAX_RANKS * color + height] < num_copies(height, view.num_ranks):
+        while height < view.num_ranks and gone[MAX_RANKS * color + height] < num_copies(
+            height, view.num_ranks
+        ):
             height += 1
         heights.append(height)
     return tuple(heights)

@@ -1,4 +1,6 @@
-"""One game of Hanabi: OpenSpiel decides what is legal and what it is worth, the table beside it is ours."""
+"""One game of Hanabi: OpenSpiel decides what is legal and what it is worth, the table beside it is
+ours.
+"""
 
 import copy
 import functools
@@ -10,7 +12,13 @@ from typing import NamedTuple, TypeVar
 
 import pyspiel
 
-from hanabi_grpo.envs.hanabi.rules.actions import discard, format_action, hint_color, hint_rank, play
+from hanabi_grpo.envs.hanabi.rules.actions import (
+    discard,
+    format_action,
+    hint_color,
+    hint_rank,
+    play,
+)
 from hanabi_grpo.envs.hanabi.rules.deals import sorted_deck
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec
 from hanabi_grpo.envs.hanabi.rules.view import Action, Card, Event, Knowledge, PlayerView
@@ -33,9 +41,8 @@ class Rules(NamedTuple):
 def load_rules(spec: GameSpec) -> Rules:
     """Load a board.
 
-    OpenSpiel numbers moves by seat relative to the mover: discards of each slot, plays of each slot, then
-    for each following seat its colours, then for each following seat its ranks.
-    """
+    OpenSpiel numbers moves by seat relative to the mover: discards of each slot, plays of each
+    slot, then for each following seat its colours, then for each following seat its ranks."""
     slots, colors, ranks = range(spec.hand_size), range(spec.num_colors), range(spec.num_ranks)
     actions = []
     for player in range(spec.num_players):
@@ -47,7 +54,8 @@ def load_rules(spec: GameSpec) -> Rules:
 
 
 class Game:
-    """A game in progress. Seat 0 moves first. What holds for the table stands in tuples, which views share.
+    """A game in progress. Seat 0 moves first. What holds for the table stands in tuples, which
+    views share.
 
     Attributes:
         spec: The board.
@@ -62,7 +70,9 @@ class Game:
     """
 
     def __init__(self, spec: GameSpec, deck: Sequence[Card]) -> None:
-        """Deal; a deck that is not an order of exactly this board's cards is a GameParameterError."""
+        """Deal; a deck that is not an order of exactly this board's cards is a
+        GameParameterError.
+        """
         self.spec = spec
         self.deck = tuple(deck)
         self._rules = load_rules(spec)
@@ -71,8 +81,10 @@ class Game:
         self._num_dealt = spec.num_players * size
         if Counter(self.deck) != Counter(sorted_deck(spec.num_colors, spec.num_ranks)):
             raise GameParameterError(
-                f"deck={', '.join(map(repr, deck[:3]))}, ... ({len(deck)} cards): a deck is some order of the "
-                f"{spec.deck_size} cards of the {spec.num_colors}x{spec.num_ranks} board; take one from shuffled_deck."
+                f"deck={', '.join(map(repr, deck[:3]))}, ... ({len(deck)} cards): a deck is some "
+                "order of the "
+                f"{spec.deck_size} cards of the {spec.num_colors}x{spec.num_ranks} board; take "
+                "one from shuffled_deck."
             )
         for card in self.deck[: self._num_dealt]:
             self._state.apply_action(card.color * spec.num_ranks + card.rank)
@@ -136,7 +148,9 @@ class Game:
         self._legal = None
         if self._turns_left is not None:
             self._turns_left -= 1
-        event = self._hint(player, action) if action.slot < 0 else self._give_up_card(player, action)
+        event = (
+            self._hint(player, action) if action.slot < 0 else self._give_up_card(player, action)
+        )
         self.events += (event,)
         if self._state.current_player() == _CHANCE:
             self._draw(player)
@@ -144,10 +158,14 @@ class Game:
         return event
 
     def view(self, player: int) -> PlayerView:
-        """Return everything that one seat may know now, and nothing more; an IllegalActionError: no such seat."""
+        """Return everything that one seat may know now, and nothing more; an IllegalActionError: no
+        such seat.
+        """
         spec = self.spec
         if not 0 <= player < spec.num_players:
-            raise IllegalActionError(f"player={player}: this game has seats 0 to {spec.num_players - 1}.")
+            raise IllegalActionError(
+                f"player={player}: this game has seats 0 to {spec.num_players - 1}."
+            )
         return PlayerView(
             player=player,
             num_players=spec.num_players,
@@ -178,8 +196,17 @@ class Game:
         self.hints -= 1
         target, value, is_color = action.target, action.value, action.kind == "hint_color"
         hand = self.hands[target]
-        touched = tuple([slot for slot, one in enumerate(hand) if (one.color if is_color else one.rank) == value])
-        told = [_told(one, is_color, value, slot in touched) for slot, one in enumerate(self._knowledge[target])]
+        touched = tuple(
+            [
+                slot
+                for slot, one in enumerate(hand)
+                if (one.color if is_color else one.rank) == value
+            ]
+        )
+        told = [
+            _told(one, is_color, value, slot in touched)
+            for slot, one in enumerate(self._knowledge[target])
+        ]
         self._knowledge = _with(self._knowledge, target, tuple(told))
         return Event(player, action, None, False, touched)
 
@@ -187,7 +214,9 @@ class Game:
         slot, hand = action.slot, self.hands[player]
         card = hand[slot]
         self.hands = _with(self.hands, player, _without(hand, slot))
-        self.hand_positions = _with(self.hand_positions, player, _without(self.hand_positions[player], slot))
+        self.hand_positions = _with(
+            self.hand_positions, player, _without(self.hand_positions[player], slot)
+        )
         self._knowledge = _with(self._knowledge, player, _without(self._knowledge[player], slot))
         scored = action.kind == "play" and self.fireworks[card.color] == card.rank
         if scored:
@@ -206,7 +235,9 @@ class Game:
         card = self.deck[position]
         self._state.apply_action(card.color * spec.num_ranks + card.rank)
         self.hands = _with(self.hands, player, (*self.hands[player], card))
-        self.hand_positions = _with(self.hand_positions, player, (*self.hand_positions[player], position))
+        self.hand_positions = _with(
+            self.hand_positions, player, (*self.hand_positions[player], position)
+        )
         unknown = _unknown(spec.num_colors, spec.num_ranks)
         self._knowledge = _with(self._knowledge, player, (*self._knowledge[player], unknown))
         self._num_dealt += 1
@@ -215,12 +246,13 @@ class Game:
 
 
 def with_other_cards(game: Game, player: int, rng: random.Random) -> Game:
-    """Return a game in which a player has lived through the same, with other cards in its hand and in the deck.
+    """Return a game in which a player has lived through the same, with other cards in its hand and
+    in the deck.
 
-    Its cards are exchanged among themselves and with those still in the deck, as far as the hints that it was given
-    stay true; then the same moves are replayed. What the hints allow is read from the public moves, never from a view,
-    so that a view that leaks a card cannot hide it. The new hand is the old one only when no other is possible.
-    """
+    Its cards are exchanged among themselves and with those still in the deck, as far as the hints
+    that it was given stay true; then the same moves are replayed. What the hints allow is read from
+    the public moves, never from a view, so that a view that leaks a card cannot hide it. The new
+    hand is the old one only when no other is possible."""
     held, own = game.hand_positions[player], game.hands[player]
     num_dealt = len(game.deck) - game.view(player).deck_size
     pool = Counter(game.deck[position] for position in (*held, *range(num_dealt, len(game.deck))))
@@ -239,7 +271,9 @@ def with_other_cards(game: Game, player: int, rng: random.Random) -> Game:
 
 
 def _allowed(game: Game, player: int) -> list[set[Card]]:
-    """Return per card that the player holds, oldest first, the cards about which all hints would have said the same."""
+    """Return per card that the player holds, oldest first, the cards about which all hints would
+    have said the same.
+    """
     table, kinds = Game(game.spec, game.deck), set(game.deck)
     allowed = [kinds for _ in table.hands[player]]
     for event in game.events:
@@ -247,8 +281,12 @@ def _allowed(game: Game, player: int) -> list[set[Card]]:
         action = event.action
         if action.target == player:
             is_color = action.kind == "hint_color"
-            named = {card for card in kinds if (card.color if is_color else card.rank) == action.value}
-            told = [named if slot in event.touched else kinds - named for slot in range(len(allowed))]
+            named = {
+                card for card in kinds if (card.color if is_color else card.rank) == action.value
+            }
+            told = [
+                named if slot in event.touched else kinds - named for slot in range(len(allowed))
+            ]
             allowed = [before & now for before, now in zip(allowed, told, strict=True)]
         elif event.player == player and action.slot >= 0:
             del allowed[action.slot]
@@ -257,9 +295,14 @@ def _allowed(game: Game, player: int) -> list[set[Card]]:
 
 
 def _hands(
-    allowed: Sequence[set[Card]], pool: Counter[Card], rng: random.Random, hand: tuple[Card, ...] = ()
+    allowed: Sequence[set[Card]],
+    pool: Counter[Card],
+    rng: random.Random,
+    hand: tuple[Card, ...] = (),
 ) -> Iterator[tuple[Card, ...]]:
-    """Yield every allowed hand from the pool that begins with `hand`, each once, in random order."""
+    """Yield every allowed hand from the pool that begins with `hand`, each once, in random
+    order.
+    """
     if len(hand) == len(allowed):
         yield hand
         return
@@ -275,7 +318,9 @@ def _unknown(num_colors: int, num_ranks: int) -> Knowledge:
 
 @functools.cache  # pure, and at most 4096 pieces of knowledge times 10 hints
 def _told(known: Knowledge, is_color: bool, value: int, touched: bool) -> Knowledge:
-    """Return what is known of a card after a hint: positive where it touches, negative for the others of the hand."""
+    """Return what is known of a card after a hint: positive where it touches, negative for the
+    others of the hand.
+    """
     before = known.colors if is_color else known.ranks
     after = (value,) if touched else tuple(one for one in before if one != value)
     if is_color:

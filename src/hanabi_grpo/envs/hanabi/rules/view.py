@@ -47,7 +47,9 @@ class Action:
 
 
 class Event(NamedTuple):
-    """A past move as every player saw it; a named tuple, since every turn makes one (see `PlayerView`)."""
+    """A past move as every player saw it; a named tuple, since every turn makes one (see
+    `PlayerView`).
+    """
 
     player: int
     action: Action
@@ -60,10 +62,11 @@ class Event(NamedTuple):
 
 
 class PlayerView(NamedTuple):
-    """Everything that `player` may know, and nothing of its own cards beyond the hints; hands are oldest card first.
+    """Everything that `player` may know, and nothing of its own cards beyond the hints; hands are
+    oldest card first.
 
-    A named tuple, since every turn makes one and a frozen dataclass of this size takes three times as long.
-    """
+    A named tuple, since every turn makes one and a frozen dataclass of this size takes three times
+    as long."""
 
     player: int
     num_players: int
@@ -85,7 +88,9 @@ class PlayerView(NamedTuple):
     hands: tuple[tuple[Card, ...], ...]
     """Per seat; the player's own entry is empty."""
     knowledge: tuple[tuple[Knowledge, ...], ...]
-    """Per seat, what hints have told that seat (public); the player's own entry equals `own_hand`."""
+    """Per seat, what hints have told that seat (public); the player's own entry equals
+    `own_hand`.
+    """
     legal_actions: tuple[Action, ...]
     """Only when it is this player's turn, else empty."""
     events: tuple[Event, ...]

@@ -1,4 +1,4 @@
-"""Which deals a step plays, and whether their games are by those who were asked for."""
+"""Which tasks a step plays, and whether their games are by those who were asked for."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,35 +6,36 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from hanabi_grpo.errors import ServerError
-from hanabi_grpo.rollout.datasets import deals
+from hanabi_grpo.rollout.datasets import tasks
 from hanabi_grpo.settings.refs import is_scripted, is_url, seat_adapter
 from hanabi_grpo.types import Episode, player_name
 
 
-class DealDataset(Dataset[dict[str, Any]]):
-    """Deal number n of a run, {"env", "env_config", "suite", "seed", "deal"}. Nothing is stored."""
+class TaskDataset(Dataset[dict[str, Any]]):
+    """Task number n of a run, {"env", "env_config", "suite", "seed", "task"}. Nothing is stored."""
 
-    def __init__(self, rows: list[dict[str, Any]], num_deals: int) -> None:
-        """Wrap dataset rows; `num_deals` is steps × deals per step."""
-        self._rows, self._num_deals = rows, num_deals
+    def __init__(self, rows: list[dict[str, Any]], num_tasks: int) -> None:
+        """Wrap dataset rows; `num_tasks` is steps × tasks per step."""
+        self._rows, self._num_tasks = rows, num_tasks
 
     def __len__(self) -> int:
-        return self._num_deals
+        return self._num_tasks
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        return deals(self._rows, number, 1)[0]
+        return tasks(self._rows, number, 1)[0]
 
 
-def step_deals(step: int, deals_per_step: int) -> list[int]:
-    """Return the numbers of a step's deals in the run, in order."""
-    return list(range(step * deals_per_step, (step + 1) * deals_per_step))
+def step_tasks(step: int, tasks_per_step: int) -> list[int]:
+    """Return the numbers of a step's tasks in the run, in order."""
+    return list(range(step * tasks_per_step, (step + 1) * tasks_per_step))
 
 
 def check_stamps(group: Sequence[Episode], seats: Sequence[str], instance_id: str) -> None:
-    """Refuse games of a deal by others than those who were asked for: seats (see `refs`) on a server process.
+    """Refuse games of a task by others than those who were asked for: seats (see `refs`) on a
+    server process.
 
-    Raises:
-        ServerError: Another server process, another seat, a turn of another version, or a script's turn with tokens.
+    Raises: ServerError: Another server process, another seat, a turn of another version, or a
+        script's turn with tokens.
     """
     for episode in group:
         if episode.seats != tuple(seats):
@@ -44,7 +45,10 @@ def check_stamps(group: Sequence[Episode], seats: Sequence[str], instance_id: st
             named = seat_adapter(seat)
             required = named[1] if named else None
             if turn.version != required or episode.instance_id != instance_id:
-                got = f"{who}: a turn is stamped {_version(turn.version)} of instance {episode.instance_id}"
+                got = (
+                    f"{who}: a turn is stamped {_version(turn.version)} of instance "
+                    f"{episode.instance_id}"
+                )
                 raise _foreign(got, f"{_version(required)} of instance {instance_id}")
             if (is_scripted(seat) or is_url(seat)) and (turn.prompt_ids or turn.reply_ids):
                 raise _foreign(f"{who}: a turn with tokens", f"{seat}, whose turns have none")
@@ -56,5 +60,6 @@ def _version(version: int | None) -> str:
 
 def _foreign(got: str, required: str) -> ServerError:
     return ServerError(
-        f"{got}, required was {required}; its data cannot be trained on. Restart the server, then the trainer."
+        f"{got}, required was {required}; its data cannot be trained on. Restart the server, then "
+        "the trainer."
     )

@@ -1,4 +1,6 @@
-"""Files of recorded games, read, written and chosen from: a line is an episode, and what `Recording` has beside it."""
+"""Files of recorded games, read, written and chosen from: a line is an episode, and what
+`Recording` has beside it.
+"""
 
 import json
 import re
@@ -9,9 +11,9 @@ from typing import Any
 
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import ServerError, SettingsError
+from hanabi_grpo.rollout.wire import episode_from_json, episode_to_json
 from hanabi_grpo.runs import v1
 from hanabi_grpo.runs.run_folder import append_jsonl, json_text, run_home, save_text
-from hanabi_grpo.runs.wire import episode_from_json, episode_to_json
 from hanabi_grpo.types import Episode, ReplyKind, player_name
 
 NUM_REPLAYS = 4
@@ -30,7 +32,9 @@ def recording_to_json(recording: Recording) -> dict[str, Any]:
 
 
 def write_recordings(path: Path, recordings: Iterable[Recording]) -> None:
-    """Write games to a new file, all or none; a SettingsError where it exists already or cannot be written."""
+    """Write games to a new file, all or none; a SettingsError where it exists already or cannot be
+    written.
+    """
     if path.exists():
         raise SettingsError(f"--out {path}: exists already; choose another name or remove it.")
     save_text(path, "".join(json_text(recording_to_json(one)) for one in recordings), "--out")
@@ -47,30 +51,41 @@ def write_episodes(run_folder: Path, step: int, groups: Sequence[Sequence[Episod
 
 
 def recorded_steps(folder: Path) -> dict[int, Path]:
-    """Return the files of recorded steps in `episodes/` of a folder, or in the folder itself where it has none."""
+    """Return the files of recorded steps in `episodes/` of a folder, or in the folder itself where
+    it has none.
+    """
     folder = folder / "episodes" if (folder / "episodes").is_dir() else folder
-    return {int(match[1]): file for file in folder.glob("*.jsonl") if (match := _STEP.fullmatch(file.stem))}
+    return {
+        int(match[1]): file
+        for file in folder.glob("*.jsonl")
+        if (match := _STEP.fullmatch(file.stem))
+    }
 
 
 def recording_files(path: Path, step: int | None = None) -> list[Path]:
     """Return the files of games that a path stands for; a SettingsError where there are none.
 
-    A run folder (see `run_home`) stands for one of its recorded steps, the last when none is named; a folder without
-    steps stands for all its `*.jsonl` files.
-    """
+    A run folder (see `run_home`) stands for one of its recorded steps, the last when none is named;
+    a folder without steps stands for all its `*.jsonl` files."""
     if path.is_file():
         if step is not None:
-            raise SettingsError(f"--step {step}: {path} is one file; give the run folder, or leave --step out.")
+            raise SettingsError(
+                f"--step {step}: {path} is one file; give the run folder, or leave --step out."
+            )
         return [path]
     if not path.is_dir():
-        raise SettingsError(f"{path}: no such file or folder; give a run folder or a *.jsonl file of games.")
+        raise SettingsError(
+            f"{path}: no such file or folder; give a run folder or a *.jsonl file of games."
+        )
     path = run_home(path)
     folder = path / "episodes" if (path / "episodes").is_dir() else path
     steps = recorded_steps(path)
     if step is None and not steps:
         if files := sorted(folder.glob("*.jsonl")):
             return files
-        raise SettingsError(f"{folder}: holds no *.jsonl files of games; a run records some in episodes/.")
+        raise SettingsError(
+            f"{folder}: holds no *.jsonl files of games; a run records some in episodes/."
+        )
     if step is None:
         step = max(steps)
     if step not in steps:
@@ -82,9 +97,8 @@ def recording_files(path: Path, step: int | None = None) -> list[Path]:
 def read_recordings(files: Sequence[Path]) -> tuple[list[Recording], list[str]]:
     """Return the games of some files, numbered through, and notes about what was left out.
 
-    A last line that was cut off (its writer was killed) is left out with a note; any other that is no game raises a
-    SettingsError.
-    """
+    A last line that was cut off (its writer was killed) is left out with a note; any other that is
+    no game raises a SettingsError."""
     found: list[Recording] = []
     notes: list[str] = []
     for path in files:
@@ -117,11 +131,18 @@ def _recording(row: Any, number: int, path: Path, line: int) -> Recording:
         raise SettingsError(f"{where} is no game of this version: {error}") from error
     start, names = row.get("start", row.get("deck")), row.get("names", [])  # version 0.1 says deck
     if start is not None and not isinstance(start, str):
-        raise SettingsError(f"{where}: start={str(start)[:40]!r}: a start is a text, in Hanabi the deck 'R1 Y4 ...'.")
+        raise SettingsError(
+            f"{where}: start={str(start)[:40]!r}: a start is a text, in Hanabi the deck 'R1 Y4 "
+            "...'."
+        )
     well_named = isinstance(names, list) and all(isinstance(name, str) for name in names)
     if not well_named or len(names) not in (0, episode.num_players):
-        raise SettingsError(f"{where}: names={str(names)[:80]}: one text for each of {episode.num_players} players.")
-    return Recording(episode=episode, number=number, source=path.stem, start=start, names=tuple(names))
+        raise SettingsError(
+            f"{where}: names={str(names)[:80]}: one text for each of {episode.num_players} players."
+        )
+    return Recording(
+        episode=episode, number=number, source=path.stem, start=start, names=tuple(names)
+    )
 
 
 def _without_surrogates(data: Any) -> Any:
@@ -129,28 +150,46 @@ def _without_surrogates(data: Any) -> Any:
     if isinstance(data, str):
         return data.encode("utf-8", "replace").decode("utf-8")
     if isinstance(data, list):
-        return data if not data or isinstance(data[0], int | float) else [_without_surrogates(item) for item in data]
-    return {key: _without_surrogates(item) for key, item in data.items()} if isinstance(data, dict) else data
+        return (
+            data
+            if not data or isinstance(data[0], int | float)
+            else [_without_surrogates(item) for item in data]
+        )
+    return (
+        {key: _without_surrogates(item) for key, item in data.items()}
+        if isinstance(data, dict)
+        else data
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What was asked for; without anything, every game. Choices that exclude each other are a SettingsError."""
+    """What was asked for; without anything, every game. Choices that exclude each other are a
+    SettingsError.
+    """
 
     worst: int | None = None
     """This many games of the lowest returns of all players together."""
     best: int | None = None
     illegal: bool = False
-    """Only games with a reply that was illegal or no move; with `player`, a reply of that player."""
+    """Only games with a reply that was illegal or no move; with `player`, a reply of that
+    player.
+    """
     player: int | None = None
     """Only turns of this seat are shown."""
     game: int | None = None
     """Only the game of this number."""
 
     def __post_init__(self) -> None:
-        given = {name: value for name in ("worst", "best", "game") if (value := getattr(self, name)) is not None}
+        given = {
+            name: value
+            for name in ("worst", "best", "game")
+            if (value := getattr(self, name)) is not None
+        }
         if len(given) > 1:
-            raise SettingsError(f"{' and '.join(f'--{name}' for name in given)}: choose one of them.")
+            raise SettingsError(
+                f"{' and '.join(f'--{name}' for name in given)}: choose one of them."
+            )
         for name, value in given.items():
             if name != "game" and value < 1:
                 raise SettingsError(f"--{name} {value}: how many games, at least 1.")
@@ -161,25 +200,39 @@ class Selection:
         return self.worst is None and self.best is None and self.game is None and not self.illegal
 
     def apply(self, recordings: Sequence[Recording]) -> list[Recording]:
-        """Return the chosen games: by returns for `worst` and `best`, else in the order of the file."""
+        """Return the chosen games: by returns for `worst` and `best`, else in the order of the
+        file.
+        """
         chosen = list(recordings)
         if self.game is not None:
             chosen = [one for one in chosen if one.number == self.game]
             if not chosen:
-                raise SettingsError(f"--game {self.game}: there are games 0 to {len(recordings) - 1}.")
-        if self.player is not None and all(self.player >= one.episode.num_players for one in chosen):
-            raise SettingsError(f"--player {player_name(self.player)}: no game here has that many players.")
+                raise SettingsError(
+                    f"--game {self.game}: there are games 0 to {len(recordings) - 1}."
+                )
+        if self.player is not None and all(
+            self.player >= one.episode.num_players for one in chosen
+        ):
+            raise SettingsError(
+                f"--player {player_name(self.player)}: no game here has that many players."
+            )
         if self.illegal:
             chosen = [one for one in chosen if num_bad_replies(one, self.player)]
         if self.worst is not None or self.best is not None:
-            chosen = sorted(chosen, key=_score, reverse=self.worst is None)[: self.worst or self.best]
+            chosen = sorted(chosen, key=_score, reverse=self.worst is None)[
+                : self.worst or self.best
+            ]
         return chosen
 
 
 def num_bad_replies(recording: Recording, player: int | None = None) -> int:
     """Return how many replies were no legal move, of one seat or of all."""
     turns = recording.episode.turns
-    return sum(turn.kind is not ReplyKind.LEGAL for turn in turns if player is None or turn.player == player)
+    return sum(
+        turn.kind is not ReplyKind.LEGAL
+        for turn in turns
+        if player is None or turn.player == player
+    )
 
 
 def _score(recording: Recording) -> float:
@@ -188,7 +241,9 @@ def _score(recording: Recording) -> float:
 
 
 def spread(recordings: Sequence[Recording], number: int) -> list[Recording]:
-    """Return this many games, evenly from the worst to the best: 3 of those that earned 0, 1, 1, 2, 4 are 0, 1, 4."""
+    """Return this many games, evenly from the worst to the best: 3 of those that earned 0, 1, 1, 2,
+    4 are 0, 1, 4.
+    """
     ranked = sorted(recordings, key=_score)
     if number < 2 or len(ranked) <= number:
         return ranked[-number:] if number else []

@@ -1,4 +1,6 @@
-"""Means over deals, their errors and their differences: of one line-up, and of a cross-play's matrix."""
+"""Means over tasks, their errors and their differences: of one lineup, and of a cross-play's
+matrix.
+"""
 
 import math
 import statistics
@@ -11,18 +13,22 @@ from numpy.typing import NDArray
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.crossplay.statistics import Matrix, jackknife_error
-from hanabi_grpo.runs.deal_statistics import difference, estimate
+from hanabi_grpo.runs.task_statistics import difference, estimate
 
 
 def test_the_clustered_error_of_a_small_example_is_the_one_worked_out_by_hand() -> None:
-    """Mean 2; sums of deviations per start: (−1−2) = −3, (0+1) = 1, 2; 3/2 · (9+1+4) = 21; √21 / 5."""
+    """Mean 2; sums of deviations per start: (−1−2) = −3, (0+1) = 1, 2; 3/2 · (9+1+4) = 21; √21 /
+    5.
+    """
     found = estimate((1.0, 0.0, 2.0, 3.0, 4.0), (0, 0, 1, 1, 2))
     assert found.mean == pytest.approx(2.0)
     assert found.standard_error == pytest.approx(math.sqrt(21) / 5)
-    assert (found.num_deals, found.num_starts) == (5, 3)
+    assert (found.num_tasks, found.num_starts) == (5, 3)
     values = (2.0, 3.0, 0.0, 1.0, 4.0)
     alone = estimate(values, (0, 1, 2, 3, 4))
-    assert alone.standard_error == pytest.approx(statistics.stdev(values) / math.sqrt(5)), "the usual one"
+    assert alone.standard_error == pytest.approx(statistics.stdev(values) / math.sqrt(5)), (
+        "the usual one"
+    )
 
 
 def test_the_interval_is_that_of_resampled_starts() -> None:
@@ -43,11 +49,16 @@ def test_a_difference_is_taken_deal_by_deal() -> None:
 def test_equal_differences_have_no_error_and_too_few_deals_are_refused() -> None:
     for after, sigmas in (((1.0, 1.0), 0.0), ((2.0, 2.0), math.inf), ((0.0, 0.0), -math.inf)):
         found = difference((1.0, 1.0), after, (0, 1))
-        assert (found.standard_error, found.sigmas, found.low, found.high) == (0, sigmas, found.mean, found.mean)
+        assert (found.standard_error, found.sigmas, found.low, found.high) == (
+            0,
+            sigmas,
+            found.mean,
+            found.mean,
+        )
     for values, starts, message in (
-        ((), (), r"0 deal\(s\) with 0 start\(s\)"),
-        ((1.0,), (0,), r"1 deal\(s\) with 1 start\(s\)"),
-        ((1.0, 2.0, 3.0), (5, 5, 5), r"3 deal\(s\) with 1 start\(s\)"),
+        ((), (), r"0 task\(s\) with 0 start\(s\)"),
+        ((1.0,), (0,), r"1 task\(s\) with 1 start\(s\)"),
+        ((1.0, 2.0, 3.0), (5, 5, 5), r"3 task\(s\) with 1 start\(s\)"),
     ):
         with pytest.raises(SettingsError, match=message):
             estimate(values, starts)
@@ -58,8 +69,10 @@ def matrix(scores: object) -> Matrix:
     return Matrix(scores=array, starts=np.arange(array.shape[2]))
 
 
-def random_scores(count: int, deals: int, seed: int) -> NDArray[np.float64]:
-    return np.random.default_rng(seed).integers(0, 26, size=(count, count, deals)).astype(np.float64)
+def random_scores(count: int, tasks: int, seed: int) -> NDArray[np.float64]:
+    return (
+        np.random.default_rng(seed).integers(0, 26, size=(count, count, tasks)).astype(np.float64)
+    )
 
 
 HAND_MADE = matrix([[[4, 4], [1, 3], [0, 2]], [[2, 0], [5, 3], [4, 4]], [[3, 3], [2, 4], [2, 2]]])
@@ -67,10 +80,12 @@ HAND_MADE = matrix([[[4, 4], [1, 3], [0, 2]], [[2, 0], [5, 3], [4, 4]], [[3, 3],
 
 def test_the_whole_matrix_by_hand() -> None:
     figures = HAND_MADE.whole()
-    # Per deal: diagonal (4+5+2)/3 and (4+3+2)/3; off it (1+0+2+4+3+2)/6 and (3+2+0+4+3+4)/6.
-    assert [figures[name].mean for name in ("self_play", "cross_play", "gap")] == pytest.approx([10 / 3, 7 / 3, 1.0])
-    # Gaps of the two deals: 11/3 - 2 and 3 - 8/3; half their distance is the error of their mean.
-    assert figures["gap"].error_deals == pytest.approx((5 / 3 - 1 / 3) / 2)
+    # Per task: diagonal (4+5+2)/3 and (4+3+2)/3; off it (1+0+2+4+3+2)/6 and (3+2+0+4+3+4)/6.
+    assert [figures[name].mean for name in ("self_play", "cross_play", "gap")] == pytest.approx(
+        [10 / 3, 7 / 3, 1.0]
+    )
+    # Gaps of the two tasks: 11/3 - 2 and 3 - 8/3; half their distance is the error of their mean.
+    assert figures["gap"].error_tasks == pytest.approx((5 / 3 - 1 / 3) / 2)
     # Left out: entry 0: (4+2)/2 - (4+3)/2; entry 1: (4+2)/2 - (1+3)/2; entry 2: (4+4)/2 - (2+1)/2.
     assert figures["gap"].error_entries == pytest.approx((2 / 3 * (1.5**2 + 0 + 1.5**2)) ** 0.5)
     assert figures["gap"].error_entries == pytest.approx(jackknife_error([-0.5, 1.0, 2.5]))

@@ -1,8 +1,8 @@
-"""JSON into msgspec structs, and episodes as JSON: an object each, in a server's answer and as a line of a record.
+"""JSON into msgspec structs, and episodes as JSON: an object each, in a server's answer and as a
+line of a record.
 
-Reading trusts nothing: a missing field, a wrong type, a number that is not finite or lists that do not fit together
-are an error that names the place, its value and what is allowed.
-"""
+Reading trusts nothing: a missing field, a wrong type, a number that is not finite or lists that do
+not fit together are an error that names the place, its value and what is allowed."""
 
 import math
 import re
@@ -24,11 +24,14 @@ _STEP = re.compile(r"\.([A-Za-z_]\w*)|\[(\d+)\]")
 _FIELD = re.compile(r"Object (missing required|contains unknown) field `(.*)`")
 _NOTHING = object()
 _QUOTED_BYTES = 1 << 20
-"""Longer text is not read a second time for a message: as plain objects it takes many times its size."""
+"""Longer text is not read a second time for a message: as plain objects it takes many times its
+size.
+"""
 
 
 def read_struct(kind: type[_Kind], data: Any) -> _Kind:
-    """Return JSON, as bytes or as a parser made it, as a struct or `dict`: every type checked, every number finite.
+    """Return JSON, as bytes or as a parser made it, as a struct or `dict`: every type checked,
+    every number finite.
 
     A ValueError says what is wrong, e.g. "tasks.0.seed='3': Expected `int`, got `str`".
     """
@@ -59,7 +62,9 @@ def _named(message: str, data: Any) -> str:
     name = ".".join(map(str, steps)) or "all of it"
     value = _NOTHING if place is not None and place["key"] else _value_at(data, steps)
     # What a struct says of itself names its fields.
-    quoted = value is not _NOTHING and (message.startswith("Expected") or not isinstance(value, Mapping))
+    quoted = value is not _NOTHING and (
+        message.startswith("Expected") or not isinstance(value, Mapping)
+    )
     return f"{name}={shown(value)}: {message}" if quoted else f"{name}: {message}"
 
 
@@ -84,33 +89,47 @@ def episode_to_json(episode: Episode) -> dict[str, Any]:
 
 
 def episode_from_json(row: Mapping[str, Any]) -> Episode:
-    """Return the episode of a JSON object; a ServerError names the field that is malformed, or a later schema."""
+    """Return the episode of a JSON object; a ServerError names the field that is malformed, or a
+    later schema.
+    """
     try:
         if isinstance(row, Mapping) and row.get("schema", SCHEMA) != SCHEMA:
             raise ValueError(f"schema={row['schema']!r:.40}: this version reads {SCHEMA} and older")
         return fitting(read_struct(Episode, row))
     except ValueError as error:
-        raise ServerError(f"episode: {error}; does the other side run this version of hanabi_grpo?") from None
+        raise ServerError(
+            f"episode: {error}; does the other side run this version of hanabi_grpo?"
+        ) from None
 
 
 def fitting(episode: Episode) -> Episode:
-    """Return an episode whose parts fit together and whose numbers are finite; a ValueError names what does not."""
+    """Return an episode whose parts fit together and whose numbers are finite; a ValueError names
+    what does not.
+    """
     players = episode.num_players
     if not 1 <= players <= MAX_PLAYERS or len(episode.seats) not in (0, players):
         raise ValueError(
-            f"num_players={players}, seats={episode.seats}; allowed: 1 to {MAX_PLAYERS}, and a seat each or none at all"
+            f"num_players={players}, seats={episode.seats}; allowed: 1 to {MAX_PLAYERS}, and a "
+            "seat each or none at all"
         )
     for index, turn in enumerate(episode.turns):
         if not 0 <= turn.player < players or len(turn.rewards) != players:
             raise ValueError(
-                f"turns.{index}: player={turn.player} with {len(turn.rewards)} rewards, but num_players={players}; "
+                f"turns.{index}: player={turn.player} with {len(turn.rewards)} rewards, but "
+                f"num_players={players}; "
                 f"allowed: 0 to {players - 1}, and rewards for each"
             )
         if turn.logprobs and len(turn.logprobs) != len(turn.reply_ids):
             raise ValueError(
-                f"turns.{index}: {len(turn.logprobs)} logprobs for {len(turn.reply_ids)} reply ids; allowed: one each, "
+                f"turns.{index}: {len(turn.logprobs)} logprobs for {len(turn.reply_ids)} reply "
+                "ids; allowed: one each, "
                 "or none at all"
             )
-        if not all(map(math.isfinite, (*turn.logprobs, *(value for one in turn.rewards for value in one.values())))):
+        if not all(
+            map(
+                math.isfinite,
+                (*turn.logprobs, *(value for one in turn.rewards for value in one.values())),
+            )
+        ):
             raise ValueError(f"turns.{index}: a logprob or a reward is not finite")
     return episode
