@@ -38,7 +38,7 @@ from hanabi_grpo.settings.refs import (
 from hanabi_grpo.types import is_trained
 from made_games import made_episode
 
-IGGI = Partner(word="iggi", ref=ScriptRef(name="iggi"), name="iggi")
+IGGI = Partner(spec="iggi", ref=ScriptRef(name="iggi"), name="iggi")
 
 
 def refusal(*entries: str, players: int = 2) -> str:
@@ -50,20 +50,20 @@ def refusal(*entries: str, players: int = 2) -> str:
 def test_an_entry_is_a_script_an_earlier_version_the_base_model_or_a_folder() -> None:
     assert parse_pool(("iggi", "earlier", "base"), 2) == (
         IGGI,
-        Partner(word="earlier", ref=Role.EARLIER, name="earlier"),
-        Partner(word="base", ref=Role.BASE, name="base"),
+        Partner(spec="earlier", ref=Role.EARLIER, name="earlier"),
+        Partner(spec="base", ref=Role.BASE, name="base"),
     )
     (fixed,) = parse_pool(("player_1=iggi",), 2)
     assert fixed == replace(IGGI, seat=1)
     (folder,) = parse_pool(("player_0 = outputs/other/checkpoint-50:player_1",), 2)
     assert folder == Partner(
-        word="outputs/other/checkpoint-50:player_1",
+        spec="outputs/other/checkpoint-50:player_1",
         ref=CheckpointRef(place=Path("outputs/other/checkpoint-50"), adapter="player_1"),
         name="checkpoint-50.player_1",
         seat=0,
     )
     assert parse_pool((), 2) == ()
-    assert [parse_pool((name,), 2)[0].word for name in tuple(POLICIES)] == list(tuple(POLICIES))
+    assert [parse_pool((name,), 2)[0].spec for name in tuple(POLICIES)] == list(tuple(POLICIES))
 
 
 def test_two_checkpoints_of_one_name_are_told_apart_in_metrics() -> None:
@@ -122,7 +122,7 @@ def test_every_partner_plays_equally_often_and_takes_every_seat_equally_often(pl
         draw(pool, task, share=0.5, seed=7, num_players=players)
         for task in range(2 * 3 * players * 16)
     ]
-    counts = Counter((one.partner.word, one.seat) for one in found if one is not None)
+    counts = Counter((one.partner.spec, one.seat) for one in found if one is not None)
     assert counts == {
         **{("iggi", seat): 16 for seat in range(players)},
         **{("earlier", seat): 16 for seat in range(players)},
@@ -141,12 +141,12 @@ def test_a_draw_depends_on_seed_deal_and_pool_alone() -> None:
     # A resumed run begins in the middle: it draws what the run that was not interrupted drew.
     assert draws(range(0, 90))[37:] == draws(range(37, 90))
     assert draws(range(90)) != draws(range(90), seed=2)
-    assert [one and one.partner.word for one in draws(range(90))] != [
-        one and one.partner.word for one in draws(range(90), entries=pool[::-1])
+    assert [one and one.partner.spec for one in draws(range(90))] != [
+        one and one.partner.spec for one in draws(range(90), entries=pool[::-1])
     ]
     assert draws(range(50), entries=()) == [None] * 50
     # Written out: another order after an update would change runs that go on.
-    words = [one and f"{one.partner.word} {one.seat}" for one in draws(range(12))]
+    words = [one and f"{one.partner.spec} {one.seat}" for one in draws(range(12))]
     assert " ".join(str(word) for word in words).replace("None", "-") == (
         "- - iggi 1 earlier 2 iggi 0 - - - iggi 2 - earlier 0 earlier 1"
     )

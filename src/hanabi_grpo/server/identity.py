@@ -4,11 +4,18 @@ import contextlib
 import json
 from collections.abc import Iterator
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from hanabi_grpo.envs.registry import origin, setup
-from hanabi_grpo.errors import HanabiGrpoError, SettingsError, shown
-from hanabi_grpo.rollout.handshake import PROTOCOL, GameClaim, SessionRequest, prompt_hash
+from hanabi_grpo.errors import HanabiGrpoError, SettingsError
+from hanabi_grpo.rollout.handshake import (
+    PROTOCOL,
+    SECRET_FIELDS,
+    GameClaim,
+    SessionRequest,
+    prompt_hash,
+)
+from hanabi_grpo.rollout.wire import read_struct
 from hanabi_grpo.types import SHARED_ADAPTER, player_names
 
 _SAME_CODE = "install the same hanabi_grpo version on both sides"
@@ -38,8 +45,8 @@ def read_session_request(identity: ServerIdentity, body: bytes) -> SessionReques
     protocol.
     """
     try:
-        return SessionRequest.model_validate_json(body)
-    except ValidationError as error:
+        return read_struct(SessionRequest, body, secret_fields=SECRET_FIELDS)
+    except ValueError as error:
         theirs = None
         with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
             theirs = json.loads(body)["protocol"]
@@ -47,14 +54,7 @@ def read_session_request(identity: ServerIdentity, body: bytes) -> SessionReques
             # Another protocol has other fields: that, not the first of them, is what the trainer
             # must be told.
             raise _differs("protocol", identity.protocol, theirs, _SAME_CODE) from error
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"]))[:100] or "the whole body"
-        value = (
-            "" if first["type"] == "missing" or name == "secret" else f"={shown(first['input'])}"
-        )
-        raise SettingsError(
-            f"session request: {name}{value}: {first['msg']}; {_SAME_CODE}."
-        ) from error
+        raise SettingsError(f"session request: {error}; {_SAME_CODE}.") from error
 
 
 def check_fit(identity: ServerIdentity, wanted: SessionRequest) -> None:

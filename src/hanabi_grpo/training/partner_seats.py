@@ -11,7 +11,7 @@ from hanabi_grpo.runs.manifest import checkpoints_of
 from hanabi_grpo.runs.saved_adapters import SavedAdapters, check_same_base, read_adapters
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import (
-    MAX_LENT,
+    MAX_GUEST_ADAPTERS,
     Draw,
     Partner,
     always_partner,
@@ -65,10 +65,10 @@ class PartnerSeats:
         logger.info("%s", describe_pool(self.pool, self._settings.partner_share))
         for partner in self.pool:
             if isinstance(partner.ref, UrlRef):
-                if partner.word not in (known := urls or {}):
-                    raise unknown_url(partner.word, known, "HANABI_PARTNERS=")
+                if partner.spec not in (known := urls or {}):
+                    raise unknown_url(partner.ref, known, "HANABI_PARTNERS=")
                 # The name is the server's, and may mean another model after a resume.
-                logger.info("partner %s: %s", partner.word, known[partner.word])
+                logger.info("partner %s: %s", partner.spec, known[partner.spec])
             if partner.place is None:
                 continue
             if partner.place not in self._saved:
@@ -81,7 +81,7 @@ class PartnerSeats:
             except ServerGoneError:
                 raise
             except ServerError as error:
-                raise ServerError(f"HANABI_PARTNERS={partner.word}: {error}") from error
+                raise ServerError(f"HANABI_PARTNERS={partner.spec}: {error}") from error
         name = always_partner(self.pool, self._settings.partner_share)
         if name is not None and self._settings.adapters != SHARED_ADAPTER:
             logger.warning(
@@ -137,13 +137,13 @@ class PartnerSeats:
         if partner.is_earlier:
             return self._earlier_word(found.seat, version, task)
         if partner.place is None:
-            return partner.word
+            return partner.spec
         saved = self._saved[partner.place]
         try:
             adapter = saved.choose(player_name(found.seat), partner.adapter)
         except SettingsError as error:
             raise SettingsError(
-                f"HANABI_PARTNERS={partner.word}: {error} Or fix the seat (player_0= before it)."
+                f"HANABI_PARTNERS={partner.spec}: {error} Or fix the seat (player_0= before it)."
             ) from error
         return self._lent_word(partner.place, adapter, saved)
 
@@ -177,7 +177,7 @@ class PartnerSeats:
         # The server drops the adapter that was not used for longest; this list is in the same
         # order.
         word = self._lent[key] = self._lent.pop(key)
-        while len(self._lent) > MAX_LENT:
+        while len(self._lent) > MAX_GUEST_ADAPTERS:
             del self._lent[next(iter(self._lent))]
         return word
 
@@ -189,10 +189,10 @@ def _read(
         folder, saved = read_used(place, run_folder)
         is_said = check_same_base(folder, saved, facts)
     except (OSError, SettingsError) as error:
-        raise SettingsError(f"HANABI_PARTNERS={partner.word}: {error}") from error
+        raise SettingsError(f"HANABI_PARTNERS={partner.spec}: {error}") from error
     logger.info(
         "partner %s: %s at step %d, adapters %s%s",
-        partner.word,
+        partner.spec,
         folder,
         saved.step,
         ", ".join(saved.adapters),
