@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from hanabi_grpo.agents.served_model import Model
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
 from hanabi_grpo.rollout.chat import ChatFormat
@@ -16,7 +17,6 @@ from hanabi_grpo.rollout.messages import RequestedTask, RolloutRequest, read_tas
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import Sample, SamplingConfig
 from hanabi_grpo.server.scheduler import Scheduler
-from hanabi_grpo.server.seats import Model
 from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)

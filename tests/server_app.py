@@ -15,12 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from safetensors.torch import save
 
 from fake_engine import BASE, CHAT, LAPTOP, TOKENIZER, sample
+from hanabi_grpo.agents.served_model import Model
+from hanabi_grpo.agents.url_model import UrlPartners
 from hanabi_grpo.client.rollout_client import RolloutClient
-from hanabi_grpo.client.url_partners import UrlPartners
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.logs import LineRing
@@ -37,7 +39,6 @@ from hanabi_grpo.server.engine import Sample, SamplingConfig
 from hanabi_grpo.server.identity import ServerIdentity
 from hanabi_grpo.server.main import listen
 from hanabi_grpo.server.scheduler import Scheduler
-from hanabi_grpo.server.seats import Model
 from hanabi_grpo.server.serving import serve_until_dead
 from hanabi_grpo.types import player_names
 
@@ -252,7 +253,9 @@ def session_body(identity: ServerIdentity, **other: Any) -> dict[str, Any]:
             include={"model_fingerprint", "tokenizer_hash", "chat_hash", "dtype"}
         ),
     }
-    return SessionRequest(**{**given, **other}).model_dump(mode="json")
+    request = msgspec.convert({**given, **other}, SessionRequest)
+    body: dict[str, Any] = msgspec.to_builtins(request)
+    return body
 
 
 def open_session(client: RolloutClient, app: RunningApp, **other: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from safetensors.torch import save
 
@@ -62,7 +63,7 @@ def upload(value: float = 0.0, rank: int = 2) -> bytes:
 
 def wanted(run_id: str = "run", trainer_id: str = A, **other: Any) -> SessionRequest:
     given = {"run_id": run_id, "trainer_id": trainer_id, "adapters": list(PLAYERS), "lora_rank": 2}
-    return SessionRequest(**session_body(make_identity(), **{**given, **other}))
+    return msgspec.convert(session_body(make_identity(), **{**given, **other}), SessionRequest)
 
 
 def sent(name: str, version: int, body: bytes, config: Mapping[str, Any] = CONFIG) -> Upload:

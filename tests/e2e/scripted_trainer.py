@@ -25,11 +25,13 @@ import torch
 from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
 from transformers import AutoTokenizer
 
+from hanabi_grpo.agents.conversation import Conversation
+from hanabi_grpo.agents.script import make_script
 from hanabi_grpo.client.answers import RolloutResult, bad_return
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Observation, Task
-from hanabi_grpo.rollout.chat import ChatFormat, Conversation
-from hanabi_grpo.rollout.loop import make_script, play_episode
+from hanabi_grpo.rollout.chat import ChatFormat
+from hanabi_grpo.rollout.loop import play_episode
 from hanabi_grpo.settings.partners import own_seats
 from hanabi_grpo.training import pipeline, trainer
 from hanabi_grpo.training.link import ServerLink

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load, save
 
 from conftest_e2e import Server
-from hanabi_grpo.client.lineups import RemotePolicy
+from hanabi_grpo.agents.remote_server import RemotePlayer
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
@@ -75,10 +75,10 @@ def test_more_adapters_than_the_engine_has_room_for_play_on_and_say_the_same(
     client: RolloutClient, adapter: tuple[bytes, dict[str, Any]]
 ) -> None:
     weights, config = adapter
-    first = client.lend(1, weights, config)
+    first = client.upload_guest(1, weights, config)
     before = _said(_greedy(client, first, first))
     others = [
-        client.lend(1, _scaled(adapter, 1 + 0.2 * number), config)
+        client.upload_guest(1, _scaled(adapter, 1 + 0.2 * number), config)
         for number in range(1, MAX_FROZEN + 3)
     ]
     assert len({first, *others}) == MAX_FROZEN + 3
@@ -89,7 +89,7 @@ def test_more_adapters_than_the_engine_has_room_for_play_on_and_say_the_same(
     with pytest.raises(ServerError, match="upload it again"):
         _greedy(client, first, "hint-bot")
     assert client.health()["games_played"] == played
-    assert client.lend(1, weights, config) == first
+    assert client.upload_guest(1, weights, config) == first
     assert _said(_greedy(client, first, first)) == before, (
         "the same adapter says something else after it came back"
     )
@@ -101,7 +101,7 @@ def test_a_lent_adapter_stays_while_a_trainer_pushes_its_own(
 ) -> None:
     from test_server import _adapters, _open
 
-    word = client.lend(5, *adapter)
+    word = client.upload_guest(5, *adapter)
     before = _said(_greedy(client, word, word))
     with RolloutClient(server.url) as trainer:
         _open(trainer, server, "beside")
@@ -116,9 +116,9 @@ def test_a_lent_adapter_stays_while_a_trainer_pushes_its_own(
 def test_a_game_played_reply_by_reply_is_the_game_that_the_server_plays(
     client: RolloutClient, adapter: tuple[bytes, dict[str, Any]]
 ) -> None:
-    word = client.lend(1, *adapter)
+    word = client.upload_guest(1, *adapter)
     policies = [
-        RemotePolicy(client=client, name=name, max_tokens=4, temperature=0.0)
+        RemotePlayer(client=client, name=name, max_tokens=4, temperature=0.0)
         for name in (word, "base")
     ]
     remote = play_episodes_sync(Setup(HANABI, CONFIG), policies, "eval", SEEDS)

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from hanabi_grpo.agents.served_model import ServedPlayer
 from hanabi_grpo.cli import app
 from hanabi_grpo.rollout.loop import Player
 from hanabi_grpo.rollout.messages import RequestedTask
 from hanabi_grpo.server.engine import Engine
-from hanabi_grpo.server.seats import ServedPlayer, Tables
+from hanabi_grpo.server.seats import Tables
 from hanabi_grpo.settings.refs import is_frozen
 
 FAULTS = {

@@ -104,7 +104,7 @@ def _lend_huge(server: Server) -> None:
         ServerError, match=r"422: .*lora_B.weight' times lora_alpha / r \(125000\) is not finite"
     )
     with RolloutClient(server.url) as client, refusal:
-        client.lend(1, body, {**PEFT_CONFIG, "lora_alpha": 1e6, "target_modules": targets})
+        client.upload_guest(1, body, {**PEFT_CONFIG, "lora_alpha": 1e6, "target_modules": targets})
 
 
 def test_a_run_among_guests_is_complete(

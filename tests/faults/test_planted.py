@@ -122,10 +122,10 @@ def test_an_adapter_whose_numbers_overflow_loses_its_own_games_and_nobody_elses(
         return [turn.reply_ids for group in groups for turn in group[0].turns]
 
     with RolloutClient(server.url) as client:
-        good = client.lend(1, low, config)
+        good = client.upload_guest(1, low, config)
         before = greedy(good)
         plant.write_text(OVERFLOW)
-        huge = client.lend(1, high, config)
+        huge = client.upload_guest(1, high, config)
         plant.write_text("none")
     row = injection(
         "an adapter that overflows plays beside others",

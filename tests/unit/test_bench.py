@@ -22,8 +22,8 @@ from bench.training_rows import made_rows, sequences_against_turns, small_model
 from bench.trl_games import SeatEpisode, play_in_lock_step
 from bench.trl_rows import trl_team
 from fake_engine import CHAT, FakeEngine
+from hanabi_grpo.agents.conversation import Conversation
 from hanabi_grpo.errors import ServerError
-from hanabi_grpo.rollout.chat import Conversation
 from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.settings import load_settings
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from doctor_machines import find, make_model, only
 from fake_engine import CHAT, LAPTOP
+from hanabi_grpo.agents.conversation import Conversation
 from hanabi_grpo.commands.doctor import games
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.rollout.budget import Budget, measure_budget
-from hanabi_grpo.rollout.chat import Conversation
 
 
 def test_a_budget_is_the_size_of_the_conversations_and_a_game_that_of_all_its_sequences() -> None:

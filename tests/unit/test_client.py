@@ -59,7 +59,7 @@ DIGESTS = {"version": 7, "sha256": SHA256, "config_sha256": config_digest(PEFT_C
                 *({"sha256": "0" * 64}, {"config_sha256": "0" * 64}),
             ),
             lambda receipt: receipt,
-            lambda client: client.lend(7, BODY, PEFT_CONFIG) == f"{NAME}@7",
+            lambda client: client.upload_guest(7, BODY, PEFT_CONFIG) == f"{NAME}@7",
         ),
     ],
     ids=["push", "lend"],
@@ -246,9 +246,9 @@ def test_nobody_is_told_to_start_a_server_where_one_listens_and_is_silent() -> N
 def test_lending_over_http_needs_no_session_and_the_identity_lists_what_is_held() -> None:
     with running_app() as app, RolloutClient(app.url) as client:
         body = adapter_bytes(0.5)
-        seat = client.lend(50, body, PEFT_CONFIG)
+        seat = client.upload_guest(50, body, PEFT_CONFIG)
         assert seat == f"{frozen_name(hashlib.sha256(body).hexdigest(), PEFT_CONFIG)}@50"
-        assert client.lend(50, body, PEFT_CONFIG) == seat
+        assert client.upload_guest(50, body, PEFT_CONFIG) == seat
         described = client.identity()
         assert (described["frozen"], described["adapters"], described["versions"]) == (
             [seat],

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from hanabi_grpo.agents.script import make_script
 from hanabi_grpo.cli import app
 from hanabi_grpo.client.lineups import parse_lineup
 from hanabi_grpo.envs.base import Setup
@@ -16,7 +17,6 @@ from hanabi_grpo.evaluation import collect as collection
 from hanabi_grpo.evaluation import matches
 from hanabi_grpo.evaluation.collect import collect_games, fill_prompts
 from hanabi_grpo.evaluation.matches import check_replay
-from hanabi_grpo.rollout.loop import make_script
 from hanabi_grpo.rollout.recordings import read_recordings, recording_files
 from hanabi_grpo.types import Episode
 from made_games import play_episodes_sync

@@ -103,7 +103,7 @@ def test_where_one_wins_what_the_other_loses_a_cell_is_the_rows_return_in_every_
 def test_with_four_players_a_cell_is_one_newcomer_in_a_team(tmp_path: Path) -> None:
     setup = Setup(HANABI, EnvConfig(preset="full", players=4))
     summary = summary_of(tmp_path, "iggi", "random", setup=setup, tasks=2)
-    assert [lineup.words for lineup in summary.plan.cells.values()] == [
+    assert [lineup.specs for lineup in summary.plan.cells.values()] == [
         ("iggi",) * 4,
         ("iggi", "random", "random", "random"),
         ("random", "iggi", "iggi", "iggi"),

@@ -17,6 +17,7 @@ import pytest
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from fake_engine import CHAT, LAPTOP
+from hanabi_grpo.agents.served_model import Model, ServedPlayer
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import ServerError, ServerGoneError
@@ -30,7 +31,6 @@ from hanabi_grpo.server.engine import (
     nvcc_release,
 )
 from hanabi_grpo.server.plugin import PLUGIN_NAME
-from hanabi_grpo.server.seats import Model, ServedPlayer
 
 SAMPLING = SamplingConfig(max_tokens=1)
 THREADS = "OMP_NUM_THREADS"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hanabi_grpo.agents.script import make_script
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.environment import HANABI
@@ -14,7 +15,6 @@ from hanabi_grpo.envs.hanabi.rules import make_spec, shuffled_deck
 from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.envs.wrappers import AECWrapper, SeatEnv
 from hanabi_grpo.errors import IllegalActionError, SettingsError
-from hanabi_grpo.rollout.loop import make_script
 from hanabi_grpo.types import ReplyKind
 from made_games import play_episodes_sync
 from toy_environments import DILEMMA, ToyConfig

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from hanabi_grpo.agents.script import make_script
 from hanabi_grpo.cli import app
 from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.client.lineups import SeatResolver, parse_lineup
@@ -34,7 +35,6 @@ from hanabi_grpo.evaluation.evaluate import (
 )
 from hanabi_grpo.evaluation.matches import Served, Table, check_replay, play_tables, start_numbers
 from hanabi_grpo.rollout.handshake import game_claims
-from hanabi_grpo.rollout.loop import make_script
 from hanabi_grpo.runs.evaluation_result import (
     EvaluationResult,
     read_result,
@@ -396,7 +396,7 @@ def test_bad_options_are_one_message() -> None:
         evaluate_lineup(parse_lineup("base", 2), LAPTOP, 10)
     for words, message in (
         (["iggy"], "Did you mean 'iggi'?"),
-        (["iggi,iggi,iggi"], "3 words for 2 players"),
+        (["iggi,iggi,iggi"], "3 policy specs for 2 players"),
         (["iggi", "iggi"], "named twice"),
         (["iggi", "blind", "--label", "x"], "--label 'x': names one lineup, and 2 are given"),
         (["iggi", "--tasks", "1"], "--tasks 1: a mean with an error needs at least 2 tasks"),

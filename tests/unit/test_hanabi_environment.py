@@ -13,13 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from boards import ALL_BOARDS, random_move
+from hanabi_grpo.agents.script import make_script
 from hanabi_grpo.envs.base import Observation, Setup, Task
 from hanabi_grpo.envs.hanabi.environment import HANABI, HanabiGame
 from hanabi_grpo.envs.hanabi.policies import PLANNERS
 from hanabi_grpo.envs.hanabi.rules import Game, format_action, make_spec, shuffled_deck
 from hanabi_grpo.envs.referee import Referee, play_scripts
 from hanabi_grpo.errors import IllegalActionError
-from hanabi_grpo.rollout.loop import make_script, play_episode
+from hanabi_grpo.rollout.loop import play_episode
 from hanabi_grpo.types import Reply
 from made_games import play_episodes_sync
 

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
@@ -136,7 +137,7 @@ def test_equal_games_are_claimed_once() -> None:
 
 
 def _wanted(**other: Any) -> SessionRequest:
-    return SessionRequest.model_validate(session_body(IDENTITY, **other))
+    return msgspec.convert(session_body(IDENTITY, **other), SessionRequest)
 
 
 def _claim(config: EnvConfig = LAPTOP, **other: Any) -> dict[str, Any]:

@@ -11,8 +11,8 @@ OWNERS = {"vllm": "server", "swift": "training", "wandb": "tracking", "matplotli
 """Library to the room that may import it; a room is a folder or a file of the package."""
 ROOMS = (
     ("", "errors", "logs", "processes", "types"),
-    *(("envs",), ("settings",), ("runs",), ("rollout",), ("tracking",), ("client",), ("server",)),
-    *(("training",), ("sft",), ("evaluation",), ("report",), ("commands",), ("cli",)),
+    *(("envs",), ("settings",), ("runs",), ("rollout",), ("tracking",), ("client",), ("agents",)),
+    *(("server",), ("training",), ("sft",), ("evaluation",), ("report",), ("commands",), ("cli",)),
 )
 """From the ground up."""
 FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}

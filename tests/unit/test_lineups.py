@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 
 from fake_engine import LAPTOP
-from hanabi_grpo.client.lineups import RemotePolicy, SeatResolver, parse_lineup
+from hanabi_grpo.agents.remote_server import RemotePlayer
+from hanabi_grpo.agents.script import make_script
+from hanabi_grpo.client.lineups import SeatResolver, parse_lineup
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.prompts import system_prompt
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.rollout.loop import make_script, play_episode
+from hanabi_grpo.rollout.loop import play_episode
 from hanabi_grpo.rollout.messages import EarlierTurn, ReplyRequest
 from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint
@@ -48,7 +50,7 @@ def test_one_reference_fills_every_seat_and_a_list_is_rotated_through_its_differ
     ("text", "message"),
     [
         ("igi", "Did you mean 'iggi'"),
-        ("iggi,iggi,iggi", "3 words for 2 players"),
+        ("iggi,iggi,iggi", "3 policy specs for 2 players"),
         ("iggi,", "'' is unknown"),
         ("human,iggi", "hanabi-grpo play"),
         ("outputs/no-such-run", "no such folder"),
@@ -158,7 +160,7 @@ def test_a_checkpoint_sits_with_its_own_adapter_of_the_seat_and_is_lent_once(
     assert desk.lent == [(50, b"player_0@50"), (50, b"player_1@50")]
     assert seats_of(resolver, f"{folder}:player_1", f"{folder}:player_0") == (second, first)
     assert len(desk.lent) == 2
-    resolver.lend_again()
+    resolver.forget_guests()
     seats_of(resolver, folder)
     assert len(desk.lent) == 3
 
@@ -179,7 +181,7 @@ def test_a_run_stands_for_its_newest_whole_checkpoint_at_the_first_look(tmp_path
     first = seats_of(resolver, str(run))
     checkpoint(run, 11, "shared")
     assert seats_of(resolver, str(run)) == first
-    resolver.lend_again()
+    resolver.forget_guests()
     seats_of(resolver, str(run))
     assert [version for version, _ in desk.lent] == [9, 9], (
         "a training that goes on must not change who plays"
@@ -202,12 +204,12 @@ def test_the_best_of_a_run_is_the_checkpoint_that_validation_chose(
 
     validate(1.0, 2.0, 3.0, 3.0)
     lineup, desk = parse_lineup("demo@best,./demo/train@best:player_1", 2), Desk()
-    assert lineup.words == ("demo/train/checkpoint-20", "demo/train/checkpoint-20:player_1")
+    assert lineup.specs == ("demo/train/checkpoint-20", "demo/train/checkpoint-20:player_1")
     assert lineup.label == "demo@best,demo/train@best:player_1"
     resolver_of(desk).seats(lineup.refs)
     assert desk.lent == [(20, b"player_0@20"), (20, b"player_1@20")]
     Path("demo@best").mkdir()
-    assert parse_lineup("demo@best", 2).words == ("./demo@best",) * 2, (
+    assert parse_lineup("demo@best", 2).specs == ("./demo@best",) * 2, (
         "a folder of that name is itself"
     )
 
@@ -301,7 +303,7 @@ class Answers:
 
 def game(client: Any, word: str = "player_1@7", *, config: EnvConfig = LAPTOP) -> Episode:
     setup = Setup(HANABI, config)
-    policy = RemotePolicy(client=client, name=word, max_tokens=4, temperature=0.5)
+    policy = RemotePlayer(client=client, name=word, max_tokens=4, temperature=0.5)
     return asyncio.run(
         play_episode(setup.task("human", 3), [make_script(setup, "hint-bot"), policy])
     )

@@ -15,7 +15,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from boards import ALL_BOARDS, random_game, swap_own_cards
-from hanabi_grpo.client.lineups import RemotePolicy
+from hanabi_grpo.agents.remote_server import RemotePlayer
+from hanabi_grpo.agents.served_model import Model, ServedPlayer
 from hanabi_grpo.envs.base import Observation, Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI, HanabiGame
@@ -24,7 +25,6 @@ from hanabi_grpo.envs.hanabi.rules import Card, Game, make_spec
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.loop import Player
 from hanabi_grpo.server.engine import Sample, SamplingConfig
-from hanabi_grpo.server.seats import Model, ServedPlayer
 from hanabi_grpo.sft.tiny_model.tokenizer import CHAT_TEMPLATE, END, START
 from hanabi_grpo.types import Reply
 
@@ -80,7 +80,7 @@ def served(config: EnvConfig, heard: list[str]) -> Player:
 
 
 def remote(config: EnvConfig, heard: list[str]) -> Player:
-    return RemotePolicy(client=Ear(heard), name="base", max_tokens=4, temperature=1.0)
+    return RemotePlayer(client=Ear(heard), name="base", max_tokens=4, temperature=1.0)
 
 
 LISTENERS: Mapping[str, Listener] = {"served": served, "remote": remote}

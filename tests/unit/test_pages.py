@@ -17,6 +17,7 @@ import pytest
 
 from boards import ALL_BOARDS
 from crossplay_parts import summary_of
+from hanabi_grpo.agents.script import make_script
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.replays.timeline import Timeline, make_timeline
@@ -30,7 +31,6 @@ from hanabi_grpo.report.hanabi import replay_page
 from hanabi_grpo.report.hanabi.replay_page import board_data
 from hanabi_grpo.report.run_page import run_page
 from hanabi_grpo.report.run_report import read_report
-from hanabi_grpo.rollout.loop import make_script
 from hanabi_grpo.runs.evaluation_result import result_to_json
 from hanabi_grpo.runs.history import IncidentLog
 from hanabi_grpo.types import Episode, ReplyKind

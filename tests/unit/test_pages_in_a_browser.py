@@ -15,13 +15,13 @@ from selenium.webdriver.support.wait import WebDriverWait
 from browser import DRIVER, chromium, complaints, show
 from crossplay_parts import summary_of
 from doctor_machines import ROOT
+from hanabi_grpo.agents.script import make_script
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.report.cross_play_page import render_cross_play
 from hanabi_grpo.report.games import games_page
 from hanabi_grpo.report.run_page import run_page
 from hanabi_grpo.report.run_report import read_report
-from hanabi_grpo.rollout.loop import make_script
 from hanabi_grpo.rollout.recordings import write_episodes
 from hanabi_grpo.runs.evaluation_result import result_to_json
 from hanabi_grpo.types import Episode

@@ -222,7 +222,7 @@ def test_an_adapter_that_the_server_dropped_meanwhile_is_lent_again(
     link = linked(app, tmp_path / "run", str(save(tmp_path / "other", 50)))
     seats = [group[0].seats for group in link.play(DEALS, PLAYERS, 7).groups]
     for number in range(MAX_FROZEN):
-        link.client.lend(1, adapter_bytes(1.0 + number / 64), PEFT_CONFIG)
+        link.client.upload_guest(1, adapter_bytes(1.0 + number / 64), PEFT_CONFIG)
     assert word(50, weights_of(50, "player_0")) not in app.store.frozen.words()
     assert [group[0].seats for group in link.play(DEALS, PLAYERS, 7).groups] == seats
     link.client.close()

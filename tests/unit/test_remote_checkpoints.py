@@ -122,7 +122,7 @@ def test_lineups_and_entries_go_on_with_the_local_folder(monkeypatch: pytest.Mon
     word, folder = "wandb:team/hanabi/laptop:v3", VERSION
     shutil.copytree(made(2), folder)
     lineup = parse_lineup(f"{word}:player_1,iggi", 2)
-    assert lineup.words == (f"{folder}:player_1", "iggi")
+    assert lineup.specs == (f"{folder}:player_1", "iggi")
     assert lineup.text == f"{word}:player_1,iggi", "tables say what was typed"
     first, second = parse_entries([f"ours={word}", "iggi"], LAPTOP)
     assert (first.label, str(first.ref), str(second.ref)) == ("ours", folder, "iggi")

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from hanabi_grpo.agents.script import make_script
 from hanabi_grpo.cli import app
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.hanabi.config import EnvConfig
@@ -20,7 +21,6 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.games import turn_advantages
 from hanabi_grpo.report.games_screen import print_game
 from hanabi_grpo.report.played import frames_of
-from hanabi_grpo.rollout.loop import make_script
 from hanabi_grpo.rollout.recordings import (
     Selection,
     num_bad_replies,

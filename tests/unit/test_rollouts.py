@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from boards import ALL_BOARDS
+from hanabi_grpo.agents.script import ScriptedPlayer, make_script
 from hanabi_grpo.envs.base import Observation, Setup, Task
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.texts import earned, signed
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.loop import ScriptedPlayer, make_script, play_episode, reply_together
+from hanabi_grpo.rollout.loop import play_episode, reply_together
 from hanabi_grpo.rollout.wire import episode_from_json, episode_to_json
 from hanabi_grpo.training.metrics import episode_metrics
 from hanabi_grpo.types import Episode, EpisodeStatus, Reply, ReplyKind

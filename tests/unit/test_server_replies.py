@@ -95,7 +95,7 @@ def test_a_game_has_the_same_ids_reply_by_reply_as_in_one_request(
 ) -> None:
     with RolloutClient(app.url) as client:
         push_to(client, app)
-        lent = client.lend(50, adapter_bytes(9.0), PEFT_CONFIG)
+        lent = client.upload_guest(50, adapter_bytes(9.0), PEFT_CONFIG)
         for seats in (["player_0@1", "player_1@1"], ["player_1@1", lent], ["base", "player_0@1"]):
             result = client.play(
                 [{**task(seed, config), "seats": seats} for seed in range(4)],
@@ -213,7 +213,7 @@ class Cancelled(WordEngine):
 def test_a_client_that_hangs_up_cancels_its_reply() -> None:
     engine = Cancelled()
     with running_app(engine=engine) as app, RolloutClient(app.url) as client:
-        seat = client.lend(1, adapter_bytes(0.5), PEFT_CONFIG)
+        seat = client.upload_guest(1, adapter_bytes(0.5), PEFT_CONFIG)
         body = changed(seat=seat).encode()
         with socket.create_connection(("127.0.0.1", app.port)) as connection:
             connection.sendall(
@@ -244,7 +244,7 @@ def test_a_fault_of_the_engine_is_500_over_http_and_nothing_stays_in_use() -> No
             return sample("Play 0", math.nan)
 
     with running_app(engine=Faulty()) as app, RolloutClient(app.url) as client:
-        seat = client.lend(1, adapter_bytes(0.5), PEFT_CONFIG)
+        seat = client.upload_guest(1, adapter_bytes(0.5), PEFT_CONFIG)
         for max_tokens, message in (
             (3, "the server failed: RuntimeError; its log, in the other terminal, says where."),
             (4, "logprob 0 is"),
@@ -324,7 +324,7 @@ def test_the_chat_api_answers_with_the_reply_its_ids_and_logprobs_of_the_named_a
         httpx.Client(base_url=f"{app.url}/v1", trust_env=False) as http,
     ):
         push_to(client, app, version=9)
-        lent = client.lend(50, adapter_bytes(3.0), PEFT_CONFIG)
+        lent = client.upload_guest(50, adapter_bytes(3.0), PEFT_CONFIG)
         listed = [row["id"] for row in http.get("/models").json()["data"]]
         assert listed[:4] == ["test-model", "base", "player_0@9", "player_1@9"] and lent in listed
         said = TOKENIZER.encode("Play 0", add_special_tokens=False)

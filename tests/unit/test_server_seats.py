@@ -12,6 +12,8 @@ import httpx
 import pytest
 
 from fake_engine import CHAT, LAPTOP, task
+from hanabi_grpo.agents.conversation import Conversation
+from hanabi_grpo.agents.script import make_script
 from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs import registry
@@ -20,8 +22,7 @@ from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.rollout.chat import Conversation
-from hanabi_grpo.rollout.loop import make_script, play_episode
+from hanabi_grpo.rollout.loop import play_episode
 from hanabi_grpo.types import Episode, Reply, Turn
 from server_app import (
     PEFT_CONFIG,
@@ -183,7 +184,7 @@ def test_players_who_answer_at_the_same_time_have_conversations_and_adapters_of_
     client: RolloutClient, bodies: dict[str, bytes]
 ) -> None:
     lent = adapter_bytes(7.0)
-    seats = ("player_1@1", client.lend(50, lent, PEFT_CONFIG), "base")
+    seats = ("player_1@1", client.upload_guest(50, lent, PEFT_CONFIG), "base")
     (episode,) = play(client, seats, setup=AT_ONCE, num_games=1).groups[0]
     assert [(turn.step, turn.player) for turn in episode.turns[:3]] == [(0, 0), (0, 1), (0, 2)]
     for player, (lora, version) in enumerate(

@@ -7,12 +7,12 @@ import msgspec
 import pytest
 
 from fake_engine import LAPTOP, task, tasks_of
+from hanabi_grpo.agents.script import make_script
 from hanabi_grpo.client.answers import checked_games
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.rollout.loop import make_script
 from hanabi_grpo.rollout.messages import RolloutAnswer
 from hanabi_grpo.types import DroppedGame
 from made_games import play_episodes_sync
@@ -55,7 +55,7 @@ def test_seats_of_the_request_are_those_of_tasks_that_name_none_as_far_as_they_h
         ("iggi", "base", "random"),
     ]
     with pytest.raises(
-        SettingsError, match=r"tasks.0: 2 players, and seats names nobody; say who sits in each"
+        SettingsError, match=r"tasks.0: 2 players, and seats names nobody; name the policy of each seat"
     ):
         tasks_of(task(3), seats=None)
     with pytest.raises(

@@ -76,7 +76,7 @@ def test_what_cannot_be_compared_is_refused_with_the_way_out() -> None:
         (("hanabi=iggi",), "'hanabi=iggi': give WORKFLOW=LINEUP"),
         (("debate=",), "'debate=': give WORKFLOW=LINEUP"),
         (("debate=iggi",), "iggi"),
-        (("debate=noisy,noisy,noisy",), "3 words for 2 players"),
+        (("debate=noisy,noisy,noisy",), "3 policy specs for 2 players"),
         (("debate=noisy", "--tasks", "1"), "--tasks 1"),
     ):
         answer = teams(*words)

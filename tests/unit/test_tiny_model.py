@@ -17,13 +17,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
+from hanabi_grpo.agents.conversation import Conversation
 from hanabi_grpo.cli import app
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Observation, Setup, Task
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import HanabiGrpoError, RunFolderError, SettingsError
-from hanabi_grpo.rollout.chat import ChatFormat, Conversation
+from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.runs.adapter_config import WIRE_KEYS, adapter_config_for_wire
 from hanabi_grpo.runs.manifest import file_sha256
 from hanabi_grpo.settings.defaults import TINY_MODEL

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from hanabi_grpo.agents.script import make_script
 from hanabi_grpo.errors import RunFolderError
-from hanabi_grpo.rollout.loop import make_script, play_episode
+from hanabi_grpo.rollout.loop import play_episode
 from hanabi_grpo.rollout.recordings import read_recordings, spread, write_episodes
 from hanabi_grpo.runs.evaluation_result import result_to_json, write_document
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint

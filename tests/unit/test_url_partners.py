@@ -16,11 +16,11 @@ import pytest
 from bad_server import Behaviour, bad_server, drips, http, resets, silent
 from doctor_machines import find, free_port
 from fake_engine import CHAT, task
+from hanabi_grpo.agents.url_model import UrlPartners
 from hanabi_grpo.client import url_partners
 from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.client.lineups import SeatResolver, parse_lineup
 from hanabi_grpo.client.rollout_client import RolloutClient
-from hanabi_grpo.client.url_partners import UrlPartners
 from hanabi_grpo.commands.doctor.server import partner_url_checks
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
@@ -361,7 +361,7 @@ def test_names_that_the_server_does_not_know_are_refused_wherever_they_are_given
         with pytest.raises(SettingsError, match="url:small: the rollout server knows url:big"):
             resolver.seats(parse_lineup("url:small,iggi", 2).refs)
         pool = PartnerSeats(
-            Settings(partners=("player_1=url:big",), partner_share=1.0), tmp_path, client.lend
+            Settings(partners=("player_1=url:big",), partner_share=1.0), tmp_path, client.upload_guest
         )
         pool.load({}, "", app.identity.partners)
         [seated] = pool.seat([{**task(3), "task": 0}], ("player_0@1", "player_1@1"), 1, "")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fake_engine import CHAT, LAPTOP, TOKENIZER, FakeEngine
+from hanabi_grpo.agents.served_model import Model, ServedPlayer
 from hanabi_grpo.envs.base import Setup, is_held_out
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
@@ -22,7 +23,6 @@ from hanabi_grpo.rollout.loop import play_episode
 from hanabi_grpo.rollout.recordings import write_recordings
 from hanabi_grpo.rollout.vocabulary import game_words
 from hanabi_grpo.server.engine import SamplingConfig
-from hanabi_grpo.server.seats import Model, ServedPlayer
 from hanabi_grpo.sft.encoding import Encoder
 from hanabi_grpo.sft.samples import Sample, data_digest, length_batches, split_held_out
 from hanabi_grpo.sft.sources import SUITE, Sources

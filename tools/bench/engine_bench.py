@@ -17,6 +17,7 @@ from bench.raw_engine import generate_raw
 from bench.recording import ForcedSampler, GameCalls, Recorder
 from bench.serving import serving
 from bench.stand_in import SUITE, first_tasks
+from hanabi_grpo.agents.served_model import Model
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
@@ -26,7 +27,6 @@ from hanabi_grpo.rollout.messages import read_tasks
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import Engine, SamplingConfig
 from hanabi_grpo.server.scheduler import Scheduler
-from hanabi_grpo.server.seats import Model
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.types import player_names
 

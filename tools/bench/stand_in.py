@@ -10,6 +10,7 @@ from typing import Any
 
 from bench.recording import Call, ForcedSampler, GameCalls, Recorder
 from bench.serving import serving
+from hanabi_grpo.agents.served_model import Model
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
@@ -20,7 +21,6 @@ from hanabi_grpo.rollout.messages import RolloutRequest, TaskRequest
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import Sample, SamplingConfig
 from hanabi_grpo.server.scheduler import Scheduler
-from hanabi_grpo.server.seats import Model
 
 SUITE = "bench"
 _MAX_MODEL_LEN = 1 << 20

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.stand_in import SUITE
+from hanabi_grpo.agents.conversation import Conversation
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.referee import Referee
-from hanabi_grpo.rollout.chat import ChatFormat, Conversation
+from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.types import Reply
 

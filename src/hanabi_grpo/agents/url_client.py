@@ -22,8 +22,16 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 _SENT_HEADERS = frozenset(
-    ("accept", "accept-encoding", "authorization", "connection", "content-length", "content-type")
-    + ("host", "user-agent")
+    {
+        "accept",
+        "accept-encoding",
+        "authorization",
+        "connection",
+        "content-length",
+        "content-type",
+        "host",
+        "user-agent",
+    }
 )
 """The only headers that leave this machine."""
 _MASK = "********"
@@ -141,9 +149,7 @@ class UrlClient:
         answer = await self._call(_Models, lambda client: client.models.with_raw_response.list())
         return tuple(model.id for model in answer.data)
 
-    async def _call(
-        self, kind: type[_Answer], send: Callable[[Any], Awaitable[Any]]
-    ) -> _Answer:
+    async def _call(self, kind: type[_Answer], send: Callable[[Any], Awaitable[Any]]) -> _Answer:
         # Imported here: it takes most of a second, which commands without URLs need not wait for.
         from openai import APIConnectionError, APIStatusError
 
@@ -223,9 +229,7 @@ class UrlClient:
 
 def _not_reached(error: BaseException) -> CallFailedError:
     """Return the failure of a call that brought no answer."""
-    if isinstance(
-        error, httpx.LocalProtocolError | httpx.UnsupportedProtocol | httpx.InvalidURL
-    ):
+    if isinstance(error, httpx.LocalProtocolError | httpx.UnsupportedProtocol | httpx.InvalidURL):
         return CallFailedError(
             f"cannot be asked: {error}. Check HANABI_PARTNER_URLS.", can_retry=False
         )

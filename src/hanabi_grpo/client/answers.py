@@ -26,7 +26,6 @@ from hanabi_grpo.settings.refs import AdapterRef, parse_seat
 from hanabi_grpo.types import DroppedGame, Episode, Reply, player_name, task_name
 
 
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutResult:
     """The games of one request."""
@@ -122,9 +121,7 @@ def checked_games(answer: RolloutAnswer, tasks: Sequence[RequestedTask]) -> Roll
                 group.append(episode)
                 continue
             dropped.append(
-                DroppedGame(
-                    suite=task.task.split, seed=task.task.seed, game=game, reason=reason
-                )
+                DroppedGame(suite=task.task.split, seed=task.task.seed, game=game, reason=reason)
             )
     return RolloutResult(
         groups=groups,
@@ -187,9 +184,7 @@ def checked_reply(answer: ReplyAnswer, request: ReplyRequest) -> Reply:
             "ids. Restart the server."
         )
     if not answer.out_of_tokens and answer.version != _version_of(request.seat):
-        raise ServerError(
-            f"{where}: it came from version {answer.version}. Restart the server."
-        )
+        raise ServerError(f"{where}: it came from version {answer.version}. Restart the server.")
     return Reply(prompt=request.prompt, **msgspec.structs.asdict(answer))
 
 

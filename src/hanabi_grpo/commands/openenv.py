@@ -9,7 +9,7 @@ import typer
 from hanabi_grpo.commands.console import make_console, sayer
 from hanabi_grpo.commands.playing import Env, Players, Preset, choose
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.loop import check_script
+from hanabi_grpo.rollout.messages import check_script
 from hanabi_grpo.types import player_names
 
 

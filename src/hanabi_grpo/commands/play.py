@@ -8,27 +8,28 @@ import io
 import secrets
 import shlex
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from hanabi_grpo.client.lineups import RemotePolicy, parse_lineup, short_name
+from hanabi_grpo.agents.person import PersonPlayer
+from hanabi_grpo.agents.remote_server import RemotePlayer
+from hanabi_grpo.agents.script import make_script
+from hanabi_grpo.client.lineups import parse_lineup, short_name
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.commands.console import INTERRUPTED, make_console, sayer
 from hanabi_grpo.commands.playing import Env, OwnServer, Players, Preset, Temperature, choose
-from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.envs.config import StateConfig
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.loop import Player, make_script, play_episode
+from hanabi_grpo.rollout.loop import Player, play_episode
 from hanabi_grpo.rollout.recordings import write_recordings
 from hanabi_grpo.settings.refs import HUMAN, Role, ScriptRef
-from hanabi_grpo.types import Reply, player_name
+from hanabi_grpo.types import player_name
 
 SUITE = "human"
 
@@ -101,17 +102,17 @@ def play(
         print_lines(visible(text))
 
     with chosen.serving(console, needed=team.needs_server, own=own_server) as served:
-        seats, table = list(team.words), list[Player]()
+        seats, table = list(team.specs), list[Player]()
         for place, ref in enumerate(team.refs):
             if ref is Role.HUMAN:
-                table.append(Person(say=say, ask=input))
+                table.append(PersonPlayer(say=say, ask=input))
             elif isinstance(ref, ScriptRef):
                 table.append(make_script(game, seats[place]))
             else:
                 assert served is not None and isinstance(served.client, RolloutClient)
                 seats[place] = served.resolver.seat(ref, place)
                 limit, heat = served.max_tokens, served.temperature
-                player = RemotePolicy(
+                player = RemotePlayer(
                     client=served.client, name=seats[place], max_tokens=limit, temperature=heat
                 )
                 table.append(player)
@@ -140,45 +141,3 @@ def play(
     )
     write_recordings(target, [Recording(episode=episode, source=target.stem)])
     say(f"wrote {target}\nwatch it: hanabi-grpo view {shlex.quote(str(target))}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Person:
-    """Lets whoever sits at the terminal play one seat of a game, with what a model is shown
-    there.
-    """
-
-    say: Callable[[str], None]
-    ask: Callable[[str], str]
-    """Shows its argument and returns a line; EOFError at the end of input."""
-    name: str = "human"
-
-    def seat(self, player: int, *, task: Task[Any], game: int) -> "Person":
-        """Show the system message."""
-        system = task.environment.system(task.config, player)
-        self.say("\n".join(filter(None, (f"You are {player_name(player)}.", system))))
-        return self
-
-    async def reply(self, seen: Observation) -> Reply:
-        """Ask until the answer is a legal action; EOFError when the person typed q, or the input
-        ended.
-        """
-        message, legal = seen.message(), seen.legal()
-        self.say(f"\n{message}")
-        while True:
-            line = self.ask("Your reply (l: legal actions, q: leave): ").strip()
-            action = seen.parse(line)
-            if legal is not None and action in legal:
-                return Reply(text=line, prompt=message)
-            if line == "q":
-                raise EOFError
-            if line == "l":
-                self.say("any text" if legal is None else "\n".join(legal))
-            elif legal is None and action is not None:
-                return Reply(text=line, prompt=message)
-            elif line:
-                self.say(
-                    "That names no action."
-                    if action is None
-                    else f"{action} is not legal now; l lists what is."
-                )

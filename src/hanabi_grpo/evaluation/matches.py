@@ -155,7 +155,7 @@ def _ask(
     except ServerError as error:
         if NOT_HELD not in str(error):
             raise
-        served.resolver.lend_again()
+        served.resolver.forget_guests()
         result = ask()
     if result.dropped or [len(group) for group in result.groups] != [num_games] * len(tables):
         reasons = [

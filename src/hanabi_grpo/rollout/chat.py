@@ -1,4 +1,4 @@
-"""The text that a chat template puts around messages, so that conversations grow by token ids alone.
+"""The text that a chat template puts around messages, so that conversations grow by token ids.
 
 Re-rendering a conversation through a chat template at every turn changes its past (Qwen3 drops the
 think blocks of earlier replies), so the sequence that was sampled would not be the sequence that is

@@ -1,8 +1,8 @@
 """What trainer and server tell each other before the first game, and how each side computes it.
 
 Both sides run this code over their own installation: the server recomputes what a trainer claims of
-its games, so that two installations that would deal, phrase or encode a game differently are told so
-instead of training on the difference.
+its games, so that two installations that would deal, phrase or encode a game differently are told
+so instead of training on the difference.
 """
 
 import functools

@@ -62,9 +62,7 @@ def unknown_words(words: Sequence[str], tokenizer: Any) -> tuple[str, ...]:
     if unknown_id is None:
         return ()
     ids = tokenizer(list(words), add_special_tokens=False)["input_ids"]
-    return tuple(
-        word for word, word_ids in zip(words, ids, strict=True) if unknown_id in word_ids
-    )
+    return tuple(word for word, word_ids in zip(words, ids, strict=True) if unknown_id in word_ids)
 
 
 def check_vocabulary(setups: Sequence[Setup[Any]], tokenizer: Any, model: str) -> None:

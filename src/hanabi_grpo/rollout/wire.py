@@ -25,7 +25,9 @@ _Path = list[str | int]
 _PLACE_PATTERN = re.compile(r" - at (?P<key>`key` in )?`\$(?P<path>.*)`$")
 """How a message of msgspec ends, e.g. " - at `$.tasks[0].seed`"."""
 _STEP_PATTERN = re.compile(r"\.(?P<name>[A-Za-z_]\w*)|\[(?P<index>\d+)\]")
-_FIELD_PATTERN = re.compile(r"Object (?P<problem>missing required|contains unknown) field `(?P<name>.*)`")
+_FIELD_PATTERN = re.compile(
+    r"Object (?P<problem>missing required|contains unknown) field `(?P<name>.*)`"
+)
 _MAX_FIELD_NAME = 80
 """Characters of an unknown field's name in an error."""
 _UNKNOWN = object()

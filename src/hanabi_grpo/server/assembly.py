@@ -15,7 +15,8 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from hanabi_grpo.client.url_partners import UrlPartners
+from hanabi_grpo.agents.served_model import Model
+from hanabi_grpo.agents.url_model import UrlPartners
 from hanabi_grpo.logs import LineRing
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.handshake import tokenizer_hash
@@ -28,7 +29,6 @@ from hanabi_grpo.server.engine import Engine, engine_options
 from hanabi_grpo.server.identity import ServerIdentity
 from hanabi_grpo.server.plugin import PLUGIN_NAME
 from hanabi_grpo.server.scheduler import Scheduler
-from hanabi_grpo.server.seats import Model
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.defaults import LAPTOP, tiny_model_command
 
@@ -119,7 +119,7 @@ def rollout_server(
         dtype=settings.dtype,
         session_timeout=settings.session_timeout,
     )
-    if (partners := UrlPartners(settings, partner_calls)).by_word:
+    if (partners := UrlPartners(settings, partner_calls)).by_spec:
         logger.info(
             "partners: %s; their calls are recorded in %s", partners.described, partner_calls
         )

@@ -11,11 +11,11 @@ import re
 import shutil
 import subprocess
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hanabi_grpo.errors import ServerError, ServerGoneError
+from hanabi_grpo.rollout.sampler import Sample, SamplingConfig
 from hanabi_grpo.server.plugin import tie_coordinator
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.pass_through import check_options
@@ -42,26 +42,6 @@ BATCHED_TOKENS = 8192
 """
 _LOOK_SECONDS = 0.5
 _Answer = TypeVar("_Answer")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingConfig:
-    """How a reply is sampled. Nucleus and top-k are off: logprobs must be those of the trained
-    policy.
-    """
-
-    max_tokens: int
-    temperature: float = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One sampled reply."""
-
-    ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    finish_reason: str
-    num_cached_tokens: int
 
 
 def engine_options(settings: Settings, model: str, shapes: Iterable[str] = ()) -> dict[str, Any]:

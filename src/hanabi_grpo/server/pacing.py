@@ -3,7 +3,7 @@ does.
 
 When many replies come in one batch of the engine, many games are ready at the same moment, and
 whoever else waits (health checks, uploads, vLLM's callbacks) would wait for all of them. So games
-go on one at a time, with a pass of the event loop in between, and long lists are worked through in
+go on one at a time (`Model.take_turn`), with a pass of the event loop in between, and long lists are worked through in
 slices."""
 
 import asyncio
@@ -69,14 +69,6 @@ class Places:
                     granted.set_result(None)
                     return
         self._free += 1
-
-
-async def take_turn(turnstile: asyncio.Lock) -> None:
-    """Wait until a game goes on: one in each pass of the event loop, in the order in which they
-    came.
-    """
-    async with turnstile:
-        await asyncio.sleep(0)
 
 
 async def in_slices(items: Iterable[_Item]) -> AsyncIterator[_Item]:

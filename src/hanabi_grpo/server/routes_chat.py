@@ -15,13 +15,13 @@ import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from hanabi_grpo.agents.served_model import Model
 from hanabi_grpo.errors import SettingsError, shown
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.messages import MAX_TURNS, ChatRequest, EarlierTurn, ReplyRequest
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.routes_play import answered, check_owner, read_body
 from hanabi_grpo.server.scheduler import Scheduler
-from hanabi_grpo.server.seats import Model
 from hanabi_grpo.settings.refs import BASE, seat_adapter
 from hanabi_grpo.types import Reply
 

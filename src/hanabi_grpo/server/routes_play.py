@@ -11,6 +11,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from hanabi_grpo.agents.served_model import PromptTokens
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.messages import (
     ChatRequest,
@@ -28,7 +29,6 @@ from hanabi_grpo.server.door import problem
 from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.server.pacing import in_slices
 from hanabi_grpo.server.scheduler import Scheduler
-from hanabi_grpo.server.seats import PromptTokens
 from hanabi_grpo.settings.refs import BASE, check_seat, is_frozen, is_scripted, is_url, seat_adapter
 from hanabi_grpo.types import DroppedGame, Episode
 

@@ -16,6 +16,8 @@ from functools import partial
 
 from jinja2 import TemplateError
 
+from hanabi_grpo.agents.conversation import Conversation
+from hanabi_grpo.agents.served_model import Model, PromptTokens
 from hanabi_grpo.errors import (
     GameParameterError,
     HanabiGrpoError,
@@ -25,7 +27,6 @@ from hanabi_grpo.errors import (
     SettingsError,
     VersionError,
 )
-from hanabi_grpo.rollout.chat import Conversation
 from hanabi_grpo.rollout.loop import Player, play_episode
 from hanabi_grpo.rollout.messages import (
     ReplyRequest,
@@ -36,8 +37,8 @@ from hanabi_grpo.rollout.messages import (
 )
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import SamplingConfig
-from hanabi_grpo.server.pacing import Places, in_slices, take_turn
-from hanabi_grpo.server.seats import Model, PromptTokens, Tables, wanted_adapters
+from hanabi_grpo.server.pacing import Places, in_slices
+from hanabi_grpo.server.seats import Tables, wanted_adapters
 from hanabi_grpo.settings.refs import is_url, seat_adapter
 from hanabi_grpo.types import DroppedGame, Episode, Reply, ReplyKind
 
@@ -83,7 +84,7 @@ class Scheduler:
             played, or the engine is dead (ServerGoneError).
         """
         self._check_room(sampling.max_tokens)
-        self.model.partners.check(seat for task in tasks for seat in task.seats or ())
+        self.model.partners.check(ref for task in tasks for ref in task.refs)
         played = await self._play_all(tasks, sampling, own, prompts or PromptTokens())
         _check_partners(tasks, played)
         games = [game for group in played for game in group]
@@ -198,7 +199,7 @@ class Scheduler:
         async with place():
             self.games_in_flight += 1
             try:
-                await take_turn(self.model.turnstile)
+                await self.model.take_turn()
                 attempts = 1 if any(map(is_url, task.seats)) else ATTEMPTS
                 for attempt in range(1, attempts + 1):
                     played = await self._attempt(

@@ -297,9 +297,7 @@ def _is_folder_here(text: str) -> bool:
     return run != "" and Path(run[:_MAX_FOLDER_NAME]).is_dir()
 
 
-def _unknown_spec(
-    text: str, where: str, *, known: Sequence[str], adapters: bool
-) -> SettingsError:
+def _unknown_spec(text: str, where: str, *, known: Sequence[str], adapters: bool) -> SettingsError:
     close = difflib.get_close_matches(text[:_MAX_SHOWN], known, n=1)
     hint = f" Did you mean {str(close[0])!r}?" if close else ""
     served = ", an adapter of the server (player_0@latest)" if adapters else ""

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+from hanabi_grpo.agents.conversation import Conversation
 from hanabi_grpo.envs.base import FORFEIT, SKIP, Game, Observation, Setup
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.chat import ChatFormat, Conversation
+from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.sft.samples import Sample
 from hanabi_grpo.types import ReplyKind, Turn, player_name
 

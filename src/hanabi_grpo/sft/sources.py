@@ -12,12 +12,12 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+from hanabi_grpo.agents.script import make_script
 from hanabi_grpo.client.lineups import parse_lineup
 from hanabi_grpo.envs.base import Observation, Policy, ScriptSeat, Setup, Task, is_held_out
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.loop import make_script
 from hanabi_grpo.rollout.recordings import read_recordings, recording_files
 from hanabi_grpo.sft.encoding import Encoder
 from hanabi_grpo.sft.samples import Sample
@@ -149,7 +149,7 @@ class Sources:
                 )
             scripts = [
                 NoisyPolicy(inner=make_script(setup, word).policy, noise=self.noise)
-                for word in lineup.words
+                for word in lineup.specs
             ]
             for number, start in enumerate(starts_of(seed, self.num_tasks)):
                 episode = play_scripts(setup.task(SUITE, start), dict(enumerate(scripts)))

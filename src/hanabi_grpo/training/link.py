@@ -82,7 +82,7 @@ class ServerLink:
         self._adapters: Adapters = {}
         self._said_by = f"[{name}] " if name else ""
         self.client = RolloutClient.from_settings(settings)
-        self.partners = PartnerSeats(settings, run_folder, self.client.lend)
+        self.partners = PartnerSeats(settings, run_folder, self.client.upload_guest)
         self.partner_names = self.partners.names
         self._heartbeat: Heartbeat | None = None
 

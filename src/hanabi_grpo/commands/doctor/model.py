@@ -158,7 +158,7 @@ def trainer_parts(context: Context) -> dict[str, float]:
     # A sequence that is longer than the limit makes a micro-batch of its own.
     tokens = max(by_tokens, length) if by_tokens else settings.per_device_train_batch_size * length
     replies = (
-        budget.held(budget.memory) * settings.max_completion_length / longest if budget else 1.0
+        budget.num_turns(budget.memory) * settings.max_completion_length / longest if budget else 1.0
     )
     replies = tokens * min(replies, 1.0)
     optimizer = {"adapters": adapters, "gradients and moments": 3 * adapters}

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from pydantic import ValidationError
 
+from hanabi_grpo.agents.url_model import UrlPartners
 from hanabi_grpo.client.fleet import server_name
 from hanabi_grpo.client.rollout_client import RolloutClient
-from hanabi_grpo.client.url_partners import UrlPartners
 from hanabi_grpo.client.waiting import NotReady, look_once
 from hanabi_grpo.commands.console import server_command
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
@@ -118,9 +118,9 @@ def _fits(context: Context, one: Settings, start: str) -> Iterator[Check]:
 def partner_url_checks(context: Context) -> Iterator[Check]:
     """Ask each of HANABI_PARTNER_URLS which models it has, which costs no tokens."""
     partners = UrlPartners(context.settings)
-    for word, one in partners.by_word.items():
+    for word, one in partners.by_spec.items():
         try:
-            names = asyncio.run(partners.look(word))
+            names = asyncio.run(partners.list_models(word))
         except PartnerError as error:
             yield fail("partner urls", f"{word}: {error}", f"curl {one.base}/models")
             continue

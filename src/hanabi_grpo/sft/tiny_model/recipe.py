@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from hanabi_grpo.agents.script import make_script
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Policy, Setup
 from hanabi_grpo.envs.recording import Recording
@@ -15,7 +16,6 @@ from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.envs.workflows.environment import WORKFLOWS
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat
-from hanabi_grpo.rollout.loop import make_script
 from hanabi_grpo.rollout.vocabulary import game_words
 from hanabi_grpo.settings.game import HANABI
 from hanabi_grpo.sft.encoding import Encoder
