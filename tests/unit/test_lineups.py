@@ -82,7 +82,7 @@ class Desk:
         self.looks += 1
         return self._identity
 
-    def lend(self, version: int, weights: bytes, config: Mapping[str, Any]) -> str:
+    def upload_guest(self, version: int, weights: bytes, config: Mapping[str, Any]) -> str:
         self.lent.append((version, weights))
         return f"frozen_{len(self.lent):016x}@{version}"
 

@@ -198,7 +198,7 @@ def test_games_with_partners_come_back_from_a_server_as_they_were_seated(
     for one, group in zip(DEALS, groups, strict=True):
         seats = list(OWN)
         if drawn := draw(parse_pool(entries, 2), one["task"], share=0.5, seed=42, num_players=2):
-            seats[drawn.seat] = words[drawn.partner.word][drawn.seat]
+            seats[drawn.seat] = words[drawn.partner.spec][drawn.seat]
         assert group[0].seats == tuple(seats)
     turns = [
         (episode.seats[turn.player], turn)

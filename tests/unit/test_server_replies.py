@@ -446,8 +446,8 @@ def test_an_answer_that_is_no_reply_of_that_seat_is_refused() -> None:
     for other, message in (
         ({"version": 3}, "it came from version 3"),
         ({"logprobs": [float("nan")] * 2}, "does not fit"),
-        ({"logprobs": [-0.5]}, "does not fit"),
-        ({"out_of_tokens": True}, "does not fit"),
+        ({"logprobs": [-0.5]}, "1 logprobs for 2 reply ids; allowed: one each"),
+        ({"out_of_tokens": True}, "out_of_tokens=True, but 2 reply ids"),
     ):
         with pytest.raises(ServerError, match=message):
             client_of({**right, **other}).reply(asked)

@@ -141,7 +141,7 @@ def test_tokens_without_a_logprob_each_are_refused_and_a_game_whose_return_overf
     row = game(3, 0)
     silent = [{**row["turns"][0], "reply_ids": (1, 2)}, *row["turns"][1:]]
     with pytest.raises(
-        ServerError, match="player_0, turn 0: 0 logprobs for 2 reply ids; each id needs its own"
+        ServerError, match="game 0 of hanabi train 3: turns.0: 0 logprobs for 2 reply ids; allowed: one each"
     ):
         checked_games(answer({**row, "turns": silent}), tasks)
     rich = [{**turn, "rewards": [{"score": 1e308}] * 2} for turn in row["turns"]]

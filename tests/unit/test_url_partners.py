@@ -17,7 +17,7 @@ from bad_server import Behaviour, bad_server, drips, http, resets, silent
 from doctor_machines import find, free_port
 from fake_engine import CHAT, task
 from hanabi_grpo.agents.url_model import UrlPartners
-from hanabi_grpo.client import url_partners
+from hanabi_grpo.agents import url_model, url_transcript
 from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.client.lineups import SeatResolver, parse_lineup
 from hanabi_grpo.client.rollout_client import RolloutClient
@@ -30,6 +30,7 @@ from hanabi_grpo.evaluation.evaluate import evaluate_lineup, lineup_key
 from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.rollout.messages import ReplyRequest
 from hanabi_grpo.settings import Settings, load_settings
+from hanabi_grpo.settings.refs import UrlRef
 from hanabi_grpo.training.batching import usable_groups
 from hanabi_grpo.training.partner_seats import PartnerSeats
 from hanabi_grpo.training.tasks import check_stamps
@@ -77,7 +78,7 @@ class Handler(QuietHandler):
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(url_partners, "PAUSES", (0.01, 0.01))
+    monkeypatch.setattr(url_model, "PAUSES", (0.01, 0.01))
 
 
 def partners_of(tmp_path: Path, *urls: str, **settings: Any) -> UrlPartners:
@@ -113,7 +114,7 @@ def ask(partners: UrlPartners, times: int = 1) -> str:
     """The reply to the last of some calls of one request."""
 
     async def run() -> str:
-        player = partners.player("url:big", max_tokens=4, temperature=0.5)
+        player = partners.player(UrlRef(name="big"), max_tokens=4, temperature=0.5)
         for _ in range(times - 1):
             with pytest.raises(PartnerError):
                 await partners.ask(player, [{"role": "user", "content": "?"}], {"seat": "player_1"})
@@ -290,7 +291,7 @@ def test_no_more_calls_than_allowed_are_made_at_once_and_a_long_transcript_is_mo
         open_now[0] -= 1
         return said()
 
-    monkeypatch.setattr(url_partners, "MAX_TRANSCRIPT", 2000)
+    monkeypatch.setattr(url_transcript, "MAX_TRANSCRIPT", 2000)
     with table(tmp_path, count, partner_requests=1) as (partner, _, client):
         play(client, "url:big", "base", num_games=6)
     assert most == [1] and len(partner.bodies) > 9

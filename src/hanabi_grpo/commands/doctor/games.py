@@ -64,7 +64,7 @@ def context_checks(context: Context) -> Check:
     if budget is None:
         return skip("context", "needs the model, its chat template and the dataset")
     turns, prompts, longest = (
-        count(budget.memory) for count in (budget.held, budget.prompts, budget.longest)
+        count(budget.memory) for count in (budget.num_turns, budget.prompts, budget.longest)
     )
     numbers = (
         f"the longest game ({budget.preset}, {budget.turns} turns a player) takes {prompts} "
