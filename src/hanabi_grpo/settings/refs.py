@@ -10,17 +10,20 @@
 | `human` | `Role.HUMAN` | the person at the terminal; only `hanabi-grpo play` |
 | `player_0@7` | `AdapterRef` | that adapter of the server at that version, in any seat |
 | `player_0`, `player_0@latest` | `AdapterRef` | the same at its newest version |
-| `outputs/run`, `outputs/run/checkpoint-50` | `CheckpointRef` | its adapter of the seat; a run means its newest checkpoint |
-| `outputs/run@best` | `CheckpointRef` | the checkpoint of the run that validation chose |
+| `outputs/run/checkpoint-50` | `CheckpointRef` | its adapter of the seat |
+| `outputs/run` | `CheckpointRef` | the same of the run's newest checkpoint |
+| `outputs/run@best` | `CheckpointRef` | the same of the checkpoint that validation chose |
 | `outputs/run:player_1` | `CheckpointRef` | that adapter of it, in any seat |
-| `wandb:entity/project/name:alias` | `CheckpointRef` | an artifact; entity and alias may be left out |
-| `hf:org/repo`, `hf:org/repo@revision` | `CheckpointRef` | a repository that `hanabi-grpo export` made |
+| `wandb:entity/project/name:alias` | `CheckpointRef` | an artifact at W&B |
+| `hf:org/repo`, `hf:org/repo@revision` | `CheckpointRef` | an exported repository of the hub |
+
+The entity and the alias of an artifact may be left out.
 
 A spec is parsed once, where it enters the program, and carried as a value (`Ref`) from there on;
 `str` gives the text again. `parse_ref` reads what people type, `parse_seat` what stands in a
 request or a record. On the wire and in records a seat stays text, and there it is one of four: a
-script, `base`, `url:big`, or an adapter at a version. That adapter may be a guest: one that a client
-uploaded beside those of the session, whose name is a digest of its weights, e.g.
+script, `base`, `url:big`, or an adapter at a version. That adapter may be a guest: one that a
+client uploaded beside those of the session. Its name is a digest of its weights, e.g.
 `frozen_0123456789abcdef@50`.
 
 What a checkpoint's place holds is found by `tracking.checkpoints`.
