@@ -1,7 +1,8 @@
 """What a client sends to have games played or a reply sampled, and what the server answers.
 
-Both sides use these structs, and read the games that a request asks for by the same rule. An unknown
-field is refused in a request and ignored in an answer; no value may nest deeper than its type says.
+Both sides use these structs, and read the games that a request asks for by the same rule. An
+unknown field is refused in a request and ignored in an answer; no value may nest deeper than its
+type says.
 """
 
 from dataclasses import dataclass
