@@ -132,7 +132,7 @@ def test_a_game_stays_with_one_copy_of_the_model_and_without_copies_or_a_number_
         model=Model(sampler=_engine(), chat=CHAT, max_model_len=64), sampling=SAMPLING
     )
     task = Setup(HANABI, LAPTOP).task("train", 5)
-    assert [served.seat(seat, task=task, game=6).game for seat in range(2)] == [11, 11]
+    assert [served.seat(seat, task=task, game=6).copy_key for seat in range(2)] == [11, 11]
 
 
 def test_flashinfer_compiles_nothing_where_nvcc_is_not_of_torchs_cuda(
