@@ -98,4 +98,5 @@ def tasks_of(
         "temperature": 1.0,
         "seats": seats,
     }
-    return read_tasks(msgspec.convert(given, RolloutRequest))
+    request = msgspec.convert(given, RolloutRequest)
+    return read_tasks(request)

@@ -85,7 +85,7 @@ CALLS: dict[str, Call] = {
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tries follow each other faster, so that a injection can be repeated more often."""
-    monkeypatch.setattr(calls, "_PAUSE", 0.01)
+    monkeypatch.setattr(calls, "_PAUSE_SECONDS", 0.01)
 
 
 def _behaviour(call: str, fault: Behaviour) -> Behaviour:
