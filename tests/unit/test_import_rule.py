@@ -83,9 +83,11 @@ def test_nothing_in_the_package_unpickles_or_loads_yaml_objects() -> None:
         assert (imported_modules(source) & modules, called & calls) == (set(), set()), path
 
 
-@pytest.mark.parametrize("module", ["cli", "settings", "rollout.datasets", "envs.registry"])
+@pytest.mark.parametrize(
+    "module", ["cli", "settings", "rollout.datasets", "envs.registry", "agents.served_model"]
+)
 def test_light_modules_load_no_heavy_library(module: str) -> None:
-    heavy = ("torch", "vllm", "swift", "transformers", "wandb", "matplotlib")
+    heavy = ("torch", "vllm", "swift", "transformers", "wandb", "matplotlib", "openai")
     code = (
         f"import sys, hanabi_grpo.{module}; print([name for name in {heavy} if name in "
         "sys.modules])"
