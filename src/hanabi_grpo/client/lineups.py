@@ -246,7 +246,7 @@ class SeatResolver:
         """Warn where players learned this preset by other messages, or under other rules.
 
         Args:
-            refs: The policies in the seats; of each run it is said once.
+            refs: The policies in the seats; there is one warning for each run.
             setup: The game that they play here.
         """
         here = {}

@@ -1,4 +1,4 @@
-"""Waiting for a rollout server: bounded, and always with a word about which one is waited for."""
+"""Waiting for a rollout server: bounded, and always with a message that names the server."""
 
 import time
 from collections.abc import Callable

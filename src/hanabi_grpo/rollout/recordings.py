@@ -207,7 +207,7 @@ def _without_surrogates(data: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which games are asked for; all of them where nothing is said.
+    """Which games are asked for; by default all of them.
 
     Raises:
         SettingsError: Choices that exclude each other.
