@@ -23,7 +23,7 @@ from hanabi_grpo.training.model.start_from import (
     recorded_start,
     start_adapters,
 )
-from hanabi_grpo.training.saving import save_checkpoint
+from hanabi_grpo.training.checkpoint import save_checkpoint
 from small_models import small_model
 
 NAMES = ("player_0", "player_1")
