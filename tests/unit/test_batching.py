@@ -7,20 +7,19 @@ import pytest
 import torch
 
 from hanabi_grpo.errors import NonFiniteError
-from hanabi_grpo.training.advantages import ESTIMATORS, Estimator, choose_estimator
 from hanabi_grpo.training.batching import (
-    next_baselines,
     plan_batches,
     sequences_of,
     usable_groups,
     useful_share,
 )
+from hanabi_grpo.training.estimators import Estimator, make_estimator
 from hanabi_grpo.types import DroppedGame, Episode, Turn, player_names
 from made_games import made_episode as _episode
 from made_games import made_turn
 
 OWN = ("player_0@3", "player_1@3")
-grpo = ESTIMATORS["grpo"]
+grpo = make_estimator("grpo")
 
 
 def _turn(player: int, length: int, score: float = 0.0, logprob: float = -0.25) -> Turn:
@@ -69,10 +68,10 @@ def test_a_trajectory_is_one_sequence_with_the_loss_on_its_replies() -> None:
     assert [value > 0 for value in first.advantages] == first.mask
     # A turn's tokens have the turn's advantage: its return-to-go of 1 and 0, less the mean over
     # four turns of 0.25.
-    planted = sequences_of([GROUP], 0, choose_estimator("return_to_go"), OWN)[0]
+    planted = sequences_of([GROUP], 0, make_estimator("return_to_go"), OWN)[0]
     assert planted.advantages == [0.0, 0.0, 0.0, 0.75, 0.75, 0.0, -0.25, -0.25]
     # 8 tokens in 3 sequences: those of this one, of 4 tokens, weigh 8 / (3 · 4).
-    weighed = sequences_of([GROUP], 0, choose_estimator("return_to_go"), OWN, unit="sequence")[0]
+    weighed = sequences_of([GROUP], 0, make_estimator("return_to_go"), OWN, unit="sequence")[0]
     assert weighed.advantages == pytest.approx([value * 8 / 12 for value in planted.advantages])
     # Player 1 had no turn in the third game.
     assert [len(sequences_of([GROUP], player, grpo, OWN)) for player in range(2)] == [3, 2]
@@ -195,22 +194,10 @@ def test_advantages_that_overflow_are_an_error_and_never_a_loss() -> None:
     huge = [_episode(_turn(0, 1, 1e308)), _episode(_turn(0, 1, 1e308)), _episode(_turn(0, 1))]
     big = [_episode(_turn(0, 1, 1e300)), _episode(_turn(0, 1))]
     assert usable_groups([huge], ()) == ([huge], [])
-    for group, estimator in ((huge, grpo), (big, choose_estimator("grpo", "none"))):
+    for group, estimator in ((huge, grpo), (big, make_estimator("grpo", scale="none"))):
         with pytest.raises(NonFiniteError, match=r"player_0, task train 0, game 0: advantages \["):
             _plan(groups=[group], estimator=estimator)
     assert _has_loss(_plan(groups=[big])[0])
-
-
-def test_baselines_hold_the_trained_seats_games_only() -> None:
-    alone = _episode(_turn(0, 1, 1.0), _turn(1, 1, 1.0), seats=OWN)
-    with_bot = _episode(_turn(0, 1), _turn(1, 1), seats=(OWN[0], "iggi"))
-    found = next_baselines({}, [[alone], [with_bot]], OWN)
-    assert found == {"player_0 x": 1.0, "player_1 x": 2.0}
-    # A game that ended before player 1's turn says nothing of player 1.
-    assert next_baselines(found, [[_episode(_turn(0, 1, 4.0))]], OWN) == {
-        "player_0 x": pytest.approx(1.3),
-        "player_1 x": 2.0,
-    }
 
 
 def test_turns_that_are_conversations_of_their_own_are_sequences_of_their_own_with_the_same_advantages() -> (

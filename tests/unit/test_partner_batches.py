@@ -13,7 +13,7 @@ from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.settings.partners import own_seats, seated
 from hanabi_grpo.training import metrics as step_metrics
-from hanabi_grpo.training.advantages import ESTIMATORS
+from hanabi_grpo.training.estimators import ESTIMATORS, make_estimator
 from hanabi_grpo.training.batching import plan_batches, sequences_of, usable_groups
 from hanabi_grpo.training.tasks import check_stamps
 from hanabi_grpo.types import Episode, Turn, player_names
@@ -90,7 +90,7 @@ def plan(
         "micro_batches_per_player": 1,
         "rank": 0,
         "world_size": 1,
-        "estimator": ESTIMATORS["grpo"],
+        "estimator": make_estimator("grpo"),
         "pad_id": 0,
     }
     return plan_batches(groups, own=own, device=torch.device("cpu"), **{**given, **other})
@@ -122,7 +122,7 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
     )
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS.values())
+@pytest.mark.parametrize("estimator", [make_estimator(name) for name in ESTIMATORS])
 def test_what_a_frozen_partner_says_is_in_no_batch_and_changes_none(estimator: Any) -> None:
     groups = [with_frozen(), SELF_PLAY]
     batches = plan(groups, estimator=estimator)

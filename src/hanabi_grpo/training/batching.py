@@ -16,13 +16,8 @@ import torch
 from swift.rl_core.data import GRPOBatch
 
 from hanabi_grpo.errors import NonFiniteError
-from hanabi_grpo.training.advantages import (
-    Estimator,
-    LossUnit,
-    moved,
-    step_advantages,
-    token_weights,
-)
+from hanabi_grpo.training.advantages import step_advantages, trained_groups
+from hanabi_grpo.training.estimators import NOTHING_KNOWN, Estimator, EstimatorContext
 from hanabi_grpo.training.model.prefix_tree import (
     PrefixOrder,
     PrefixTree,
@@ -31,6 +26,7 @@ from hanabi_grpo.training.model.prefix_tree import (
     prefix_tree,
     share_of,
 )
+from hanabi_grpo.training.token_weights import LossUnit, token_weights
 from hanabi_grpo.types import DroppedGame, Episode, is_trained, player_name, task_name
 
 MIN_GAMES = 2
@@ -105,6 +101,7 @@ def sequences_of(
     estimator: Estimator,
     own: Sequence[str],
     *,
+    context: EstimatorContext = NOTHING_KNOWN,
     unit: LossUnit = "token",
 ) -> list[TokenRow]:
     """Return a player's sequences over all groups; `unit`: see `token_weights`.
@@ -114,8 +111,9 @@ def sequences_of(
     Games in which it had no turn, or a partner its seat, are left out, of the baseline as well. A
     NonFiniteError where an advantage is infinite or no number: rewards may be finite and too large
     to compare."""
-    trained = _trained(groups, player, own)
-    values = [game for group in step_advantages(trained, player, estimator) for game in group]
+    trained = trained_groups(groups, player, own)
+    advantages = step_advantages(trained, player, estimator, context)
+    values = [game for group in advantages for game in group]
     episodes = [episode for group in trained for episode in group]
     everywhere = [episode for group in groups for episode in group]
     numbers = [
@@ -150,26 +148,6 @@ def sequences_of(
     return found
 
 
-def next_baselines(
-    baselines: Mapping[str, float], groups: Sequence[Sequence[Episode]], own: Sequence[str]
-) -> dict[str, float]:
-    """Return the players' moving baselines after a step, from those that its advantages were
-    computed with.
-    """
-    after = dict(baselines)
-    for player in range(len(own)):
-        after = moved(
-            after, [episode for group in _trained(groups, player, own) for episode in group], player
-        )
-    return after
-
-
-def _trained(
-    groups: Sequence[Sequence[Episode]], player: int, own: Sequence[str]
-) -> list[list[Episode]]:
-    return [[episode for episode in group if is_trained(episode, player, own)] for group in groups]
-
-
 def plan_batches(
     groups: Sequence[Sequence[Episode]],
     *,
@@ -181,6 +159,7 @@ def plan_batches(
     estimator: Estimator,
     pad_id: int,
     device: torch.device,
+    context: EstimatorContext = NOTHING_KNOWN,
     tokens_per_micro_batch: int = 0,
     unit: LossUnit = "token",
     shared: bool = False,
@@ -195,7 +174,7 @@ def plan_batches(
     `tokens_per_micro_batch`, `micro_batches_per_player` of equally many sequences."""
     batches: list[dict[str, Any]] = []
     for seat, player in enumerate(players):
-        rows = sequences_of(groups, seat, estimator, own, unit=unit)
+        rows = sequences_of(groups, seat, estimator, own, context=context, unit=unit)
         num_tokens = sum(sum(one.mask) for one in rows)
         tokens, parts = tokens_per_micro_batch, micro_batches_per_player
         shares = cut_rows(

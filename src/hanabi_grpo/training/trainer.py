@@ -37,7 +37,14 @@ from hanabi_grpo.rollout.recordings import write_episodes
 from hanabi_grpo.runs.resume import TRAINER_STATE, read_resume
 from hanabi_grpo.settings import Settings, batch_plan, deepspeed_stage
 from hanabi_grpo.settings.partners import own_seats, seated
-from hanabi_grpo.training.batching import PlayerBatch, next_baselines, plan_batches, useful_share
+from hanabi_grpo.training.advantages import next_estimator_state
+from hanabi_grpo.training.batching import PlayerBatch, plan_batches, useful_share
+from hanabi_grpo.training.estimators import (
+    EstimatorContext,
+    EstimatorState,
+    LearnedValues,
+    make_estimator,
+)
 from hanabi_grpo.training.fleet_link import Link
 from hanabi_grpo.training.isolation import (
     BAD_STEPS_IN_A_ROW,
@@ -45,6 +52,7 @@ from hanabi_grpo.training.isolation import (
     PlayerSchedule,
     player_groups,
 )
+from hanabi_grpo.training.learned.value_learner import ValueLearner, make_learners
 from hanabi_grpo.training.loss import LOSS_METRICS, PolicyLoss, add_entropy_bonus
 from hanabi_grpo.training.metrics import episode_metrics, peak_gib, utilisation
 from hanabi_grpo.training.mismatch import RelativeMismatch, check_mismatch
@@ -64,13 +72,12 @@ from hanabi_grpo.training.saving import (
 from hanabi_grpo.training.tasks import step_tasks
 from hanabi_grpo.training.updates import AfterStep, MicroStep, StepUpdates, order_updates
 from hanabi_grpo.training.validation import Validation
-from hanabi_grpo.training.valuing import Valuing
-from hanabi_grpo.types import adapter_of
+from hanabi_grpo.types import Episode, adapter_of
 
 logger = logging.getLogger(__name__)
 
 
-class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving, GRPOTrainer):
+class HanabiGRPOTrainer(StepUpdates, RelativeMismatch, CheckpointSaving, GRPOTrainer):
     """Trains every player's adapter from games that the rollout server plays."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -98,8 +105,17 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
         self._resumable = stage != 3
         setups = list(self.setups.values())
         self.validation = Validation(self.settings, self.link.run_folder, setups, self.first_step)
-        self.baselines: dict[int, dict[str, float]] = {}
-        """Moving ones by the number of steps before them; an interrupt may come within a step."""
+        self.estimator = make_estimator(
+            self.settings.advantage,
+            scale=self.settings.advantage_scale,
+            gae_lambda=self.settings.gae_lambda,
+        )
+        self.baselines: dict[int, EstimatorState] = {}
+        """The estimator's state by the number of steps before it; an interrupt may come within a
+        step.
+        """
+        self.critic_states: dict[int, dict[str, torch.Tensor]] = {}
+        """By the number of steps before them, as `baselines`."""
         super().__init__(*args, **kwargs)
         self.add_callback(AfterStep(self))
         if stage != 3:
@@ -117,7 +133,42 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
                 "logits are held for a whole micro-batch, not %d tokens at a time: %s", CHUNK, whole
             )
         self._base_checksum = adapters.base_checksum(self.model)
-        self.make_critics(setups)
+        self.value_learner = self._make_value_learner()
+
+    def _make_value_learner(self) -> ValueLearner | None:
+        width = self.model.config.get_text_config().hidden_size
+        specs = {spec_hash: setup.spec for spec_hash, setup in self.setups.items()}
+        learners = make_learners(self.settings, self.adapter_names, specs, width)
+        if learners is None:
+            return None
+        return ValueLearner(
+            learners,
+            adapter_names=self.adapter_names,
+            model=self.model,
+            unwrapped=self.accelerator.unwrap_model(self.model),
+            accelerator=self.accelerator,
+            plan=self.plan,
+            pad_id=self.processing_class.pad_token_id,
+            shared_prefixes=self.shared,
+        )
+
+    def _learn_values(
+        self,
+        groups: list[list[Episode]],
+        own: tuple[str, ...],
+        players: tuple[str, ...],
+        version: int,
+    ) -> LearnedValues:
+        """Let what learns beside the model see a step's episodes; returns what it says of them."""
+        if self.value_learner is None:
+            return LearnedValues()
+        start = time.perf_counter()
+        before = self.value_learner.state()
+        observation = self.value_learner.observe(groups, own, players)
+        self.critic_states = {version: before, version + 1: self.value_learner.state()}
+        self._add({"time/critic": time.perf_counter() - start})
+        self._add(dict(observation.metrics))
+        return observation.values
 
     def _prepare_vllm(self) -> None:
         # What ms-swift reads of its client elsewhere.
@@ -177,8 +228,8 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
         OptimizerState(model, self.optimizer).restore(saved)
         self.baselines = {self.first_step: dict(saved.baselines)}
         self.watch_rounding(saved.mismatch)
-        if self.critics:
-            self.critics.restore(saved.critics)
+        if self.value_learner is not None:
+            self.value_learner.restore(saved.critics)
         self.lr_scheduler.refresh()
         rank = self.accelerator.process_index
         if rank < len(saved.random_states):
@@ -199,7 +250,7 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
         groups = used.groups
         own, players, trained = self._seats(games.version, active)
         before = self.baselines.get(version, {})
-        measured |= self.look(groups, own, players, version)
+        values = self._learn_values(groups, own, players, version)
         batches = plan_batches(
             groups,
             own=trained,
@@ -208,14 +259,16 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
             tokens_per_micro_batch=self.plan.tokens_per_micro_batch,
             rank=self.accelerator.process_index,
             world_size=self.accelerator.num_processes,
-            estimator=self.estimator(before),
+            estimator=self.estimator,
+            context=EstimatorContext(state=before, values=values),
             unit=self.settings.loss_unit,
             shared=self.shared,
             pad_id=self.processing_class.pad_token_id,
             device=self.accelerator.device,
         )
         # All own players: the baseline of one that rests moves on.
-        self.baselines = {version: before, version + 1: next_baselines(before, used.drawn, own)}
+        after = next_estimator_state(self.estimator, before, used.drawn, own)
+        self.baselines = {version: before, version + 1: after}
         self.compare_policies(batches, version, games.version)
         if games.version != version:
             self._recall(batches, games.version)
