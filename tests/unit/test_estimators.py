@@ -1,12 +1,14 @@
 """Estimators: values worked out by hand, and laws that hold for every one, whatever was played."""
 
 import math
+import re
 from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from doctor_machines import ROOT
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.training.advantages import step_advantages
 from hanabi_grpo.training.estimators import (
@@ -156,6 +158,16 @@ def test_the_registry_finds_every_file_and_says_what_each_needs() -> None:
     for name, estimator in ESTIMATORS.items():
         assert estimator.name == name
         assert f"| `{name}`" in estimators_table()
+
+
+def test_the_documentations_table_is_that_of_the_registry() -> None:
+    page = (ROOT / "docs" / "learning.md").read_text(encoding="utf-8")
+    [table] = re.findall(
+        r"<!-- estimators:begin -->\n(.*?)<!-- estimators:end -->", page, flags=re.DOTALL
+    )
+    assert table == estimators_table(), (
+        "put what estimators_table() returns between the marks of docs/learning.md"
+    )
 
 
 def test_an_estimator_that_is_not_there_is_refused_with_those_that_are() -> None:

@@ -11,8 +11,8 @@ OWNERS = {"vllm": "server", "swift": "training", "wandb": "tracking", "matplotli
 """Library to the room that may import it; a room is a folder or a file of the package."""
 ROOMS = (
     ("", "errors", "logs", "processes", "types"),
-    # The settings take their choices of HANABI_ADVANTAGE from the registry of estimators, so that a
-    # new one is one file; what is compared there are finished episodes, for which `types` is enough.
+    # The settings take the choices of HANABI_ADVANTAGE from the registry of estimators, so that a
+    # new one is one file. They compare finished episodes, for which `types` is enough.
     ("training.estimators",),
     ("envs",),
     ("settings",),

@@ -83,6 +83,15 @@ GROUP_ESTIMATORS: tuple[str, ...] = tuple(
 """Those to which a group whose games all earned the same teaches nothing."""
 
 
+_TABLE_HEAD = (
+    "`HANABI_ADVANTAGE`",
+    "a turn's credit",
+    "compared with",
+    "divided by the deviation",
+    "source",
+)
+
+
 def make_estimator(name: str, *, scale: Scale | None = None, gae_lambda: float = 1.0) -> Estimator:
     """Return the estimator of a run.
 
@@ -108,10 +117,7 @@ def names_needing(*needs: Learned) -> tuple[str, ...]:
 
 def estimators_table() -> str:
     """Return the Markdown table of all estimators, as docs/learning.md has it."""
-    lines = [
-        "| `HANABI_ADVANTAGE` | credit of a turn | compared with | divided by its deviation | source |",
-        "|---|---|---|---|---|",
-    ]
+    lines = [f"| {' | '.join(_TABLE_HEAD)} |", f"|{'---|' * len(_TABLE_HEAD)}"]
     for name, estimator in ESTIMATORS.items():
         label = f"`{name}`"
         if estimator.is_experimental:

@@ -11,13 +11,15 @@ from hanabi_grpo.types import Episode
 TurnValues = list[list[float]]
 """A number per game and own turn of one player; an empty list for a game without a turn of it.
 
-Example: [[0.93, 0.93], [-1.06], [0.13]] for three games in which the player had 2, 1 and 1 turns."""
+Example: [[0.93, 0.93], [-1.06], [0.13]] for three games with 2, 1 and 1 turns of the player.
+"""
 Scale = Literal["std", "none"]
 """Of HANABI_ADVANTAGE_SCALE: divide by the standard deviation, or not."""
 EstimatorState = Mapping[str, float]
 """What an estimator remembers from step to step, as the JSON object of a checkpoint.
 
-Empty before the first step, and always for an estimator that remembers nothing."""
+Empty before the first step, and always for an estimator that remembers nothing.
+"""
 
 
 class Pool(StrEnum):

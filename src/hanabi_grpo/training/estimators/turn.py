@@ -22,10 +22,10 @@ from hanabi_grpo.types import TURN_PARTS, Episode, Turn
 class TurnCredit(Estimator):
     """(S_i − mean S + p_it − mean p) / σ for turn t of game i; unscaled without σ.
 
-    Both means are over the other games of the group. S_i is the player's return of game i without the parts of single turns (`TURN_PARTS`), and p_it
-    the sum of those for turn t. A penalty reaches the reply that earned it and no other, and
-    likewise a debate's `later_rounds`, in which what follows a reply is counted already. A game
-    without others gets 0.
+    S_i is the player's return of game i without the parts of single turns (`TURN_PARTS`), and p_it
+    the sum of those for turn t. Both means are over the other games of the group; a game without
+    others gets 0. A penalty reaches the reply that earned it and no other, and likewise a debate's
+    `later_rounds`, in which what follows a reply is counted already.
 
     Unscaled, the expectation is ∇E[S] + E[Σ_t ∇E[p_t | h_t]], h_t being what the player knows
     before its turn t: the gradient of the game's return and of what a reply costs where it is made,

@@ -1,6 +1,7 @@
 """Whose doing a return was: learned credit, for the estimators `vdn` and `qmix`. Experimental.
 
-    q_p = Σ_{turns t of p} head_p(h(t)),   Q_tot = mixer(q_1 … q_n),   loss = mean over games (Q_tot − R)²
+    q_p = Σ_{turns t of p} head_p(h(t)),   Q_tot = mixer(q_1 … q_n)
+    loss = mean over games (Q_tot − R)²
 
 h(t) is what `features` makes of a turn: its reply's pooled hidden states, its message, its reply,
 all detached. R is what the game paid the team: the mean over its seats, replies' penalties left

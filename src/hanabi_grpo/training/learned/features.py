@@ -9,7 +9,8 @@ A turn's features are parts of the model's width, each brought to mean 0 and dev
 3. for credit alone the mean of its reply in them.
 
 The first alone explained .10 of the returns in Full Hanabi with a tiny model, the second .5. All
-are detached."""
+are detached.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
