@@ -25,7 +25,7 @@ from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.errors import ServerError, VersionError
 from hanabi_grpo.training.fleet_link import Link
 from hanabi_grpo.training.link import GamesRequest, says_so
-from hanabi_grpo.training.model.adapters import copied, holding
+from hanabi_grpo.training.model.adapters import copy_parameters, holding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ class KeptAdapters:
             for number, kept in self.versions.items()
             if 0 < version - number <= self._behind
         }
-        self.versions = {**before, version: copied(_adapters_of(model))}
+        self.versions = {**before, version: copy_parameters(_adapters_of(model))}
 
     def using(self, model: torch.nn.Module, version: int) -> AbstractContextManager[None]:
         """Let forward passes use the weights of a version in a block."""
