@@ -14,8 +14,8 @@ from test_shared_prefixes import _rows
 from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM
 
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.training.batching import PlayerBatch
 from hanabi_grpo.training.loss import PolicyLoss
+from hanabi_grpo.training.micro_batch import MicroBatch
 from hanabi_grpo.training.model import output_head
 from hanabi_grpo.training.model.forward import reply_logps
 from hanabi_grpo.training.model.output_head import chosen_logps, computes_logits, in_float32
@@ -43,16 +43,17 @@ def _learned(
     def drawn(spread: float) -> torch.Tensor:
         return torch.where(MASK, -3.5 + spread * torch.randn(MASK.shape, generator=seeded), 0.0)
 
-    batch = PlayerBatch(
-        completion_mask=MASK,
-        truncated_mask=torch.zeros(len(IDS), dtype=torch.bool),
-        seq_lengths=torch.full((len(IDS),), 15),
+    batch = MicroBatch(
+        player="player_0",
+        ids=IDS,
+        lengths=torch.full((len(IDS),), 15),
+        reply_mask=MASK,
+        sampler_logprobs=drawn(0.3),
         advantages=torch.where(MASK, torch.randn(MASK.shape, generator=seeded), 0.0),
-        num_items_in_batch=MASK.sum(),
-        logits_to_keep=14,
-        old_per_token_logps=drawn(0.3),
-        rollout_per_token_logps=drawn(0.3),
-        ref_per_token_logps=drawn(1.0),
+        num_reply_tokens=int(MASK.sum()),
+        games=tuple(range(len(IDS))),
+        old_logprobs=drawn(0.3),
+        reference_logprobs=drawn(1.0),
     )
     tree = prefix_tree(IDS, MASK) if shared else None
     logps = reply_logps(model, model, IDS, MASK, temperature, tree, whole_logits=whole)

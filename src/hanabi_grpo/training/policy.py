@@ -173,7 +173,7 @@ class EarlierVersions:
             for number, kept in self._weights.items()
             if 0 < version - number <= self._behind
         }
-        weights[version] = adapters.copied(adapter_parameters(self._model))
+        weights[version] = adapters.copy_parameters(adapter_parameters(self._model))
         self._weights = weights
 
     @contextlib.contextmanager

@@ -654,7 +654,7 @@ class TrainingRun:
             for name, value in adapter_parameters(self._policy.model).items()
             if own in name
         }
-        return adapters.copied(weights)
+        return adapters.copy_parameters(weights)
 
     def _return_to_phase_best(self) -> None:
         """Give the player whose phase is over the weights of its best version, see `phases`."""

@@ -43,6 +43,9 @@ ZERO_STAGE_OF_SHARDED_WEIGHTS = 3
 class HanabiGRPOTrainer(GRPOTrainer):
     """Trains every player's adapter from games that the rollout server plays."""
 
+    control: Any
+    """transformers' `TrainerControl`, which it sets without a type."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Take ms-swift's arguments; `vllm_client` is a link that carries the settings."""
         self.link: Link = kwargs["vllm_client"]
