@@ -174,7 +174,7 @@ def test_a_partner_that_always_ends_the_game_first_leaves_a_step_without_data() 
         batches = plan([group], rank=rank, world_size=2)
         assert [int(batch.reply_mask.sum()) for batch in batches] == [0, 0]
         assert {tuple(batch.ids.shape) for batch in batches} == {(1, 2)}
-    metrics = episode_metrics([group], own=OWN, partners={"blind": "blind"})
+    metrics = episode_metrics([group], own_seats=OWN, partners={"blind": "blind"})
     assert (metrics["player_0/games_without_turn"], metrics["player_1/games_without_turn"]) == (
         0,
         4,
@@ -190,7 +190,7 @@ def test_scores_with_each_partner_and_of_self_play_are_told_apart() -> None:
     ]
     metrics = episode_metrics(
         [with_frozen(logprob=-9.0), SELF_PLAY, iggi],
-        own=OWN,
+        own_seats=OWN,
         partners={FROZEN: "earlier", "iggi": "iggi", "frozen_ffffffffffffffff@1": "checkpoint-1"},
     )
     expected = {
@@ -212,7 +212,7 @@ def test_scores_with_each_partner_and_of_self_play_are_told_apart() -> None:
     assert {name: metrics[name] for name in expected} == expected
     assert "partners/checkpoint-1/score" not in metrics
     assert not any(FROZEN in name for name in metrics)
-    plain = episode_metrics([SELF_PLAY], own=OWN)
+    plain = episode_metrics([SELF_PLAY], own_seats=OWN)
     assert plain == episode_metrics([SELF_PLAY])
     assert not any("self_play" in name or "partners" in name for name in plain)
 
@@ -222,7 +222,7 @@ def test_replies_that_are_all_bad_are_found_beside_a_script_whose_moves_are_lega
         game((OWN[0], "iggi"), turn(0, 3, illegal=-0.5), script(1), number=number)
         for number in range(2)
     ]
-    assert episode_metrics([bad], own=OWN)["games_all_bad"] == 2
+    assert episode_metrics([bad], own_seats=OWN)["games_all_bad"] == 2
     assert episode_metrics([bad])["games_all_bad"] == 0
     # A partner's penalties are no spread of the players that are trained.
     seats = (OWN[0], FROZEN)
@@ -232,7 +232,8 @@ def test_replies_that_are_all_bad_are_found_beside_a_script_whose_moves_are_lega
     ]
     other = [game(seats, turn(0, 3), turn(1, 3, version=50)), penalised[1]]
     assert [
-        episode_metrics([group], own=OWN)["groups_without_spread"] for group in (penalised, other)
+        episode_metrics([group], own_seats=OWN)["groups_without_spread"]
+        for group in (penalised, other)
     ] == [1, 1]
     assert [episode_metrics([group])["groups_without_spread"] for group in (penalised, other)] == [
         1,

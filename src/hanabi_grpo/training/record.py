@@ -114,7 +114,7 @@ class GameRecorder:
             self._setups,
             games_dropped=self._plan.games - num_games,
             groups_dropped=self._plan.tasks - len(used.drawn),
-            own=seats,
+            own_seats=seats,
             partners=partner_names if settings.partners else None,
             reply_limit=settings.max_completion_length,
             end_id=self._end_id,
