@@ -13,8 +13,8 @@ from test_shared_prefixes import IDS, MASK
 from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM
 
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.training.batching import PlayerBatch
 from hanabi_grpo.training.loss import PolicyLoss
+from hanabi_grpo.training.micro_batch import MicroBatch
 from hanabi_grpo.training.model import output_head
 from hanabi_grpo.training.model.forward import reply_logps
 from hanabi_grpo.training.model.output_head import chosen_logps, computes_logits, in_float32
@@ -37,7 +37,7 @@ class Learned:
     gradient: torch.Tensor
 
 
-def made_batch() -> PlayerBatch:
+def made_batch() -> MicroBatch:
     """Return a batch with logprobs of every policy that a loss may read."""
     generator = torch.Generator().manual_seed(7)
 
@@ -45,17 +45,17 @@ def made_batch() -> PlayerBatch:
         logps = -3.5 + spread * torch.randn(MASK.shape, generator=generator)
         return torch.where(MASK, logps, 0.0)
 
-    advantages = torch.where(MASK, torch.randn(MASK.shape, generator=generator), 0.0)
-    return PlayerBatch(
-        completion_mask=MASK,
-        truncated_mask=torch.zeros(len(IDS), dtype=torch.bool),
-        seq_lengths=torch.full((len(IDS),), 15),
-        advantages=advantages,
-        num_items_in_batch=MASK.sum(),
-        logits_to_keep=14,
-        old_per_token_logps=random_logps(0.3),
-        rollout_per_token_logps=random_logps(0.3),
-        ref_per_token_logps=random_logps(1.0),
+    return MicroBatch(
+        player="player_0",
+        ids=IDS,
+        lengths=torch.full((len(IDS),), 15),
+        reply_mask=MASK,
+        sampler_logprobs=random_logps(0.3),
+        advantages=torch.where(MASK, torch.randn(MASK.shape, generator=generator), 0.0),
+        num_reply_tokens=int(MASK.sum()),
+        games=tuple(range(len(IDS))),
+        old_logprobs=random_logps(0.3),
+        reference_logprobs=random_logps(1.0),
     )
 
 

@@ -8,17 +8,20 @@ import pytest
 import torch
 
 from hanabi_grpo.envs import registry
-from hanabi_grpo.settings import BatchPlan, Settings, batch_plan
-from hanabi_grpo.training.batching import collate, cut_rows, plan_batches
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.training.batching import build_micro_batches, cut_rows
 from hanabi_grpo.training.estimators import EstimatorContext, make_estimator
 from hanabi_grpo.training.learned.features import TurnRow, span_means, turn_features, turn_rows
 from hanabi_grpo.training.learned.heads import Observation, TurnPlace
 from hanabi_grpo.training.learned.value_learner import ValueLearner, make_learners
 from hanabi_grpo.training.loss import PolicyLoss
+from hanabi_grpo.training.micro_batch import MicroBatch, collate
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.model.forward import reply_features, reply_logps
 from hanabi_grpo.training.model.shared_prefixes import share_prefixes
+from hanabi_grpo.training.policy import Policy
 from hanabi_grpo.types import Episode, Turn
+from made_batches import made_cut
 from made_games import made_episode, made_turn
 from small_models import small_model
 
@@ -43,11 +46,11 @@ def made_model(*, shared: bool = False) -> Any:
 
 
 def in_one_micro_batch(rows: list[TurnRow], *, shared: bool) -> list[TurnRow]:
-    [micro_batch] = cut_rows(rows, tokens=1000, parts=1, rank=0, world_size=1, shared=shared)
+    [micro_batch] = cut_rows(rows, made_cut(tokens=1000, shared=shared))
     return micro_batch
 
 
-def batch_of(rows: Sequence[TurnRow], *, shared: bool = False) -> dict[str, Any]:
+def batch_of(rows: Sequence[TurnRow], *, shared: bool = False) -> MicroBatch:
     return collate(rows, "player_0", 1, PAD_ID, CPU, shared)
 
 
@@ -106,10 +109,7 @@ def test_a_critic_sees_what_the_output_head_reads_at_the_end_of_each_prompt(shar
     assert share_prefixes(model) or not shared
     micro_batch = in_one_micro_batch(rows, shared=shared)
     batch = batch_of(micro_batch, shared=shared)
-    data = batch["grpo_batch"]
-    found = reply_features(
-        model, model, batch["model_inputs"]["input_ids"], data.completion_mask, data.tree
-    )
+    found = reply_features(model, model, batch.ids, batch.reply_mask, batch.tree)
     places = places_of(micro_batch)
     assert sorted(places) == sorted(expected)
     assert not found.requires_grad
@@ -188,16 +188,12 @@ def made_value_learner(name: str, model: Any) -> ValueLearner:
     settings = Settings(advantage=name)
     learners = make_learners(settings, NAMES, SPECS, MODEL_WIDTH)
     assert learners is not None
-    plan: BatchPlan = batch_plan(settings)
     return ValueLearner(
         learners,
-        adapter_names=NAMES,
-        model=model,
-        unwrapped=model,
+        policy=Policy(model, NAMES, temperature=1.0, has_whole_weights=True),
         accelerator=OneProcess(),  # type: ignore[arg-type]
-        plan=plan,
+        cut=made_cut(tokens=2048),
         pad_id=PAD_ID,
-        shared_prefixes=False,
     )
 
 
@@ -222,25 +218,21 @@ def gradient_of_player_1(
     model: torch.nn.Module, name: str, observation: Observation, games: list[Episode]
 ) -> list[torch.Tensor]:
     """Return the gradient of player 1's adapter, of its own micro-batches."""
-    batches = plan_batches(
+    batches = build_micro_batches(
         [games],
-        own=OWN,
+        trained_seats=OWN,
         players=NAMES,
         estimator=make_estimator(name, gae_lambda=Settings().gae_lambda),
         context=EstimatorContext(values=observation.values),
-        micro_batches_per_player=1,
-        rank=0,
-        world_size=1,
+        cut=made_cut(),
         pad_id=PAD_ID,
         device=CPU,
     )
     adapters.use_adapter(model, "player_1")
     for batch in batches:
-        data = batch["grpo_batch"]
-        if data.player == "player_1":
-            ids = batch["model_inputs"]["input_ids"]
-            logps = reply_logps(model, model, ids, data.completion_mask, 1.0)
-            PolicyLoss(Settings())(logps, data)[0].backward()
+        if batch.player == "player_1":
+            logps = reply_logps(model, model, batch.ids, batch.reply_mask, 1.0)
+            PolicyLoss(Settings())(logps, batch)[0].backward()
     gradients = {}
     for parameter_name, parameter in model.named_parameters():
         if parameter.grad is not None:

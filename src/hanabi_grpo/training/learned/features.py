@@ -12,15 +12,15 @@ The first alone explained .10 of the returns in Full Hanabi with a tiny model, t
 are detached.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from hanabi_grpo.training.batching import TokenRow
 from hanabi_grpo.training.learned.heads import TurnPlace
+from hanabi_grpo.training.micro_batch import MicroBatch, TokenRow
 from hanabi_grpo.training.model.forward import reply_features
 from hanabi_grpo.types import Episode, Turn, is_trained
 
@@ -145,7 +145,7 @@ def span_means(
 def turn_features(
     model: torch.nn.Module,
     unwrapped: Any,
-    batch: Mapping[str, Any],
+    batch: MicroBatch,
     rows: Sequence[TurnRow],
     *,
     replies: bool,
@@ -157,16 +157,15 @@ def turn_features(
     Args:
         model: What is called: the model, or a wrapper of it.
         unwrapped: The model itself, with the player's adapter in use.
-        batch: Of `batching.collate`.
+        batch: Of `micro_batch.collate`.
         rows: What it was made of.
         replies: Whether the rows mark replies.
 
     Returns:
         [turns, parts · width] on the CPU, with two parts, or three with `replies`.
     """
-    ids = batch["model_inputs"]["input_ids"]
-    data = batch["grpo_batch"]
-    hidden = reply_features(model, unwrapped, ids, data.completion_mask, data.tree)
+    ids = batch.ids
+    hidden = reply_features(model, unwrapped, ids, batch.reply_mask, batch.tree)
     reply_lengths = []
     for row in rows:
         for reply in row.replies:

@@ -1,22 +1,22 @@
 """What the training loop sees of all that is learned beside the model."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from hanabi_grpo.envs.base import EnvSpec
-from hanabi_grpo.settings import BatchPlan, Settings
-from hanabi_grpo.training.batching import collate, cut_rows
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.training.batching import CutPlan, cut_rows
 from hanabi_grpo.training.estimators import ESTIMATORS
 from hanabi_grpo.training.learned.credit import Credits
 from hanabi_grpo.training.learned.critic import Critics
 from hanabi_grpo.training.learned.features import turn_features, turn_rows
 from hanabi_grpo.training.learned.heads import Learners, Observation, PlayerTurns, TurnPlace
-from hanabi_grpo.training.model import adapters
-from hanabi_grpo.types import Episode, adapter_of
+from hanabi_grpo.training.micro_batch import collate
+from hanabi_grpo.training.policy import Policy
+from hanabi_grpo.types import Episode
 
 CRITIC_WIDTHS = 2
 """A critic's features of a turn are this many times as wide as the model: see `features`."""
@@ -52,34 +52,25 @@ class ValueLearner:
         self,
         learners: Learners,
         *,
-        adapter_names: Sequence[str],
-        model: torch.nn.Module,
-        unwrapped: Any,
+        policy: Policy,
         accelerator: Accelerator,
-        plan: BatchPlan,
+        cut: CutPlan,
         pad_id: int,
-        shared_prefixes: bool,
     ) -> None:
         """Take what features are computed with.
 
         Args:
             learners: Of `make_learners`.
-            adapter_names: Of the run.
-            model: What is called: the model, or a wrapper of it.
-            unwrapped: The model itself, whose adapters are chosen.
+            policy: The model with all adapters.
             accelerator: Knows the processes.
-            plan: Sizes of micro-batches.
+            cut: How a player's rows become micro-batches.
             pad_id: Token that fills rows.
-            shared_prefixes: Whether the model computes shared prefixes once.
         """
         self._learners = learners
-        self._adapter_names = adapter_names
-        self._model = model
-        self._unwrapped = unwrapped
+        self._policy = policy
         self._accelerator = accelerator
-        self._plan = plan
+        self._cut = cut
         self._pad_id = pad_id
-        self._shared_prefixes = shared_prefixes
 
     def observe(
         self,
@@ -99,7 +90,7 @@ class ValueLearner:
         """
         turns: list[PlayerTurns] = []
         for seat, player in enumerate(players):
-            adapters.use_adapter(self._unwrapped, adapter_of(player, self._adapter_names))
+            self._policy.use_adapter_of(player)
             turns.extend(self._look_at(groups, seat, player, own))
         return self._learners.observe(groups, gather_object(turns))
 
@@ -116,21 +107,13 @@ class ValueLearner:
     ) -> list[PlayerTurns]:
         """Return this process's share of a player's turns, one item for each micro-batch."""
         replies = self._learners.reads_replies
-        micro_batches = cut_rows(
-            turn_rows(groups, seat, own, replies=replies),
-            tokens=self._plan.tokens_per_micro_batch,
-            parts=self._plan.micro_batches_per_player,
-            rank=self._accelerator.process_index,
-            world_size=self._accelerator.num_processes,
-            shared=self._shared_prefixes,
-        )
+        all_rows = turn_rows(groups, seat, own, replies=replies)
         turns = []
-        for rows in micro_batches:
+        model = self._policy.model
+        for rows in cut_rows(all_rows, self._cut):
             # The number of tokens would divide a loss, and there is none.
-            batch = collate(
-                rows, player, 1, self._pad_id, self._unwrapped.device, self._shared_prefixes
-            )
-            features = turn_features(self._model, self._unwrapped, batch, rows, replies=replies)
+            batch = collate(rows, player, 1, self._pad_id, model.device, self._cut.shares_prefixes)
+            features = turn_features(model, model, batch, rows, replies=replies)
             places: list[TurnPlace] = []
             for row in rows:
                 places.extend(row.places)
