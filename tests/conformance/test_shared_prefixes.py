@@ -184,7 +184,7 @@ def forward_without(name: str, forward: Any) -> Any:
     return dropping
 
 
-def test_a_model_that_hands_no_tree_on_is_left_alone(
+def test_a_model_that_does_not_pass_the_tree_on_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = small_model(vocab_size=40, num_hidden_layers=2)
@@ -201,7 +201,7 @@ def test_a_model_that_hands_no_tree_on_is_left_alone(
         assert reason in caplog.text
 
     assert_left_alone(
-        forward_without("prefix_tree", forward), "does not hand a tree to its attention"
+        forward_without("prefix_tree", forward), "does not pass the prefix tree on to its attention"
     )
     assert_left_alone(forward_without("position_ids", forward), "its logits differ by")
-    assert_left_alone(refusing, "does not hand a tree to its attention")
+    assert_left_alone(refusing, "does not pass the prefix tree on to its attention")
