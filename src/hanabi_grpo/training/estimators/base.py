@@ -56,9 +56,9 @@ class Learned(StrEnum):
 
 
 class LearnedValues:
-    """What was learned about a step's episodes; this base class: nothing.
+    """What was learned about a step's episodes; this base class stands for nothing learned.
 
-    `training.learned` overrides one of the methods, the one that its estimators read.
+    Subclasses in `training.learned` override the one method that their estimators read.
     """
 
     def chain(self, episode: Episode, player: int) -> Mapping[int, float]:

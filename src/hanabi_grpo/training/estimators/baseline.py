@@ -21,8 +21,8 @@ class MovingBaseline(Estimator):
     """R_i − b for every turn of game i; scaled, divided by (std R + ε).
 
     b is the player's baseline on this board before the step (`next_state`), or without one the mean
-    of these games. It holds no game that it judges, so the gradient is unbiased while nothing is
-    divided.
+    of these games. No game enters the baseline that it is compared with, so the gradient is
+    unbiased while nothing is divided.
 
     Source: REINFORCE with a reinforcement baseline, Williams 1992; one baseline for each player is
     SPIRAL's role-conditioned advantage (arXiv 2506.24119), which moves it with every game instead
@@ -42,7 +42,7 @@ class MovingBaseline(Estimator):
         player: int,
         context: EstimatorContext = NOTHING_KNOWN,
     ) -> TurnValues:
-        """Return what each game is above the player's baseline, see `Estimator.advantages`."""
+        """Compare each return with the player's baseline, see `Estimator.advantages`."""
 
         def compare(returns: Sequence[float]) -> list[float]:
             if not returns:

@@ -33,7 +33,7 @@ class Grpo(Estimator):
         player: int,
         context: EstimatorContext = NOTHING_KNOWN,
     ) -> TurnValues:
-        """Return each game's centered return for all of its turns, see `Estimator.advantages`."""
+        """Center each game's return, for all of its turns, see `Estimator.advantages`."""
 
         def compare(returns: Sequence[float]) -> list[float]:
             return center(returns, self.scaled)

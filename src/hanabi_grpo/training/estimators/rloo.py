@@ -36,7 +36,7 @@ class Rloo(Estimator):
         player: int,
         context: EstimatorContext = NOTHING_KNOWN,
     ) -> TurnValues:
-        """Return what each game is above the mean of the others, see `Estimator.advantages`."""
+        """Compare each return with the mean of the others, see `Estimator.advantages`."""
 
         def compare(returns: Sequence[float]) -> list[float]:
             num_others = len(returns) - 1

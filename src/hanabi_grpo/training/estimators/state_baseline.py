@@ -62,7 +62,7 @@ class StateBaseline(Estimator):
         player: int,
         context: EstimatorContext = NOTHING_KNOWN,
     ) -> TurnValues:
-        """Return what each return-to-go is above that of the nearest turns of other games."""
+        """Compare each return-to-go with the nearest turns of other games, see the class."""
         returns = returns_to_go(episodes, player)
         peers = _peers_of_turns(episodes, player)
 

@@ -35,9 +35,9 @@ class TurnCredit(Estimator):
     may provoke, or spare by ending the game. Where these do not depend on it, as with no bad
     replies at all, the term is 0. `rloo` has it, and its noise.
 
-    σ = sqrt(var S + var p) + ε, over games and over turns, divides both, so a point weighs against
-    a penalty as HANABI_REWARD_SCORE and its like say. A task of little spread weighs more by it, as
-    in GRPO.
+    σ = sqrt(var S + var p) + ε, over games and over turns, divides both, so the weights of points
+    and penalties (HANABI_REWARD_SCORE and the others) keep their ratio. Tasks whose returns differ
+    little weigh more by it, as in GRPO.
 
     Source: this project; S alone is RLOO's estimator.
     """
@@ -55,7 +55,7 @@ class TurnCredit(Estimator):
         player: int,
         context: EstimatorContext = NOTHING_KNOWN,
     ) -> TurnValues:
-        """Return what each game and each turn's penalty is above the others', over one σ."""
+        """Compare scores and penalties with those of the other games, see `TurnCredit`."""
         penalties = _penalties(episodes, player)
         scores = _scores(episodes, player)
         scale = 1.0

@@ -20,7 +20,8 @@ class Vdn(Estimator):
     q_i is the player's learned share of what game i paid the team, and the penalties of its
     replies.
 
-    The heads that learn the shares (`training.learned.credit`) are a bias always.
+    The heads that learn the shares (`training.learned.credit`) are always a bias while they are
+    wrong.
 
     Source: this project; the shares are those of VDN (arXiv 1706.05296).
     """
@@ -40,7 +41,7 @@ class Vdn(Estimator):
         player: int,
         context: EstimatorContext = NOTHING_KNOWN,
     ) -> TurnValues:
-        """Return each game's centered share for all of its turns, see `Estimator.advantages`."""
+        """Center each game's share, for all of its turns, see `Estimator.advantages`."""
 
         def compare(shares: Sequence[float]) -> list[float]:
             return center(shares, self.scaled)

@@ -1,10 +1,12 @@
 """What is learned beside the model, for estimators that need it (`Estimator.needs`).
 
-`value_learner` shows a step's episodes to what learns, and is all that the training loop sees.
-`features` makes of each turn what the model says of it; `heads` are small networks with optimizers
-of their own. `critic` learns what a state is worth (`ippo`, `mappo`), `credit` whose doing a return
-was (`vdn`, `qmix`).
+- `value_learner`: the object that the training loop holds. It shows each step's episodes to the
+  networks below and returns what the estimator needs.
+- `features`: what the networks see of a turn, computed by the model.
+- `heads`: small networks with optimizers of their own, and the interface that the next two share.
+- `critic`: the value of a state, for `ippo` and `mappo`.
+- `credit`: each player's share of the team's return, for `vdn` and `qmix`.
 
-All features are detached, so what learns here needs no part in the loss, in DeepSpeed or in a
-weight sync.
+All features are detached from the model, so nothing here takes part in the loss, in DeepSpeed or in
+a weight sync.
 """

@@ -1,26 +1,26 @@
-"""Whose doing a return was: learned credit, for the estimators `vdn` and `qmix`. Experimental.
+"""Learned credit: each player's share of the team's return, for `vdn` and `qmix`. Experimental.
 
     q_p = Σ_{turns t of p} head_p(h(t)),   Q_tot = mixer(q_1 … q_n)
     loss = mean over games (Q_tot − R)²
 
-h(t) is what `features` makes of a turn: its reply's pooled hidden states, its message, its reply,
-all detached. R is what the game paid the team: the mean over its seats, replies' penalties left
-out, in shares of what the board pays.
+h(t) are the features of a turn (`features`): its reply's pooled hidden states, its message, its
+reply, all detached. R is what the game paid the team: the mean over its seats without the penalties
+of replies, as a share of what the board pays.
 
 - `vdn`: Q_tot = Σ_p q_p (arXiv 1706.05296).
-- `qmix`: Q_tot = w₂ᵀ ELU(W₁ q + b₁) + b₂, all four made of the state s by a hypernetwork, W₁ and w₂
-  through |·|, so that Q_tot falls with no q_p (arXiv 1803.11485). s are the first messages of all
-  seats, means over the games of the group: it tells tasks apart, and hardly what a reply changed,
-  which b₂ could else claim for itself.
+- `qmix`: Q_tot = w₂ᵀ ELU(W₁ q + b₁) + b₂. A hypernetwork makes all four of the state s, W₁ and w₂
+  through |·|, so that Q_tot never falls when a q_p rises (arXiv 1803.11485). s are the first
+  messages of all seats, averaged over the games of the group: they tell tasks apart, but say hardly
+  anything of what a reply changed, which b₂ could otherwise explain instead of the q_p.
 
-A game has one return, so what is mixed are games and not moments: a player's part is the sum over
-its turns, which all get it.
+A game has one return, so whole games are mixed and not single turns: a player's share is the sum
+over its turns, and each of them is credited with it.
 
-A player's advantage is ours: its q_p − mean q_p over the group (`estimators.vdn`). With `qmix` q_p
-has no unit, so it is multiplied by the mean over the step's games of ∂Q_tot / ∂q_p, one positive
-number for each seat. A penalty is added to its own player's part as it is, and moves no head. The
-heads learn from a step's games before they judge them, else they would hand on nothing of what was
-paid in them.
+How a share becomes an advantage is this project's: q_p − mean q_p over the group
+(`estimators.vdn`). With `qmix` q_p has no unit, so it is multiplied by the mean of ∂Q_tot / ∂q_p
+over the step's games, one positive number per seat. A penalty is added to its own player's share
+unchanged, and no head learns from it. The heads learn from a step's games before they evaluate
+them; otherwise the rewards of these games would not reach the advantages.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,7 +53,7 @@ TURN_WIDTHS = 3
 
 
 class MonotoneMixer(nn.Module):
-    """QMIX's mixer: its output falls with no part, whatever the state."""
+    """QMIX's mixer: its output never falls when a part rises, whatever the state."""
 
     def __init__(self, num_seats: int, num_features: int) -> None:
         """Make the hypernetworks.
@@ -71,7 +71,7 @@ class MonotoneMixer(nn.Module):
         self.last_bias = nn.Sequential(
             nn.Linear(num_features, MIXER_WIDTH), nn.ReLU(), nn.Linear(MIXER_WIDTH, 1)
         )
-        # A task is worth what all are until there is something to say of it.
+        # All tasks have the same value until something was learned.
         for parameter in (*self.first_bias.parameters(), *self.last_bias[-1].parameters()):
             nn.init.zeros_(parameter)
 
@@ -134,7 +134,7 @@ class CreditNetwork(nn.Module):
         return parts.view(num_games, num_seats)
 
     def start_at(self, mean: float, *, num_games: int, num_turns: int) -> None:
-        """Let all games be worth the mean before anything is learned.
+        """Predict the mean return for every game, before anything was learned.
 
         Args:
             mean: Of the returns of a step.
@@ -212,11 +212,11 @@ class Credits(Learners):
     def observe(
         self, groups: Sequence[Sequence[Episode]], turns: Sequence[PlayerTurns]
     ) -> Observation:
-        """Learn from a step's games, then say what each player's part in them was.
+        """Learn from a step's games, then compute each player's share of their returns.
 
         Args:
             groups: The step's groups.
-            turns: What the turns of trained players look like, of all processes.
+            turns: The features of trained players' turns, from all processes.
 
         Returns:
             The shares, and as "credit_explained" how much of the returns' variance was explained

@@ -1,19 +1,19 @@
-"""What a state is worth: critics, for the estimators `ippo` and `mappo`.
+"""Critics: the value of a state, for the estimators `ippo` and `mappo`.
 
     V(s) = head(h(s)),   δ_k = r_k + V(s_{k+1}) − V(s_k),   A_k = Σ_j λ^j δ_{k+j}
 
-GAE (arXiv 1506.02438) without a discount. h(s) is what `features` makes of the turn's prompt, and
-is never moved by it.
+GAE (arXiv 1506.02438) without a discount. h(s) are the features of the turn's prompt (`features`),
+detached: a critic never changes the model.
 
-s_k are the states in which a player was asked. Where all are paid alike (`EnvSpec.payoff`), every
-value is one of everybody's return, so the team's turns are one chain; elsewhere a player's chain
-are its own turns.
+s_k are the states in which a player was asked for a reply. Where all players are paid alike
+(`EnvSpec.payoff`), every value estimates the same return, so the team's turns form one chain;
+elsewhere a player's chain consists of its own turns.
 
-- `ippo`: a critic for each adapter, which sees that player's conversation: independent PPO (arXiv
-  2011.09533); turns in the place of tokens as in MARSHAL (arXiv 2510.15414).
-- `mappo`, experimental: central critics, which see the joint state (`joint_features`), MAPPO (arXiv
-  2103.01955): one for a team, elsewhere one for each seat. Only the trainer has it: no prompt says
-  anything of it.
+- `ippo`: one critic per adapter, which sees that player's conversation: independent PPO (arXiv
+  2011.09533), over turns instead of tokens as in MARSHAL (arXiv 2510.15414).
+- `mappo`, experimental: central critics, which see the joint state (`joint_features`), as in MAPPO
+  (arXiv 2103.01955): one for a team, elsewhere one per seat. They exist in the trainer only; no
+  prompt contains anything of the joint state.
 
 **Bias.** Any critic is a bias while it is wrong and λ < 1. With one critic for each player, a
 team's chain is biased below λ = 1 even if every critic is perfect: V(s_{k+1}) is what the *next*
@@ -61,7 +61,13 @@ class Critic(Learner):
     """One value head."""
 
     def __init__(self, num_features: int, rate: float, seed: str) -> None:
-        """Start at 0 everywhere."""
+        """Make a head whose value is 0 everywhere.
+
+        Args:
+            num_features: Of one state.
+            rate: Learning rate.
+            seed: See `Learner`.
+        """
         super().__init__(partial(value_head, num_features), rate, seed)
 
     def values(self, features: torch.Tensor) -> torch.Tensor:
@@ -95,7 +101,7 @@ class Critic(Learner):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticValues(LearnedValues):
-    """What the critics said of a step's episodes before they learned from them."""
+    """The critics' values of a step's states, from before they learned from this step."""
 
     episodes: Sequence[Episode]
     """Kept alive, since the next mapping is by their identity."""
@@ -120,7 +126,7 @@ class CriticValues(LearnedValues):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CriticTurns:
-    """The turns of a step that one critic judges."""
+    """The turns of a step that one critic evaluates."""
 
     critic: str
     places: Sequence[TurnPlace]
@@ -177,11 +183,11 @@ class Critics(Learners):
     def observe(
         self, groups: Sequence[Sequence[Episode]], turns: Sequence[PlayerTurns]
     ) -> Observation:
-        """Judge a step's episodes, then learn from them for the next step.
+        """Evaluate a step's states, then learn from them for the next step.
 
         Args:
             groups: The step's groups.
-            turns: What the turns of trained players look like, of all processes.
+            turns: The features of trained players' turns, from all processes.
 
         Returns:
             The values before the learning, and as "<critic>/value_explained" how much of its
@@ -189,7 +195,7 @@ class Critics(Learners):
         """
         episodes = [episode for group in groups for episode in group]
         critic_turns = self._assign_turns(episodes, sort_by_place(turns))
-        values = self._judge(episodes, critic_turns)
+        values = self._evaluate(episodes, critic_turns)
         metrics = {}
         for turns_of_one in critic_turns:
             targets = self._targets(episodes, turns_of_one.places, values)
@@ -199,7 +205,7 @@ class Critics(Learners):
         return Observation(metrics=metrics, values=values)
 
     def _assign_turns(self, episodes: Sequence[Episode], turns: StepTurns) -> list[_CriticTurns]:
-        """Return for each critic the turns that it judges; none for a critic without any."""
+        """Return each critic's turns; a critic without any is left out."""
         features = turns.features
         if self._is_central and turns.places:
             features = joint_features(episodes, turns.places, features, self._num_seats)
@@ -216,17 +222,17 @@ class Critics(Learners):
         return assigned
 
     def _critic_of(self, player: str, episode: Episode, turn: int) -> str:
-        """Return the name of the critic that judges a turn."""
+        """Return the name of the critic that evaluates a turn."""
         if not self._is_central:
             return adapter_of(player, self._adapters)
         if episode.spec_hash in self._team_boards:
             return TEAM
         return _seat_critic(episode.turns[turn].player)
 
-    def _judge(
+    def _evaluate(
         self, episodes: Sequence[Episode], critic_turns: Sequence[_CriticTurns]
     ) -> CriticValues:
-        """Return what the critics say of the states, in points."""
+        """Return the critics' values of the states, in points."""
         by_episode: dict[int, dict[int, float]] = {id(episode): {} for episode in episodes}
         for turns in critic_turns:
             shares = self.by_name[turns.critic].values(turns.features).tolist()
@@ -243,13 +249,13 @@ class Critics(Learners):
         These are GAE's λ-returns, the targets of a value function.
         """
         targets: dict[TurnPlace, float] = {}
-        judged = set()
+        done: set[tuple[int, int]] = set()
         for place in places:
             episode = episodes[place.game]
             player = episode.turns[place.turn].player
-            if (place.game, player) in judged:
+            if (place.game, player) in done:
                 continue
-            judged.add((place.game, player))
+            done.add((place.game, player))
             chain = values.chain(episode, player)
             advantages = lambda_advantages(episode, player, chain, self._gae_lambda)
             for turn, value in chain.items():

@@ -35,29 +35,29 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRow(TokenRow):
-    """One sequence of a player, marked where its turns are looked at.
+    """One sequence of a player, with a mask of where hidden states are read.
 
-    Looking at prompts, `mask` is true at the first token of each reply: the token before it is the
-    prompt's last, and the hidden state that predicts a token stands before that token. Looking at
-    replies, it is true at the token behind each token of a reply, so that the state that is read
-    has seen that token. Behind the last reply stands one more token for this, which nothing
-    computes.
+    As everywhere, a mask at a token stands for the hidden state that predicts it, one position
+    before. For prompts it marks the first token of each reply, which is predicted from the last
+    token of the prompt. For replies it marks the token behind each token of a reply, so that the
+    hidden state that is read has seen that token. To have one behind the last reply too, its last
+    token is repeated there; nothing is computed at the repetition itself.
     """
 
     places: list[TurnPlace] = field(default_factory=list)
-    """Where in the step each of the row's turns stands."""
+    """Place in the step of each of the row's turns."""
     messages: list[Span] = field(default_factory=list)
     """Tokens of each turn's message."""
     replies: list[Span] = field(default_factory=list)
-    """Tokens of each turn's reply; empty where only prompts are looked at."""
+    """Tokens of each turn's reply; empty where only prompts are read."""
 
     def add_turn(self, turn: Turn, place: TurnPlace, *, replies: bool) -> None:
-        """Append a turn's tokens and mark where it is looked at.
+        """Append a turn's tokens and mark where its hidden states are read.
 
         Args:
-            turn: Has a reply of one token or more.
-            place: Where the turn stands in the step.
-            replies: Look at the reply, not at the prompt alone.
+            turn: With a reply of one token or more.
+            place: Of the turn in the step.
+            replies: Read along the reply, not at the end of the prompt.
         """
         message = Span(len(self.ids), len(self.ids) + len(turn.prompt_ids))
         reply = Span(message.end, message.end + len(turn.reply_ids))
@@ -65,7 +65,7 @@ class TurnRow(TokenRow):
         self.ids.extend(turn.reply_ids)
         self.places.append(place)
         self.messages.append(message)
-        # One longer than the tokens so far where replies are looked at: see the class.
+        # For replies one longer than the tokens so far: see the class.
         length = reply.end + 1 if replies else reply.end
         self.mask.extend([False] * (length - len(self.mask)))
         if replies:

@@ -1,4 +1,4 @@
-"""Small networks that learn beside the model from features that they never move.
+"""Small networks that learn beside the model, from features that are detached from it.
 
 Each is on the CPU and has an optimizer of its own.
 """
@@ -55,15 +55,15 @@ class StepTurns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What came of showing a step's episodes to what learns."""
+    """What the networks return for a step's episodes."""
 
     metrics: Mapping[str, float]
     values: LearnedValues
-    """For the estimator, of these episodes."""
+    """Of these episodes, for the estimator."""
 
 
 def value_head(num_features: int) -> nn.Sequential:
-    """Return a head that says 0 of everything as long as it has learned nothing."""
+    """Return a head whose output is 0 for every input until it has learned something."""
     first = nn.Linear(num_features, HIDDEN_WIDTH)
     last = nn.Linear(HIDDEN_WIDTH, 1)
     nn.init.zeros_(last.weight)
@@ -137,10 +137,10 @@ class Learner:
 
 
 class Learners(ABC):
-    """All that a run learns beside the model, by name."""
+    """All networks that a run learns beside the model, by name."""
 
     reads_replies: ClassVar[bool]
-    """Whether a turn's reply is part of what is looked at, or its prompt alone."""
+    """Whether the features of a turn include its reply, or its prompt alone."""
     by_name: Mapping[str, Learner]
     """E.g. the critic of each adapter."""
 
@@ -148,11 +148,11 @@ class Learners(ABC):
     def observe(
         self, groups: Sequence[Sequence[Episode]], turns: Sequence[PlayerTurns]
     ) -> Observation:
-        """Judge a step's episodes, and learn from them.
+        """Evaluate a step's episodes, and learn from them.
 
         Args:
             groups: The step's groups.
-            turns: What the turns of trained players look like, of all processes, in any order.
+            turns: The features of trained players' turns, from all processes, in any order.
         """
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -164,7 +164,7 @@ class Learners(ABC):
         return state
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Put a `state` back; what has none in it stays new."""
+        """Put a `state` back; a network that is not in it stays new."""
         for name, learner in self.by_name.items():
             prefix = f"{name}|"
             own_state = {

@@ -1,4 +1,4 @@
-"""What the training loop sees of all that is learned beside the model."""
+"""The object through which the training loop uses all that is learned beside the model."""
 
 from collections.abc import Mapping, Sequence
 
@@ -25,7 +25,7 @@ CRITIC_WIDTHS = 2
 def make_learners(
     settings: Settings, adapter_names: Sequence[str], specs: Mapping[str, EnvSpec], width: int
 ) -> Learners | None:
-    """Return what the run's estimator needs to have learned; None where that is nothing.
+    """Return the networks that the run's estimator needs; None where it needs none.
 
     Args:
         settings: Of the run.
@@ -42,10 +42,10 @@ def make_learners(
 
 
 class ValueLearner:
-    """Shows each step's episodes to the critics or heads of credit of a run.
+    """Shows each step's episodes to a run's critics or heads of credit.
 
-    Every process computes the features of its share of the turns. What learns from them is on
-    every process, and the same on all, since all turns are gathered and put into one order.
+    Every process computes the features of its share of the turns. The networks exist on every
+    process and stay equal, because all of them learn from all turns in the same order.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ValueLearner:
         own: Sequence[str],
         players: Sequence[str],
     ) -> Observation:
-        """Let what learns see a step's episodes, and learn from them; all processes together.
+        """Evaluate a step's episodes and learn from them; all processes call it together.
 
         Args:
             groups: The step's groups.
@@ -86,7 +86,7 @@ class ValueLearner:
             players: Per seat the player of the run that sits in it.
 
         Returns:
-            Metrics, and the values with which the estimator judges these episodes.
+            Metrics, and the values that the estimator reads for these episodes.
         """
         turns: list[PlayerTurns] = []
         for seat, player in enumerate(players):
@@ -99,7 +99,7 @@ class ValueLearner:
         return self._learners.state()
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Put a `state` back; what has none in it stays new."""
+        """Put a `state` back; a network that is not in it stays new."""
         self._learners.restore(state)
 
     def _look_at(

@@ -4,8 +4,8 @@ A sequence is a whole game of one player, and most of its tokens are prompts, wh
 (`shared_prefixes`). `tests/conformance/test_forward_seams.py` holds values and gradients equal to
 those of ms-swift's own pass.
 
-Sequences are padded on the right, where causal attention never looks, so no mask is handed on and
-the attention kernel may use its causal shortcut.
+Sequences are padded on the right, where causal attention never looks, so no mask is passed and the
+attention kernel may use its causal shortcut.
 
 **LoRA as one operation**, for models in float32. PEFT computes base(x) + B(A(x)) · scale with a
 product and a sum over the whole output, which for a small model on a CPU cost about as much as the

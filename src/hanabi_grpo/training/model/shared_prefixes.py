@@ -1,4 +1,4 @@
-"""Less work for the same numbers: a model computes shared prefixes once, and nothing in vain.
+"""Less work for the same numbers: shared prefixes once, and nothing that no loss reads.
 
 **Token by token.** All tokens of a conversation are context of its replies; but behind the last
 layer's attention no token looks at another, so what is left of the model is computed at the tokens
@@ -248,7 +248,7 @@ def _trial(model: Any) -> str | None:
             shared = tree_logits(model, tree)[0][tree.predicting].float()
             apart = model(input_ids=ids, use_cache=False).logits[:, :-1][mask]
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
-        return f"{type(model).__name__} does not hand a tree to its attention ({error})"
+        return f"{type(model).__name__} does not pass the prefix tree on to its attention ({error})"
     finally:
         model.train(was_training)
     gap = float((shared - apart.float()).abs().max() / apart.float().abs().max())
