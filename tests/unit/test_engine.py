@@ -20,11 +20,11 @@ from fake_engine import CHAT, LAPTOP
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import ServerError, ServerGoneError
+from hanabi_grpo.rollout.sampler import SamplingConfig
 from hanabi_grpo.server.assembly import prepare_environment
 from hanabi_grpo.server.engine import (
-    Engine,
     Pulse,
-    SamplingConfig,
+    VllmSampler,
     _sample,
     gpu_options,
     nvcc_release,
@@ -66,8 +66,8 @@ class _Core:
         return True
 
 
-def _engine() -> Engine:
-    engine = Engine.__new__(Engine)
+def _engine() -> VllmSampler:
+    engine = VllmSampler.__new__(VllmSampler)
     engine._engine, engine._copies = _Core(), 1
     engine._request_ids = itertools.count()
     engine._pulse = Pulse(engine._engine.list_loras, patience=1.0, every=0.01, look=0.1)

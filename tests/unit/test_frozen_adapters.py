@@ -44,7 +44,7 @@ def word(value: float, version: int, config: Mapping[str, Any] = CONFIG) -> str:
 
 
 async def lend(store: AdapterStore, value: float, version: int = 1, rank: int = 2) -> HeldAdapter:
-    return await store.frozen.lend(
+    return await store.frozen.add(
         sent("lent", version, upload(value, rank=rank), {**CONFIG, "r": rank})
     )
 
@@ -59,7 +59,7 @@ def check_whole(store: AdapterStore, engine: Loads) -> None:
     """Every lent adapter is in the engine under its name and has its files, and nothing else lent
     is there.
     """
-    words = store.frozen.words()
+    words = store.frozen.names()
     for one in words:
         named = seat_adapter(one)
         assert named is not None
@@ -98,7 +98,7 @@ async def test_the_same_adapter_is_loaded_once_and_as_two_versions_or_with_anoth
     assert engine.num_loads == 1
     first, second = await lend(store, 5.0, version=1), await lend(store, 5.0, version=2)
     other = {**CONFIG, "lora_alpha": 8}
-    third = await store.frozen.lend(sent("lent", 1, upload(5.0), other))
+    third = await store.frozen.add(sent("lent", 1, upload(5.0), other))
     assert [first.name, second.name, third.name] == [
         word(5.0, 1),
         word(5.0, 2),
@@ -119,7 +119,7 @@ async def test_the_least_recently_used_makes_room_and_a_lease_or_a_second_lendin
         await lend(store, 1.0)
         await lend(store, 100.0)
         await lend(store, 101.0)
-    assert store.frozen.words() == [
+    assert store.frozen.names() == [
         *(word(float(number), 1) for number in range(4, MAX_FROZEN)),
         *(word(value, 1) for value in (1.0, 100.0, 101.0, 0.0)),
     ]
@@ -142,7 +142,7 @@ async def test_when_all_places_are_in_use_the_next_is_refused_and_says_by_whom(
             ):
                 await lend(store, 100.0)
             assert (await lend(store, 3.0)) is held[3], "one that is held needs no place"
-        assert sorted(store.frozen.words()) == sorted(one.name for one in held)
+        assert sorted(store.frozen.names()) == sorted(one.name for one in held)
         assert engine.num_loads == MAX_FROZEN
         check_whole(store, engine)
     await lend(store, 100.0)
@@ -161,7 +161,7 @@ async def test_sessions_commits_and_releases_leave_lent_adapters_alone(
     store.ownership.release(session_headers("run", A))
     await store.open_session(wanted("another run", B, adapters=["shared"]))
     assert store.versions() == {}
-    assert store.frozen.words() == [held.name]
+    assert store.frozen.names() == [held.name]
     check_whole(store, engine)
     async with using(store, held) as leased:
         assert leased[held.adapter] is held
@@ -175,7 +175,7 @@ async def test_a_refused_upload_changes_nothing_and_drops_nobody(
     for number in range(MAX_FROZEN - 1):
         await lend(store, float(number), rank=1 + number)
     engine.broken.add(word(99.0, 1))
-    before = (served(store), store.frozen.words(), dict(engine.loaded), folders_on_disk(store))
+    before = (served(store), store.frozen.names(), dict(engine.loaded), folders_on_disk(store))
     for body, config, message in (
         (upload(float("nan")), CONFIG, "not finite"),
         (upload(rank=3), CONFIG, r"has shape \(3, 4\), this model needs \(2, 4\)"),
@@ -184,16 +184,16 @@ async def test_a_refused_upload_changes_nothing_and_drops_nobody(
         (upload(), {"peft_type": "LORA"}, "r=None; this server takes"),
     ):
         with pytest.raises(AdapterError, match=message):
-            await store.frozen.lend(sent("lent", 1, body, config))
+            await store.frozen.add(sent("lent", 1, body, config))
     with pytest.raises(AdapterError, match="resend it"):
-        await store.frozen.lend(replace(sent("lent", 1, upload()), sha256="0" * 64))
+        await store.frozen.add(replace(sent("lent", 1, upload()), sha256="0" * 64))
     with pytest.raises(
         AdapterError, match=f"{word(99.0, 1)} could not be loaded, nothing else changed: cannot lo"
     ):
         await lend(store, 99.0)
     assert (
         served(store),
-        store.frozen.words(),
+        store.frozen.names(),
         dict(engine.loaded),
         folders_on_disk(store),
     ) == before
@@ -232,7 +232,7 @@ async def test_whatever_the_order_what_a_rollout_holds_is_in_the_engine_and_on_d
     for _ in range(4):
         played += sum(await asyncio.gather(*(rollout() for _ in range(12))))
         check_whole(store, engine)
-        assert len(store.frozen.words()) <= MAX_FROZEN
+        assert len(store.frozen.names()) <= MAX_FROZEN
     await asyncio.gather(trainer(), *(rollout() for _ in range(12)))
     check_whole(store, engine)
     assert played > 20

@@ -21,7 +21,7 @@ from hanabi_grpo.errors import (
     SettingsError,
     VersionError,
 )
-from hanabi_grpo.server.engine import Sample
+from hanabi_grpo.rollout.sampler import Sample
 from hanabi_grpo.server.pacing import Places
 from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.types import DroppedGame, Episode
@@ -272,7 +272,7 @@ def test_places_of_requests_that_are_cancelled_are_given_on() -> None:
         for game in (games[0], games[2], games[5]):
             game.cancel()
         # A grant and a cancellation in one pass of the event loop.
-        places._give()
+        places._release()
         games[3].cancel()
         await asyncio.gather(*games, return_exceptions=True)
         assert sorted(inside) == ["a", "a", "b", "b", "b"]

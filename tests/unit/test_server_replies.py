@@ -22,7 +22,7 @@ from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.rollout.messages import EarlierTurn, ReplyRequest
-from hanabi_grpo.server.engine import Sample
+from hanabi_grpo.rollout.sampler import Sample
 from hanabi_grpo.types import Episode, Reply
 from server_app import (
     JSON,
@@ -199,7 +199,7 @@ class Cancelled(WordEngine):
     cancelled = False
 
     async def generate(
-        self, prompt_ids: list[int], sampling: Any, lora: Any | None, *game: Any
+        self, prompt_ids: list[int], sampling: Any, adapter: Any | None, *game: Any
     ) -> Sample:
         self.num_samples += 1
         try:
@@ -237,7 +237,7 @@ def _wait(done: Any) -> None:
 def test_a_fault_of_the_engine_is_500_over_http_and_nothing_stays_in_use() -> None:
     class Faulty(WordEngine):
         async def generate(
-            self, prompt_ids: list[int], sampling: Any, lora: Any | None, *game: Any
+            self, prompt_ids: list[int], sampling: Any, adapter: Any | None, *game: Any
         ) -> Sample:
             if sampling.max_tokens == 3:
                 raise RuntimeError("out of memory")
