@@ -138,7 +138,7 @@ def test_when_every_game_fails_the_request_fails_with_the_first_reason() -> None
         )
 
     with pytest.raises(
-        ServerError, match=r"none of the 4 games .*hanabi train 3, game 0: RuntimeError: no 0\. "
+        ServerError, match=r"all 4 games failed, .*hanabi train 3, game 0: RuntimeError: no 0\. "
     ) as caught:
         played(FakeEngine(fault=lambda game, call: RuntimeError(f"no {game}")), look=look)
     assert not isinstance(caught.value, ServerGoneError)

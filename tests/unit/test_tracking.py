@@ -224,7 +224,7 @@ def test_the_line_of_a_step_fits_100_columns_and_counts_what_is_left_from_the_fi
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr("hanabi_grpo.tracking.callback.time.time", lambda: clock[0])
+    monkeypatch.setattr("hanabi_grpo.tracking.terminal_monitor.time.time", lambda: clock[0])
     run = tracked_run(tmp_path / "run", steps=0, games=False, REPORT_TO="none")
     tracking, state = (
         TrackingCallback(read_settings(run / "settings.json"), run),
