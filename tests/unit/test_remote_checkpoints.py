@@ -25,7 +25,7 @@ from hanabi_grpo.settings.refs import parse_checkpoint
 from hanabi_grpo.tracking import checkpoints
 from hanabi_grpo.tracking.artifact import build_artifact
 from hanabi_grpo.tracking.record import ArtifactRecord, WandbRecord, write_record
-from hanabi_grpo.tracking.used_checkpoints import KEY, fetch_used, read_used, recorded
+from hanabi_grpo.tracking.used_checkpoints import KEY, fetch_used, read_used, recorded_checkpoints
 from hanabi_grpo.training.model.start_from import recorded_start
 from hanabi_grpo.training.partner_seats import PartnerSeats
 from hub_store import hub
@@ -351,7 +351,7 @@ def test_the_trainer_reads_what_was_recorded_and_fetches_nothing_itself(
 
 def test_a_damaged_record_stops_the_run_and_a_missing_one_is_empty() -> None:
     Path("run").mkdir()
-    assert recorded(Path("run")) == recorded(None) == {}
+    assert recorded_checkpoints(Path("run")) == recorded_checkpoints(None) == {}
     for text in (
         "{",
         "[]",
@@ -360,4 +360,4 @@ def test_a_damaged_record_stops_the_run_and_a_missing_one_is_empty() -> None:
     ):
         Path("run/settings.json").write_text(text)
         with pytest.raises(SettingsError, match=r"run/settings\.json: which remote checkpoints"):
-            recorded(Path("run"))
+            recorded_checkpoints(Path("run"))

@@ -293,8 +293,12 @@ class VllmSampler:
     ) -> Sample:
         """Sample one reply to a whole conversation, see `Sampler.generate`.
 
-        The adapter must be loaded at this moment: a request that names one whose files are gone
-        kills the engine core.
+        Args:
+            prompt_ids: Token ids of the conversation so far.
+            sampling: Length limit and temperature.
+            adapter: A `LoRARequest` that is loaded at this moment: one whose files are gone kills
+                the engine core. None: the base model.
+            game: Chooses the copy of the model, where there are several; None: vLLM chooses.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind

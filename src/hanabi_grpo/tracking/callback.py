@@ -86,7 +86,14 @@ class TrackingCallback(TrainerCallback):
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
     ) -> None:
-        """Hand on one step's metrics; what transformers logs beside them is left out."""
+        """Hand on one step's metrics.
+
+        Args:
+            args: Not used.
+            state: transformers' state; has the step and the last step.
+            control: Not used.
+            logs: The metrics; logs without games are transformers' own, and left out.
+        """
         if not logs or "games" not in logs:
             return
         changes = self._watch.update({"step": state.global_step, **logs})

@@ -79,7 +79,7 @@ class MonitorGroup:
         Raises:
             SettingsError: A monitor is misconfigured. Those that were started are closed.
         """
-        started = []
+        started: list[Monitor] = []
         for monitor in self._monitors:
             try:
                 monitor.start(step)

@@ -132,7 +132,7 @@ def wandb_checks(context: Context) -> Check:
         # Not its text, which may quote a line of the file, and with it a key.
         why = f"{path} cannot be read ({type(error).__name__})"
     ways = ".venv/bin/wandb login\nexport WANDB_MODE=offline"
-    return fail("wandb", f"REPORT_TO={report_to} with WANDB_MODE=online, but {why}", ways)
+    return fail("wandb", f"REPORT_TO=wandb with WANDB_MODE=online, but {why}", ways)
 
 
 def installed_version(distribution: str) -> str | None:
