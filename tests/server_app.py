@@ -151,7 +151,7 @@ class RunningApp:
 
 def make_identity(**other: Any) -> ServerIdentity:
     """The identity of a server with the laptop board's tokenizer."""
-    fields = {
+    fields: dict[str, Any] = {
         "instance_id": "test-instance",
         "model": "test-model",
         "model_fingerprint": "f" * 16,
@@ -254,7 +254,7 @@ def upload_headers(body: bytes, config: Mapping[str, Any] = PEFT_CONFIG) -> dict
 
 def session_body(identity: ServerIdentity, **other: Any) -> dict[str, Any]:
     """A session request that this server accepts."""
-    fields = {
+    fields: dict[str, Any] = {
         "protocol": PROTOCOL,
         "run_id": RUN_ID,
         "trainer_id": TRAINER_ID,

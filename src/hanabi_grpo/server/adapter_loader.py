@@ -1,4 +1,4 @@
-"""The way of one adapter: upload checked, files written, engine told; and back, files last.
+"""The way of one adapter: checked, written to disk, loaded into the engine; and back, files last.
 
 Whatever touches all bytes of an adapter runs in a thread: hashing, checking, writing, reading,
 removing.
