@@ -214,6 +214,14 @@ def test_rows_wait_while_the_disk_is_full_and_are_written_in_order(
     assert rows_of(tmp_path) == [1, 2, 3]
 
 
+def test_a_row_that_is_no_json_does_not_keep_later_ones_from_the_file(tmp_path: Path) -> None:
+    group = MonitorGroup([FileMonitor(tmp_path)])
+    group.start(0)
+    group.log(StepRow(step=1, max_steps=10, seconds=0.5, metrics={"games": object()}))
+    group.log(row(2))
+    assert rows_of(tmp_path) == [2]
+
+
 def test_rows_that_wait_are_written_at_the_end_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

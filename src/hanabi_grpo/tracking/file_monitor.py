@@ -46,5 +46,10 @@ class FileMonitor(Monitor):
 
     def _write_rows(self) -> None:
         while self._rows:
-            append_jsonl(self._run_folder / METRICS, self._rows[0])
-            del self._rows[0]
+            row = self._rows.pop(0)
+            try:
+                append_jsonl(self._run_folder / METRICS, row)
+            except OSError:
+                # Kept for the next attempt; a row that is no JSON is not, or none would follow it.
+                self._rows.insert(0, row)
+                raise
