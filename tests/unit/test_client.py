@@ -304,4 +304,4 @@ def test_what_cannot_be_lent_is_refused_with_its_status() -> None:
         )
         assert too_long.status_code == 413
         assert http.get("/frozen/").status_code == 405
-        assert (app.store.frozen.words(), app.engine.loaded) == ([], {})
+        assert (app.store.frozen.names(), app.engine.loaded) == ([], {})

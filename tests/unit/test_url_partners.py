@@ -350,7 +350,7 @@ def test_names_that_the_server_does_not_know_are_refused_wherever_they_are_given
                 match="url:small: the rollout server knows url:big; start it with HANABI",
             ):
                 play(client, *seats)
-        with pytest.raises(ServerError, match="only sits in games"):
+        with pytest.raises(ServerError, match="can only play in games"):
             client.reply(
                 ReplyRequest(
                     seat="url:big", system="", turns=(), prompt="?", max_tokens=4, temperature=1.0

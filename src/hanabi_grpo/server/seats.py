@@ -14,8 +14,8 @@ from hanabi_grpo.errors import NonFiniteError, ServerError, VersionError
 from hanabi_grpo.rollout.chat import ChatFormat, Conversation
 from hanabi_grpo.rollout.loop import Player, make_script
 from hanabi_grpo.rollout.messages import RequestedTask
+from hanabi_grpo.rollout.sampler import AdapterHandle, Sample, Sampler, SamplingConfig
 from hanabi_grpo.server.adapter_loader import HeldAdapter
-from hanabi_grpo.server.engine import Engine, Sample, SamplingConfig
 from hanabi_grpo.server.pacing import take_turn
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.refs import is_scripted, is_url, seat_adapter
@@ -26,7 +26,7 @@ from hanabi_grpo.types import Reply
 class Model:
     """The base model behind every reply: it samples, and turns texts into ids and back."""
 
-    sampler: Engine
+    sampler: Sampler
     chat: ChatFormat
     max_model_len: int
     """Token budget of a conversation, the next reply included."""
@@ -55,7 +55,7 @@ class ServedPlayer:
     sampling: SamplingConfig
     prompts: PromptTokens = field(default_factory=PromptTokens)
     """Counts what it asks."""
-    lora: Any | None = None
+    lora: AdapterHandle | None = None
     """The engine's handle; None: the base model."""
     version: int | None = None
     """What its replies are stamped with."""

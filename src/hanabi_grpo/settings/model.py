@@ -466,8 +466,12 @@ class Settings(BaseModel):
     )
 
     # tracking
-    report_to: Literal["none", "wandb"] = tracking(
-        "REPORT_TO", "Tracker beside the local records.", "none"
+    report_to: values.Monitors = tracking(
+        "REPORT_TO",
+        "Where metrics go besides the run folder: tensorboard, wandb, both as a comma list, or "
+        "none.",
+        (values.NO_MONITOR,),
+        allowed=values.MONITORS_ALLOWED,
     )
     wandb_project: values.ProjectName = tracking(
         "WANDB_PROJECT", "W&B project.", "hanabi-grpo", allowed=values.PROJECT_ALLOWED
