@@ -1,10 +1,10 @@
-"""A rollout server that dies on request: `python dying_server.py PORT FOLDER`, see
-test_server_restart.py.
+"""A rollout server that dies on request: `python dying_server.py PORT FOLDER`.
 
-The engine is dead once FOLDER holds the file "die", which it removes. Each serving process appends
-one line of JSON to FOLDER/images. It has an engine core with two workers, which nothing ties to it;
-with CORE=dead the core is dead before the server notices. HANG: its clean-up does not end. FAIL:
-the second one cannot start."""
+For `test_server_restart.py`. The engine is dead once FOLDER holds the file "die", which it removes.
+Each serving process appends one line of JSON to FOLDER/images. It has an engine core with two
+workers, which nothing ties to it; with CORE=dead the core is dead before the server notices. HANG:
+its clean-up does not end. A file "fail" in FOLDER: the second process cannot start.
+"""
 
 import asyncio
 import ctypes
@@ -18,6 +18,7 @@ import sys
 import time
 import uuid
 from pathlib import Path
+from typing import Any
 
 import psutil
 from starlette.applications import Starlette
@@ -31,27 +32,33 @@ from hanabi_grpo.server.main import EXIT_CODE, _end, fork_and_supervise, listen
 from hanabi_grpo.server.serving import serve_until_dead
 
 _CORE = "for worker in 1 2; do sleep 100 >&- 2>&- & echo $!; done; wait"
+"""A shell with two children, whose ids it prints."""
+_NUM_WORKERS = 2
+_PR_GET_PDEATHSIG = 2
+"""Option of prctl that asks which signal the parent's death sends."""
 
 
 class _Engine:
     def __init__(self, folder: Path, core: "subprocess.Popen[str]") -> None:
-        self.folder, self.core = folder, core
-        self.dead = False
+        self.core = core
+        self.was_killed = False
+        self._order = folder / "die"
 
     @property
     def is_dead(self) -> bool:
-        if (self.folder / "die").exists():
-            (self.folder / "die").unlink()
-            self.dead = True
+        if self._order.exists():
+            self._order.unlink()
+            self.was_killed = True
             if os.environ.get("CORE") == "dead":
                 self.core.kill()
                 self.core.wait()
-        return self.dead
+        return self.was_killed
 
 
 def main() -> None:
     """Serve until a signal, or until the restarts are used up."""
-    port, folder = int(sys.argv[1]), Path(sys.argv[2])
+    port = int(sys.argv[1])
+    folder = Path(sys.argv[2])
     set_up_logging()
     listener = listen("127.0.0.1", port)
     die_with_parent(signal.SIGTERM)
@@ -61,28 +68,51 @@ def main() -> None:
     )
     signal.signal(signal.SIGTERM, _end)
     file = folder / "images"
-    earlier = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    if len(earlier) == 1 and (folder / "fail").exists():
-        (folder / "fail").unlink()
+    earlier = []
+    if file.exists():
+        earlier = [json.loads(line) for line in file.read_text().splitlines()]
+    failure = folder / "fail"
+    if len(earlier) == 1 and failure.exists():
+        failure.unlink()
         raise RuntimeError("the memory of the dead one is not free yet")
     os.environ["SET_BY_A_LIBRARY"] = str(len(earlier))
     core = subprocess.Popen(["bash", "-c", _CORE], stdout=subprocess.PIPE, text=True)
-    deathsig = ctypes.c_int()
-    ctypes.CDLL(None).prctl(2, ctypes.byref(deathsig), 0, 0, 0)
-    image = {
+    image = describe_process(core, earlier)
+    with file.open("a") as images:
+        images.write(json.dumps(image) + "\n")
+    engine_died = asyncio.run(_run(_Engine(folder, core), listener, image["instance"]))
+    if engine_died:
+        raise SystemExit(EXIT_CODE)
+
+
+def describe_process(
+    core: "subprocess.Popen[str]", earlier: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return what the test wants to know of this serving process.
+
+    Args:
+        core: Its engine core.
+        earlier: The same of the processes before it.
+    """
+    workers = [int(line) for line in itertools.islice(core.stdout or (), _NUM_WORKERS)]
+    left_behind = []
+    for image in earlier:
+        for pid in (image["pid"], *image["family"]):
+            if _is_alive(pid):
+                left_behind.append(pid)
+    death_signal = ctypes.c_int()
+    ctypes.CDLL(None).prctl(_PR_GET_PDEATHSIG, ctypes.byref(death_signal), 0, 0, 0)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    return {
         "pid": os.getpid(),
         "instance": uuid.uuid4().hex,
         "library": os.environ["SET_BY_A_LIBRARY"],
-        "family": [core.pid, *(int(line) for line in itertools.islice(core.stdout or (), 2))],
-        "left": [pid for one in earlier for pid in (one["pid"], *one["family"]) if _is_alive(pid)],
-        "deathsig": deathsig.value,
+        "family": [core.pid, *workers],
+        "left": left_behind,
+        "deathsig": death_signal.value,
         "files": len(os.listdir("/proc/self/fd")),
-        "blocked": sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, []))),
+        "blocked": sorted(int(number) for number in blocked),
     }
-    with file.open("a") as images:
-        images.write(json.dumps(image) + "\n")
-    if asyncio.run(_run(_Engine(folder, core), listener, str(image["instance"]))):
-        raise SystemExit(EXIT_CODE)
 
 
 def _is_alive(pid: int) -> bool:
@@ -106,7 +136,7 @@ async def _run(engine: _Engine, listener: socket.socket, instance: str) -> bool:
             graceful_seconds=1,
         )
     finally:
-        if engine.dead and "HANG" in os.environ:
+        if engine.was_killed and "HANG" in os.environ:
             time.sleep(600)
 
 

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
 
-from hanabi_grpo.training.mismatch import BASE, LIMIT, STALE, compare, score
+from hanabi_grpo.training.mismatch import BASE, LIMIT, STALE, compare, strongest
 from hanabi_grpo.training.model import adapters
+from hanabi_grpo.training.model.adapters import holding
 from hanabi_grpo.training.model.forward import reply_logps
 from hanabi_grpo.training.model.output_head import in_float32
-from hanabi_grpo.training.overlap import KeptAdapters
 
 NAMES = ("player_0", "player_1")
 RATE = 2e-5
@@ -153,12 +153,12 @@ def run(fault: str, dtype: torch.dtype, steps: int) -> Found:
             with in_float32(model):
                 t = trainer_logps(model.base_model, ids, mask, torch.float32)[mask]
                 o = _other(model, suspect, before, ids, mask)[mask]
-        x, squares, distance = compare(s.flatten(), t, o)
-        evidence.append([x, squares])
+        comparison = compare(s.flatten(), t, o)
+        evidence.append([comparison.evidence, comparison.squares])
         found.gaps.append(float(gap))
-        found.changes.append((distance / len(t)) ** 0.5)
-        found.slopes.append(0.5 + x / distance)
-        found.scores.append(score(evidence[-64:])[0])
+        found.changes.append((comparison.distance / len(t)) ** 0.5)
+        found.slopes.append(comparison.slope)
+        found.scores.append(strongest(evidence[-64:]).z)
         if found.steps and fault != "nothing":
             break
     return found
@@ -173,9 +173,7 @@ def _other(
     if suspect == NAMES[1]:
         adapters.use_adapter(model, suspect)
         return trainer_logps(model.base_model, ids, mask, torch.float32)
-    kept = KeptAdapters()
-    kept.versions = {0: before}
-    with kept.using(model, 0):
+    with holding(dict(model.named_parameters()), before):
         return trainer_logps(model.base_model, ids, mask, torch.float32)
 
 

@@ -28,6 +28,8 @@ SENTENCES = {
 }
 WIDTH, HEIGHT, BOX, GAP, TOP = 960, 66, 222, 40, 56
 """Of the drawing, a box, between rows, and above the first one."""
+LOW_ROOM = "hanabi_grpo.training.estimators"
+"""Imports nothing but types and errors, so that the settings may import it: not drawn."""
 COLORS = {"server": "#1f5fa8", "training": "#b5651d"}
 
 
@@ -42,6 +44,7 @@ def imports() -> dict[str, set[str]]:
                 names = [alias.name for alias in node.names]
                 if isinstance(node, ast.ImportFrom):
                     names = [f"{node.module}.{name}" for name in names]
+                names = [name for name in names if not name.startswith(LOW_ROOM)]
                 packages = {name.split(".")[1] for name in names if name.startswith("hanabi_grpo.")}
                 found[package] |= packages & set(SENTENCES) - {package}
     return found

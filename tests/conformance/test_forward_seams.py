@@ -1,16 +1,12 @@
-"""Our forward pass gives the values and gradients of ms-swift's own, and what it hooks into is
-where it was.
-"""
+"""Our forward pass gives the values and gradients of ms-swift's own."""
 
 import copy
-import inspect
 from types import SimpleNamespace
 
 import pytest
 import torch
 from peft import PeftModel
 from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
-from swift.trainers.mixin import SwiftMixin
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -19,7 +15,6 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
-from trl import GRPOTrainer as TRLTrainer
 
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.model.forward import _JoinedLora, join_lora_products, reply_logps
@@ -34,6 +29,9 @@ SIZES = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
+NUM_LORA_LAYERS = 3 * 7
+"""Seven linear maps in each of three layers."""
+NUM_LORA_WEIGHTS = NUM_LORA_LAYERS * 2
 MODELS = {
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 8}),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
@@ -41,10 +39,11 @@ MODELS = {
 }
 
 
-def _model(kind: str = "qwen3", dtype: torch.dtype = torch.float32) -> PeftModel:
-    model, config, other = MODELS[kind]
+def made_model(kind: str = "qwen3", dtype: torch.dtype = torch.float32) -> PeftModel:
+    """Return a small model with two adapters that say something, ready to train."""
+    model, config, other_sizes = MODELS[kind]
     torch.manual_seed(0)
-    base = model(config(**SIZES, **other)).to(dtype)
+    base = model(config(**SIZES, **other_sizes)).to(dtype)
     peft_model = adapters.add_adapters(base, NAMES, rank=4, alpha=8, seed=1)
     for name, parameter in peft_model.named_parameters():
         if "lora_B" in name:
@@ -52,37 +51,49 @@ def _model(kind: str = "qwen3", dtype: torch.dtype = torch.float32) -> PeftModel
     return peft_model.train()
 
 
-def _rows() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Three sequences of 12, 9 and 5 tokens, padded on the right; the third has no reply."""
-    seeded = torch.Generator().manual_seed(3)
-    ids = torch.randint(1, 40, (3, 12), generator=seeded)
-    attention = (torch.arange(12) < torch.tensor([12, 9, 5])[:, None]).long()
-    mask = torch.zeros(3, 11, dtype=torch.bool)
-    mask[0, [3, 4, 10]] = mask[1, [0, 6, 7]] = True
-    return ids * attention, attention, mask
+LENGTHS = torch.tensor([12, 9, 5])
+"""Of three sequences, padded on the right."""
+ATTENTION = (torch.arange(12) < LENGTHS[:, None]).long()
+IDS = torch.randint(1, 40, (3, 12), generator=torch.Generator().manual_seed(3)) * ATTENTION
+MASK = torch.zeros(3, 11, dtype=torch.bool)
+"""Of replies; the third sequence has none."""
+MASK[0, [3, 4, 10]] = True
+MASK[1, [0, 6, 7]] = True
+NUM_REPLY_TOKENS = 6
 
 
-def _theirs(model: PeftModel, temperature: float) -> torch.Tensor:
-    ids, attention, _ = _rows()
+def ms_swifts_logps(model: PeftModel, temperature: float) -> torch.Tensor:
     trainer = SimpleNamespace(
         model_kwarg_keys={"use_cache", "logits_to_keep"},
         temperature=temperature,
         template=SimpleNamespace(padding_free=False),
     )
-    inputs = {"input_ids": ids, "attention_mask": attention}
-    return GRPOTrainer._get_logps_via_local_forward(trainer, model, inputs, 11, ids)[0]
+    inputs = {"input_ids": IDS, "attention_mask": ATTENTION}
+    return GRPOTrainer._get_logps_via_local_forward(trainer, model, inputs, 11, IDS)[0]
 
 
-def _gradients(model: PeftModel, logps: torch.Tensor) -> dict[str, torch.Tensor]:
-    _, _, mask = _rows()
-    weights = torch.randn(mask.shape, generator=torch.Generator().manual_seed(5))
+def gradients_of(model: PeftModel, logps: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the gradient of a weighted sum of the replies' logprobs."""
+    weights = torch.randn(MASK.shape, generator=torch.Generator().manual_seed(5))
     model.zero_grad()
-    (logps * weights * mask).sum().backward()
-    return {
-        name: value.grad.clone()
-        for name, value in model.named_parameters()
-        if value.grad is not None
-    }
+    (logps * weights * MASK).sum().backward()
+    gradients = {}
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            gradients[name] = parameter.grad.clone()
+    return gradients
+
+
+def assert_same_gradients(
+    found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]
+) -> None:
+    assert found.keys() == expected.keys()
+    assert len(found) == NUM_LORA_WEIGHTS
+    flat_found = torch.cat([found[name].flatten() for name in expected])
+    flat_expected = torch.cat([value.flatten() for value in expected.values()])
+    assert torch.cosine_similarity(flat_found, flat_expected, 0) > 0.99999
+    largest = float(flat_expected.abs().max())
+    assert float((flat_found - flat_expected).abs().max()) < 1e-5 * largest
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -91,69 +102,50 @@ def _gradients(model: PeftModel, logps: torch.Tensor) -> dict[str, torch.Tensor]
 def test_values_and_gradients_are_those_of_ms_swifts_pass(
     kind: str, joined: bool, temperature: float
 ) -> None:
-    model = _model(kind)
-    ids, _, mask = _rows()
-    theirs = _theirs(model, temperature)
-    expected = _gradients(model, theirs)
+    model = made_model(kind)
+    theirs = ms_swifts_logps(model, temperature)
+    expected = gradients_of(model, theirs)
     if joined:
-        assert join_lora_products(model) == 3 * 7
-    ours = reply_logps(model, model, ids, mask, temperature)
-    found = _gradients(model, ours)
-    torch.testing.assert_close(ours[mask], theirs[mask])
-    assert not ours[~mask].any()
-    assert found.keys() == expected.keys() and len(found) == 3 * 7 * 2
-    flat, other = (
-        torch.cat([one[name].flatten() for name in expected]) for one in (found, expected)
-    )
-    assert torch.cosine_similarity(flat, other, 0) > 0.99999
-    assert float((flat - other).abs().max()) < 1e-5 * float(other.abs().max())
+        assert join_lora_products(model) == NUM_LORA_LAYERS
+    ours = reply_logps(model, model, IDS, MASK, temperature)
+    found = gradients_of(model, ours)
+    torch.testing.assert_close(ours[MASK], theirs[MASK])
+    assert not ours[~MASK].any()
+    assert_same_gradients(found, expected)
 
 
 def test_with_gradient_checkpointing_only_the_head_is_spared_and_the_gradient_is_the_same() -> None:
-    model = _model()
-    ids, _, mask = _rows()
-    expected = _gradients(model, reply_logps(model, model, ids, mask, 1.0))
+    model = made_model()
+    expected = gradients_of(model, reply_logps(model, model, IDS, MASK, 1.0))
     assert len(token_wise(model)) == 2
     model.get_base_model().gradient_checkpointing_enable({"use_reentrant": False})
     model.enable_input_require_grads()
     assert token_wise(model) == []
-    found = _gradients(model, reply_logps(model, model, ids, mask, 1.0))
+    found = gradients_of(model, reply_logps(model, model, IDS, MASK, 1.0))
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value)
 
 
 def test_only_the_wanted_logits_are_computed_and_no_hook_stays_behind() -> None:
-    model = _model()
-    ids, _, mask = _rows()
+    model = made_model()
     shapes = []
     head = model.get_output_embeddings()
     watch = head.register_forward_hook(lambda *call: shapes.append(tuple(call[2].shape)))
-    reply_logps(model, model, ids, mask, 1.0)
-    # What the head reads, handed out; then its logits.
-    assert shapes == [(1, 6, 32), (6, 40)]
+    reply_logps(model, model, IDS, MASK, 1.0)
+    # What the head reads; then its logits.
+    assert shapes == [(1, NUM_REPLY_TOKENS, 32), (NUM_REPLY_TOKENS, 40)]
     watch.remove()
-    modules = [head, *token_wise(model)]
-    assert not any(one._forward_hooks or one._forward_pre_hooks for one in modules)
-    assert model(input_ids=ids).logits.shape == (3, 12, 40)
-
-
-def test_the_loops_step_is_transformers_own_but_for_a_count_and_a_clock() -> None:
-    ours = inspect.getsource(TRLTrainer.training_step)
-    assert "self._current_train_step_time += time_after - time_before" in ours
-    assert "self._step % self.current_gradient_accumulation_steps == 0" in ours
-    assert "training_step" not in vars(SwiftMixin)
-    swift = inspect.getsource(GRPOTrainer.training_step)
-    assert "return super().training_step(model, inputs, num_items_in_batch)" in swift
-    assert swift.count("self.") == 5, (
-        "more than the end of an asynchronous evaluation; look at `updates`"
-    )
+    for module in [head, *token_wise(model)]:
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+    assert model(input_ids=IDS).logits.shape == (3, 12, 40)
 
 
 @pytest.mark.parametrize("case", ["bfloat16", "autocast", "merged"])
 def test_where_the_joined_operation_does_not_hold_pefts_own_layer_answers(
     monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    plain = _model(dtype=torch.bfloat16 if case == "bfloat16" else torch.float32)
+    plain = made_model(dtype=torch.bfloat16 if case == "bfloat16" else torch.float32)
     joined = copy.deepcopy(plain)
     join_lora_products(joined)
     monkeypatch.setattr(
@@ -164,5 +156,5 @@ def test_where_the_joined_operation_does_not_hold_pefts_own_layer_answers(
         if case == "merged":
             model.merge_adapter([NAMES[0]])
         with torch.autocast("cpu", torch.bfloat16, enabled=case == "autocast"):
-            outputs.append(model(input_ids=_rows()[0]).logits)
+            outputs.append(model(input_ids=IDS).logits)
     assert torch.equal(*outputs)

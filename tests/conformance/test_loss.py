@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 import torch
 from swift.arguments import RLHFArguments
+from swift.rl_core.data import GRPOBatch
 from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
 
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.training.batching import PlayerBatch
-from hanabi_grpo.training.loss import PolicyLoss
+from hanabi_grpo.training.loss import PolicyLoss, token_advantages
+from hanabi_grpo.training.micro_batch import MicroBatch
 from hanabi_grpo.training.pipeline import swift_options
 
 LOG = math.log
@@ -81,22 +82,40 @@ class _SwiftLoss(GRPOTrainer):
         return self.logps, None
 
 
-def _batch(**values: Any) -> PlayerBatch:
+def _batch(**values: Any) -> MicroBatch:
+    """Return a micro-batch of two rows of three reply tokens, advantages 1 and −1."""
     shape = (2, 3)
-    given = {
-        "completion_mask": torch.ones(shape, dtype=torch.bool),
-        "truncated_mask": torch.zeros(2, dtype=torch.bool),
-        "seq_lengths": torch.full((2,), 4),
+    columns: dict[str, Any] = {
+        "player": "player_0",
+        "ids": torch.zeros(2, 4, dtype=torch.long),
+        "lengths": torch.full((2,), 4),
+        "reply_mask": torch.ones(shape, dtype=torch.bool),
+        "sampler_logprobs": torch.zeros(shape),
         "advantages": torch.tensor([[1.0], [-1.0]]).expand(shape),
-        "num_items_in_batch": torch.tensor(6),
-        "logits_to_keep": 3,
-        "old_per_token_logps": torch.full(shape, -2.0),
-        **values,
+        "num_reply_tokens": 6,
+        "games": (0, 1),
+        "old_logprobs": torch.full(shape, -2.0),
     }
-    return PlayerBatch(**given)
+    return MicroBatch(**{**columns, **values})
 
 
-def _gradient(batch: PlayerBatch, **values: Any) -> tuple[float, list[list[float]]]:
+def _swift_batch(batch: MicroBatch) -> GRPOBatch:
+    """Return the same as ms-swift's batch."""
+    rows, width = batch.reply_mask.shape
+    return GRPOBatch(
+        completion_mask=batch.reply_mask,
+        truncated_mask=torch.zeros(rows, dtype=torch.bool),
+        seq_lengths=batch.lengths,
+        advantages=batch.advantages,
+        num_items_in_batch=torch.tensor(batch.num_reply_tokens),
+        logits_to_keep=width,
+        old_per_token_logps=batch.old_logprobs,
+        rollout_per_token_logps=batch.sampler_logprobs,
+        ref_per_token_logps=batch.reference_logprobs,
+    )
+
+
+def _gradient(batch: MicroBatch, **values: Any) -> tuple[float, list[list[float]]]:
     """Return the loss, and the factor that multiplies ∇log π of each token, times the number of
     tokens.
     """
@@ -131,14 +150,14 @@ OLD = torch.full((2, 3), -2.0)
         # Without old logprobs every ratio is one and no clip acts.
         (
             {"clip_low": 0.01, "clip_high": 0.01},
-            {"old_per_token_logps": None},
+            {"old_logprobs": None},
             [[-1.0] * 3, [1.0] * 3],
             0.0,
         ),
         # r − log r − 1 with r = π_ref / π, here 1 / ratio; its derivative by log π is 1 − r.
         (
             {"beta": 0.5},
-            {"advantages": NOTHING, "ref_per_token_logps": OLD},
+            {"advantages": NOTHING, "reference_logprobs": OLD},
             [[0.5 * (1 - 1 / ratio) for ratio in row] for row in RATIOS],
             sum(0.5 * (1 / ratio + LOG(ratio) - 1) for row in RATIOS for ratio in row),
         ),
@@ -174,13 +193,13 @@ def test_the_sampler_correction_weighs_tokens_by_trainer_over_sampler(
 ) -> None:
     loss = PolicyLoss(Settings(sampler_correction=mode, sampler_correction_limit=limit))
     logps = torch.full((2, 3), -2.0, requires_grad=True)
-    value, _ = loss(logps, _batch(rollout_per_token_logps=SAMPLER))
+    value, _ = loss(logps, _batch(sampler_logprobs=SAMPLER))
     value.backward()
     assert logps.grad is not None
     _close((6 * logps.grad).tolist(), [[-one for one in weights], [1.0] * 3])
 
 
-def _drawn(seed: int, on_policy: bool) -> tuple[torch.Tensor, PlayerBatch]:
+def _drawn(seed: int, on_policy: bool) -> tuple[torch.Tensor, MicroBatch]:
     """Return logprobs and a batch of five padded rows in which every clip, limit and mask acts on
     some token.
     """
@@ -195,15 +214,15 @@ def _drawn(seed: int, on_policy: bool) -> tuple[torch.Tensor, PlayerBatch]:
     mask[4] = False
     new = logps(0.5)
     batch = _batch(
-        completion_mask=mask,
-        truncated_mask=torch.zeros(5, dtype=torch.bool),
-        seq_lengths=torch.full((5,), 41),
+        ids=torch.zeros(5, 41, dtype=torch.long),
+        lengths=torch.full((5,), 41),
+        reply_mask=mask,
         advantages=torch.where(mask, torch.randn(shape, generator=seeded), 0.0),
-        num_items_in_batch=torch.tensor(211),
-        logits_to_keep=40,
-        old_per_token_logps=None if on_policy else new + 0.3 * torch.randn(shape, generator=seeded),
-        rollout_per_token_logps=torch.where(mask, logps(0.8), 0.0),
-        ref_per_token_logps=torch.where(mask, logps(6.0), 0.0),
+        num_reply_tokens=211,
+        games=(0, 1, 2, 3, 4),
+        old_logprobs=None if on_policy else new + 0.3 * torch.randn(shape, generator=seeded),
+        sampler_logprobs=torch.where(mask, logps(0.8), 0.0),
+        reference_logprobs=torch.where(mask, logps(6.0), 0.0),
     )
     return new, batch
 
@@ -232,7 +251,7 @@ def test_loss_gradient_and_measures_are_ms_swifts_bit_by_bit(
         ours, theirs = drawn.clone().requires_grad_(), drawn.clone().requires_grad_()
         loss, measured = PolicyLoss(Settings(**values))(ours, batch, num_processes)
         swift = _SwiftLoss(options, theirs, num_processes)
-        expected, found = swift._compute_loss_and_metrics(swift.model, {}, batch)
+        expected, found = swift._compute_loss_and_metrics(swift.model, {}, _swift_batch(batch))
         loss.backward()
         expected.backward()
         assert float(loss) != 0.0
@@ -243,6 +262,28 @@ def test_loss_gradient_and_measures_are_ms_swifts_bit_by_bit(
         assert found["clipping"]["high_clip_max"] == float(measured["high"])
         assert found["clipping"]["region_clip_mean"] == float(measured["region"])
         assert found.get("kl") == (float(measured["kl"]) if "kl" in measured else None)
+
+
+def test_advantage_weights_and_entropy_bonus_meet_in_the_loss_alone() -> None:
+    columns = {
+        "advantages": torch.tensor([[2.0, -1.0, 0.0], [1.0, 1.0, 1.0]]),
+        "loss_weights": torch.tensor([[0.5, 2.0, 1.0], [1.0, 1.0, 3.0]]),
+        "game_weights": torch.tensor([[2.0], [0.5]]),
+        "entropy_bonus": torch.tensor([[0.1, 0.2, 0.3], [-0.1, 0.0, 0.1]]),
+    }
+    # A · u · g + b: neither weight multiplies the bonus.
+    expected = torch.tensor([[2.1, -3.8, 0.3], [0.4, 0.5, 1.6]])
+    apart = _batch(**columns)
+    together = _batch(advantages=expected)
+    assert torch.allclose(token_advantages(apart), expected)
+    for batch in (apart, together):
+        logps = torch.full((2, 3), -2.0, requires_grad=True)
+        loss, _ = PolicyLoss(Settings())(logps, batch)
+        loss.backward()
+        assert logps.grad is not None
+        _close((6 * logps.grad).tolist(), (-expected).tolist())
+    # Without the columns an advantage goes through bit by bit.
+    assert token_advantages(together) is together.advantages
 
 
 def test_nobody_but_the_settings_chooses_the_loss(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.training.link import GamesRequest, ServerLink
 from hanabi_grpo.training.main import main
-from hanabi_grpo.training.trainer import HanabiGRPOTrainer
+from hanabi_grpo.training.run import TrainingRun
 from hanabi_grpo.types import player_name
 
 PLAN = scripted_trainer.PLAN
@@ -60,5 +60,5 @@ if __name__ == "__main__":
     ServerLink.push, ServerLink.play = _push, scripted_trainer._play
     ServerLink.prepare, ServerLink.fetch = _prepare, _fetch
     ServerLink.connect = ServerLink.copy_log = ServerLink.disconnect = scripted_trainer._nothing
-    HanabiGRPOTrainer.new_logps = scripted_trainer._logps
+    TrainingRun.logprobs = scripted_trainer._logprobs
     sys.exit(main(sys.argv[1:]))

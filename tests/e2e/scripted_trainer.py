@@ -33,11 +33,13 @@ from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.loop import play_episode
 from hanabi_grpo.settings.partners import own_seats
-from hanabi_grpo.training import pipeline, trainer
+from hanabi_grpo.training import pipeline, policy
 from hanabi_grpo.training.link import ServerLink
 from hanabi_grpo.training.main import main
+from hanabi_grpo.training.micro_batch import MicroBatch
 from hanabi_grpo.training.model import adapters
-from hanabi_grpo.training.trainer import HanabiGRPOTrainer
+from hanabi_grpo.training.run import TrainingRun
+from hanabi_grpo.training.updates import Update
 from hanabi_grpo.types import DroppedGame, Episode, Reply, Turn, player_name
 
 PLAN: dict[str, Any] = json.loads(os.environ.get("SCRIPTED", "{}"))
@@ -165,17 +167,16 @@ def _without(episode: Episode, player: int) -> Episode:
     return dataclasses.replace(episode, turns=tuple(kept))
 
 
-_real_logps = HanabiGRPOTrainer.new_logps
+_real_logprobs = TrainingRun.logprobs
 
 
-def _logps(trainer: Any, model: Any, batch: dict[str, Any]) -> Any:
-    logps, player = _real_logps(trainer, model, batch), batch["grpo_batch"].player
+def _logprobs(run: TrainingRun, batch: MicroBatch, update: Update) -> torch.Tensor:
+    logprobs = _real_logprobs(run, batch, update)
     planted = PLAN.get("nan_loss", {})
-    if trainer.state.global_step in planted.get("steps", []) and player == player_name(
-        planted["player"]
-    ):
-        logps = logps * float("nan")
-    return logps
+    is_planted_step = run.state.step in planted.get("steps", [])
+    if is_planted_step and batch.player == player_name(planted["player"]):
+        logprobs = logprobs * float("nan")
+    return logprobs
 
 
 def _plain_logps(
@@ -209,14 +210,12 @@ def _nothing(*_: Any) -> None:
 if __name__ == "__main__":
     ServerLink.push, ServerLink.play, ServerLink.validated = _push, _play, _play
     ServerLink.connect = ServerLink.copy_log = ServerLink.disconnect = _nothing
-    HanabiGRPOTrainer.new_logps = _logps
+    TrainingRun.logprobs = _logprobs
     adapters.save_adapter = _save
     if PLAN.get("any_words"):
         pipeline.check_vocabulary = _nothing
     if PLAN.get("plain"):
-        trainer.reply_logps, trainer.join_lora_products, trainer.share_prefixes = (
-            _plain_logps,
-            _nothing,
-            _nothing,
-        )
+        policy.reply_logps = _plain_logps
+        policy.join_lora_products = _nothing
+        policy.share_prefixes = _nothing
     sys.exit(main(sys.argv[1:]))

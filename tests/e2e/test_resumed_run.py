@@ -228,8 +228,8 @@ def test_phases_of_best_response_resume_bit_by_bit_and_end_with_a_round_in_vain(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     # The scripted players never learn, so each phase lasts as long as its patience: player_0 moves
-    # in steps 1 and 2, player_1 in 3 and 4; the version after step 4 ends the round, and player_0's
-    # step 5 the run.
+    # in steps 1 and 2 and returns behind step 3, player_1 moves in 3 and 4 and returns behind 5;
+    # the version after step 4 ends the round, and player_0's step 5 the run.
     variables = {
         "SAVE_STEPS": "1",
         "HANABI_EVAL_STEPS": "1",
@@ -265,7 +265,19 @@ def test_phases_of_best_response_resume_bit_by_bit_and_end_with_a_round_in_vain(
         assert differing(one, other) == [] and one["updates"] == updates, player
     for player, before, after in (("player_0", 2, 4), ("player_1", 4, 5)):
         one, other = (everything(whole / f"checkpoint-{step}", player) for step in (before, after))
-        assert differing(one, other) == [], f"{player} rests"
+        moved = differing(one, other)
+        assert moved, "its phase was over: it returned to the best version of the phase"
+        assert not any("|" in name for name in moved), "its moments rest"
+    # The best version of each phase is the one that it began with, since nobody got better.
+    for name, value in weights(whole / "checkpoint-4", "player_0").items():
+        assert not ("lora_B" in name and value.any()), "new adapters begin at 0"
+    began, ended = (weights(whole / f"checkpoint-{step}", "player_1") for step in (2, 5))
+    assert differing(began, ended) == []
+
+
+def weights(checkpoint: Path, player: str) -> dict[str, torch.Tensor]:
+    """Return a player's adapter."""
+    return load_file(checkpoint / player / "adapter_model.safetensors")
 
 
 def test_a_zero_sum_game_trains_as_any_other(tiny_model: Path, tmp_path: Path) -> None:

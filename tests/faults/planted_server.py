@@ -17,7 +17,7 @@ from hanabi_grpo.agents.served_model import ServedPlayer
 from hanabi_grpo.cli import app
 from hanabi_grpo.rollout.loop import Player
 from hanabi_grpo.rollout.messages import RequestedTask
-from hanabi_grpo.server.engine import Engine
+from hanabi_grpo.server.engine import VllmSampler
 from hanabi_grpo.server.seats import Tables
 from hanabi_grpo.settings.refs import is_frozen
 
@@ -40,7 +40,11 @@ finite.
 PREVIOUS = "previous"
 """Player 1's upload of the version before is loaded at every version."""
 
-_real_load, _real_unload, _real_seat = Engine.load_adapter, Engine.unload_adapter, Tables.seat
+_real_load, _real_unload, _real_seat = (
+    VllmSampler.load_adapter,
+    VllmSampler.unload_adapter,
+    Tables.seat,
+)
 _first: dict[str, str] = {}
 _before: dict[str, str] = {}
 _handles: dict[str, Any] = {}
@@ -51,7 +55,7 @@ def _fault() -> str:
     return fault if fault in (*FAULTS, OVERFLOW, PREVIOUS) else "none"
 
 
-async def _load(engine: Engine, name: str, number: int, path: str) -> Any:
+async def _load(engine: VllmSampler, name: str, number: int, path: str) -> Any:
     adapter, _, version = name.partition("@")
     fault = _fault()
     if fault == OVERFLOW and is_frozen(name):
@@ -93,7 +97,7 @@ def _overflowing(path: str) -> str:
     return f"{path}-huge"
 
 
-async def _unload(engine: Engine, number: int) -> None:
+async def _unload(engine: VllmSampler, number: int) -> None:
     if _fault() not in ("skipped", "cache"):
         await _real_unload(engine, number)
 
@@ -113,5 +117,5 @@ def _seat(tables: Tables, task: RequestedTask) -> list[Player]:
 
 
 if __name__ == "__main__":
-    Engine.load_adapter, Engine.unload_adapter, Tables.seat = _load, _unload, _seat
+    VllmSampler.load_adapter, VllmSampler.unload_adapter, Tables.seat = _load, _unload, _seat
     app(["serve"])

@@ -7,20 +7,16 @@ import pytest
 import torch
 
 from hanabi_grpo.errors import NonFiniteError
-from hanabi_grpo.training.advantages import ESTIMATORS, Estimator, choose_estimator
-from hanabi_grpo.training.batching import (
-    next_baselines,
-    plan_batches,
-    sequences_of,
-    usable_groups,
-    useful_share,
-)
+from hanabi_grpo.training.batching import build_micro_batches, token_rows, usable_groups
+from hanabi_grpo.training.estimators import Estimator, make_estimator
+from hanabi_grpo.training.micro_batch import MicroBatch, useful_share
 from hanabi_grpo.types import DroppedGame, Episode, Turn, player_names
+from made_batches import made_cut
 from made_games import made_episode as _episode
 from made_games import made_turn
 
 OWN = ("player_0@3", "player_1@3")
-grpo = ESTIMATORS["grpo"]
+grpo = make_estimator("grpo")
 
 
 def _turn(player: int, length: int, score: float = 0.0, logprob: float = -0.25) -> Turn:
@@ -45,49 +41,50 @@ def _plan(
     estimator: Estimator = grpo,
     tokens: int = 0,
     shared: bool = False,
-) -> list[dict]:
-    return plan_batches(
+) -> list[MicroBatch]:
+    return build_micro_batches(
         groups,
-        own=OWN,
+        trained_seats=OWN,
         players=player_names(len(OWN)),
-        micro_batches_per_player=micro_batches,
-        tokens_per_micro_batch=tokens,
-        shared=shared,
-        rank=rank,
-        world_size=world_size,
         estimator=estimator,
+        cut=made_cut(
+            tokens=tokens,
+            micro_batches=micro_batches,
+            rank=rank,
+            world_size=world_size,
+            shared=shared,
+        ),
         pad_id=0,
         device=torch.device("cpu"),
     )
 
 
 def test_a_trajectory_is_one_sequence_with_the_loss_on_its_replies() -> None:
-    first = sequences_of([GROUP], 0, grpo, OWN)[0]
+    first = token_rows([GROUP], 0, grpo, OWN)[0]
     assert first.ids == [100, 101, 102, 7, 8, 100, 7, 8]
     assert first.mask == [False, False, False, True, True, False, True, True]
     assert first.logprobs == [0.0, 0.0, 0.0, -0.25, -0.5, 0.0, -0.25, -0.5]
     assert [value > 0 for value in first.advantages] == first.mask
     # A turn's tokens have the turn's advantage: its return-to-go of 1 and 0, less the mean over
     # four turns of 0.25.
-    planted = sequences_of([GROUP], 0, choose_estimator("return_to_go"), OWN)[0]
+    planted = token_rows([GROUP], 0, make_estimator("return_to_go"), OWN)[0]
     assert planted.advantages == [0.0, 0.0, 0.0, 0.75, 0.75, 0.0, -0.25, -0.25]
     # 8 tokens in 3 sequences: those of this one, of 4 tokens, weigh 8 / (3 · 4).
-    weighed = sequences_of([GROUP], 0, choose_estimator("return_to_go"), OWN, unit="sequence")[0]
-    assert weighed.advantages == pytest.approx([value * 8 / 12 for value in planted.advantages])
+    weighed = token_rows([GROUP], 0, make_estimator("return_to_go"), OWN, unit="sequence")[0]
+    assert weighed.advantages == planted.advantages
+    assert weighed.weights == pytest.approx([8 / 12 if said else 0.0 for said in weighed.mask])
     # Player 1 had no turn in the third game.
-    assert [len(sequences_of([GROUP], player, grpo, OWN)) for player in range(2)] == [3, 2]
+    assert [len(token_rows([GROUP], player, grpo, OWN)) for player in range(2)] == [3, 2]
 
 
 def test_every_micro_batch_belongs_to_one_player_and_is_shifted_by_one() -> None:
     first, second = _plan()
-    assert [batch["grpo_batch"].player for batch in (first, second)] == ["player_0", "player_1"]
-    batch = first["grpo_batch"]
-    assert first["model_inputs"]["input_ids"].shape == (3, 8)
-    assert batch.completion_mask.tolist()[0] == [False, False, True, True, False, True, True]
-    assert batch.logits_to_keep == 7
+    assert [first.player, second.player] == ["player_0", "player_1"]
+    assert first.ids.shape == (3, 8)
+    assert first.reply_mask.tolist()[0] == [False, False, True, True, False, True, True]
     # Player 0 said 2 + 2 + 2 + 2 tokens in all, player 1 four.
-    assert batch.num_items_in_batch.item() == 8
-    assert second["grpo_batch"].num_items_in_batch.item() == 4
+    assert first.num_reply_tokens == 8
+    assert second.num_reply_tokens == 4
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 8, 16, 1000])
@@ -97,7 +94,7 @@ def test_every_sequence_is_in_one_micro_batch_and_ranks_have_equally_many(
     tokens: int, world_size: int, shared: bool
 ) -> None:
     plans = [_plan(rank, world_size, 2, tokens=tokens, shared=shared) for rank in range(world_size)]
-    assert len({tuple(batch["grpo_batch"].player for batch in plan) for plan in plans}) == 1
+    assert len({tuple(batch.player for batch in plan) for plan in plans}) == 1
     batches = [batch for plan in plans for batch in plan]
     found = _rows_of(batches)
     assert [row[:2] for row in found] == [
@@ -109,21 +106,19 @@ def test_every_sequence_is_in_one_micro_batch_and_ranks_have_equally_many(
     ]
     assert found == _rows_of(_plan())
     for batch in batches:
-        rows, width = batch["model_inputs"]["input_ids"].shape
+        rows, width = batch.ids.shape
         assert shared or rows == 1 or rows * width <= tokens or not tokens
 
 
-def _rows_of(batches: list[dict]) -> list[list]:
-    """Each row with loss: player, game, and what its reply tokens carry."""
+def _rows_of(batches: Sequence[MicroBatch]) -> list[list]:
+    """Return each row with loss: player, game, and what its reply tokens carry."""
     rows = []
     for batch in batches:
-        data, ids = batch["grpo_batch"], batch["model_inputs"]["input_ids"]
-        for row, mask in enumerate(data.completion_mask):
-            columns = ids[row, 1:], data.advantages[row], data.rollout_per_token_logps[row]
+        for row, mask in enumerate(batch.reply_mask):
             if mask.any():
-                rows.append(
-                    [data.player, data.games[row], *(column[mask].tolist() for column in columns)]
-                )
+                columns = (batch.ids[row, 1:], batch.advantages[row], batch.sampler_logprobs[row])
+                carried = [column[mask].tolist() for column in columns]
+                rows.append([batch.player, batch.games[row], *carried])
     return sorted(rows)
 
 
@@ -162,72 +157,54 @@ def test_a_group_of_fewer_than_two_games_is_left_out_with_its_reason() -> None:
 
 def test_a_player_has_data_where_it_said_something_in_any_game_on_whatever_rank() -> None:
     groups = [_task(1, _episode(_turn(0, 1)), _episode(_turn(0, 1), _turn(1, 1)))]
-    plans = [[batch["grpo_batch"] for batch in _plan(rank, 2, 1, groups)] for rank in range(2)]
-    assert [[one.has_data for one in plan] for plan in plans] == [[True, True]] * 2
-    assert [[bool(one.completion_mask.any()) for one in plan] for plan in plans] == [
+    plans = [_plan(rank, 2, 1, groups) for rank in range(2)]
+    assert [[batch.has_data for batch in plan] for plan in plans] == [[True, True]] * 2
+    assert [[_has_loss(batch) for batch in plan] for plan in plans] == [
         [True, True],
         [True, False],
     ]
-    said_nothing = replace(_turn(1, 1), reply_ids=(), logprobs=())
-    plan = _plan(groups=[[_episode(_turn(0, 1), said_nothing)] * 2])
-    assert [batch["grpo_batch"].has_data for batch in plan] == [True, False]
+    silent = replace(_turn(1, 1), reply_ids=(), logprobs=())
+    plan = _plan(groups=[[_episode(_turn(0, 1), silent)] * 2])
+    assert [batch.has_data for batch in plan] == [True, False]
 
 
-def _has_loss(batch: dict) -> bool:
-    return bool(batch["grpo_batch"].completion_mask.any())
+def _has_loss(batch: MicroBatch) -> bool:
+    return bool(batch.reply_mask.any())
 
 
 def test_without_any_game_every_rank_gets_rows_without_loss() -> None:
     for rank in range(2):
         batches = _plan(rank, 2, 2, ())
-        assert [batch["grpo_batch"].player for batch in batches] == [
+        assert [batch.player for batch in batches] == [
             "player_0",
             "player_0",
             "player_1",
             "player_1",
         ]
         assert not any(_has_loss(batch) for batch in batches)
-        assert {tuple(batch["model_inputs"]["input_ids"].shape) for batch in batches} == {(1, 2)}
-        assert {batch["grpo_batch"].num_items_in_batch.item() for batch in batches} == {1}
+        assert {tuple(batch.ids.shape) for batch in batches} == {(1, 2)}
+        assert {batch.num_reply_tokens for batch in batches} == {0}
 
 
 def test_advantages_that_overflow_are_an_error_and_never_a_loss() -> None:
     huge = [_episode(_turn(0, 1, 1e308)), _episode(_turn(0, 1, 1e308)), _episode(_turn(0, 1))]
     big = [_episode(_turn(0, 1, 1e300)), _episode(_turn(0, 1))]
     assert usable_groups([huge], ()) == ([huge], [])
-    for group, estimator in ((huge, grpo), (big, choose_estimator("grpo", "none"))):
+    for group, estimator in ((huge, grpo), (big, make_estimator("grpo", scale="none"))):
         with pytest.raises(NonFiniteError, match=r"player_0, task train 0, game 0: advantages \["):
             _plan(groups=[group], estimator=estimator)
     assert _has_loss(_plan(groups=[big])[0])
 
 
-def test_baselines_hold_the_trained_seats_games_only() -> None:
-    alone = _episode(_turn(0, 1, 1.0), _turn(1, 1, 1.0), seats=OWN)
-    with_bot = _episode(_turn(0, 1), _turn(1, 1), seats=(OWN[0], "iggi"))
-    found = next_baselines({}, [[alone], [with_bot]], OWN)
-    assert found == {"player_0 x": 1.0, "player_1 x": 2.0}
-    # A game that ended before player 1's turn says nothing of player 1.
-    assert next_baselines(found, [[_episode(_turn(0, 1, 4.0))]], OWN) == {
-        "player_0 x": pytest.approx(1.3),
-        "player_1 x": 2.0,
-    }
-
-
-def test_turns_that_are_conversations_of_their_own_are_sequences_of_their_own_with_the_same_advantages() -> (
-    None
-):
-    alone = [
-        replace(one, turns=tuple(replace(turn, fresh=True) for turn in one.turns)) for one in GROUP
-    ]
-    joined, apart = (sequences_of([group], 0, grpo, OWN) for group in (GROUP, alone))
+def test_turns_that_are_conversations_of_their_own_are_rows_with_the_same_advantages() -> None:
+    alone = []
+    for episode in GROUP:
+        turns = tuple(replace(turn, fresh=True) for turn in episode.turns)
+        alone.append(replace(episode, turns=turns))
+    joined = token_rows([GROUP], 0, grpo, OWN)
+    apart = token_rows([alone], 0, grpo, OWN)
     assert [len(row.ids) for row in joined] == [3 + 2 + 1 + 2, 4 + 2, 2 + 2]
-    assert [len(row.ids) for row in apart] == [3 + 2, 1 + 2, 4 + 2, 2 + 2] and [
-        row.game for row in apart
-    ] == [
-        0,
-        0,
-        1,
-        2,
-    ]
+    assert [len(row.ids) for row in apart] == [3 + 2, 1 + 2, 4 + 2, 2 + 2]
+    assert [row.game for row in apart] == [0, 0, 1, 2]
     for name in ("ids", "mask", "logprobs", "advantages"):
         assert [*getattr(apart[0], name), *getattr(apart[1], name)] == getattr(joined[0], name)

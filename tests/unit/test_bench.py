@@ -24,7 +24,7 @@ from bench.trl_rows import trl_team
 from fake_engine import CHAT, FakeEngine
 from hanabi_grpo.agents.conversation import Conversation
 from hanabi_grpo.errors import ServerError
-from hanabi_grpo.server.engine import SamplingConfig
+from hanabi_grpo.rollout.sampler import SamplingConfig
 from hanabi_grpo.settings import load_settings
 
 ROOT = Path(__file__).parents[2]

@@ -291,7 +291,7 @@ def test_a_guest_adapter_that_is_none_is_refused_with_the_reason(
         answer = http.put("/frozen/", params=params, content=GUEST, headers=headers)
         assert answer.status_code == 422
         assert reason in answer.json()["detail"]
-        assert app.store.frozen.words() == []
+        assert app.store.frozen.names() == []
         assert app.engine.loaded == {}
 
 
@@ -302,5 +302,5 @@ def test_a_guest_adapter_that_is_too_large_is_413_and_the_route_only_takes_uploa
         )
         assert too_long.status_code == 413
         assert http.get("/frozen/").status_code == 405
-        assert app.store.frozen.words() == []
+        assert app.store.frozen.names() == []
         assert app.engine.loaded == {}

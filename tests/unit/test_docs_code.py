@@ -92,7 +92,7 @@ def test_a_patch_applies_and_its_python_prints_what_the_page_says(
     assert len(code) == len(printed)
     assert [run(patched, sys.executable, "-c", block) for block in code] == printed
     if chapter == "An advantage estimator":
-        assert "qmix, median" in cli(patched, "settings", "--markdown")
+        assert "grpo, median, rloo" in cli(patched, "settings", "--markdown")
 
 
 @pytest.mark.parametrize("chapter", ["A board", "A player"])

@@ -11,10 +11,27 @@ OWNERS = {"vllm": "server", "swift": "training", "wandb": "tracking", "matplotli
 """Library to the room that may import it; a room is a folder or a file of the package."""
 ROOMS = (
     ("", "errors", "logs", "processes", "types"),
-    *(("envs",), ("settings",), ("runs",), ("rollout",), ("tracking",), ("client",), ("agents",)),
-    *(("server",), ("training",), ("sft",), ("evaluation",), ("report",), ("commands",), ("cli",)),
+    # The settings take the choices of HANABI_ADVANTAGE from the registry of estimators, so that a
+    # new one is one file. They compare finished episodes, for which `types` is enough.
+    ("training.estimators",),
+    ("envs",),
+    ("settings",),
+    ("runs",),
+    ("rollout",),
+    ("tracking",),
+    ("client",),
+    ("agents",),
+    ("server",),
+    ("training",),
+    ("sft",),
+    ("evaluation",),
+    ("report",),
+    ("commands",),
+    ("cli",),
 )
-"""From the ground up."""
+"""From the ground up. A room is a folder or a file of the package, or a folder in one of its
+folders, as "training.estimators".
+"""
 FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
 
 
@@ -30,8 +47,11 @@ def imported_modules(source: str) -> set[str]:
 
 
 def room(path: Path) -> str:
-    first = next(iter(path.relative_to(PACKAGE).parts), "")
-    return first.removesuffix(".py").replace("__init__", "")
+    parts = [part.removesuffix(".py") for part in path.relative_to(PACKAGE).parts]
+    inner_room = ".".join(parts[:2])
+    if inner_room in FLOOR:
+        return inner_room
+    return "".join(parts[:1]).replace("__init__", "")
 
 
 def name(path: Path) -> str:
@@ -56,6 +76,23 @@ def test_a_room_imports_only_rooms_below_it() -> None:
             if FLOOR[room(above)] > FLOOR[room(path)]:
                 upwards.append(f"{name(path)} -> {target}")
     assert upwards == []
+
+
+def test_the_package_around_the_estimators_imports_nothing() -> None:
+    # Importing `training.estimators` runs it, in the settings too.
+    assert imported_modules((PACKAGE / "training" / "__init__.py").read_text()) == set()
+
+
+def test_estimators_import_types_and_errors_and_nothing_else_of_the_package() -> None:
+    allowed = ("hanabi_grpo.types", "hanabi_grpo.errors", "hanabi_grpo.training.estimators")
+    found = {
+        f"{name(path)} -> {target}"
+        for path in FILES
+        if room(path) == "training.estimators"
+        for target in imported_modules(path.read_text())
+        if target.startswith("hanabi_grpo.") and not target.startswith(allowed)
+    }
+    assert found == set()
 
 
 def test_environments_import_errors_types_and_logs_and_nothing_else_of_the_package() -> None:
@@ -84,7 +121,15 @@ def test_nothing_in_the_package_unpickles_or_loads_yaml_objects() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["cli", "settings", "rollout.datasets", "envs.registry", "agents.served_model"]
+    "module",
+    [
+        "cli",
+        "settings",
+        "rollout.datasets",
+        "envs.registry",
+        "training.estimators",
+        "agents.served_model",
+    ],
 )
 def test_light_modules_load_no_heavy_library(module: str) -> None:
     heavy = ("torch", "vllm", "swift", "transformers", "wandb", "matplotlib", "openai")

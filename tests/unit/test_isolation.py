@@ -59,9 +59,11 @@ class _Training:
             # A player without data goes through its micro-batch with a loss of zero, as in
             # training.
             (self.model(torch.ones(2, 4), name).sum() * data.get(name, 0.0)).backward()
-        self.guard.begin(data)
+        self.guard.begin_step()
+        self.guard.begin_update(data)
         self.optimizer.step()
-        self.guard.finish()
+        self.guard.end_update()
+        self.guard.end_step()
         self.schedule.step()
 
     def of(self, name: str) -> dict[str, Any]:
@@ -169,14 +171,15 @@ def test_updates_that_a_loss_scale_skips_while_it_falls_do_not_stop_the_run_and_
 
     def step(gradient: float) -> None:
         run.optimizer.zero_grad()
-        run.guard.begin(NAMES)
+        run.guard.begin_step()
+        run.guard.begin_update(NAMES)
         for name in NAMES:
             # What float16 would make of a loss of this size times the scale.
             value = torch.tensor(gradient * scaler.get_scale()).half().float()
             run.model.lora_A[name].weight.grad = torch.full((4, 4), float(value))
         scaler.step(run.optimizer)
         scaler.update()
-        run.guard.finish()
+        run.guard.end_update()
 
     # 2^16 · 500 is infinite in float16, until the scale has been halved nine times.
     for skipped in range(1, 10):
@@ -192,8 +195,9 @@ def test_updates_that_a_loss_scale_skips_while_it_falls_do_not_stop_the_run_and_
 
 def test_a_step_that_nobody_announced_is_refused_and_one_that_never_came_is_counted() -> None:
     run = _Training()
-    run.guard.begin({"player_0", "player_1"})
-    run.guard.finish()
+    run.guard.begin_step()
+    run.guard.begin_update({"player_0", "player_1"})
+    run.guard.end_update()
     assert run.guard.dropped == ["player_0", "player_1"]
     assert "skipped before the optimizer" in run.reports[0][1]
     run = _Training()
@@ -210,31 +214,33 @@ def test_several_updates_from_one_steps_games_count_once_and_clip_each_time() ->
     weight = run.model.lora_A["player_0"].weight
     group = run.optimizer.param_groups[0]
     group["lr"] = 0.1
-    run.guard.begin({"player_0"})
+    run.guard.begin_step()
+    run.guard.begin_update({"player_0"})
     for scale in (5.0, 0.01):
         before = weight.detach().clone()
         run.optimizer.zero_grad()
         (run.model(torch.ones(2, 4), "player_0").sum() * scale).backward()
         run.optimizer.step()
-        assert run.guard.finish() == {"player_0": pytest.approx(8.0 * scale, rel=1e-5)}
+        assert run.guard.end_update() == {"player_0": pytest.approx(8.0 * scale, rel=1e-5)}
         assert (weight - before).norm().item() == pytest.approx(
             0.1 * min(8.0 * scale, 1.0), rel=1e-3
         )
-        assert run.guard.stepping, "an interrupt now would find half a step"
-        run.guard.again({"player_0"})
+        assert run.guard.is_stepping, "an interrupt now would find half a step"
+        run.guard.begin_update({"player_0"})
     assert [one["updates"] for one in run.optimizer.param_groups] == [1, 0]
 
 
 def test_bad_updates_of_one_step_are_one_step_of_the_three_that_stop_a_run() -> None:
     run = _Training()
-    run.guard.begin(NAMES)
+    run.guard.begin_step()
+    run.guard.begin_update(NAMES)
     for _ in range(5):
         run.optimizer.zero_grad()
         (run.model(torch.ones(2, 4), "player_0").sum() * float("nan")).backward()
         run.model(torch.ones(2, 4), "player_1").sum().backward()
         run.optimizer.step()
-        assert list(run.guard.finish()) == ["player_1"]
-        run.guard.again(NAMES)
+        assert list(run.guard.end_update()) == ["player_1"]
+        run.guard.begin_update(NAMES)
     assert run.guard.dropped == ["player_0"]
     assert run.guard.streaks == {"player_0": 1, "player_1": 0}
     assert len(run.reports) == 1

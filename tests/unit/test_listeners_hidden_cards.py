@@ -24,7 +24,7 @@ from hanabi_grpo.envs.hanabi.prompts import turn_prompt
 from hanabi_grpo.envs.hanabi.rules import Card, Game, make_spec
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.loop import Player
-from hanabi_grpo.server.engine import Sample, SamplingConfig
+from hanabi_grpo.rollout.sampler import Sample, SamplingConfig
 from hanabi_grpo.sft.tiny_model.tokenizer import CHAT_TEMPLATE, END, START
 from hanabi_grpo.types import Reply
 
@@ -61,7 +61,7 @@ class Ear:
         self._heard = heard
 
     async def generate(
-        self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None, *game: Any
+        self, prompt_ids: list[int], sampling: SamplingConfig, adapter: Any | None, *game: Any
     ) -> Sample:
         self._heard.append(chat().tokenizer.decode(prompt_ids))
         ids = (*chat().tokenizer.encode(REPLY), chat().eos_id)

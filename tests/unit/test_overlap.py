@@ -19,7 +19,8 @@ from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import own_seats
 from hanabi_grpo.training.link import GamesRequest, ServerLink
 from hanabi_grpo.training.model.adapters import use_adapter
-from hanabi_grpo.training.overlap import KeptAdapters, PlayAhead
+from hanabi_grpo.training.overlap import PlayAhead
+from hanabi_grpo.training.policy import EarlierVersions
 from server_app import PEFT_CONFIG, PLAYERS, RunningApp, adapter_bytes, push_to, running_app
 from waiting import wait_until
 
@@ -235,26 +236,26 @@ def move(model: PeftModel) -> None:
 def test_forward_passes_meet_the_kept_version_and_the_weights_of_now_come_back_bit_by_bit(
     model: PeftModel,
 ) -> None:
-    kept = KeptAdapters()
+    kept = EarlierVersions(model)
     before = {name: outputs(model, name) for name in PLAYERS}
-    kept.keep(model, 4)
+    kept.keep(4)
     move(model)
     tensors = {
         name: (parameter, parameter.detach().clone())
         for name, parameter in model.named_parameters()
     }
     now = {name: outputs(model, name) for name in PLAYERS}
-    kept.keep(model, 5)
-    with kept.using(model, 4):
+    kept.keep(5)
+    with kept.using(4):
         assert all(torch.equal(outputs(model, name), before[name]) for name in PLAYERS)
-    with pytest.raises(ZeroDivisionError), kept.using(model, 4):
+    with pytest.raises(ZeroDivisionError), kept.using(4):
         1 / 0  # noqa: B018
     assert all(torch.equal(outputs(model, name), now[name]) for name in PLAYERS)
     assert not any(torch.equal(now[name], before[name]) for name in PLAYERS)
-    kept.keep(model, 6)
+    kept.keep(6)
     with (
         pytest.raises(VersionError, match=r"version 4 are not kept here \(kept: \[5, 6\]\)"),
-        kept.using(model, 4),
+        kept.using(4),
     ):
         pass
     for name, parameter in model.named_parameters():

@@ -13,13 +13,16 @@ from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.settings.partners import own_seats, seated
 from hanabi_grpo.training import metrics as step_metrics
-from hanabi_grpo.training.advantages import ESTIMATORS
-from hanabi_grpo.training.batching import plan_batches, sequences_of, usable_groups
+from hanabi_grpo.training.batching import build_micro_batches, token_rows, usable_groups
+from hanabi_grpo.training.estimators import ESTIMATORS, Estimator, make_estimator
+from hanabi_grpo.training.micro_batch import MicroBatch
 from hanabi_grpo.training.tasks import check_stamps
 from hanabi_grpo.types import Episode, Turn, player_names
+from made_batches import made_cut
 from made_games import made_episode, made_turn
 
-OWN = own_seats(2, player_names(2), 3)
+NAMES = player_names(2)
+OWN = own_seats(2, NAMES, 3)
 FROZEN = "frozen_0123456789abcdef@50"
 
 
@@ -83,37 +86,43 @@ SELF_PLAY = [
 
 
 def plan(
-    groups: Sequence[Sequence[Episode]], own: Sequence[str] = OWN, **other: Any
-) -> list[dict[str, Any]]:
-    given = {
-        "players": player_names(2),
-        "micro_batches_per_player": 1,
-        "rank": 0,
-        "world_size": 1,
-        "estimator": ESTIMATORS["grpo"],
-        "pad_id": 0,
-    }
-    return plan_batches(groups, own=own, device=torch.device("cpu"), **{**given, **other})
+    groups: Sequence[Sequence[Episode]],
+    own: Sequence[str] = OWN,
+    *,
+    players: Sequence[str] = NAMES,
+    estimator: Estimator | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+) -> list[MicroBatch]:
+    return build_micro_batches(
+        groups,
+        trained_seats=own,
+        players=players,
+        estimator=estimator or make_estimator("grpo"),
+        cut=made_cut(rank=rank, world_size=world_size),
+        pad_id=0,
+        device=torch.device("cpu"),
+    )
 
 
 def moving(groups: Sequence[Sequence[Episode]], own: Sequence[str] = OWN) -> set[str]:
-    return {one["grpo_batch"].player for one in plan(groups, own) if one["grpo_batch"].has_data}
+    return {batch.player for batch in plan(groups, own) if batch.has_data}
 
 
-def flat(batches: Sequence[dict[str, Any]], player: str) -> list[torch.Tensor]:
-    found = []
+def flat(batches: Sequence[MicroBatch], player: str) -> list[torch.Tensor]:
+    """Return all that a player's micro-batches hold."""
+    columns = []
     for batch in batches:
-        one = batch["grpo_batch"]
-        if one.player == player:
-            found += [
-                *batch["model_inputs"].values(),
-                one.completion_mask,
-                one.seq_lengths,
-                one.rollout_per_token_logps,
-                one.advantages,
-                one.num_items_in_batch,
+        if batch.player == player:
+            columns += [
+                batch.ids,
+                batch.lengths,
+                batch.reply_mask,
+                batch.sampler_logprobs,
+                batch.advantages,
+                torch.tensor(batch.num_reply_tokens),
             ]
-    return found
+    return columns
 
 
 def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
@@ -122,16 +131,16 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
     )
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS.values())
+@pytest.mark.parametrize("estimator", [make_estimator(name) for name in ESTIMATORS])
 def test_what_a_frozen_partner_says_is_in_no_batch_and_changes_none(estimator: Any) -> None:
     groups = [with_frozen(), SELF_PLAY]
     batches = plan(groups, estimator=estimator)
     # Player 1 is exactly what it is without the partner's games: rows, advantages, and what the
     # loss is divided by.
     assert same(flat(batches, "player_1"), flat(plan([SELF_PLAY], estimator=estimator), "player_1"))
-    assert int(batches[1]["grpo_batch"].num_items_in_batch) == 4
-    assert int(batches[0]["grpo_batch"].num_items_in_batch) == 2 + 4 + 2 + 2
-    assert sequences_of([with_frozen()], 1, estimator, OWN) == []
+    assert batches[1].num_reply_tokens == 4
+    assert batches[0].num_reply_tokens == 2 + 4 + 2 + 2
+    assert token_rows([with_frozen()], 1, estimator, OWN) == []
     assert moving([with_frozen()], OWN) == {"player_0"}
     assert moving(groups, OWN) == {"player_0", "player_1"}
     other = plan([with_frozen(token=11, logprob=-3.0), SELF_PLAY], estimator=estimator)
@@ -163,9 +172,9 @@ def test_a_partner_that_always_ends_the_game_first_leaves_a_step_without_data() 
     assert moving([group], OWN) == set()
     for rank in range(2):
         batches = plan([group], rank=rank, world_size=2)
-        assert [int(batch["grpo_batch"].completion_mask.sum()) for batch in batches] == [0, 0]
-        assert {tuple(batch["model_inputs"]["input_ids"].shape) for batch in batches} == {(1, 2)}
-    metrics = episode_metrics([group], own=OWN, partners={"blind": "blind"})
+        assert [int(batch.reply_mask.sum()) for batch in batches] == [0, 0]
+        assert {tuple(batch.ids.shape) for batch in batches} == {(1, 2)}
+    metrics = episode_metrics([group], own_seats=OWN, partners={"blind": "blind"})
     assert (metrics["player_0/games_without_turn"], metrics["player_1/games_without_turn"]) == (
         0,
         4,
@@ -181,7 +190,7 @@ def test_scores_with_each_partner_and_of_self_play_are_told_apart() -> None:
     ]
     metrics = episode_metrics(
         [with_frozen(logprob=-9.0), SELF_PLAY, iggi],
-        own=OWN,
+        own_seats=OWN,
         partners={FROZEN: "earlier", "iggi": "iggi", "frozen_ffffffffffffffff@1": "checkpoint-1"},
     )
     expected = {
@@ -203,7 +212,7 @@ def test_scores_with_each_partner_and_of_self_play_are_told_apart() -> None:
     assert {name: metrics[name] for name in expected} == expected
     assert "partners/checkpoint-1/score" not in metrics
     assert not any(FROZEN in name for name in metrics)
-    plain = episode_metrics([SELF_PLAY], own=OWN)
+    plain = episode_metrics([SELF_PLAY], own_seats=OWN)
     assert plain == episode_metrics([SELF_PLAY])
     assert not any("self_play" in name or "partners" in name for name in plain)
 
@@ -213,7 +222,7 @@ def test_replies_that_are_all_bad_are_found_beside_a_script_whose_moves_are_lega
         game((OWN[0], "iggi"), turn(0, 3, illegal=-0.5), script(1), number=number)
         for number in range(2)
     ]
-    assert episode_metrics([bad], own=OWN)["games_all_bad"] == 2
+    assert episode_metrics([bad], own_seats=OWN)["games_all_bad"] == 2
     assert episode_metrics([bad])["games_all_bad"] == 0
     # A partner's penalties are no spread of the players that are trained.
     seats = (OWN[0], FROZEN)
@@ -223,7 +232,8 @@ def test_replies_that_are_all_bad_are_found_beside_a_script_whose_moves_are_lega
     ]
     other = [game(seats, turn(0, 3), turn(1, 3, version=50)), penalised[1]]
     assert [
-        episode_metrics([group], own=OWN)["groups_without_spread"] for group in (penalised, other)
+        episode_metrics([group], own_seats=OWN)["groups_without_spread"]
+        for group in (penalised, other)
     ] == [1, 1]
     assert [episode_metrics([group])["groups_without_spread"] for group in (penalised, other)] == [
         1,

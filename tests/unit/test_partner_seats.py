@@ -223,7 +223,7 @@ def test_an_adapter_that_the_server_dropped_meanwhile_is_lent_again(
     seats = [group[0].seats for group in link.play(DEALS, PLAYERS, 7).groups]
     for number in range(MAX_FROZEN):
         link.client.upload_guest(1, adapter_bytes(1.0 + number / 64), PEFT_CONFIG)
-    assert word(50, weights_of(50, "player_0")) not in app.store.frozen.words()
+    assert word(50, weights_of(50, "player_0")) not in app.store.frozen.names()
     assert [group[0].seats for group in link.play(DEALS, PLAYERS, 7).groups] == seats
     link.client.close()
 
@@ -265,6 +265,6 @@ def test_a_partner_that_does_not_fit_leaves_the_server_free_for_the_next_trainer
     ):
         link.connect(0)
     assert link.client.session_timeout is None
-    assert app.store.frozen.words() == []
+    assert app.store.frozen.names() == []
     # The next one gets in at once.
     connectable(app, tmp_path / "next", monkeypatch).connect(0)

@@ -42,32 +42,43 @@ def games(score: int) -> list[list[Episode]]:
 def phases_by_definition(
     scores: Sequence[float], num_players: int, patience: int
 ) -> list[tuple[int, bool]]:
-    """Return per validation the phase after it, and whether the run ends there, from the definition
-    alone.
+    """Return per validation the phase after it, and whether the run ends there.
+
+    From the definition alone: no validation of the last `patience` ones, all of them behind the
+    phase's first, is better than every one before it in the run.
     """
-    found, starts = [], [0]
+    phases = []
+    starts = [0]
     for now in range(len(scores)):
-        phase, ends = scores[starts[-1] : now + 1], False
-        if len(phase) > patience and max(phase[-patience:]) <= max(phase[:-patience]):
+        ends_run = False
+        first_in_vain = now - patience + 1
+        is_long_enough = first_in_vain > starts[-1]
+        if is_long_enough and max(scores[first_in_vain : now + 1]) <= max(scores[:first_in_vain]):
             if len(starts) >= num_players:
-                before = starts[-num_players]
-                ends = max(scores[before + 1 : now + 1]) <= max(scores[: before + 1])
+                start_of_round = starts[-num_players]
+                best_of_round = max(scores[start_of_round + 1 : now + 1])
+                ends_run = best_of_round <= max(scores[: start_of_round + 1])
             starts.append(now)
-        found.append((len(starts) - 1, ends))
-    return found
+        phases.append((len(starts) - 1, ends_run))
+    return phases
 
 
-def test_a_phase_ends_after_so_many_validations_that_are_no_better_than_its_own_best() -> None:
-    scores = [1.0, 2.0, 1.5, 1.4, 1.6, 1.5, 1.6, 1.0, 1.2]
-    found = [
+def test_a_phase_ends_after_so_many_validations_that_are_no_better_than_the_best() -> None:
+    scores = [1.0, 2.0, 1.5, 1.4, 1.6, 2.5, 2.4, 1.0, 2.2, 1.2]
+    phases = [
         phase_after(rows(scores[: number + 1]), ("player_0", "player_1"), 2)
         for number in range(len(scores))
     ]
-    assert [one.player[-1] for one in found] == list("000111001"), (
-        "1.6 is the best of its phase, not of the run"
+    assert [phase.player[-1] for phase in phases] == list("0001111001"), (
+        "player_1 is measured against 2.0, which the team went on from"
     )
-    assert [one.stale for one in found] == [0, 0, 1, 0, 0, 1, 0, 1, 0]
-    assert [one.ends_run for one in found] == [False] * 8 + [True]
+    assert [phase.stale for phase in phases] == [0, 0, 1, 0, 1, 0, 1, 0, 1, 0]
+    assert [phase.is_best for phase in phases] == [phase.stale == 0 for phase in phases]
+    finished = [phase.finished_player for phase in phases]
+    assert finished == [None] * 3 + ["player_0"] + [None] * 3 + ["player_1"] + [None, "player_0"]
+    assert [phase.ends_run for phase in phases] == [False] * 10
+    in_vain = phase_after(rows([*scores, 1.0, 1.0]), ("player_0", "player_1"), 2)
+    assert in_vain.ends_run, "2.5 is older than a whole round"
     empty = phase_after([], ("player_1",), 2)
     assert (empty.number, empty.player, empty.stale, empty.ends_run) == (0, "player_1", 0, False)
 
@@ -107,23 +118,24 @@ def test_a_run_that_is_resumed_anywhere_trains_whom_the_whole_run_trains_and_end
         for step in range(first, last):
             if validation.is_due(step):
                 validation.add(step, games(scores[step // 10]))
-            found.append((validation.active, validation.ends_run(step)))
+            verdict = validation.verdict(step)
+            found.append((verdict.active_players, verdict.ends_run))
         return found
 
     with caplog.at_level(logging.INFO):
         whole = go_on(tmp_path, 0, 120)
-    assert [active[0][-1] for active, _ in whole[::10]] == list("000222000220")
+    assert [active[0][-1] for active, _ in whole[::10]] == list("000222002200")
     assert all(active == whole[step // 10 * 10][0] for step, (active, _) in enumerate(whole))
-    assert [step for step, (_, ends) in enumerate(whole) if ends] == [110]
+    assert [step for step, (_, ends) in enumerate(whole) if ends] == [100]
     assert (
-        "phase 1: player_2 is trained now; the team has 1.000 ± 0.000 at step 30" in caplog.messages
+        "phase 1: player_2 is trained now; the team has 2.000 ± 0.000 at step 10" in caplog.messages
     )
     assert caplog.messages[-1] == (
         "a whole round of players brought no version that is better than 3.000 ± 0.000 at step 40: "
-        "the run ends after step 111"
+        "the run ends after step 101"
     )
     kept = (tmp_path / FILE).read_text()
-    for first in (0, 5, 10, 29, 30, 31, 60, 90, 110, 111):
+    for first in (0, 5, 10, 29, 30, 31, 60, 90, 100, 101):
         (tmp_path / FILE).write_text(kept)
         assert go_on(tmp_path, first, 120) == whole[first:], first
         assert (tmp_path / FILE).read_text() == kept
@@ -136,10 +148,11 @@ def test_metrics_say_the_phase_and_what_is_stale_in_it(tmp_path: Path) -> None:
         (0, 0),
         (0, 1),
         (1, 0),
-        (1, 0),
+        (1, 1),
     ]
     plain = Validation(Settings(eval_steps=10, save_steps=10), tmp_path / "x", [LAPTOP], 0)
-    assert plain.phase is None and plain.active == ("player_0", "player_1")
+    assert plain.phase is None
+    assert plain.verdict(0).active_players == ("player_0", "player_1")
 
 
 @pytest.mark.parametrize("missing", ["eval_steps", "eval_patience"])

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
 from hanabi_grpo.rollout.recordings import read_recordings
-from hanabi_grpo.server.engine import Sample, SamplingConfig
+from hanabi_grpo.rollout.sampler import Sample, SamplingConfig
 from hanabi_grpo.types import Episode, ReplyKind
 from server_app import WordEngine, running_app
 
@@ -182,6 +182,6 @@ def test_a_model_may_be_the_partner_and_a_server_that_fails_is_an_error_in_one_l
 
 class _FailingEngine(WordEngine):
     async def generate(
-        self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None, *game: Any
+        self, prompt_ids: list[int], sampling: SamplingConfig, adapter: Any | None, *game: Any
     ) -> Sample:
         raise RuntimeError("planted")

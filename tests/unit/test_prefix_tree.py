@@ -1,6 +1,4 @@
-"""Cuts keep their limit on every rank; in a tree of sequences every token is found again, and none
-is there twice.
-"""
+"""Cuts keep their limit on every rank, and a tree of sequences has every token once."""
 
 import numpy as np
 import pytest
@@ -21,89 +19,110 @@ from hanabi_grpo.training.model.prefix_tree import (
 SEQUENCES = st.lists(st.lists(st.integers(1, 3), min_size=2, max_size=9), min_size=1, max_size=8)
 
 
-def _batch(sequences: list[list[int]], seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids padded with 0, and a mask that marks about half of the tokens but the first."""
-    ids = torch.zeros(len(sequences), max(map(len, sequences)), dtype=torch.long)
-    mask = torch.zeros(ids.shape[0], ids.shape[1] - 1, dtype=torch.bool)
-    drawn = torch.Generator().manual_seed(seed)
+def padded_ids(sequences: list[list[int]]) -> torch.Tensor:
+    """Return [rows, tokens], filled with 0 on the right."""
+    rows = [torch.tensor(sequence) for sequence in sequences]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+def random_mask(sequences: list[list[int]], seed: int) -> torch.Tensor:
+    """Return a mask that marks about half of the tokens but the first of each sequence."""
+    generator = torch.Generator().manual_seed(seed)
+    width = max(map(len, sequences))
+    mask = torch.zeros(len(sequences), width - 1, dtype=torch.bool)
     for row, sequence in enumerate(sequences):
-        ids[row, : len(sequence)] = torch.tensor(sequence)
-        mask[row, : len(sequence) - 1] = torch.rand(len(sequence) - 1, generator=drawn) < 0.5
-    return ids, mask
+        num_predicted = len(sequence) - 1
+        mask[row, :num_predicted] = torch.rand(num_predicted, generator=generator) < 0.5
+    return mask
 
 
-def _prefixes(tree: PrefixTree) -> list[tuple[int, ...]]:
-    """Per node the tokens up to it, read from where it stands in the blocks."""
-    places = [
-        (block, row, column)
-        for block in tree.blocks
-        for row in range(len(block))
-        for column in range(block.shape[1])
-    ]
-    found = []
+def order_of(sequences: list[list[int]]) -> PrefixOrder:
+    return PrefixOrder([np.array(sequence, dtype=np.int64) for sequence in sequences])
+
+
+def prefixes_of_nodes(tree: PrefixTree) -> list[tuple[int, ...]]:
+    """Return per node the tokens up to it, read from where it stands in the blocks."""
+    places = []
+    for block in tree.blocks:
+        for row in range(len(block)):
+            for column in range(block.shape[1]):
+                places.append((block, row, column))
+    prefixes = []
     for node, home in enumerate(tree.homes.tolist()):
         block, row, column = places[home]
         path = block[row, : column + 1]
-        assert path[-1] == node and tree.positions[path].tolist() == list(range(column + 1))
-        found.append(tuple(tree.ids[path].tolist()))
-    return found
+        assert path[-1] == node
+        assert tree.positions[path].tolist() == list(range(column + 1))
+        prefixes.append(tuple(tree.ids[path].tolist()))
+    return prefixes
 
 
 @given(SEQUENCES, st.integers(0, 3))
 def test_nodes_are_the_different_beginnings_up_to_the_last_reply(
     sequences: list[list[int]], seed: int
 ) -> None:
-    ids, mask = _batch(sequences, seed)
+    ids = padded_ids(sequences)
+    mask = random_mask(sequences, seed)
     tree = prefix_tree(ids, mask)
-    needed = [max([int(place) + 1 for place in marked.nonzero()] or [1]) for marked in mask]
-    expected = {
-        tuple(sequence[: end + 1])
-        for sequence, length in zip(sequences, needed, strict=True)
-        for end in range(length)
-    }
-    found = _prefixes(tree)
-    assert len(found) == len(set(found)) and set(found) == expected
-    predicted_from = [
-        tuple(ids[row, : column + 1].tolist()) for row, column in mask.nonzero().tolist()
-    ]
-    assert [found[node] for node in tree.predicting.tolist()] == predicted_from
+    expected = set()
+    for sequence, marks in zip(sequences, mask, strict=True):
+        marked = marks.nonzero().flatten().tolist()
+        num_needed = max([place + 1 for place in marked], default=1)
+        for length in range(1, num_needed + 1):
+            expected.add(tuple(sequence[:length]))
+    prefixes = prefixes_of_nodes(tree)
+    assert len(prefixes) == len(set(prefixes))
+    assert set(prefixes) == expected
+    predicted_from = []
+    for row, column in mask.nonzero().tolist():
+        predicted_from.append(tuple(ids[row, : column + 1].tolist()))
+    assert [prefixes[node] for node in tree.predicting.tolist()] == predicted_from
 
 
 def test_a_sequence_that_another_one_begins_with_has_no_row_of_its_own() -> None:
-    ids, mask = _batch([[1, 2, 3, 1], [1, 2, 3, 1, 2, 3], [1, 2, 3, 1, 2, 3], [2, 2, 2, 2]])
-    tree = prefix_tree(ids, torch.ones_like(mask) & (ids[:, 1:] > 0))
+    ids = padded_ids([[1, 2, 3, 1], [1, 2, 3, 1, 2, 3], [1, 2, 3, 1, 2, 3], [2, 2, 2, 2]])
+    every_token = ids[:, 1:] > 0
+    tree = prefix_tree(ids, every_token)
     assert sum(len(block) for block in tree.blocks) == 2
     assert len(tree.ids) == 5 + 3
     assert len(tree.predicting) == 3 + 5 + 5 + 3
+
+
+def test_the_tree_of_a_fork() -> None:
+    tree = prefix_tree(torch.tensor([[5, 6, 7, 1], [5, 6, 8, 1]]), torch.ones(2, 3).bool())
+    assert tree.ids.tolist() == [5, 6, 7, 8]
+    assert tree.positions.tolist() == [0, 1, 2, 2]
+    # The longest first; of equals the last.
+    assert [block.tolist() for block in tree.blocks] == [[[0, 1, 3], [0, 1, 2]]]
+    assert tree.predicting.tolist() == [0, 1, 2, 0, 1, 3]
 
 
 @given(SEQUENCES, st.integers(1, 40), st.integers(1, 3))
 def test_every_sequence_is_in_one_share_and_no_share_is_above_the_limit(
     sequences: list[list[int]], limit: int, ranks: int
 ) -> None:
-    order = PrefixOrder([np.array(sequence, dtype=np.int64) for sequence in sequences])
-    shares = [
-        share_of(span, rank, ranks) for span in order.cut(limit, ranks) for rank in range(ranks)
-    ]
-    rows = [order.order[row] for start, end in shares for row in range(start, end)]
-    assert sorted(rows) == list(range(len(sequences)))
-    for start, end in shares:
-        assert end - start <= 1 or order.weight(start, end) <= limit
+    order = order_of(sequences)
+    numbers = []
+    for span in order.cut(limit, ranks):
+        for rank in range(ranks):
+            start, end = share_of(span, rank, ranks)
+            numbers.extend(order.order[start:end])
+            assert end - start <= 1 or order.weight(start, end) <= limit
+    assert sorted(numbers) == list(range(len(sequences)))
 
 
 @given(SEQUENCES)
 def test_the_weight_is_that_of_the_tree(sequences: list[list[int]]) -> None:
-    order = PrefixOrder([np.array(sequence, dtype=np.int64) for sequence in sequences])
+    order = order_of(sequences)
     for start in range(len(sequences)):
         for end in range(start + 1, len(sequences) + 1):
             part = [sequences[number] for number in order.order[start:end]]
-            ids, _ = _batch([[*sequence, 1] for sequence in part])
-            tree = prefix_tree(
-                ids,
-                torch.arange(1, ids.shape[1]) <= torch.tensor([len(one) for one in part])[:, None],
-            )
-            rows = sum(len(block) for block in tree.blocks)
-            expected = (4 * len(tree.ids) + rows * max(map(len, part))) / 5
+            # The last token of a sequence is predicted and predicts nothing, so one is added.
+            ids = padded_ids([[*sequence, 1] for sequence in part])
+            lengths = torch.tensor([len(sequence) for sequence in part])
+            tree = prefix_tree(ids, torch.arange(1, ids.shape[1]) <= lengths[:, None])
+            num_rows = sum(len(block) for block in tree.blocks)
+            expected = (4 * len(tree.ids) + num_rows * max(map(len, part))) / 5
             assert order.weight(start, end) == pytest.approx(expected)
 
 
@@ -137,26 +156,30 @@ def test_rows_are_cut_by_the_tokens_that_a_process_holds(
     assert cut_by_tokens(lengths, limit, ranks) == expected
 
 
-@given(
-    st.lists(st.integers(1, 300), max_size=80).map(lambda values: sorted(values, reverse=True)),
-    st.integers(1, 1000),
-    st.integers(1, 8),
+DESCENDING_LENGTHS = st.lists(st.integers(1, 300), max_size=80).map(
+    lambda lengths: sorted(lengths, reverse=True)
 )
+
+
+@given(DESCENDING_LENGTHS, st.integers(1, 1000), st.integers(1, 8))
 def test_every_row_is_in_one_span_and_no_process_holds_more_than_the_limit(
     lengths: list[int], limit: int, ranks: int
 ) -> None:
     spans = cut_by_tokens(lengths, limit, ranks)
-    assert [row for start, end in spans for row in range(start, end)] == list(range(len(lengths)))
+    rows = [row for start, end in spans for row in range(start, end)]
+    assert rows == list(range(len(lengths)))
     assert len(spans) == 1 or all(start < end for start, end in spans)
-    for start, end in spans if lengths else []:
-        held = lengths[start:end]
+    if not lengths:
+        return
+    for start, end in spans:
+        in_span = lengths[start:end]
+        width = in_span[0]
         for rank in range(ranks):
-            own = held[rank::ranks]
-            assert len(own) <= 1 or len(own) * own[0] <= limit
-        padded = -(-len(held) // ranks) * held[0]
+            of_rank = in_span[rank::ranks]
+            assert len(of_rank) <= 1 or len(of_rank) * of_rank[0] <= limit
+        padded = -(-len(in_span) // ranks) * width
         # Below the share only where the micro-batch is small, or by rows that were taken together,
         # one for each rank.
-        assert (
-            sum(held) >= USEFUL_SHARE * (len(held) - ranks + 1) * held[0]
-            or padded < limit / 8 + held[0]
-        )
+        is_useful = sum(in_span) >= USEFUL_SHARE * (len(in_span) - ranks + 1) * width
+        is_small = padded < limit / 8 + width
+        assert is_useful or is_small

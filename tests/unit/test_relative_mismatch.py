@@ -2,10 +2,9 @@
 than the change.
 """
 
-import contextlib
 import json
-from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,31 +12,45 @@ import torch
 from accelerate import Accelerator
 
 from hanabi_grpo.errors import ParityError
-from hanabi_grpo.settings import Settings
-from hanabi_grpo.training.batching import TokenRow, collate
-from hanabi_grpo.training.mismatch import LIMIT, STEPS, RelativeMismatch, compare, sample_of, score
+from hanabi_grpo.training.micro_batch import MicroBatch, TokenRow, collate
+from hanabi_grpo.training.mismatch import (
+    LIMIT,
+    STEPS,
+    Comparison,
+    MismatchCheck,
+    Score,
+    compare,
+    sample_of,
+    strongest,
+)
 from hanabi_grpo.training.model import adapters
-from hanabi_grpo.training.model.forward import reply_logps
+from hanabi_grpo.training.policy import EarlierVersions, Policy
+from loop_parts import RunOfATest
 from small_models import small_model
 
 NAMES = ("player_0", "player_1")
 
 
 def test_the_slope_is_0_for_the_own_policy_and_1_for_the_other() -> None:
-    own, other = torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([-1.5, -1.0, -3.0])
+    own = torch.tensor([-1.0, -2.0, -3.0])
+    other = torch.tensor([-1.5, -1.0, -3.0])
     for sampler, slope in ((own, 0.0), (other, 1.0), ((own + other) / 2, 0.5)):
-        x, squares, distance = compare(sampler, own, other)
-        assert (0.5 + x / distance, squares, distance) == pytest.approx((slope, x * x, 1.25))
-    assert compare(own, own * float("nan"), other) == compare(own, own, own) == (0.0, 0.0, 0.0)
+        comparison = compare(sampler, own, other)
+        assert comparison.slope == pytest.approx(slope)
+        assert comparison.distance == pytest.approx(1.25)
+        assert comparison.squares == pytest.approx(comparison.evidence**2)
+    nothing = Comparison(evidence=0.0, squares=0.0, distance=0.0)
+    assert compare(own, own * float("nan"), other) == nothing
+    assert compare(own, own, own) == nothing
+
+
+def test_the_score_is_the_strongest_over_the_last_1_2_4_and_more_steps() -> None:
     ones = [[1.0, 1.0]] * 9
     # A sum over 16 steps needs 16.
-    for steps, expected in (
-        (ones, (8**0.5, 8)),
-        (ones[:3], (2**0.5, 2)),
-        ([], (0.0, 0)),
-        ([*ones, [4.0, 1.0]], (4.0, 1)),
-    ):
-        assert score(steps) == pytest.approx(expected)
+    assert strongest(ones) == Score(z=pytest.approx(8**0.5), num_steps=8)
+    assert strongest(ones[:3]) == Score(z=pytest.approx(2**0.5), num_steps=2)
+    assert strongest([]) == Score(z=0.0, num_steps=0)
+    assert strongest([*ones, [4.0, 1.0]]) == Score(z=pytest.approx(4.0), num_steps=1)
 
 
 @pytest.mark.parametrize(
@@ -49,102 +62,116 @@ def test_noise_that_is_larger_than_the_change_hides_no_stale_adapter_and_makes_n
     seeded = torch.Generator().manual_seed(0)
     slopes: dict[bool, list[float]] = {False: [], True: []}
 
-    def step(of_before: bool, size: float) -> list[float]:
-        now, noise = torch.randn(3072, generator=seeded), torch.randn(3, 3072, generator=seeded)
+    def step(is_stale: bool, size: float) -> list[float]:
+        now = torch.randn(3072, generator=seeded)
+        noise = torch.randn(3, 3072, generator=seeded)
         before = now + size * torch.randn(3072, generator=seeded)
-        sampler = (before if of_before else now) + 0.03 * noise[0]
-        x, squares, distance = compare(
-            sampler, now + rounding * noise[1], before + rounding * noise[2]
-        )
-        slopes[of_before].append(0.5 + x / max(distance, 1e-12))
-        return [x, squares]
+        sampler = (before if is_stale else now) + 0.03 * noise[0]
+        own = now + rounding * noise[1]
+        other = before + rounding * noise[2]
+        comparison = compare(sampler, own, other)
+        slopes[is_stale].append(comparison.slope)
+        return [comparison.evidence, comparison.squares]
 
-    fresh, stale = ([step(of_before, change) for _ in range(STEPS)] for of_before in (False, True))
-    means = [sum(one) / STEPS for one in slopes.values()]
-    # Were the trainer's values rounded as well: drawn to 1/2, yet each on its own side.
-    assert (
-        0.4 < means[0] < 0.5 < means[1] < 0.6
-        if rounding
-        else means == pytest.approx([0, 1], abs=0.1)
-    )
-    assert score(fresh)[0] < 1 and score(stale[:stale_by])[0] > LIMIT
+    fresh = [step(False, change) for _ in range(STEPS)]
+    stale = [step(True, change) for _ in range(STEPS)]
+    fresh_mean, stale_mean = (sum(of_steps) / STEPS for of_steps in slopes.values())
+    if rounding:
+        # Were the trainer's values rounded as well: drawn to 1/2, yet each on its own side.
+        assert 0.4 < fresh_mean < 0.5 < stale_mean < 0.6
+    else:
+        assert [fresh_mean, stale_mean] == pytest.approx([0, 1], abs=0.1)
+    assert strongest(fresh).z < 1
+    assert strongest(stale[:stale_by]).z > LIMIT
     equal = [step(False, 1e-4) for _ in range(1000)]
-    assert max(score(equal[max(0, end - STEPS) : end])[0] for end in range(1, 1001)) < LIMIT - 1
+    largest = max(strongest(equal[max(0, end - STEPS) : end]).z for end in range(1, 1001))
+    assert largest < LIMIT - 1
 
 
 def _rows(lengths: list[int]) -> list[TokenRow]:
-    """Sequences of different tokens, the first half of each prompt."""
-    found = []
+    """Return sequences of different tokens, the first half of each a prompt."""
+    rows = []
     for number, length in enumerate(lengths):
-        half, column = length // 2, [0.0] * length
-        ids, mask = (
-            [(number + place) % 15 + 1 for place in range(length)],
-            [place >= half for place in range(length)],
+        zeros = [0.0] * length
+        rows.append(
+            TokenRow(
+                ids=[(number + position) % 15 + 1 for position in range(length)],
+                mask=[position >= length // 2 for position in range(length)],
+                logprobs=zeros,
+                advantages=zeros,
+            )
         )
-        found.append(TokenRow(ids=ids, mask=mask, logprobs=column, advantages=column))
-    return found
+    return rows
 
 
 def test_a_sample_is_some_rows_or_the_beginning_of_a_long_one() -> None:
-    batch = collate(_rows([12, 8, 8, 6]), "player_0", 17, 0, torch.device("cpu"), shared=True)
-    for limit, first, *expected in (
+    rows = _rows([12, 8, 8, 6])
+    batch = collate(rows, "player_0", 17, 0, torch.device("cpu"), shares_prefixes=True)
+    for limit, first, num_rows, width, num_replies in (
         (100, 0, 4, 12, 17),
         (10, 0, 2, 12, 10),
         (4, 0, 1, 10, 4),
         (7, 1, 1, 8, 4),
     ):
-        cut = sample_of(batch, limit, first)
-        data, ids = cut["grpo_batch"], cut["model_inputs"]["input_ids"]
-        assert [*ids.shape, int(data.completion_mask.sum())] == expected, (limit, first)
-        assert torch.equal(ids[0], batch["model_inputs"]["input_ids"][first, : ids.shape[1]])
-        assert len(data.tree.predicting) == expected[2]
+        sample = sample_of(batch, limit, first)
+        case = (limit, first)
+        assert sample.ids.shape == (num_rows, width), case
+        assert int(sample.reply_mask.sum()) == num_replies, case
+        assert torch.equal(sample.ids[0], batch.ids[first, :width]), case
+        assert sample.tree is not None
+        assert len(sample.tree.predicting) == num_replies, case
 
 
-class _Trainer(RelativeMismatch):
-    """The check with a model at version 5, and of the trainer only what it asks for."""
-
-    first_step = 0
+class Checked:
+    """The check on a model at version 5 that keeps version 4, and player 0's games."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
-        self.settings = Settings(dtype="bfloat16")
         self.model = adapters.add_adapters(
             small_model(num_hidden_layers=2), NAMES, rank=4, alpha=8, seed=1
         )
         for name, value in self.model.named_parameters():
             if "lora_B" in name:
                 torch.nn.init.normal_(value, std=0.1)
-        self.adapter_names, self.accelerator = NAMES, Accelerator(cpu=True)
-        self.temperature = 1.0
-        self._metrics, self.incidents = {"train": defaultdict(list)}, []
-        self.watch_rounding({})
+        self.policy = Policy(self.model, NAMES, temperature=1.0, has_whole_weights=True)
+        self.earlier = EarlierVersions(self.model, behind=1)
         for version in (4, 5):
             with torch.no_grad():
                 for value in self.model.parameters():
                     if value.requires_grad:
                         value.add_(2e-3 * torch.randn(value.shape).sign())
-            self.kept.keep(self.model, version)
+            self.earlier.keep(version)
+        self.incidents: list[tuple[str, str]] = []
+        self.check = MismatchCheck(
+            self.policy,
+            self.earlier,
+            Accelerator(cpu=True),
+            tolerance=0.05,
+            is_relative=True,
+            report=lambda kind, message, **_: self.incidents.append((kind, message)),
+        )
 
-    def _incident(self, kind: str, message: str, **details: object) -> None:
-        self.incidents.append((kind, message))
+    def games(self, sampled_by: str, noise: float = 0.0) -> MicroBatch:
+        """Return player 0's micro-batch with the logprobs of a policy.
 
-    def games(self, fault: str, noise: float = 0.0) -> dict[str, Any]:
-        """Player 0's micro-batch, with the logprobs of who sampled it."""
+        Args:
+            sampled_by: An adapter, "stale" for player 0's before, or "base".
+            noise: Standard deviation that is added to each logprob.
+        """
         batch = collate(_rows([80] * 64), NAMES[0], 2560, 0, torch.device("cpu"))
-        adapters.use_adapter(self.model, fault if fault in NAMES else NAMES[0])
-        ids, mask = batch["model_inputs"]["input_ids"], batch["grpo_batch"].completion_mask
-        base = adapters.base_only(self.model) if fault == "base" else contextlib.nullcontext()
-        with base, self.kept.using(self.model, 4 if fault == "stale" else 5):
-            sampled = reply_logps(self.model, self.model, ids, mask, 1.0).detach()
-        sampled = sampled + noise * torch.randn(sampled.shape)
-        data = replace(batch["grpo_batch"], rollout_per_token_logps=sampled * mask)
-        return {**batch, "grpo_batch": data}
+        adapter = sampled_by if sampled_by in NAMES else NAMES[0]
+        with self.earlier.using(4 if sampled_by == "stale" else 5):
+            if sampled_by == "base":
+                logprobs = self.policy.reference_logprobs(batch)
+            else:
+                logprobs = self.policy.fixed_logprobs(replace(batch, player=adapter))
+        noisy = logprobs + noise * torch.randn(logprobs.shape)
+        return replace(batch, sampler_logprobs=noisy * batch.reply_mask)
 
 
 @pytest.mark.parametrize(
-    ("fault", "version", "said"),
+    ("sampled_by", "version", "message"),
     [
-        ("player_0", 5, ""),
         (
             "stale",
             5,
@@ -156,55 +183,70 @@ class _Trainer(RelativeMismatch):
         ("base", 6, r"closer to those of the base model without an adapter .* without its adapter"),
     ],
 )
-def test_a_step_of_another_policys_games_stops_the_run(fault: str, version: int, said: str) -> None:
-    trainer = _Trainer()
-    weights = {name: value.clone() for name, value in trainer.model.named_parameters()}
-    batch = trainer.games(fault)
-    if said:
-        with pytest.raises(ParityError, match=said):
-            trainer.compare_policies([batch], version, 5)
-    else:
-        trainer.compare_policies([batch], 5, 5)
-        assert trainer._metrics["train"]["player_0/parity_slope"] == pytest.approx([0.0], abs=1e-3)
-    assert all(
-        torch.equal(value, weights[name]) for name, value in trainer.model.named_parameters()
-    )
+def test_a_step_of_another_policys_games_stops_the_run(
+    sampled_by: str, version: int, message: str
+) -> None:
+    checked = Checked()
+    weights = {name: value.clone() for name, value in checked.model.named_parameters()}
+    games = checked.games(sampled_by)
+    with pytest.raises(ParityError, match=message):
+        checked.check.compare_policies([games], version=version, sampled_by=5, before={})
+    for name, value in checked.model.named_parameters():
+        assert torch.equal(value, weights[name])
 
 
-def test_evidence_grows_over_steps_and_over_a_resume_and_a_sudden_gap_is_an_incident() -> None:
-    trainer = _Trainer()
-    kept = trainer.kept
-    own, before = (
-        trainer.games(one)["grpo_batch"].rollout_per_token_logps for one in ("player_0", "stale")
-    )
+def test_a_step_of_the_players_own_games_goes_on_and_leaves_the_weights_alone() -> None:
+    checked = Checked()
+    weights = {name: value.clone() for name, value in checked.model.named_parameters()}
+    games = checked.games("player_0")
+    _, metrics = checked.check.compare_policies([games], version=5, sampled_by=5, before={})
+    assert metrics == {"player_0/parity_slope": pytest.approx(0.0, abs=1e-3)}
+    for name, value in checked.model.named_parameters():
+        assert torch.equal(value, weights[name])
+
+
+def test_evidence_grows_over_steps_and_over_a_resume() -> None:
+    checked = Checked()
+    own = checked.games("player_0").sampler_logprobs
+    before = checked.games("stale").sampler_logprobs
     noise = 8 * float((own - before)[own != 0].square().mean().sqrt())
+    evidence: Any = {}
+    num_steps = 0
     with pytest.raises(ParityError, match=r"over \d+ step\(s\)"):
         for step in range(5, 5 + STEPS):
-            trainer.first_step = step
-            trainer.watch_rounding(json.loads(json.dumps(trainer.evidence.get(step, {}))))
-            trainer.kept = kept
-            trainer.compare_policies([trainer.games("stale", noise)], step, 5)
-    assert len(trainer.evidence[step + 1]["player_0|stale"]) == step - 4 > 2
-    trainer.first_step = 6
-    trainer.watch_rounding({"player_0|gap": [[0.01]] * 20})
-    trainer.kept = kept
-    trainer.compare_policies([trainer.games("player_0", noise=0.02)], 6, 5)
-    assert trainer.incidents == []
-    trainer.compare_policies([trainer.games("player_0", noise=0.1)], 7, 5)
-    [(kind, message)] = trainer.incidents
-    assert (
-        kind == "mismatch_rose"
-        and "3 times the median of the last 21 steps or more (0.01)" in message
+            # As a checkpoint hands it on.
+            evidence = json.loads(json.dumps(evidence))
+            evidence, _ = checked.check.compare_policies(
+                [checked.games("stale", noise)], version=step, sampled_by=5, before=evidence
+            )
+            num_steps += 1
+    assert len(evidence["player_0|stale"]) == num_steps > 2
+
+
+def test_a_sudden_gap_is_an_incident() -> None:
+    checked = Checked()
+    evidence: Any = {"player_0|gap": [[0.01]] * 20}
+    evidence, _ = checked.check.compare_policies(
+        [checked.games("player_0", noise=0.02)], version=6, sampled_by=5, before=evidence
     )
+    assert checked.incidents == []
+    checked.check.compare_policies(
+        [checked.games("player_0", noise=0.1)], version=7, sampled_by=5, before=evidence
+    )
+    [(kind, message)] = checked.incidents
+    assert kind == "mismatch_rose"
+    assert "3 times the median of the last 21 steps or more (0.01)" in message
 
 
-def test_it_is_for_16_bits_and_whole_adapters(caplog: pytest.LogCaptureFixture) -> None:
-    trainer = _Trainer()
-    assert trainer.relative
-    trainer.settings = Settings(dtype="bfloat16", deepspeed="zero3", nproc_per_node=2)
-    trainer.watch_rounding({})
-    assert not trainer.relative and "under ZeRO-3 no process holds whole adapters" in caplog.text
-    trainer.settings = Settings(dtype="float32")
-    trainer.watch_rounding({})
-    trainer.compare_policies([], 0, 0)
-    assert not trainer.relative and len(caplog.records) == 1
+@pytest.mark.parametrize(("dtype", "is_relative"), [("bfloat16", True), ("float32", False)])
+def test_the_relative_check_is_for_16_bits(tmp_path: Path, dtype: str, is_relative: bool) -> None:
+    made = RunOfATest(tmp_path, dtype=dtype)
+    assert made.run._mismatch.is_relative == is_relative
+
+
+def test_under_zero_3_nobody_holds_whole_adapters_and_a_warning_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = RunOfATest(tmp_path, dtype="bfloat16", has_whole_weights=False)
+    assert not made.run._mismatch.is_relative
+    assert "under ZeRO-3 no process holds whole adapters" in caplog.text

@@ -29,7 +29,7 @@ from hanabi_grpo.rollout.recordings import (
     write_episodes,
     write_recordings,
 )
-from hanabi_grpo.training.advantages import ESTIMATORS
+from hanabi_grpo.training.estimators import ESTIMATORS, Pool, make_estimator
 from hanabi_grpo.types import Episode, ReplyKind
 from made_games import play_episodes_sync
 from tracked_runs import scripted_games
@@ -198,14 +198,15 @@ def test_advantages_are_those_of_training_in_the_order_of_turns(name: str) -> No
         Recording(episode=one, number=number, source="step_000000")
         for number, one in enumerate(games + other)
     ]
-    found = turn_advantages(recordings, ESTIMATORS[name])
-    if ESTIMATORS[name].pool == "group":
+    estimator = make_estimator(name)
+    found = turn_advantages(recordings, estimator)
+    if estimator.pool is Pool.GROUP:
         assert found[4] is None, (
             "a game that is alone with its task has nothing to be compared with"
         )
     else:
         games = games + other
-    expected = [ESTIMATORS[name](games, player) for player in range(2)]
+    expected = [estimator.advantages(games, player) for player in range(2)]
     for number, episode in enumerate(games):
         values = found[number]
         assert values is not None

@@ -163,7 +163,8 @@ def test_a_bad_value_says_what_is_allowed() -> None:
         ("NUM_GENERATIONS", "1", "a whole number, at least 2."),
         ("HANABI_THINKING", "maybe", "true or false."),
         ("HANABI_DTYPE", "fp8", "one of float32, bfloat16, float16."),
-        ("REPORT_TO", "mlflow", "one of none, wandb."),
+        ("REPORT_TO", "mlflow", "none, or a comma list of tensorboard and wandb."),
+        ("REPORT_TO", "none,wandb", "none, or a comma list of tensorboard and wandb."),
         (
             "DEEPSPEED",
             "zero9",

@@ -1,14 +1,18 @@
 """The check of sampler and trainer, and the entropy bonus."""
 
 import math
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from hanabi_grpo.errors import ParityError
-from hanabi_grpo.training.loss import add_entropy_bonus
+from hanabi_grpo.training.loss import (
+    add_entropy_bonus,
+    entropy_terms,
+    mean_logprobs,
+    token_advantages,
+)
+from hanabi_grpo.training.micro_batch import MicroBatch
 from hanabi_grpo.training.mismatch import check_mismatch
 from hanabi_grpo.types import Episode, player_names
 from made_games import made_episode, made_turn
@@ -22,62 +26,56 @@ def _game(logprobs: dict[int, tuple[float, ...]], seats: tuple[str, ...] = ()) -
     return made_episode(*turns, seats=seats)
 
 
-def _batch(player: str, logps: list[list[float]], mask: list[list[bool]]) -> dict[str, Any]:
-    data = SimpleNamespace(
+def _batch(player: str, logprobs: list[list[float]], mask: list[list[bool]]) -> MicroBatch:
+    num_rows = len(logprobs)
+    width = len(logprobs[0])
+    return MicroBatch(
         player=player,
-        completion_mask=torch.tensor(mask),
-        rollout_per_token_logps=torch.tensor(logps),
-        advantages=torch.ones(len(logps), len(logps[0])),
+        ids=torch.zeros(num_rows, width + 1, dtype=torch.long),
+        lengths=torch.full((num_rows,), width + 1),
+        reply_mask=torch.tensor(mask),
+        sampler_logprobs=torch.tensor(logprobs),
+        advantages=torch.ones(num_rows, width),
+        num_reply_tokens=sum(sum(row) for row in mask),
+        games=tuple(range(num_rows)),
     )
-    return {"grpo_batch": data, "model_inputs": {}}
 
 
 def test_each_player_has_its_own_mean_and_a_partners_tokens_are_not_in_it() -> None:
-    own = ("player_0@3", "player_1@3")
-    groups = [
-        [
-            _game({0: (-1.0, -3.0), 1: (-5.0,)}, own),
-            _game({0: (-90.0,), 1: (-7.0,)}, ("base", "player_1@3")),
-        ]
-    ]
-    batches = [
-        _batch("player_0", [[-1.0, -3.0]], [[True, True]]),
-        _batch("player_1", [[-5.0, 0.0]], [[True, False]]),
-    ]
-    add_entropy_bonus(batches, 0.1, groups, own, player_names(2))
-    first, second = (batch["grpo_batch"].advantages for batch in batches)
-    assert torch.allclose(first, torch.tensor([[1 - 0.1 * 1.0, 1 + 0.1 * 1.0]]))
-    assert torch.allclose(second, torch.tensor([[1 - 0.1 * 1.0, 1.0]]))
+    seats = ("player_0@3", "player_1@3")
+    with_partner = _game({0: (-90.0,), 1: (-7.0,)}, ("base", "player_1@3"))
+    groups = [[_game({0: (-1.0, -3.0), 1: (-5.0,)}, seats), with_partner]]
+    means = mean_logprobs(groups, seats, player_names(2))
+    assert means == {"player_0": -2.0, "player_1": -6.0}
+    first = _batch("player_0", [[-1.0, -3.0]], [[True, True]])
+    second = _batch("player_1", [[-5.0, 0.0]], [[True, False]])
+    add_entropy_bonus([first, second], 0.1, means)
+    assert torch.allclose(token_advantages(first), torch.tensor([[1 - 0.1 * 1.0, 1 + 0.1 * 1.0]]))
+    assert torch.allclose(token_advantages(second), torch.tensor([[1 - 0.1 * 1.0, 1.0]]))
 
 
 def test_the_bonus_follows_the_exact_gradient_of_the_entropy_whatever_the_mean() -> None:
     logits = torch.tensor([0.5, -1.0, 2.0, 0.1], requires_grad=True)
     logps = torch.log_softmax(logits, -1)
-    [exact] = torch.autograd.grad(-(logps.exp() * logps).sum(), logits, retain_graph=True)
+    entropy = -(logps.exp() * logps).sum()
+    [exact] = torch.autograd.grad(entropy, logits, retain_graph=True)
+    batch = _batch("player_0", [logps.tolist()], [[True] * 4])
     for mean in (0.0, -1.7):
-        batch = _batch("player_0", [logps.tolist()], [[True] * 4])
-        add_entropy_bonus(
-            [batch], 0.3, [[_game({0: (mean,)}, ("player_0",))]], ("player_0",), ("player_0",)
-        )
+        bonus = entropy_terms(batch, 0.3, mean)
         # E_a[f(a) ∇log π(a)] over all actions: what the loss does with a part f of an advantage.
-        step = (logps.exp().detach() * batch["grpo_batch"].shaping[0] * logps).sum()
-        assert torch.allclose(
-            torch.autograd.grad(step, logits, retain_graph=True)[0], 0.3 * exact, atol=1e-6
-        )
+        step = (logps.exp().detach() * bonus[0] * logps).sum()
+        [gradient] = torch.autograd.grad(step, logits, retain_graph=True)
+        assert torch.allclose(gradient, 0.3 * exact, atol=1e-6)
 
 
 def test_a_target_gives_each_player_the_part_of_the_bonus_that_it_lacks() -> None:
-    own = ("player_0@3", "player_1@3")
-    groups = [[_game({0: (-0.02, -0.08), 1: (-0.5, -0.1)}, own)]]
-    batches = [
-        _batch("player_0", [[-0.02, -0.08]], [[True, True]]),
-        _batch("player_1", [[-0.5, -0.1]], [[True, True]]),
-    ]
-    add_entropy_bonus(batches, 0.4, groups, own, player_names(2), target=0.2)
-    first, second = (batch["grpo_batch"].shaping for batch in batches)
+    first = _batch("player_0", [[-0.02, -0.08]], [[True, True]])
+    second = _batch("player_1", [[-0.5, -0.1]], [[True, True]])
     # Entropies .05 and .3: three quarters of the bonus, and none.
-    assert torch.allclose(first, torch.tensor([[-0.3 * 0.03, 0.3 * 0.03]]))
-    assert torch.equal(second, torch.zeros(1, 2))
+    add_entropy_bonus([first, second], 0.4, {"player_0": -0.05, "player_1": -0.3}, target=0.2)
+    assert first.entropy_bonus is not None and second.entropy_bonus is not None
+    assert torch.allclose(first.entropy_bonus, torch.tensor([[-0.3 * 0.03, 0.3 * 0.03]]))
+    assert torch.equal(second.entropy_bonus, torch.zeros(1, 2))
 
 
 def _check(shift: float, tolerance: float = 0.01) -> float:

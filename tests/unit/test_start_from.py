@@ -16,6 +16,7 @@ from hanabi_grpo.runs.manifest import read_manifest
 from hanabi_grpo.runs.resume import ResumePoint
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.refs import CheckpointRef
+from hanabi_grpo.training.checkpoint import save_checkpoint
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.model.start_from import (
     check_base,
@@ -23,7 +24,6 @@ from hanabi_grpo.training.model.start_from import (
     recorded_start,
     start_adapters,
 )
-from hanabi_grpo.training.saving import save_checkpoint
 from small_models import small_model
 
 NAMES = ("player_0", "player_1")

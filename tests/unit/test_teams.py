@@ -116,6 +116,6 @@ def test_a_vote_may_sample_as_many_tokens_as_the_team_and_has_the_same_problems(
         monkeypatch.setattr("hanabi_grpo.envs.workflows.problems.same", broken)
         with pytest.raises(
             ServerError,
-            match=r"none of the .* could be played.*VerifierError: chain_sum: its verifier",
+            match=r"all .* games failed.*VerifierError: chain_sum: its verifier",
         ):
             evaluate_team(team, setup, 2, suite="eval", served=served)

@@ -12,7 +12,7 @@ from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.loop import play_episode
-from hanabi_grpo.server.engine import Sample, SamplingConfig
+from hanabi_grpo.rollout.sampler import Sample, SamplingConfig
 from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 from hanabi_grpo.types import Episode
 

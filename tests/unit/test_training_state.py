@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from hanabi_grpo.errors import RunFolderError
-from hanabi_grpo.training.saving import (
+from hanabi_grpo.training.checkpoint import (
     OptimizerState,
     TrainingState,
     random_state,
     restore_random_state,
 )
+from hanabi_grpo.training.state import StepState
 
 
 class _Model(torch.nn.Module):
@@ -47,7 +48,7 @@ def _state(moments: dict[str, torch.Tensor], **other: Any) -> TrainingState:
             "moments": moments,
             "groups": [],
             "random_states": [random_state()],
-            "baselines": {},
+            "step_state": StepState(step=3),
             **other,
         }
     )
@@ -59,9 +60,23 @@ def test_what_was_collected_is_restored_bit_by_bit_and_a_player_without_state_st
     model, optimizer = _made(3)
     state = OptimizerState(model, optimizer)  # type: ignore[arg-type]
     baselines = {"player_0 x": 0.1 + 0.2, "player_1 x": -1 / 3}
-    _state(state.collect(), groups=state.groups, baselines=baselines).save(tmp_path / "trainer")
-    loaded = TrainingState.load(tmp_path / "trainer")
-    assert loaded.baselines == baselines
+    step_state = StepState(
+        step=3,
+        baselines=baselines,
+        critics={"player_0|head.0.weight": torch.rand(2, 3)},
+        mismatch={"player_0|gap": [[0.1], [0.2]]},
+        phase_best={"lora_A.player_0.weight": torch.rand(2, 3)},
+    )
+    saved = _state(state.collect(), groups=state.groups, step_state=step_state)
+    saved.save(tmp_path / "trainer")
+    loaded = TrainingState.load(tmp_path / "trainer", 3)
+    assert loaded.step_state.baselines == baselines
+    assert loaded.step_state.mismatch == step_state.mismatch
+    for name in ("critics", "phase_best"):
+        before = getattr(step_state, name)
+        after = getattr(loaded.step_state, name)
+        assert before.keys() == after.keys()
+        assert all(torch.equal(value, after[key]) for key, value in before.items())
     fresh_model, fresh = _made(0)
     restored = OptimizerState(fresh_model, fresh)  # type: ignore[arg-type]
     restored.restore(loaded)
@@ -97,6 +112,6 @@ def test_random_numbers_go_on_where_they_were_per_process(tmp_path: Path) -> Non
     _state({}).save(tmp_path / "trainer")
     expected = draw()
     draw()
-    [state] = TrainingState.load(tmp_path / "trainer").random_states
+    [state] = TrainingState.load(tmp_path / "trainer", 0).random_states
     restore_random_state(state)
     assert draw() == expected

@@ -12,8 +12,7 @@ from pydantic import ValidationError
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.resume_settings import check_compatible
 from hanabi_grpo.settings import BatchPlan, Settings, batch_plan, settings_values
-from hanabi_grpo.settings.steps import GROUP_ESTIMATORS
-from hanabi_grpo.training.advantages import ESTIMATORS
+from hanabi_grpo.training.estimators import ESTIMATORS, GROUP_ESTIMATORS, Pool
 
 CONTRADICTIONS: tuple[tuple[dict[str, Any], str], ...] = (
     (
@@ -62,7 +61,7 @@ def test_every_estimator_can_be_chosen_and_those_within_groups_go_with_further_d
     within = [
         name
         for name, one in ESTIMATORS.items()
-        if one.pool == "group" and name not in ("vdn", "qmix")
+        if one.pool is Pool.GROUP and name not in ("vdn", "qmix")
     ]
     assert list(GROUP_ESTIMATORS) == within
     for name in within:

@@ -429,7 +429,7 @@ def test_names_that_the_server_does_not_know_are_refused_wherever_they_are_given
         request = ReplyRequest(
             seat="url:big", system="", turns=(), prompt="?", max_tokens=4, temperature=1.0
         )
-        with pytest.raises(ServerError, match="only sits in games"):
+        with pytest.raises(ServerError, match="can only play in games"):
             client.reply(request)
         resolver = SeatResolver(client, Settings())
         assert resolver.seats(parse_lineup("url:big,iggi", 2).refs) == ("url:big", "iggi")

@@ -88,12 +88,12 @@ def test_a_resumed_run_stops_where_the_whole_run_stops(tmp_path: Path) -> None:
     made = Validation(settings, tmp_path, [LAPTOP], 0)
     for step, score in ((0, 2), (10, 1)):
         made.add(step, games(score, score))
-    assert [step for step in range(20) if made.ends_run(step)] == [10], (
+    assert [step for step in range(20) if made.verdict(step).ends_run] == [10], (
         "only where it was seen; more steps may be asked"
     )
     again = Validation(settings, tmp_path, [LAPTOP], 10)
-    assert not again.is_due(10) and again.ends_run(10) and not again.ends_run(11)
-    assert not Validation(SETTINGS, tmp_path, [LAPTOP], 10).ends_run(10)
+    assert not again.is_due(10) and again.verdict(10).ends_run and not again.verdict(11).ends_run
+    assert not Validation(SETTINGS, tmp_path, [LAPTOP], 10).verdict(10).ends_run
 
 
 def test_the_best_checkpoint_outlives_its_turn(tmp_path: Path) -> None:

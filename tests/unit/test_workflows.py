@@ -25,7 +25,7 @@ from hanabi_grpo.rollout.vocabulary import game_words, unknown_words
 from hanabi_grpo.settings import load_settings
 from hanabi_grpo.sft.tiny_model.recipe import Recipe
 from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
-from hanabi_grpo.training.advantages import choose_estimator
+from hanabi_grpo.training.estimators import make_estimator
 from hanabi_grpo.types import Episode, ReplyKind
 
 
@@ -151,7 +151,7 @@ def test_a_round_of_a_debate_is_worth_its_answer_and_the_fading_mean_of_later_on
     assert episode.reward(1, "unparsable") == -0.5
     # HANABI_ADVANTAGE=turn compares each turn by that worth, not by the sum of all rounds.
     other = play(setup, ["99", "99"], ["99", "99"], ["99", "99"])
-    [values, _] = choose_estimator("turn", "none")([episode, other], 0)
+    [values, _] = make_estimator("turn", scale="none").advantages([episode, other], 0)
     assert values == pytest.approx([1 + one[0] for one in rounds])
     # The wrappers, whose rewards come step by step, pay the same in all.
     aec, seat = (

@@ -24,8 +24,9 @@ from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.messages import read_tasks
+from hanabi_grpo.rollout.sampler import SamplingConfig
 from hanabi_grpo.server.adapter_store import AdapterStore
-from hanabi_grpo.server.engine import Engine, SamplingConfig
+from hanabi_grpo.server.engine import VllmSampler
 from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.types import player_names
@@ -41,7 +42,7 @@ class EngineBench:
     def __init__(
         self,
         *,
-        engine: Engine,
+        engine: VllmSampler,
         store: AdapterStore,
         chat: ChatFormat,
         app: ASGIApp,

@@ -34,7 +34,7 @@ from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.messages import read_tasks
-from hanabi_grpo.server.engine import SamplingConfig
+from hanabi_grpo.rollout.sampler import SamplingConfig
 from hanabi_grpo.server.scheduler import Scheduler
 
 LAG_TARGET = at_most(0.005)

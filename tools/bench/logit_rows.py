@@ -74,7 +74,8 @@ def peak(model: Any, dtype: "torch.dtype", rows: Sequence["TokenRow"], whole: bo
     CPU.
 
     The model is brought to `dtype`, its adapters stay in float32; `whole`: with whole logits, else
-    in chunks."""
+    in chunks.
+    """
     import torch
 
     model = model.to(dtype)

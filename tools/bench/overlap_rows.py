@@ -4,7 +4,8 @@ overlap and without.
 `training.overlap` is the real one; only the server's games and the learning are sleeps. So the rows
 say how close the trainer's own machinery comes to its bounds, the sum of both parts and the longer
 of them, without the noise of an engine. They do not say how much faster a run gets where server and
-trainer compete for the same cores."""
+trainer compete for the same cores.
+"""
 
 import threading
 import time

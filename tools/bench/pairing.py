@@ -2,7 +2,8 @@
 
 Whatever slows the machine for a while slows both arms of a pair, so a ratio holds where two times
 taken minutes apart do not. Every arm says how much it did (tokens, games), and times are divided by
-that before they are compared."""
+that before they are compared.
+"""
 
 import os
 import time

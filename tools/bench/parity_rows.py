@@ -7,7 +7,7 @@ from typing import Any
 from bench.context import Bench
 from bench.engine_bench import EngineBench
 from bench.row import Row, at_least, at_most
-from hanabi_grpo.server.engine import Sample
+from hanabi_grpo.rollout.sampler import Sample
 
 TOLERANCE = 0.01
 _PROMPTS = 32

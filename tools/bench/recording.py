@@ -3,7 +3,8 @@
 Two arms are comparable when they do the same work. A `Recorder` stands between the scheduler and
 the engine and writes down every request. A `ForcedSampler` lets the engine sample as usual, with
 the recorded length as its limit, and hands the game the recorded reply: prompts, their order and
-the moves are then those of the recording, whoever plays."""
+the moves are then those of the recording, whoever plays.
+"""
 
 import asyncio
 import math
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from hanabi_grpo.errors import ServerError
-from hanabi_grpo.server.engine import Sample, SamplingConfig
+from hanabi_grpo.rollout.sampler import Sample, SamplingConfig
 
 
 class _Sampler(Protocol):
@@ -50,7 +51,8 @@ class _Numbering:
     """Numbers games in the order of their first call; each game is a task of its own.
 
     The scheduler starts them task by task, so the same request gives the same numbers, up to games
-    of one task that begin with the same prompt and may stand for each other."""
+    of one task that begin with the same prompt and may stand for each other.
+    """
 
     def __init__(self) -> None:
         self._numbers: dict[asyncio.Task[Any], int] = {}
@@ -202,7 +204,8 @@ def mean_active(games: Sequence[GameCalls]) -> float:
     """Return the mean number of games in play over the whole time, divided by the number of games.
 
     A game counts from the first game's start to its own last reply, because all were asked for at
-    once."""
+    once.
+    """
     played = [game for game in games if game]
     start, end = min(game[0].started for game in played), max(game[-1].ended for game in played)
     if end <= start:

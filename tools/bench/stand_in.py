@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
 
 from bench.recording import Call, ForcedSampler, GameCalls, Recorder
 from bench.serving import serving
@@ -18,8 +17,8 @@ from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.messages import RolloutRequest, TaskRequest
+from hanabi_grpo.rollout.sampler import AdapterHandle, Sample, Sampler, SamplingConfig
 from hanabi_grpo.server.adapter_store import AdapterStore
-from hanabi_grpo.server.engine import Sample, SamplingConfig
 from hanabi_grpo.server.scheduler import Scheduler
 
 SUITE = "bench"
@@ -28,10 +27,12 @@ _SHAPES = {"model.layers.0.self_attn.q_proj": (64, 64)}
 _PLAYER = "iggi"
 
 
-class StandIn:
-    """An engine that takes a while for every request, and not the same one for all."""
+class StandIn(Sampler):
+    """A sampler that takes a while for every request, and not the same while for all."""
 
-    is_dead, state, silence = False, "ok", 0.0
+    is_dead = False
+    state = "ok"
+    silence = 0.0
 
     def __init__(self, seconds: float = 0.0) -> None:
         """Answer after half to one and a half of `seconds`."""
@@ -39,7 +40,11 @@ class StandIn:
         self._random = random.Random(0)
 
     async def generate(
-        self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None, *game: Any
+        self,
+        prompt_ids: list[int],
+        sampling: SamplingConfig,
+        adapter: AdapterHandle | None,
+        game: int | None = None,
     ) -> Sample:
         """Return as many ids as are allowed."""
         await asyncio.sleep(self.seconds * self._random.uniform(0.5, 1.5))
@@ -48,12 +53,21 @@ class StandIn:
             ids=ids, logprobs=(-1.0,) * len(ids), finish_reason="length", num_cached_tokens=0
         )
 
-    async def load_adapter(self, name: str, number: int, path: str) -> Any:
+    async def score(
+        self, prompt_ids: list[int], reply_ids: list[int], adapter: AdapterHandle | None
+    ) -> tuple[float, ...]:
+        """Give every id the same logprob."""
+        return (-1.0,) * len(reply_ids)
+
+    async def load_adapter(self, name: str, number: int, path: str) -> AdapterHandle:
         """Load nothing."""
         return name
 
     async def unload_adapter(self, number: int) -> None:
         """Forget nothing."""
+
+    def stop(self) -> None:
+        """End nothing."""
 
     async def reset_prefix_cache(self) -> bool:
         """Drop nothing."""

@@ -219,7 +219,8 @@ def learn(
 
     The loss is −Σ advantage · logprob / tokens, whose gradient is that of a clipped ratio where the
     policy is still the one that sampled. With `shared` the model must share prefixes, and computes
-    what rows begin with alike once; `whole_logits` is that of `forward.reply_logps`."""
+    what rows begin with alike once; `whole_logits` is that of `forward.reply_logps`.
+    """
     from hanabi_grpo.training.model.forward import reply_logps
 
     model.zero_grad()

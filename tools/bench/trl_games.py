@@ -5,7 +5,8 @@ A row of its dataset is a task and a seat, so a group is one seat's conversation
 task. What it cannot do: an adapter for each player, or credit turn by turn; each conversation has
 one reward, the game's. What others say is in a conversation and not in the loss (`env_mask`).
 `rollout_func` demands no vLLM, but keys and values of earlier turns are computed again at every
-turn, as `generate` takes whole prompts."""
+turn, as `generate` takes whole prompts.
+"""
 
 import json
 import os
@@ -113,7 +114,8 @@ class TrlTeam:
         """Make the trainer, with the run's model, adapter size, learning rate and number of games.
 
         `arrive` is called before each step with the last one's tokens with loss, and returns when
-        it may begin; False: no more."""
+        it may begin; False: no more.
+        """
         import torch
         from datasets import Dataset
         from peft import LoraConfig

@@ -2,7 +2,8 @@
 
 A step is what lies between two such requests: games, learning and whatever the trainer does
 besides. A held trainer waits for an answer and computes nothing, so another has the machine for
-itself."""
+itself.
+"""
 
 import asyncio
 import threading

@@ -16,7 +16,7 @@ from hanabi_grpo.rollout.recordings import NUM_REPLAYS, read_recordings, recordi
 from hanabi_grpo.runs.manifest import read_manifest
 from hanabi_grpo.runs.run_folder import recorded_settings
 from hanabi_grpo.settings import Settings, settings_values
-from hanabi_grpo.training.advantages import ESTIMATORS, Estimator, choose_estimator
+from hanabi_grpo.training.estimators import ESTIMATORS, Estimator, Pool, make_estimator
 
 
 def settings_beside(path: Path) -> dict[str, Any]:
@@ -45,11 +45,11 @@ def advantages_of(
     name, scale = settings.get("HANABI_ADVANTAGE"), settings.get("HANABI_ADVANTAGE_SCALE")
     if name not in ESTIMATORS or scale not in (None, "std", "none"):
         name, scale = Settings().advantage, None
-    estimator = choose_estimator(name, scale)
+    estimator = make_estimator(name, scale=scale)
     found = dict(
         zip((one.number for one in recordings), turn_advantages(recordings, estimator), strict=True)
     )
-    among = "the games of a task" if estimator.pool == "group" else "all games of the step"
+    among = "the games of a task" if estimator.pool is Pool.GROUP else "all games of the step"
     return found, f"{estimator.name}, among {among}" if any(found.values()) else ""
 
 
@@ -63,7 +63,7 @@ def turn_advantages(
     the same policy had its seat."""
 
     def pool(one: Recording) -> tuple[Any, ...]:
-        task = (one.episode.suite, one.episode.seed) if estimate.pool == "group" else ()
+        task = (one.episode.suite, one.episode.seed) if estimate.pool is Pool.GROUP else ()
         return (one.source, one.episode.spec_hash, *task)
 
     compared: dict[tuple[Any, ...], list[int]] = defaultdict(list)
@@ -72,7 +72,7 @@ def turn_advantages(
             compared[player, one.episode.seats[player : player + 1], pool(one)].append(place)
     values: dict[tuple[int, int], Iterator[float]] = {}
     for (player, *_), places in compared.items():
-        games = estimate([recordings[place].episode for place in places], player)
+        games = estimate.advantages([recordings[place].episode for place in places], player)
         values |= {(place, player): iter(game) for place, game in zip(places, games, strict=True)}
     sizes = Counter(map(pool, recordings))
     return [

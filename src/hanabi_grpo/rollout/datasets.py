@@ -21,6 +21,7 @@ from hanabi_grpo.rollout.dataset_rows import messages, parse_row
 from hanabi_grpo.runs.run_folder import write_text_atomic
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.game import HANABI
+from hanabi_grpo.training.estimators import ESTIMATORS, Learned, names_needing
 from hanabi_grpo.types import SEEDS_APART
 
 EXAMPLE_ROW = (
@@ -194,14 +195,14 @@ def check_payoffs(settings: Settings, rows: Sequence[dict[str, Any]]) -> None:
     Raises: SettingsError: Phases of best response, which look for a greater score, in a game that
         is not a team's; shares of the team's return in one whose returns add up to 0.
     """
-    if settings.advantage in ("vdn", "qmix"):
+    if ESTIMATORS[settings.advantage].needs.is_credit:
+        with_critic = ", ".join(names_needing(Learned.CRITIC, Learned.CENTRAL_CRITIC))
         for one in played_setups(rows):
             if one.spec.payoff == "zero_sum":
                 raise SettingsError(
                     f"HANABI_ADVANTAGE={settings.advantage}: it shares out a team's return, and "
-                    f"in {one.env} the "
-                    "players' returns add up to 0; take mappo, ippo, or an estimator without "
-                    "learned values."
+                    f"in {one.env} the players' returns add up to 0; take {with_critic}, or an "
+                    "estimator without learned values."
                 )
     if settings.update == "best_response":
         for one in played_setups(rows):

@@ -37,11 +37,15 @@ from hanabi_grpo.settings.variables import (
     trainer,
     variables_of,
 )
+from hanabi_grpo.training.estimators import ESTIMATORS, Learned, Scale, names_needing
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM can load (`vllm.config.lora`)."""
 RANK_ALLOWED = "a rank that vLLM can load: " + ", ".join(map(str, LORA_RANKS))
 DEEPSPEED_STAGES = ("none", "zero1", "zero2", "zero3")
+_WITH_CRITIC = " and ".join(names_needing(Learned.CRITIC, Learned.CENTRAL_CRITIC))
+"""Estimators that read HANABI_GAE_LAMBDA."""
+_WITH_CREDIT = " and ".join(names_needing(Learned.CREDIT_SUM, Learned.CREDIT_MIXER))
 
 CommaList = Annotated[tuple[str, ...], BeforeValidator(split_list)]
 _Deepspeed = where(
@@ -378,35 +382,26 @@ class Settings(BaseModel):
     partner_share: float = trainer(
         "HANABI_PARTNER_SHARE", "Share of the tasks that have a partner.", 0.5, gt=0, le=1
     )
-    advantage: Literal[
-        "grpo",
+    advantage: Annotated[str, where(ESTIMATORS.__contains__)] = trainer(
+        "HANABI_ADVANTAGE",
+        "How much better a turn was than others: the estimator.",
         "turn",
-        "rloo",
-        "state_baseline",
-        "return_to_go",
-        "reinforce_pp",
-        "baseline",
-        "ippo",
-        "mappo",
-        "vdn",
-        "qmix",
-    ] = trainer(
-        "HANABI_ADVANTAGE", "How much better a turn was than others: the estimator.", "turn"
+        allowed="one of " + ", ".join(ESTIMATORS),
     )
-    advantage_scale: Literal["std", "none"] | None = trainer(
+    advantage_scale: Scale | None = trainer(
         "HANABI_ADVANTAGE_SCALE",
         "Divide advantages by the deviation of what is compared; unset: as the estimator's source.",
     )
     gae_lambda: float = trainer(
         "HANABI_GAE_LAMBDA",
-        "What each turn further ahead weighs, with ippo and mappo.",
+        f"What each turn further ahead weighs, with {_WITH_CRITIC}.",
         0.95,
         ge=0,
         le=1,
     )
     critic_learning_rate: float = trainer(
         "HANABI_CRITIC_LEARNING_RATE",
-        "Learning rate of the critics of ippo and mappo, and of vdn and qmix.",
+        f"Learning rate of the critics of {_WITH_CRITIC}, and of {_WITH_CREDIT}.",
         3e-3,
         gt=0,
     )
@@ -471,8 +466,12 @@ class Settings(BaseModel):
     )
 
     # tracking
-    report_to: Literal["none", "wandb"] = tracking(
-        "REPORT_TO", "Tracker beside the local records.", "none"
+    report_to: values.Monitors = tracking(
+        "REPORT_TO",
+        "Where metrics go besides the run folder: tensorboard, wandb, both as a comma list, or "
+        "none.",
+        (values.NO_MONITOR,),
+        allowed=values.MONITORS_ALLOWED,
     )
     wandb_project: values.ProjectName = tracking(
         "WANDB_PROJECT", "W&B project.", "hanabi-grpo", allowed=values.PROJECT_ALLOWED

@@ -8,12 +8,8 @@ from pathlib import Path
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings.model import DEEPSPEED_STAGES, Settings
+from hanabi_grpo.training.estimators import GROUP_ESTIMATORS
 from hanabi_grpo.types import SHARED_ADAPTER, player_names
-
-GROUP_ESTIMATORS = ("grpo", "turn", "rloo", "state_baseline")
-"""Those of HANABI_ADVANTAGE that compare within a group: one whose games all earned the same
-teaches nothing.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,10 @@ ALIASES_ALLOWED = (
     "a comma list of words without / and :, none of them a version such as v3, "
     "which W&B gives itself"
 )
+NO_MONITOR = "none"
+MONITORS = ("tensorboard", "wandb")
+"""What REPORT_TO may name."""
+MONITORS_ALLOWED = f"{NO_MONITOR}, or a comma list of {' and '.join(MONITORS)}"
 _LARGEST_PORT = 65535
 _ADDRESS = re.compile(r"(\[[^]]+\]|[^:\[\]]+)(?::([0-9]{1,6}))?", re.ASCII)
 
@@ -99,6 +103,13 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def are_monitors(names: tuple[str, ...]) -> bool:
+    """Tell whether these are names of monitors, or `none` alone."""
+    if names == (NO_MONITOR,):
+        return True
+    return bool(names) and all(name in MONITORS for name in names)
+
+
 Servers = Annotated[str, where(lambda text: [split_address(word) for word in text.split(",")])]
 PartnerUrls = Annotated[
     tuple[str, ...],
@@ -120,4 +131,10 @@ Aliases = Annotated[
     BeforeValidator(split_list),
     AfterValidator(lambda names: tuple(dict.fromkeys(names))),
     where(lambda names: not any(re.search(r"[/:]|^v[0-9]+$", name) for name in names)),
+]
+Monitors = Annotated[
+    tuple[str, ...],
+    BeforeValidator(split_list),
+    AfterValidator(lambda names: tuple(dict.fromkeys(names))),
+    where(are_monitors),
 ]

@@ -16,7 +16,7 @@ import torch
 from hanabi_grpo.errors import NonFiniteError, SettingsError
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.sft.samples import Sample, length_batches, num_exact_replies, padded, reply_logits
-from hanabi_grpo.training.model.adapters import add_adapters, copied, use_adapter
+from hanabi_grpo.training.model.adapters import add_adapters, copy_parameters, use_adapter
 from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 from hanabi_grpo.types import SHARED_ADAPTER, player_name
 
@@ -55,7 +55,7 @@ class Student:
     def remember(self, loss: float) -> None:
         """Keep the parameters if this held-out loss is the lowest."""
         if loss < self.best_loss:
-            self.best = copied(self.parameters)
+            self.best = copy_parameters(self.parameters)
             self.best_loss, self.best_step = loss, self.step
 
 

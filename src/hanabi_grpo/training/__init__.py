@@ -1,10 +1,19 @@
-"""The trainer: ms-swift's GRPO with one LoRA adapter per player.
+"""The trainer: GRPO with one LoRA adapter per player, on ms-swift, DeepSpeed and PEFT.
 
-Start: `main` is the process, `pipeline` tells ms-swift of our settings, model, data and trainer.
-A step, in order: `tasks` are played through `link` (`fleet_link` with several servers, `overlap` a
-step ahead, `partner_seats` with partners) and checked, `batching` makes micro-batches that hold one
-player each with `advantages`, for which `valuing` shows the games to `critic` or `credit` where
-something is learned, `mismatch` compares sampler and trainer, `loss` is what is optimised,
-`updates` says which micro-batches make which optimizer update, `isolation` keeps players from
-moving each other, `metrics` counts. State: `saving` writes checkpoints and what they hold for a
-resume. `trainer` puts these into ms-swift's trainer, and `model` is what is trained."""
+`loop` is the page to begin with: the whole algorithm. Each of its lines is a method of
+`run.TrainingRun`, which is made of parts that stand alone.
+
+- Before the loop: `main` is the process, `pipeline` tells ms-swift of our settings, model and data,
+  `trainer` is the seam between ms-swift and the loop.
+- Playing: `tasks` names a step's tasks, `link` talks to a rollout server (`fleet_link` to several),
+  `partner_seats` seats partners, `overlap` plays a step ahead, `resampling` replaces zero-variance
+  groups, `validation` and `phases` say how versions do and who is trained.
+- Learning: `seats` says who sits where, `batching` makes `micro_batch`es with the advantages of
+  `estimators` (and of `learned` critics), `policy` computes logprobs, `mismatch` compares them with
+  the sampler's, `loss` is what is optimized, `updates` orders the optimizer updates, `isolation`
+  keeps players from moving each other.
+- Remembering: `state` is what a step hands on, `checkpoint` writes and restores, `record` and
+  `metrics` count.
+
+`model` is what is trained: a frozen base with the adapters, and its forward pass.
+"""

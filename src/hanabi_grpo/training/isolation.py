@@ -1,9 +1,10 @@
-"""Players that do not move each other, and steps that are dropped rather than poisoned.
+"""Players that do not move each other, and updates that are dropped rather than poisoned.
 
 Every player is a parameter group of its own, and a hook before the optimizer's step looks at each
 group alone: its gradient is clipped by its own norm, removed when the player had no data, and
 removed and counted when it is not finite; weights, moments and counters then stay. DeepSpeed's
-ZeRO-1 and -2 step the same torch optimizer group by group."""
+ZeRO-1 and -2 step the same torch optimizer group by group.
+"""
 
 import math
 from collections import Counter
@@ -22,29 +23,31 @@ BAD_STEPS_IN_A_ROW = 3
 SCALE_SKIPS_IN_A_ROW = 20
 """The same with a loss scale (float16). It starts at 2^16 and every skip halves it, so after these
 it is below 1, and the gradient itself is not finite."""
+RUN_PER_DECAY = 3
+"""How many times longer than its last part, in which warmup_stable_decay falls, a run is."""
+_CLIP_EPSILON = 1e-6
+"""Added to a norm before it divides, as in torch's own clipping."""
 
 
 def player_groups(model: torch.nn.Module, names: Sequence[str]) -> list[dict[str, Any]]:
     """Return one optimizer group per adapter, with "updates", which says how often it moved."""
-    return [
-        {
-            "params": [
-                value
-                for key, value in model.named_parameters()
-                if f".{name}." in key and value.requires_grad
-            ],
-            "player": name,
-            "updates": 0,
-        }
-        for name in names
-    ]
+    groups = []
+    for name in names:
+        parameters = [
+            value
+            for key, value in model.named_parameters()
+            if f".{name}." in key and value.requires_grad
+        ]
+        groups.append({"params": parameters, "player": name, "updates": 0})
+    return groups
 
 
 class PlayerSchedule(LRScheduler):
     """transformers' schedule of one name, at each group's own count of updates.
 
     A step without a player's data then moves nothing of that player, its place in warm-up and decay
-    included."""
+    included.
+    """
 
     def __init__(
         self,
@@ -54,20 +57,27 @@ class PlayerSchedule(LRScheduler):
         num_training_steps: int,
         num_warmup_steps: int,
     ) -> None:
-        """Build the schedule as `transformers.get_scheduler` does; warmup_stable_decay falls in the
-        last third.
+        """Build the schedule as `transformers.get_scheduler` does.
 
         A player that rests in some steps, as with HANABI_UPDATE=best_response, does not come to the
-        schedule's end. A schedule that is no function of the number of updates is a SettingsError.
+        schedule's end.
+
+        Args:
+            optimizer: With the groups of `player_groups`.
+            name: LR_SCHEDULER_TYPE; warmup_stable_decay falls in the last third.
+            num_training_steps: Updates of a player that moves in every step.
+            num_warmup_steps: Those in which the rate grows.
+
+        Raises:
+            SettingsError: transformers has no such schedule, or it is no function of the number of
+                updates.
         """
         probe = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-        own = (
-            {"num_decay_steps": num_training_steps // 3}
-            if name == SchedulerType.WARMUP_STABLE_DECAY
-            else None
-        )
+        options = None
+        if name == SchedulerType.WARMUP_STABLE_DECAY:
+            options = {"num_decay_steps": num_training_steps // RUN_PER_DECAY}
         try:
-            stock = get_scheduler(name, probe, num_warmup_steps, num_training_steps, own)
+            stock = get_scheduler(name, probe, num_warmup_steps, num_training_steps, options)
         except (ValueError, TypeError) as error:
             raise SettingsError(
                 f"LR_SCHEDULER_TYPE={name}: transformers refuses it: {error}"
@@ -75,9 +85,8 @@ class PlayerSchedule(LRScheduler):
         if not isinstance(stock, LambdaLR):
             raise SettingsError(
                 f"LR_SCHEDULER_TYPE={name}: depends on more than the number of updates; allowed "
-                "are transformers' "
-                "schedules by step, such as constant, constant_with_warmup, linear, cosine and "
-                "warmup_stable_decay."
+                "are transformers' schedules by step, such as constant, constant_with_warmup, "
+                "linear, cosine and warmup_stable_decay."
             )
         self._factor: Callable[[int], float] = stock.lr_lambdas[0]
         super().__init__(optimizer)
@@ -95,7 +104,11 @@ class PlayerSchedule(LRScheduler):
 
 
 class PlayerGuard:
-    """Decides, before each optimizer step, whose gradient counts and how much."""
+    """Decides, before each optimizer step, whose gradient counts and how much.
+
+    The order of calls in a step: `begin_step`, then per update `begin_update`, the optimizer's step
+    with its hook `before_step`, `end_update`; and `end_step` once the step is counted.
+    """
 
     def __init__(
         self,
@@ -105,45 +118,58 @@ class PlayerGuard:
         report: Callable[..., None],
         loss_scaled: bool = False,
     ) -> None:
-        """Prepare; `before_step` is a hook of the optimizer, whose groups come from
-        `player_groups`.
+        """Prepare; `before_step` is a hook of the optimizer, whose groups `player_groups` makes.
 
-        `max_norm` of one player's gradient: None leaves clipping to DeepSpeed (ZeRO-3). `sharded`:
-        each rank's groups hold only its share of the gradient. `report` is called as report(kind,
-        message, **details) for each dropped update. `loss_scaled`: the loss has a scale that is
-        found by skipping updates (float16)."""
+        Args:
+            max_norm: Largest norm of one player's gradient; None leaves clipping to DeepSpeed
+                (ZeRO-3).
+            sharded: Whether each rank's groups hold only its share of the gradient.
+            report: Called as report(kind, message, **details) for each dropped update.
+            loss_scaled: Whether the loss has a scale that is found by skipping updates (float16).
+        """
+        self._max_norm = max_norm
+        self._sharded = sharded
+        self._report = report
         self._limit = SCALE_SKIPS_IN_A_ROW if loss_scaled else BAD_STEPS_IN_A_ROW
-        self._max_norm, self._sharded, self._report = max_norm, sharded, report
         self._with_data: frozenset[str] | None = None
+        """Who has data in the update in progress; None between updates."""
         self._seen: set[str] = set()
+        """Whom the hook has looked at in this update."""
         self._moved: set[str] = set()
-        self._begun = False
+        """Who has moved in this step."""
+        self._has_begun = False
         self.norms: dict[str, float] = {}
+        """Per player the norm of the last gradient in this step, before it was clipped."""
         self.dropped: list[str] = []
+        """Players whose update was dropped in this step, once for each."""
         self.streaks: Counter[str] = Counter()
-        self.stepping = False
+        """Per player the updates that were dropped in a row."""
+        self.is_stepping = False
         """True from a step's first update until the step is counted: an interrupt leaves no
-        finished step till then.
-        """
+        finished step till then."""
 
-    def begin(self, with_data: Collection[str]) -> None:
-        """Announce the first update of the next step; `with_data` has a token in the loss on some
-        rank.
-        """
-        self.norms, self.dropped, self._moved = {}, [], set()
-        self.again(with_data)
+    def begin_step(self) -> None:
+        """Forget the last step's norms and drops."""
+        self.norms = {}
+        self.dropped = []
+        self._moved = set()
 
-    def again(self, with_data: Collection[str]) -> None:
-        """Announce a further update from the same games; a player's count grows once a step, by its
-        first.
-        """
-        self._with_data, self._seen, self._begun = frozenset(with_data), set(), True
+    def begin_update(self, with_data: Collection[str]) -> None:
+        """Announce an update; who is in `with_data` has a token in its loss on some rank.
 
-    def finish(self) -> dict[str, float]:
+        A player's count grows once a step, by its first update.
+        """
+        self._with_data = frozenset(with_data)
+        self._seen = set()
+        self._has_begun = True
+
+    def end_update(self) -> dict[str, float]:
         """Close an update and return the norm of each player's gradient before it was clipped.
 
-        A NonFiniteError after a player's update was dropped in three steps in a row; in twenty with
-        a loss scale."""
+        Raises:
+            NonFiniteError: A player's update was dropped in three steps in a row; in twenty with a
+                loss scale.
+        """
         for name in sorted((self._with_data or frozenset()) - self._seen):
             # DeepSpeed and a loss scale leave the optimizer out when the gradient of anybody is not
             # finite.
@@ -158,28 +184,29 @@ class PlayerGuard:
             if count >= self._limit:
                 raise NonFiniteError(
                     f"{name}: {count} updates in a row were dropped because the gradient was not "
-                    "finite; the weights "
-                    "are those before them. Lower LEARNING_RATE or MAX_GRAD_NORM, or look at the "
-                    "last recorded games "
-                    "for rewards and logprobs that are out of range; RESUME=latest starts from "
-                    "the last checkpoint."
+                    "finite; the weights are those before them. Lower LEARNING_RATE or "
+                    "MAX_GRAD_NORM, or look at the last recorded games for rewards and logprobs "
+                    "that are out of range; RESUME=latest starts from the last checkpoint."
                 )
         return norms
+
+    def end_step(self) -> None:
+        """Note that the step is counted."""
+        self.is_stepping = False
 
     @torch.no_grad()
     def before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Look at each player's gradient right before the optimizer uses it."""
         if self._with_data is None:
-            if self._begun:
+            if self._has_begun:
                 raise SettingsError(
                     "a second optimizer step on the same games: nobody said whose data it holds. "
-                    "Leave ms-swift's "
-                    "options --num_iterations and --steps_per_generation alone; "
+                    "Leave ms-swift's options --num_iterations and --steps_per_generation alone; "
                     "HANABI_UPDATES_PER_STEP makes several."
                 )
             # Before training: DeepSpeed may step once to allocate.
             return
-        self.stepping = True
+        self.is_stepping = True
         for group in optimizer.param_groups:
             self._check(group)
 
@@ -188,7 +215,9 @@ class PlayerGuard:
         self._seen.add(name)
         has_data = name in (self._with_data or ())
         gradients = [value.grad for value in group["params"] if value.grad is not None]
-        norm = self._norm(gradients, group["params"][0].device) if has_data else 0.0
+        norm = 0.0
+        if has_data:
+            norm = self._norm(gradients, group["params"][0].device)
         if not has_data or not math.isfinite(norm):
             for value in group["params"]:
                 value.grad = None
@@ -197,17 +226,18 @@ class PlayerGuard:
                 self._drop(name, f"the gradient's norm is {norm}")
             return
         if self._max_norm is not None and norm > self._max_norm:
-            torch._foreach_mul_(gradients, self._max_norm / (norm + 1e-6))
+            torch._foreach_mul_(gradients, self._max_norm / (norm + _CLIP_EPSILON))
         self.norms[name] = norm
         self.streaks[name] = 0
-        group["updates"] += name not in self._moved
-        self._moved.add(name)
+        if name not in self._moved:
+            group["updates"] += 1
+            self._moved.add(name)
 
     def _norm(self, gradients: Sequence[torch.Tensor], device: torch.device) -> float:
-        norms = (
-            torch._foreach_norm([gradient.float() for gradient in gradients]) if gradients else []
-        )
-        total = torch.stack(list(norms)).square().sum() if norms else torch.zeros((), device=device)
+        total = torch.zeros((), device=device)
+        if gradients:
+            norms = torch._foreach_norm([gradient.float() for gradient in gradients])
+            total = torch.stack(list(norms)).square().sum()
         if self._sharded:
             dist.all_reduce(total)
         return float(total.sqrt().item())

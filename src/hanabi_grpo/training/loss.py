@@ -1,40 +1,40 @@
-"""What is optimised: the loss of one player's micro-batch, from advantages to a number.
+"""What is optimized: the loss of one player's micro-batch, from advantages to a number.
 
-    L = 1/N · Σ_t w_t · [ −min(ρ_t A_t, clip(ρ_t, 1 − ε_low, 1 + ε_high) A_t) + β (r_t − log r_t −
-    1) ]
+    L = 1/N · Σ_t v_t · [ −min(ρ_t A_t, clip(ρ_t, 1 − ε_low, 1 + ε_high) A_t) + β k_t ],
+    A_t = A_turn · u_t · g + b_t,    k_t = r_t − log r_t − 1
 
 over the player's sampled tokens t; everything else in a sequence is masked out.
 
 | symbol | is | from |
 |---|---|---|
-| A | advantage of the token's turn | `advantages`; `loss_unit` weighs it, `add_entropy_bonus` adds to it |
-| ρ | π(a|s) / π_old(a|s), new policy over the one that sampled | PPO (arXiv 1707.06347), equations 6 and 7 |
+| A_turn | advantage of the token's turn | `estimators` |
+| u | weight of the token in the mean | HANABI_LOSS_UNIT, `advantages.token_weights` |
+| g | weight of the game, 1 but for HANABI_UPDATE=sequential | `updates` |
+| b | entropy bonus of the token | HANABI_ENTROPY_BONUS, `entropy_terms` |
+| ρ | π(a|s) / π_old(a|s), new policy over the one that sampled | PPO (arXiv 1707.06347), eq. 6, 7 |
 | ε | how far ρ may go, with a width for each side | DAPO (arXiv 2503.14476), "Clip-Higher" |
 | r | π_ref(a|s) / π(a|s), base model over new policy | GRPO (arXiv 2402.03300), equation 4 |
-| w | π_old(a|s) / π_sampler(a|s), one version in two programs | truncated importance sampling (Yao et al. 2025) |
-| N | the player's sampled tokens of the whole step, over all processes | DAPO, "Token-Level Policy Gradient Loss" |
+| v | π_old(a|s) / π_sampler(a|s), one version in two programs | Yao et al. 2025, see `PolicyLoss` |
+| N | the player's sampled tokens of the step, over all processes | DAPO, "Token-Level … Loss" |
 
-π is this trainer's forward pass (`model.forward`) at the temperature of sampling. π_old is the same
-pass before the step's first update, or with HANABI_OVERLAP=1 under the version that sampled
-(`overlap`). π_sampler came with the tokens; `mismatch` has checked that both say the same. Under
-HANABI_UPDATE=sequential A is also multiplied by a weight of the game (`updates`).
+π is this trainer's forward pass (`policy`) at the temperature of sampling. π_old is the same pass
+before the step's first update, or with HANABI_OVERLAP=1 under the version that sampled (`overlap`).
+π_sampler came with the tokens; `mismatch` has checked that both say the same.
 
-ms-swift computes the same with `loss_type=dapo`; `tests/conformance/test_loss.py` holds both equal,
-bit by bit."""
+The columns stand apart in `MicroBatch` and meet here alone. ms-swift computes the same with
+`loss_type=dapo`; `tests/conformance/test_loss.py` holds both equal, bit by bit.
+"""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.training.batching import PlayerBatch
+from hanabi_grpo.training.micro_batch import MicroBatch
 from hanabi_grpo.types import Episode, is_trained
 
 _LARGEST_LOG = 20.0
-"""Largest |log ratio| that is taken to a power: e^20 is 5e8, and a number that is not finite would
-spoil a step.
-"""
+"""Largest |log ratio| that is exponentiated: e^20 is 5e8, and infinity would spoil the step."""
 _LARGEST_KL = 10.0
 _SMALLEST_RATIO = 1e-10
 LOSS_METRICS: dict[str, dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
@@ -43,9 +43,7 @@ LOSS_METRICS: dict[str, dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "region": {"clip_ratio/region_mean": torch.mean},
     "kl": {"kl": torch.nanmean},
 }
-"""Names in metrics.jsonl of what `PolicyLoss` measures, and how the values of all processes become
-one.
-"""
+"""Names in metrics.jsonl of what `PolicyLoss` measures, and how all processes' values become one."""
 
 
 class PolicyLoss:
@@ -53,32 +51,34 @@ class PolicyLoss:
 
     def __init__(self, settings: Settings) -> None:
         """Take HANABI_CLIP_*, BETA and HANABI_SAMPLER_CORRECTION*."""
-        self.clip_low, self.clip_high = settings.clip_low, settings.clip_high
+        self.clip_low = settings.clip_low
+        self.clip_high = settings.clip_high
         self.beta = settings.beta
-        self.correction, self.correction_limit = (
-            settings.sampler_correction,
-            settings.sampler_correction_limit,
-        )
+        self.correction = settings.sampler_correction
+        self.correction_limit = settings.sampler_correction_limit
 
     def __call__(
-        self, logps: torch.Tensor, batch: PlayerBatch, num_processes: int = 1
+        self, logprobs: torch.Tensor, batch: MicroBatch, num_processes: int = 1
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the loss, and what is measured along the way.
 
         Args:
-            logps: [rows, tokens] log π of the batch's tokens, in nats, with a gradient.
-            batch: Mask, advantages, and the logprobs of the other policies, [rows, tokens] each.
+            logprobs: [rows, tokens] log π of the batch's tokens, in nats, with a gradient.
+            batch: Mask, advantages and their weights, and the logprobs of the other policies,
+                [rows, tokens] each.
             num_processes: Their gradients are averaged, so each divides by its share of N.
 
-        Returns: A number whose sum over an update's micro-batches is the player's loss, and means
-            over sampled tokens: the shares "low", "high" and "region" that the clip stops, and "kl"
-            in nats.
+        Returns:
+            A number whose sum over an update's micro-batches is the player's loss, and means over
+            sampled tokens: the shares "low", "high" and "region" that the clip stops, and "kl" in
+            nats.
         """
-        mask, advantages = batch.completion_mask, batch.advantages
-        old = logps.detach() if batch.old_per_token_logps is None else batch.old_per_token_logps
+        mask = batch.reply_mask
+        advantages = token_advantages(batch)
+        old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
 
         # ρ, and −min(ρ A, clip(ρ) A)
-        ratio = torch.exp(logps - old)
+        ratio = torch.exp(logprobs - old)
         clipped = torch.clamp(ratio, 1 - self.clip_low, 1 + self.clip_high)
         token_loss = -torch.min(ratio * advantages, clipped * advantages)
         low = (ratio < 1 - self.clip_low) & (advantages < 0)
@@ -87,22 +87,26 @@ class PolicyLoss:
 
         # + β (r − log r − 1)
         if self.beta:
-            measured["kl"] = kl_estimate(logps, batch.ref_per_token_logps)
+            if batch.reference_logprobs is None:
+                raise ValueError(f"BETA={self.beta:g} needs logprobs of the base model.")
+            measured["kl"] = kl_estimate(logprobs, batch.reference_logprobs)
             token_loss = token_loss + self.beta * measured["kl"]
 
-        # · w
+        # · v
         if self.correction != "none":
             token_loss = token_loss * self.sampler_weights(old, batch)
 
         # 1/N Σ over sampled tokens
-        loss = (token_loss * mask).sum() / (batch.num_items_in_batch / num_processes)
+        num_step_tokens = torch.tensor(max(batch.num_reply_tokens, 1), device=mask.device)
+        loss = (token_loss * mask).sum() / (num_step_tokens / num_processes)
         num_tokens = mask.sum().clamp(min=1.0)
-        return loss, {
+        means = {
             name: (value.detach().float() * mask).sum() / num_tokens
             for name, value in measured.items()
         }
+        return loss, means
 
-    def sampler_weights(self, old: torch.Tensor, batch: PlayerBatch) -> torch.Tensor:
+    def sampler_weights(self, old: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
         """Return [rows, tokens] weights π_old / π_sampler, limited; only with a `correction`.
 
         With `truncate` a weight above the limit becomes the limit, with `mask` 0. What is compared
@@ -111,15 +115,14 @@ class PolicyLoss:
         weights.
 
         Source: Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL
-        Training"; for sequences
-        Liu et al. 2025, "When Speed Kills Stability".
+        Training"; for sequences Liu et al. 2025, "When Speed Kills Stability".
         """
-        log_ratio = torch.clamp(
-            old - batch.rollout_per_token_logps, min=-_LARGEST_LOG, max=_LARGEST_LOG
-        )
-        ratio = compared = torch.exp(log_ratio)
+        log_ratio = torch.clamp(old - batch.sampler_logprobs, min=-_LARGEST_LOG, max=_LARGEST_LOG)
+        ratio = torch.exp(log_ratio)
+        compared = ratio
         if self.correction.startswith("sequence"):
-            mask, logs = batch.completion_mask, torch.log(ratio.clamp(min=_SMALLEST_RATIO))
+            mask = batch.reply_mask
+            logs = torch.log(ratio.clamp(min=_SMALLEST_RATIO))
             mean = (logs * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)
             compared = torch.exp(mean).unsqueeze(-1).expand_as(ratio)
         if self.correction.endswith("truncate"):
@@ -127,59 +130,108 @@ class PolicyLoss:
         return torch.where(compared > self.correction_limit, 0.0, ratio)
 
 
-def kl_estimate(logps: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """Return r − log r − 1 with r = π_ref / π: the estimator k3 of KL(π ‖ π_ref), never below 0.
+def token_advantages(batch: MicroBatch) -> torch.Tensor:
+    """Return [rows, tokens] A_turn · u · g + b, what a token's probability ratio is multiplied by.
+
+    The entropy bonus is of this player's own policy: no weight of the loss unit or of the game
+    multiplies it.
+    """
+    advantages = batch.advantages
+    if batch.loss_weights is not None:
+        advantages = advantages * batch.loss_weights
+    if batch.game_weights is not None:
+        advantages = advantages * batch.game_weights
+    if batch.entropy_bonus is not None:
+        advantages = advantages + batch.entropy_bonus
+    return advantages
+
+
+def kl_estimate(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """Return r − log r − 1 with r = π_ref / π per token, the estimator k3, never below 0.
+
+    Its mean over tokens of π estimates KL(π ‖ π_ref). Its gradient inside a loss is another one's:
+    ∇k3 = (1 − r) ∇log π, whose mean is the gradient of KL(π_ref ‖ π) (arXiv 2506.09477). Both are
+    0 at π = π_ref and agree there to first order.
+
+    Args:
+        logprobs: [rows, tokens] log π in nats.
+        reference: [rows, tokens] log π_ref in nats.
 
     Source: Schulman, "Approximating KL divergence", 2020; GRPO (arXiv 2402.03300), equation 4.
     """
-    log_ratio = torch.clamp(reference - logps, min=-_LARGEST_LOG, max=_LARGEST_LOG)
-    return torch.clamp(torch.exp(log_ratio) - log_ratio - 1, min=-_LARGEST_KL, max=_LARGEST_KL)
+    log_ratio = torch.clamp(reference - logprobs, min=-_LARGEST_LOG, max=_LARGEST_LOG)
+    kl = torch.exp(log_ratio) - log_ratio - 1
+    return torch.clamp(kl, min=-_LARGEST_KL, max=_LARGEST_KL)
+
+
+def mean_logprobs(
+    groups: Sequence[Sequence[Episode]], trained_seats: Sequence[str], players: Sequence[str]
+) -> dict[str, float]:
+    """Return per player the mean logprob in nats of its sampled tokens; its negative is entropy.
+
+    Measure it on the groups as they were drawn: groups that took the place of zero-variance ones
+    (HANABI_RESAMPLE_FLAT) are those of which the players are less certain.
+
+    Args:
+        groups: Per task its games, on all ranks.
+        trained_seats: Per seat the adapter that is trained there, see `seats.SeatAssignment`.
+        players: Per seat the player who holds it.
+    """
+    episodes = [episode for group in groups for episode in group]
+    means: dict[str, float] = {}
+    for seat, player in enumerate(players):
+        logprobs: list[float] = []
+        for episode in episodes:
+            if is_trained(episode, seat, trained_seats):
+                for turn in episode.trajectory(seat):
+                    logprobs.extend(turn.logprobs)
+        means[player] = sum(logprobs) / len(logprobs) if logprobs else 0.0
+    return means
 
 
 def add_entropy_bonus(
-    batches: Iterable[dict[str, Any]],
+    batches: Iterable[MicroBatch],
     weight: float,
-    groups: Sequence[Sequence[Episode]],
-    trained: Sequence[str],
-    players: Sequence[str],
+    means: Mapping[str, float],
     target: float | None = None,
 ) -> None:
-    """Add HANABI_ENTROPY_BONUS, c, to the advantages of a step's micro-batches: −c (log π(a) −
-    mean) on sampled tokens.
+    """Give the micro-batches of a step their column for HANABI_ENTROPY_BONUS, see `entropy_terms`.
+
+    Args:
+        batches: All micro-batches of this rank.
+        weight: HANABI_ENTROPY_BONUS.
+        means: Of `mean_logprobs`.
+        target: HANABI_ENTROPY_TARGET in nats a token; None: the whole bonus always.
+    """
+    for batch in batches:
+        batch.entropy_bonus = entropy_terms(batch, weight, means[batch.player], target)
+
+
+def entropy_terms(
+    batch: MicroBatch, weight: float, mean_logprob: float, target: float | None = None
+) -> torch.Tensor:
+    """Return [rows, tokens] −c (log π(a) − mean) on sampled tokens, 0 elsewhere.
 
     It is a score-function estimator: a term f added to the advantage of a token a, sampled from π
     in the state s, moves the weights by E[f ∇log π(a|s)], here by c ∇H(π(·|s)). The mean over a
-    player's tokens of the step changes no expectation and lowers the variance. The term is weighted
-    per token, whatever HANABI_LOSS_UNIT says of the rewards and HANABI_UPDATE=sequential of the
-    game.
+    player's tokens of the step changes no expectation and lowers the variance.
 
-    With a `target`, in nats a token, c is the bonus times 1 − H / target for a player whose entropy
-    H in the step's games is below it, and 0 above: a constant bonus either fades beside the rewards
-    or drives a player to noise.
+    With a `target`, c is `weight` times 1 − H / target for a player whose entropy H is below it,
+    and 0 above: a constant bonus either fades beside the rewards or drives a player to noise.
 
-    `groups` are the games of the step on all ranks, `trained` the words of the seats that are
-    trained in it, `players` who of the run sits there.
+    Args:
+        batch: A micro-batch, for the sampler's logprobs.
+        weight: HANABI_ENTROPY_BONUS.
+        mean_logprob: Of the player's sampled tokens in the step, in nats.
+        target: Entropy in nats a token; None: the whole bonus always.
 
     Source: Williams and Peng 1991; bonus below a target: Skywork-OR1 (arXiv 2505.22312), whose
     weight moves by steps.
     """
-    episodes, means = [episode for group in groups for episode in group], {}
-    for seat, player in enumerate(players):
-        turns = [
-            turn
-            for one in episodes
-            if is_trained(one, seat, trained)
-            for turn in one.trajectory(seat)
-        ]
-        values = [value for turn in turns for value in turn.logprobs]
-        means[player] = sum(values) / len(values) if values else 0.0
-    for data in (batch["grpo_batch"] for batch in batches):
-        surprise = data.rollout_per_token_logps - means[data.player]
-        entropy = -means[data.player]
-        own = (
-            weight
-            if target is None
-            else weight * (1 - entropy / target if entropy < target else 0.0)
-        )
-        data.shaping = torch.where(data.completion_mask, -own * surprise, 0.0)
-        data.advantages = data.advantages + data.shaping
+    entropy = -mean_logprob
+    coefficient = weight
+    if target is not None:
+        missing_share = 1 - entropy / target if entropy < target else 0.0
+        coefficient = weight * missing_share
+    surprise = batch.sampler_logprobs - mean_logprob
+    return torch.where(batch.reply_mask, -coefficient * surprise, 0.0)

@@ -1,5 +1,6 @@
-"""One trainer process: `python -m hanabi_grpo.training.main --settings RUN/settings.json [ms-swift
-options]`.
+"""One trainer process: `python -m hanabi_grpo.training.main --settings RUN/settings.json [options]`.
+
+Options after ours go to ms-swift.
 """
 
 import argparse
@@ -18,6 +19,14 @@ from hanabi_grpo.processes import die_with_parent, importing
 
 logger = logging.getLogger("hanabi_grpo.training.main")
 
+EXIT_FAILED = 1
+"""Training failed for a reason that this project does not know."""
+EXIT_REFUSED = 2
+"""Training failed for a reason that the message explains."""
+EXIT_INTERRUPTED = 130
+"""Ctrl-C."""
+_SIGNAL_EXIT = 128
+"""Added to a signal's number, as shells do."""
 _PARTS = (
     "torch",
     "transformers.trainer",
@@ -30,65 +39,77 @@ _PARTS = (
 
 
 def main(argv: list[str]) -> int:
-    """Train; returns the exit code. Options after ours go to ms-swift, but for those that
-    `pass_through` refuses.
+    """Train; returns the exit code.
+
+    Args:
+        argv: The command line without the program. What is not ours goes to ms-swift, but for the
+            options that `pass_through` refuses.
     """
     parser = argparse.ArgumentParser(prog="hanabi_grpo.training.main")
     parser.add_argument(
         "--settings", type=Path, required=True, help="settings.json of a run folder"
     )
     known, extra = parser.parse_known_args(argv)
+    run_folder: Path = known.settings.parent
     _prepare_environment()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         # The launcher holds the run folder's lock; a worker that outlived it would train beside the
         # next trainer.
         die_with_parent(signal.SIGKILL)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    set_up_logging(file=known.settings.parent / "train.log")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_SIGNAL_EXIT + signal.SIGTERM))
+    set_up_logging(file=run_folder / "train.log")
     for _ in import_parts():
         pass
-
-    from hanabi_grpo.rollout.datasets import num_steps, training_rows
-    from hanabi_grpo.runs.run_folder import resume_command_of
-    from hanabi_grpo.settings import read_settings
-    from hanabi_grpo.settings.pass_through import check_options
-    from hanabi_grpo.training.pipeline import HanabiPipeline, register_trainer, swift_options
-
     try:
-        check_options("trainer", extra)
-        settings = read_settings(known.settings)
-        steps = num_steps(settings, training_rows(settings))
-        register_trainer()
-        HanabiPipeline(
-            [*swift_options(settings, known.settings, known.settings.parent, steps), *extra]
-        ).main()
+        _train(known.settings, extra)
     except HanabiGrpoError as error:
         logger.error("%s: %s", type(error).__name__, error)
-        return 2
+        return EXIT_REFUSED
     except (KeyboardInterrupt, SystemExit) as stop:
-        if os.environ.get("RANK", "0") == "0" and (
-            command := resume_command_of(known.settings.parent)
-        ):
-            logger.info("to go on:\n    %s", command)
+        _print_resume_command(run_folder)
         if isinstance(stop, SystemExit):
             raise
-        return 130
+        return EXIT_INTERRUPTED
     except Exception:
         # Also into train.log: the terminal may be gone when somebody looks.
         logger.exception("training failed")
-        return 1
+        return EXIT_FAILED
     return 0
 
 
 def import_parts() -> Iterator[None]:
-    """Import what a trainer consists of, a part at each step, for whoever waits for something else
-    meanwhile.
+    """Import what a trainer consists of, one part per step.
+
+    Whoever waits for something else meanwhile takes a step at a time.
     """
     _prepare_environment()
     for part in _PARTS:
         with importing():
             import_module(part)
         yield
+
+
+def _train(settings_path: Path, extra: list[str]) -> None:
+    from hanabi_grpo.rollout.datasets import num_steps, training_rows
+    from hanabi_grpo.settings import read_settings
+    from hanabi_grpo.settings.pass_through import check_options
+    from hanabi_grpo.training.pipeline import HanabiPipeline, register_trainer, swift_options
+
+    check_options("trainer", extra)
+    settings = read_settings(settings_path)
+    steps = num_steps(settings, training_rows(settings))
+    register_trainer()
+    options = swift_options(settings, settings_path, settings_path.parent, steps)
+    HanabiPipeline([*options, *extra]).main()
+
+
+def _print_resume_command(run_folder: Path) -> None:
+    from hanabi_grpo.runs.run_folder import resume_command_of
+
+    is_main_process = os.environ.get("RANK", "0") == "0"
+    command = resume_command_of(run_folder)
+    if is_main_process and command:
+        logger.info("to go on:\n    %s", command)
 
 
 def _prepare_environment() -> None:

@@ -1,5 +1,4 @@
-"""The logprob-mismatch checks: proof, in every step, that the policy that sampled is the policy
-that is trained.
+"""The logprob-mismatch checks: proof, in every step, that the sampled policy is the trained one.
 
 Both run before the optimizer. The absolute one takes the trainer's values from the forward pass
 that the loss needs anyway; games of an earlier version need one more, under its weights
@@ -26,44 +25,76 @@ have 70,000 in 1,000 steps: 5e-5 a run, even where two versions are so close tha
 """
 
 import contextlib
-import logging
 import math
 import statistics
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from trl import GRPOTrainer
+from accelerate import Accelerator
 
 from hanabi_grpo.errors import ParityError
-from hanabi_grpo.settings import deepspeed_stage
-from hanabi_grpo.training.model import adapters
-from hanabi_grpo.training.model.forward import reply_logps
-from hanabi_grpo.training.model.output_head import in_float32
+from hanabi_grpo.training.micro_batch import MicroBatch
 from hanabi_grpo.training.model.prefix_tree import prefix_tree
-from hanabi_grpo.training.overlap import KeptAdapters
+from hanabi_grpo.training.policy import EarlierVersions, Policy
+from hanabi_grpo.training.state import Evidence
 from hanabi_grpo.types import adapter_of
 
-logger = logging.getLogger(__name__)
-
 TOKENS = 3072
-"""Of a player's replies in a step, over all processes, that are computed under other policies."""
+"""A player's reply tokens of a step, over all processes, that are computed under other policies."""
 BLOCK = 32
 """Tokens of a block: neighbours share what rounding did to their context."""
 LIMIT = 6.5
+"""Standard errors above which the sampler counts as another policy."""
 STEPS = 64
-"""That are remembered."""
-GAP_FACTOR, GAP_STEPS, GAP_TOKENS = 3.0, 16, 256
-"""Of the running median, from which on a step's gap is an incident; steps and tokens that it takes
-at least.
-"""
-STALE, BASE = "stale", "base"
-Evidence = dict[str, list[list[float]]]
-""""<player>|<suspect>": [Σ x, Σ block sums²] of each of the last steps; "<player>|gap": [mean |s −
-t|].
-"""
+"""Steps of evidence that are remembered."""
+GAP_FACTOR = 3.0
+"""Multiple of the running median from which on a step's gap is an incident."""
+GAP_STEPS = 16
+"""Steps that the running median needs."""
+GAP_TOKENS = 256
+"""Tokens that a step's gap needs."""
+STALE = "stale"
+"""The suspect "the version before this one"."""
+BASE = "base"
+"""The suspect "the base model"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """How a sampler's logprobs lie between those of its own policy and another one."""
+
+    evidence: float
+    """Σ x, see the module; positive where the other policy is closer."""
+    squares: float
+    """Sum over blocks of the squared sum of x."""
+    distance: float
+    """Σ d², how far the two policies are apart."""
+
+    @property
+    def slope(self) -> float:
+        """0 where the own policy sampled and 1 where the other one did."""
+        return 0.5 + self.evidence / self.distance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """The strongest evidence against a policy."""
+
+    z: float
+    """Standard errors by which the sampler is closer to the suspect."""
+    num_steps: int
+    """Steps that it is taken over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspicion:
+    """A suspect that passed the limit."""
+
+    suspect: str
+    score: Score
+    slope: float
 
 
 def check_mismatch(
@@ -75,237 +106,313 @@ def check_mismatch(
     *,
     tolerance: float,
 ) -> float:
-    """Return the mean |trainer − sampler| in nats over a micro-batch's sampled tokens (`mask`);
-    [batch, tokens] each.
+    """Return the mean |trainer − sampler| over a micro-batch's sampled tokens, in nats.
 
-    It is not a number when the trainer's own forward pass is not: its gradient is then not finite
-    either, and the update is dropped there. Above the tolerance it is a ParityError."""
+    Args:
+        player: Whose micro-batch it is; a message names it.
+        version: That the games should be of; a message names it.
+        trainer: [rows, tokens] the trainer's logprobs.
+        sampler: [rows, tokens] the sampler's.
+        mask: [rows, tokens] True on sampled tokens.
+        tolerance: HANABI_PARITY_TOLERANCE, the largest mean that is allowed.
+
+    Returns:
+        The mean; 0 without tokens, and not a number where the trainer's own forward pass is not:
+        its gradient is then not finite either, and the update is dropped there.
+
+    Raises:
+        ParityError: The mean is above the tolerance, or not finite because of the sampler.
+    """
     if not bool(mask.any()):
         return 0.0
-    gap = (trainer.detach().float() - sampler)[mask].abs()
+    trainer = trainer.detach()
+    gap = (trainer.float() - sampler)[mask].abs()
     mean = gap.mean().item()
-    if not bool(trainer.detach()[mask].isfinite().all()):
+    if not bool(trainer[mask].isfinite().all()):
         return math.nan
     if not math.isfinite(mean) or mean > tolerance:
         raise ParityError(
             f"{player}@{version}: trainer and sampler logprobs differ by {mean:.3g} on average "
             f"(max {gap.max().item():.3g}) over {gap.numel()} tokens; allowed is "
-            "HANABI_PARITY_TOLERANCE="
-            f"{tolerance:g}. Trainer mean {trainer.detach()[mask].mean().item():.4f}, sampler mean "
-            f"{sampler[mask].mean().item():.4f}. The server samples from another policy than the "
-            "one trained here (a "
-            "stale or swapped adapter, another base model or number format). Nothing was updated "
-            "in this step; restart "
-            "the server, then the trainer."
+            f"HANABI_PARITY_TOLERANCE={tolerance:g}. Trainer mean "
+            f"{trainer[mask].mean().item():.4f}, sampler mean {sampler[mask].mean().item():.4f}. "
+            "The server samples from another policy than the one trained here (a stale or swapped "
+            "adapter, another base model or number format). Nothing was updated in this step; "
+            "restart the server, then the trainer."
         )
     return mean
 
 
-def compare(
-    sampler: torch.Tensor, own: torch.Tensor, other: torch.Tensor
-) -> tuple[float, float, float]:
-    """Return Σ x, the sum of its blocks' squares, and Σ d² of [tokens] logprobs; zeros where one is
-    not finite.
+def compare(sampler: torch.Tensor, own: torch.Tensor, other: torch.Tensor) -> Comparison:
+    """Return how [tokens] logprobs of the sampler lie between those of two policies.
+
+    All sums are 0 where a logprob is not finite.
     """
-    s, t, o = (values.double() for values in (sampler, own, other))
+    s = sampler.double()
+    t = own.double()
+    o = other.double()
     d = o - t
     x = d * (s - (t + o) / 2)
     if not bool(x.isfinite().all()):
-        return 0.0, 0.0, 0.0
+        return Comparison(evidence=0.0, squares=0.0, distance=0.0)
     blocks = torch.nn.functional.pad(x, (0, -len(x) % BLOCK)).view(-1, BLOCK).sum(1)
-    return float(x.sum()), float(blocks.square().sum()), float(d.square().sum())
+    return Comparison(
+        evidence=float(x.sum()),
+        squares=float(blocks.square().sum()),
+        distance=float(d.square().sum()),
+    )
 
 
-def score(steps: Sequence[Sequence[float]]) -> tuple[float, int]:
-    """Return the largest z over the last 1, 2, 4, … of some [Σ x, Σ block sums²], and of how many
-    steps it is.
-    """
-    found = [(0.0, 0)]
+def strongest(steps: Sequence[Sequence[float]]) -> Score:
+    """Return the largest z over the last 1, 2, 4, … of some steps' [Σ x, Σ block sums²]."""
+    best = Score(z=0.0, num_steps=0)
     for power in range(STEPS.bit_length()):
         last = steps[-(2**power) :]
-        squares = sum(one[1] for one in last)
-        if squares and len(last) == 2**power:
-            found.append((sum(one[0] for one in last) / squares**0.5, len(last)))
-    return max(found)
+        squares = sum(step[1] for step in last)
+        if not squares or len(last) < 2**power:
+            continue
+        z = sum(step[0] for step in last) / squares**0.5
+        if (z, len(last)) > (best.z, best.num_steps):
+            best = Score(z=z, num_steps=len(last))
+    return best
 
 
-def sample_of(batch: dict[str, Any], limit: int, first: int) -> dict[str, Any]:
-    """Return rows of a micro-batch, from number `first` on, cut behind about `limit` reply
-    tokens.
+def sample_of(batch: MicroBatch, limit: int, first: int) -> MicroBatch:
+    """Return rows of a micro-batch, from row number `first` on, with about `limit` reply tokens.
+
+    A single row that is longer is cut behind so many replies.
     """
-    data = batch["grpo_batch"]
-    columns = batch["model_inputs"]["input_ids"], data.completion_mask, data.rollout_per_token_logps
-    ids, mask, sampler = (one.roll(-(first % len(one)), 0) for one in columns)
-    rows = max(1, int((mask.sum(1).cumsum(0) <= limit).sum()))
-    seen = mask[:rows].sum(0).cumsum(0)
+
+    def from_first(column: torch.Tensor) -> torch.Tensor:
+        return column.roll(-(first % len(column)), 0)
+
+    ids = from_first(batch.ids)
+    mask = from_first(batch.reply_mask)
+    sampler = from_first(batch.sampler_logprobs)
+    num_rows = max(1, int((mask.sum(1).cumsum(0) <= limit).sum()))
+    seen = mask[:num_rows].sum(0).cumsum(0)
     width = int((seen < min(limit, int(seen[-1]))).sum()) + 1
-    ids, mask, sampler = ids[:rows, : width + 1], mask[:rows, :width], sampler[:rows, :width]
-    tree = prefix_tree(ids, mask) if data.tree is not None else None
-    cut = replace(data, completion_mask=mask, rollout_per_token_logps=sampler, tree=tree)
-    return {"model_inputs": {"input_ids": ids}, "grpo_batch": cut}
+    ids = ids[:num_rows, : width + 1]
+    mask = mask[:num_rows, :width]
+    return replace(
+        batch,
+        ids=ids,
+        reply_mask=mask,
+        sampler_logprobs=sampler[:num_rows, :width],
+        tree=prefix_tree(ids, mask) if batch.tree is not None else None,
+    )
 
 
-class RelativeMismatch(GRPOTrainer):
-    """A trainer that looks, before it learns from a step's games, whether another policy has
-    sampled them.
-    """
+class MismatchCheck:
+    """Looks, before a step's games are learned from, whether another policy has sampled them."""
 
-    relative = False
-    whole_logits = False
+    def __init__(
+        self,
+        policy: Policy,
+        earlier: EarlierVersions,
+        accelerator: Accelerator,
+        *,
+        tolerance: float,
+        is_relative: bool,
+        report: Callable[..., None],
+    ) -> None:
+        """Prepare.
 
-    def watch_rounding(self, saved: Mapping[str, Any]) -> None:
-        """Begin with the evidence of a resumed run, or with none; once the settings are known."""
-        self.evidence: dict[int, Evidence] = {self.first_step: dict(saved)}
-        """By the number of steps before them, as `baselines`."""
-        rounded, whole = self.settings.dtype != "float32", deepspeed_stage(self.settings) != 3
-        self.relative = rounded and whole
-        self.kept = KeptAdapters(behind=self.settings.overlap + self.relative)
-        if rounded and not whole:
-            logger.warning(
-                "under ZeRO-3 no process holds whole adapters, so there is no relative mismatch "
-                "check: an adapter that "
-                "is a step old is found only where it passes HANABI_PARITY_TOLERANCE=%g",
-                self.settings.parity_tolerance,
-            )
+        Args:
+            policy: What is trained.
+            earlier: Its earlier versions; at least one is kept where the check is relative.
+            accelerator: Adds the processes' sums up.
+            tolerance: HANABI_PARITY_TOLERANCE, of the absolute check.
+            is_relative: Whether the relative check runs, too: in a number format of 16 bits, with
+                whole adapters.
+            report: Called as report(kind, message, **details) for an incident.
+        """
+        self._policy = policy
+        self._earlier = earlier
+        self._accelerator = accelerator
+        self._tolerance = tolerance
+        self.is_relative = is_relative
+        self._report = report
+
+    def check_gap(self, batch: MicroBatch, logprobs: torch.Tensor, version: int) -> float:
+        """Return the mean |trainer − sampler| of a micro-batch in nats, see `check_mismatch`.
+
+        Args:
+            batch: The micro-batch.
+            logprobs: [rows, tokens] the trainer's, under the version that should have sampled.
+            version: That version.
+        """
+        return check_mismatch(
+            batch.player,
+            version,
+            logprobs,
+            batch.sampler_logprobs,
+            batch.reply_mask,
+            tolerance=self._tolerance,
+        )
 
     def compare_policies(
-        self, batches: Iterable[dict[str, Any]], version: int, sampled_by: int
-    ) -> None:
+        self, batches: Sequence[MicroBatch], *, version: int, sampled_by: int, before: Evidence
+    ) -> tuple[Evidence, dict[str, float]]:
         """Compare a sample of a step's games with other policies; all ranks together.
 
-        `version` is that of the weights of now, `sampled_by` the one that the games should be of.
-        Of another policy they are a ParityError."""
-        if not self.relative:
-            return
-        start = time.perf_counter()
-        own: dict[str, list[dict[str, Any]]] = {}
-        for batch in batches:
-            own.setdefault(batch["grpo_batch"].player, []).append(batch)
-        limit = max(1, TOKENS // self.accelerator.num_processes)
-        sample = {
-            player: sample_of(of[version % len(of)], limit, version) for player, of in own.items()
-        }
-        figures, suspects = self._look(sample, version, sampled_by)
-        total = self.accelerator.reduce(
-            torch.tensor(figures, dtype=torch.float64, device=self.accelerator.device)
-        )
-        self._metrics["train"]["time/mismatch"].append(time.perf_counter() - start)
-        before = self.evidence.get(version, {})
-        self.evidence = {
-            version: before,
-            version + 1: {key: list(value) for key, value in before.items()},
-        }
-        for player, of_player in zip(own, total.tolist(), strict=True):
-            self._judge(player, suspects[player], of_player, self.evidence[version + 1], sampled_by)
+        Args:
+            batches: All micro-batches of this rank.
+            version: Of the weights of now.
+            sampled_by: The version that the games should be of.
+            before: The evidence of the steps before.
 
-    def _look(
-        self, sample: Mapping[str, dict[str, Any]], version: int, sampled_by: int
-    ) -> tuple[list[list[float]], dict[str, str]]:
-        """Return per player Σ|s − t| and tokens, `compare` with the version before and with the
-        other suspect: 8.
+        Returns:
+            The evidence with this step's, and metrics ("player_0/parity_slope").
+
+        Raises:
+            ParityError: The games are of another policy.
         """
-        model = self.accelerator.unwrap_model(self.model)
+        by_player: dict[str, list[MicroBatch]] = {}
+        for batch in batches:
+            by_player.setdefault(batch.player, []).append(batch)
+        limit = max(1, TOKENS // self._accelerator.num_processes)
+        sample = {
+            player: sample_of(of_player[version % len(of_player)], limit, version)
+            for player, of_player in by_player.items()
+        }
+        suspects = {player: self._suspect(player, version) for player in sample}
+        figures = self._measure(sample, suspects, version, sampled_by)
+        device = self._accelerator.device
+        totals = self._accelerator.reduce(
+            torch.tensor(figures, dtype=torch.float64, device=device)
+        ).tolist()
+        evidence = {key: [list(step) for step in steps] for key, steps in before.items()}
+        metrics: dict[str, float] = {}
+        for player, sums in zip(sample, totals, strict=True):
+            metrics |= self._judge(player, suspects[player], sums, evidence, sampled_by)
+        return evidence, metrics
 
-        def logps(player: str, adapter: str) -> torch.Tensor:
-            with adapters.base_only(model) if adapter == BASE else contextlib.nullcontext():
-                if adapter != BASE:
-                    adapters.use_adapter(model, adapter)
-                ids, data = (
-                    sample[player]["model_inputs"]["input_ids"],
-                    sample[player]["grpo_batch"],
-                )
-                mask, whole = data.completion_mask, self.whole_logits
-                inner: Any = model.base_model
-                return reply_logps(
-                    inner, model, ids, mask, self.temperature, data.tree, whole_logits=whole
-                )[mask]
+    def _suspect(self, player: str, version: int) -> str:
+        """Return who is looked at beside the version before: another one in each step."""
+        names = self._policy.adapter_names
+        own = adapter_of(player, names)
+        others = [BASE, *(name for name in names if name != own)]
+        return others[version % len(others)]
 
-        names = {player: adapter_of(player, self.adapter_names) for player in sample}
-        suspects = {}
-        for player, name in names.items():
-            others = [BASE, *(one for one in self.adapter_names if one != name)]
-            suspects[player] = others[version % len(others)]
-        past = (
-            self.kept.using(model, sampled_by)
-            if sampled_by != version
-            else contextlib.nullcontext()
-        )
-        with past, in_float32(model):
-            now = {player: logps(player, name) for player, name in names.items()}
-            other = {player: logps(player, suspects[player]) for player in names}
-            before = now
-            if sampled_by - 1 in self.kept.versions:
-                with self.kept.using(model, sampled_by - 1):
-                    before = {player: logps(player, name) for player, name in names.items()}
-        found = []
-        for player, t in now.items():
-            data = sample[player]["grpo_batch"]
-            s = data.rollout_per_token_logps[data.completion_mask]
-            gap = float((s - t).abs().nansum())
-            found.append(
-                [gap, float(len(s)), *compare(s, t, before[player]), *compare(s, t, other[player])]
-            )
-        return found, suspects
+    def _measure(
+        self,
+        sample: Mapping[str, MicroBatch],
+        suspects: Mapping[str, str],
+        version: int,
+        sampled_by: int,
+    ) -> list[list[float]]:
+        """Return per player 8 sums: Σ|s − t|, tokens, and the two `Comparison`s, stale first."""
+        names = {player: adapter_of(player, self._policy.adapter_names) for player in sample}
+
+        def logprobs(player: str, adapter: str) -> torch.Tensor:
+            name = None if adapter == BASE else adapter
+            return self._policy.float32_logprobs(sample[player], name)
+
+        past: Any = contextlib.nullcontext()
+        if sampled_by != version:
+            past = self._earlier.using(sampled_by)
+        with past, self._policy.in_float32():
+            own = {player: logprobs(player, names[player]) for player in sample}
+            other = {player: logprobs(player, suspects[player]) for player in sample}
+            stale = own
+            if sampled_by - 1 in self._earlier.versions:
+                with self._earlier.using(sampled_by - 1):
+                    stale = {player: logprobs(player, names[player]) for player in sample}
+        figures = []
+        for player, batch in sample.items():
+            sampler = batch.sampler_logprobs[batch.reply_mask]
+            gap = float((sampler - own[player]).abs().nansum())
+            sums = [gap, float(len(sampler))]
+            for suspect in (stale, other):
+                comparison = compare(sampler, own[player], suspect[player])
+                sums += [comparison.evidence, comparison.squares, comparison.distance]
+            figures.append(sums)
+        return figures
 
     def _judge(
-        self, player: str, suspect: str, figures: Sequence[float], evidence: Evidence, version: int
-    ) -> None:
-        gap, tokens, *sums = figures
-        found = []
-        for name, (x, squares, distance) in ((STALE, sums[:3]), (suspect, sums[3:])):
-            if not squares:
+        self,
+        player: str,
+        suspect: str,
+        sums: Sequence[float],
+        evidence: dict[str, list[list[float]]],
+        version: int,
+    ) -> dict[str, float]:
+        """Add one player's sums to the evidence; returns metrics, or raises a ParityError."""
+        gap, num_tokens = sums[0], sums[1]
+        comparisons = {
+            STALE: Comparison(evidence=sums[2], squares=sums[3], distance=sums[4]),
+            suspect: Comparison(evidence=sums[5], squares=sums[6], distance=sums[7]),
+        }
+        metrics: dict[str, float] = {}
+        suspicions: list[Suspicion] = []
+        for name, comparison in comparisons.items():
+            if not comparison.squares:
                 continue
-            slope = 0.5 + x / distance
             if name == STALE:
-                self._metrics["train"][f"{player}/parity_slope"].append(slope)
-            z, steps = score(_remember(evidence, f"{player}|{name}", [x, squares]))
-            if z > LIMIT:
-                found.append(
-                    (abs(slope - 1), _sentence(player, name, version, z, steps, slope, tokens))
-                )
-        if found:
-            raise ParityError(min(found)[1])
-        if tokens < GAP_TOKENS:
+                metrics[f"{player}/parity_slope"] = comparison.slope
+            steps = _remember(
+                evidence, f"{player}|{name}", [comparison.evidence, comparison.squares]
+            )
+            score = strongest(steps)
+            if score.z > LIMIT:
+                suspicions.append(Suspicion(suspect=name, score=score, slope=comparison.slope))
+        if suspicions:
+            closest = min(suspicions, key=lambda suspicion: abs(suspicion.slope - 1))
+            raise ParityError(_message(player, closest, version, num_tokens))
+        if num_tokens >= GAP_TOKENS:
+            self._watch_gap(player, gap / num_tokens, num_tokens, evidence, version)
+        return metrics
+
+    def _watch_gap(
+        self,
+        player: str,
+        gap: float,
+        num_tokens: float,
+        evidence: dict[str, list[list[float]]],
+        version: int,
+    ) -> None:
+        """Report a gap that is far above the running median of the steps before."""
+        key = f"{player}|gap"
+        earlier_gaps = [step[0] for step in evidence.get(key, [])]
+        _remember(evidence, key, [gap])
+        if len(earlier_gaps) < GAP_STEPS:
             return
-        gaps = [one for [one] in evidence.get(f"{player}|gap", [])]
-        _remember(evidence, f"{player}|gap", [gap / tokens])
-        if len(gaps) >= GAP_STEPS and gap / tokens > GAP_FACTOR * statistics.median(gaps):
-            said = (
-                f"{player}@{version}: trainer and sampler logprobs differ by "
-                f"{gap / tokens:.3g} on average over "
+        median = statistics.median(earlier_gaps)
+        if gap > GAP_FACTOR * median:
+            self._report(
+                "mismatch_rose",
+                f"{player}@{version}: trainer and sampler logprobs differ by {gap:.3g} on average "
+                f"over {num_tokens:.0f} tokens, {GAP_FACTOR:g} times the median of the last "
+                f"{len(earlier_gaps)} steps or more ({median:.3g}). Was the server replaced, or "
+                "its version or settings changed?",
+                player=player,
+                gap=gap,
             )
-            said += (
-                f"{tokens:.0f} tokens, {GAP_FACTOR:g} times the median of the last "
-                f"{len(gaps)} steps or more "
-            )
-            said += (
-                f"({statistics.median(gaps):.3g}). Was the server replaced, or its version or "
-                "settings changed?"
-            )
-            self._incident("mismatch_rose", said, player=player, gap=gap / tokens)
 
 
-def _remember(evidence: Evidence, key: str, value: list[float]) -> list[list[float]]:
+def _remember(
+    evidence: dict[str, list[list[float]]], key: str, value: list[float]
+) -> list[list[float]]:
     evidence[key] = [*evidence.get(key, []), value][-STEPS:]
     return evidence[key]
 
 
-def _sentence(
-    player: str, suspect: str, version: int, z: float, steps: int, slope: float, tokens: float
-) -> str:
-    who = {
-        STALE: f"version {version - 1} of its adapter",
-        BASE: "the base model without an adapter",
-    }
-    what = {STALE: "a stale adapter", BASE: "without its adapter"}
+def _message(player: str, suspicion: Suspicion, version: int, num_tokens: float) -> str:
+    suspect = suspicion.suspect
+    other_policy = f"adapter {suspect}"
+    fault = "a swapped adapter"
+    if suspect == STALE:
+        other_policy = f"version {version - 1} of its adapter"
+        fault = "a stale adapter"
+    elif suspect == BASE:
+        other_policy = "the base model without an adapter"
+        fault = "without its adapter"
     return (
-        f"{player}@{version}: the sampler's logprobs are closer to those of "
-        f"{who.get(suspect, f'adapter {suspect}')} "
-        f"than to this version's, by {z:.1f} standard errors over {steps} step(s); allowed are "
-        f"{LIMIT:g}. Slope "
-        f"{slope:.2f} over {tokens:.0f} tokens of this step, where 0 is right and 1 is the other "
-        "policy. The server "
-        f"samples {what.get(suspect, 'a swapped adapter')}. Nothing was updated in this step; "
-        "restart the server, then "
+        f"{player}@{version}: the sampler's logprobs are closer to those of {other_policy} than to "
+        f"this version's, by {suspicion.score.z:.1f} standard errors over "
+        f"{suspicion.score.num_steps} step(s); allowed are {LIMIT:g}. Slope {suspicion.slope:.2f} "
+        f"over {num_tokens:.0f} tokens of this step, where 0 is right and 1 is the other policy. "
+        f"The server samples {fault}. Nothing was updated in this step; restart the server, then "
         "the trainer, with RESUME at a checkpoint from before these steps."
     )

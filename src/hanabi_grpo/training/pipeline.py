@@ -27,36 +27,63 @@ from hanabi_grpo.training.fleet_link import make_link
 from hanabi_grpo.training.model.adapters import adapter_names, add_adapters
 from hanabi_grpo.training.model.start_from import check_base, start_adapters
 from hanabi_grpo.training.tasks import TaskDataset
-from hanabi_grpo.training.trainer import HanabiGRPOTrainer
+from hanabi_grpo.training.trainer import (
+    OPTIMIZER_PLUGIN,
+    ZERO_STAGE_OF_SHARDED_WEIGHTS,
+    HanabiGRPOTrainer,
+    register_optimizers,
+)
 
 logger = logging.getLogger(__name__)
 
-_SAME = (
-    *(
-        "lora_rank",
-        "lora_alpha",
-        "vllm_server_host",
-        "vllm_server_port",
-        "num_generations",
-        "max_completion_length",
-    ),
-    *(
-        "temperature",
-        "learning_rate",
-        "lr_scheduler_type",
-        "warmup_steps",
-        "beta",
-        "seed",
-        "save_steps",
-    ),
+SAME_NAME_OPTIONS = (
+    "lora_rank",
+    "lora_alpha",
+    "vllm_server_host",
+    "vllm_server_port",
+    "num_generations",
+    "max_completion_length",
+    "temperature",
+    "learning_rate",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "beta",
+    "seed",
+    "save_steps",
 )
-"""Options that are called as the setting is."""
-_FIXED = """
-    rlhf_type=grpo tuner_type=lora use_vllm=true vllm_mode=server vllm_server_pass_dataset=true use_hf=true
-    split_dataset_ratio=0 dataset_shuffle=false train_dataloader_shuffle=false dataloader_num_workers=0
-    top_p=1.0 top_k=-1 logging_steps=1 report_to=none disable_tqdm=true save_strategy=steps eval_strategy=no
-    add_version=false create_checkpoint_symlink=false
-"""
+"""ms-swift's options that are called as our settings are."""
+FIXED_OPTIONS = {
+    "rlhf_type": "grpo",
+    "tuner_type": "lora",
+    "use_vllm": "true",
+    "vllm_mode": "server",
+    "vllm_server_pass_dataset": "true",
+    "use_hf": "true",
+    "split_dataset_ratio": "0",
+    "dataset_shuffle": "false",
+    "train_dataloader_shuffle": "false",
+    "dataloader_num_workers": "0",
+    "top_p": "1.0",
+    "top_k": "-1",
+    "logging_steps": "1",
+    "report_to": "none",
+    "disable_tqdm": "true",
+    "save_strategy": "steps",
+    "eval_strategy": "no",
+    "add_version": "false",
+    "create_checkpoint_symlink": "false",
+    "optimizer": OPTIMIZER_PLUGIN,
+    # Asks a hub whether the local model is the newest, and waits through its retries.
+    "check_model": "false",
+    # Never encodes anything here: token ids come from the rollout server.
+    "template": "dummy",
+    # ms-swift's 0.1 would pull a player towards the base model also in steps without its data.
+    "weight_decay": "0.0",
+    # The loss is ours (`loss`); what it is made of is said to ms-swift too, so that its args.json
+    # is true.
+    "loss_type": "dapo",
+}
+"""ms-swift's options that are the same in every run."""
 
 
 @dataclass
@@ -64,6 +91,7 @@ class HanabiArguments(RLHFArguments):
     """ms-swift's options and the path of ours."""
 
     hanabi_settings: str = ""
+    """Path of the run's `settings.json`."""
 
     def _init_external_vllm(self) -> None:
         # Every rank needs the settings that the link carries; only the main process talks to the
@@ -72,74 +100,74 @@ class HanabiArguments(RLHFArguments):
         self.vllm_client = make_link(settings, Path(self.output_dir))
         if settings.trainer_memory < 1 and torch.cuda.is_available():
             # Of this rank's GPU, before the model comes to it.
-            torch.cuda.set_per_process_memory_fraction(
-                settings.trainer_memory, int(os.environ.get("LOCAL_RANK", "0"))
-            )
+            gpu = int(os.environ.get("LOCAL_RANK", "0"))
+            torch.cuda.set_per_process_memory_fraction(settings.trainer_memory, gpu)
 
     def _init_deepspeed(self) -> None:
         super()._init_deepspeed()
-        if self.deepspeed and self.deepspeed.get("zero_optimization", {}).get("stage") == 2:
+        if not self.deepspeed:
+            return
+        if self.deepspeed.get("zero_optimization", {}).get("stage") == 2:
             # Else micro-batches add up in the model's own format: of 64 in bfloat16 the sum was off
             # by 1 %, so by .2 %. Under ZeRO-1 DeepSpeed would take another optimizer, whose state
-            # `saving` does not know.
-            self.deepspeed.setdefault("data_types", {}).setdefault("grad_accum_dtype", "fp32")
+            # `checkpoint` does not know.
+            data_types = self.deepspeed.setdefault("data_types", {})
+            data_types.setdefault("grad_accum_dtype", "fp32")
 
 
 def swift_options(
     settings: Settings, settings_path: Path, run_folder: Path, num_steps: int
 ) -> list[str]:
-    """Return the command line that ms-swift is started with."""
+    """Return the command line that ms-swift is started with.
+
+    Args:
+        settings: The run's.
+        settings_path: Where they are on this disk.
+        run_folder: Where the run writes.
+        num_steps: Optimizer steps of the whole run.
+    """
     plan = batch_plan(settings)
     model = resolve_model(settings.model)
-    # A folder's name says nothing to ms-swift, and one architecture may serve several of its model
-    # types.
+    options: dict[str, object] = dict(FIXED_OPTIONS)
+    for name in SAME_NAME_OPTIONS:
+        options[name] = getattr(settings, name)
+    options["hanabi_settings"] = settings_path
+    options["output_dir"] = run_folder
+    options["model"] = model
+    # A folder's name says nothing to ms-swift, and one architecture may serve several of its types.
     architecture = json.loads((model / "config.json").read_text()).get("model_type")
-    on_cpu, corrects = settings.device == "cpu", settings.sampler_correction != "none"
-    options: dict[str, object] = {
-        **{name: getattr(settings, name) for name in _SAME},
-        **dict(word.split("=") for word in _FIXED.split()),
-        "hanabi_settings": settings_path,
-        "output_dir": run_folder,
-        "model": model,
-        "model_type": architecture if architecture in MODEL_MAPPING else None,
-        # Asks a hub whether the local model is the newest, and waits through its retries.
-        "check_model": "false",
-        "torch_dtype": settings.dtype,
-        # Left alone, ms-swift trains a float32 model in mixed float16.
-        "bf16": settings.dtype == "bfloat16",
-        "fp16": settings.dtype == "float16",
-        # Rows are ours; ms-swift only wants a name.
-        "dataset": settings.dataset or settings.preset,
-        # Never encodes anything here: token ids come from the rollout server.
-        "template": "dummy",
-        "per_device_train_batch_size": plan.per_device_train_batch_size,
-        "gradient_accumulation_steps": plan.gradient_accumulation_steps,
-        "max_steps": num_steps,
-        "max_length": settings.max_model_len,
-        # ms-swift's 0.1 would pull a player towards the base model also in steps without its data.
-        "weight_decay": 0.0,
-        # Clipping is ours, player by player; ZeRO-3 alone leaves it to DeepSpeed.
-        "max_grad_norm": settings.max_grad_norm if deepspeed_stage(settings) == 3 else 0,
-        # The loss is ours (`loss`); what it is made of is said to ms-swift too, so that its
-        # args.json is true.
-        "loss_type": "dapo",
-        "epsilon": settings.clip_low,
-        "epsilon_high": settings.clip_high,
-        "rollout_importance_sampling_mode": settings.sampler_correction if corrects else None,
-        "rollout_importance_sampling_threshold": settings.sampler_correction_limit
-        if corrects
-        else None,
-        "gradient_checkpointing": "false" if on_cpu else "true",
-        "use_cpu": "true" if on_cpu else None,
-        "attn_impl": "sdpa" if on_cpu else None,
-        "deepspeed": settings.deepspeed if settings.deepspeed != "none" else None,
-    }
-    return [
-        text
-        for name, value in options.items()
-        if value is not None
-        for text in (f"--{name}", str(value))
-    ]
+    if architecture in MODEL_MAPPING:
+        options["model_type"] = architecture
+    # Rows are ours; ms-swift only wants a name.
+    options["dataset"] = settings.dataset or settings.preset
+    options["torch_dtype"] = settings.dtype
+    # Left alone, ms-swift trains a float32 model in mixed float16.
+    options["bf16"] = settings.dtype == "bfloat16"
+    options["fp16"] = settings.dtype == "float16"
+    options["per_device_train_batch_size"] = plan.per_device_train_batch_size
+    options["gradient_accumulation_steps"] = plan.gradient_accumulation_steps
+    options["max_steps"] = num_steps
+    options["max_length"] = settings.max_model_len
+    options["epsilon"] = settings.clip_low
+    options["epsilon_high"] = settings.clip_high
+    if settings.sampler_correction != "none":
+        options["rollout_importance_sampling_mode"] = settings.sampler_correction
+        options["rollout_importance_sampling_threshold"] = settings.sampler_correction_limit
+    # Clipping is ours, player by player; ZeRO-3 alone leaves it to DeepSpeed.
+    clips_itself = deepspeed_stage(settings) != ZERO_STAGE_OF_SHARDED_WEIGHTS
+    options["max_grad_norm"] = 0 if clips_itself else settings.max_grad_norm
+    if settings.deepspeed != "none":
+        options["deepspeed"] = settings.deepspeed
+    if settings.device == "cpu":
+        options["gradient_checkpointing"] = "false"
+        options["use_cpu"] = "true"
+        options["attn_impl"] = "sdpa"
+    else:
+        options["gradient_checkpointing"] = "true"
+    words: list[str] = []
+    for name, value in options.items():
+        words += [f"--{name}", str(value)]
+    return words
 
 
 class HanabiPipeline(SwiftRLHF):
@@ -150,9 +178,8 @@ class HanabiPipeline(SwiftRLHF):
 
     def _get_dataset(self) -> tuple[TaskDataset, None]:
         settings: Settings = self.args.vllm_client.settings
-        return TaskDataset(
-            training_rows(settings), self.args.max_steps * batch_plan(settings).tasks
-        ), None
+        num_tasks = self.args.max_steps * batch_plan(settings).tasks
+        return TaskDataset(training_rows(settings), num_tasks), None
 
     def _prepare_dataset(self) -> list[Any]:
         return list(self._get_dataset())
@@ -163,46 +190,47 @@ class HanabiPipeline(SwiftRLHF):
     ) -> torch.nn.Module:
         """Wrap the base model with the players' adapters."""
         settings: Settings = args.vllm_client.settings
-        names = adapter_names(settings.players, settings.adapters)
         peft_model = add_adapters(
-            model, names, rank=settings.lora_rank, alpha=settings.lora_alpha, seed=settings.seed
+            model,
+            adapter_names(settings.players, settings.adapters),
+            rank=settings.lora_rank,
+            alpha=settings.lora_alpha,
+            seed=settings.seed,
         )
         start_adapters(peft_model, settings, read_resume(args.vllm_client.run_folder))
         return peft_model
 
     def train(self, trainer: HanabiGRPOTrainer) -> Any:
-        """Train, then serve the final weights too; an interrupted run keeps its last finished
-        step.
-        """
+        """Connect to the server and train; an interrupted run keeps its last finished step."""
         settings = trainer.settings
-        setups, tokenizer = played_setups(training_rows(settings)), trainer.processing_class
+        setups = played_setups(training_rows(settings))
+        tokenizer = trainer.processing_class
         check_vocabulary(setups, tokenizer, settings.model)
         tracking = TrackingCallback(settings, trainer.link.run_folder)
-        if trainer.accelerator.is_main_process:
+        is_main_process = trainer.accelerator.is_main_process
+        if is_main_process:
             chat = ChatFormat.from_tokenizer(tokenizer, thinking=settings.thinking)
-            if said := measure_budget(setups, chat, settings.max_completion_length).warning(
-                settings.max_model_len
-            ):
-                logger.warning("%s", said)
+            budget = measure_budget(setups, chat, settings.max_completion_length)
+            warning = budget.warning(settings.max_model_len)
+            if warning:
+                logger.warning("%s", warning)
             trainer.link.connect(trainer.first_step)
             # Its dictionary per step says what the tracking callback's line says better.
             trainer.remove_callback(PrinterCallback)
             trainer.add_callback(tracking)
         try:
-            if trainer.accelerator.is_main_process:
+            if is_main_process:
                 check_base(settings, trainer.resume, trainer.link.server_facts)
             result = super().train(trainer)
-            version = trainer.sync_weights()
-            if trainer.accelerator.is_main_process:
-                trainer.measure(version)
-                if best := trainer.validation.best:
-                    name = f"checkpoint-{best.step}" if best.step else "the start"
-                    logger.info("best in validation: %s, %.3f ± %.3f", name, best.score, best.se)
+            best = trainer.validation.best
+            if is_main_process and best is not None:
+                name = f"checkpoint-{best.step}" if best.step else "the start"
+                logger.info("best in validation: %s, %.3f ± %.3f", name, best.score, best.se)
             # Behind the last validation, which says what W&B calls the best.
             tracking.close()
             return result
         except BaseException as error:
-            logger.info("stopped by %s: %s", type(error).__name__, trainer.save_now())
+            logger.info("stopped by %s: %s", type(error).__name__, trainer.save_interrupted())
             tracking.close(exit_code=1)
             raise
         finally:
@@ -219,6 +247,6 @@ def register_trainer() -> None:
     model_meta.logger.addFilter(
         lambda record: "with trust_remote_code=True" not in record.getMessage()
     )
-    TrainerFactory.TRAINER_MAPPING["grpo"] = (
-        f"{HanabiGRPOTrainer.__module__}.{HanabiGRPOTrainer.__name__}"
-    )
+    trainer_path = f"{HanabiGRPOTrainer.__module__}.{HanabiGRPOTrainer.__name__}"
+    TrainerFactory.TRAINER_MAPPING["grpo"] = trainer_path
+    register_optimizers()

@@ -12,11 +12,16 @@ from hanabi_grpo.types import Episode, player_name
 
 
 class TaskDataset(Dataset[dict[str, Any]]):
-    """Task number n of a run, {"env", "env_config", "suite", "seed", "task"}. Nothing is stored."""
+    """The tasks of a run by their number, {"env", "env_config", "suite", "seed", "task"}.
+
+    Nothing is stored: a task is a function of the dataset's rows and its number. ms-swift wants a
+    dataset of this length; the loop asks for the tasks of a step.
+    """
 
     def __init__(self, rows: list[dict[str, Any]], num_tasks: int) -> None:
         """Wrap dataset rows; `num_tasks` is steps × tasks per step."""
-        self._rows, self._num_tasks = rows, num_tasks
+        self._rows = rows
+        self._num_tasks = num_tasks
 
     def __len__(self) -> int:
         return self._num_tasks
@@ -24,10 +29,9 @@ class TaskDataset(Dataset[dict[str, Any]]):
     def __getitem__(self, number: int) -> dict[str, Any]:
         return tasks(self._rows, number, 1)[0]
 
-
-def step_tasks(step: int, tasks_per_step: int) -> list[int]:
-    """Return the numbers of a step's tasks in the run, in order."""
-    return list(range(step * tasks_per_step, (step + 1) * tasks_per_step))
+    def of_step(self, step: int, tasks_per_step: int) -> list[dict[str, Any]]:
+        """Return the tasks of a step, counted from 0, in order."""
+        return tasks(self._rows, step * tasks_per_step, tasks_per_step)
 
 
 def check_stamps(group: Sequence[Episode], seats: Sequence[str], instance_id: str) -> None:

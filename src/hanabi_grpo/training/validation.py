@@ -1,12 +1,14 @@
-"""Validation while training: the current players on tasks that nothing else plays, and what follows
-from how they did.
+"""Validation while training: the current players on tasks that nothing else plays.
 
 The tasks are those of a suite of their own, so that the suite `test` stays untouched by every
-choice. All that follows is a function of the validations up to a version, so that a resumed run
-does what the whole run would have done."""
+choice. All that follows from a validation is a function of the validations up to a version, so that
+a resumed run does what the whole run would have done.
+"""
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,59 +25,94 @@ logger = logging.getLogger(__name__)
 SUITE = "eval-validation"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the validations up to a version say of the step that this version plays."""
+
+    active_players: tuple[str, ...]
+    """Whose data counts."""
+    ends_run: bool = False
+    """Whether the step is the last one."""
+    is_phase_best: bool = False
+    """Whether the version is the best of its phase (HANABI_UPDATE=best_response)."""
+    finished_player: str | None = None
+    """Who returns to its best version behind this step, because its phase is over."""
+
+
 class Validation:
     """The validations of one run, in its folder; the main process makes them."""
 
     def __init__(
         self, settings: Settings, run_folder: Path, setups: Sequence[Setup[Any]], first_step: int
     ) -> None:
-        """Read what a resumed run did up to `first_step`; what came after it is made again."""
-        self._settings, self._run_folder = settings, run_folder
-        self._setups = {one.spec.hash: one for one in setups}
+        """Read what a resumed run did; what came after its first step is made again.
+
+        Args:
+            settings: The run's, for HANABI_EVAL_* and HANABI_UPDATE.
+            run_folder: Where `validation.json` is.
+            setups: The games that are trained on.
+            first_step: Steps that were made before this process.
+        """
+        self._settings = settings
+        self._run_folder = run_folder
+        self._setups = {setup.spec.hash: setup for setup in setups}
         self.rows = [row for row in read_validations(run_folder) if row.step <= first_step]
 
     def is_due(self, step: int) -> bool:
-        """Tell whether the version after so many steps is to be validated."""
+        """Tell whether the version behind so many steps is to be validated."""
         every = self._settings.eval_steps
-        return bool(every) and step % every == 0 and all(row.step != step for row in self.rows)
+        if not every or step % every:
+            return False
+        return all(row.step != step for row in self.rows)
 
     def tasks(self) -> list[dict[str, Any]]:
-        """Return the tasks, the same at every validation: as many of each game that is trained
-        on.
-        """
+        """Return the tasks, the same at every validation: as many of each game as of the others."""
         setups = list(self._setups.values())
-        numbers = range(-(-self._settings.eval_tasks // len(setups)))
-        return [
-            {**setup.row(), "suite": SUITE, "seed": number}
-            for setup in setups
-            for number in numbers
-        ]
+        per_setup = math.ceil(self._settings.eval_tasks / len(setups))
+        tasks = []
+        for setup in setups:
+            for seed in range(per_setup):
+                tasks.append({**setup.row(), "suite": SUITE, "seed": seed})
+        return tasks
 
     def add(self, step: int, groups: Sequence[Sequence[Episode]]) -> Mapping[str, float]:
-        """Take the games of a validation; returns its metrics."""
+        """Take the games of a validation; returns its metrics.
+
+        Args:
+            step: The version that played: finished steps.
+            groups: Per task its game.
+        """
         figures = score_figures([game for group in groups for game in group], self._setups)
-        metric, se = ("score/mean", "score/se")
+        metric = "score/mean"
+        error = "score/se"
         if len(self._setups) > 1:
-            metric, se = ("score/normalized", "score/normalized_se")
-        if metric not in figures or se not in figures:
+            # Scores of different games have no common mean; shares of the greatest score do.
+            metric = "score/normalized"
+            error = "score/normalized_se"
+        if metric not in figures or error not in figures:
             return {}
         before = self.phase
-        self.rows.append(Validated(step=step, score=figures[metric], se=figures[se], metric=metric))
+        self.rows.append(
+            Validated(step=step, score=figures[metric], se=figures[error], metric=metric)
+        )
         write_validations(self._run_folder, self.rows)
-        found = {
-            f"validation/{key}": value for key, value in figures.items() if key.startswith("score/")
+        metrics = {
+            f"validation/{name}": value
+            for name, value in figures.items()
+            if name.startswith("score/")
         }
-        found["validation/stale"] = float(self.stale)
-        if before is not None and (phase := self.phase) is not None:
-            found["validation/phase"] = float(phase.number)
+        metrics["validation/stale"] = float(self.stale)
+        phase = self.phase
+        if before is not None and phase is not None:
+            metrics["validation/phase"] = float(phase.number)
             if phase.number > before.number:
                 logger.info(
                     "phase %d: %s is trained now; the team has %s",
                     phase.number,
                     phase.player,
-                    self.rows[-1],
+                    self.best,
                 )
-        return found
+        return metrics
 
     @property
     def best(self) -> Validated | None:
@@ -85,9 +122,11 @@ class Validation:
     @property
     def stale(self) -> int:
         """Validations since the best one: of the run, or of the phase."""
-        if (phase := self.phase) is not None:
+        phase = self.phase
+        if phase is not None:
             return phase.stale
-        return len(self.rows) - 1 - self.rows.index(self.best) if self.best else 0
+        best = self.best
+        return len(self.rows) - 1 - self.rows.index(best) if best is not None else 0
 
     @property
     def phase(self) -> Phase | None:
@@ -96,24 +135,33 @@ class Validation:
             return None
         return phase_after(self.rows, trained_players(self._settings), self._settings.eval_patience)
 
-    @property
-    def active(self) -> tuple[str, ...]:
-        """The players whose data counts in the step behind the last validation."""
-        return trained_players(self._settings) if (phase := self.phase) is None else (phase.player,)
-
-    def ends_run(self, step: int) -> bool:
-        """Tell whether the validation of a version says that the step after it is the last one."""
-        if not self.rows or self.rows[-1].step != step or not self._settings.eval_patience:
-            return False
+    def verdict(self, step: int) -> Verdict:
+        """Return what the validations say of the step that the version of `step` plays."""
         phase = self.phase
-        ends = self.stale >= self._settings.eval_patience if phase is None else phase.ends_run
-        if ends:
-            who = (
-                "no version"
-                if phase is None
-                else "a whole round of players brought no version that"
+        is_validated = bool(self.rows) and self.rows[-1].step == step
+        if phase is None:
+            return Verdict(
+                active_players=trained_players(self._settings),
+                ends_run=is_validated and self._ends_without_phases(step),
             )
+        ends_run = is_validated and phase.ends_run
+        if ends_run:
             logger.info(
-                "%s is better than %s: the run ends after step %d", who, self.best, step + 1
+                "a whole round of players brought no version that is better than %s: the run ends "
+                "after step %d",
+                self.best,
+                step + 1,
             )
-        return ends
+        return Verdict(
+            active_players=(phase.player,),
+            ends_run=ends_run,
+            is_phase_best=is_validated and phase.is_best,
+            finished_player=phase.finished_player if is_validated else None,
+        )
+
+    def _ends_without_phases(self, step: int) -> bool:
+        patience = self._settings.eval_patience
+        if not patience or self.stale < patience:
+            return False
+        logger.info("no version is better than %s: the run ends after step %d", self.best, step + 1)
+        return True

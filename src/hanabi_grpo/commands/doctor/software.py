@@ -113,8 +113,9 @@ def wandb_checks(context: Context) -> Check:
     printed.
     """
     settings, environ = context.settings, context.environ
-    if settings.report_to != "wandb":
-        return skip("wandb", f"REPORT_TO={settings.report_to} does not ask for it")
+    report_to = ",".join(settings.report_to)
+    if "wandb" not in settings.report_to:
+        return skip("wandb", f"REPORT_TO={report_to} does not ask for it")
     if settings.wandb_mode != "online":
         return ok("wandb", f"WANDB_MODE={settings.wandb_mode}: needs no key and no network")
     host = urlsplit(environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""

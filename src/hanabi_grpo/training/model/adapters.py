@@ -2,7 +2,8 @@
 
 PEFT's own selection also toggles `requires_grad`, which would take the other players' parameters
 out of the optimizer's groups. Here only the layers' selection changes; every adapter stays
-trainable."""
+trainable.
+"""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +20,24 @@ from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.runs.adapter_config import adapter_config_for_wire
 from hanabi_grpo.types import SHARED_ADAPTER, player_names
 
+WEIGHTS_FILE = "adapter_model.safetensors"
+"""PEFT's name of an adapter's weights."""
+_INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+"""By the bytes of an element: what its bits are read as for a checksum."""
+_CHECKSUM_FACTOR = 1_000_003
+_CHECKSUM_MODULUS = 2**61
+
 
 def adapter_names(num_players: int, mode: str) -> tuple[str, ...]:
-    """Return the adapters of a run: one per player, or the shared one."""
-    return (SHARED_ADAPTER,) if mode == SHARED_ADAPTER else player_names(num_players)
+    """Return the adapters of a run: one per player, or the shared one.
+
+    Args:
+        num_players: HANABI_PLAYERS.
+        mode: HANABI_ADAPTERS.
+    """
+    if mode == SHARED_ADAPTER:
+        return (SHARED_ADAPTER,)
+    return player_names(num_players)
 
 
 def add_adapters(
@@ -31,7 +46,15 @@ def add_adapters(
     """Wrap a base model with one trainable adapter per name.
 
     The weights are float32 whatever the base model's type, and depend on `seed` and the name's
-    position only."""
+    position only.
+
+    Args:
+        model: The base model; its own parameters are frozen.
+        names: Of the adapters; the first one is in use afterwards.
+        rank: LORA_RANK.
+        alpha: LORA_ALPHA.
+        seed: Of the first adapter's weights; each further one has the next.
+    """
 
     def config() -> LoraConfig:
         return LoraConfig(
@@ -82,13 +105,15 @@ def base_checksum(model: torch.nn.Module) -> str:
 
     Under ZeRO-3 it covers this rank's shards.
     """
-    views = {1: torch.int8, 2: torch.int16, 4: torch.int32}
     total = 0
     for name, parameter in model.named_parameters():
-        if "lora_" not in name:
-            bits = parameter.detach().contiguous().view(views[parameter.element_size()])
-            # Position counts too, so that two swapped parameters do not cancel.
-            total = (total * 1_000_003 + int(bits.sum(dtype=torch.int64))) % 2**61
+        if "lora_" in name:
+            continue
+        integer = _INTEGER_OF_SIZE[parameter.element_size()]
+        bits = parameter.detach().contiguous().view(integer)
+        # Position counts too, so that two swapped parameters do not cancel.
+        total = total * _CHECKSUM_FACTOR + int(bits.sum(dtype=torch.int64))
+        total %= _CHECKSUM_MODULUS
     return f"{total:016x}"
 
 
@@ -96,64 +121,82 @@ def adapter_tensors(model: PeftModel, name: str, dtype: torch.dtype) -> dict[str
     """Return one adapter's tensors in PEFT's file naming, on the CPU.
 
     PEFT's own call copies the whole model's state first, which is most of the time of a weight
-    sync."""
-    parameters = _parameters_of(model, name)
-    return {
-        key: value.detach().to(dtype=dtype, device="cpu").contiguous()
-        for key, value in parameters.items()
-    }
+    sync.
+
+    Args:
+        model: Carries the adapter.
+        name: Of the adapter.
+        dtype: Of the tensors that are returned.
+    """
+    tensors = {}
+    for key, value in _parameters_of(model, name).items():
+        tensors[key] = value.detach().to(dtype=dtype, device="cpu").contiguous()
+    return tensors
 
 
 def _parameters_of(model: PeftModel, name: str) -> dict[str, torch.nn.Parameter]:
-    infix = f".{name}.weight"
-    return {
-        key.removesuffix(infix) + ".weight": value
-        for key, value in model.named_parameters()
-        if key.endswith(infix)
-    }
+    """Return one adapter's parameters in PEFT's file naming, which leaves out its name."""
+    suffix = f".{name}.weight"
+    parameters = {}
+    for key, value in model.named_parameters():
+        if key.endswith(suffix):
+            parameters[key.removesuffix(suffix) + ".weight"] = value
+    return parameters
 
 
 def export_adapter(model: PeftModel, name: str, dtype: torch.dtype) -> tuple[bytes, dict[str, Any]]:
-    """Return one adapter as (safetensors bytes, PEFT configuration) for the rollout server."""
+    """Return one adapter for the rollout server, as safetensors bytes and PEFT's configuration.
+
+    Args:
+        model: Carries the adapter.
+        name: Of the adapter.
+        dtype: Of the weights that are sent.
+    """
     config = adapter_config_for_wire(model.peft_config[name].to_dict())
     return to_safetensors(adapter_tensors(model, name, dtype)), config
 
 
 def load_adapter(model: PeftModel, name: str, folder: Path) -> None:
     """Put the tensors of a saved adapter into the model, see `put_tensors`."""
-    put_tensors(model, name, load_file(folder / "adapter_model.safetensors"), str(folder))
+    put_tensors(model, name, load_file(folder / WEIGHTS_FILE), str(folder))
 
 
 def put_tensors(
     model: PeftModel, name: str, saved: Mapping[str, torch.Tensor], source: str
 ) -> None:
-    """Put tensors in PEFT's file naming into one adapter, bit by bit; a message says `source`,
-    where they come from.
+    """Put tensors in PEFT's file naming into one adapter, bit by bit.
+
+    Args:
+        model: Carries the adapter.
+        name: Of the adapter.
+        saved: The tensors.
+        source: Where they come from, for the error message.
 
     Raises:
         RunFolderError: They are others than this adapter has.
     """
     parameters = _parameters_of(model, name)
-    if {key: value.shape for key, value in saved.items()} != {
-        key: value.shape for key, value in parameters.items()
-    }:
+    saved_shapes = {key: value.shape for key, value in saved.items()}
+    own_shapes = {key: value.shape for key, value in parameters.items()}
+    if saved_shapes != own_shapes:
         raise RunFolderError(
             f"{source}: {len(saved)} tensors that are not those of adapter {name} of this model "
-            f"({len(parameters)} "
-            "tensors); take the MODEL and LORA_RANK that they were trained with."
+            f"({len(parameters)} tensors); take the MODEL and LORA_RANK that they were trained "
+            "with."
         )
     fill(parameters, saved)
 
 
-def copied(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def copy_parameters(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return copies of parameters on the CPU."""
     return {name: value.detach().to("cpu", copy=True) for name, value in parameters.items()}
 
 
 @torch.no_grad()
 def fill(parameters: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
-    """Copy values into parameters in place, because optimizers and DeepSpeed hold on to the tensors
-    themselves.
+    """Copy values into parameters in place.
+
+    In place, because optimizers and DeepSpeed hold on to the tensors themselves.
     """
     for name, value in values.items():
         parameters[name].copy_(value)
@@ -163,23 +206,25 @@ def fill(parameters: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tens
 def holding(
     parameters: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]
 ) -> Iterator[None]:
-    """Let parameters hold other values for a while; those of now come back bit by bit."""
-    now = copied(parameters)
+    """Let parameters hold other values for a while; the present ones come back bit by bit."""
+    present = copy_parameters(parameters)
     try:
         fill(parameters, values)
         yield
     finally:
-        fill(parameters, now)
+        fill(parameters, present)
 
 
 def save_adapter(model: PeftModel, name: str, folder: Path) -> None:
-    """Write `adapter_config.json` and `adapter_model.safetensors` (float32) that plain PEFT and
-    vLLM load.
+    """Write `adapter_config.json` and `adapter_model.safetensors`, which plain PEFT and vLLM load.
+
+    The weights are float32.
     """
     folder.mkdir(parents=True)
     config = model.peft_config[name]
-    was_inference, config.inference_mode = config.inference_mode, True
+    inference_mode = config.inference_mode
+    config.inference_mode = True
     config.save_pretrained(str(folder))
-    config.inference_mode = was_inference
+    config.inference_mode = inference_mode
     tensors = adapter_tensors(model, name, torch.float32)
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})

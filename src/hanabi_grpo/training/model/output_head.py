@@ -1,13 +1,13 @@
-"""Logprobs from hidden states: through the output head in float32, and never the logits of a whole
-micro-batch.
+"""Logprobs from hidden states, through the output head in float32 and in chunks.
 
 With 151,936 tokens in the vocabulary and 35,000 of a reply logits take 10 GB in bfloat16, and with
-a float32 copy and a gradient several times as much. Here the model hands out what its head reads,
-and the head is called with `CHUNK` tokens at a time; in the backward pass again, so that one chunk
-is held.
+a float32 copy and a gradient several times as much. Here the model returns what its head reads, and
+the head is called with `CHUNK` tokens at a time; in the backward pass again, so that one chunk is
+held and never the logits of a whole micro-batch.
 
 The head is called as the module that it is, with its weights in float32, so that a bias or an
-adapter on it counts."""
+adapter on it counts.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -21,6 +21,9 @@ from hanabi_grpo.training.model.shared_prefixes import largest_gap
 
 CHUNK = 1024
 """Tokens whose logits are held at once."""
+_TRIAL_TOKENS = 8
+_TRIAL_SIZE = 100
+"""Largest hidden state of a trial: a soft cap is seen in large logits alone."""
 
 
 @contextlib.contextmanager
@@ -38,82 +41,105 @@ def forward_as(
             module.forward = before
 
 
-def handing_out(head: torch.nn.Module) -> contextlib.AbstractContextManager[None]:
+def return_hidden_states(head: torch.nn.Module) -> contextlib.AbstractContextManager[None]:
     """Let the model return as its logits what its output head would read.
 
     As its output, for DeepSpeed begins a backward pass where it meets the gradient of what the
-    model returned."""
+    model returned.
+    """
     return forward_as(head, lambda hidden: hidden)
 
 
 @contextlib.contextmanager
 def in_float32(model: Any) -> Iterator[None]:
-    """Let a model of 16 bits compute in float32, without a gradient, with the weights that a server
-    has.
+    """Let a model of 16 bits compute in float32, with the weights that a server has.
 
-    Adapters are in float32 here and rounded there, by more than a small step moves a weight. What
-    is called must be PEFT's `base_model`, for accelerate wraps autocast around the outermost model.
+    Without a gradient. Adapters are in float32 here and rounded there, by more than a small step
+    moves a weight.
+
+    Args:
+        model: PEFT's `base_model`, and so must what is called be: accelerate wraps autocast around
+            the outermost model.
     """
-    served = model.get_input_embeddings().weight.dtype
+    embeddings = model.get_input_embeddings()
+    served = embeddings.weight.dtype
 
     def linear(layer: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
         bias = None if layer.bias is None else layer.bias.float()
         return torch.nn.functional.linear(x.float(), layer.weight.to(served).float(), bias)
 
-    with contextlib.ExitStack() as back:
-        back.enter_context(torch.no_grad())
-        back.enter_context(torch.autocast(model.device.type, enabled=False))
-        back.callback(
-            model.get_input_embeddings().register_forward_hook(lambda *call: call[2].float()).remove
-        )
+    def to_float32(_: Any, __: Any, output: torch.Tensor) -> torch.Tensor:
+        return output.float()
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.autocast(model.device.type, enabled=False))
+        stack.callback(embeddings.register_forward_hook(to_float32).remove)
         for layer in model.modules():
             if isinstance(layer, torch.nn.Linear):
-                back.enter_context(forward_as(layer, partial(linear, layer)))
+                stack.enter_context(forward_as(layer, partial(linear, layer)))
         yield
 
 
 def chosen_logps(
     head: torch.nn.Module, hidden: torch.Tensor, tokens: torch.Tensor, temperature: float = 1.0
 ) -> torch.Tensor:
-    """Return [rows, choices] logprobs in nats of `tokens` under softmax(head(hidden) /
-    temperature), in float32.
+    """Return the logprobs of tokens under softmax(head(hidden) / temperature), in nats.
 
-    `hidden` is [rows, width], what the model's output head reads; `tokens` are [rows, choices] ids.
+    Args:
+        head: The model's output head.
+        hidden: [rows, width], what the head reads.
+        tokens: [rows, choices] ids.
+        temperature: That the tokens were sampled at.
+
+    Returns:
+        [rows, choices] in float32.
     """
     if len(hidden) <= CHUNK:
         return _logps(head, hidden, tokens, temperature)
-    chunks = zip(hidden.split(CHUNK), tokens.split(CHUNK), strict=True)
-    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-    return torch.cat([checkpoint(_logps, head, *chunk, temperature, **options) for chunk in chunks])
+    chunks = []
+    for some_hidden, some_tokens in zip(hidden.split(CHUNK), tokens.split(CHUNK), strict=True):
+        chunk = checkpoint(
+            _logps,
+            head,
+            some_hidden,
+            some_tokens,
+            temperature,
+            use_reentrant=False,
+            preserve_rng_state=False,
+        )
+        chunks.append(chunk)
+    return torch.cat(chunks)
 
 
 def computes_logits(model: Any) -> str | None:
-    """Return why the model's logits are not what its head alone computes (a scale, a soft cap);
-    None: they are.
+    """Return why the model's logits are not what its head alone computes (a scale, a soft cap).
 
     The model needs whole weights (not ZeRO-3's).
+
+    Returns:
+        The reason, or None: they are what the head computes.
     """
-    head, ids = model.get_output_embeddings(), torch.arange(8, device=model.device)[None]
-    own, was_training = head.forward, model.training
+    head = model.get_output_embeddings()
+    ids = torch.arange(_TRIAL_TOKENS, device=model.device)[None]
+    head_forward = head.forward
+    was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            with handing_out(head):
+            with return_hidden_states(head):
                 hidden = model(input_ids=ids, use_cache=False).logits
-            # Large, for a soft cap is seen in large logits alone.
-            large = 100 * hidden / hidden.abs().max()
-            with forward_as(head, lambda _: own(large)):
+            large = _TRIAL_SIZE * hidden / hidden.abs().max()
+            with forward_as(head, lambda _: head_forward(large)):
                 theirs = model(input_ids=ids, use_cache=False).logits.float()
             ours = _logits(head, large)
     finally:
         model.train(was_training)
     gap = float((ours - theirs).abs().max() / ours.abs().max())
     allowed = largest_gap(hidden.dtype)
-    return (
-        None
-        if gap <= allowed
-        else f"they differ by {gap:.2g} of the largest from its output head's, allowed {allowed}"
-    )
+    if gap <= allowed:
+        return None
+    return f"they differ by {gap:.2g} of the largest from its output head's, allowed {allowed}"
 
 
 def _logits(head: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,4 @@
-"""Less work for the same numbers: a model sees a token only where a loss reads it, and shared
-prefixes once.
+"""Less work for the same numbers: shared prefixes once, and nothing that no loss reads.
 
 **Token by token.** All tokens of a conversation are context of its replies; but behind the last
 layer's attention no token looks at another, so what is left of the model is computed at the tokens
@@ -10,7 +9,8 @@ feed-forward part, a noticeable share of a small model.
 **Prefix sharing.** Everything in a transformer but attention works token by token, so the model is
 called with the nodes of a `PrefixTree` as one long row. Only attention lays them out as sequences,
 and puts its result back. It is registered with transformers as an implementation of attention of
-its own, which without a tree is PyTorch's (`sdpa`)."""
+its own, which without a tree is PyTorch's (`sdpa`).
+"""
 
 import contextlib
 import logging
@@ -28,16 +28,27 @@ from hanabi_grpo.training.model.prefix_tree import PrefixTree, prefix_tree
 logger = logging.getLogger(__name__)
 
 ATTENTION = "hanabi_prefix_tree"
-_LARGEST_GAP, _LARGEST_ROUNDED_GAP = 1e-3, 0.1
-"""Between two logits of the trial, as a share of the largest: in float32, and in number formats of
-16 bits.
-"""
+"""Our name of the attention in transformers' registry."""
+_PYTORCH_ATTENTION = "sdpa"
+_FULL_ATTENTION = "full_attention"
+_SLIDING_ATTENTION = "sliding_attention"
+_LARGEST_GAP = 1e-3
+"""Between two logits of a trial in float32, as a share of the largest."""
+_LARGEST_ROUNDED_GAP = 0.1
+"""The same in number formats of 16 bits."""
+_TOKEN_WISE_MODULES = ("self_attn.o_proj", "mlp")
+"""Parts of a layer behind its attention."""
+_TRIAL_TOKENS = 24
+_TRIAL_VOCABULARY = 7
 
 
 @contextlib.contextmanager
 def only_at(model: Any, positions: torch.Tensor) -> Iterator[None]:
-    """Let the output head, and what works token by token before it, see only [rows, tokens]
-    `positions`.
+    """Let the output head, and what works token by token before it, see only some positions.
+
+    Args:
+        model: Whose modules are hooked for a while.
+        positions: [rows, tokens], True at those that are seen.
     """
 
     def select(_: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -46,12 +57,11 @@ def only_at(model: Any, positions: torch.Tensor) -> Iterator[None]:
 
     def put_back(_: Any, __: Any, output: Any) -> Any:
         # A mixture of experts returns more than one tensor.
-        several = isinstance(output, tuple)
-        hidden = output[0] if several else output
-        whole = hidden.new_zeros((*positions.shape, hidden.shape[-1])).masked_scatter(
-            positions[..., None], hidden
-        )
-        return (whole, *output[1:]) if several else whole
+        is_tuple = isinstance(output, tuple)
+        hidden = output[0] if is_tuple else output
+        zeros = hidden.new_zeros((*positions.shape, hidden.shape[-1]))
+        everywhere = zeros.masked_scatter(positions[..., None], hidden)
+        return (everywhere, *output[1:]) if is_tuple else everywhere
 
     with contextlib.ExitStack() as hooks:
         for module in token_wise(model):
@@ -62,16 +72,19 @@ def only_at(model: Any, positions: torch.Tensor) -> Iterator[None]:
 
 
 def token_wise(model: Any) -> list[torch.nn.Module]:
-    """Return the parts of the last layer behind its attention; none under gradient
-    checkpointing.
+    """Return the parts of the last layer behind its attention; none under checkpointing.
+
+    Layers with gradient checkpointing run again in the backward pass, where the hooks of `only_at`
+    are gone.
     """
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    # Checkpointed layers run again in the backward pass, where these hooks are gone.
+    base = _base_of(model)
     if base.is_gradient_checkpointing:
         return []
     layers = getattr(base.get_decoder(), "layers", None)
-    last = dict(layers[-1].named_modules()) if layers else {}
-    return [last[name] for name in ("self_attn.o_proj", "mlp") if name in last]
+    if not layers:
+        return []
+    modules = dict(layers[-1].named_modules())
+    return [modules[name] for name in _TOKEN_WISE_MODULES if name in modules]
 
 
 def attend(
@@ -86,35 +99,50 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """Attend within the tree's sequences; without a tree as PyTorch does.
 
-    `query`, `key` and `value` are [1, heads, nodes, size], the latter perhaps with fewer heads; the
-    result is [1, nodes, heads, size] outputs, and no weights."""
+    Args:
+        module: The attention layer.
+        query: [1, heads, nodes, size].
+        key: The same, perhaps with fewer heads.
+        value: As `key`.
+        attention_mask: For PyTorch's attention; a tree needs none.
+        prefix_tree: Of the nodes.
+        options: For PyTorch's attention.
+
+    Returns:
+        [1, nodes, heads, size] outputs, and no weights.
+    """
     if prefix_tree is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
 
     # Not indexed: the gradient of `embedding` adds whole rows up, on a CPU much faster.
     flat = [states.transpose(1, 2).flatten(2)[0] for states in (query, key, value)]
-    size, found = query.shape[-1], []
+    size = query.shape[-1]
+    outputs = []
     for rows in prefix_tree.blocks:
         laid_out = [
             embedding(rows, states).unflatten(-1, (-1, size)).transpose(1, 2) for states in flat
         ]
         output, _ = sdpa_attention_forward(module, *laid_out, None, **options)
-        found.append(output.flatten(0, 1))
-    nodes = embedding(prefix_tree.homes, torch.cat(found).flatten(1))
+        outputs.append(output.flatten(0, 1))
+    nodes = embedding(prefix_tree.homes, torch.cat(outputs).flatten(1))
     return nodes.unflatten(-1, (-1, size))[None], None
 
 
 def share_prefixes(model: Any) -> bool:
-    """Let the model compute shared prefixes once, if its attention is PyTorch's and a trial gives
-    the same logits.
+    """Let the model compute shared prefixes once, if a trial gives the same logits.
 
-    The model needs whole weights (not ZeRO-3's). Returns whether it does from now on; if not, the
-    log says why."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    before = base.config._attn_implementation
-    if before != "sdpa":
+    Its attention must be PyTorch's, and its weights whole (not ZeRO-3's).
+
+    Returns:
+        Whether it does from now on; if not, the log says why.
+    """
+    base = _base_of(model)
+    attention_before = base.config._attn_implementation
+    if attention_before != _PYTORCH_ATTENTION:
         logger.info(
-            "shared prefixes are computed for each sequence: attention is %r, not 'sdpa'", before
+            "shared prefixes are computed for each sequence: attention is %r, not %r",
+            attention_before,
+            _PYTORCH_ATTENTION,
         )
         return False
     AttentionInterface.register(ATTENTION, attend)
@@ -122,9 +150,10 @@ def share_prefixes(model: Any) -> bool:
     base.set_attn_implementation(ATTENTION)
     problem = _trial(model)
     if problem:
-        base.set_attn_implementation(before)
+        base.set_attn_implementation(attention_before)
         logger.warning("shared prefixes are computed for each sequence: %s", problem)
-    return not problem
+        return False
+    return True
 
 
 def largest_gap(dtype: torch.dtype) -> float:
@@ -140,23 +169,36 @@ def shares_prefixes(model: Any) -> bool:
 def reply_logits(
     model: Any, unwrapped: Any, ids: torch.Tensor, mask: torch.Tensor, tree: PrefixTree | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the logits from which reply tokens are predicted, and which of them predicts each;
-    None: in their order.
+    """Return the logits from which reply tokens are predicted.
 
-    They are [1, nodes that predict, vocabulary] and [replies], in the order of `tree.predicting`;
-    with `output_head.handing_out` hidden states are in the place of logits. The arguments are those
-    of `forward.reply_logps`."""
+    Args:
+        model: What is called: the model, or a wrapper of it.
+        unwrapped: The model itself.
+        ids: [rows, tokens], padded on the right.
+        mask: [rows, tokens - 1], True where the token at the next position is a reply's.
+        tree: Of `ids` and `mask`; None: each row by itself.
+
+    Returns:
+        [1, nodes that predict, vocabulary] logits, with `output_head.return_hidden_states` hidden
+        states in their place; and [replies] which of these nodes predicts each reply token, in the
+        order of `tree.predicting`, or None: they are in the order of the replies.
+    """
     if tree is None:
-        with only_at(unwrapped, torch.nn.functional.pad(mask, (0, 1))):
+        predicts = torch.nn.functional.pad(mask, (0, 1))
+        with only_at(unwrapped, predicts):
             return model(input_ids=ids, use_cache=False).logits, None
-    predicts = torch.zeros_like(tree.ids, dtype=torch.bool).index_fill(0, tree.predicting, True)
+    no_node = torch.zeros_like(tree.ids, dtype=torch.bool)
+    predicts = no_node.index_fill(0, tree.predicting, True)
+    number_of_node = predicts.cumsum(0) - 1
     with only_at(unwrapped, predicts[None]):
-        return tree_logits(model, tree), (predicts.cumsum(0) - 1)[tree.predicting]
+        return tree_logits(model, tree), number_of_node[tree.predicting]
 
 
 def tree_logits(model: Any, tree: PrefixTree) -> torch.Tensor:
-    """Return the model's logits at the nodes, [1, nodes, vocabulary] or as many nodes as its head
-    is shown.
+    """Return the model's logits at the nodes.
+
+    Returns:
+        [1, nodes, vocabulary], or as many nodes as its head is shown.
     """
     # A mask of four dimensions is taken as it is, so that none is made of all nodes times all
     # nodes; one of integers is refused by any attention that looks at it.
@@ -171,34 +213,46 @@ def tree_logits(model: Any, tree: PrefixTree) -> torch.Tensor:
     return logits
 
 
-def _trial(model: Any) -> str | None:
-    # A window longer than the trial's sequences would not show in it.
-    config = model.config.get_text_config()
+def _base_of(model: Any) -> Any:
+    """Return the model under PEFT's wrapper, or the model where it has none."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _layer_types(config: Any) -> set[str]:
+    """Return the kinds of attention that a model's layers have, by transformers' names."""
+    types = getattr(config, "layer_types", None)
+    if types:
+        return set(types)
     window = getattr(config, "sliding_window", None)
-    kinds = set(
-        getattr(config, "layer_types", None)
-        or ["sliding_attention" if window else "full_attention"]
-    )
-    if kinds != {"full_attention"}:
-        return f"layers of {', '.join(sorted(kinds))}"
-    ids = torch.arange(24, device=model.device).remainder(min(config.vocab_size, 7)).repeat(3, 1)
-    ids[1, 8:], ids[2, 16:] = ids[1, 8:].flip(0), 0
-    mask = torch.ones(3, 23, dtype=torch.bool, device=model.device)
+    return {_SLIDING_ATTENTION if window else _FULL_ATTENTION}
+
+
+def _trial(model: Any) -> str | None:
+    """Return why the model's logits of a tree are not those of its sequences; None: they are."""
+    config = model.config.get_text_config()
+    layer_types = _layer_types(config)
+    # A window longer than the trial's sequences would not show in it.
+    if layer_types != {_FULL_ATTENTION}:
+        return f"layers of {', '.join(sorted(layer_types))}"
+    # Three sequences that fork after 8 and after 16 tokens.
+    vocabulary = min(config.vocab_size, _TRIAL_VOCABULARY)
+    ids = torch.arange(_TRIAL_TOKENS, device=model.device).remainder(vocabulary).repeat(3, 1)
+    ids[1, 8:] = ids[1, 8:].flip(0)
+    ids[2, 16:] = 0
+    mask = torch.ones(3, _TRIAL_TOKENS - 1, dtype=torch.bool, device=model.device)
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
             tree = prefix_tree(ids, mask)
             shared = tree_logits(model, tree)[0][tree.predicting].float()
-            whole = model(input_ids=ids, use_cache=False).logits[:, :-1][mask]
+            apart = model(input_ids=ids, use_cache=False).logits[:, :-1][mask]
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
-        return f"{type(model).__name__} does not hand a tree to its attention ({error})"
+        return f"{type(model).__name__} does not pass the prefix tree on to its attention ({error})"
     finally:
         model.train(was_training)
-    gap = float((shared - whole.float()).abs().max() / whole.float().abs().max())
-    allowed = largest_gap(whole.dtype)
-    return (
-        None
-        if gap <= allowed
-        else f"its logits differ by {gap:.2g} of the largest, allowed {allowed}"
-    )
+    gap = float((shared - apart.float()).abs().max() / apart.float().abs().max())
+    allowed = largest_gap(apart.dtype)
+    if gap <= allowed:
+        return None
+    return f"its logits differ by {gap:.2g} of the largest, allowed {allowed}"

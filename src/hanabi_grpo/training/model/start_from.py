@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from peft import PeftModel
 from safetensors.torch import load
@@ -25,12 +25,24 @@ logger = logging.getLogger(__name__)
 
 _SAME_CONFIG = ("r", "lora_alpha", "use_rslora")
 """What the same tensors are multiplied by; the set of layers shows in their names."""
+_STARTED_FROM = "started_from"
+"""The key of a checkpoint's manifest that says where its run started."""
+
+
+class StartEntry(NamedTuple):
+    """One entry of HANABI_START_FROM."""
+
+    text: str
+    """As it was given, e.g. "player_1=outputs/b/checkpoint-9:player_0"."""
+    ref: CheckpointRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Where one adapter of a run starts, e.g. of the entry
-    "player_1=outputs/b/checkpoint-9:player_0".
+    """Where one adapter of a run starts.
+
+    Example: of the entry "player_1=outputs/b/checkpoint-9:player_0", Start(name="player_1",
+        folder=Path("outputs/b/checkpoint-9"), adapter="player_0", …)
     """
 
     name: str
@@ -38,58 +50,83 @@ class Start:
     folder: Path
     """The checkpoint: of a run the newest, of what lies elsewhere the folder here."""
     adapter: str
-    word: str
+    """The adapter of the checkpoint."""
+    entry: str
+    """Of HANABI_START_FROM."""
     saved: SavedAdapters
+    """All adapters of the checkpoint."""
 
 
-def parse_start(
-    entries: Sequence[str], names: Sequence[str]
-) -> dict[str, tuple[str, CheckpointRef]]:
-    """Read HANABI_START_FROM; returns the entry of each adapter of the run, as text and as a value.
+def parse_start(entries: Sequence[str], names: Sequence[str]) -> dict[str, StartEntry]:
+    """Read HANABI_START_FROM.
 
     An entry is a checkpoint (see `refs`) for every adapter that has none of its own, or for the one
-    named before it. A player that is not of the run, or two entries for one, is a SettingsError.
+    named before it.
+
+    Args:
+        entries: The setting's list.
+        names: The adapters of the run.
+
+    Returns:
+        The entry of each adapter that starts from a checkpoint.
+
+    Raises:
+        SettingsError: A player is not of the run, or has two entries.
     """
-    found: dict[str | None, tuple[str, CheckpointRef]] = {}
-    for entry in entries:
-        player, word = split_player(entry)
+    entry_of: dict[str | None, StartEntry] = {}
+    for text in entries:
+        player, reference = split_player(text)
         if player not in (None, *names):
             raise SettingsError(
-                f"HANABI_START_FROM: {entry!r}: this run has no adapter {player}; allowed: "
+                f"HANABI_START_FROM: {text!r}: this run has no adapter {player}; allowed: "
                 f"{', '.join(names)}."
             )
-        if player in found:
-            both = f"{found[player][0]!r} and {entry!r} are both for {player or 'every player'}"
+        if player in entry_of:
             raise SettingsError(
-                f"HANABI_START_FROM: {both}; name each player once, as player_0= before one."
+                f"HANABI_START_FROM: {entry_of[player].text!r} and {text!r} are both for "
+                f"{player or 'every player'}; name each player once, as player_0= before one."
             )
-        found[player] = (entry, parse_checkpoint(word, where="HANABI_START_FROM: "))
-    starts = {name: found.get(name, found.get(None)) for name in names}
-    return {name: start for name, start in starts.items() if start is not None}
+        ref = parse_checkpoint(reference, where="HANABI_START_FROM: ")
+        entry_of[player] = StartEntry(text, ref)
+    for_everybody = entry_of.get(None)
+    starts = {}
+    for name in names:
+        start = entry_of.get(name, for_everybody)
+        if start is not None:
+            starts[name] = start
+    return starts
 
 
 def read_start(settings: Settings) -> list[Start]:
-    """Read every checkpoint of HANABI_START_FROM; a SettingsError: one is missing or damaged, or
-    lacks the adapter.
+    """Read every checkpoint of HANABI_START_FROM.
+
+    Raises:
+        SettingsError: One is missing or damaged, or lacks the adapter.
     """
     names = adapter_names(settings.players, settings.adapters)
     starts = []
     read_once = functools.cache(read_used)
-    for name, (entry, ref) in parse_start(settings.start_from, names).items():
+    for name, entry in parse_start(settings.start_from, names).items():
         try:
-            folder, saved = read_once(ref.place, settings.output_dir)
-            adapter = saved.choose(name, ref.adapter)
+            folder, saved = read_once(entry.ref.place, settings.output_dir)
+            adapter = saved.choose(name, entry.ref.adapter)
         except (OSError, SettingsError) as error:
-            raise SettingsError(f"HANABI_START_FROM={entry}: {error}") from error
-        starts.append(Start(name=name, folder=folder, adapter=adapter, word=entry, saved=saved))
+            raise SettingsError(f"HANABI_START_FROM={entry.text}: {error}") from error
+        starts.append(
+            Start(name=name, folder=folder, adapter=adapter, entry=entry.text, saved=saved)
+        )
     return starts
 
 
 def start_adapters(model: PeftModel, settings: Settings, resume: ResumePoint | None) -> None:
-    """Put the adapters of HANABI_START_FROM into a model whose adapters are new; a resumed run
-    keeps its own.
+    """Put the adapters of HANABI_START_FROM into a model whose adapters are new.
 
     The optimizer starts anew: moments belong to the run that made them.
+
+    Args:
+        model: With the run's adapters.
+        settings: Of the run.
+        resume: Where the run is resumed, which keeps its own adapters; None for a new run.
 
     Raises:
         SettingsError: See `read_start`; or an adapter of another rank or alpha.
@@ -103,15 +140,14 @@ def start_adapters(model: PeftModel, settings: Settings, resume: ResumePoint | N
         return
     for start in read_start(settings):
         weights, config = start.saved.adapters[start.adapter]
-        own = adapter_config_for_wire(model.peft_config[start.name].to_dict())
+        own_config = adapter_config_for_wire(model.peft_config[start.name].to_dict())
         for key in _SAME_CONFIG:
-            if key in config and config[key] != own[key]:
+            if key in config and config[key] != own_config[key]:
                 raise SettingsError(
-                    f"HANABI_START_FROM={start.word}: {key} is {config[key]} there and {own[key]} "
-                    "here; set LORA_RANK "
-                    "and LORA_ALPHA to those of that run."
+                    f"HANABI_START_FROM={start.entry}: {key} is {config[key]} there and "
+                    f"{own_config[key]} here; set LORA_RANK and LORA_ALPHA to those of that run."
                 )
-        put_tensors(model, start.name, load(weights), f"HANABI_START_FROM={start.word}")
+        put_tensors(model, start.name, load(weights), f"HANABI_START_FROM={start.entry}")
         logger.info(
             "%s starts from %s of %s (step %d)",
             start.name,
@@ -122,33 +158,48 @@ def start_adapters(model: PeftModel, settings: Settings, resume: ResumePoint | N
 
 
 def check_base(settings: Settings, resume: ResumePoint | None, facts: Mapping[str, Any]) -> None:
-    """Compare what the checkpoints were trained on with the server's model_fingerprint,
-    tokenizer_hash and chat_hash.
+    """Compare the base model of the checkpoints with that of the server.
+
+    Args:
+        settings: Of the run.
+        resume: Where the run is resumed, which does not read them again; None for a new run.
+        facts: The server's model_fingerprint, tokenizer_hash and chat_hash.
 
     Raises:
         SettingsError: Another base model, tokenizer or chat format.
     """
-    for start in read_start(settings) if resume is None else ():
+    if resume is not None:
+        return
+    for start in read_start(settings):
         try:
-            is_said = check_same_base(start.folder, start.saved, facts)
+            is_recorded = check_same_base(start.folder, start.saved, facts)
         except SettingsError as error:
-            raise SettingsError(f"HANABI_START_FROM={start.word}: {error}") from error
-        if not is_said:
-            logger.warning("%s: nothing says on which base model it was trained", start.folder)
+            raise SettingsError(f"HANABI_START_FROM={start.entry}: {error}") from error
+        if not is_recorded:
+            logger.warning(
+                "%s: there is no record of the base model that it was trained on", start.folder
+            )
 
 
 def recorded_start(settings: Settings, resume: ResumePoint | None) -> dict[str, Any]:
-    """Return {adapter: {"folder", "adapter", "step", "sha256"}} for manifests; a resumed run hands
-    on what it was.
+    """Return where the adapters started, for manifests of checkpoints.
+
+    Args:
+        settings: Of the run.
+        resume: Where the run is resumed, which keeps the record of its checkpoint.
+
+    Returns:
+        {adapter: {"folder", "adapter", "step", "sha256"}}.
     """
     if resume is not None:
-        return dict(read_manifest(resume.checkpoint).facts.get("started_from", {}))
-    return {
-        start.name: {
+        return dict(read_manifest(resume.checkpoint).facts.get(_STARTED_FROM, {}))
+    record = {}
+    for start in read_start(settings):
+        weights, _ = start.saved.adapters[start.adapter]
+        record[start.name] = {
             "folder": str(start.folder),
             "adapter": start.adapter,
             "step": start.saved.step,
-            "sha256": hashlib.sha256(start.saved.adapters[start.adapter][0]).hexdigest(),
+            "sha256": hashlib.sha256(weights).hexdigest(),
         }
-        for start in read_start(settings)
-    }
+    return record

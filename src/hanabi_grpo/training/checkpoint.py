@@ -1,0 +1,407 @@
+"""What goes into a checkpoint, how it is written and restored, and what a failed save means.
+
+A checkpoint holds the adapters and what a resumed run needs to take the steps that it would have
+taken, per parameter of the model, as safetensors or JSON: the number of processes and the DeepSpeed
+stage may differ at the resume, and no file runs code.
+"""
+
+import json
+import random
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list, gather_object
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+
+from hanabi_grpo.errors import ParityError, RunFolderError
+from hanabi_grpo.runs.checkpoints import rotate, write_checkpoint
+from hanabi_grpo.runs.resume import TRAINER_STATE
+from hanabi_grpo.training.model import adapters
+from hanabi_grpo.training.policy import Policy, adapter_parameters
+from hanabi_grpo.training.state import StepState
+
+OPTIMIZER = "optimizer.safetensors"
+GROUPS = "groups.json"
+RANDOM = "random.json"
+BASELINES = "baselines.json"
+CRITICS = "critics.safetensors"
+MISMATCH = "mismatch.json"
+PHASE_BEST = "phase_best.safetensors"
+SAVED_OF_A_GROUP = ("player", "updates", "lr")
+"""What is kept of an optimizer group: whose it is, how often it moved, and its rate."""
+SAVE_TRIES = 3
+"""Failed saves in a row after which a run stops; the steps after a failed one try again."""
+_MASTER = "master"
+"""Key of a parameter's float32 copy, which DeepSpeed holds beside weights of 16 bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingState:
+    """The folder `trainer/` of a checkpoint."""
+
+    moments: Mapping[str, torch.Tensor]
+    """Of `OptimizerState.collect`."""
+    groups: Sequence[Mapping[str, Any]]
+    """The optimizer's; of each `SAVED_OF_A_GROUP` is kept."""
+    random_states: Sequence[Mapping[str, Any]]
+    """Per process, see `random_state`."""
+    step_state: StepState
+    """What the steps hand on to each other."""
+
+    def save(self, folder: Path) -> None:
+        """Write the folder; files of what the run does not use are left out."""
+        folder.mkdir(parents=True)
+        save_file(dict(self.moments), folder / OPTIMIZER, metadata={"format": "pt"})
+        groups = [{key: group[key] for key in SAVED_OF_A_GROUP} for group in self.groups]
+        (folder / GROUPS).write_text(json.dumps(groups, indent=1))
+        (folder / RANDOM).write_text(json.dumps(self.random_states))
+        # Python writes the shortest decimal that reads back as the same number, bit by bit.
+        baselines = dict(self.step_state.baselines)
+        (folder / BASELINES).write_text(json.dumps(baselines, indent=1))
+        if self.step_state.mismatch:
+            (folder / MISMATCH).write_text(json.dumps(self.step_state.mismatch))
+        for name, tensors in (
+            (CRITICS, self.step_state.critics),
+            (PHASE_BEST, self.step_state.phase_best),
+        ):
+            if tensors:
+                save_file(dict(tensors), folder / name, metadata={"format": "pt"})
+
+    @classmethod
+    def load(cls, folder: Path, step: int) -> "TrainingState":
+        """Read the folder of the checkpoint of a step; what it has no file for is empty."""
+        groups = json.loads((folder / GROUPS).read_text())
+        random_states = json.loads((folder / RANDOM).read_text())
+        step_state = StepState(
+            step=step,
+            baselines=_read_json(folder / BASELINES),
+            critics=_read_tensors(folder / CRITICS),
+            mismatch=_read_json(folder / MISMATCH),
+            phase_best=_read_tensors(folder / PHASE_BEST),
+        )
+        return cls(
+            moments=load_file(folder / OPTIMIZER),
+            groups=groups,
+            random_states=random_states,
+            step_state=step_state,
+        )
+
+
+class OptimizerState:
+    """Moments and step counters of every adapter parameter, whatever holds them."""
+
+    def __init__(self, model: PeftModel, optimizer: Any) -> None:
+        """Bind a model and its optimizer.
+
+        Args:
+            model: With all adapters, not wrapped by DeepSpeed.
+            optimizer: accelerate's, around torch's own or DeepSpeed's of ZeRO-1 or -2.
+
+        Raises:
+            RunFolderError: It is another one, whose state cannot be saved per parameter.
+        """
+        self._parameters = list(adapter_parameters(model).items())
+        inner = getattr(optimizer, "optimizer", optimizer)
+        is_zero = hasattr(inner, "single_partition_of_fp32_groups")
+        self._zero = inner if is_zero else None
+        self._torch: torch.optim.Optimizer = inner.optimizer if is_zero else inner
+        if not isinstance(self._torch, torch.optim.Optimizer):
+            raise RunFolderError(
+                f"the state of {type(inner).__name__} cannot be saved; allowed are torch's "
+                "optimizers, alone or under DEEPSPEED=zero1 or zero2."
+            )
+        self.groups: list[dict[str, Any]] = self._torch.param_groups
+
+    def collect(self) -> dict[str, torch.Tensor]:
+        """Return {"<parameter>|<moment>": tensor} on the CPU; all ranks must call it together."""
+        self._link_moments()
+        moments: dict[str, torch.Tensor] = {}
+        for name, parameter in self._parameters:
+            for key, value in self._torch.state.get(self._holder(parameter), {}).items():
+                if self._zero is not None and torch.is_tensor(value) and value.dim():
+                    value = parameter.get_full_hp_param(key)
+                moments[f"{name}|{key}"] = _on_cpu(value)
+            if self._zero is not None and parameter.dtype != torch.float32:
+                moments[f"{name}|{_MASTER}"] = _on_cpu(parameter.get_full_hp_param(None))
+        return moments
+
+    def restore(self, saved: TrainingState) -> None:
+        """Put moments and counts of updates back, bit by bit.
+
+        Raises:
+            RunFolderError: They are of another model or other adapters.
+        """
+        by_parameter: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
+        for key, value in saved.moments.items():
+            name, _, moment = key.rpartition("|")
+            by_parameter[name][moment] = value
+        unknown = sorted(set(by_parameter) - {name for name, _ in self._parameters})
+        if unknown:
+            raise RunFolderError(
+                f"the optimizer state names {unknown[0]!r}, which this model does not have; resume "
+                "with the MODEL, HANABI_PLAYERS and HANABI_ADAPTERS of the run."
+            )
+        self._allocate(by_parameter)
+        self._link_moments()
+        for name, parameter in self._parameters:
+            for key, value in by_parameter.get(name, {}).items():
+                self._put_moment(parameter, key, value)
+        # Copies of weights of 16 bits were put back above, more exactly than the weights are.
+        self.adopt_weights(
+            [name for name, value in self._parameters if value.dtype == torch.float32]
+        )
+        updates = {group["player"]: group["updates"] for group in saved.groups}
+        for group in self.groups:
+            group["updates"] = updates[group["player"]]
+
+    def adopt_weights(self, names: Collection[str]) -> None:
+        """Let DeepSpeed's float32 copies of some parameters be what these are now.
+
+        ZeRO steps copies of its own; weights that were put into the model are lost without this.
+        """
+        if self._zero is None:
+            return
+        for name, parameter in self._parameters:
+            if name in names:
+                parameter.set_full_hp_param(parameter.data.float())
+
+    def _put_moment(self, parameter: Any, key: str, value: torch.Tensor) -> None:
+        if self._zero is None:
+            state = self._torch.state[parameter]
+            state[key] = value.clone() if value.dim() == 0 else value.to(parameter.device).clone()
+        elif key == _MASTER:
+            parameter.set_full_hp_param(value.to(parameter.device))
+        elif value.dim():
+            parameter.set_full_hp_param(value.to(parameter.device), key)
+
+    def _holder(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Return the tensor by which the torch optimizer knows a parameter's state."""
+        if self._zero is None:
+            return parameter
+        for number, group in enumerate(self._zero.bit16_groups):
+            if any(member is parameter for member in group):
+                return self._zero.single_partition_of_fp32_groups[number]
+        raise RunFolderError(
+            "an adapter parameter is in none of DeepSpeed's groups; the optimizer cannot be saved."
+        )
+
+    def _allocate(self, saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Make the state of DeepSpeed's partitions: a player has none before its first update."""
+        if self._zero is None:
+            return
+        for name, parameter in self._parameters:
+            holder = self._holder(parameter)
+            for key, value in saved.get(name, {}).items():
+                if key == _MASTER:
+                    continue
+                if value.dim() == 0:
+                    self._torch.state[holder][key] = value.clone()
+                elif key not in self._torch.state[holder]:
+                    self._torch.state[holder][key] = torch.zeros_like(holder)
+
+    def _link_moments(self) -> None:
+        # ZeRO links moments to parameters once, after the first group's first step, when the other
+        # groups have none.
+        if self._zero is not None:
+            self._zero._hp_optimizer_states_linked = False
+            self._zero._lazy_init_hp_params_optimizer_state()
+
+
+class CheckpointSaver:
+    """Writes `checkpoint-<step>` of a run, all processes together."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        optimizer: Any,
+        accelerator: Accelerator,
+        *,
+        run_folder: Path,
+        base_checksum: str,
+        facts: Callable[[], Mapping[str, object]],
+        best_step: Callable[[], int | None],
+        keep: int,
+        report: Callable[..., None],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            policy: What is saved.
+            optimizer: accelerate's; its state is saved but under ZeRO-3.
+            accelerator: Gathers the processes' parts.
+            run_folder: Where checkpoints go.
+            base_checksum: Of the frozen weights before training, see `adapters.base_checksum`.
+            facts: Returns what the manifest says besides, when it is written.
+            best_step: Returns the step whose checkpoint rotation never removes.
+            keep: SAVE_TOTAL_LIMIT.
+            report: Called as report(kind, message, **details) for an incident.
+        """
+        self._policy = policy
+        self._optimizer = optimizer
+        self._accelerator = accelerator
+        self._run_folder = run_folder
+        self._base_checksum = base_checksum
+        self._facts = facts
+        self._best_step = best_step
+        self._keep = keep
+        self._report = report
+        self.num_failed = 0
+        """Failed saves in a row."""
+
+    def folder(self, step: int) -> Path:
+        """Return where the checkpoint of a step is."""
+        return self._run_folder / f"checkpoint-{step}"
+
+    def save(self, state: StepState) -> None:
+        """Save the state behind a step.
+
+        Raises:
+            RunFolderError: `SAVE_TRIES` saves in a row failed.
+            ParityError: The base model's weights have changed.
+        """
+        training_state = self._collect(state)
+        problem: str | None = None
+        with self._policy.whole_adapters():
+            if self._accelerator.is_main_process:
+                try:
+                    self._write(state.step, training_state)
+                except RunFolderError as error:
+                    problem = str(error)
+        problem = broadcast_object_list([problem], from_process=0)[0]
+        if problem is None:
+            self.num_failed = 0
+            return
+        self.num_failed += 1
+        self._report(
+            "save_failed",
+            f"{problem} ({self.num_failed} in a row, {SAVE_TRIES} stop the run)",
+            step=state.step,
+        )
+        if self.num_failed >= SAVE_TRIES:
+            raise RunFolderError(
+                f"{problem} {SAVE_TRIES} saves in a row failed; the earlier checkpoints are "
+                "complete. Make room, then go on with RESUME=latest."
+            )
+
+    def _collect(self, state: StepState) -> TrainingState | None:
+        """Return what a resume needs, gathered from all processes; None under ZeRO-3."""
+        if not self._policy.has_whole_weights:
+            return None
+        optimizer = OptimizerState(self._policy.model, self._optimizer)
+        return TrainingState(
+            moments=optimizer.collect(),
+            groups=optimizer.groups,
+            random_states=gather_object([random_state()]),
+            step_state=state,
+        )
+
+    def _write(self, step: int, state: TrainingState | None) -> None:
+        checksum = adapters.base_checksum(self._policy.model)
+        if checksum != self._base_checksum:
+            raise ParityError(
+                "the base model's weights changed during training "
+                f"(checksum {self._base_checksum}, now {checksum}); only adapters may. "
+                "Nothing was saved; look for a merge or an optimizer over base weights."
+            )
+        save_checkpoint(
+            self._policy.model,
+            self._policy.adapter_names,
+            self._run_folder,
+            step,
+            {**self._facts(), "base_checksum": checksum},
+            state,
+        )
+        rotate(self._run_folder, self._keep, best=self._best_step())
+
+
+def save_checkpoint(
+    model: PeftModel,
+    names: tuple[str, ...],
+    run_folder: Path,
+    step: int,
+    facts: Mapping[str, object],
+    state: TrainingState | None = None,
+) -> Path:
+    """Write `checkpoint-<step>`: `<adapter>/` in PEFT's format, `trainer/`, and a manifest.
+
+    Args:
+        model: With the adapters.
+        names: The adapters that are saved.
+        run_folder: Where the checkpoint goes.
+        step: Finished steps.
+        facts: What the manifest says besides the hashes of the files.
+        state: None: there is no `trainer/`, and no run can be resumed from it.
+
+    Returns:
+        The folder.
+
+    Raises:
+        RunFolderError: See `write_checkpoint`.
+    """
+
+    def fill(partial: Path) -> None:
+        for name in names:
+            adapters.save_adapter(model, name, partial / name)
+        if state is not None:
+            state.save(partial / TRAINER_STATE)
+
+    tensors: list[torch.Tensor] = []
+    if state is not None:
+        tensors += state.moments.values()
+        tensors += state.step_state.critics.values()
+        tensors += state.step_state.phase_best.values()
+    for name in names:
+        tensors += adapters.adapter_tensors(model, name, torch.float32).values()
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    manifest = {"adapters": list(names), **facts}
+    return write_checkpoint(run_folder, step, fill, manifest, needed_bytes=needed)
+
+
+def random_state() -> dict[str, Any]:
+    """Return this process's generators (Python, NumPy, torch) as values that JSON can hold."""
+    version, internal, gauss = random.getstate()
+    numpy_state: Any = np.random.get_state(legacy=True)
+    kind, keys, *position = numpy_state
+    state: dict[str, Any] = {
+        "python": [version, list(internal), gauss],
+        "numpy": [kind, keys.tolist(), *position],
+        "torch": torch.get_rng_state().numpy().tobytes().hex(),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state().numpy().tobytes().hex()
+    return state
+
+
+def restore_random_state(state: Mapping[str, Any]) -> None:
+    """Set this process's generators to a `random_state`."""
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    kind, keys, *position = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *position))
+    torch.set_rng_state(_bytes_tensor(state["torch"]))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(_bytes_tensor(state["cuda"]))
+
+
+def _bytes_tensor(hexadecimal: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray.fromhex(hexadecimal), dtype=torch.uint8)
+
+
+def _on_cpu(value: Any) -> torch.Tensor:
+    tensor = value if torch.is_tensor(value) else torch.tensor(value)
+    return tensor.detach().to("cpu").clone().contiguous()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    return load_file(path) if path.exists() else {}

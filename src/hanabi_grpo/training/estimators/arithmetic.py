@@ -1,0 +1,149 @@
+"""The arithmetic that estimators share: games and turns beside the means of others."""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from math import hypot
+
+from hanabi_grpo.training.estimators.base import TurnValues
+from hanabi_grpo.types import Episode, Turn
+
+EPSILON = 1e-4
+"""Added to every standard deviation, so that games that are all alike divide by no 0."""
+
+
+def compare_games(
+    episodes: Sequence[Episode],
+    player: int,
+    compare: Callable[[Sequence[float]], Sequence[float]],
+    value_of: Callable[[Episode, int], float] = Episode.reward,
+) -> TurnValues:
+    """Give every turn of a game the same number: how its game compares with the others.
+
+    Args:
+        episodes: Games of one pool.
+        player: Number of the seat. Only games in which it had a turn are compared.
+        compare: Makes of the values of all these games an advantage for each.
+        value_of: (episode, player) -> the game's value; its return by default.
+
+    Returns:
+        The advantage of each game, once for each of the player's turns in it.
+    """
+    num_turns = [len(episode.trajectory(player)) for episode in episodes]
+    game_values = []
+    for episode, count in zip(episodes, num_turns, strict=True):
+        if count:
+            game_values.append(value_of(episode, player))
+    advantages = iter(compare(game_values))
+    return [[next(advantages)] * count if count else [] for count in num_turns]
+
+
+def compare_turns(values: TurnValues, scaled: bool) -> TurnValues:
+    """Center the values of all turns of all games at their mean, see `center`."""
+    centered = iter(center(flatten(values), scaled))
+    return [[next(centered) for _ in game] for game in values]
+
+
+def returns_to_go(episodes: Sequence[Episode], player: int) -> TurnValues:
+    """Return what the player receives from each of its turns on, that turn included.
+
+    Whoever moved: rewards that it gets in the turns of others count too.
+    """
+    returns: TurnValues = []
+    for episode in episodes:
+        total = 0.0
+        last_first = []
+        for turn in reversed(episode.turns):
+            total += turn.reward(player)
+            if turn.player == player:
+                last_first.append(total)
+        returns.append(last_first[::-1])
+    return returns
+
+
+def lambda_advantages(
+    episode: Episode, player: int, chain: Mapping[int, float], decay: float
+) -> dict[int, float]:
+    """Return A_k = Σ_j λ^j δ_{k+j} at the turns of a chain, with δ_k = r_k + V(s_{k+1}) − V(s_k).
+
+    r_k is what the player receives from turn k on and before the next turn of the chain; behind the
+    last one nothing is expected. Turns of one step have one state, whose value is the player's own
+    where it has one.
+
+    Source: generalised advantage estimation (arXiv 1506.02438), equation 16 with γ = 1.
+
+    Args:
+        episode: One game.
+        player: Number of the seat whose rewards count.
+        chain: V(s_k) by the number of the turn that was made in s_k, see `LearnedValues.chain`.
+        decay: λ, from 0 to 1.
+
+    Returns:
+        The advantage of each turn of the chain, by its number.
+    """
+    advantages: dict[int, float] = {}
+    reward = 0.0
+    value_after = 0.0
+    advantage = 0.0
+    for turns in _steps_backwards(episode):
+        reward += sum(turn.reward(player) for _, turn in turns)
+        asked = [number for number, _ in turns if number in chain]
+        if not asked:
+            continue
+        own = [number for number in asked if episode.turns[number].player == player]
+        value = mean([chain[number] for number in own or asked])
+        advantage = reward + value_after - value + decay * advantage
+        for number in asked:
+            advantages[number] = advantage
+        value_after = value
+        reward = 0.0
+    return advantages
+
+
+def _steps_backwards(episode: Episode) -> list[list[tuple[int, Turn]]]:
+    """Return the numbered turns of each of the game's steps, the last step and turn first."""
+    backwards = reversed([*enumerate(episode.turns)])
+    return [list(turns) for _, turns in groupby(backwards, key=lambda pair: pair[1].step)]
+
+
+def mean_of_others(values: TurnValues, game: int) -> float | None:
+    """Return the mean over the turns of all games but one; None where they have no turn."""
+    others = flatten([*values[:game], *values[game + 1 :]])
+    if not others:
+        return None
+    return mean(others)
+
+
+def flatten(values: TurnValues) -> list[float]:
+    """Return the values of all turns of all games in one list."""
+    return [value for game in values for value in game]
+
+
+def center(values: Sequence[float], scaled: bool) -> list[float]:
+    """Return (x − mean) / (std + ε) of each value, or x − mean where `scaled` is false."""
+    average = mean(values)
+    scale = divisor(values, scaled)
+    return [(value - average) / scale for value in values]
+
+
+def divisor(values: Sequence[float], scaled: bool) -> float:
+    """Return std + ε, or 1 where `scaled` is false."""
+    if not scaled:
+        return 1.0
+    return deviation(values) + EPSILON
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean, 0 of nothing."""
+    if not values:
+        return 0.0
+    return sum(values) / len(values)
+
+
+def deviation(values: Sequence[float]) -> float:
+    """Return the sample standard deviation (divided by n − 1), 0 of fewer than two values."""
+    if len(values) < 2:
+        return 0.0
+    average = mean(values)
+    # Not by squares: those of large values are infinite, and such a divisor would make every
+    # advantage a quiet 0.
+    return hypot(*(value - average for value in values)) / (len(values) - 1) ** 0.5

@@ -1,0 +1,189 @@
+"""What an estimator is: its row in the table of the documentation, and its formula."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import ClassVar, Literal
+
+from hanabi_grpo.types import Episode
+
+TurnValues = list[list[float]]
+"""A number per game and own turn of one player; an empty list for a game without a turn of it.
+
+Example: [[0.93, 0.93], [-1.06], [0.13]] for three games with 2, 1 and 1 turns of the player.
+"""
+Scale = Literal["std", "none"]
+"""Of HANABI_ADVANTAGE_SCALE: divide by the standard deviation, or not."""
+EstimatorState = Mapping[str, float]
+"""What an estimator remembers from step to step, as the JSON object of a checkpoint.
+
+Empty before the first step, and always for an estimator that remembers nothing.
+"""
+
+
+class Pool(StrEnum):
+    """Which games an estimator compares."""
+
+    GROUP = "group"
+    """Those of one group: NUM_GENERATIONS episodes of the same task."""
+    STEP = "step"
+    """All of a step's episodes that are on the same board."""
+
+
+class Learned(StrEnum):
+    """What has to be learned beside the model for an estimator, see `training.learned`."""
+
+    NOTHING = "nothing"
+    CRITIC = "critic"
+    """A value of each state for each adapter, from what that player sees."""
+    CENTRAL_CRITIC = "central critic"
+    """A value of each joint state, from what all players see."""
+    CREDIT_SUM = "credit sum"
+    """Each player's share of the team's return; the shares add up to it."""
+    CREDIT_MIXER = "credit mixer"
+    """Each player's share of the team's return; a monotone network makes the return of them."""
+
+    @property
+    def is_critic(self) -> bool:
+        """True where a critic says what a state is worth."""
+        return self in (Learned.CRITIC, Learned.CENTRAL_CRITIC)
+
+    @property
+    def is_credit(self) -> bool:
+        """True where the team's return is shared out among its players."""
+        return self in (Learned.CREDIT_SUM, Learned.CREDIT_MIXER)
+
+
+class LearnedValues:
+    """What was learned about a step's episodes; this base class stands for nothing learned.
+
+    Subclasses in `training.learned` override the one method that their estimators read.
+    """
+
+    def chain(self, episode: Episode, player: int) -> Mapping[int, float]:
+        """Return the values of the states on a player's chain of turns, in points.
+
+        Args:
+            episode: One of the step's episodes.
+            player: Number of the seat.
+
+        Returns:
+            The value of the state in which each turn was made, by the turn's number in the
+            episode. Without a critic 0 at each of the player's own turns.
+        """
+        turns = enumerate(episode.turns)
+        return {number: 0.0 for number, turn in turns if turn.player == player}
+
+    def share(self, episode: Episode, player: int) -> float:
+        """Return the player's part in the episode's return, in points; unlearned, its own return.
+
+        Args:
+            episode: One of the step's episodes.
+            player: Number of the seat.
+        """
+        return episode.reward(player)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimatorOptions:
+    """The settings of a run that estimators read."""
+
+    scale: Scale | None = None
+    """HANABI_ADVANTAGE_SCALE; None: as the estimator's source does."""
+    gae_lambda: float = 1.0
+    """HANABI_GAE_LAMBDA, for estimators with a critic; 1: what comes later does not fade."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimatorContext:
+    """What an estimator may know beside the games that it compares."""
+
+    state: EstimatorState = field(default_factory=dict)
+    """Of the steps before this one, see `Estimator.next_state`."""
+    values: LearnedValues = field(default_factory=LearnedValues)
+    """What was learned beside the model, for this step's episodes."""
+
+
+NOTHING_KNOWN = EstimatorContext()
+"""Before the first step, and without anything learned."""
+
+
+class Estimator(ABC):
+    """One way to say how much better a turn was than its alternatives, for one player at a time.
+
+    R_i is the player's undiscounted return of game i. Games in which it had no turn enter no mean
+    and no deviation.
+
+    A subclass in a file of its own in this package is found by itself: its `name` is a value of
+    HANABI_ADVANTAGE from then on, and its row is in the documentation's table. Estimators hold no
+    state: what one remembers goes in by the context, and comes out of `next_state`.
+
+    Example:
+        >>> Grpo().advantages(games_of_one_task, player=0)
+        [[0.93, 0.93], [-1.06], [0.13]]
+    """
+
+    name: ClassVar[str]
+    """Of HANABI_ADVANTAGE."""
+    credit: ClassVar[str]
+    """What a turn is credited with, as a cell of the documentation's table."""
+    compared_with: ClassVar[str]
+    """What that is compared with, as the next cell."""
+    source: ClassVar[str]
+    """The paper, as the last cell."""
+    pool: ClassVar[Pool]
+    """Which games are compared."""
+    divides_by_deviation: ClassVar[bool]
+    """Whether the source divides by the standard deviation; HANABI_ADVANTAGE_SCALE overrules it."""
+    needs: ClassVar[Learned] = Learned.NOTHING
+    """What `training` must learn beside the model."""
+    is_experimental: ClassVar[bool] = False
+    """True for one that has not beaten the default in any comparison (docs/results.md)."""
+
+    def __init__(self, options: EstimatorOptions | None = None) -> None:
+        """Take a run's options; without any, those of the estimator's source."""
+        self.options = options or EstimatorOptions()
+
+    @property
+    def scaled(self) -> bool:
+        """Whether advantages are divided by a standard deviation in this run."""
+        if self.options.scale is None:
+            return self.divides_by_deviation
+        return self.options.scale == "std"
+
+    @abstractmethod
+    def advantages(
+        self,
+        episodes: Sequence[Episode],
+        player: int,
+        context: EstimatorContext = NOTHING_KNOWN,
+    ) -> TurnValues:
+        """Return the advantage of each turn of a player, game by game.
+
+        Args:
+            episodes: Games of one `pool`, in all of which the player's seat is trained.
+            player: Number of the seat.
+            context: What is known beside these games.
+        """
+
+    def next_state(
+        self, state: EstimatorState, episodes: Sequence[Episode], player: int
+    ) -> EstimatorState:
+        """Return the state after a step; nothing for an estimator that remembers nothing.
+
+        Args:
+            state: That of all players before the step, or after the players before this one.
+            episodes: All of the step's episodes in which the player's seat is trained.
+            player: Number of the seat.
+        """
+        return {}
+
+    @classmethod
+    def learns_from_flat_groups(cls) -> bool:
+        """Tell whether a group whose games all earned the same can move anything.
+
+        It cannot where the group is all that its games are compared with. What was learned may
+        tell such games apart all the same.
+        """
+        return cls.pool is Pool.STEP or cls.needs is not Learned.NOTHING

@@ -1,0 +1,86 @@
+"""Moving baseline: the whole game's return beside the mean of earlier steps."""
+
+from collections.abc import Sequence
+
+from hanabi_grpo.training.estimators.arithmetic import compare_games, divisor, mean
+from hanabi_grpo.training.estimators.base import (
+    NOTHING_KNOWN,
+    Estimator,
+    EstimatorContext,
+    EstimatorState,
+    Pool,
+    TurnValues,
+)
+from hanabi_grpo.types import Episode, player_name
+
+DECAY = 0.9
+"""What is kept of a moving baseline in each step: its memory is about ten steps."""
+
+
+class MovingBaseline(Estimator):
+    """R_i − b for every turn of game i; scaled, divided by (std R + ε).
+
+    b is the player's baseline on this board before the step (`next_state`), or without one the mean
+    of these games. No game enters the baseline that it is compared with, so the gradient is
+    unbiased while nothing is divided.
+
+    Source: REINFORCE with a reinforcement baseline, Williams 1992; one baseline for each player is
+    SPIRAL's role-conditioned advantage (arXiv 2506.24119), which moves it with every game instead
+    of every step.
+    """
+
+    name = "baseline"
+    credit = "the whole game's return"
+    compared_with = "earlier steps: the player's moving mean"
+    source = "Williams 1992; per player as SPIRAL, arXiv 2506.24119"
+    pool = Pool.STEP
+    divides_by_deviation = False
+
+    def advantages(
+        self,
+        episodes: Sequence[Episode],
+        player: int,
+        context: EstimatorContext = NOTHING_KNOWN,
+    ) -> TurnValues:
+        """Compare each return with the player's baseline, see `Estimator.advantages`."""
+
+        def compare(returns: Sequence[float]) -> list[float]:
+            if not returns:
+                return []
+            key = baseline_key(player, episodes[0].spec_hash)
+            baseline = context.state.get(key, mean(returns))
+            scale = divisor(returns, self.scaled)
+            return [(value - baseline) / scale for value in returns]
+
+        return compare_games(episodes, player, compare)
+
+    def next_state(
+        self, state: EstimatorState, episodes: Sequence[Episode], player: int
+    ) -> EstimatorState:
+        """Return the baselines after a step: b ← 0.9·b + 0.1·mean R for each board of its games.
+
+        At a player's first games on a board b is mean R.
+
+        Args:
+            state: Baselines by player and board, {"player_0 9f3c…": 1.75}.
+            episodes: All of the step's episodes in which the player's seat is trained.
+            player: Number of the seat.
+        """
+        returns_by_board: dict[str, list[float]] = {}
+        for episode in episodes:
+            if episode.trajectory(player):
+                board_returns = returns_by_board.setdefault(episode.spec_hash, [])
+                board_returns.append(episode.reward(player))
+        baselines = dict(state)
+        for board, returns in returns_by_board.items():
+            key = baseline_key(player, board)
+            if key in state:
+                baselines[key] = DECAY * state[key] + (1 - DECAY) * mean(returns)
+            else:
+                baselines[key] = mean(returns)
+        return baselines
+
+
+def baseline_key(player: int, board: str) -> str:
+    """Return the name of a baseline in a checkpoint: "player_0 9f3c…"."""
+    return f"{player_name(player)} {board}"

@@ -1,0 +1,41 @@
+"""GRPO: the whole game's return among the group's."""
+
+from collections.abc import Sequence
+
+from hanabi_grpo.training.estimators.arithmetic import center, compare_games
+from hanabi_grpo.training.estimators.base import (
+    NOTHING_KNOWN,
+    Estimator,
+    EstimatorContext,
+    Pool,
+    TurnValues,
+)
+from hanabi_grpo.types import Episode
+
+
+class Grpo(Estimator):
+    """(R_i − mean R) / (std R + ε) for every turn of game i; unscaled R_i − mean R.
+
+    Source: DeepSeekMath (arXiv 2402.03300), outcome supervision, section 4.1.2; without the
+    division it is the advantage of Dr. GRPO (arXiv 2503.20783).
+    """
+
+    name = "grpo"
+    credit = "the whole game's return"
+    compared_with = "its group: the mean"
+    source = "DeepSeekMath, arXiv 2402.03300; unscaled Dr. GRPO, arXiv 2503.20783"
+    pool = Pool.GROUP
+    divides_by_deviation = True
+
+    def advantages(
+        self,
+        episodes: Sequence[Episode],
+        player: int,
+        context: EstimatorContext = NOTHING_KNOWN,
+    ) -> TurnValues:
+        """Center each game's return, for all of its turns, see `Estimator.advantages`."""
+
+        def compare(returns: Sequence[float]) -> list[float]:
+            return center(returns, self.scaled)
+
+        return compare_games(episodes, player, compare)

@@ -1,0 +1,54 @@
+"""IPPO: what came from a turn on, beside what the player's own critic expected."""
+
+from collections.abc import Sequence
+
+from hanabi_grpo.training.estimators.arithmetic import compare_turns, lambda_advantages
+from hanabi_grpo.training.estimators.base import (
+    NOTHING_KNOWN,
+    Estimator,
+    EstimatorContext,
+    Learned,
+    Pool,
+    TurnValues,
+)
+from hanabi_grpo.types import Episode
+
+
+class Ippo(Estimator):
+    """A_it − mean A for turn t of game i, A by GAE; scaled, divided by (std A + ε).
+
+    A_it is that of `lambda_advantages` along the player's chain of turns. Mean and deviation are
+    over all turns of this player in the step.
+
+    The critic (`training.learned.critic`) is a bias while it is wrong and λ < 1; along a team's
+    chain below λ = 1 even a perfect one is, see there.
+
+    Source: independent PPO (arXiv 2011.09533) with generalised advantage estimation (arXiv
+    1506.02438); turns in the place of tokens as in MARSHAL (arXiv 2510.15414).
+    """
+
+    name = "ippo"
+    credit = "what came from the turn on, fading"
+    compared_with = "what the player's critic expected; all turns of the step: the mean"
+    source = "independent PPO, arXiv 2011.09533; GAE, arXiv 1506.02438"
+    pool = Pool.STEP
+    divides_by_deviation = True
+    needs = Learned.CRITIC
+
+    def advantages(
+        self,
+        episodes: Sequence[Episode],
+        player: int,
+        context: EstimatorContext = NOTHING_KNOWN,
+    ) -> TurnValues:
+        """Return each turn's centered GAE advantage, see `Estimator.advantages`."""
+        values: TurnValues = []
+        for episode in episodes:
+            chain = context.values.chain(episode, player)
+            by_turn = lambda_advantages(episode, player, chain, self.options.gae_lambda)
+            game_values = []
+            for number, turn in enumerate(episode.turns):
+                if turn.player == player:
+                    game_values.append(by_turn.get(number, 0.0))
+            values.append(game_values)
+        return compare_turns(values, self.scaled)

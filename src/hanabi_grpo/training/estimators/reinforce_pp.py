@@ -1,0 +1,43 @@
+"""REINFORCE++: the whole game's return, normalised over all turns of the step."""
+
+from collections.abc import Sequence
+
+from hanabi_grpo.training.estimators.arithmetic import compare_turns
+from hanabi_grpo.training.estimators.base import (
+    NOTHING_KNOWN,
+    Estimator,
+    EstimatorContext,
+    Pool,
+    TurnValues,
+)
+from hanabi_grpo.types import Episode
+
+
+class ReinforcePp(Estimator):
+    """(R_i − μ) / (σ + ε) for every turn of game i; unscaled R_i − μ.
+
+    μ and σ are over all turns of this player in the step, each with the return of its game. The
+    source counts tokens instead, and has a KL term in the reward.
+
+    Source: REINFORCE++ (arXiv 2501.03262v9), global advantage normalisation.
+    """
+
+    name = "reinforce_pp"
+    credit = "the whole game's return"
+    compared_with = "all turns of the step: the mean"
+    source = "REINFORCE++, arXiv 2501.03262"
+    pool = Pool.STEP
+    divides_by_deviation = True
+
+    def advantages(
+        self,
+        episodes: Sequence[Episode],
+        player: int,
+        context: EstimatorContext = NOTHING_KNOWN,
+    ) -> TurnValues:
+        """Return each game's return for all of its turns, centered among all turns."""
+        returns = []
+        for episode in episodes:
+            num_turns = len(episode.trajectory(player))
+            returns.append([episode.reward(player)] * num_turns)
+        return compare_turns(returns, self.scaled)

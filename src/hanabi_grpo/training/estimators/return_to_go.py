@@ -1,0 +1,41 @@
+"""Return to go: what came from a turn on, among all turns of the step."""
+
+from collections.abc import Sequence
+
+from hanabi_grpo.training.estimators.arithmetic import compare_turns, returns_to_go
+from hanabi_grpo.training.estimators.base import (
+    NOTHING_KNOWN,
+    Estimator,
+    EstimatorContext,
+    Pool,
+    TurnValues,
+)
+from hanabi_grpo.types import Episode
+
+
+class ReturnToGo(Estimator):
+    """G_it − mean G for turn t of game i; scaled (G_it − mean G) / (std G + ε).
+
+    G_it is what the player receives from its turn t on, that turn included, without discount,
+    whoever moved. Mean and deviation are over all turns of this player in the step: GAE with γ = λ
+    = 1 and that mean in the place of a value function.
+
+    Source: MARSHAL (arXiv 2510.15414), turn-level estimator, normalised over the batch for each
+    agent; not divided.
+    """
+
+    name = "return_to_go"
+    credit = "what came from the turn on"
+    compared_with = "all turns of the step: the mean"
+    source = "MARSHAL, arXiv 2510.15414"
+    pool = Pool.STEP
+    divides_by_deviation = False
+
+    def advantages(
+        self,
+        episodes: Sequence[Episode],
+        player: int,
+        context: EstimatorContext = NOTHING_KNOWN,
+    ) -> TurnValues:
+        """Return each centered return-to-go, see `Estimator.advantages`."""
+        return compare_turns(returns_to_go(episodes, player), self.scaled)

@@ -1,0 +1,101 @@
+"""Turn credit, the default: the game's return, and a penalty where it was earned."""
+
+from collections.abc import Sequence
+from math import hypot
+
+from hanabi_grpo.training.estimators.arithmetic import (
+    EPSILON,
+    deviation,
+    flatten,
+    mean_of_others,
+)
+from hanabi_grpo.training.estimators.base import (
+    NOTHING_KNOWN,
+    Estimator,
+    EstimatorContext,
+    Pool,
+    TurnValues,
+)
+from hanabi_grpo.types import TURN_PARTS, Episode, Turn
+
+
+class TurnCredit(Estimator):
+    """(S_i − mean S + p_it − mean p) / σ for turn t of game i; unscaled without σ.
+
+    S_i is the player's return of game i without the parts of single turns (`TURN_PARTS`), and p_it
+    the sum of those for turn t. Both means are over the other games of the group; a game without
+    others gets 0. A penalty reaches the reply that earned it and no other, and likewise a debate's
+    `later_rounds`, in which what follows a reply is counted already.
+
+    Unscaled, the expectation is ∇E[S] + E[Σ_t ∇E[p_t | h_t]], h_t being what the player knows
+    before its turn t: the gradient of the game's return and of what a reply costs where it is made,
+    with these histories as often as they come. The baselines are of other games, so they add
+    nothing to it. The gradient of E[S + Σ_t p_t] has the further term E[Σ_t ∇log π(a_t | h_t)
+    Σ_{u>t} p_u]: a reply is not credited with the penalties of its player's later replies, which it
+    may provoke, or spare by ending the game. Where these do not depend on it, as with no bad
+    replies at all, the term is 0. `rloo` has it, and its noise.
+
+    σ = sqrt(var S + var p) + ε, over games and over turns, divides both, so the weights of points
+    and penalties (HANABI_REWARD_SCORE and the others) keep their ratio. Tasks whose returns differ
+    little weigh more by it, as in GRPO.
+
+    Source: this project; S alone is RLOO's estimator.
+    """
+
+    name = "turn"
+    credit = "the game's return, and of penalties the turn's own"
+    compared_with = "its group: the mean of the other games"
+    source = "this project"
+    pool = Pool.GROUP
+    divides_by_deviation = True
+
+    def advantages(
+        self,
+        episodes: Sequence[Episode],
+        player: int,
+        context: EstimatorContext = NOTHING_KNOWN,
+    ) -> TurnValues:
+        """Compare scores and penalties with those of the other games, see `TurnCredit`."""
+        penalties = _penalties(episodes, player)
+        scores = _scores(episodes, player)
+        scale = 1.0
+        if self.scaled:
+            scale = hypot(deviation(flatten(scores)), deviation(flatten(penalties))) + EPSILON
+        advantages: TurnValues = []
+        for game, own_penalties in enumerate(penalties):
+            mean_score = mean_of_others(scores, game)
+            mean_penalty = mean_of_others(penalties, game)
+            if mean_score is None or mean_penalty is None:
+                advantages.append([0.0] * len(own_penalties))
+                continue
+            game_values = []
+            for penalty in own_penalties:
+                above_others = scores[game][0] - mean_score + penalty - mean_penalty
+                game_values.append(above_others / scale)
+            advantages.append(game_values)
+        return advantages
+
+
+def _penalties(episodes: Sequence[Episode], player: int) -> TurnValues:
+    """Return p_it for each of the player's turns."""
+    return [
+        [_sum_parts(turn, player, of_turn=True) for turn in episode.trajectory(player)]
+        for episode in episodes
+    ]
+
+
+def _scores(episodes: Sequence[Episode], player: int) -> TurnValues:
+    """Return [S_i] for each game in which the player had a turn, and [] for the others."""
+    scores: TurnValues = []
+    for episode in episodes:
+        if not episode.trajectory(player):
+            scores.append([])
+            continue
+        scores.append([sum(_sum_parts(turn, player, of_turn=False) for turn in episode.turns)])
+    return scores
+
+
+def _sum_parts(turn: Turn, player: int, *, of_turn: bool) -> float:
+    """Return what a turn pays the player in parts of single turns, or in all other parts."""
+    parts = turn.rewards[player].items()
+    return sum(value for part, value in parts if (part in TURN_PARTS) == of_turn)

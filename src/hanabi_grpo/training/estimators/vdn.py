@@ -1,0 +1,49 @@
+"""VDN: the player's learned share of the team's return, where shares add up. Experimental."""
+
+from collections.abc import Sequence
+
+from hanabi_grpo.training.estimators.arithmetic import center, compare_games
+from hanabi_grpo.training.estimators.base import (
+    NOTHING_KNOWN,
+    Estimator,
+    EstimatorContext,
+    Learned,
+    Pool,
+    TurnValues,
+)
+from hanabi_grpo.types import Episode
+
+
+class Vdn(Estimator):
+    """q_i − mean q for every turn of game i; scaled (q_i − mean q) / (std q + ε).
+
+    q_i is the player's learned share of what game i paid the team, and the penalties of its
+    replies.
+
+    The heads that learn the shares (`training.learned.credit`) are always a bias while they are
+    wrong.
+
+    Source: this project; the shares are those of VDN (arXiv 1706.05296).
+    """
+
+    name = "vdn"
+    credit = "the player's learned share of the team's return (a sum of shares)"
+    compared_with = "its group: the mean"
+    source = "shares of VDN, arXiv 1706.05296"
+    pool = Pool.GROUP
+    divides_by_deviation = False
+    needs = Learned.CREDIT_SUM
+    is_experimental = True
+
+    def advantages(
+        self,
+        episodes: Sequence[Episode],
+        player: int,
+        context: EstimatorContext = NOTHING_KNOWN,
+    ) -> TurnValues:
+        """Center each game's share, for all of its turns, see `Estimator.advantages`."""
+
+        def compare(shares: Sequence[float]) -> list[float]:
+            return center(shares, self.scaled)
+
+        return compare_games(episodes, player, compare, context.values.share)

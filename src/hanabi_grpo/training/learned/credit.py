@@ -1,0 +1,343 @@
+"""Learned credit: each player's share of the team's return, for `vdn` and `qmix`. Experimental.
+
+    q_p = Σ_{turns t of p} head_p(h(t)),   Q_tot = mixer(q_1 … q_n)
+    loss = mean over games (Q_tot − R)²
+
+h(t) are the features of a turn (`features`): its reply's pooled hidden states, its message, its
+reply, all detached. R is what the game paid the team: the mean over its seats without the penalties
+of replies, as a share of what the board pays.
+
+- `vdn`: Q_tot = Σ_p q_p (arXiv 1706.05296).
+- `qmix`: Q_tot = w₂ᵀ ELU(W₁ q + b₁) + b₂. A hypernetwork makes all four of the state s, W₁ and w₂
+  through |·|, so that Q_tot never falls when a q_p rises (arXiv 1803.11485). s are the first
+  messages of all seats, averaged over the games of the group: they tell tasks apart, but say hardly
+  anything of what a reply changed, which b₂ could otherwise explain instead of the q_p.
+
+A game has one return, so whole games are mixed and not single turns: a player's share is the sum
+over its turns, and each of them is credited with it.
+
+How a share becomes an advantage is this project's: q_p − mean q_p over the group
+(`estimators.vdn`). With `qmix` q_p has no unit, so it is multiplied by the mean of ∂Q_tot / ∂q_p
+over the step's games, one positive number per seat. A penalty is added to its own player's share
+unchanged, and no head learns from it. The heads learn from a step's games before they evaluate
+them; otherwise the rewards of these games would not reach the advantages.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from hanabi_grpo.envs.base import EnvSpec
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.training.estimators import ESTIMATORS, Learned, LearnedValues
+from hanabi_grpo.training.learned.heads import (
+    Learner,
+    Learners,
+    Observation,
+    PlayerTurns,
+    StepTurns,
+    explained_variance,
+    sort_by_place,
+    value_head,
+)
+from hanabi_grpo.types import REPLY_PARTS, Episode, adapter_of
+
+PASSES = 16
+"""Over a step's games, each one update."""
+MIXER_WIDTH = 32
+"""Of QMIX's hidden layer, as in its source."""
+TURN_WIDTHS = 3
+"""A turn's features are this many times as wide as the model: see `features`."""
+
+
+class MonotoneMixer(nn.Module):
+    """QMIX's mixer: its output never falls when a part rises, whatever the state."""
+
+    def __init__(self, num_seats: int, num_features: int) -> None:
+        """Make the hypernetworks.
+
+        They are linear, and for the last bias with one hidden layer, as in the source.
+
+        Args:
+            num_seats: Parts of a game.
+            num_features: Of a state.
+        """
+        super().__init__()
+        self.first = nn.Linear(num_features, num_seats * MIXER_WIDTH)
+        self.first_bias = nn.Linear(num_features, MIXER_WIDTH)
+        self.last = nn.Linear(num_features, MIXER_WIDTH)
+        self.last_bias = nn.Sequential(
+            nn.Linear(num_features, MIXER_WIDTH), nn.ReLU(), nn.Linear(MIXER_WIDTH, 1)
+        )
+        # All tasks have the same value until something was learned.
+        for parameter in (*self.first_bias.parameters(), *self.last_bias[-1].parameters()):
+            nn.init.zeros_(parameter)
+
+    def forward(self, parts: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """Return [games] returns of [games, seats] parts and [games, size] states."""
+        weights = self.first(states).abs().view(*parts.shape, MIXER_WIDTH)
+        mixed = (parts[:, :, None] * weights).sum(1) + self.first_bias(states)
+        hidden = nn.functional.elu(mixed)
+        return (hidden * self.last(states).abs()).sum(1) + self.last_bias(states)[:, 0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterTurns:
+    """A step's turns of one adapter."""
+
+    cells: torch.Tensor
+    """[turns] game · seats + seat of each."""
+    features: torch.Tensor
+    """[turns, size]."""
+
+
+class CreditNetwork(nn.Module):
+    """The heads of all adapters, and QMIX's mixer."""
+
+    def __init__(
+        self, adapters: Sequence[str], width: int, num_seats: int, *, is_monotone: bool
+    ) -> None:
+        """Make the network.
+
+        Args:
+            adapters: Names, a head for each.
+            width: The model's: a turn has three parts of it, a state one for each seat.
+            num_seats: Of a game.
+            is_monotone: Mix the parts as QMIX; else they are summed as in VDN.
+        """
+        super().__init__()
+        self.heads = nn.ModuleDict({name: value_head(TURN_WIDTHS * width) for name in adapters})
+        self.mixer = MonotoneMixer(num_seats, num_seats * width) if is_monotone else None
+
+    def total(self, parts: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """Return [games] Q_tot of [games, seats] parts and [games, size] states."""
+        if self.mixer is None:
+            return parts.sum(1)
+        return self.mixer(parts, states)
+
+    def parts(
+        self, turns: Mapping[str, AdapterTurns], num_games: int, num_seats: int
+    ) -> torch.Tensor:
+        """Return [games, seats] q, the sum of each player's heads over its turns.
+
+        Args:
+            turns: The step's, by adapter.
+            num_games: In the step.
+            num_seats: Of a game.
+        """
+        parts = torch.zeros(num_games * num_seats)
+        for name, adapter_turns in turns.items():
+            head_values = self.heads[name](adapter_turns.features)[:, 0]
+            parts = parts.index_add(0, adapter_turns.cells, head_values)
+        return parts.view(num_games, num_seats)
+
+    def start_at(self, mean: float, *, num_games: int, num_turns: int) -> None:
+        """Predict the mean return for every game, before anything was learned.
+
+        Args:
+            mean: Of the returns of a step.
+            num_games: In the step.
+            num_turns: In all these games; heads that are summed share the mean among them.
+        """
+        with torch.no_grad():
+            if self.mixer is not None:
+                self.mixer.last_bias[-1].bias.fill_(mean)
+                return
+            for head in self.heads.values():
+                head[-1].bias.fill_(mean * num_games / num_turns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReturnShares(LearnedValues):
+    """Each player's learned part in a step's episodes."""
+
+    episodes: Sequence[Episode]
+    """Kept alive, since the next mapping is by their identity."""
+    by_episode: Mapping[int, Sequence[float]]
+    """By id(episode): the part of each seat, in points, without penalties of replies."""
+
+    def share(self, episode: Episode, player: int) -> float:
+        """Return a player's part in an episode, in points: its q, and its replies' penalties."""
+        penalties = episode.reward(player, *sorted(REPLY_PARTS))
+        return self.by_episode[id(episode)][player] + penalties
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CreditStep:
+    """A step's games as the network sees them."""
+
+    episodes: Sequence[Episode]
+    turns: Mapping[str, AdapterTurns]
+    """By adapter; without those that had no turn."""
+    states: torch.Tensor
+    """[games, seats · width], see `Credits._see_tasks`."""
+    spans: torch.Tensor
+    """[games] what each game's board pays, from its worst to its best game."""
+    targets: torch.Tensor
+    """[games] what each game paid the team, as a share of its span."""
+
+
+class Credits(Learners):
+    """The heads and the mixer of a run."""
+
+    reads_replies = True
+
+    def __init__(
+        self, settings: Settings, adapters: Sequence[str], specs: Mapping[str, EnvSpec], width: int
+    ) -> None:
+        """Make what the run's estimator needs.
+
+        Args:
+            settings: Of the run.
+            adapters: Names of its adapters.
+            specs: Of the boards that are played, by hash.
+            width: The model's.
+        """
+        self._adapters = adapters
+        self._specs = specs
+        self._width = width
+        self._num_seats = settings.players
+        is_monotone = ESTIMATORS[settings.advantage].needs is Learned.CREDIT_MIXER
+
+        def make_network() -> CreditNetwork:
+            return CreditNetwork(adapters, width, settings.players, is_monotone=is_monotone)
+
+        name = settings.advantage
+        seed = f"credit {settings.seed} {name}"
+        self._learner = Learner(make_network, settings.critic_learning_rate, seed)
+        self.by_name = {name: self._learner}
+
+    def observe(
+        self, groups: Sequence[Sequence[Episode]], turns: Sequence[PlayerTurns]
+    ) -> Observation:
+        """Learn from a step's games, then compute each player's share of their returns.
+
+        Args:
+            groups: The step's groups.
+            turns: The features of trained players' turns, from all processes.
+
+        Returns:
+            The shares, and as "credit_explained" how much of the returns' variance was explained
+            before the learning; without any turn shares of 0 and no metric.
+        """
+        step = self._see_step(groups, sort_by_place(turns))
+        if not step.turns:
+            nothing = [0.0] * self._num_seats
+            by_episode = {id(episode): nothing for episode in step.episodes}
+            return Observation(
+                metrics={}, values=ReturnShares(episodes=step.episodes, by_episode=by_episode)
+            )
+        if self._learner.steps == 0:
+            num_turns = sum(len(adapter_turns.cells) for adapter_turns in step.turns.values())
+            self._network.start_at(
+                float(step.targets.mean()), num_games=len(step.episodes), num_turns=num_turns
+            )
+        before = self._predict(step).detach()
+        for _ in range(PASSES):
+            self._learner.update((self._predict(step) - step.targets).square().mean())
+        self._learner.steps += 1
+        return Observation(
+            metrics={"credit_explained": explained_variance(step.targets, before)},
+            values=self._shares(step),
+        )
+
+    @property
+    def _network(self) -> CreditNetwork:
+        network: CreditNetwork = self._learner.head
+        return network
+
+    def _parts(self, step: _CreditStep) -> torch.Tensor:
+        """Return [games, seats] q."""
+        return self._network.parts(step.turns, len(step.episodes), self._num_seats)
+
+    def _predict(self, step: _CreditStep) -> torch.Tensor:
+        """Return [games] Q_tot."""
+        return self._network.total(self._parts(step), step.states)
+
+    def _shares(self, step: _CreditStep) -> ReturnShares:
+        """Return each player's part in points: q times the slope of Q_tot, averaged over games."""
+        parts = self._parts(step)
+        returns = self._network.total(parts, step.states)
+        [slopes] = torch.autograd.grad(returns.sum(), parts)
+        shares = parts.detach() * slopes.mean(0) * step.spans[:, None]
+        by_episode = {}
+        for episode, episode_shares in zip(step.episodes, shares.tolist(), strict=True):
+            by_episode[id(episode)] = episode_shares
+        return ReturnShares(episodes=step.episodes, by_episode=by_episode)
+
+    def _see_step(self, groups: Sequence[Sequence[Episode]], turns: StepTurns) -> _CreditStep:
+        """Return a step's games as the network sees them."""
+        episodes = [episode for group in groups for episode in group]
+        seats = [episodes[place.game].turns[place.turn].player for place in turns.places]
+        rows_of: dict[str, list[int]] = {name: [] for name in self._adapters}
+        for row, player in enumerate(turns.players):
+            rows_of[adapter_of(player, self._adapters)].append(row)
+        cells = self._cells([place.game for place in turns.places], seats)
+        adapter_turns = {}
+        for name, rows in rows_of.items():
+            if rows:
+                adapter_turns[name] = AdapterTurns(cells=cells[rows], features=turns.features[rows])
+        spans = torch.tensor([self._specs[episode.spec_hash].span for episode in episodes])
+        returns = torch.tensor([team_return(episode) for episode in episodes])
+        return _CreditStep(
+            episodes=episodes,
+            turns=adapter_turns,
+            states=self._see_tasks([len(group) for group in groups], turns, seats),
+            spans=spans,
+            targets=returns / spans,
+        )
+
+    def _see_tasks(
+        self, group_sizes: Sequence[int], turns: StepTurns, seats: Sequence[int]
+    ) -> torch.Tensor:
+        """Return the state of each game's task: the first message of each seat, over the group.
+
+        Args:
+            group_sizes: Games of each of the step's groups.
+            turns: Of the step.
+            seats: Number of the seat that made each.
+
+        Returns:
+            [games, seats · width] means over each group, 0 for a seat without any turn in it.
+        """
+        group_of_game: list[int] = []
+        for group, size in enumerate(group_sizes):
+            group_of_game.extend([group] * size)
+        first_rows: dict[tuple[int, int], int] = {}
+        for row, (place, seat) in enumerate(zip(turns.places, seats, strict=True)):
+            first_rows.setdefault((place.game, seat), row)
+        num_cells = len(group_sizes) * self._num_seats
+        sums = torch.zeros(num_cells, self._width)
+        counts = torch.zeros(num_cells)
+        if first_rows:
+            groups = [group_of_game[game] for game, _ in first_rows]
+            cells = self._cells(groups, [seat for _, seat in first_rows])
+            # The second part of a turn's features is its message.
+            messages = turns.features[[*first_rows.values()], self._width : 2 * self._width]
+            sums = sums.index_add(0, cells, messages)
+            counts = counts.index_add(0, cells, torch.ones(len(first_rows)))
+        means = sums / counts.clamp(min=1)[:, None]
+        return means.view(len(group_sizes), self._num_seats * self._width)[group_of_game]
+
+    def _cells(self, numbers: Sequence[int], seats: Sequence[int]) -> torch.Tensor:
+        """Return number · seats + seat of each pair: its place in a flattened table."""
+        cells = []
+        for number, seat in zip(numbers, seats, strict=True):
+            cells.append(number * self._num_seats + seat)
+        return torch.tensor(cells, dtype=torch.long)
+
+
+def team_return(episode: Episode) -> float:
+    """Return what a game paid, the mean over its seats, without the parts for replies.
+
+    Those are penalties (`REPLY_PARTS`), which belong to the player that made the reply.
+    """
+    payments = []
+    for turn in episode.turns:
+        for parts in turn.rewards:
+            for name, value in parts.items():
+                if name not in REPLY_PARTS:
+                    payments.append(value)
+    return sum(payments) / episode.num_players

@@ -1,0 +1,326 @@
+"""Critics: the value of a state, for the estimators `ippo` and `mappo`.
+
+    V(s) = head(h(s)),   δ_k = r_k + V(s_{k+1}) − V(s_k),   A_k = Σ_j λ^j δ_{k+j}
+
+GAE (arXiv 1506.02438) without a discount. h(s) are the features of the turn's prompt (`features`),
+detached: a critic never changes the model.
+
+s_k are the states in which a player was asked for a reply. Where all players are paid alike
+(`EnvSpec.payoff`), every value estimates the same return, so the team's turns form one chain;
+elsewhere a player's chain consists of its own turns.
+
+- `ippo`: one critic per adapter, which sees that player's conversation: independent PPO (arXiv
+  2011.09533), over turns instead of tokens as in MARSHAL (arXiv 2510.15414).
+- `mappo`, experimental: central critics, which see the joint state (`joint_features`), as in MAPPO
+  (arXiv 2103.01955): one for a team, elsewhere one per seat. They exist in the trainer only; no
+  prompt contains anything of the joint state.
+
+**Bias.** Any critic is a bias while it is wrong and λ < 1. With one critic for each player, a
+team's chain is biased below λ = 1 even if every critic is perfect: V(s_{k+1}) is what the *next*
+player expects, and that player does not know what the mover knew (in Hanabi, the next player's own
+cards), so a part of what the move did shows in no value. On marshal-mini at λ = .95 the chain over
+the team's turns keeps .947 of the slope of the true advantages, and a chain of the player's own
+turns .978. At λ = 1 the values in between cancel, so nothing is lost, for more noise; in games of
+many turns, as on the full board, λ = .99 is worth a try.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+
+import torch
+
+from hanabi_grpo.envs.base import EnvSpec
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.training.estimators import ESTIMATORS, Learned, LearnedValues
+from hanabi_grpo.training.estimators.arithmetic import lambda_advantages
+from hanabi_grpo.training.learned.heads import (
+    Learner,
+    Learners,
+    Observation,
+    PlayerTurns,
+    StepTurns,
+    TurnPlace,
+    explained_variance,
+    sort_by_place,
+    value_head,
+)
+from hanabi_grpo.types import Episode, adapter_of
+
+PASSES = 4
+"""Over a step's turns, to learn from them."""
+MINIBATCH = 512
+"""Turns of one update."""
+TEAM = "team"
+"""The payoff of games that pay all players alike, and the name of a team's central critic."""
+
+
+class Critic(Learner):
+    """One value head."""
+
+    def __init__(self, num_features: int, rate: float, seed: str) -> None:
+        """Make a head whose value is 0 everywhere.
+
+        Args:
+            num_features: Of one state.
+            rate: Learning rate.
+            seed: See `Learner`.
+        """
+        super().__init__(partial(value_head, num_features), rate, seed)
+
+    def values(self, features: torch.Tensor) -> torch.Tensor:
+        """Return [turns] values of [turns, size] features."""
+        with torch.no_grad():
+            return self.head(features)[:, 0]
+
+    def learn(self, features: torch.Tensor, targets: torch.Tensor) -> float:
+        """Learn from a step's turns.
+
+        Args:
+            features: [turns, size].
+            targets: [turns] what each state turned out to be worth.
+
+        Returns:
+            The share of the targets' variance that it had explained before.
+        """
+        before = self.values(features)
+        if self.steps == 0:
+            with torch.no_grad():
+                self.head[-1].bias.fill_(targets.mean())
+        order = torch.Generator().manual_seed(self.steps)
+        for _ in range(PASSES):
+            shuffled = torch.randperm(len(targets), generator=order)
+            for chosen in shuffled.split(MINIBATCH):
+                errors = self.head(features[chosen])[:, 0] - targets[chosen]
+                self.update(errors.square().mean())
+        self.steps += 1
+        return explained_variance(targets, before)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticValues(LearnedValues):
+    """The critics' values of a step's states, from before they learned from this step."""
+
+    episodes: Sequence[Episode]
+    """Kept alive, since the next mapping is by their identity."""
+    by_episode: Mapping[int, Mapping[int, float]]
+    """By id(episode): the value in points of each state in which a trained player was asked, by the
+    number of the turn.
+    """
+    team_boards: frozenset[str]
+    """Hashes of the boards that pay all players alike."""
+
+    def chain(self, episode: Episode, player: int) -> Mapping[int, float]:
+        """Return the values on a player's chain, by turn number: the team's, or its own turns'."""
+        values = self.by_episode[id(episode)]
+        if episode.spec_hash in self.team_boards:
+            return values
+        own_values = {}
+        for number, value in values.items():
+            if episode.turns[number].player == player:
+                own_values[number] = value
+        return own_values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CriticTurns:
+    """The turns of a step that one critic evaluates."""
+
+    critic: str
+    places: Sequence[TurnPlace]
+    features: torch.Tensor
+
+
+class Critics(Learners):
+    """The critics of a run."""
+
+    reads_replies = False
+
+    def __init__(
+        self,
+        settings: Settings,
+        adapters: Sequence[str],
+        specs: Mapping[str, EnvSpec],
+        num_features: int,
+    ) -> None:
+        """Make those that the run's estimator needs.
+
+        Args:
+            settings: Of the run.
+            adapters: Names of its adapters.
+            specs: Of the boards that are played, by hash.
+            num_features: Of one turn.
+        """
+        self._adapters = adapters
+        self._specs = specs
+        self._num_seats = settings.players
+        self._gae_lambda = settings.gae_lambda
+        self._is_central = ESTIMATORS[settings.advantage].needs is Learned.CENTRAL_CRITIC
+        boards = [board for board, spec in specs.items() if spec.payoff == TEAM]
+        self._team_boards = frozenset(boards)
+        if self._is_central:
+            names = self._central_names()
+            # The joint state: every seat's features, and which seat is asked.
+            num_features = self._num_seats * (num_features + 1)
+        else:
+            names = list(adapters)
+        rate = settings.critic_learning_rate
+        self.by_name: dict[str, Critic] = {
+            name: Critic(num_features, rate, f"critic {settings.seed} {name}") for name in names
+        }
+
+    def _central_names(self) -> list[str]:
+        """Return the names of the central critics: a team's, and each seat's where they differ."""
+        names = []
+        if self._team_boards:
+            names.append(TEAM)
+        if len(self._team_boards) < len(self._specs):
+            names.extend(_seat_critic(seat) for seat in range(self._num_seats))
+        return names
+
+    def observe(
+        self, groups: Sequence[Sequence[Episode]], turns: Sequence[PlayerTurns]
+    ) -> Observation:
+        """Evaluate a step's states, then learn from them for the next step.
+
+        Args:
+            groups: The step's groups.
+            turns: The features of trained players' turns, from all processes.
+
+        Returns:
+            The values before the learning, and as "<critic>/value_explained" how much of its
+            targets' variance each critic had explained.
+        """
+        episodes = [episode for group in groups for episode in group]
+        critic_turns = self._assign_turns(episodes, sort_by_place(turns))
+        values = self._evaluate(episodes, critic_turns)
+        metrics = {}
+        for turns_of_one in critic_turns:
+            targets = self._targets(episodes, turns_of_one.places, values)
+            critic = self.by_name[turns_of_one.critic]
+            explained = critic.learn(turns_of_one.features, targets)
+            metrics[f"{turns_of_one.critic}/value_explained"] = explained
+        return Observation(metrics=metrics, values=values)
+
+    def _assign_turns(self, episodes: Sequence[Episode], turns: StepTurns) -> list[_CriticTurns]:
+        """Return each critic's turns; a critic without any is left out."""
+        features = turns.features
+        if self._is_central and turns.places:
+            features = joint_features(episodes, turns.places, features, self._num_seats)
+        rows: dict[str, list[int]] = defaultdict(list)
+        for row, (player, place) in enumerate(zip(turns.players, turns.places, strict=True)):
+            rows[self._critic_of(player, episodes[place.game], place.turn)].append(row)
+        assigned = []
+        for name in self.by_name:
+            if rows[name]:
+                places = [turns.places[row] for row in rows[name]]
+                assigned.append(
+                    _CriticTurns(critic=name, places=places, features=features[rows[name]])
+                )
+        return assigned
+
+    def _critic_of(self, player: str, episode: Episode, turn: int) -> str:
+        """Return the name of the critic that evaluates a turn."""
+        if not self._is_central:
+            return adapter_of(player, self._adapters)
+        if episode.spec_hash in self._team_boards:
+            return TEAM
+        return _seat_critic(episode.turns[turn].player)
+
+    def _evaluate(
+        self, episodes: Sequence[Episode], critic_turns: Sequence[_CriticTurns]
+    ) -> CriticValues:
+        """Return the critics' values of the states, in points."""
+        by_episode: dict[int, dict[int, float]] = {id(episode): {} for episode in episodes}
+        for turns in critic_turns:
+            shares = self.by_name[turns.critic].values(turns.features).tolist()
+            for place, share in zip(turns.places, shares, strict=True):
+                episode = episodes[place.game]
+                by_episode[id(episode)][place.turn] = share * self._span(episode)
+        return CriticValues(episodes=episodes, by_episode=by_episode, team_boards=self._team_boards)
+
+    def _targets(
+        self, episodes: Sequence[Episode], places: Sequence[TurnPlace], values: CriticValues
+    ) -> torch.Tensor:
+        """Return [turns] V(s_k) + A_k, as a share of what the board pays.
+
+        These are GAE's λ-returns, the targets of a value function.
+        """
+        targets: dict[TurnPlace, float] = {}
+        done: set[tuple[int, int]] = set()
+        for place in places:
+            episode = episodes[place.game]
+            player = episode.turns[place.turn].player
+            if (place.game, player) in done:
+                continue
+            done.add((place.game, player))
+            chain = values.chain(episode, player)
+            advantages = lambda_advantages(episode, player, chain, self._gae_lambda)
+            for turn, value in chain.items():
+                if episode.turns[turn].player == player:
+                    target = (value + advantages[turn]) / self._span(episode)
+                    targets[TurnPlace(place.game, turn)] = target
+        return torch.tensor([targets[place] for place in places])
+
+    def _span(self, episode: Episode) -> float:
+        """Return what the episode's board pays, from its worst to its best game."""
+        return self._specs[episode.spec_hash].span
+
+
+def _seat_critic(seat: int) -> str:
+    """Return the name of a seat's central critic, where seats are not paid alike."""
+    return f"seat_{seat}"
+
+
+def joint_features(
+    episodes: Sequence[Episode],
+    places: Sequence[TurnPlace],
+    features: torch.Tensor,
+    num_seats: int,
+) -> torch.Tensor:
+    """Return the features of the joint state in which each turn was asked.
+
+    They are those of every seat's own latest prompt, itself in its player's conversation: of the
+    same step where it was asked in it, else of an earlier one, 0 before its first or where no
+    trained player sits. The seat that is asked is the first, the others follow in turn order; at
+    the end its number, one-hot. No reply to this state is in it.
+
+    Args:
+        episodes: All of the step's.
+        places: Of the turns, sorted.
+        features: [turns, size] of each turn, as its own player sees it.
+        num_seats: How many there is room for.
+
+    Returns:
+        [turns, seats · size + seats].
+    """
+    row_of = {place: row for row, place in enumerate(places)}
+    # The row behind the last one is all 0.
+    empty_row = len(places)
+    joint_rows: list[list[int]] = []
+    asked_seats: list[int] = []
+    for game in dict.fromkeys(place.game for place in places):
+        latest_rows: dict[int, int] = {}
+        num_players = episodes[game].num_players
+        numbered_turns = enumerate(episodes[game].turns)
+        for _, step_turns in groupby(numbered_turns, key=lambda pair: pair[1].step):
+            asked_now = []
+            for number, turn in step_turns:
+                row = row_of.get(TurnPlace(game, number))
+                if row is not None:
+                    latest_rows[turn.player] = row
+                    asked_now.append(turn.player)
+            for seat in asked_now:
+                rows = [empty_row] * num_seats
+                for distance in range(num_players):
+                    other = (seat + distance) % num_players
+                    rows[distance] = latest_rows.get(other, empty_row)
+                joint_rows.append(rows)
+                asked_seats.append(seat)
+    padded = torch.cat([features, features.new_zeros(1, features.shape[1])])
+    all_seats = padded[torch.tensor(joint_rows).reshape(-1, num_seats)].flatten(1)
+    seats = torch.tensor(asked_seats, dtype=torch.long)
+    which_seat = torch.nn.functional.one_hot(seats, num_seats)
+    return torch.cat([all_seats, which_seat.to(features.dtype)], 1)

@@ -1,0 +1,180 @@
+"""What critics and heads of credit see of a turn.
+
+A turn's features are parts of the model's width, each brought to mean 0 and deviation 1:
+
+1. hidden states of the model with the player's adapter, where its output head reads them. For
+   critics at the last token of the prompt; for credit at the reply's own tokens, pooled to their
+   mean;
+2. the mean of the turn's message in the model's embeddings;
+3. for credit alone the mean of its reply in them.
+
+The first alone explained .10 of the returns in Full Hanabi with a tiny model, the second .5. All
+are detached.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from hanabi_grpo.training.learned.heads import TurnPlace
+from hanabi_grpo.training.micro_batch import MicroBatch, TokenRow
+from hanabi_grpo.training.model.forward import reply_features
+from hanabi_grpo.types import Episode, Turn, is_trained
+
+
+class Span(NamedTuple):
+    """Some neighbouring tokens of a row."""
+
+    start: int
+    end: int
+    """Position behind the last one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRow(TokenRow):
+    """One sequence of a player, with a mask of where hidden states are read.
+
+    As everywhere, a mask at a token stands for the hidden state that predicts it, one position
+    before. For prompts it marks the first token of each reply, which is predicted from the last
+    token of the prompt. For replies it marks the token behind each token of a reply, so that the
+    hidden state that is read has seen that token. To have one behind the last reply too, its last
+    token is repeated there; nothing is computed at the repetition itself.
+    """
+
+    places: list[TurnPlace] = field(default_factory=list)
+    """Place in the step of each of the row's turns."""
+    messages: list[Span] = field(default_factory=list)
+    """Tokens of each turn's message."""
+    replies: list[Span] = field(default_factory=list)
+    """Tokens of each turn's reply; empty where only prompts are read."""
+
+    def add_turn(self, turn: Turn, place: TurnPlace, *, replies: bool) -> None:
+        """Append a turn's tokens and mark where its hidden states are read.
+
+        Args:
+            turn: With a reply of one token or more.
+            place: Of the turn in the step.
+            replies: Read along the reply, not at the end of the prompt.
+        """
+        message = Span(len(self.ids), len(self.ids) + len(turn.prompt_ids))
+        reply = Span(message.end, message.end + len(turn.reply_ids))
+        self.ids.extend(turn.prompt_ids)
+        self.ids.extend(turn.reply_ids)
+        self.places.append(place)
+        self.messages.append(message)
+        # For replies one longer than the tokens so far: see the class.
+        length = reply.end + 1 if replies else reply.end
+        self.mask.extend([False] * (length - len(self.mask)))
+        if replies:
+            self.replies.append(reply)
+            for position in range(reply.start, reply.end):
+                self.mask[position + 1] = True
+        else:
+            self.mask[reply.start] = True
+
+    def finish(self, *, replies: bool) -> None:
+        """Make the columns equally long, once all turns are there."""
+        if replies:
+            self.ids.append(self.ids[-1])
+        self.logprobs.extend([0.0] * len(self.ids))
+        self.advantages.extend([0.0] * len(self.ids))
+
+
+def turn_rows(
+    groups: Sequence[Sequence[Episode]], player: int, own: Sequence[str], *, replies: bool = False
+) -> list[TurnRow]:
+    """Return the sequences of a trained player, cut as in `batching.sequences_of`.
+
+    Turns without a reply, in a conversation that is full, are left out.
+
+    Args:
+        groups: The step's groups.
+        player: Number of the seat.
+        own: Per seat the policy spec of the adapter that is trained in it.
+        replies: Mark the replies, not the ends of the prompts.
+    """
+    rows: list[TurnRow] = []
+    episodes = [episode for group in groups for episode in group]
+    for game, episode in enumerate(episodes):
+        if not is_trained(episode, player, own):
+            continue
+        row: TurnRow | None = None
+        for number, turn in enumerate(episode.turns):
+            if turn.player != player or not turn.reply_ids:
+                continue
+            if row is None or turn.fresh:
+                row = TurnRow(ids=[], mask=[], logprobs=[], advantages=[], game=game)
+                rows.append(row)
+            row.add_turn(turn, TurnPlace(game, number), replies=replies)
+    for row in rows:
+        row.finish(replies=replies)
+    return rows
+
+
+def span_means(
+    embeddings: torch.nn.Module, ids: torch.Tensor, spans: Sequence[Sequence[Span]]
+) -> torch.Tensor:
+    """Return the mean embedding of each span, row by row.
+
+    Args:
+        embeddings: The model's input embeddings.
+        ids: [rows, tokens].
+        spans: Per row its spans of tokens.
+
+    Returns:
+        [spans, width] in float32, without a gradient; 0 for a span without tokens.
+    """
+    with torch.no_grad():
+        sums = embeddings(ids).float().cumsum(1)
+        # Position t holds the sum of the tokens before t.
+        sums_before = nn.functional.pad(sums, (0, 0, 1, 0))
+    flat = []
+    for row, row_spans in enumerate(spans):
+        for span in row_spans:
+            flat.append((row, span.start, span.end))
+    columns = torch.tensor(flat, dtype=torch.long, device=ids.device).reshape(-1, 3)
+    rows, starts, ends = columns.unbind(1)
+    totals = sums_before[rows, ends] - sums_before[rows, starts]
+    lengths = (ends - starts).clamp(min=1)
+    return totals / lengths[:, None]
+
+
+def turn_features(
+    model: torch.nn.Module,
+    unwrapped: Any,
+    batch: MicroBatch,
+    rows: Sequence[TurnRow],
+    *,
+    replies: bool,
+) -> torch.Tensor:
+    """Return the features of a micro-batch's turns, row by row.
+
+    Rows without turns call the model as any other, so that no process waits for another.
+
+    Args:
+        model: What is called: the model, or a wrapper of it.
+        unwrapped: The model itself, with the player's adapter in use.
+        batch: Of `micro_batch.collate`.
+        rows: What it was made of.
+        replies: Whether the rows mark replies.
+
+    Returns:
+        [turns, parts · width] on the CPU, with two parts, or three with `replies`.
+    """
+    ids = batch.ids
+    hidden = reply_features(model, unwrapped, ids, batch.reply_mask, batch.tree)
+    reply_lengths = []
+    for row in rows:
+        for reply in row.replies:
+            reply_lengths.append(reply.end - reply.start)
+    if reply_lengths:
+        hidden = torch.stack([states.mean(0) for states in hidden.split(reply_lengths)])
+    embeddings = unwrapped.get_input_embeddings()
+    parts = [hidden, span_means(embeddings, ids, [row.messages for row in rows])]
+    if replies:
+        parts.append(span_means(embeddings, ids, [row.replies for row in rows]))
+    normalized = [nn.functional.layer_norm(part, part.shape[-1:]) for part in parts]
+    return torch.cat(normalized, 1).cpu()

@@ -1,0 +1,196 @@
+"""Small networks that learn beside the model, from features that are detached from it.
+
+Each is on the CPU and has an optimizer of its own.
+"""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import nn
+
+from hanabi_grpo.training.estimators import LearnedValues
+from hanabi_grpo.types import Episode
+
+HIDDEN_WIDTH = 64
+"""Of the one hidden layer of a head."""
+MAX_NORM = 1.0
+"""Of an update's gradient."""
+_SEED_BYTES = 8
+
+
+class TurnPlace(NamedTuple):
+    """Where a turn stands in a step."""
+
+    game: int
+    """Number of the game in the step."""
+    turn: int
+    """Number of the turn in the game."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayerTurns:
+    """Some turns of one player, as one process computed them."""
+
+    player: str
+    """E.g. "player_0"."""
+    places: Sequence[TurnPlace]
+    features: torch.Tensor
+    """[turns, size], see `features.turn_features`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTurns:
+    """All turns of a step that trained players made, as columns sorted by place."""
+
+    players: Sequence[str]
+    places: Sequence[TurnPlace]
+    features: torch.Tensor
+    """[turns, size]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What the networks return for a step's episodes."""
+
+    metrics: Mapping[str, float]
+    values: LearnedValues
+    """Of these episodes, for the estimator."""
+
+
+def value_head(num_features: int) -> nn.Sequential:
+    """Return a head whose output is 0 for every input until it has learned something."""
+    first = nn.Linear(num_features, HIDDEN_WIDTH)
+    last = nn.Linear(HIDDEN_WIDTH, 1)
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
+    return nn.Sequential(first, nn.Tanh(), last)
+
+
+def explained_variance(targets: torch.Tensor, predictions: torch.Tensor) -> float:
+    """Return the share of the targets' variance that was predicted; 0 where they do not vary."""
+    variance = float(targets.var(unbiased=False))
+    if not variance:
+        return 0.0
+    return 1 - float((targets - predictions).var(unbiased=False)) / variance
+
+
+class Learner:
+    """A module on the CPU, its optimizer, and the number of steps that it has learned from."""
+
+    def __init__(self, make: Callable[[], nn.Module], rate: float, seed: str) -> None:
+        """Make the module.
+
+        Args:
+            make: Returns the new module.
+            rate: Learning rate.
+            seed: Draws the module's weights, whatever was drawn before.
+        """
+        digest = hashlib.sha256(seed.encode()).digest()
+        # torch takes 63 bits.
+        number = int.from_bytes(digest[:_SEED_BYTES]) >> 1
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(number)
+            self.head: Any = make()
+        self.optimizer = torch.optim.Adam(self.head.parameters(), lr=rate)
+        self.steps = 0
+
+    def update(self, loss: torch.Tensor) -> None:
+        """Take one step down a loss."""
+        self.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.head.parameters(), MAX_NORM)
+        self.optimizer.step()
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return copies of all that a resumed run needs.
+
+        Keys are "head.<parameter>", "optimizer.<number of the parameter>.<moment>" and "steps".
+        """
+        state: dict[str, torch.Tensor] = {}
+        for name, value in self.head.state_dict().items():
+            state[f"head.{name}"] = value.clone()
+        for number, moments in self.optimizer.state_dict()["state"].items():
+            for name, value in moments.items():
+                state[f"optimizer.{number}.{name}"] = value.clone()
+        state["steps"] = torch.tensor(self.steps)
+        return state
+
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Put a `state` back."""
+        parameters: dict[str, torch.Tensor] = {}
+        moments: dict[int, dict[str, torch.Tensor]] = defaultdict(dict)
+        for key, value in state.items():
+            part, _, name = key.partition(".")
+            if part == "head":
+                parameters[name] = value
+            elif part == "optimizer":
+                number, _, moment = name.partition(".")
+                moments[int(number)][moment] = value.clone()
+        self.head.load_state_dict(parameters)
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": dict(moments)})
+        self.steps = int(state["steps"])
+
+
+class Learners(ABC):
+    """All networks that a run learns beside the model, by name."""
+
+    reads_replies: ClassVar[bool]
+    """Whether the features of a turn include its reply, or its prompt alone."""
+    by_name: Mapping[str, Learner]
+    """E.g. the critic of each adapter."""
+
+    @abstractmethod
+    def observe(
+        self, groups: Sequence[Sequence[Episode]], turns: Sequence[PlayerTurns]
+    ) -> Observation:
+        """Evaluate a step's episodes, and learn from them.
+
+        Args:
+            groups: The step's groups.
+            turns: The features of trained players' turns, from all processes, in any order.
+        """
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return copies of all states, by "<name>|<key>"."""
+        state: dict[str, torch.Tensor] = {}
+        for name, learner in self.by_name.items():
+            for key, value in learner.state().items():
+                state[f"{name}|{key}"] = value
+        return state
+
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Put a `state` back; a network that is not in it stays new."""
+        for name, learner in self.by_name.items():
+            prefix = f"{name}|"
+            own_state = {
+                key.removeprefix(prefix): value
+                for key, value in state.items()
+                if key.startswith(prefix)
+            }
+            if own_state:
+                learner.restore(own_state)
+
+
+def sort_by_place(turns: Sequence[PlayerTurns]) -> StepTurns:
+    """Return all turns in one order, the same on every process."""
+    players: list[str] = []
+    places: list[TurnPlace] = []
+    features: list[torch.Tensor] = []
+    for player_turns in turns:
+        players.extend([player_turns.player] * len(player_turns.places))
+        places.extend(player_turns.places)
+        if player_turns.places:
+            features.append(player_turns.features)
+    if not places:
+        return StepTurns(players=[], places=[], features=torch.empty(0, 0))
+    order = sorted(range(len(places)), key=places.__getitem__)
+    return StepTurns(
+        players=[players[row] for row in order],
+        places=[places[row] for row in order],
+        features=torch.cat(features)[order],
+    )

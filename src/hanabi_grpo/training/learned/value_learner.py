@@ -1,0 +1,121 @@
+"""The object through which the training loop uses all that is learned beside the model."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+
+from hanabi_grpo.envs.base import EnvSpec
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.training.batching import CutPlan, cut_rows
+from hanabi_grpo.training.estimators import ESTIMATORS
+from hanabi_grpo.training.learned.credit import Credits
+from hanabi_grpo.training.learned.critic import Critics
+from hanabi_grpo.training.learned.features import turn_features, turn_rows
+from hanabi_grpo.training.learned.heads import Learners, Observation, PlayerTurns, TurnPlace
+from hanabi_grpo.training.micro_batch import collate
+from hanabi_grpo.training.policy import Policy
+from hanabi_grpo.types import Episode
+
+CRITIC_WIDTHS = 2
+"""A critic's features of a turn are this many times as wide as the model: see `features`."""
+
+
+def make_learners(
+    settings: Settings, adapter_names: Sequence[str], specs: Mapping[str, EnvSpec], width: int
+) -> Learners | None:
+    """Return the networks that the run's estimator needs; None where it needs none.
+
+    Args:
+        settings: Of the run.
+        adapter_names: Of its players, or the shared one.
+        specs: Of the boards that are played, by hash.
+        width: The model's.
+    """
+    needs = ESTIMATORS[settings.advantage].needs
+    if needs.is_critic:
+        return Critics(settings, adapter_names, specs, CRITIC_WIDTHS * width)
+    if needs.is_credit:
+        return Credits(settings, adapter_names, specs, width)
+    return None
+
+
+class ValueLearner:
+    """Shows each step's episodes to a run's critics or heads of credit.
+
+    Every process computes the features of its share of the turns. The networks exist on every
+    process and stay equal, because all of them learn from all turns in the same order.
+    """
+
+    def __init__(
+        self,
+        learners: Learners,
+        *,
+        policy: Policy,
+        accelerator: Accelerator,
+        cut: CutPlan,
+        pad_id: int,
+    ) -> None:
+        """Take what features are computed with.
+
+        Args:
+            learners: Of `make_learners`.
+            policy: The model with all adapters.
+            accelerator: Knows the processes.
+            cut: How a player's rows become micro-batches.
+            pad_id: Token that fills rows.
+        """
+        self._learners = learners
+        self._policy = policy
+        self._accelerator = accelerator
+        self._cut = cut
+        self._pad_id = pad_id
+
+    def observe(
+        self,
+        groups: Sequence[Sequence[Episode]],
+        own: Sequence[str],
+        players: Sequence[str],
+    ) -> Observation:
+        """Evaluate a step's episodes and learn from them; all processes call it together.
+
+        Args:
+            groups: The step's groups.
+            own: Per seat the policy spec of the adapter that is trained in it.
+            players: Per seat the player of the run that sits in it.
+
+        Returns:
+            Metrics, and the values that the estimator reads for these episodes.
+        """
+        turns: list[PlayerTurns] = []
+        for seat, player in enumerate(players):
+            self._policy.use_adapter_of(player)
+            turns.extend(self._look_at(groups, seat, player, own))
+        return self._learners.observe(groups, gather_object(turns))
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return copies of all that a resumed run needs."""
+        return self._learners.state()
+
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Put a `state` back; a network that is not in it stays new."""
+        self._learners.restore(state)
+
+    def _look_at(
+        self, groups: Sequence[Sequence[Episode]], seat: int, player: str, own: Sequence[str]
+    ) -> list[PlayerTurns]:
+        """Return this process's share of a player's turns, one item for each micro-batch."""
+        replies = self._learners.reads_replies
+        all_rows = turn_rows(groups, seat, own, replies=replies)
+        turns = []
+        model = self._policy.model
+        for rows in cut_rows(all_rows, self._cut):
+            # The number of tokens would divide a loss, and there is none.
+            batch = collate(rows, player, 1, self._pad_id, model.device, self._cut.shares_prefixes)
+            features = turn_features(model, model, batch, rows, replies=replies)
+            places: list[TurnPlace] = []
+            for row in rows:
+                places.extend(row.places)
+            turns.append(PlayerTurns(player=player, places=places, features=features))
+        return turns

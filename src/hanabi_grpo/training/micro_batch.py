@@ -1,0 +1,159 @@
+"""What the loss is computed on: a player's trajectories as token rows, and rows as a micro-batch.
+
+A micro-batch holds trajectories of one player only, so one adapter computes all of it. What weighs
+a token in the objective stays in columns of its own (advantage, loss weight, entropy bonus, game
+weight) until they meet in `loss.PolicyLoss`.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hanabi_grpo.training.model.prefix_tree import PrefixTree, prefix_tree
+
+NO_GAME = -1
+"""Number of the game of a row that carries no loss."""
+PADDING_ROW_TOKENS = 2
+"""Tokens of the row that stands for an empty share: the shortest that predicts a token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRow:
+    """One trajectory of one player as aligned columns, all of the same length."""
+
+    ids: list[int]
+    """Token ids, prompts and replies in the order in which the sampler saw them."""
+    mask: list[bool]
+    """True on reply tokens."""
+    logprobs: list[float]
+    """The sampler's logprobs in nats on reply tokens, 0 elsewhere."""
+    advantages: list[float]
+    """The advantage of a reply token's turn, 0 elsewhere."""
+    weights: list[float] | None = None
+    """The reply token's weight in the loss (HANABI_LOSS_UNIT), 0 elsewhere; None: 1 for all."""
+    game: int = NO_GAME
+    """Number of the game in the step, the same for all its players and on every rank."""
+
+
+@dataclass(slots=True, kw_only=True)
+class MicroBatch:
+    """Rows of one player, padded on the right to the longest.
+
+    Columns marked [rows, tokens - 1] say at position t what belongs to the token at t + 1, because
+    the first token of a sequence is never predicted.
+    """
+
+    player: str
+    """Whose trajectories these are, e.g. "player_0"."""
+    ids: torch.Tensor
+    """[rows, tokens] int64 token ids."""
+    lengths: torch.Tensor
+    """[rows] tokens of each row without padding."""
+    reply_mask: torch.Tensor
+    """[rows, tokens - 1] bool, True where the next token is a reply's."""
+    sampler_logprobs: torch.Tensor
+    """[rows, tokens - 1] logprobs that came with the replies, in nats; 0 elsewhere."""
+    advantages: torch.Tensor
+    """[rows, tokens - 1] advantage of the token's turn; 0 elsewhere."""
+    num_reply_tokens: int
+    """The player's reply tokens in the whole step, over all micro-batches and processes."""
+    games: tuple[int, ...]
+    """Per row the number of its game, see `TokenRow`."""
+    tree: PrefixTree | None = None
+    """The rows as a tree, where shared prefixes are computed once; None: each row by itself."""
+    loss_weights: torch.Tensor | None = None
+    """[rows, tokens - 1] weights of HANABI_LOSS_UNIT; None: 1 for every token."""
+    entropy_bonus: torch.Tensor | None = None
+    """[rows, tokens - 1] term of HANABI_ENTROPY_BONUS, see `loss.entropy_terms`; None: no bonus."""
+    game_weights: torch.Tensor | None = None
+    """[rows, 1] weights of HANABI_UPDATE=sequential, see `updates`; None: 1."""
+    old_logprobs: torch.Tensor | None = None
+    """[rows, tokens - 1] logprobs under the policy before the step's first update. The first pass
+    over the micro-batch fills it in."""
+    reference_logprobs: torch.Tensor | None = None
+    """[rows, tokens - 1] logprobs under the base model; only with BETA."""
+
+    @property
+    def has_data(self) -> bool:
+        """Whether the player has a token in the loss on any rank."""
+        return self.num_reply_tokens > 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all rows without padding, prompts included."""
+        return int(self.lengths.sum())
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens that a forward pass computes: padding counts, shared prefixes count once."""
+        return self.ids.numel() if self.tree is None else self.tree.ids.numel()
+
+
+def collate(
+    rows: Sequence[TokenRow],
+    player: str,
+    num_reply_tokens: int,
+    pad_id: int,
+    device: torch.device,
+    shares_prefixes: bool = False,
+) -> MicroBatch:
+    """Return a player's rows as one micro-batch.
+
+    Args:
+        rows: Trajectories of one player; none gives a single row without loss, so that this rank
+            still computes what the others wait for.
+        player: Its name.
+        num_reply_tokens: The player's reply tokens in the whole step, over all ranks. The loss is
+            divided by it, so neither the cut into micro-batches nor another player's data changes
+            the player's gradient.
+        pad_id: Token id of the padding.
+        device: Where the tensors go.
+        shares_prefixes: Whether to build the tree of shared prefixes.
+    """
+    rows = rows or [_padding_row(pad_id)]
+    width = max(len(row.ids) for row in rows)
+
+    def column(values: Iterable[Sequence[float]], fill: float, dtype: torch.dtype) -> torch.Tensor:
+        padded = [[*row, *[fill] * (width - len(row))] for row in values]
+        return torch.tensor(padded, dtype=dtype, device=device)
+
+    ids = column((row.ids for row in rows), pad_id, torch.long)
+    reply_mask = column((row.mask for row in rows), False, torch.bool)[:, 1:]
+    sampler_logprobs = column((row.logprobs for row in rows), 0.0, torch.float32)[:, 1:]
+    advantages = column((row.advantages for row in rows), 0.0, torch.float32)[:, 1:]
+    loss_weights = None
+    if rows[0].weights is not None:
+        weights = [row.weights or [] for row in rows]
+        loss_weights = column(weights, 0.0, torch.float32)[:, 1:]
+    return MicroBatch(
+        player=player,
+        ids=ids,
+        lengths=torch.tensor([len(row.ids) for row in rows], device=device),
+        reply_mask=reply_mask,
+        sampler_logprobs=sampler_logprobs,
+        advantages=advantages,
+        num_reply_tokens=num_reply_tokens,
+        games=tuple(row.game for row in rows),
+        tree=prefix_tree(ids, reply_mask) if shares_prefixes else None,
+        loss_weights=loss_weights,
+    )
+
+
+def useful_share(batches: Sequence[MicroBatch]) -> float:
+    """Return tokens of trajectories over tokens computed.
+
+    Padding makes it less than 1, prefixes that are computed once for several rows make it more.
+    """
+    num_computed = sum(batch.num_computed_tokens for batch in batches)
+    num_useful = sum(batch.num_tokens for batch in batches)
+    return num_useful / max(num_computed, 1)
+
+
+def _padding_row(pad_id: int) -> TokenRow:
+    return TokenRow(
+        ids=[pad_id] * PADDING_ROW_TOKENS,
+        mask=[False] * PADDING_ROW_TOKENS,
+        logprobs=[0.0] * PADDING_ROW_TOKENS,
+        advantages=[0.0] * PADDING_ROW_TOKENS,
+    )

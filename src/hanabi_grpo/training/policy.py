@@ -1,0 +1,198 @@
+"""The policies that the trainer can compute: every player's, earlier versions of them, the base's."""
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from peft import PeftModel
+
+from hanabi_grpo.errors import VersionError
+from hanabi_grpo.training.micro_batch import MicroBatch
+from hanabi_grpo.training.model import adapters
+from hanabi_grpo.training.model.forward import join_lora_products, reply_logps
+from hanabi_grpo.training.model.output_head import CHUNK, computes_logits, in_float32
+from hanabi_grpo.training.model.shared_prefixes import share_prefixes
+from hanabi_grpo.types import adapter_of
+
+logger = logging.getLogger(__name__)
+
+
+class Policy:
+    """A frozen base model with the run's adapters, and how logprobs of replies are computed.
+
+    Every method that computes uses one adapter, that of the micro-batch's player unless it says
+    otherwise. Logprobs are in nats, at the temperature of sampling, [rows, tokens - 1], and 0 where
+    no reply token is predicted.
+    """
+
+    def __init__(
+        self,
+        model: PeftModel,
+        adapter_names: Sequence[str],
+        *,
+        temperature: float,
+        has_whole_weights: bool,
+    ) -> None:
+        """Prepare the forward pass.
+
+        Args:
+            model: The base model with all adapters, not wrapped by DeepSpeed.
+            adapter_names: The adapters of the run.
+            temperature: That replies are sampled at.
+            has_whole_weights: False under ZeRO-3, where a process holds a part of each weight. Then
+                prefixes are not shared and logits are held for a whole micro-batch.
+        """
+        self.model = model
+        self.adapter_names = tuple(adapter_names)
+        self.has_whole_weights = has_whole_weights
+        self._temperature = temperature
+        self._trained: torch.nn.Module = model
+        self.shares_prefixes = False
+        """Whether micro-batches need the tree of their shared prefixes."""
+        reason: str | None = "under ZeRO-3 the head's weights are not whole"
+        if has_whole_weights:
+            join_lora_products(model)
+            self.shares_prefixes = share_prefixes(model)
+            reason = computes_logits(model)
+        self._needs_whole_logits = reason is not None
+        if reason is not None:
+            logger.warning(
+                "logits are held for a whole micro-batch, not %d tokens at a time: %s",
+                CHUNK,
+                reason,
+            )
+
+    def train_through(self, wrapped: torch.nn.Module) -> None:
+        """Compute logprobs with a gradient through DeepSpeed's engine from now on."""
+        self._trained = wrapped
+
+    @property
+    def trained_module(self) -> torch.nn.Module:
+        """What is called for a gradient: the model, or DeepSpeed's engine around it."""
+        return self._trained
+
+    def use_adapter_of(self, player: str) -> None:
+        """Let the next forward pass use a player's adapter."""
+        adapters.use_adapter(self.model, adapter_of(player, self.adapter_names))
+
+    def logprobs(self, batch: MicroBatch) -> torch.Tensor:
+        """Return logprobs under the adapter of the micro-batch's player, with a gradient."""
+        self.use_adapter_of(batch.player)
+        return self._reply_logprobs(self._trained, batch)
+
+    @torch.no_grad()
+    def fixed_logprobs(self, batch: MicroBatch) -> torch.Tensor:
+        """Return logprobs under the adapter of the micro-batch's player, without a gradient."""
+        self.use_adapter_of(batch.player)
+        return self._reply_logprobs(self.model, batch)
+
+    @torch.no_grad()
+    def reference_logprobs(self, batch: MicroBatch) -> torch.Tensor:
+        """Return logprobs under the base model, without a gradient."""
+        with adapters.base_only(self.model):
+            return self._reply_logprobs(self.model, batch)
+
+    def float32_logprobs(self, batch: MicroBatch, adapter: str | None) -> torch.Tensor:
+        """Return [reply tokens] logprobs in float32 under an adapter, None: the base model.
+
+        Call it within `in_float32`, and read there why the rounding of 16 bits matters.
+        """
+        context: AbstractContextManager[None] = contextlib.nullcontext()
+        if adapter is None:
+            context = adapters.base_only(self.model)
+        else:
+            adapters.use_adapter(self.model, adapter)
+        # What is called must be inside accelerate's autocast, which wraps the outermost model.
+        inner: Any = self.model.base_model
+        with context:
+            return self._reply_logprobs(inner, batch)[batch.reply_mask]
+
+    def in_float32(self) -> AbstractContextManager[None]:
+        """Compute in float32 for a while, with the weights as a server has them."""
+        return in_float32(self.model)
+
+    def whole_adapters(self) -> AbstractContextManager[Any]:
+        """Hold whole adapter weights on every rank for a while.
+
+        They always are but under ZeRO-3.
+        """
+        if self.has_whole_weights:
+            return contextlib.nullcontext()
+        import deepspeed
+
+        parameters = list(adapter_parameters(self.model).values())
+        return deepspeed.zero.GatheredParameters(parameters)
+
+    def _reply_logprobs(self, module: torch.nn.Module, batch: MicroBatch) -> torch.Tensor:
+        return reply_logps(
+            module,
+            self.model,
+            batch.ids,
+            batch.reply_mask,
+            self._temperature,
+            batch.tree,
+            whole_logits=self._needs_whole_logits,
+        )
+
+
+class EarlierVersions:
+    """All adapters' weights at the last weight syncs, on the CPU. Every rank keeps its own copy.
+
+    With HANABI_OVERLAP=1 games are sampled with version v and learned from at v + 1, so π_old in
+    PPO's ratio (`loss`) is version v. Its logprobs are this trainer's own under the kept weights,
+    so that the mismatch check and HANABI_SAMPLER_CORRECTION compare trainer and sampler at one
+    version. The relative mismatch check looks at the version before the one that should have
+    sampled.
+    """
+
+    def __init__(self, model: torch.nn.Module, *, behind: int = 1) -> None:
+        """Begin with no version.
+
+        Args:
+            model: The model whose adapters are kept.
+            behind: How many versions stay beside the newest; 0 keeps none at all.
+        """
+        self._model = model
+        self._behind = behind
+        self._weights: dict[int, dict[str, torch.Tensor]] = {}
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The versions that are kept, oldest first."""
+        return tuple(self._weights)
+
+    def keep(self, version: int) -> None:
+        """Remember the weights of now under their version, and forget those too far behind it."""
+        if not self._behind:
+            return
+        weights = {
+            number: kept
+            for number, kept in self._weights.items()
+            if 0 < version - number <= self._behind
+        }
+        weights[version] = adapters.copy_parameters(adapter_parameters(self._model))
+        self._weights = weights
+
+    @contextlib.contextmanager
+    def using(self, version: int) -> Iterator[None]:
+        """Let forward passes use the weights of a version; those of now come back bit by bit.
+
+        Raises:
+            VersionError: The version is not kept.
+        """
+        if version not in self._weights:
+            raise VersionError(
+                f"the adapters of version {version} are not kept here (kept: "
+                f"{list(self._weights)}), so its games cannot be learned from. Restart the trainer "
+                "with RESUME=latest."
+            )
+        with adapters.holding(adapter_parameters(self._model), self._weights[version]):
+            yield
+
+
+def adapter_parameters(model: torch.nn.Module) -> Mapping[str, torch.nn.Parameter]:
+    """Return every parameter of every adapter by its name in the model."""
+    return {name: value for name, value in model.named_parameters() if "lora_" in name}

@@ -1,0 +1,695 @@
+"""One run as the loop sees it: every verb of `loop.train`, made of parts that stand alone.
+
+The parts, and where each is explained: `link` talks to rollout servers, `overlap` plays a step
+ahead, `resampling` replaces groups that teach nothing, `validation` plays tasks of its own,
+`batching` makes micro-batches with the advantages of `estimators`, `mismatch` compares sampler and
+trainer, `loss` is what is optimized, `updates` orders the optimizer updates, `isolation` keeps
+players from moving each other, `checkpoint` saves, `record` counts.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType, broadcast_object_list, gather_object
+
+from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.rollout.datasets import training_rows
+from hanabi_grpo.runs.resume import TRAINER_STATE
+from hanabi_grpo.settings import Settings, batch_plan
+from hanabi_grpo.training.advantages import next_estimator_state
+from hanabi_grpo.training.batching import CutPlan, build_micro_batches
+from hanabi_grpo.training.checkpoint import (
+    CheckpointSaver,
+    OptimizerState,
+    TrainingState,
+    restore_random_state,
+)
+from hanabi_grpo.training.estimators import EstimatorContext, LearnedValues, make_estimator
+from hanabi_grpo.training.fleet_link import Link
+from hanabi_grpo.training.isolation import PlayerGuard, PlayerSchedule
+from hanabi_grpo.training.learned.value_learner import ValueLearner, make_learners
+from hanabi_grpo.training.loss import LOSS_METRICS, PolicyLoss, add_entropy_bonus, mean_logprobs
+from hanabi_grpo.training.micro_batch import MicroBatch
+from hanabi_grpo.training.mismatch import MismatchCheck
+from hanabi_grpo.training.model import adapters
+from hanabi_grpo.training.overlap import PlayAhead, StepGames
+from hanabi_grpo.training.policy import EarlierVersions, Policy, adapter_parameters
+from hanabi_grpo.training.record import GameRecorder, LoadMeter, StepMetrics
+from hanabi_grpo.training.resampling import UsedGames, resample
+from hanabi_grpo.training.seats import SeatAssignment
+from hanabi_grpo.training.state import StepState
+from hanabi_grpo.training.tasks import TaskDataset
+from hanabi_grpo.training.updates import (
+    EVERYBODY,
+    Update,
+    game_log_ratios,
+    game_weights,
+    plan_updates,
+    sum_log_ratios,
+)
+from hanabi_grpo.training.validation import Validation, Verdict
+from hanabi_grpo.types import adapter_of
+
+logger = logging.getLogger(__name__)
+
+_Shared = TypeVar("_Shared")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedStep:
+    """A step's games, the same on every rank."""
+
+    version: int
+    """Of the adapters that learn from them: finished steps."""
+    games: StepGames
+    """As they came from the servers; with HANABI_OVERLAP=1 of the version before."""
+    used: UsedGames
+    """Which of them are counted, and which are learned from."""
+    seats: SeatAssignment
+    """Who of the run played them, and who learns."""
+    partner_names: Mapping[str, str]
+    """What metrics call each partner, by its seat reference."""
+
+
+class Events(Protocol):
+    """What the rest of the process is told of the loop, see `trainer.TrainerEvents`."""
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the run ends behind the step that was finished."""
+        ...
+
+    @property
+    def should_save(self) -> bool:
+        """Whether a checkpoint is due behind the step that was finished."""
+        ...
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the context of a forward pass with a gradient."""
+        ...
+
+    def begin_step(self) -> None:
+        """Tell that a step begins."""
+        ...
+
+    def end_micro_batch(self) -> None:
+        """Tell that a gradient was added to and no update follows yet."""
+        ...
+
+    def before_update(self) -> None:
+        """Tell that an update follows."""
+        ...
+
+    def after_update(self) -> None:
+        """Tell that an update was made."""
+        ...
+
+    def end_step(self, num_steps: int, *, is_last: bool) -> None:
+        """Tell that so many steps are finished, and whether no other follows."""
+        ...
+
+    def log(self, figures: Mapping[str, float]) -> None:
+        """Hand a step's figures to all who record them."""
+        ...
+
+    def end_save(self, folder: Path) -> None:
+        """Tell that a checkpoint was written."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunParts:
+    """What a run is made of, once model and optimizer are prepared."""
+
+    settings: Settings
+    link: Link
+    """To the rollout servers."""
+    accelerator: Accelerator
+    policy: Policy
+    """The model with all adapters."""
+    optimizer: Any
+    """accelerate's, with one group per player."""
+    schedule: PlayerSchedule
+    guard: PlayerGuard
+    """Hooked before the optimizer's step."""
+    validation: Validation
+    setups: Mapping[str, Setup[Any]]
+    """What is played, by the hash of its rules."""
+    events: Events
+    report: Callable[..., None]
+    """Called as report(kind, message, **details) for an incident."""
+    pad_id: int
+    end_id: int | None
+    """The token that ends a reply."""
+    max_steps: int
+    first_step: int
+    """Steps that were made before this process."""
+    resume_folder: Path | None
+    """The checkpoint that the run goes on from; None: it begins."""
+    base_checksum: str
+    """Of the frozen weights, see `adapters.base_checksum`."""
+    started_from: Mapping[str, Any]
+    """Of HANABI_START_FROM, for the manifest of checkpoints."""
+
+
+class TrainingRun:
+    """A run in progress, on one of its processes."""
+
+    def __init__(self, parts: RunParts) -> None:
+        """Take the parts that a trainer has prepared, and restore a resumed run."""
+        settings = parts.settings
+        accelerator = parts.accelerator
+        self._parts = parts
+        self._settings = settings
+        self._accelerator = accelerator
+        self._device = accelerator.device
+        self._policy = parts.policy
+        self._guard = parts.guard
+        self._events = parts.events
+        self._validation = parts.validation
+        self._rows = training_rows(settings)
+        self._plan = batch_plan(settings)
+        self._tasks = TaskDataset(self._rows, parts.max_steps * self._plan.tasks)
+        self._loss = PolicyLoss(settings)
+        self._ahead = PlayAhead(parts.link, self._policy.adapter_names)
+        self._metrics = StepMetrics()
+        # In a number format of 16 bits rounding hides a stale adapter from the absolute check.
+        is_rounded = settings.dtype != "float32"
+        is_relative = is_rounded and self._policy.has_whole_weights
+        if is_rounded and not is_relative:
+            logger.warning(
+                "under ZeRO-3 no process holds whole adapters, so there is no relative mismatch "
+                "check: an adapter that is a step old is found only where it passes "
+                "HANABI_PARITY_TOLERANCE=%g",
+                settings.parity_tolerance,
+            )
+        self._earlier = EarlierVersions(
+            self._policy.model, behind=int(settings.overlap) + int(is_relative)
+        )
+        self._mismatch = MismatchCheck(
+            self._policy,
+            self._earlier,
+            accelerator,
+            tolerance=settings.parity_tolerance,
+            is_relative=is_relative,
+            report=parts.report,
+        )
+        self._recorder = GameRecorder(
+            settings,
+            self._plan,
+            parts.setups,
+            parts.link,
+            end_id=parts.end_id,
+            is_main_process=accelerator.is_main_process,
+            report=parts.report,
+        )
+        self._load = LoadMeter(self._device, self._policy.model.num_parameters())
+        self._saver = CheckpointSaver(
+            self._policy,
+            parts.optimizer,
+            accelerator,
+            run_folder=parts.link.run_folder,
+            base_checksum=parts.base_checksum,
+            facts=self._checkpoint_facts,
+            best_step=self._best_step,
+            keep=settings.save_total_limit,
+            report=parts.report,
+        )
+        self._cut = CutPlan(
+            tokens_per_micro_batch=self._plan.tokens_per_micro_batch,
+            micro_batches_per_player=self._plan.micro_batches_per_player,
+            rank=accelerator.process_index,
+            world_size=accelerator.num_processes,
+            shares_prefixes=self._policy.shares_prefixes,
+        )
+
+        self.state = StepState(step=parts.first_step)
+        """Behind the last finished step."""
+        self._next_state = self.state
+        """What `state` becomes when the step in progress is finished."""
+        self._pushed_version: int | None = None
+        self._verdict = self._validation.verdict(parts.first_step)
+        self._step_started = time.perf_counter()
+        self._step_losses: list[torch.Tensor] = []
+        self._log_ratios: list[dict[int, float]] = []
+        """In a sequential step, per earlier player its log ratio of each game."""
+        self._estimator = make_estimator(
+            settings.advantage,
+            scale=settings.advantage_scale,
+            gae_lambda=settings.gae_lambda,
+        )
+        self._value_learner = self._make_value_learner()
+        if parts.resume_folder is not None:
+            self._restore(parts.resume_folder)
+
+    def _make_value_learner(self) -> ValueLearner | None:
+        """Return what learns values beside the model, where the run's estimator needs them."""
+        width = self._policy.model.config.get_text_config().hidden_size
+        specs = {spec_hash: setup.spec for spec_hash, setup in self._parts.setups.items()}
+        learners = make_learners(self._settings, self._policy.adapter_names, specs, width)
+        if learners is None:
+            return None
+        return ValueLearner(
+            learners,
+            policy=self._policy,
+            accelerator=self._accelerator,
+            cut=self._cut,
+            pad_id=self._parts.pad_id,
+        )
+
+    def _restore(self, folder: Path) -> None:
+        """Go on from a checkpoint as the run that wrote it would have gone on."""
+        for name in self._policy.adapter_names:
+            adapters.load_adapter(self._policy.model, name, folder / name)
+        saved = TrainingState.load(folder / TRAINER_STATE, self._parts.first_step)
+        OptimizerState(self._policy.model, self._parts.optimizer).restore(saved)
+        self._parts.schedule.refresh()
+        self.state = saved.step_state
+        self._next_state = self.state
+        if self._value_learner is not None:
+            self._value_learner.restore(self.state.critics)
+        rank = self._accelerator.process_index
+        if rank < len(saved.random_states):
+            restore_random_state(saved.random_states[rank])
+        else:
+            logger.warning(
+                "process %d: the checkpoint has no random state for it; it keeps its own", rank
+            )
+        logger.info("resumed from %s: the next step is number %d", folder, self.state.step + 1)
+
+    # Playing
+
+    def remaining_steps(self) -> Iterator[int]:
+        """Yield the number of steps before each one that is left, e.g. 0, 1, 2 of MAX_STEPS=3."""
+        self._policy.trained_module.train()
+        for step in range(self.state.step, self._parts.max_steps):
+            self._step_started = time.perf_counter()
+            self._events.begin_step()
+            yield step
+            if self._events.should_stop:
+                return
+
+    def push_adapters(self) -> int:
+        """Serve the weights of now; returns their version, the number of steps behind them.
+
+        When this returns, every server has acknowledged every adapter with its digest.
+        """
+        version = self.state.step
+        if self._pushed_version == version:
+            return version
+        with self._metrics.timed("time/push"), self._policy.whole_adapters():
+            if self._accelerator.is_main_process:
+                self._parts.link.push(self._policy.model, self._policy.adapter_names, version)
+        self._pushed_version = version
+        self._earlier.keep(version)
+        return version
+
+    def validate(self, version: int) -> None:
+        """Measure the pushed version beside its training games, when that is due.
+
+        What follows from it (who learns, whether the run ends) holds for this step on every rank.
+        """
+        outcome: tuple[dict[str, float], Verdict] | None = None
+        if self._accelerator.is_main_process:
+            figures = self._measure(version)
+            outcome = figures, self._validation.verdict(version)
+        figures, self._verdict = _broadcast(outcome)
+        self._metrics.add(figures)
+        if self._verdict.is_phase_best:
+            [player] = self._verdict.active_players
+            self._next_state = replace(self._next_state, phase_best=self._weights_of(player))
+
+    def _measure(self, version: int) -> dict[str, float]:
+        """Return what is due of exploitability and validation; the main process asks."""
+        link = self._parts.link
+        names = self._policy.adapter_names
+        figures: dict[str, float] = {}
+        exploit_every = self._settings.exploit_every
+        if exploit_every and version % exploit_every == 0:
+            figures |= link.exploited(names, version)
+        if self._validation.is_due(version):
+            result = link.validated(self._validation.tasks(), names, version)
+            figures |= self._validation.add(version, result.groups)
+        return figures
+
+    def play(self, step: int, version: int) -> PlayedStep:
+        """Return the step's games: NUM_GENERATIONS episodes of each of its tasks.
+
+        Args:
+            step: Number of steps before this one.
+            version: Of the adapters that were pushed for it.
+        """
+        played: PlayedStep | None = None
+        if self._accelerator.is_main_process:
+            tasks = self._tasks.of_step(step, self._plan.tasks)
+            games = self._ahead.take(tasks, version)
+            if self._settings.overlap and step + 1 < self._parts.max_steps:
+                self._ahead.ask(self._tasks.of_step(step + 1, self._plan.tasks), version)
+            seats = SeatAssignment.at_version(
+                self._settings,
+                self._policy.adapter_names,
+                games.version,
+                self._verdict.active_players,
+            )
+            used = resample(
+                self._parts.link,
+                self._policy.adapter_names,
+                tasks,
+                games.result,
+                version=version,
+                trained=seats.trained,
+            )
+            played = PlayedStep(
+                version=version,
+                games=games,
+                used=used,
+                seats=seats,
+                partner_names=self._parts.link.partner_names,
+            )
+        played = _broadcast(played)
+        self._metrics.add(played.used.metrics)
+        self._metrics.add(
+            self._recorder.record(played.used, version, played.seats.seats, played.partner_names)
+        )
+        if self._settings.overlap:
+            self._metrics.add(
+                {
+                    "time/wait": played.games.wait_seconds,
+                    "staleness": float(version - played.games.version),
+                }
+            )
+        return played
+
+    # Learning
+
+    def build_batches(self, played: PlayedStep) -> list[MicroBatch]:
+        """Return this rank's micro-batches of the step, ready for the loss."""
+        groups = played.used.groups
+        seats = played.seats
+        values = LearnedValues()
+        if self._value_learner is not None:
+            with self._metrics.timed("time/critic"):
+                observation = self._value_learner.observe(groups, seats.seats, seats.players)
+            self._metrics.add(observation.metrics)
+            values = observation.values
+            critics = self._value_learner.state()
+            self._next_state = replace(self._next_state, critics=critics)
+        batches = build_micro_batches(
+            groups,
+            trained_seats=seats.trained,
+            players=seats.players,
+            estimator=self._estimator,
+            context=EstimatorContext(state=self.state.baselines, values=values),
+            cut=self._cut,
+            pad_id=self._parts.pad_id,
+            device=self._device,
+            unit=self._settings.loss_unit,
+        )
+        # Of all own players: the baseline of one that rests in this step moves on.
+        baselines = next_estimator_state(
+            self._estimator, self.state.baselines, played.used.drawn, seats.seats
+        )
+        self._next_state = replace(self._next_state, baselines=baselines)
+        self._add_entropy_bonus(batches, played)
+        if self._settings.beta:
+            for batch in batches:
+                batch.reference_logprobs = self._policy.reference_logprobs(batch)
+        return batches
+
+    def _add_entropy_bonus(self, batches: Sequence[MicroBatch], played: PlayedStep) -> None:
+        bonus = self._settings.entropy_bonus
+        if not bonus:
+            return
+        target = self._settings.entropy_target
+        if target is not None:
+            # Exploration ends with learning: the target falls as the learning rate does.
+            target *= self._learning_rate / self._settings.learning_rate
+        seats = played.seats
+        means = mean_logprobs(played.used.drawn, seats.trained, seats.players)
+        add_entropy_bonus(batches, bonus, means, target)
+
+    def check_logprobs(self, batches: Sequence[MicroBatch], played: PlayedStep) -> None:
+        """Stop the run where the games are of another policy than the one that is trained.
+
+        The absolute check of games by the version of now comes with the first forward pass
+        (`logprobs`), those of an earlier version are checked here.
+
+        Raises:
+            ParityError: They are; nothing was updated in the step.
+        """
+        sampled_by = played.games.version
+        if self._mismatch.is_relative:
+            with self._metrics.timed("time/mismatch"):
+                evidence, figures = self._mismatch.compare_policies(
+                    batches,
+                    version=played.version,
+                    sampled_by=sampled_by,
+                    before=self.state.mismatch,
+                )
+            self._metrics.add(figures)
+            self._next_state = replace(self._next_state, mismatch=evidence)
+        if sampled_by != played.version:
+            # π_old, and what is compared with the sampler, is the policy that sampled.
+            with self._metrics.timed("time/recall"), self._earlier.using(sampled_by):
+                for batch in batches:
+                    batch.old_logprobs = self._policy.fixed_logprobs(batch)
+                    self._check_gap(batch, batch.old_logprobs, sampled_by)
+        self._metrics.add(
+            self._load.measure(batches, played.games, played.used, self._step_started)
+        )
+
+    def _check_gap(self, batch: MicroBatch, logprobs: torch.Tensor, version: int) -> None:
+        gap = self._mismatch.check_gap(batch, logprobs, version)
+        self._metrics.add({f"{batch.player}/parity": gap})
+
+    def plan_updates(self, batches: Sequence[MicroBatch]) -> Iterator[Update]:
+        """Yield the step's optimizer updates, each once the one before it is made."""
+        moving = {
+            adapter_of(batch.player, self._policy.adapter_names)
+            for batch in batches
+            if batch.has_data
+        }
+        if not moving:
+            logger.warning(
+                "step %d: nothing moves: no trained player had a turn in any game; does a partner "
+                "end them on its first move?",
+                self.state.step + 1,
+            )
+        updates = plan_updates(
+            batches,
+            self._settings,
+            step=self.state.step,
+            adapter_names=self._policy.adapter_names,
+            active=moving,
+        )
+        self._guard.begin_step()
+        self._log_ratios = []
+        self._step_losses = []
+        for number, update in enumerate(updates):
+            self._guard.begin_update(update.adapters)
+            yield update
+            if update.last_of_player != EVERYBODY and number + 1 < len(updates):
+                self._weigh_games(update, updates[number + 1])
+
+    def logprobs(self, batch: MicroBatch, update: Update) -> torch.Tensor:
+        """Return [rows, tokens] logprobs under the micro-batch's own adapter, with a gradient.
+
+        Raises:
+            ParityError: In the first pass, where they differ from the sampler's.
+        """
+        with self._events.autocast():
+            logprobs = self._policy.logprobs(batch)
+        if update.is_first_pass and batch.old_logprobs is None:
+            # What later passes, and the players after this one, compare with.
+            batch.old_logprobs = logprobs.detach()
+            self._check_gap(batch, logprobs, self.state.step)
+        return logprobs
+
+    def loss(self, logprobs: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
+        """Return the micro-batch's part of its player's loss, see `loss.PolicyLoss`."""
+        loss, measured = self._loss(logprobs, batch, self._accelerator.num_processes)
+        values = torch.stack([*measured.values()]).detach()[None]
+        everywhere = self._accelerator.gather(values)
+        for name, of_processes in zip(measured, everywhere.unbind(1), strict=True):
+            for metric, combine in LOSS_METRICS[name].items():
+                self._metrics.add({metric: combine(of_processes).item()})
+        return loss
+
+    def backward(self, loss: torch.Tensor, batch: MicroBatch, update: Update) -> None:
+        """Add the gradient of a loss; DeepSpeed makes the update behind its last micro-batch."""
+        is_last = batch is update.micro_batches[-1]
+        self._accelerator.sync_gradients = is_last
+        options: dict[str, Any] = {}
+        if self._accelerator.distributed_type == DistributedType.DEEPSPEED:
+            # The loss is a share of the step's already: no mean over micro-batches is wanted.
+            options["scale_wrt_gas"] = False
+        self._accelerator.backward(loss, **options)
+        self._step_losses.append(loss.detach())
+        if not is_last:
+            self._events.end_micro_batch()
+
+    def optimizer_step(self, update: Update) -> None:
+        """Move the adapters of an update, each clipped by its own norm (`isolation`).
+
+        Raises:
+            NonFiniteError: A player's gradient was not finite in too many steps in a row.
+        """
+        self._events.before_update()
+        # Without effect under DeepSpeed, whose engine has made the update by now.
+        self._parts.optimizer.step()
+        self._events.after_update()
+        self._policy.trained_module.zero_grad()
+        for name, norm in self._guard.end_update().items():
+            self._metrics.add({f"{name}/grad_norm": norm})
+
+    def _weigh_games(self, done: Update, following: Update) -> None:
+        """Weigh the next player's games by how much the last one has changed, see `updates`."""
+        parts: list[dict[int, float]] = []
+        if done.adapters:
+            for batch in done.micro_batches:
+                if batch.old_logprobs is None:
+                    raise RuntimeError(f"{batch.player}: a micro-batch was not computed.")
+                after = self._policy.fixed_logprobs(batch)
+                parts.append(
+                    game_log_ratios(after, batch.old_logprobs, batch.reply_mask, batch.games)
+                )
+        # All ranks hold the same players' rows, but of different games.
+        self._log_ratios.append(sum_log_ratios(gather_object(parts)))
+        for batch in following.micro_batches:
+            weights = game_weights(self._log_ratios, batch.games).to(self._device)
+            batch.game_weights = weights
+            self._metrics.add({f"{batch.player}/game_weight": weights.mean().item()})
+
+    # Behind a step
+
+    def finish_step(self) -> None:
+        """Count the step, move the schedule, and hand the figures to the monitors."""
+        norms = self._guard.norms.values()
+        self._metrics.add(
+            {
+                "grad_norm": sum(norm**2 for norm in norms) ** 0.5,
+                "updates_dropped": float(len(self._guard.dropped)),
+                "step_time": time.perf_counter() - self._step_started,
+            }
+        )
+        learning_rate = self._learning_rate
+        if not self._accelerator.optimizer_step_was_skipped:
+            self._parts.schedule.step()
+        self._return_to_phase_best()
+        self.state = replace(self._next_state, step=self.state.step + 1)
+        self._next_state = self.state
+        self._guard.end_step()
+        is_last = self._verdict.ends_run or self.state.step == self._parts.max_steps
+        self._events.end_step(self.state.step, is_last=is_last)
+        figures = self._mean_loss() | self._metrics.take() | {"learning_rate": learning_rate}
+        self._events.log(figures)
+
+    def should_save(self) -> bool:
+        """Tell whether a checkpoint is due: by SAVE_STEPS, at the end, or after a failed save."""
+        return self._events.should_save or self._saver.num_failed > 0
+
+    def save(self) -> None:
+        """Write the checkpoint of the last finished step.
+
+        Raises:
+            RunFolderError: Too many saves in a row failed.
+        """
+        self._saver.save(self.state)
+        if not self._saver.num_failed:
+            self._events.end_save(self._saver.folder(self.state.step))
+
+    def save_interrupted(self) -> str:
+        """Save the last finished step of a run that is being stopped; returns a sentence on it."""
+        step = self.state.step
+        folder = self._saver.folder(step)
+        if step == self._parts.first_step:
+            return "no step was finished, so there is nothing to save"
+        if self._guard.is_stepping:
+            return (
+                "the update was cut in the middle; the newest checkpoint in the run folder stays "
+                "the last one"
+            )
+        if self._accelerator.num_processes > 1:
+            return (
+                "the newest checkpoint in the run folder stays the last one (several processes "
+                "were interrupted)"
+            )
+        if not folder.exists():
+            self._saver.save(self.state)
+        if self._saver.num_failed:
+            return f"step {step} could not be saved; the earlier checkpoints are complete"
+        return f"step {step} is saved in {folder}"
+
+    # Parts of the above
+
+    @property
+    def _learning_rate(self) -> float:
+        """Of the first player, at its own count of updates."""
+        return float(self._parts.schedule.get_last_lr()[0])
+
+    def _mean_loss(self) -> dict[str, float]:
+        """Return the step's loss, a mean over passes and processes; nothing where it is not finite.
+
+        Of several players it is the sum.
+        """
+        total = torch.stack(self._step_losses).sum() / self._settings.updates_per_step
+        mean = float(self._accelerator.gather(total[None].float()).mean())
+        return {"loss": mean} if math.isfinite(mean) else {}
+
+    def _weights_of(self, player: str) -> dict[str, torch.Tensor]:
+        """Return a copy of a player's adapter; nothing under ZeRO-3, where nobody holds it."""
+        if not self._policy.has_whole_weights:
+            return {}
+        own = f".{adapter_of(player, self._policy.adapter_names)}."
+        weights = {
+            name: value
+            for name, value in adapter_parameters(self._policy.model).items()
+            if own in name
+        }
+        return adapters.copy_parameters(weights)
+
+    def _return_to_phase_best(self) -> None:
+        """Give the player whose phase is over the weights of its best version, see `phases`."""
+        player = self._verdict.finished_player
+        if player is None:
+            return
+        best = self.state.phase_best
+        if not best:
+            logger.warning("%s stays at its last version: its best one was not kept", player)
+            return
+        parameters = adapter_parameters(self._policy.model)
+        adapters.fill(parameters, best)
+        OptimizerState(self._policy.model, self._parts.optimizer).adopt_weights(best)
+
+    def _checkpoint_facts(self) -> dict[str, object]:
+        """Return what a checkpoint's manifest says beside its files."""
+        link = self._parts.link
+        facts: dict[str, object] = {
+            "spec_hashes": link.spec_hashes,
+            "model": self._settings.model,
+        }
+        if self._parts.started_from:
+            facts["started_from"] = self._parts.started_from
+        return facts | link.server_facts
+
+    def _best_step(self) -> int | None:
+        best = self._validation.best
+        return best.step if best is not None else None
+
+
+def _broadcast(value: _Shared | None) -> _Shared:
+    """Return the main process's value on every process."""
+    values = [value]
+    broadcast_object_list(values, from_process=0)
+    [shared] = values
+    if shared is None:
+        raise RuntimeError("the main process shared nothing.")
+    return shared

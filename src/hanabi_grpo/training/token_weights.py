@@ -1,0 +1,54 @@
+"""HANABI_LOSS_UNIT: what weighs 1 in the loss, a token, a turn or a sequence."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+LossUnit = Literal["token", "turn", "sequence"]
+
+
+def token_weights(turns: Sequence[Sequence[int]], unit: LossUnit) -> list[list[float]]:
+    """Return per sequence and turn the weight of each of that turn's tokens.
+
+    A player's loss is 1/N Σ_t ℓ_t over its N reply tokens of the step, with ℓ_t linear in A_t under
+    positive factors. A_t w_t in the place of A_t gives the wanted mean:
+
+    - token: w = 1, the mean over tokens
+    - turn: w = N / (T n), with T turns that have tokens and n tokens in this turn: 1/T Σ_turns (1/n
+      Σ_t ℓ_t)
+    - sequence: w = N / (S n), with S sequences that have tokens and n reply tokens in this one:
+      1/S Σ_sequences (1/n Σ_t ℓ_t), GRPO's own mean (arXiv 2402.03300, equation 3)
+
+    Σ_t w_t = N for each. A KL term in the loss is no part of ℓ and stays a mean over tokens.
+
+    Args:
+        turns: Per sequence and turn the number of its reply tokens.
+        unit: HANABI_LOSS_UNIT.
+    """
+    if unit == "turn":
+        return _turn_weights(turns)
+    if unit == "sequence":
+        return _sequence_weights(turns)
+    return [[1.0] * len(lengths) for lengths in turns]
+
+
+def _turn_weights(turns: Sequence[Sequence[int]]) -> list[list[float]]:
+    """Return N / (T n) for each turn, 0 for one without tokens."""
+    num_tokens = sum(map(sum, turns))
+    num_turns = sum(length > 0 for lengths in turns for length in lengths)
+    weights = []
+    for lengths in turns:
+        weights.append([num_tokens / (num_turns * length) if length else 0.0 for length in lengths])
+    return weights
+
+
+def _sequence_weights(turns: Sequence[Sequence[int]]) -> list[list[float]]:
+    """Return N / (S n) for each turn, n counting its whole sequence; 0 for one without tokens."""
+    num_tokens = sum(map(sum, turns))
+    num_sequences = sum(sum(lengths) > 0 for lengths in turns)
+    weights = []
+    for lengths in turns:
+        own_tokens = sum(lengths)
+        weights.append(
+            [num_tokens / (num_sequences * own_tokens) if length else 0.0 for length in lengths]
+        )
+    return weights

@@ -1,0 +1,369 @@
+"""The training loop: updates, passes, sequential players, states and interrupts."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.training.batching import CutPlan, build_micro_batches
+from hanabi_grpo.training.estimators import make_estimator
+from hanabi_grpo.training.loop import train
+from hanabi_grpo.training.loss import PolicyLoss
+from hanabi_grpo.training.micro_batch import MicroBatch
+from hanabi_grpo.training.policy import Policy
+from hanabi_grpo.training.updates import (
+    game_log_ratios,
+    game_weights,
+    plan_updates,
+    player_order,
+    sum_log_ratios,
+)
+from hanabi_grpo.types import Episode
+from loop_parts import (
+    BASE_SETTINGS,
+    NAMES,
+    RunOfATest,
+    same_weights,
+    tiny_policy_model,
+    written_games,
+)
+
+
+def batches_of(policy: Policy, step: int, settings: Settings) -> list[MicroBatch]:
+    """Return a step's micro-batches, one for each player."""
+    seats = tuple(f"{name}@{step}" for name in NAMES)
+    return build_micro_batches(
+        written_games(step),
+        trained_seats=seats,
+        players=NAMES,
+        estimator=make_estimator(settings.advantage),
+        cut=CutPlan(
+            tokens_per_micro_batch=2048,
+            micro_batches_per_player=1,
+            rank=0,
+            world_size=1,
+            shares_prefixes=policy.shares_prefixes,
+        ),
+        pad_id=0,
+        device=torch.device("cpu"),
+    )
+
+
+def trained_by_hand(num_steps: int, passes: int, order: Any = None) -> dict[str, torch.Tensor]:
+    """Return the weights of a loop that is written out: torch's own clip and AdamW, no guard."""
+    settings = Settings(**BASE_SETTINGS)
+    model = tiny_policy_model(settings)
+    policy = Policy(model, NAMES, temperature=1.0, has_whole_weights=True)
+    loss_of = PolicyLoss(settings)
+    parameters = {
+        player: [value for key, value in model.named_parameters() if f".{player}." in key]
+        for player in NAMES
+    }
+    optimizers = {
+        player: torch.optim.AdamW(parameters[player], lr=0.05, weight_decay=0.0) for player in NAMES
+    }
+    for step in range(num_steps):
+        for optimizer in optimizers.values():
+            optimizer.param_groups[0]["lr"] = 0.05 * (1 - step / num_steps)
+        batches = batches_of(policy, step, settings)
+        log_ratios: list[dict[int, float]] = []
+        players = order(step) if order is not None else NAMES
+        for player in players:
+            [batch] = [batch for batch in batches if batch.player == player]
+            if order is not None and log_ratios:
+                batch.game_weights = game_weights(log_ratios, batch.games)
+            for _ in range(passes):
+                optimizers[player].zero_grad()
+                logprobs = policy.logprobs(batch)
+                if batch.old_logprobs is None:
+                    batch.old_logprobs = logprobs.detach()
+                loss, _ = loss_of(logprobs, batch)
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(parameters[player], settings.max_grad_norm)
+                optimizers[player].step()
+            after = policy.fixed_logprobs(batch)
+            log_ratios.append(
+                game_log_ratios(after, batch.old_logprobs, batch.reply_mask, batch.games)
+            )
+    return {
+        name: value.detach()
+        for name, value in model.named_parameters()
+        if any(f".{player}." in name for player in NAMES)
+    }
+
+
+def assert_weights_close(run: RunOfATest, expected: dict[str, torch.Tensor]) -> None:
+    for player in NAMES:
+        for name, value in run.weights(player).items():
+            torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=5e-5)
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+def test_passes_are_those_of_a_loop_that_is_written_out(tmp_path: Path, passes: int) -> None:
+    made = RunOfATest(tmp_path, updates_per_step=passes)
+    before = made.weights("player_0")
+    train(made.run)
+    assert not same_weights(before, made.weights("player_0"))
+    assert_weights_close(made, trained_by_hand(3, passes))
+    assert made.run.state.step == 3
+    # The first version is pushed before the first step, the last one behind the last.
+    assert made.link.pushed == [0, 1, 2, 3]
+    assert [group["updates"] for group in made.optimizer.param_groups] == [3, 3]
+    assert {int(state["step"]) for state in made.optimizer.state.values()} == {3 * passes}
+    assert [row["learning_rate"] for row in made.events.rows] == pytest.approx(
+        [0.05, 0.05 * 2 / 3, 0.05 / 3]
+    )
+    assert [row["updates_dropped"] for row in made.events.rows] == [0.0] * 3
+    assert all(row["player_0/grad_norm"] > 0 for row in made.events.rows)
+    assert not made.guard.is_stepping
+
+
+def test_sequential_players_move_one_after_the_other_on_weighed_games(tmp_path: Path) -> None:
+    settings = Settings(**{**BASE_SETTINGS, "update": "sequential", "updates_per_step": 2})
+    made = RunOfATest(tmp_path, num_steps=2, update="sequential", updates_per_step=2)
+    train(made.run)
+    expected = trained_by_hand(2, 2, order=lambda step: player_order(settings, step))
+    assert_weights_close(made, expected)
+    # Independent players would have ended elsewhere: the weights of games count.
+    independent = trained_by_hand(2, 2)
+    later = player_order(settings, 0)[1]
+    moved = [
+        name
+        for name, value in made.weights(later).items()
+        if not torch.allclose(value, independent[name], atol=1e-4)
+    ]
+    assert moved
+    for row in made.events.rows:
+        assert {f"{name}/game_weight" in row for name in NAMES} == {True, False}
+
+
+def test_the_order_of_a_sequential_step_is_drawn_anew_and_again_by_a_resumed_run(
+    tmp_path: Path,
+) -> None:
+    settings = Settings(**{**BASE_SETTINGS, "update": "sequential", "updates_per_step": 2})
+    orders = [player_order(settings, step) for step in range(20)]
+    assert set(orders) == {("player_0", "player_1"), ("player_1", "player_0")}
+    assert orders == [player_order(settings, step) for step in range(20)]
+    step = orders.index(("player_1", "player_0"))
+    policy = RunOfATest(tmp_path).policy
+    batches = batches_of(policy, step, settings)
+    updates = plan_updates(batches, settings, step=step, adapter_names=NAMES, active=set(NAMES))
+    planned = [
+        (sorted(update.adapters), update.is_first_pass, update.last_of_player) for update in updates
+    ]
+    assert planned == [
+        (["player_1"], True, ""),
+        (["player_1"], False, "player_1"),
+        (["player_0"], True, ""),
+        (["player_0"], False, "player_0"),
+    ]
+    for update in updates:
+        assert {batch.player for batch in update.micro_batches} == set(update.adapters)
+
+
+def test_a_games_weight_is_the_product_of_earlier_players_ratios_and_is_cut() -> None:
+    new = torch.tensor([[-1.0, -0.5, 7.0], [-2.0, math.nan, 0.0], [3.0, 3.0, 3.0]])
+    old = torch.tensor([[-1.5, -0.25, 0.0], [-1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    mask = torch.tensor([[True, True, False], [True, False, False], [False, False, False]])
+    assert game_log_ratios(new, old, mask, [4, 2, -1]) == {4: 0.25, 2: -1.0}
+    earlier = [
+        {0: math.log(1.25), 1: 5.0, 2: -5.0, 4: math.nan},
+        {0: math.log(1.2), 3: math.log(0.75)},
+    ]
+    weights = game_weights(earlier, [3, 0, 1, 2, 9, 4])
+    assert weights.shape == (6, 1)
+    assert weights[:, 0].tolist() == pytest.approx([0.75, 1.5, 2.0, 0.5, 1.0, 1.0])
+
+
+def test_turns_that_are_rows_of_their_own_all_count_for_their_game() -> None:
+    new = torch.tensor([[-1.0], [-2.0], [-3.0]])
+    old = torch.tensor([[-1.5], [-2.5], [-3.0]])
+    mask = torch.ones(3, 1, dtype=torch.bool)
+    # Two turns of game 4 with HANABI_MEMORY=turn, in one micro-batch or in two.
+    assert game_log_ratios(new, old, mask, [4, 4, 2]) == {4: 1.0, 2: 0.0}
+    assert sum_log_ratios([{4: 0.5}, {4: 0.5, 2: 0.0}]) == {4: 1.0, 2: 0.0}
+
+
+@pytest.mark.parametrize("values", [{}, {"update": "sequential", "updates_per_step": 2}], ids=str)
+def test_the_cut_into_micro_batches_changes_neither_weights_nor_loss(
+    tmp_path: Path, values: dict[str, Any]
+) -> None:
+    whole = RunOfATest(tmp_path / "whole", **values)
+    cut = RunOfATest(tmp_path / "cut", tokens_per_micro_batch=6, **values)
+    for made in (whole, cut):
+        train(made.run)
+    for player in NAMES:
+        expected = whole.weights(player)
+        for name, value in cut.weights(player).items():
+            torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=5e-5)
+    assert len(cut.events.calls) > len(whole.events.calls)
+    assert [row["loss"] for row in cut.events.rows] == pytest.approx(
+        [row["loss"] for row in whole.events.rows], rel=1e-4, abs=1e-6
+    )
+    assert [row.keys() for row in cut.events.rows] == [row.keys() for row in whole.events.rows]
+
+
+def test_gradients_are_shared_among_processes_only_behind_the_last_micro_batch_of_an_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = RunOfATest(tmp_path, num_steps=1, updates_per_step=2, tokens_per_micro_batch=6)
+    accelerator = made.run._accelerator
+    shared: list[bool] = []
+    backward = accelerator.backward
+
+    def record(loss: torch.Tensor, **options: Any) -> None:
+        shared.append(accelerator.sync_gradients)
+        backward(loss, **options)
+
+    monkeypatch.setattr(accelerator, "backward", record)
+    train(made.run)
+    per_update = len(shared) // 2
+    assert per_update > 2
+    assert shared == ([False] * (per_update - 1) + [True]) * 2
+
+
+def test_the_rest_of_the_process_hears_of_every_step_update_and_micro_batch_in_order(
+    tmp_path: Path,
+) -> None:
+    made = RunOfATest(tmp_path, num_steps=1, updates_per_step=2)
+    train(made.run)
+    update = ["end_micro_batch", "before_update", "after_update"]
+    assert made.events.calls == ["begin_step", *update, *update, "end_step"]
+
+
+def test_a_figure_of_every_part_of_a_step_is_in_its_row(tmp_path: Path) -> None:
+    made = RunOfATest(tmp_path, num_steps=1, entropy_bonus=0.01, beta=0.1)
+    train(made.run)
+    [row] = made.events.rows
+    expected = {
+        "loss",
+        "learning_rate",
+        "grad_norm",
+        "kl",
+        "clip_ratio/region_mean",
+        "player_0/parity",
+        "player_1/grad_norm",
+        "player_0/reward",
+        "games",
+        "score/mean",
+        "step_time",
+        "time/push",
+        "time/rollout",
+        "time/train",
+        "memory/peak_gib",
+        "tokens/useful_share",
+        "tokens/sampled_per_second",
+        "updates_dropped",
+    }
+    assert expected <= row.keys()
+
+
+def test_an_interrupted_step_saves_the_state_of_the_step_before(tmp_path: Path) -> None:
+    made = RunOfATest(tmp_path, num_steps=3, advantage="baseline")
+    run = made.run
+    assert run.save_interrupted() == "no step was finished, so there is nothing to save"
+    steps = run.remaining_steps()
+    play_and_learn(made, next(steps))
+    finished = run.state
+    assert finished.step == 1
+    assert finished.baselines
+    # The second step is under way: its games are played and its batches are made.
+    step = next(steps)
+    version = run.push_adapters()
+    run.validate(version)
+    batches = run.build_batches(run.play(step, version))
+    assert run.state is finished
+    assert "step 1 is saved in" in run.save_interrupted()
+    again = RunOfATest(
+        tmp_path / "again",
+        num_steps=3,
+        advantage="baseline",
+        resume_folder=tmp_path / "checkpoint-1",
+        first_step=1,
+    )
+    assert again.run.state.baselines == finished.baselines
+    assert same_weights(again.weights("player_0"), made.weights("player_0"))
+    # Once an update has begun, half of the step is in the weights.
+    for update in run.plan_updates(batches):
+        for batch in update.micro_batches:
+            run.backward(run.loss(run.logprobs(batch, update), batch), batch, update)
+        run.optimizer_step(update)
+        assert "the update was cut in the middle" in run.save_interrupted()
+
+
+def play_and_learn(made: RunOfATest, step: int) -> None:
+    """Make one step as the loop does."""
+    run = made.run
+    version = run.push_adapters()
+    run.validate(version)
+    games = run.play(step, version)
+    batches = run.build_batches(games)
+    run.check_logprobs(batches, games)
+    for update in run.plan_updates(batches):
+        for batch in update.micro_batches:
+            run.backward(run.loss(run.logprobs(batch, update), batch), batch, update)
+        run.optimizer_step(update)
+    run.finish_step()
+
+
+def test_a_resumed_run_ends_where_the_whole_one_does_bit_by_bit(tmp_path: Path) -> None:
+    whole = RunOfATest(tmp_path / "whole", advantage="baseline")
+    whole.events.save_every = 1
+    train(whole.run)
+    resumed = RunOfATest(
+        tmp_path / "resumed",
+        advantage="baseline",
+        resume_folder=tmp_path / "whole" / "checkpoint-2",
+        first_step=2,
+    )
+    train(resumed.run)
+    for player in NAMES:
+        assert same_weights(whole.weights(player), resumed.weights(player))
+    assert whole.run.state == resumed.run.state
+    assert resumed.link.pushed == [2, 3]
+
+
+def without_player_1(step: int) -> list[list[Episode]]:
+    """Return games in which player 1's seat is a partner's."""
+    groups = written_games(step)
+    return [[replace(game, seats=(game.seats[0], "base")) for game in group] for group in groups]
+
+
+def test_a_player_without_data_keeps_weights_moments_and_place_in_the_schedule(
+    tmp_path: Path,
+) -> None:
+    made = RunOfATest(tmp_path, num_steps=2, games=without_player_1)
+    before = made.weights("player_1")
+    train(made.run)
+    assert same_weights(before, made.weights("player_1"))
+    assert [group["updates"] for group in made.optimizer.param_groups] == [2, 0]
+    assert all("player_1/grad_norm" not in row for row in made.events.rows)
+
+
+def test_a_player_whose_phase_is_over_returns_to_its_best_version(tmp_path: Path) -> None:
+    made = RunOfATest(
+        tmp_path,
+        num_steps=5,
+        update="best_response",
+        lr_scheduler_type="constant",
+        eval_steps=1,
+        save_steps=1,
+        eval_tasks=2,
+        eval_patience=2,
+    )
+    # Version 1 is the best of player_0's phase; versions 2 and 3 are no better, so player_1 is
+    # trained from step 4 on (step number 3), and player_0 returns to version 1 behind that step.
+    made.link.validation_scores = [1.0, 3.0, 2.0, 2.0, 2.0, 2.0]
+    versions: dict[int, dict[str, torch.Tensor]] = {}
+    for step in made.run.remaining_steps():
+        versions[step] = made.weights("player_0")
+        play_and_learn(made, step)
+    versions[5] = made.weights("player_0")
+    assert not same_weights(versions[1], versions[3])
+    assert same_weights(versions[4], versions[1])
+    assert same_weights(versions[5], versions[1])
+    assert not same_weights(versions[2], versions[1])
