@@ -32,7 +32,7 @@ from hanabi_grpo.settings import (
 from hanabi_grpo.settings import defaults as device_module
 from hanabi_grpo.settings import load as load_module
 from hanabi_grpo.settings.defaults import installed_device
-from hanabi_grpo.settings.load import misspelt_names
+from hanabi_grpo.settings.names import misspelt_names
 from toy_kuhn import Kuhn
 
 NOWHERE = Path("/nonexistent/.env")
