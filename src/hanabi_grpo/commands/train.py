@@ -77,7 +77,7 @@ def train(
     loaded = announce(console, "trainer")
     plan = batch_plan(loaded.settings)
     rows = training_rows(loaded.settings)
-    check_payoffs(loaded.settings, rows)
+    check_payoffs(loaded.settings, played_setups(rows))
     steps = num_steps(loaded.settings, rows)
     boards = boards_of(played_setups(rows))
     resolve_model(loaded.settings.model, tiny_model_command(*boards))

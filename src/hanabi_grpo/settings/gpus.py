@@ -149,7 +149,7 @@ def _gpu_use(loaded: LoadedSettings, terminal: Terminal) -> _Use:
     Sizes of 1 are left out of the text, but for the first.
     """
     count = 1
-    texts = []
+    texts: list[str] = []
     is_given = False
     for env in _SIZES[terminal]:
         field = env.lower()

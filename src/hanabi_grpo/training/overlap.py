@@ -23,6 +23,7 @@ import torch
 
 from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.errors import ServerError, VersionError
+from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.training.fleet_link import Link
 from hanabi_grpo.training.link import GamesRequest, says_so
 from hanabi_grpo.training.model.adapters import copied, holding
@@ -51,11 +52,9 @@ class PlayAhead:
     def __init__(self, link: Link, names: tuple[str, ...]) -> None:
         """Prepare for the adapters `names`; nothing is asked yet."""
         self._link, self._names = link, names
-        self._flight: (
-            tuple[list[dict[str, Any]], GamesRequest, Future[tuple[Any, float]]] | None
-        ) = None
+        self._flight: tuple[list[TaskRow], GamesRequest, Future[tuple[Any, float]]] | None = None
 
-    def take(self, tasks: list[dict[str, Any]], version: int) -> StepGames:
+    def take(self, tasks: list[TaskRow], version: int) -> StepGames:
         """Return the games of a step's tasks: those that were asked for ahead, or played now with
         the served version.
 
@@ -91,7 +90,7 @@ class PlayAhead:
             result=result, version=version, rollout_seconds=end - again, wait_seconds=end - start
         )
 
-    def ask(self, tasks: list[dict[str, Any]], version: int) -> None:
+    def ask(self, tasks: list[TaskRow], version: int) -> None:
         """Ask for the games of the next step with the version that is served now, and return at
         once.
         """

@@ -1,27 +1,27 @@
 """Which tasks a step plays, and whether their games are by those who were asked for."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch.utils.data import Dataset
 
 from hanabi_grpo.errors import ServerError
+from hanabi_grpo.rollout.dataset_rows import DatasetRow, TaskRow
 from hanabi_grpo.rollout.datasets import tasks
 from hanabi_grpo.settings.refs import is_scripted, is_url, seat_adapter
 from hanabi_grpo.types import Episode, player_name
 
 
-class TaskDataset(Dataset[dict[str, Any]]):
-    """Task number n of a run, {"env", "env_config", "suite", "seed", "task"}. Nothing is stored."""
+class TaskDataset(Dataset[TaskRow]):
+    """Task number n of a run. Nothing is stored."""
 
-    def __init__(self, rows: list[dict[str, Any]], num_tasks: int) -> None:
+    def __init__(self, rows: list[DatasetRow], num_tasks: int) -> None:
         """Wrap dataset rows; `num_tasks` is steps × tasks per step."""
         self._rows, self._num_tasks = rows, num_tasks
 
     def __len__(self) -> int:
         return self._num_tasks
 
-    def __getitem__(self, number: int) -> dict[str, Any]:
+    def __getitem__(self, number: int) -> TaskRow:
         return tasks(self._rows, number, 1)[0]
 
 

@@ -32,6 +32,7 @@ from swift.rlhf_trainers.utils import get_gather_if_zero3_context, identity_data
 from torch.utils.data import DataLoader
 
 from hanabi_grpo.errors import NonFiniteError
+from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.rollout.datasets import played_setups, training_rows
 from hanabi_grpo.rollout.recordings import write_episodes
 from hanabi_grpo.runs.resume import TRAINER_STATE, read_resume
@@ -189,7 +190,7 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
             )
         logger.info("resumed from %s: the next step is number %d", folder, self.first_step + 1)
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> list[MicroStep]:
+    def _generate_and_score_completions(self, inputs: list[TaskRow]) -> list[MicroStep]:
         start = time.perf_counter()
         version = self.sync_weights()
         synced = time.perf_counter()
@@ -300,7 +301,7 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, RelativeMismatch, CheckpointSaving
         return own, players, trained
 
     def _play(
-        self, tasks: list[dict[str, Any]], version: int
+        self, tasks: list[TaskRow], version: int
     ) -> tuple[StepGames, UsedGames, dict[str, str], dict[str, float], tuple[str, ...], bool]:
         answer = None
         if self.accelerator.is_main_process:
