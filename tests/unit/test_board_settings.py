@@ -47,9 +47,9 @@ def test_without_a_dataset_the_settings_are_the_rows(
     ):
         now = settings(SEED=7, **given)
         [row] = training_rows(now)
-        assert (row["env_config"]["preset"], row["env_config"]["players"]) == board
-        assert (row["suite"], row["seeds"], num_steps(now, [row])) == ("train", None, 500)
-        assert tasks([row], 3, 1)[0]["seed"] == 7 * 2**32 + 3
+        assert (row.env_config["preset"], row.env_config["players"]) == board
+        assert (row.suite, row.seeds, num_steps(now, [row])) == ("train", None, 500)
+        assert tasks([row], 3, 1)[0].seed == 7 * 2**32 + 3
     with pytest.raises(
         SettingsError, match="NUM_TRAIN_EPOCHS=2: without DATASET a run has a row without seeds"
     ):
@@ -130,8 +130,8 @@ def test_a_dataset_is_made_of_boards_with_shares_and_by_adding_rows(tmp_path: Pa
     )
     assert command(*options, "--out", out, "--add")[0] == 0
     rows = load_rows(out, Settings())
-    assert [row["share"] for row in rows] == [1, 2, 1]
-    assert [row["env_config"]["observation"] for row in rows] == ["compact", "full", "full"]
+    assert [row.share for row in rows] == [1, 2, 1]
+    assert [row.env_config["observation"] for row in rows] == ["compact", "full", "full"]
     assert mix_line(rows) == "laptop (compact) 25 %, marshal-mini (full) 50 %, laptop (full) 25 %"
 
 

@@ -250,11 +250,11 @@ def test_what_one_player_pays_moves_no_adapter_of_another_but_what_the_team_is_p
 
 
 def test_shares_of_a_return_that_adds_up_to_nothing_are_refused() -> None:
-    kuhn = registry.setup("kuhn_poker", {"preset": "kuhn_poker"}).row()
+    kuhn = registry.setup("kuhn_poker", {"preset": "kuhn_poker"})
     for name in MIXERS:
         with pytest.raises(
             SettingsError, match=f"HANABI_ADVANTAGE={name}: .*kuhn_poker.*take mappo, ippo"
         ):
-            check_payoffs(Settings(advantage=name), [SETUP.row(), kuhn])
-        check_payoffs(Settings(advantage=name), [SETUP.row()])
+            check_payoffs(Settings(advantage=name), [SETUP, kuhn])
+        check_payoffs(Settings(advantage=name), [SETUP])
     check_payoffs(Settings(advantage="mappo"), [kuhn])
