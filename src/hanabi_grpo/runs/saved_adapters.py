@@ -82,9 +82,10 @@ def read_adapters(folder: Path) -> SavedAdapters:
         )
     if manifest is not None:
         _check_all_there(folder, manifest, adapters)
+    rank = _common_rank(folder, adapters)
     return SavedAdapters(
         step=_step(folder, manifest),
-        lora_rank=_common_rank(folder, adapters),
+        lora_rank=rank,
         adapters=adapters,
         facts=manifest.facts if manifest else {},
     )
