@@ -1,4 +1,4 @@
-"""Profiles: every file of tools/profiles loads; a profile is below shell and .env, above defaults."""
+"""Profiles: every file of tools/profiles loads; shell and .env win over it, defaults do not."""
 
 import shutil
 import subprocess
