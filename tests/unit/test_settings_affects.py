@@ -1,7 +1,9 @@
 """Every setting says what it affects; resume, fork and comparisons follow from it."""
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hanabi_grpo.envs import registry
@@ -20,6 +22,19 @@ def variable_of(env: str) -> Variable:
 def saved_by(**values: Any) -> dict[str, Any]:
     """Return the settings.json of a run with these settings, the others having their defaults."""
     return {"settings": settings_values(Settings(**values))}
+
+
+def run_with(settings: dict[str, Any]) -> Run:
+    """Return a run of one step with these settings, by variable."""
+    return Run(
+        folder=Path("outputs/a"),
+        x=np.array([1.0]),
+        scores=np.array([0.0]),
+        last_step=1,
+        num_games=1.0,
+        seconds=None,
+        settings=settings,
+    )
 
 
 @pytest.mark.parametrize("field", [run, server, game, trainer, tracking])
@@ -144,19 +159,3 @@ def test_a_comparison_names_conditions_and_neither_seeds_nor_records() -> None:
     assert condition_notes([first, second]) == [
         "Settings of b that differ from those of a: NPROC_PER_NODE=2 (there 1), BETA=0.5 (there 0)."
     ]
-
-
-def run_with(settings: dict[str, Any]) -> Run:
-    from pathlib import Path
-
-    import numpy as np
-
-    return Run(
-        folder=Path("outputs/a"),
-        x=np.array([1.0]),
-        scores=np.array([0.0]),
-        last_step=1,
-        num_games=1.0,
-        seconds=None,
-        settings=settings,
-    )
