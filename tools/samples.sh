@@ -15,7 +15,7 @@ trap 'rm -rf "$made"' EXIT
 mkdir -p docs/samples docs/pages
 hanabi-grpo collect focus-bot --preset full --tasks 6 --out "$made/focus-bot"
 hanabi-grpo view "$made/focus-bot" --html docs/samples/replay.html
-hanabi-grpo view tests/data/version-0.1/run --html docs/samples/replay-trained.html
+hanabi-grpo view tests/data/version-0.2/run --html docs/samples/replay-trained.html
 hanabi-grpo cross-play hint-bot iggi piers outer focus-bot --preset full --tasks 200 --out "$made/cross-play"
 cp "$made/cross-play/cross_play.html" docs/samples/cross-play.html
 python tools/browser.py "$made/cross-play/heat_map.png" docs/pages/heat-map.png
