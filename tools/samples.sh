@@ -24,7 +24,7 @@ picture() { python tools/browser.py "docs/samples/$1.html" "docs/pages/$2.png" "
 phone=(--width 390 --height 844)
 picture replay replay --at '#game=1&turn=20'
 picture replay replay-phone --at '#game=1&turn=20' "${phone[@]}" --dark
-picture replay-trained replay-trained --height 520 --at '#game=3&turn=1'
+picture replay-trained replay-trained --height 520 --at '#game=1&turn=1'
 picture cross-play cross-play --height 860
 picture cross-play cross-play-phone "${phone[@]}" --dark
 if [ -n "$run" ]; then
