@@ -134,7 +134,7 @@ def test_the_new_reward_is_a_setting_and_a_key_of_a_dataset_row(
         "none = load_settings({}).settings\n"
         "given = load_settings({'HANABI_REWARD_CARELESS': '-0.25', 'HANABI_PRESET': "
         "'laptop'}).settings\n"
-        "print(load_rows('rows.jsonl', none)[0]['env_config']['reward_careless'], "
+        "print(load_rows('rows.jsonl', none)[0].env_config['reward_careless'], "
         "given.reward_careless)\n"
     )
     where, values = run(patched, sys.executable, "-c", ask).splitlines()
@@ -170,7 +170,7 @@ def test_every_page_with_python_is_run(copied: Path) -> None:
         "teams.md",
         "two-terminals.md",
     }
-    old = ROOT / "tests" / "data" / "version-0.1" / "run" / "checkpoint-3"
+    old = ROOT / "tests" / "data" / "version-0.2" / "run" / "checkpoint-2"
     for name, less in {
         "dynamics.md": ("range(1000)", "range(20)"),
         "two-terminals.md": (

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fake_engine import task
+from fake_engine import task, task_row
 from hanabi_grpo.client.fleet import (
     check_alike,
     each_server,
@@ -41,7 +41,7 @@ from server_app import (
 from waiting import wait_until
 
 DATASET = Path(__file__).parents[2] / "data/hanabi.laptop.jsonl"
-DEALS = [{**task(seed), "task": seed} for seed in range(5)]
+TASKS = [task_row(seed) for seed in range(5)]
 SIMPLE = EnvConfig(preset="simple", observation="compact", legal_moves=False)
 
 
@@ -138,8 +138,8 @@ def test_a_list_that_cannot_be_read_or_names_a_server_twice_is_refused() -> None
 
 
 def test_equal_deals_are_dealt_in_turn_and_longer_games_first() -> None:
-    assert share_tasks(DEALS, 2) == [[0, 2, 4], [1, 3]]
-    assert share_tasks(DEALS[:1], 3) == [[0], [], []]
+    assert share_tasks([task.request() for task in TASKS], 2) == [[0, 2, 4], [1, 3]]
+    assert share_tasks([TASKS[0].request()], 3) == [[0], [], []]
     assert share_tasks([], 2) == [[], []]
     # A game of the board simple has at most 21 turns, one of laptop 11.
     assert share_tasks([task(0), task(1), task(2, SIMPLE), task(3)], 2) == [[2, 3], [0, 1]]
@@ -206,7 +206,7 @@ def test_two_servers_play_what_one_plays_in_the_order_of_the_request(
     both.connect(0)
     both.push(None, PLAYERS, 7)
     assert [app.store.versions() for app in apps] == [{"player_0": 7, "player_1": 7}] * 2
-    shared = both.play(DEALS, PLAYERS, 7)
+    shared = both.play(TASKS, PLAYERS, 7)
     assert instances(shared.groups) == [{"first"}, {"second"}, {"first"}, {"second"}, {"first"}]
     assert [group[0].seed for group in shared.groups] == [0, 1, 2, 3, 4]
     assert [[game.game for game in group] for group in shared.groups] == [[0, 1]] * 5
@@ -222,7 +222,7 @@ def test_two_servers_play_what_one_plays_in_the_order_of_the_request(
     ]
     alone.connect(7)
     alone.push(None, PLAYERS, 7)
-    single = alone.play(DEALS, PLAYERS, 7)
+    single = alone.play(TASKS, PLAYERS, 7)
     assert told(single.groups) == told(shared.groups)
     assert (
         0
@@ -271,11 +271,11 @@ def test_a_server_that_dies_is_waited_for_by_name_and_given_the_adapters_and_its
         link = fleet((apps[0], mortal))
         link.connect(0)
         link.push(None, PLAYERS, 7)
-        expected = told(link.play(DEALS, PLAYERS, 7).groups)
+        expected = told(link.play(TASKS, PLAYERS, 7).groups)
         mortal.engine.seconds = 30.0
         samples, results = apps[0].engine.num_samples, []
         player = threading.Thread(
-            target=lambda: results.append(link.play(DEALS, PLAYERS, 7)), daemon=True
+            target=lambda: results.append(link.play(TASKS, PLAYERS, 7)), daemon=True
         )
         player.start()
         assert wait_until(lambda: mortal.scheduler.games_in_flight >= 4, 60)

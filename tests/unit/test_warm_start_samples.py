@@ -20,8 +20,8 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.loop import play_episode
 from hanabi_grpo.rollout.recordings import write_recordings
-from hanabi_grpo.rollout.vocabulary import game_words
 from hanabi_grpo.rollout.sampler import SamplingConfig
+from hanabi_grpo.rollout.vocabulary import game_words
 from hanabi_grpo.server.seats import Model, ServedPlayer
 from hanabi_grpo.sft.encoding import Encoder
 from hanabi_grpo.sft.samples import Sample, data_digest, length_batches, split_held_out

@@ -54,4 +54,4 @@ def board_of(settings: Settings) -> EnvConfig:
     """
     from hanabi_grpo.rollout.datasets import training_rows
 
-    return EnvConfig.parse(training_rows(settings)[0]["env_config"])
+    return EnvConfig.parse(training_rows(settings)[0].env_config)

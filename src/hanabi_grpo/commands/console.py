@@ -142,10 +142,11 @@ def set_environ(loaded: LoadedSettings, terminal: Terminal) -> str:
         SettingsError: A list of GPUs is too short for both terminals.
     """
     give_environ(loaded)
-    if (share := gpu_share(loaded, terminal)) is None:
+    share = gpu_share(loaded, terminal)
+    if share is None:
         return ""
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(share[0])
-    return share[1]
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(share.names)
+    return share.reason
 
 
 def give_environ(loaded: LoadedSettings) -> None:

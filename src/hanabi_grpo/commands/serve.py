@@ -7,7 +7,7 @@ import typer
 from hanabi_grpo.commands.console import TRAIN_SCRIPT, announce, make_console, sayer, typed_words
 from hanabi_grpo.commands.dry_run import AsJson, DryRun, PrintConfig, look
 from hanabi_grpo.settings import LoadedSettings, Settings
-from hanabi_grpo.settings.load import check_names
+from hanabi_grpo.settings.names import check_names
 from hanabi_grpo.settings.pass_through import check_options
 
 

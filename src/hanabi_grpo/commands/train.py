@@ -37,7 +37,6 @@ from hanabi_grpo.runs.history import cut_records
 from hanabi_grpo.runs.resume import ResumePlan, plan_resume, resume_lines, write_resume
 from hanabi_grpo.runs.resume_settings import dataset_sha256, keep_settings
 from hanabi_grpo.runs.run_folder import (
-    RESUME_COMMAND,
     leave_run_folder,
     lock_run_folder,
     make_run_folder,
@@ -46,8 +45,9 @@ from hanabi_grpo.runs.run_folder import (
 )
 from hanabi_grpo.settings import LoadedSettings, Settings, batch_plan, settings_json
 from hanabi_grpo.settings.defaults import tiny_model_command
-from hanabi_grpo.settings.load import check_names
+from hanabi_grpo.settings.names import check_names
 from hanabi_grpo.settings.pass_through import check_options
+from hanabi_grpo.settings.saved import RESUME_COMMAND
 from hanabi_grpo.settings.steps import plan_line
 from hanabi_grpo.tracking.used_checkpoints import KEY, fetch_used
 from hanabi_grpo.training import main as trainer
@@ -77,7 +77,7 @@ def train(
     loaded = announce(console, "trainer")
     plan = batch_plan(loaded.settings)
     rows = training_rows(loaded.settings)
-    check_payoffs(loaded.settings, rows)
+    check_payoffs(loaded.settings, played_setups(rows))
     steps = num_steps(loaded.settings, rows)
     boards = boards_of(played_setups(rows))
     resolve_model(loaded.settings.model, tiny_model_command(*boards))

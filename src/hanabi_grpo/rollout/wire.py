@@ -16,7 +16,7 @@ from hanabi_grpo.errors import ServerError, shown
 from hanabi_grpo.types import MAX_PLAYERS, Episode
 
 SCHEMA = 2
-"""Of a recorded episode; version 0.1 wrote none, see `v1.episode_row`."""
+"""Version of the format of a recorded episode."""
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 _Kind = TypeVar("_Kind")
 _PLACE = re.compile(r" - at (?P<key>`key` in )?`\$(?P<path>.*)`$")

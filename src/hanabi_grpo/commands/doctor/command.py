@@ -24,7 +24,7 @@ from hanabi_grpo.commands.doctor.check import (
 from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.settings import LoadedSettings, load_settings, variables
-from hanabi_grpo.settings.load import check_names
+from hanabi_grpo.settings.names import check_names
 from hanabi_grpo.settings.sources import DOTENV
 
 _SETTINGS = ".venv/bin/hanabi-grpo settings --markdown   # every variable, and what is allowed"

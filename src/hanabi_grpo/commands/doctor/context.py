@@ -17,6 +17,7 @@ from hanabi_grpo.commands.doctor.check import Role
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.rollout.budget import Budget, measure_budget
+from hanabi_grpo.rollout.dataset_rows import DatasetRow
 from hanabi_grpo.rollout.datasets import played_setups, training_rows
 from hanabi_grpo.runs.resume import ResumePlan, plan_resume
 from hanabi_grpo.server.adapter_files import linear_shapes
@@ -157,7 +158,7 @@ class Context:
             return None, str(error)
 
     @cached_property
-    def rows(self) -> list[dict[str, Any]] | None:
+    def rows(self) -> list[DatasetRow] | None:
         """The dataset's rows; None when they are not valid, which the check of the dataset
         reports.
         """

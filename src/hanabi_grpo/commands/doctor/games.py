@@ -40,7 +40,7 @@ def batch_checks(context: Context) -> Iterator[Check]:
         if rows is None:
             yield skip("batch", "needs the dataset")
             return
-        check_payoffs(settings, rows)
+        check_payoffs(settings, context.setups)
         steps = num_steps(settings, rows)
     except SettingsError as error:
         yield fail("batch", str(error), _ORIGINS)

@@ -213,8 +213,9 @@ def _names(context: Context, terminal: Terminal) -> list[str]:
     """Return the GPUs of a terminal, by default those of its script; none where that is not in this
     folder.
     """
-    if share := gpu_share(context.loaded, terminal):
-        return list(share[0])
+    share = gpu_share(context.loaded, terminal)
+    if share is not None:
+        return list(share.names)
     path = Path(ROLLOUT_SCRIPT if terminal == "server" else TRAIN_SCRIPT)
     match = (
         re.search(r"default_env CUDA_VISIBLE_DEVICES\w* (\S+)", path.read_text())
