@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hanabi_grpo.training.checkpoint import TrainingState
 from safetensors.torch import load
 from typer.testing import CliRunner
 
@@ -25,6 +24,7 @@ from hanabi_grpo.runs.run_folder import recorded_settings, resume_command_of
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint, read_adapters
 from hanabi_grpo.runs.validation import read_validations
 from hanabi_grpo.settings import Settings, read_settings
+from hanabi_grpo.training.checkpoint import TrainingState
 
 OLD = Path(__file__).parents[1] / "data" / "version-0.2"
 RUN = OLD / "run"
@@ -122,12 +122,12 @@ def test_its_adapters_are_read() -> None:
 
 
 def test_its_trainer_state_is_read() -> None:
-    state = TrainingState.load(RUN / "checkpoint-2" / "trainer")
+    state = TrainingState.load(RUN / "checkpoint-2" / "trainer", 2)
     assert [dict(group) for group in state.groups] == [
         {"player": "player_0", "updates": 2, "lr": 0.0015},
         {"player": "player_1", "updates": 2, "lr": 0.0015},
     ]
-    assert state.baselines == {f"player_{number} {LAPTOP_HASH}": 1.05 for number in (0, 1)}
+    assert state.step_state.baselines == {f"player_{number} {LAPTOP_HASH}": 1.05 for number in (0, 1)}
     assert state.random_states[0].keys() >= {"python", "numpy", "torch"}
     assert len(state.moments) == 252
 
