@@ -13,7 +13,7 @@ from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.conformance import check
 from hanabi_grpo.envs.referee import Referee, parts_of, play_scripts
-from hanabi_grpo.envs.workflows.answers import majority, read_answer, said, same
+from hanabi_grpo.envs.workflows.answers import majority_worth, normalize, public_text, read_answer
 from hanabi_grpo.envs.workflows.environment import WORKFLOWS
 from hanabi_grpo.envs.workflows.problems import draw_problem, load_source, share_of
 from hanabi_grpo.envs.wrappers import AECWrapper, SeatEnv
@@ -79,7 +79,7 @@ def test_everybody_sees_the_others_last_replies_and_a_voter_none() -> None:
         while acting := referee.to_act():
             texts = {player: referee.see(player).message() for player in acting}
             assert all(text.startswith(question) for text in texts.values())
-            shown[env, len(referee.game.said)] = texts  # type: ignore[attr-defined]
+            shown[env, len(referee.game.texts)] = texts  # type: ignore[attr-defined]
             referee.step(
                 {
                     player: f"<think>secret</think>I am {player}.\nAnswer: {70 + player}"
@@ -236,8 +236,8 @@ def test_answers_are_read_from_the_last_line_or_box() -> None:
     ):
         assert read_answer(text, "full") == found
     assert read_answer("6 = 1 2", "compact") == "1 2" and read_answer(" ", "compact") is None
-    assert said("<think>a</think>b<|im_end|>\n<think>") is None
-    assert said("x < 5 <|im_end|> </s> [INST]") == "x < 5 < |im_end|> < /s> [ INST]"
+    assert public_text("<think>a</think>b<|im_end|>\n<think>") is None
+    assert public_text("x < 5 <|im_end|> </s> [INST]") == "x < 5 < |im_end|> < /s> [ INST]"
     for one, other in (
         ("$1 200.50", "1,200.5"),
         ("007.", "7"),
@@ -245,11 +245,11 @@ def test_answers_are_read_from_the_last_line_or_box() -> None:
         ("Blue", " blue"),
         ("+3", "3"),
     ):
-        assert same(one) == same(other)
-    assert same("1.5") != same("15") and same("-3") != same("3") and same("a.b") != same("ab")
+        assert normalize(one) == normalize(other)
+    assert normalize("1.5") != normalize("15") and normalize("-3") != normalize("3") and normalize("a.b") != normalize("ab")
     assert (
-        majority(["1", None, "01", "2"], [1.0, 0.0, 1.0, 0.0]) == 1.0
-        and majority([None], [0.0]) == 0.0
+        majority_worth(["1", None, "01", "2"], [1.0, 0.0, 1.0, 0.0]) == 1.0
+        and majority_worth([None], [0.0]) == 0.0
     )
 
 
