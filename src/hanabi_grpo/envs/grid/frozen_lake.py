@@ -117,8 +117,8 @@ class FrozenLake(Maze[FrozenLakeConfig]):
     }
     text = (
         "You walk on a frozen lake. The map has S for the start, F for frozen ground, H for a "
-        "hole, G for the goal and P for you. Reach the goal; a hole ends the game, and the edge of the "
-        "lake stops you."
+        "hole, G for the goal and P for you. Reach the goal; a hole ends the game, and the edge of "
+        "the lake stops you."
     )
     policies: Mapping[str, Callable[[], base.Policy]] = {
         "random": random_walk,

@@ -111,8 +111,8 @@ class Sokoban(Maze[SokobanConfig]):
     }
     text = (
         "You play Sokoban: push every box onto a goal. The map has # for a wall, - for floor, . "
-        "for a goal, $ for a box, * for a box on a goal, @ for you and + for you on a goal. You push a "
-        "box by moving against it; you cannot pull, nor push two boxes or a box into a wall."
+        "for a goal, $ for a box, * for a box on a goal, @ for you and + for you on a goal. You push "
+        "a box by moving against it; you cannot pull, nor push two boxes or a box into a wall."
     )
     policies: Mapping[str, Callable[[], base.Policy]] = {
         "random": random_walk,
