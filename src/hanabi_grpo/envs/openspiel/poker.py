@@ -143,7 +143,11 @@ def _leduc(state: Any) -> _LeducPosition:
 
 
 def _round_sentences(name: str, actions: Sequence[str]) -> list[str]:
-    """Return a sentence about a round, e.g. "First round: the first player raises."; [] for none."""
+    """Return a sentence about a round, [] where nobody has acted in it.
+
+    Example:
+        _round_sentences("First round", ["raise"]) == ["First round: the first player raises."]
+    """
     if not actions:
         return []
     clauses = []
