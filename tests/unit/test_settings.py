@@ -323,16 +323,15 @@ def test_a_file_that_holds_no_settings_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_variable_is_described_once_in_a_known_section() -> None:
-    for env in registry.names():
-        found = variables(env)
-        assert len({variable.env for variable in found}) == len(found)
-        assert all(
-            variable.section in SECTIONS and variable.description.endswith(".")
-            for variable in found
-        )
-        assert all(
-            variable.field == variable.env.removeprefix("HANABI_").lower() for variable in found
-        )
+    # Ours only: an installed package describes its own fields as it likes.
+    for env in registry.OWN:
+        described = variables(env)
+        names = {variable.env for variable in described}
+        assert len(names) == len(described)
+        for variable in described:
+            assert variable.section in SECTIONS
+            assert variable.description.endswith(".")
+            assert variable.field == variable.env.removeprefix("HANABI_").lower()
     assert Settings.model_fields.keys() - {one.field for one in variables()} == {
         "device",
         "device_reason",
