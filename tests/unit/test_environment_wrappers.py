@@ -132,7 +132,9 @@ def test_a_seat_env_plays_the_very_game_that_the_loop_plays(partner: str, seat: 
         for number, reply in enumerate(replies, 1):
             _, reward, terminated, truncated, info = env.step(reply)
             total += reward
-            assert (terminated, truncated) == (number == len(replies), False)
+            is_last = number == len(replies)
+            assert terminated is is_last
+            assert truncated is False
             assert ("kind" in info) == bool(episode.trajectory(seat))
         assert total == episode.reward(seat)
         assert info["result"] == episode.result
@@ -148,7 +150,9 @@ def test_a_game_that_partners_end_before_the_seats_first_turn_ends_at_its_first_
     assert info["legal"] == ()
     assert info["result"]["bombed"] == 1
     _, reward, terminated, truncated, info = env.step("Play 0")
-    assert (reward, terminated, truncated) == (0.0, True, False)
+    assert reward == 0.0
+    assert terminated is True
+    assert truncated is False
     assert "kind" not in info
     with pytest.raises(
         IllegalActionError, match=r"The episode is over \(finished\): call reset\(\)"
@@ -180,7 +184,9 @@ def test_a_seat_env_is_truncated_at_max_turns() -> None:
         env.reset(options={"sed": 1})
     env.reset(seed=1)
     _, _, terminated, truncated, info = env.step("Hint player_1 1")
-    assert (terminated, truncated, info["legal"]) == (False, True, ())
+    assert terminated is False
+    assert truncated is True
+    assert info["legal"] == ()
 
 
 def test_a_seat_env_needs_one_partner_for_every_other_seat() -> None:

@@ -348,9 +348,11 @@ def test_a_file_of_problems_counts_by_its_content_and_a_bad_line_is_named(tmp_pa
     solver = play_scripts(
         setup.task("test", 3), dict.fromkeys(range(3), setup.environment.policies["solver"]())
     )
-    assert solver.result["final"] == 1.0 and solver.turns[0].reply.startswith("Answer: ")
+    assert solver.result["final"] == 1.0
+    assert solver.turns[0].reply.startswith("Answer: ")
     question = setup.environment.start_id(setup.config, split="test", seed=3)
-    assert share_of(question) == "test" and "####" not in solver.turns[0].reply
+    assert share_of(question) == "test"
+    assert "####" not in solver.turns[0].reply
     for content, message in (
         ('{"question": "a", "answer": "b"}\n\n{oops', r"line 3: not JSON"),
         (rows(good[0], {"question": "a"}), r'line 2: no "answer"'),
@@ -418,11 +420,9 @@ def test_fields_are_settings_and_a_tiny_model_knows_every_word(tmp_path: Path) -
     loaded = load_settings(
         {"HANABI_ENV": "debate", "HANABI_ROUNDS": "3", "HANABI_CHAIN_TERMS": "2"}, tmp_path
     ).settings
-    assert (loaded.setup().config.rounds, loaded.players, loaded.setup().config.style) == (
-        3,
-        2,
-        "compact",
-    )
+    assert loaded.setup().config.rounds == 3
+    assert loaded.players == 2
+    assert loaded.setup().config.style == "compact"
     with pytest.raises(SettingsError, match="HANABI_ROUNDS"):
         load_settings({"HANABI_ENV": "vote", "HANABI_ROUNDS": "3"}, tmp_path)
     for env in WORKFLOWS:
@@ -435,8 +435,6 @@ def test_fields_are_settings_and_a_tiny_model_knows_every_word(tmp_path: Path) -
         for sample in recipe.samples(setup, ChatFormat.from_tokenizer(tokenizer), 50):
             # A result on the way, =, the answer and the end: as many as MAX_COMPLETION_LENGTH
             # allows without a GPU.
-            assert (
-                tokenizer.unk_token_id not in sample.ids
-                and sum(sample.is_reply) <= loaded.max_completion_length
-            )
+            assert tokenizer.unk_token_id not in sample.ids
+            assert sum(sample.is_reply) <= loaded.max_completion_length
         assert unknown_words(("two",), tokenizer) == ("two",)
