@@ -6,7 +6,7 @@ from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.conformance import check
 from hanabi_grpo.envs.grid.frozen_lake import FROZEN_LAKE, FrozenLakeConfig, FrozenLakeGame
-from hanabi_grpo.envs.grid.sokoban import Place, SokobanConfig, SokobanGame
+from hanabi_grpo.envs.grid.sokoban import Position, SokobanConfig, SokobanGame
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import SettingsError
 
@@ -85,7 +85,7 @@ def test_a_slip_turns_a_move_to_the_side() -> None:
 def test_two_boxes_in_a_row_do_not_move() -> None:
     config = SokobanConfig(preset="sokoban", size=4, boxes=2)
     goals = frozenset({(0, 3), (3, 3)})
-    game = SokobanGame(config, goals, Place((0, 0), frozenset({(0, 1), (0, 2)})))
+    game = SokobanGame(config, goals, Position((0, 0), frozenset({(0, 1), (0, 2)})))
     game.step({0: "Right"})
     assert game.rows()[1] == "#@$$.#"
 
@@ -93,7 +93,7 @@ def test_two_boxes_in_a_row_do_not_move() -> None:
 def test_a_box_is_pushed_onto_its_goal_and_never_through_a_wall() -> None:
     config = SokobanConfig(preset="sokoban", size=4, boxes=2)
     goals = frozenset({(0, 3), (3, 3)})
-    game = SokobanGame(config, goals, Place((0, 1), frozenset({(0, 2), (3, 2)})))
+    game = SokobanGame(config, goals, Position((0, 1), frozenset({(0, 2), (3, 2)})))
     for move in ("Right", "Right"):
         game.step({0: move})
     assert game.rows() == (

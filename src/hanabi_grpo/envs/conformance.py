@@ -541,12 +541,16 @@ def _shown(game: Game, player: int) -> dict[str, Any]:
         "view()": game.view(player),
         "legal()": game.legal(player),
     }
-    return {**shown, "message()": game.message(player)} if player in game.to_act() else shown
+    if player in game.to_act():
+        shown["message()"] = game.message(player)
+    return shown
 
 
 def _everything(game: Game, spec: EnvSpec) -> tuple[Any, ...]:
-    told = [(_shown(game, player), dict(game.hidden(player))) for player in range(spec.num_players)]
-    return game.to_act(), dict(game.result()), told
+    players = []
+    for player in range(spec.num_players):
+        players.append((_shown(game, player), dict(game.hidden(player))))
+    return game.to_act(), dict(game.result()), players
 
 
 def _expect(is_right: bool, spec: EnvSpec, expected: str, found: object) -> None:

@@ -60,7 +60,7 @@ class SokobanConfig(MazeConfig):
         return self
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """Where everything is that moves."""
 
     player: Cell
@@ -70,17 +70,17 @@ class Place(NamedTuple):
 class SokobanGame(MazeGame):
     """A room of `size` by `size` cells; all that is not in it is wall."""
 
-    def __init__(self, config: SokobanConfig, goals: frozenset[Cell], place: Place) -> None:
+    def __init__(self, config: SokobanConfig, goals: frozenset[Cell], position: Position) -> None:
         self.config = config
         self.size = config.size
         self.goals = goals
-        self.place = place
+        self.position = position
 
     def won(self) -> bool:
-        return self.place.boxes == self.goals
+        return self.position.boxes == self.goals
 
     def move(self, action: str) -> None:
-        self.place = _push(self.place, action, self.size)
+        self.position = _push(self.position, action, self.size)
 
     def rows(self) -> tuple[str, ...]:
         wall = WALL * (self.size + 2)
@@ -93,9 +93,9 @@ class SokobanGame(MazeGame):
 
     def _sign(self, cell: Cell) -> str:
         is_goal = cell in self.goals
-        if cell == self.place.player:
+        if cell == self.position.player:
             return PLAYER_ON_GOAL if is_goal else PLAYER
-        if cell in self.place.boxes:
+        if cell in self.position.boxes:
             return BOX_ON_GOAL if is_goal else BOX
         return GOAL if is_goal else FLOOR
 
@@ -111,8 +111,8 @@ class Sokoban(Maze[SokobanConfig]):
     }
     text = (
         "You play Sokoban: push every box onto a goal. The map has # for a wall, - for floor, . "
-        "for a goal, $ for a box, * for a box on a goal, @ for you and + for you on a goal. You push "
-        "a box by moving against it; you cannot pull, nor push two boxes or a box into a wall."
+        "for a goal, $ for a box, * for a box on a goal, @ for you and + for you on a goal. You "
+        "push a box by moving against it; you cannot pull, nor push two boxes or a box into a wall."
     )
     policies: Mapping[str, Callable[[], base.Policy]] = {
         "random": random_walk,
@@ -123,13 +123,13 @@ class Sokoban(Maze[SokobanConfig]):
         """Draw goals, and pull the boxes off them at random until none is on its goal."""
         for number in range(_MOST_DRAWS):
             rng = random.Random(base.draw("sokoban", split, seed, number, below=_NUM_SEEDS))
-            goals, place = _draw_start(config, rng)
-            if not place.boxes & goals:
+            goals, position = _draw_start(config, rng)
+            if not position.boxes & goals:
                 break
-        return SokobanGame(config, goals, place)
+        return SokobanGame(config, goals, position)
 
 
-def _draw_start(config: SokobanConfig, rng: random.Random) -> tuple[frozenset[Cell], Place]:
+def _draw_start(config: SokobanConfig, rng: random.Random) -> tuple[frozenset[Cell], Position]:
     """Return the goals and where player and boxes are after `config.pulls` random pulls.
 
     Only `rng.random()` is used, whose numbers no version of Python changes.
@@ -137,11 +137,11 @@ def _draw_start(config: SokobanConfig, rng: random.Random) -> tuple[frozenset[Ce
     cells = [(row, column) for row in range(config.size) for column in range(config.size)]
     cells.sort(key=lambda cell: rng.random())
     goals = frozenset(cells[: config.boxes])
-    place = Place(player=cells[config.boxes], boxes=goals)
+    position = Position(player=cells[config.boxes], boxes=goals)
     for _ in range(config.pulls):
         action = DIRECTIONS[int(rng.random() * len(DIRECTIONS))]
-        place = _pull(place, action, config.size)
-    return goals, place
+        position = _pull(position, action, config.size)
+    return goals, position
 
 
 def _neighbour(cell: Cell, action: str, steps: int = 1) -> Cell:
@@ -157,30 +157,30 @@ def _is_free(cell: Cell, boxes: frozenset[Cell], size: int) -> bool:
     return is_inside and cell not in boxes
 
 
-def _push(place: Place, action: str, size: int) -> Place:
+def _push(position: Position, action: str, size: int) -> Position:
     """Make one move by the rules; a move that is blocked changes nothing."""
-    boxes = place.boxes
-    target = _neighbour(place.player, action)
+    boxes = position.boxes
+    target = _neighbour(position.player, action)
     if target in boxes:
-        beyond = _neighbour(place.player, action, steps=2)
+        beyond = _neighbour(position.player, action, steps=2)
         if not _is_free(beyond, boxes, size):
-            return place
-        return Place(target, boxes - {target} | {beyond})
+            return position
+        return Position(target, boxes - {target} | {beyond})
     if not _is_free(target, boxes, size):
-        return place
-    return Place(target, boxes)
+        return position
+    return Position(target, boxes)
 
 
-def _pull(place: Place, action: str, size: int) -> Place:
+def _pull(position: Position, action: str, size: int) -> Position:
     """Step back in a direction and take along a box that is on the other side: undo a push."""
-    player, boxes = place
+    player, boxes = position
     target = _neighbour(player, action)
     behind = _neighbour(player, action, steps=-1)
     if not _is_free(target, boxes, size):
-        return place
+        return position
     if behind in boxes:
         boxes = boxes - {behind} | {player}
-    return Place(target, boxes)
+    return Position(target, boxes)
 
 
 def _plan(rows: tuple[str, ...]) -> list[str] | None:
@@ -199,11 +199,13 @@ def _plan(rows: tuple[str, ...]) -> list[str] | None:
             if sign in (PLAYER, PLAYER_ON_GOAL):
                 player = cell
 
-    def after(place: Place) -> Iterator[tuple[str, Place]]:
+    def after(position: Position) -> Iterator[tuple[str, Position]]:
         for action in DIRECTIONS:
-            yield action, _push(place, action, size)
+            yield action, _push(position, action, size)
 
-    return shortest(Place(player, frozenset(boxes)), after, lambda place: place.boxes == goals)
+    return shortest(
+        Position(player, frozenset(boxes)), after, lambda position: position.boxes == goals
+    )
 
 
 SOKOBAN = Sokoban()

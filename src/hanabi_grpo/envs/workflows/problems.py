@@ -151,9 +151,9 @@ def chain_sum(number: int, terms: int, highest: int) -> Problem:
     total = base.draw(CHAIN_SUM, number, 0, below=highest + 1)
     question = str(total)
     sums = []
-    for place in range(1, terms):
-        value = base.draw(CHAIN_SUM, number, place, below=highest + 1)
-        is_negative = base.draw(CHAIN_SUM, "sign", number, place, below=2) == 1
+    for index in range(1, terms):
+        value = base.draw(CHAIN_SUM, number, index, below=highest + 1)
+        is_negative = base.draw(CHAIN_SUM, "sign", number, index, below=2) == 1
         if is_negative:
             question += f" - {value}"
             total -= value
