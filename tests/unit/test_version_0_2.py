@@ -127,7 +127,9 @@ def test_its_trainer_state_is_read() -> None:
         {"player": "player_0", "updates": 2, "lr": 0.0015},
         {"player": "player_1", "updates": 2, "lr": 0.0015},
     ]
-    assert state.step_state.baselines == {f"player_{number} {LAPTOP_HASH}": 1.05 for number in (0, 1)}
+    assert state.step_state.baselines == {
+        f"player_{number} {LAPTOP_HASH}": 1.05 for number in (0, 1)
+    }
     assert state.random_states[0].keys() >= {"python", "numpy", "torch"}
     assert len(state.moments) == 252
 

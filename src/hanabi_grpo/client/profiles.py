@@ -54,7 +54,7 @@ def served_profile(
         own = [one for one in sets if one.player == player]
         system = setup.environment.system(setup.config, player)
         prompts = [
-            ScoredPrompt(system=system, prompt=one.message, replies=one.words) for one in own
+            ScoredPrompt(system=system, prompt=one.message, replies=one.replies) for one in own
         ]
         rest = 0.0
         for one, logprobs in zip(own, client.score(seat, prompts), strict=True):
