@@ -12,7 +12,7 @@ from boards import random_game
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.conformance import check_games
 from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary, turn_prompt
-from hanabi_grpo.envs.hanabi.prompts.deductions import Counted, own_word
+from hanabi_grpo.envs.hanabi.prompts.deductions import Counted, own_card_word
 from hanabi_grpo.envs.hanabi.rules import Game, make_spec
 from hanabi_grpo.envs.hanabi.rules.presets import num_copies
 from hanabi_grpo.envs.hanabi.rules.view import Card, Knowledge, PlayerView
@@ -72,7 +72,7 @@ def test_counted_words_are_the_count_over_all_cards_out_of_sight(preset: str, pl
             fits = sum(
                 count for card, count in possible.items() if card.rank == view.fireworks[card.color]
             )
-            word = own_word(counted, known)
+            word = own_card_word(counted, known)
             if not any(reached(card) for card in +possible):
                 assert word == "dead"
             else:
@@ -83,7 +83,7 @@ def test_counted_words_are_the_count_over_all_cards_out_of_sight(preset: str, pl
             now = card.rank == view.fireworks[card.color]
             only = gone[card] + 1 == num_copies(card.rank, view.num_ranks)
             later = "only" if only else "later"
-            assert counted.card(card) == ("fits" if now else later if reached(card) else "dead")
+            assert counted.card_word(card) == ("fits" if now else later if reached(card) else "dead")
     assert len(seen) > 1
 
 
