@@ -1,7 +1,8 @@
 """Our game beside OpenSpiel's own, moved by the same words and compared after every move.
 
 OpenSpiel is driven here without the package's tables of numbers: moves and cards are matched by the
-strings that OpenSpiel prints, and what a player sees is read from `observation_string`."""
+strings that OpenSpiel prints, and what a player sees is read from `observation_string`.
+"""
 
 import re
 
@@ -52,14 +53,12 @@ def _action(text: str, player: int, num_players: int) -> Action:
     return Action(f"hint_{kind}", target=target, value=number)
 
 
-def _task(state: pyspiel.State, cards: list[Card]) -> None:
+def _deal(state: pyspiel.State, cards: list[Card]) -> None:
+    """Give OpenSpiel the next cards, which are taken from the list, until a player moves."""
     while state.is_chance_node():
-        text = f"(Task {cards.pop(0)})"
-        numbers = [
-            number
-            for number, _ in state.chance_outcomes()
-            if state.action_to_string(number) == text
-        ]
+        text = f"(Deal {cards.pop(0)})"
+        outcomes = [number for number, _ in state.chance_outcomes()]
+        numbers = [number for number in outcomes if state.action_to_string(number) == text]
         assert len(numbers) == 1
         state.apply_action(numbers[0])
 
@@ -70,16 +69,11 @@ def _assert_view_matches(view: PlayerView, state: pyspiel.State) -> None:
     assert view.lives == int(fields["Life tokens"])
     assert view.hints == int(fields["Info tokens"])
     assert view.deck_size == int(fields["Deck size"])
-    stacks = [(COLOR_LETTERS.index(text[0]), int(text[1])) for text in fields["Fireworks"].split()]
-    assert list(enumerate(view.fireworks)) == stacks
+    stacks = [f"{COLOR_LETTERS[color]}{height}" for color, height in enumerate(view.fireworks)]
+    assert fields["Fireworks"].split() == stacks
     assert view.discards == tuple(_card(text) for text in fields["Discards"].split())
 
-    start, end = (
-        lines.index("Hands:") + 1,
-        next(i for i, line in enumerate(lines) if line.startswith("Deck size")),
-    )
-    blocks = "\n".join(line for line in lines[start:end] if line != "Cur player").split("-----")
-    hands = [[line.split(" || ") for line in block.split("\n") if line] for block in blocks]
+    hands = _shown_hands(lines)
     assert len(hands) == view.num_players
     for offset, hand in enumerate(hands):
         seat = (view.player + offset) % view.num_players
@@ -90,6 +84,20 @@ def _assert_view_matches(view: PlayerView, state: pyspiel.State) -> None:
             assert {card for card, _ in hand} <= {"XX"}
             assert view.hands[seat] == ()
             assert view.own_hand == view.knowledge[seat]
+
+
+def _shown_hands(lines: list[str]) -> list[list[tuple[str, str]]]:
+    """Return the hands of an observation, the observer's first, as texts of card and knowledge."""
+    start = lines.index("Hands:") + 1
+    [end] = [number for number, line in enumerate(lines) if line.startswith("Deck size")]
+    hands: list[list[tuple[str, str]]] = [[]]
+    for line in lines[start:end]:
+        if line == "-----":
+            hands.append([])
+        elif line != "Cur player":
+            card, known = line.split(" || ")
+            hands[-1].append((card, known))
+    return hands
 
 
 @pytest.mark.parametrize(("preset", "num_players"), ALL_BOARDS)
@@ -103,7 +111,7 @@ def test_every_position_is_the_one_that_openspiel_shows(
     game = Game(spec, deck)
     state = pyspiel.load_game("hanabi", spec.openspiel_parameters).new_initial_state()
     cards = list(deck)
-    _task(state, cards)
+    _deal(state, cards)
     while True:
         for player in range(num_players):
             _assert_view_matches(game.view(player), state)
@@ -115,24 +123,26 @@ def test_every_position_is_the_one_that_openspiel_shows(
             break
         player = state.current_player()
         assert game.current_player == player
-        numbers = {
-            _action(state.action_to_string(n), player, num_players): n
-            for n in state.legal_actions()
-        }
-        assert game.legal_actions() == game.view(player).legal_actions == tuple(numbers)
-        assert all(
-            game.view(other).legal_actions == () for other in range(num_players) if other != player
-        )
+        numbers = {}
+        for number in state.legal_actions():
+            text = state.action_to_string(number)
+            numbers[_action(text, player, num_players)] = number
+        assert game.legal_actions() == tuple(numbers)
+        assert game.view(player).legal_actions == tuple(numbers)
+        for other in range(num_players):
+            if other != player:
+                assert game.view(other).legal_actions == ()
 
         action = random_move(game, rng, careful=careful)
-        turns_left, returns = game.view(0).turns_left, state.returns()[0]
+        turns_left = game.view(0).turns_left
+        score_before = game.score
         event = game.apply(action)
         state.apply_action(numbers[action])
         # Only here, before the next card is dealt, are these the rewards of the move.
-        assert state.rewards()[0] == game.score - returns
+        assert state.rewards()[0] == game.score - score_before
         if action.kind == "play":
             assert event.scored == (state.rewards()[0] == 1)
-        _task(state, cards)
+        _deal(state, cards)
         if turns_left is not None:
             assert game.view(0).turns_left == (0 if game.is_over else turns_left - 1)
     view = game.view(0)
