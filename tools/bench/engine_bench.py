@@ -158,7 +158,16 @@ class EngineBench:
         return watch.measure(sum(counts), prompt_tokens=prompt_tokens)
 
     async def raw(self, ids: list[int], max_tokens: int, lora: Any | None) -> int:
-        """Return how many tokens the bare engine sampled."""
+        """Sample one reply with the bare engine.
+
+        Args:
+            ids: [prompt tokens].
+            max_tokens: Of the reply.
+            lora: A handle that is loaded now, None for the base model.
+
+        Returns:
+            The number of sampled tokens.
+        """
         return await generate_raw(
             self.engine,
             ids,

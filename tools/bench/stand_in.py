@@ -62,7 +62,13 @@ class StandIn:
 
 
 def compact_config(preset: str, players: int = 2, max_turns: int = 0) -> EnvConfig:
-    """Return a board with the compact prompts, whose words make a tokenizer of their own."""
+    """Return a board with the compact prompts, whose words make a tokenizer of their own.
+
+    Args:
+        preset: Name of the board.
+        players: Players of a game.
+        max_turns: Moves after which a game is truncated; 0: the rules' bound.
+    """
     return EnvConfig(
         preset=preset,
         players=players,

@@ -202,7 +202,16 @@ def seat_requests(game: SharedGame) -> list[RolloutInferRequest]:
 async def play_stock(
     scheduler: Any, requests: list[RolloutInferRequest], temperature: float
 ) -> list[Any]:
-    """Let ms-swift play; returns its outputs, one per seat and game."""
+    """Let ms-swift play.
+
+    Args:
+        scheduler: See `scheduler_of`.
+        requests: See `seat_requests`.
+        temperature: Of sampling.
+
+    Returns:
+        ms-swift's outputs, one per seat and game.
+    """
     config = RequestConfig(
         n=1, temperature=temperature, logprobs=True, return_details=True, stream=False
     )

@@ -82,7 +82,13 @@ async def against_stock(bench: Bench) -> list[Row]:
 
 
 def seat_scripts(game: GameCalls, num_players: int, chat: ChatFormat) -> Sequence[Script]:
-    """Return per seat the (text, ids) of its replies; seats take turns from seat 0 on."""
+    """Return the replies of each seat; seats take turns from seat 0 on.
+
+    Args:
+        game: The recorded calls of a game.
+        num_players: Seats.
+        chat: Decodes the replies.
+    """
     scripts: list[Script] = [[] for _ in range(num_players)]
     for number, call in enumerate(game):
         text = chat.decode(list(call.reply_ids))
