@@ -31,12 +31,16 @@ def _card(text: str) -> Card:
 def _knowledge(text: str) -> Knowledge:
     """Read e.g. "XX|RY123" or "Y1|Y1": what hints named, then what is possible."""
     hinted, possible = text.split("|")
-    return Knowledge(
-        tuple(COLOR_LETTERS.index(letter) for letter in possible if letter in COLOR_LETTERS),
-        tuple(int(digit) - 1 for digit in possible if digit.isdigit()),
-        hinted[0] != "X",
-        hinted[1] != "X",
-    )
+    colors = []
+    ranks = []
+    for sign in possible:
+        if sign in COLOR_LETTERS:
+            colors.append(COLOR_LETTERS.index(sign))
+        elif sign.isdigit():
+            ranks.append(int(sign) - 1)
+    is_color_hinted = hinted[0] != "X"
+    is_rank_hinted = hinted[1] != "X"
+    return Knowledge(tuple(colors), tuple(ranks), is_color_hinted, is_rank_hinted)
 
 
 def _action(text: str, player: int, num_players: int) -> Action:
@@ -54,13 +58,26 @@ def _action(text: str, player: int, num_players: int) -> Action:
 
 
 def _deal(state: pyspiel.State, cards: list[Card]) -> None:
-    """Give OpenSpiel the next cards, which are taken from the list, until a player moves."""
+    """Deal the next cards in OpenSpiel's game until a player is to move."""
     while state.is_chance_node():
         text = f"(Deal {cards.pop(0)})"
         outcomes = [number for number, _ in state.chance_outcomes()]
-        numbers = [number for number in outcomes if state.action_to_string(number) == text]
-        assert len(numbers) == 1
-        state.apply_action(numbers[0])
+        [number] = [number for number in outcomes if state.action_to_string(number) == text]
+        state.apply_action(number)
+
+
+def _hands(lines: list[str]) -> list[list[list[str]]]:
+    """Return per hand and card its text and its knowledge, the observer's own hand first."""
+    start = lines.index("Hands:") + 1
+    hands: list[list[list[str]]] = [[]]
+    for line in lines[start:]:
+        if line.startswith("Deck size"):
+            break
+        if line == "-----":
+            hands.append([])
+        elif line and line != "Cur player":
+            hands[-1].append(line.split(" || "))
+    return hands
 
 
 def _assert_view_matches(view: PlayerView, state: pyspiel.State) -> None:
@@ -69,11 +86,11 @@ def _assert_view_matches(view: PlayerView, state: pyspiel.State) -> None:
     assert view.lives == int(fields["Life tokens"])
     assert view.hints == int(fields["Info tokens"])
     assert view.deck_size == int(fields["Deck size"])
-    stacks = [f"{COLOR_LETTERS[color]}{height}" for color, height in enumerate(view.fireworks)]
-    assert fields["Fireworks"].split() == stacks
+    stacks = [(COLOR_LETTERS.index(text[0]), int(text[1])) for text in fields["Fireworks"].split()]
+    assert list(enumerate(view.fireworks)) == stacks
     assert view.discards == tuple(_card(text) for text in fields["Discards"].split())
 
-    hands = _shown_hands(lines)
+    hands = _hands(lines)
     assert len(hands) == view.num_players
     for offset, hand in enumerate(hands):
         seat = (view.player + offset) % view.num_players
@@ -84,20 +101,6 @@ def _assert_view_matches(view: PlayerView, state: pyspiel.State) -> None:
             assert {card for card, _ in hand} <= {"XX"}
             assert view.hands[seat] == ()
             assert view.own_hand == view.knowledge[seat]
-
-
-def _shown_hands(lines: list[str]) -> list[list[tuple[str, str]]]:
-    """Return the hands of an observation, the observer's first, as texts of card and knowledge."""
-    start = lines.index("Hands:") + 1
-    [end] = [number for number, line in enumerate(lines) if line.startswith("Deck size")]
-    hands: list[list[tuple[str, str]]] = [[]]
-    for line in lines[start:end]:
-        if line == "-----":
-            hands.append([])
-        elif line != "Cur player":
-            card, known = line.split(" || ")
-            hands[-1].append((card, known))
-    return hands
 
 
 @pytest.mark.parametrize(("preset", "num_players"), ALL_BOARDS)
@@ -130,16 +133,15 @@ def test_every_position_is_the_one_that_openspiel_shows(
         assert game.legal_actions() == tuple(numbers)
         assert game.view(player).legal_actions == tuple(numbers)
         for other in range(num_players):
-            if other != player:
-                assert game.view(other).legal_actions == ()
+            assert other == player or game.view(other).legal_actions == ()
 
         action = random_move(game, rng, careful=careful)
         turns_left = game.view(0).turns_left
-        score_before = game.score
+        returns = state.returns()[0]
         event = game.apply(action)
         state.apply_action(numbers[action])
         # Only here, before the next card is dealt, are these the rewards of the move.
-        assert state.rewards()[0] == game.score - score_before
+        assert state.rewards()[0] == game.score - returns
         if action.kind == "play":
             assert event.scored == (state.rewards()[0] == 1)
         _deal(state, cards)

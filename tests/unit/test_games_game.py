@@ -20,7 +20,10 @@ from hanabi_grpo.envs.hanabi.rules import (
 from hanabi_grpo.envs.hanabi.rules.game import load_rules
 from hanabi_grpo.errors import GameParameterError, IllegalActionError
 
-R1, R2, Y1, Y2 = Card(0, 0), Card(0, 1), Card(1, 0), Card(1, 1)
+R1 = Card(0, 0)
+R2 = Card(0, 1)
+Y1 = Card(1, 0)
+Y2 = Card(1, 1)
 MINI = make_spec("mini", 2)
 DECK = (R1, Y2, Y1, R2, R1, Y1, Y1, R1)
 """Player 0: R1 Y2 Y1, player 1: R2 R1 Y1, then Y1 and R1 are drawn."""
@@ -49,10 +52,11 @@ def test_a_game_goes_like_this() -> None:
     assert game.hands[1] == (R2, Y1, Y1)
     assert game.hand_positions == ((0, 1, 2), (3, 5, 6))
     assert game.view(0).knowledge[1][2] == Knowledge((0, 1), (0, 1), False, False)
+    view = game.view(0)
     assert game.score == 1
-    assert game.view(0).fireworks == (1, 0)
-    assert game.view(0).turns_left is None
-    assert game.view(0).deck_size == 1
+    assert view.fireworks == (1, 0)
+    assert view.turns_left is None
+    assert view.deck_size == 1
 
     discard = game.apply(Action("discard", slot=0))
     assert discard == Event(0, Action("discard", slot=0), card=R1)
@@ -61,7 +65,8 @@ def test_a_game_goes_like_this() -> None:
     assert game.view(0).deck_size == 0
     assert game.view(0).turns_left == 2
 
-    game.apply(Action("play", slot=0))  # R2 completes red; hints were full, so none comes back
+    # R2 completes red; hints were full, so none comes back.
+    game.apply(Action("play", slot=0))
     assert game.score == 2
     assert game.hints == 3
     assert game.view(1).turns_left == 1
@@ -101,8 +106,9 @@ def test_an_illegal_move_lists_the_legal_ones_and_changes_nothing(action: Action
         "Play 0, Play 1, Play 2, Hint player_1 red, Hint player_1 yellow, Hint player_1 1, "
         "Hint player_1 2"
     )
-    message = f"not legal for player_0 now; choose one of: {legal}."
-    with pytest.raises(IllegalActionError, match=re.escape(message)):
+    with pytest.raises(
+        IllegalActionError, match=re.escape(f"not legal for player_0 now; choose one of: {legal}.")
+    ):
         game.apply(action)
     assert game.view(0) == before
     texts = [format_action(move, style="full", num_players=2) for move in game.legal_actions()]
@@ -143,14 +149,11 @@ def test_every_action_of_every_board_is_read_back(
 ) -> None:
     spec = make_spec(preset, num_players)
     for player, actions in enumerate(load_rules(spec).actions):
-        texts = set()
-        for action in actions:
-            text = format_action(action, style=style, num_players=num_players)
-            texts.add(text)
+        texts = [format_action(action, style=style, num_players=num_players) for action in actions]
+        assert len(set(texts)) == len(actions)
+        for action, text in zip(actions, texts, strict=True):
             for spelling in (text, text.upper(), text.lower()):
-                parsed = parse_action(spelling, num_players=num_players, player=player)
-                assert parsed == action
-        assert len(texts) == len(actions)
+                assert parse_action(spelling, num_players=num_players, player=player) == action
 
 
 @pytest.mark.parametrize(
@@ -172,41 +175,41 @@ def test_player_1_of_2_means_this_move(text: str, action: Action) -> None:
     assert parse_action(text, num_players=2, player=1) == action
 
 
-NO_MOVES = (
-    "",
-    " ",
-    "Play",
-    "Play x",
-    "Play 10",
-    "Play -1",
-    "Play0",
-    "Hint",
-    "Hint 0",
-    "Hint 6",
-    "Hint purple",
-    "Hint player_5 R",
-    "Hint player_1",
-    "Hint player_1 red 2",
-    "Play 0 1",
-    "Play 0\nDiscard 1",
-    "Play\n0",
-    "I play 0",
-    "Play 0.",
-    "Play ٣",
-    "diſcard 1",
-    "\x00",
-    "\ud800",
-    "Play 0\x00",
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "Play",
+        "Play x",
+        "Play 10",
+        "Play -1",
+        "Play0",
+        "Hint",
+        "Hint 0",
+        "Hint 6",
+        "Hint purple",
+        "Hint player_5 R",
+        "Hint player_1",
+        "Hint player_1 red 2",
+        "Play 0 1",
+        "Play 0\nDiscard 1",
+        "Play\n0",
+        "I play 0",
+        "Play 0.",
+        "Play ٣",
+        "diſcard 1",
+        "\x00",
+        "\ud800",
+        "Play 0\x00",
+    ],
 )
-
-
-@pytest.mark.parametrize("text", NO_MOVES)
-def test_this_text_is_no_move(text: str) -> None:
+def test_these_texts_are_no_move(text: str) -> None:
     assert parse_action(text, num_players=2, player=0) is None
 
 
 @pytest.mark.parametrize("text", ["Hint R", "Hint 2", "Hint red"])
-def test_a_hint_without_a_target_is_no_move_among_three(text: str) -> None:
+def test_a_hint_among_three_players_has_to_name_its_player(text: str) -> None:
     assert parse_action(text, num_players=3, player=0) is None
 
 

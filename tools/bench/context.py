@@ -59,5 +59,4 @@ def board_of(settings: Settings) -> EnvConfig:
     """
     from hanabi_grpo.rollout.datasets import training_rows
 
-    first_row = training_rows(settings)[0]
-    return EnvConfig.parse(first_row["env_config"])
+    return EnvConfig.parse(training_rows(settings)[0]["env_config"])
