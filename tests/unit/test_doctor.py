@@ -26,7 +26,7 @@ from doctor_machines import (
     only,
 )
 from hanabi_grpo.cli import app
-from hanabi_grpo.commands.doctor import games, machine, model, software
+from hanabi_grpo.commands.doctor import games, machine, memory, model, software
 from hanabi_grpo.commands.doctor.check import Check, ok
 from hanabi_grpo.commands.doctor.command import Probe, make_checks
 from hanabi_grpo.commands.doctor.context import Context, read_chat
@@ -362,8 +362,8 @@ def test_a_whole_model_is_described_and_its_memory_compared(folder: Path, tmp_pa
     check = only(find(model.chat_checks, MODEL=bare))
     assert check.status == "fail" and "no chat template" in check.finding
     usual = {"MODEL": folder, "VLLM_SERVER_PORT": 18125, "DATASET": "none"}
-    assert only(find(model.memory_checks, **usual)).status in ("ok", "warn")
-    check = only(find(model.memory_checks, PER_DEVICE_TRAIN_BATCH_SIZE=10**9, **usual))
+    assert only(find(memory.memory_checks, **usual)).status in ("ok", "warn")
+    check = only(find(memory.memory_checks, PER_DEVICE_TRAIN_BATCH_SIZE=10**9, **usual))
     assert check.status == "warn" and "GiB are free" in check.finding
 
 
@@ -386,7 +386,7 @@ def test_a_missing_model_names_the_command_that_makes_or_fetches_it(
     ):
         check = only(find(model.model_checks, shell=shell, **given))
         assert check.status == status and check.remedy.startswith(remedy)
-    for function in (model.chat_checks, model.memory_checks):
+    for function in (model.chat_checks, memory.memory_checks):
         assert only(find(function, MODEL="/no/model")).status == "skip"
 
 
@@ -420,7 +420,7 @@ def test_a_dataset_and_the_batch_are_shown_in_the_words_of_train_or_what_train_w
 
 
 def test_a_budget_counts_every_message_and_full_replies_of_any_environment(folder: Path) -> None:
-    budget = measure_budget([LAPTOP], read_chat(folder, False), 10)
+    budget = measure_budget([LAPTOP], read_chat(folder, thinking=False), 10)
     assert budget.turns == 6 and budget.longest("game") == budget.prompts("game") + 60
     assert budget.reply == 10
     # The first of two who check and bet in turn acts at most twice in Kuhn's three steps.
@@ -432,7 +432,7 @@ def test_a_budget_counts_every_message_and_full_replies_of_any_environment(folde
 
 def test_the_context_is_compared_with_the_longest_game(folder: Path, tmp_path: Path) -> None:
     usual = {"MODEL": folder, "DATASET": dataset(tmp_path / "d.jsonl")}
-    longest = measure_budget([LAPTOP], read_chat(folder, False), 4).longest("game")
+    longest = measure_budget([LAPTOP], read_chat(folder, thinking=False), 4).longest("game")
     fits = only(find(games.context_checks, HANABI_MAX_MODEL_LEN=longest, **usual))
     assert fits.status == "ok" and f"= {longest} of HANABI_MAX_MODEL_LEN={longest}" in fits.finding
     short = only(find(games.context_checks, HANABI_MAX_MODEL_LEN=longest - 1, **usual))

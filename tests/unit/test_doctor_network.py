@@ -24,7 +24,7 @@ def test_a_port_is_free_or_what_holds_it_is_named_and_never_told_to_be_ended() -
         assert only(find(port_checks, PORT=port)).finding == f"127.0.0.1:{port} is free"
     with answering(200, "hello") as port:
         check = only(find(port_checks, PORT=port))
-    assert check.status == "fail" and check.finding.endswith(f":{port} is held by something else")
+    assert check.status == "fail" and check.finding.endswith(f":{port} is used by another program")
     move, look = check.remedy.splitlines()
     assert move.startswith("export PORT=") and look.startswith(f"ss -ltnp 'sport = :{port}'")
     assert only(find(port_checks, PORT=move.split("=")[-1])).status == "ok"

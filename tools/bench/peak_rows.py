@@ -9,7 +9,7 @@ from bench.context import Bench
 from bench.logit_rows import peak
 from bench.row import Row, at_most
 from bench.training_rows import made_rows, with_adapter
-from hanabi_grpo.commands.doctor.model import BYTES, batch_parts
+from hanabi_grpo.commands.doctor.memory import BYTES, ModelSizes, batch_parts
 
 if TYPE_CHECKING:
     import torch
@@ -46,8 +46,16 @@ async def predicted_peaks(bench: Bench) -> list[Row]:
         tokens = 4096 if name == "float32" else 2048
         rows = made_rows(num_games=8, turns=1, prompt=tokens // 16, reply=tokens // 16, seed=0)
         config = {**sizes, "num_key_value_heads": 2, "vocab_size": VOCABULARY}
-        options = {"size": BYTES[name], "rank": RANK, "checkpointed": checkpointed, "whole": whole}
-        expected = sum(batch_parts(config, tokens, tokens // 2, **options).values())
+        predicted = batch_parts(
+            ModelSizes.from_config(config),
+            tokens,
+            tokens // 2,
+            bytes_per_number=BYTES[name],
+            rank=RANK,
+            checkpointed=checkpointed,
+            whole=whole,
+        )
+        expected = sum(predicted.values())
         measured = peak(_model(config, checkpointed), getattr(torch, name), rows, whole)
         words = (
             f"{sizes['hidden_size']} wide",
