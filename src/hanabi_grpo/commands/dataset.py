@@ -19,12 +19,12 @@ def dataset(
         ),
     ],
     out: Annotated[Path, typer.Option(help="File to write.")],
-    env: Annotated[str | None, typer.Option(help="Environment [default: HANABI_ENV].")] = None,
+    env: Annotated[str | None, typer.Option(help="Environment.", show_default="HANABI_ENV")] = None,
     players: Annotated[
-        int | None, typer.Option(help="Number of players [default: HANABI_PLAYERS].")
+        int | None, typer.Option(help="Number of players.", show_default="HANABI_PLAYERS")
     ] = None,
     observation: Annotated[
-        str | None, typer.Option(help="compact or full [default: HANABI_OBSERVATION].")
+        str | None, typer.Option(help="compact or full.", show_default="HANABI_OBSERVATION")
     ] = None,
     suite: Annotated[str, typer.Option(help="Suite that the tasks are drawn from.")] = "train",
     num_tasks: Annotated[

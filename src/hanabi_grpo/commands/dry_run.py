@@ -121,9 +121,7 @@ def _describe(terminal: Terminal, loaded: LoadedSettings, start: PlannedStart | 
         timeout = f"{loaded.settings.server_timeout:g} s"
         then = f"after waiting up to {timeout} for the server at {start.url}"
     return (
-        "dry run: nothing was started. Without --dry-run this would be:\n"
-        f"    {command}\n"
-        f"    {then}"
+        f"dry run: nothing was started. Without --dry-run this would be:\n    {command}\n    {then}"
     )
 
 

@@ -58,8 +58,8 @@ def evaluate(
             metavar="LINEUP",
             help="Policies that play: one for all seats, or one for each seat with commas. A "
             "policy is served, player_1@latest, base, the folder of a checkpoint or run, "
-            "wandb:team/project/name:alias, hf:org/repo, or a script such as iggi "
-            "[default: served].",
+            "wandb:team/project/name:alias, hf:org/repo, or a script such as iggi.",
+            show_default="served",
         ),
     ] = None,
     tasks: Annotated[
@@ -71,7 +71,7 @@ def evaluate(
     players: Players = None,
     temperature: Temperature = None,
     label: Annotated[
-        str | None, typer.Option(help="Name in the tables [default: the lineup].")
+        str | None, typer.Option(help="Name in the tables.", show_default="the lineup")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the result as JSON to this file.")] = None,
     as_json: AsJson = False,

@@ -32,7 +32,8 @@ def teams(
         typer.Argument(
             metavar="WORKFLOW=LINEUP",
             help="A workflow and the policies that play it, as in evaluate, e.g. debate=served "
-            "summary=outputs/run vote=noisy [default: served in the environment of the settings].",
+            "summary=outputs/run vote=noisy.",
+            show_default="served in the environment of the settings",
         ),
     ] = None,
     tasks: Annotated[int, typer.Option(help="Number of held-out problems.")] = 500,

@@ -14,25 +14,25 @@ from hanabi_grpo.settings.defaults import LAPTOP, TINY_MODEL, tiny_model_folder
 def tiny_model(
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of the model [default: that of MODEL for this board]."),
+        typer.Option(help="Folder of the model.", show_default="that of MODEL for this board"),
     ] = None,
-    env: Annotated[str | None, typer.Option(help="Environment [default: HANABI_ENV].")] = None,
+    env: Annotated[str | None, typer.Option(help="Environment.", show_default="HANABI_ENV")] = None,
     preset: Annotated[
         list[str] | None,
         typer.Option(
-            help="Preset, may be repeated [default: HANABI_PRESET]. One of another environment: "
-            "kuhn_poker:kuhn_poker."
+            help="Preset, may be repeated. One of another environment: kuhn_poker:kuhn_poker.",
+            show_default="HANABI_PRESET",
         ),
     ] = None,
     players: Annotated[
-        int | None, typer.Option(help="Number of players [default: HANABI_PLAYERS].")
+        int | None, typer.Option(help="Number of players.", show_default="HANABI_PLAYERS")
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Random seed [default: SEED].")
+        int | None, typer.Option(min=0, help="Random seed.", show_default="SEED")
     ] = None,
     steps: Annotated[
         int | None,
-        typer.Option(min=1, help="Optimizer steps [default: 900 in Hanabi, 300 elsewhere]."),
+        typer.Option(min=1, help="Optimizer steps.", show_default="900 in Hanabi, 300 elsewhere"),
     ] = None,
     games: Annotated[
         int | None, typer.Option(min=1, help="Games of each preset that it learns from.")

@@ -204,9 +204,7 @@ def wait_for_server(
             f"{server_name(first)}"
         )
     command = server_command(replace(loaded, settings=first))
-    waiting.wait_for_server(
-        first, say, server_command=command, remind=remind, poll=poll, look=look
-    )
+    waiting.wait_for_server(first, say, server_command=command, remind=remind, poll=poll, look=look)
 
 
 def _become_trainer(

@@ -1,4 +1,4 @@
-"""The checks of a training run that need neither model nor server: `train` and the doctor make them."""
+"""Checks of a training run that need neither model nor server, for `train` and the doctor."""
 
 import os
 from collections.abc import Mapping, Sequence

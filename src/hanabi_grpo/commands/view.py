@@ -39,7 +39,7 @@ def view(
     ] = None,
     game: Annotated[int | None, typer.Option(help="Show only the game of this number.")] = None,
     step: Annotated[
-        int | None, typer.Option(help="Recorded step of a run [default: the last].")
+        int | None, typer.Option(help="Recorded step of a run.", show_default="the last")
     ] = None,
     prompts: Annotated[
         bool, typer.Option("--prompts", help="Show the prompts of the players too.")

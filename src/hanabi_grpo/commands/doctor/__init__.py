@@ -5,9 +5,12 @@ the doctor calls that same function, so that both agree on what is refused and w
 
 - `check`: one result, and how results are printed.
 - `context`: settings, model, dataset and servers, each read once for all checks.
-- `software`, `gpus`, `machine`: packages, engine, compiler and W&B; GPUs; run folder, disk and shared
-  memory.
-- `games`, `model`, `server`: dataset, batch and context length; the model folder; ports and servers.
+- `software`: packages, engine, compiler and W&B.
+- `gpus`: the GPUs and how both terminals share them.
+- `machine`: run folder, disk and shared memory.
+- `games`: dataset, batch and context length.
+- `model`: the model folder and its chat template.
+- `server`: ports and servers.
 - `memory`, `budget`: arithmetic of the memory and the time that a step takes.
 """
 

@@ -47,7 +47,7 @@ class Check:
 
     @property
     def see(self) -> str:
-        """The section of the docs, e.g. "docs/troubleshooting.md#run-folder"; empty without need."""
+        """The section of the docs, e.g. "docs/troubleshooting.md#run-folder"; "" if all is well."""
         if self.status not in ("warn", "fail"):
             return ""
         return f"{PAGE}#{self.name.replace(' ', '-')}"
@@ -114,7 +114,7 @@ def report_json(checks: Sequence[Check]) -> dict[str, Any]:
     return {"checks": rows, **_count(checks)}
 
 
-def _count(checks: Sequence[Check]) -> dict[Status, int]:
+def _count(checks: Sequence[Check]) -> dict[str, int]:
     """Count the checks of every status, in the order in which they are printed."""
     counts = Counter(check.status for check in checks)
-    return {status: counts[status] for status in _MARKS}
+    return {str(status): counts[status] for status in _MARKS}

@@ -150,7 +150,7 @@ class Context:
 
     @property
     def server_is_up(self) -> bool:
-        """True when the rollout server runs on this machine, so that its memory is taken already."""
+        """True when the rollout server runs on this machine, and has taken its memory."""
         first, health = self.healths[0]
         return first.vllm_server_host in LOCAL and is_rollout_server(health)
 
@@ -164,7 +164,7 @@ class Context:
 
     @cached_property
     def rows(self) -> list[dict[str, Any]] | None:
-        """The rows of the dataset; None where they are not valid, as the check `dataset` reports."""
+        """The rows of the dataset; None where they are not valid, which `dataset` reports."""
         try:
             return training_rows(self.settings)
         except HanabiGrpoError:

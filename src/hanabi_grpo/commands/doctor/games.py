@@ -1,7 +1,6 @@
 """Checks of the dataset, of the arithmetic of a step, and of the length of conversations."""
 
 import math
-from collections.abc import Iterator
 
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.commands.doctor.context import Context, amount
@@ -61,10 +60,7 @@ def context_checks(context: Context) -> Check:
         return skip("context", "needs the model, its chat template and the dataset")
     longest = budget.longest(budget.memory)
     remedies = _ways_to_fit(context, budget, model_limit)
-    if budget.memory == "game":
-        first_message = budget.opening
-    else:
-        first_message = budget.alone
+    first_message = budget.opening if budget.memory == "game" else budget.alone
     first_reply_ends = first_message + budget.reply
     if first_reply_ends > limit:
         finding = (

@@ -222,8 +222,9 @@ def _check_sizes(
         use_profile: What to type where they do not fit.
     """
     if needed > len(gpus):
-        has = f"the terminal has {len(gpus)} ({','.join(gpus)})"
-        return fail(name, f"{sizes} needs {needed} GPUs, {has}", use_profile)
+        listed = ",".join(gpus)
+        finding = f"{sizes} needs {needed} GPUs, the terminal has {len(gpus)} ({listed})"
+        return fail(name, finding, use_profile)
     if needed < len(gpus):
         finding = f"{sizes} uses {needed} of {len(gpus)} GPUs; the others stay idle"
         return warn(name, finding, use_profile)

@@ -73,13 +73,15 @@ def disk_checks(context: Context) -> Check:
     if not os.access(parent, os.W_OK):
         remedy = 'export OUTPUT_DIR="$HOME/hanabi-run"'
         return fail("disk", f"{parent} cannot be written to", remedy)
-    space = f"{amount(free, 'B')} free at {parent}"
+    free_amount = amount(free, "B")
     if not context.adapter_parameters:
-        return skip("disk", f"{space}; the size of a checkpoint needs the model")
+        finding = f"{free_amount} free at {parent}; the size of a checkpoint needs the model"
+        return skip("disk", finding)
     parameters = context.adapter_parameters * context.num_adapters
     checkpoint = _CHECKPOINT_BYTES_PER_PARAMETER * parameters
     kept = settings.save_total_limit
-    finding = f"{space}, checkpoints take {kept} × {amount(checkpoint, 'B')}"
+    size = amount(checkpoint, "B")
+    finding = f"{free_amount} free at {parent}, checkpoints take {kept} × {size}"
     # A new checkpoint is written before the oldest one is deleted.
     if free < (kept + 1) * checkpoint:
         remedy = f'df -h {parent}\nexport OUTPUT_DIR="a folder on a larger disk" SAVE_TOTAL_LIMIT=1'
@@ -88,7 +90,7 @@ def disk_checks(context: Context) -> Check:
 
 
 def shared_memory_checks(context: Context) -> Check | None:
-    """Compare shared memory with the server's adapters and with what parallel processes exchange."""
+    """Compare shared memory with the adapters and with what parallel processes exchange."""
     settings = context.settings
     if not context.serves and settings.nproc_per_node == 1:
         return None

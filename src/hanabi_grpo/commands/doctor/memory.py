@@ -87,9 +87,9 @@ def memory_checks(context: Context) -> Check:
         trainer = sum(trainer_parts(context, sizes).values())
     estimates = []
     if server:
-        estimates.append(f"server about {_gib(server)}")
+        estimates.append(f"server about {server / _GIB:.1f} GiB")
     if trainer:
-        estimates.append(f"trainer up to {_gib(trainer)}")
+        estimates.append(f"trainer up to {trainer / _GIB:.1f} GiB")
     if not estimates:
         return skip("memory", "the server is running already")
     estimate = " and ".join(estimates)
@@ -103,14 +103,15 @@ _SMALLER = "export HANABI_TOKENS_PER_MICRO_BATCH=1024 HANABI_MAX_MODEL_LEN=1024"
 
 def _compare_with_main_memory(estimate: str, needed: float) -> Check:
     free = psutil.virtual_memory().available
+    free_gib = free / _GIB
     if needed > free:
-        finding = f"{estimate}, but {_gib(free)} are free"
+        finding = f"{estimate}, but {free_gib:.1f} GiB are free"
         return warn("memory", finding, f"free -h\n{_SMALLER}")
-    return ok("memory", f"{estimate}; {_gib(free)} are free")
+    return ok("memory", f"{estimate}; {free_gib:.1f} GiB are free")
 
 
 def _compare_with_gpus(context: Context, estimate: str, server: float, trainer: float) -> Check:
-    """Compare the server with the engine's share of the smallest GPU, the trainer with all of it."""
+    """Compare the server with the engine's share of the smallest GPU, the trainer with all."""
     gpus, reason = list_gpus(context.shell.get("PATH"))
     total = min((gpu.total for gpu in gpus), default=0) << 20
     if not total:
@@ -118,17 +119,13 @@ def _compare_with_gpus(context: Context, estimate: str, server: float, trainer: 
         return skip("memory", f"{estimate} on each GPU; what there is is not known ({reason})")
     share = context.settings.gpu_memory_utilization * total
     if server > share:
-        finding = f"{estimate} on each GPU, but the engine gets {_gib(share)}"
+        finding = f"{estimate} on each GPU, but the engine gets {share / _GIB:.1f} GiB"
         remedy = "export HANABI_MAX_MODEL_LEN=4096 VLLM_TENSOR_PARALLEL_SIZE=2"
         return warn("memory", finding, remedy)
     if trainer > total:
-        finding = f"{estimate} on each GPU, which has {_gib(total)}"
+        finding = f"{estimate} on each GPU, which has {total / _GIB:.1f} GiB"
         return warn("memory", finding, f"export DEEPSPEED=zero3\n{_SMALLER}")
-    return ok("memory", f"{estimate} on each GPU of {_gib(total)}")
-
-
-def _gib(size: float) -> str:
-    return f"{size / _GIB:.1f} GiB"
+    return ok("memory", f"{estimate} on each GPU of {total / _GIB:.1f} GiB")
 
 
 def server_parts(context: Context, sizes: ModelSizes) -> dict[str, float]:
@@ -160,7 +157,7 @@ def trainer_parts(context: Context, sizes: ModelSizes) -> dict[str, float]:
     """Return the bytes of each part of one trainer process, with its largest micro-batch."""
     settings = context.settings
     is_sharded = settings.deepspeed == "zero3"
-    weights = context.num_parameters * BYTES[settings.dtype]
+    weights: float = context.num_parameters * BYTES[settings.dtype]
     if is_sharded:
         weights /= settings.nproc_per_node
     # Adapters are float32 whatever the base model is.
@@ -196,11 +193,8 @@ def _largest_micro_batch(context: Context) -> tuple[float, float]:
         reply_share = min(replies / longest, 1.0)
     length = min(settings.max_model_len, longest)
     limit = tokens_per_micro_batch(settings)
-    if limit:
-        # A sequence that is longer than the limit makes a micro-batch of its own.
-        tokens = max(limit, length)
-    else:
-        tokens = settings.per_device_train_batch_size * length
+    # A sequence that is longer than the limit makes a micro-batch of its own.
+    tokens = max(limit, length) if limit else settings.per_device_train_batch_size * length
     return tokens, tokens * reply_share
 
 

@@ -35,11 +35,11 @@ def package_checks(context: Context) -> Iterator[Check]:
     problems = []
     for requirement in [*required, *extras]:
         version = installed_version(requirement.name)
-        needed = f"(needed: {requirement.specifier})"
+        needed = requirement.specifier
         if version is None:
-            problems.append(f"{requirement.name} is missing {needed}")
-        elif not requirement.specifier.contains(version, prereleases=True):
-            problems.append(f"{requirement.name} {version} {needed}")
+            problems.append(f"{requirement.name} is missing (needed: {needed})")
+        elif not needed.contains(version, prereleases=True):
+            problems.append(f"{requirement.name} {version} (needed: {needed})")
     if problems:
         yield fail("packages", "; ".join(problems), _INSTALL)
     else:
