@@ -1,6 +1,4 @@
-"""R19: the memory that the doctor predicts for a micro-batch, against the allocator's peak on the
-CPU.
-"""
+"""R19: the memory that the doctor predicts for a micro-batch, and the allocator's peak on a CPU."""
 
 import itertools
 from typing import TYPE_CHECKING, Any
@@ -46,8 +44,10 @@ async def predicted_peaks(bench: Bench) -> list[Row]:
         tokens = 4096 if name == "float32" else 2048
         rows = made_rows(num_games=8, turns=1, prompt=tokens // 16, reply=tokens // 16, seed=0)
         config = {**sizes, "num_key_value_heads": 2, "vocab_size": VOCABULARY}
+        model_sizes = ModelSizes.from_config(config)
+        assert model_sizes is not None
         predicted = batch_parts(
-            ModelSizes.from_config(config),
+            model_sizes,
             tokens,
             tokens // 2,
             bytes_per_number=BYTES[name],

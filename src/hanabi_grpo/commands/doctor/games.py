@@ -123,8 +123,9 @@ def history_checks(context: Context) -> Check:
         fits = "fits" if longest <= limit else "does not fit"
         tokens = amount(budget.of_game(memory))
         costs.append(f"{memory}: {tokens} tokens, the longest sequence {longest} ({fits})")
-    chosen = f"HANABI_MEMORY={budget.memory}"
-    head = f"{chosen}; the longest game ({budget.preset}) gives to training with"
+    head = (
+        f"HANABI_MEMORY={budget.memory}; training on the longest game ({budget.preset}) takes, with"
+    )
     return ok("history", f"{head} {'; '.join(costs)}")
 
 
