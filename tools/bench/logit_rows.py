@@ -14,7 +14,7 @@ from bench.training_rows import learn, made_rows, with_adapter
 if TYPE_CHECKING:
     import torch
 
-    from hanabi_grpo.training.batching import TokenRow
+    from hanabi_grpo.training.micro_batch import TokenRow
 
 TARGET = at_most(0.1)
 VOCABULARY = 4096

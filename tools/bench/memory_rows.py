@@ -15,7 +15,7 @@ from bench.training_rows import bot_rows, learn, with_adapter
 
 if TYPE_CHECKING:
     from hanabi_grpo.envs.config import Memory
-    from hanabi_grpo.training.batching import TokenRow
+    from hanabi_grpo.training.micro_batch import TokenRow
 
 TARGET = at_most(0.5)
 _GAMES = 8

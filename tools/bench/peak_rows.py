@@ -12,7 +12,7 @@ from bench.context import Bench
 from bench.logit_rows import peak
 from bench.row import Row, at_most
 from bench.training_rows import made_rows, with_adapter
-from hanabi_grpo.commands.doctor.model import BYTES, batch_parts
+from hanabi_grpo.commands.doctor.memory import BYTES, ModelSizes, batch_parts
 
 if TYPE_CHECKING:
     import torch
@@ -98,11 +98,13 @@ def _compare(sizes: Mapping[str, int], dtype: str, *, checkpointed: bool, whole:
     half = tokens // _NUM_GAMES // 2
     rows = made_rows(num_games=_NUM_GAMES, turns=1, prompt=half, reply=half, seed=0)
     config = {**sizes, "num_key_value_heads": 2, "vocab_size": VOCABULARY}
+    model_sizes = ModelSizes.from_config(config)
+    assert model_sizes is not None
     parts = batch_parts(
-        config,
+        model_sizes,
         tokens,
         tokens // 2,
-        size=BYTES[dtype],
+        bytes_per_number=BYTES[dtype],
         rank=RANK,
         checkpointed=checkpointed,
         whole=whole,

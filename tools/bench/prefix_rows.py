@@ -8,10 +8,10 @@ from bench.context import Bench
 from bench.pairing import Measure, measure_pairs, ratios_of
 from bench.row import Row
 from bench.stand_in import compact_config
-from bench.training_rows import bot_rows, gradient_of, learn, small_model
+from bench.training_rows import bot_rows, gradient_of, learn, micro_batches_of, small_model
 
 if TYPE_CHECKING:
-    from hanabi_grpo.training.batching import TokenRow
+    from hanabi_grpo.training.micro_batch import TokenRow
 
 _NOISE = 0.2
 """Share of the bot's moves that are random.
@@ -21,7 +21,6 @@ A team in the middle of its training plays about as much alike."""
 
 async def shared_beginnings(bench: Bench) -> list[Row]:
     """R8b, without an engine: the first player's sequences of one step's groups."""
-    from hanabi_grpo.training.batching import cut_rows
     from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 
     settings = bench.settings
@@ -45,10 +44,7 @@ async def shared_beginnings(bench: Bench) -> list[Row]:
     gradient = gradient_of(sharing)
     expected = gradient_of(plain)
     cosine = float((gradient @ expected) / (gradient.norm() * expected.norm()))
-    micro_batches = [
-        len(cut_rows(rows, tokens=limit, parts=1, rank=0, world_size=1, shared=shared))
-        for shared in (True, False)
-    ]
+    micro_batches = [len(micro_batches_of(rows, limit, "cpu", shared)) for shared in (True, False)]
     return [
         Row(
             id="R8b",

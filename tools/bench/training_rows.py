@@ -16,7 +16,7 @@ from hanabi_grpo.envs.hanabi.config import EnvConfig
 
 if TYPE_CHECKING:
     from hanabi_grpo.envs.base import Policy
-    from hanabi_grpo.training.batching import TokenRow
+    from hanabi_grpo.training.micro_batch import MicroBatch, TokenRow
 
 _PLAYER = "player_0"
 _VOCABULARY = 200
@@ -139,7 +139,7 @@ def made_rows(
         reply: Tokens of its reply.
         seed: Of the tokens.
     """
-    from hanabi_grpo.training.batching import TokenRow
+    from hanabi_grpo.training.micro_batch import TokenRow
 
     rng = random.Random(seed)
     mask = ([False] * prompt + [True] * reply) * turns
@@ -242,11 +242,17 @@ def learn(
     num_reply_tokens = sum(sum(row.mask) for row in rows)
     num_tokens = max(num_reply_tokens, 1)
     with Stopwatch() as watch:
-        for batch in _cut(rows, limit, model.device, shared):
-            data = batch["grpo_batch"]
-            ids, mask = batch["model_inputs"]["input_ids"], data.completion_mask
-            logps = reply_logps(model, model, ids, mask, 1.0, data.tree, whole_logits=whole_logits)
-            loss = -(logps * data.advantages).sum() / num_tokens
+        for batch in micro_batches_of(rows, limit, model.device, shared):
+            logps = reply_logps(
+                model,
+                model,
+                batch.ids,
+                batch.reply_mask,
+                1.0,
+                batch.tree,
+                whole_logits=whole_logits,
+            )
+            loss = -(logps * batch.advantages).sum() / num_tokens
             loss.backward()
         _wait_for(model.device)
     return watch.measure(num_tokens)
@@ -264,12 +270,12 @@ async def useful_share_of_bots(
         seed: Of the first game.
     """
     from hanabi_grpo.envs.hanabi.environment import HANABI
-    from hanabi_grpo.training.batching import useful_share
+    from hanabi_grpo.training.micro_batch import useful_share
 
     tasks = [(seed * num_games + game, game) for game in range(num_games)]
     batches = []
     for rows_of_player in await bot_rows(HANABI.policies["random"](), config, tasks):
-        batches += _cut(rows_of_player, limit, "cpu")
+        batches += micro_batches_of(rows_of_player, limit, "cpu")
     return useful_share(batches)
 
 
@@ -288,7 +294,7 @@ async def bot_rows(
     from hanabi_grpo.envs.recording import Recording
     from hanabi_grpo.envs.referee import play_scripts
     from hanabi_grpo.sft.encoding import Encoder
-    from hanabi_grpo.training.batching import TokenRow
+    from hanabi_grpo.training.micro_batch import TokenRow
 
     setup = Setup(HANABI, config)
     encoder = Encoder(
@@ -307,14 +313,23 @@ async def bot_rows(
     return rows
 
 
-def _cut(
+def micro_batches_of(
     rows: Sequence["TokenRow"], limit: int, device: Any, shared: bool = False
-) -> list[dict[str, Any]]:
+) -> "list[MicroBatch]":
+    """Return the rows as micro-batches of one player and one process, see `batching.cut_rows`."""
     import torch
 
-    from hanabi_grpo.training.batching import collate, cut_rows
+    from hanabi_grpo.training.batching import CutPlan, cut_rows
+    from hanabi_grpo.training.micro_batch import collate
 
-    parts = cut_rows(list(rows), tokens=limit, parts=1, rank=0, world_size=1, shared=shared)
+    cut = CutPlan(
+        tokens_per_micro_batch=limit,
+        micro_batches_per_player=1,
+        rank=0,
+        world_size=1,
+        shares_prefixes=shared,
+    )
+    parts = cut_rows(list(rows), cut)
     return [collate(part, _PLAYER, 1, 0, torch.device(device), shared) for part in parts]
 
 
