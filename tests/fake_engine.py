@@ -11,6 +11,7 @@ from hanabi_grpo.agents.served_model import Model
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
 from hanabi_grpo.rollout.chat import ChatFormat
+from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.rollout.messages import RequestedTask, RolloutRequest, read_tasks
 from hanabi_grpo.rollout.sampler import AdapterHandle, Sample, Sampler, SamplingConfig
 from hanabi_grpo.server.adapter_store import AdapterStore
@@ -140,6 +141,19 @@ def make_scheduler(
 def task(seed: int, config: EnvConfig = LAPTOP) -> dict[str, Any]:
     """One task as `RolloutClient.play` takes it."""
     return {"env_config": config.model_dump(mode="json"), "suite": "train", "seed": seed}
+
+
+def task_row(number: int, config: EnvConfig = LAPTOP) -> TaskRow:
+    """Return what `task` asks for, as a task of a run."""
+    asked = task(number, config)
+    return TaskRow(
+        messages=(),
+        env="hanabi",
+        env_config=asked["env_config"],
+        suite=asked["suite"],
+        seed=number,
+        number=number,
+    )
 
 
 def tasks_of(

@@ -14,7 +14,7 @@ FULL = {
     "iggi": {2: 17.56, 3: 16.97, 4: 16.19, 5: 15.17},
     "piers": {2: 17.52, 3: 17.69, 4: 17.09},
     "outer": {2: 14.76, 3: 14.79, 4: 13.31, 5: 12.83},
-    # This project's own, of another 1000 tasks.
+    # This project's own, of another 1000 deals.
     "focus-bot": {2: 21.20, 3: 20.16, 4: 20.16, 5: 19.21},
 }
 """Points on Full by number of players."""
@@ -46,29 +46,38 @@ REFERENCE_ERROR = 0.03
 """Standard error of the figures above, at most about this."""
 
 
-def check(name: str, preset: str, num_players: int, mean: float, num_games: int) -> None:
+def check_score(name: str, preset: str, num_players: int, mean: float, num_games: int) -> None:
+    """Compare a team of one bot with a published mean.
+
+    Args:
+        name: The bot.
+        preset: The board.
+        num_players: Players of the game.
+        mean: The published score.
+        num_games: Games to play.
+    """
     config = EnvConfig(preset=preset, players=num_players)
+    team = [name] * num_players
+    scores = []
     # On the smallest boards half of the decks are held out, so both halves are played.
-    scores = [
-        scripted_game(config, [name] * num_players, suite=suite, seed=seed).score
-        for suite in ("test", "train")
-        for seed in range(num_games // 2)
-    ]
+    for suite in ("test", "train"):
+        for seed in range(num_games // 2):
+            scores.append(scripted_game(config, team, suite=suite, seed=seed).score)
     error = (stdev(scores) ** 2 / num_games + REFERENCE_ERROR**2) ** 0.5
     assert abs(fmean(scores) - mean) < 4 * error
 
 
-@pytest.mark.parametrize(
-    ("name", "players", "mean"), [(n, p, m) for n, row in FULL.items() for p, m in row.items()]
-)
+FULL_CASES = [(name, players, mean) for name, row in FULL.items() for players, mean in row.items()]
+SMALL_CASES = [(name, preset, mean) for name, row in SMALL.items() for preset, mean in row.items()]
+
+
+@pytest.mark.parametrize(("name", "players", "mean"), FULL_CASES)
 def test_a_bot_scores_on_full_what_others_measured(name: str, players: int, mean: float) -> None:
-    check(name, "full", players, mean, 400)
+    check_score(name, "full", players, mean, num_games=400)
 
 
-@pytest.mark.parametrize(
-    ("name", "preset", "mean"), [(n, p, m) for n, row in SMALL.items() for p, m in row.items()]
-)
+@pytest.mark.parametrize(("name", "preset", "mean"), SMALL_CASES)
 def test_a_bot_scores_on_small_boards_what_others_measured(
     name: str, preset: str, mean: float
 ) -> None:
-    check(name, preset, 2, mean, 1000)
+    check_score(name, preset, 2, mean, num_games=1000)

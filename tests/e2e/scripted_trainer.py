@@ -31,6 +31,7 @@ from hanabi_grpo.client.answers import RolloutResult, bad_return
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.rollout.chat import ChatFormat
+from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.rollout.loop import play_episode
 from hanabi_grpo.settings.partners import own_seats
 from hanabi_grpo.training import pipeline, policy
@@ -117,13 +118,11 @@ def _push(link: Any, model: Any, names: tuple[str, ...], version: int) -> None:
     link.model = model
 
 
-def _play(
-    link: Any, tasks: list[dict[str, Any]], names: tuple[str, ...], version: int
-) -> RolloutResult:
+def _play(link: Any, tasks: list[TaskRow], names: tuple[str, ...], version: int) -> RolloutResult:
     chat = ChatFormat.from_tokenizer(AutoTokenizer.from_pretrained(link.settings.model))
     groups: list[list[Episode]] = []
-    for task in tasks:
-        task = registry.setup(task["env"], task["env_config"]).task(task["suite"], task["seed"])
+    for row in tasks:
+        task = registry.setup(row.env, row.env_config).task(row.suite, row.seed)
         players = [_Player(chat, version)] * task.setup.spec.num_players
         played = [
             asyncio.run(play_episode(task, players, game=number))
@@ -144,8 +143,7 @@ def _play(
         groups[0][0] = dataclasses.replace(episode, turns=(bad, *episode.turns[1:]))
     if version in PLAN.get("empty", []):
         dropped = [
-            DroppedGame(suite="train", seed=task["seed"], game=0, reason="planted")
-            for task in tasks
+            DroppedGame(suite="train", seed=task.seed, game=0, reason="planted") for task in tasks
         ]
         return RolloutResult(groups=[[] for _ in tasks], dropped=tuple(dropped))
     link.spec_hashes = sorted({group[0].spec_hash for group in groups})

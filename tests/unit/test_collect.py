@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from hanabi_grpo.agents.script import make_script
@@ -32,38 +33,52 @@ def _folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def collect(*words: str) -> Any:
-    return RUNNER.invoke(app, ["collect", *words, "--out", "games"])
+def collect(*args: str) -> Result:
+    return RUNNER.invoke(app, ["collect", *args, "--out", "games"])
 
 
 def episodes() -> list[Episode]:
-    found, notes = read_recordings(recording_files(Path("games")))
+    recordings, notes = read_recordings(recording_files(Path("games")))
     assert notes == []
-    return [one.episode for one in found]
+    return [recording.episode for recording in recordings]
 
 
-def test_games_are_whole_episodes_in_rotating_seats_that_the_viewer_shows() -> None:
+def test_games_are_whole_episodes_in_rotating_seats() -> None:
     answer = collect("iggi,random", *ON_LAPTOP, "--tasks", "5", "--games", "3")
     assert answer.exit_code == 0, answer.output
-    found = episodes()
-    names = [(one.suite, one.seed, one.game) for one in found]
-    assert names == [("collect", task, game) for task in range(5) for game in range(3)]
-    assert [one.seats for one in found[::3]] == [
-        ("iggi", "random") if task % 2 == 0 else ("random", "iggi") for task in range(5)
-    ]
-    told = json.loads(Path("games/collection.json").read_text())
-    for one in found:
-        check_replay(Setup(HANABI, EnvConfig.parse(told["env_config"])), one)
-    assert (told["complete"], told["games_done"], told["lineup"], told["env"]) == (
-        True,
-        15,
-        "iggi,random",
-        "hanabi",
-    )
-    assert told["mean_score"] == pytest.approx(sum(one.result["score"] for one in found) / 15)
     assert "15 games of 5 tasks" in answer.stdout
-    shown = RUNNER.invoke(app, ["view", "games"])
-    assert shown.exit_code == 0 and "15 of 15 games" in shown.stdout
+    collected = episodes()
+    names = [(episode.suite, episode.seed, episode.game) for episode in collected]
+    assert names == [("collect", task, game) for task in range(5) for game in range(3)]
+    assert [episode.seats for episode in collected[::3]] == [
+        ("iggi", "random"),
+        ("random", "iggi"),
+        ("iggi", "random"),
+        ("random", "iggi"),
+        ("iggi", "random"),
+    ]
+
+
+def test_a_collection_says_what_it_holds() -> None:
+    assert collect("iggi,random", *ON_LAPTOP, "--tasks", "5", "--games", "3").exit_code == 0
+    collection_facts = json.loads(Path("games/collection.json").read_text())
+    assert collection_facts["complete"] is True
+    assert collection_facts["games_done"] == 15
+    assert collection_facts["lineup"] == "iggi,random"
+    assert collection_facts["env"] == "hanabi"
+    collected = episodes()
+    total = sum(episode.result["score"] for episode in collected)
+    assert collection_facts["mean_score"] == pytest.approx(total / 15)
+    setup = Setup(HANABI, EnvConfig.parse(collection_facts["env_config"]))
+    for episode in collected:
+        check_replay(setup, episode)
+
+
+def test_collected_games_are_shown_by_view() -> None:
+    assert collect("iggi,random", *ON_LAPTOP, "--tasks", "5", "--games", "3").exit_code == 0
+    answer = RUNNER.invoke(app, ["view", "games"])
+    assert answer.exit_code == 0
+    assert "15 of 15 games" in answer.stdout
 
 
 @pytest.mark.parametrize(
@@ -83,23 +98,27 @@ def test_prompts_of_scripts_are_those_that_a_model_is_shown(setup: Setup[Any], n
             referee.step({turn.player: turn.action})
 
 
-def test_the_same_command_again_does_nothing_more_deals_are_added_and_other_games_refused() -> None:
-    words = ["random", *ON_LAPTOP, "--games", "2"]
+def test_the_same_command_again_does_nothing_and_more_tasks_are_added() -> None:
+    args = ["random", *ON_LAPTOP, "--games", "2"]
     first = Path("games/games_000000.jsonl")
-    assert collect(*words, "--tasks", "3").exit_code == 0
+    assert collect(*args, "--tasks", "3").exit_code == 0
     before = first.read_bytes()
-    again = collect(*words, "--tasks", "3")
-    assert again.exit_code == 0
+    assert collect(*args, "--tasks", "3").exit_code == 0
     assert first.read_bytes() == before
-    assert collect(*words, "--tasks", "5").exit_code == 0
-    assert [(one.seed, one.game) for one in episodes()] == [
-        (task, game) for task in range(5) for game in range(2)
-    ]
+    assert collect(*args, "--tasks", "5").exit_code == 0
+    names = [(episode.seed, episode.game) for episode in episodes()]
+    assert names == [(task, game) for task in range(5) for game in range(2)]
+
+
+def test_a_folder_with_other_games_is_refused() -> None:
+    assert collect("random", *ON_LAPTOP, "--tasks", "5", "--games", "2").exit_code == 0
     other = collect("random", *ON_LAPTOP, "--tasks", "5", "--games", "3")
-    assert other.exit_code == 2 and "games_per_task: there 2, here 3" in other.stderr
+    assert other.exit_code == 2
+    assert "games_per_task: there 2, here 3" in other.stderr
     Path("games/collection.ledger").unlink()
-    unknown = collect(*words, "--tasks", "5")
-    assert unknown.exit_code == 2 and "holds other games already" in unknown.stderr
+    unknown = collect("random", *ON_LAPTOP, "--tasks", "5", "--games", "2")
+    assert unknown.exit_code == 2
+    assert "holds other games already" in unknown.stderr
 
 
 def test_every_cut_of_files_and_ledger_goes_on_to_the_same_games(

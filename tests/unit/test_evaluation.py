@@ -460,7 +460,7 @@ def test_an_interrupted_command_says_so_and_goes_on_to_the_same_result(
     assert process.returncode == 130, err
     kept = Path("a.part.jsonl").read_bytes().count(b"\n") - 1
     assert 50 <= kept < 600
-    assert f"{kept} of 600 tasks are done and kept; the same command goes on from there." in err
+    assert f"{kept} of 600 tasks are done and kept; run the same command again to continue." in err
     assert "Traceback" not in err and not Path("a.json").exists()
     other = evaluate("hint-bot,iggi", *words[1:])
     assert (

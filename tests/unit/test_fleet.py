@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fake_engine import task
+from fake_engine import task, task_row
 from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.client.fleet import (
     check_alike,
@@ -43,7 +43,7 @@ from server_app import (
 from waiting import wait_until
 
 DATASET = Path(__file__).parents[2] / "data/hanabi.laptop.jsonl"
-TASKS = [{**task(seed), "task": seed} for seed in range(5)]
+TASKS = [task_row(seed) for seed in range(5)]
 SIMPLE = EnvConfig(preset="simple", observation="compact", legal_moves=False)
 
 
@@ -149,8 +149,8 @@ def test_a_list_that_names_a_server_twice_is_refused() -> None:
 
 
 def test_equal_tasks_are_shared_in_turn_and_longer_games_first() -> None:
-    assert share_tasks(TASKS, 2) == [[0, 2, 4], [1, 3]]
-    assert share_tasks(TASKS[:1], 3) == [[0], [], []]
+    assert share_tasks([row.request() for row in TASKS], 2) == [[0, 2, 4], [1, 3]]
+    assert share_tasks([TASKS[0].request()], 3) == [[0], [], []]
     assert share_tasks([], 2) == [[], []]
     # A game of the board simple has at most 21 turns, one of laptop 11.
     assert share_tasks([task(0), task(1), task(2, SIMPLE), task(3)], 2) == [[2, 3], [0, 1]]

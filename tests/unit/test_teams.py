@@ -113,7 +113,7 @@ def test_a_vote_may_sample_as_many_tokens_as_the_team_and_has_the_same_problems(
         def broken(*_: object) -> float:
             raise KeyError("units")
 
-        monkeypatch.setattr("hanabi_grpo.envs.workflows.problems.same", broken)
+        monkeypatch.setattr("hanabi_grpo.envs.workflows.problems.normalize", broken)
         with pytest.raises(
             ServerError,
             match=r"all .* games failed.*VerifierError: chain_sum: its verifier",

@@ -14,7 +14,7 @@ import pytest
 
 from bad_server import Behaviour, bad_server, drips, http, resets, silent
 from doctor_machines import find, free_port
-from fake_engine import CHAT, task
+from fake_engine import CHAT, task, task_row
 from hanabi_grpo.agents import url_model, url_transcript
 from hanabi_grpo.agents.url_model import UrlPartners
 from hanabi_grpo.client.answers import RolloutResult
@@ -438,7 +438,7 @@ def test_names_that_the_server_does_not_know_are_refused_wherever_they_are_given
         settings = Settings(partners=("player_1=url:big",), partner_share=1.0)
         pool = PartnerSeats(settings, tmp_path, client.upload_guest)
         pool.load({}, "", app.identity.partners)
-        [seated] = pool.seat([{**task(3), "task": 0}], ("player_0@1", "player_1@1"), 1, "")
+        [seated] = pool.seat([task_row(3)], ("player_0@1", "player_1@1"), 1, "")
         assert seated["seats"] == ["player_0@1", "url:big"]
         assert pool.names == {"url:big": "big"}
         message = "HANABI_PARTNERS=url:big: the rollout server knows no URL"

@@ -1,5 +1,6 @@
-"""The server without a model: the real app, scheduler, store, tokenizer and games, and an engine
-that only waits.
+"""The server without a model.
+
+The real app, scheduler, store, tokenizer and games, and an engine that only waits.
 """
 
 import asyncio
@@ -75,7 +76,13 @@ class StandIn(Sampler):
 
 
 def compact_config(preset: str, players: int = 2, max_turns: int = 0) -> EnvConfig:
-    """Return a board with the compact prompts, whose words make a tokenizer of their own."""
+    """Return a board with the compact prompts, whose words make a tokenizer of their own.
+
+    Args:
+        preset: Name of the board.
+        players: Players of a game.
+        max_turns: Moves after which a game is truncated; 0: the rules' bound.
+    """
     return EnvConfig(
         preset=preset,
         players=players,
@@ -95,19 +102,27 @@ def chat_of(config: EnvConfig) -> ChatFormat:
 async def scripted_games(
     config: EnvConfig, chat: ChatFormat, *, num_tasks: int, num_games: int
 ) -> list[GameCalls]:
-    """Let a bot play each task `num_games` times; returns its replies as recordings without
-    prompts.
+    """Let a bot play each task `num_games` times.
+
+    Args:
+        config: The board.
+        chat: The tiny model's conversation format.
+        num_tasks: Tasks from the first one of the benchmark's suite on.
+        num_games: Games of each task.
+
+    Returns:
+        The bot's replies as recordings without prompts.
     """
     policies = dict.fromkeys(range(config.players), HANABI.policies[_PLAYER]())
     games = []
     for seed in range(num_tasks):
         for game in range(num_games):
             episode = play_scripts(Setup(HANABI, config).task(SUITE, seed), policies, number=game)
-            replies = (
-                chat.tokenizer.encode(turn.action, add_special_tokens=False)
-                for turn in episode.turns
-            )
-            games.append(tuple(Call(reply_ids=(*ids, chat.eos_id)) for ids in replies))
+            calls = []
+            for turn in episode.turns:
+                ids = chat.tokenizer.encode(turn.action, add_special_tokens=False)
+                calls.append(Call(reply_ids=(*ids, chat.eos_id)))
+            games.append(tuple(calls))
     return games
 
 
@@ -119,12 +134,19 @@ def first_tasks(
     num_games: int,
     seats: tuple[str, ...] | None = None,
 ) -> RolloutRequest:
-    """Return the request for the first tasks of the benchmark's suite."""
+    """Return the request for the first tasks of the benchmark's suite.
+
+    Args:
+        config: The board.
+        sampling: Of replies.
+        num_tasks: Tasks.
+        num_games: Games of each task.
+        seats: A policy spec per seat; None: the base model.
+    """
     row = config.model_dump(mode="json")
+    tasks = [TaskRequest(env_config=row, suite=SUITE, seed=seed) for seed in range(num_tasks)]
     return RolloutRequest(
-        tasks=tuple(
-            TaskRequest(env_config=row, suite=SUITE, seed=seed) for seed in range(num_tasks)
-        ),
+        tasks=tuple(tasks),
         num_games=num_games,
         max_tokens=sampling.max_tokens,
         temperature=sampling.temperature,
@@ -135,7 +157,14 @@ def first_tasks(
 def stand_in_scheduler(
     store: AdapterStore, chat: ChatFormat, sampler: ForcedSampler | Recorder, num_games: int
 ) -> Scheduler:
-    """Return a scheduler that plays so many games at once."""
+    """Return a scheduler.
+
+    Args:
+        store: Of the adapters.
+        chat: The conversation format.
+        sampler: What answers.
+        num_games: Games that it plays at once.
+    """
     model = Model(sampler=sampler, chat=chat, max_model_len=_MAX_MODEL_LEN)
     return Scheduler(model, store, games_at_once=max(1, num_games), instance_id="bench")
 
@@ -149,7 +178,17 @@ def stand_in_store(engine: StandIn) -> AdapterStore:
 async def stand_in_server(
     chat: ChatFormat, games: Sequence[GameCalls], *, seconds: float, num_players: int = 2
 ) -> AsyncIterator[str]:
-    """Serve the real app around a stand-in in this event loop; yields its address."""
+    """Serve the real app around a stand-in in this event loop.
+
+    Args:
+        chat: The conversation format.
+        games: What the stand-in replies.
+        seconds: Mean time of a reply.
+        num_players: Players of a game.
+
+    Yields:
+        The address.
+    """
     from hanabi_grpo.logs import LineRing
     from hanabi_grpo.rollout.handshake import tokenizer_hash
     from hanabi_grpo.server.app import create_app

@@ -65,7 +65,7 @@ def served_profile(
         for information_set in own_sets:
             prompts.append(
                 ScoredPrompt(
-                    system=system, prompt=information_set.message, replies=information_set.words
+                    system=system, prompt=information_set.message, replies=information_set.replies
                 )
             )
         scores = client.score(seat, prompts)

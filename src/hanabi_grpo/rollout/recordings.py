@@ -13,7 +13,6 @@ from typing import Any
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.rollout.wire import episode_from_json, episode_to_json
-from hanabi_grpo.runs import v1
 from hanabi_grpo.runs.run_folder import append_jsonl, json_text, run_home, save_text
 from hanabi_grpo.types import Episode, ReplyKind, player_name
 
@@ -166,11 +165,10 @@ def _read_recording(row: Any, number: int, path: Path, line: int) -> Recording:
     """Return the game of one line; `number` is its own among all games that are read."""
     where = f"{path}: line {line}"
     try:
-        episode = episode_from_json(row if "schema" in row else v1.episode_row(row))
+        episode = episode_from_json(row)
     except ServerError as error:
         raise SettingsError(f"{where} is no game of this version: {error}") from error
-    # Version 0.1 calls the start a deck.
-    start = row.get("start", row.get("deck"))
+    start = row.get("start")
     if start is not None and not isinstance(start, str):
         raise SettingsError(
             f"{where}: start={str(start)[:_MAX_START]!r}: a start is a text, in Hanabi the deck "

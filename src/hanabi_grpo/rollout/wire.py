@@ -16,7 +16,7 @@ from hanabi_grpo.errors import ServerError, shown
 from hanabi_grpo.types import MAX_PLAYERS, Episode, Turn
 
 SCHEMA = 2
-"""Of a recorded episode; version 0.1 wrote none, see `v1.episode_row`."""
+"""Version of the format of a recorded episode."""
 MAX_TOKEN_ID = 2**31 - 1
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 _Kind = TypeVar("_Kind")

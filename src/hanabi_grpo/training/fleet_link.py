@@ -21,6 +21,7 @@ from hanabi_grpo.client.fleet import (
     share_tasks,
     side_by_side,
 )
+from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.runs.history import IncidentLog
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import own_seats
@@ -88,22 +89,18 @@ class FleetLink:
         )
         self._check_alike()
 
-    def play(
-        self, tasks: list[dict[str, Any]], names: tuple[str, ...], version: int
-    ) -> RolloutResult:
+    def play(self, tasks: list[TaskRow], names: tuple[str, ...], version: int) -> RolloutResult:
         """Play one step's tasks on all servers with exactly the pushed version."""
-        shares = self._share(tasks)
+        shares = self._share([task.request() for task in tasks])
         result = _merged(
             shares, self._on_each(shares, lambda link, own: link.play(own, names, version), tasks)
         )
         self._check_alike()
         return result
 
-    def prepare(
-        self, tasks: list[dict[str, Any]], names: tuple[str, ...], version: int
-    ) -> GamesRequest:
+    def prepare(self, tasks: list[TaskRow], names: tuple[str, ...], version: int) -> GamesRequest:
         """Seat the partners of a step's tasks and lend the servers what they need."""
-        shares = self._share(tasks)
+        shares = self._share([task.request() for task in tasks])
         parts = self._on_each(shares, lambda link, own: link.prepare(own, names, version), tasks)
         return GamesRequest(
             tasks=merge_shares([*shares.values()], [part.tasks for part in parts]),
@@ -153,8 +150,8 @@ class FleetLink:
     def _on_each(
         self,
         shares: Mapping[str, list[int]],
-        call: Callable[[ServerLink, list[dict[str, Any]]], _Answer],
-        tasks: list[dict[str, Any]],
+        call: Callable[[ServerLink, list[TaskRow]], _Answer],
+        tasks: list[TaskRow],
     ) -> list[_Answer]:
         return side_by_side(
             {

@@ -22,6 +22,7 @@ from hanabi_grpo.client.profiles import exploited
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.client.waiting import wait_for_server
 from hanabi_grpo.errors import HanabiGrpoError, ServerError, ServerGoneError, VersionError
+from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.rollout.datasets import played_setups, training_rows
 from hanabi_grpo.runs.history import IncidentLog
 from hanabi_grpo.runs.run_folder import public_run, run_identity, run_secret
@@ -126,9 +127,7 @@ class ServerLink:
         self._version, self._adapters = version, exported
         self._reliably(self._send, f"the weight sync of version {version}")
 
-    def play(
-        self, tasks: list[dict[str, Any]], names: tuple[str, ...], version: int
-    ) -> RolloutResult:
+    def play(self, tasks: list[TaskRow], names: tuple[str, ...], version: int) -> RolloutResult:
         """Return the games of one step's tasks with exactly the pushed version, checked, see
         `accept`.
         """
@@ -143,9 +142,7 @@ class ServerLink:
             )
         )
 
-    def prepare(
-        self, tasks: list[dict[str, Any]], names: tuple[str, ...], version: int
-    ) -> GamesRequest:
+    def prepare(self, tasks: list[TaskRow], names: tuple[str, ...], version: int) -> GamesRequest:
         """Seat the partners of a step's tasks and lend the server what they need."""
         own = own_seats(self.settings.players, names, version, self.settings.swap_every)
         seated = self.partners.seat(tasks, own, version, self.instance_id)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hanabi_grpo.errors import ServerError, ServerGoneError, SettingsError
+from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.runs.manifest import checkpoints_of
 from hanabi_grpo.runs.saved_adapters import SavedAdapters, check_same_base, read_adapters
 from hanabi_grpo.settings import Settings
@@ -90,31 +91,35 @@ class PartnerSeats:
             )
 
     def seat(
-        self, tasks: Sequence[Mapping[str, Any]], own: Sequence[str], version: int, instance_id: str
+        self, tasks: Sequence[TaskRow], own: Sequence[str], version: int, instance_id: str
     ) -> list[dict[str, Any]]:
-        """Return tasks with "seats" where a partner plays, and lend the server process what it was
-        not lent yet.
+        """Return what is asked for each task, with "seats" where a partner plays.
 
-        Each task has its number in the run as "task".
+        The server process is lent what it was not lent yet.
         """
         if instance_id != self._instance_id:
             self._lent.clear()
             self._instance_id = instance_id
-        settings, seated = self._settings, [dict(task) for task in tasks]
-        for task in seated if self.pool else ():
+        settings = self._settings
+        requests = []
+        for task in tasks:
+            request = task.request()
+            requests.append(request)
+            if not self.pool:
+                continue
             found = draw(
                 self.pool,
-                task["task"],
+                task.number,
                 share=settings.partner_share,
                 seed=settings.seed,
                 num_players=settings.players,
             )
-            if found is not None and (word := self._word(found, version, task["task"])) is not None:
+            if found is not None and (word := self._word(found, version, task.number)) is not None:
                 self.names.setdefault(word, found.partner.name)
-                task["seats"] = [
+                request["seats"] = [
                     word if seat == found.seat else name for seat, name in enumerate(own)
                 ]
-        return seated
+        return requests
 
     def lend_again(self, ask: Callable[[], _Answer]) -> _Answer:
         """Make a request that `seat` prepares; anew where the server dropped an adapter for another

@@ -17,9 +17,9 @@ full.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hanabi_grpo.client.answers import RolloutResult
+from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.rollout.datasets import further_task, training_rows
 from hanabi_grpo.training.batching import MIN_GAMES, usable_groups
 from hanabi_grpo.training.fleet_link import Link
@@ -44,7 +44,7 @@ class UsedGames:
 def resample(
     link: Link,
     names: tuple[str, ...],
-    tasks: Sequence[dict[str, Any]],
+    tasks: Sequence[TaskRow],
     result: RolloutResult,
     *,
     version: int,
@@ -52,7 +52,7 @@ def resample(
 ) -> UsedGames:
     """Play further tasks in the place of those that are flat, or have fewer than two games left.
 
-    `tasks` are the step's own, each with its number as "task", and `result` their games; the server
+    `tasks` are the step's own, and `result` their games; the server
     plays `version`. `trained` are per seat the word of the adapter that learns in this step, else
     ""."""
     drawn, problems = usable_groups(result.groups, result.dropped)
@@ -71,7 +71,7 @@ def resample(
     while len(answers) <= rounds and (
         open_places := [one for one, group in enumerate(places) if rank(group) < 2]
     ):
-        further = [further_task(rows, tasks[place]["task"], len(answers)) for place in open_places]
+        further = [further_task(rows, tasks[place].number, len(answers)) for place in open_places]
         answers.append(answer := link.play(further, names, version))
         for place, group in zip(open_places, answer.groups, strict=True):
             # Of equals the first: its own.

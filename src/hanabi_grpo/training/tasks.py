@@ -1,24 +1,24 @@
 """Which tasks a step plays, and whether their games are by those who were asked for."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch.utils.data import Dataset
 
 from hanabi_grpo.errors import ServerError
+from hanabi_grpo.rollout.dataset_rows import DatasetRow, TaskRow
 from hanabi_grpo.rollout.datasets import tasks
 from hanabi_grpo.settings.refs import is_scripted, is_url, seat_adapter
 from hanabi_grpo.types import Episode, player_name
 
 
-class TaskDataset(Dataset[dict[str, Any]]):
-    """The tasks of a run by their number, {"env", "env_config", "suite", "seed", "task"}.
+class TaskDataset(Dataset[TaskRow]):
+    """The tasks of a run by their number.
 
     Nothing is stored: a task is a function of the dataset's rows and its number. ms-swift wants a
     dataset of this length; the loop asks for the tasks of a step.
     """
 
-    def __init__(self, rows: list[dict[str, Any]], num_tasks: int) -> None:
+    def __init__(self, rows: list[DatasetRow], num_tasks: int) -> None:
         """Wrap dataset rows; `num_tasks` is steps × tasks per step."""
         self._rows = rows
         self._num_tasks = num_tasks
@@ -26,10 +26,10 @@ class TaskDataset(Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return self._num_tasks
 
-    def __getitem__(self, number: int) -> dict[str, Any]:
+    def __getitem__(self, number: int) -> TaskRow:
         return tasks(self._rows, number, 1)[0]
 
-    def of_step(self, step: int, tasks_per_step: int) -> list[dict[str, Any]]:
+    def of_step(self, step: int, tasks_per_step: int) -> list[TaskRow]:
         """Return the tasks of a step, counted from 0, in order."""
         return tasks(self._rows, step * tasks_per_step, tasks_per_step)
 

@@ -19,41 +19,12 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, is_result, read_result
 from hanabi_grpo.runs.history import number, read_history
 from hanabi_grpo.runs.run_folder import TRAIN, recorded_settings, run_home
+from hanabi_grpo.settings import Affects, variables
 from hanabi_grpo.settings.variables import typed
 
 _ARM_FORM = "give NAME=RUN,RUN,…, e.g. 'shared=outputs/b-0,outputs/b-1,outputs/b-2'"
 SCORE = "score/mean"
 """The figure of a step that is compared where none is named."""
-_SEEDS = ("SEED", "HANABI_TASK_SEED")
-_NO_MATTER = frozenset(
-    {
-        *_SEEDS,
-        *(
-            "OUTPUT_DIR",
-            "RESUME",
-            "SAVE_STEPS",
-            "SAVE_TOTAL_LIMIT",
-            "HANABI_EPISODES_EVERY",
-            "REPORT_TO",
-        ),
-        *(
-            "PORT",
-            "HANABI_HOST",
-            "HANABI_API_KEY",
-            "VLLM_SERVER_HOST",
-            "VLLM_SERVER_PORT",
-            "HANABI_DIE_WITH_PARENT",
-        ),
-        *(
-            "HANABI_SESSION_TIMEOUT",
-            "HANABI_SERVER_TIMEOUT",
-            "HANABI_ROLLOUT_TIMEOUT",
-            "HANABI_ENGINE_RESTARTS",
-        ),
-        *("UPLOAD_CKPT_TO_WANDB", "CKPT_ARTIFACT_NAME", "CKPT_ARTIFACT_ALIASES"),
-    }
-)
-"""Settings that change no game and no update."""
 _ABSOLUTE = re.compile(r"(?<![^=,:; ])/[^=,:; ]+")
 
 
@@ -153,6 +124,7 @@ def condition_notes(arms: Sequence[Arm]) -> list[str]:
     Runs without `settings.json` are left out.
     """
     values = [_values(arm) for arm in arms]
+    seed_names = [one.env for one in variables() if one.affects is Affects.SEED]
     notes = []
     for arm, own in zip(arms[1:], values[1:], strict=True):
         changed = [
@@ -172,13 +144,13 @@ def condition_notes(arms: Sequence[Arm]) -> list[str]:
             if len(found) > 1
         ]
         seeds = [
-            tuple(run.settings.get(name) for name in _SEEDS)
+            tuple(run.settings.get(name) for name in seed_names)
             for run in arm.runs
             if "SEED" in run.settings
         ]
         if len(set(seeds)) < len(seeds):
             notes.append(
-                f"Runs of {arm.name} share SEED and HANABI_TASK_SEED: they are no independent "
+                f"Runs of {arm.name} share {' and '.join(seed_names)}: they are no independent "
                 "seeds."
             )
     return notes
@@ -256,9 +228,10 @@ def _evaluations(places: Sequence[Path]) -> dict[str, EvaluationResult]:
 def _values(arm: Arm) -> dict[str, list[str]]:
     """Return per setting that matters the different values in an arm, as one types them."""
     found: dict[str, dict[str, None]] = {}
+    unimportant = {one.env for one in variables() if not one.affects.is_condition}
     for run in arm.runs:
         for name, value in run.settings.items():
-            if name not in _NO_MATTER and not name.startswith("WANDB_"):
+            if name not in unimportant:
                 found.setdefault(name, {})[typed(value)] = None
     return {name: list(values) for name, values in found.items()}
 

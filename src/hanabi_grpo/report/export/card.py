@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.envs import registry
+from hanabi_grpo.envs.hanabi.rules import PRESETS, make_spec
 from hanabi_grpo.report.export.origin import Origin, PlayedResult
 from hanabi_grpo.report.page import templates
 from hanabi_grpo.runs.manifest import spec_hashes
-from hanabi_grpo.runs.v1 import boards_by_hash
 from hanabi_grpo.settings.variables import typed
 from hanabi_grpo.tracking.artifact import table_cell
 
@@ -86,11 +86,11 @@ def presets(origin: Origin) -> list[str]:
     """
     if origin.settings.get("HANABI_PRESET"):
         return [str(origin.settings["HANABI_PRESET"])]
-    known = {
-        one: f"{name} with half of its decks" if half else name
-        for one, (name, half) in boards_by_hash().items()
-    }
-    return [known.get(one, one) for one in spec_hashes(origin.saved.facts)]
+    names: dict[str, str] = {}
+    for name, preset in PRESETS.items():
+        for players in preset.players:
+            names.setdefault(make_spec(name, players).hash, name)
+    return [names.get(spec_hash, spec_hash) for spec_hash in spec_hashes(origin.saved.facts)]
 
 
 def _row(one: PlayedResult) -> tuple[object, ...]:

@@ -20,6 +20,7 @@ from hanabi_grpo.runs.run_folder import recorded_settings
 from hanabi_grpo.runs.saved_adapters import SavedAdapters, newest_checkpoint, read_adapters
 from hanabi_grpo.settings import variables
 from hanabi_grpo.settings.refs import BASE, is_frozen, seat_adapter
+from hanabi_grpo.settings.saved import with_current_names
 from hanabi_grpo.tracking.artifact import EVALUATIONS, SCORE, find_evaluations
 from hanabi_grpo.tracking.record import RunningScore, running_score
 
@@ -103,7 +104,7 @@ def read_origin(folder: Path) -> Origin:
     return Origin(
         folder=checkpoint,
         saved=saved,
-        settings=kept or (dict(published) if isinstance(published, Mapping) else {}),
+        settings=kept or (with_current_names(published) if isinstance(published, Mapping) else {}),
         model=str(saved.facts.get("model") or values.get("MODEL") or ""),
         score=_score(checkpoint, around, saved.step),
         results=_played_results(saved, evaluations),
