@@ -9,12 +9,13 @@ The games are whole tasks, those of the replay page, so that `hanabi-grpo view` 
 the same others as in training. Token ids and logprobs are left out: nobody trains on these files.
 """
 
+import itertools
 import logging
 import os
 import re
 import shutil
 import subprocess
-from contextlib import suppress
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,9 @@ from hanabi_grpo.rollout.recordings import (
     recording_to_json,
     spread,
 )
-from hanabi_grpo.runs.evaluation_result import read_result
+from hanabi_grpo.runs.evaluation_files import find_evaluations
 from hanabi_grpo.runs.manifest import MANIFEST, Manifest, check_checkpoint, spec_hashes
 from hanabi_grpo.runs.resume import TRAINER_STATE
-from hanabi_grpo.runs.run_folder import EVALUATIONS as KEPT
 from hanabi_grpo.runs.run_folder import json_text, new_folder, write_json_atomic, write_text_atomic
 from hanabi_grpo.settings import Settings, settings_values
 from hanabi_grpo.settings.defaults import is_local_model
@@ -75,7 +75,8 @@ def build_artifact(
 
     Every file of the checkpoint is compared with the manifest. A RunFolderError where the
     checkpoint is damaged or gone, or nothing can be written."""
-    manifest, evaluations = check_checkpoint(checkpoint), find_evaluations(run_folder)
+    manifest = check_checkpoint(checkpoint)
+    evaluations = _by_file_name(find_evaluations(run_folder).paths)
     folder = run_folder / FOLDER / f"step_{manifest.step}"
     # Rests of a killed process.
     for rest in folder.parent.glob(f".{folder.name}.*"):
@@ -93,8 +94,8 @@ def build_artifact(
                 }
                 said |= {"standard_error": score.standard_error, "steps": score.num_steps}
                 write_json_atomic(partial / SCORE, said)
-            for path in evaluations:
-                _link(path, partial / EVALUATIONS / path.name)
+            for name, path in evaluations.items():
+                _link(path, partial / EVALUATIONS / name)
             games = write_sample_games(run_folder, partial, manifest.step)
             metadata = _metadata(settings, manifest, score)
             facts = {
@@ -105,8 +106,7 @@ def build_artifact(
                 f"{', '.join(metadata['spec_hashes'])})",
                 "LoRA rank / alpha": f"{settings.lora_rank} / {settings.lora_alpha}",
                 "score of the last training games": score.text if score else "unknown",
-                "evaluations": ", ".join(path.name for path in evaluations)
-                or "none beside this card",
+                "evaluations": ", ".join(evaluations) or "none beside this card",
                 "sample games": games.name if games else "none beside this card",
             }
             rows = "\n".join(f"| {name} | {table_cell(value)} |" for name, value in facts.items())
@@ -149,16 +149,21 @@ def artifact_name(settings: Settings, run_folder: Path) -> str:
     return f"{own[: _MOST_NAME - 9]}-adapters"
 
 
-def find_evaluations(run_folder: Path) -> list[Path]:
-    """Return the evaluations that lie in a run folder or in its `evaluations/`; other files are
-    skipped.
+def _by_file_name(paths: Iterable[Path]) -> dict[str, Path]:
+    """Return files by a name for each in one folder: their own, with a number where it is taken.
+
+    Example:
+        "a.json" for run/a.json and "a.1.json" for run/evaluations/a.json
     """
-    found = []
-    for path in [*sorted(run_folder.glob("*.json")), *sorted((run_folder / KEPT).glob("*.json"))]:
-        with suppress(SettingsError):
-            read_result(path)
-            found.append(path)
-    return found
+    files: dict[str, Path] = {}
+    for path in paths:
+        name = path.name
+        for number in itertools.count(1):
+            if name not in files:
+                break
+            name = f"{path.stem}.{number}{path.suffix}"
+        files[name] = path
+    return files
 
 
 def commit() -> str | None:
