@@ -44,7 +44,7 @@ def test_entries_are_words_with_or_without_a_name() -> None:
     for texts, message in (
         (["iggi"], "1 entries: cross-play needs 2"),
         (["iggi"] * 65, "65 entries"),
-        (["iggi", "piers,outer"], "an entry is one word"),
+        (["iggi", "piers,outer"], "an entry is one policy"),
         (["iggi", "a=iggi"], "entry 'iggi' is there 2 times; give each entry once"),
         (["a=iggi", "a=piers"], "name 'a' is there 2 times; name them apart"),
         (["iggi", "=piers"], "a name has visible"),
