@@ -116,7 +116,7 @@ def test_another_metric_is_compared_in_the_steps_that_have_it(tmp_path: Path) ->
     home = made_run(tmp_path, [1.0, None, 2.0])
     _, [arm] = load_arms({"a": [home]}, metric="games")
     assert arm.runs[0].scores.tolist() == [64.0] * 3
-    message = r'no step has a "exploitability"; there are games, games/laptop, .*score/mean, seconds, step'
+    message = r'no step has a "exploitability"; there are games, games/laptop, .*score/mean, seconds'
     with pytest.raises(SettingsError, match=message):
         load_arms({"a": [home]}, metric="exploitability")
 
