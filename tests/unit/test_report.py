@@ -30,7 +30,7 @@ from hanabi_grpo.evaluation.tables import (
 )
 from hanabi_grpo.report.charts.run import PICTURES, RunPictures
 from hanabi_grpo.report.run_page import run_page
-from hanabi_grpo.report.run_report import read_evaluations, read_report
+from hanabi_grpo.report.run_report import read_report
 from hanabi_grpo.runs.evaluation_result import result_to_json, write_document
 from hanabi_grpo.runs.history import IncidentLog
 from hanabi_grpo.runs.validation import Validated, write_validations
@@ -311,15 +311,14 @@ def test_evaluations_of_other_deals_get_tables_of_their_own_and_damaged_ones_a_n
     for number, change in enumerate(({"scores": [1.0]}, {"scores": None}, {"orders": []})):
         (run / f"bad{number}.json").write_text(json.dumps({**result_to_json(results[0]), **change}))
     (run / "torn.json").write_text('{"results": [')
-    found, references, notes = read_evaluations(run)
-    assert [one.label for one in found] == [
-        "greedy: hint-bot",
-        "after: hint-bot",
-        "short: hint-bot",
-    ]
-    assert [one.label for one in references] == ["random"]
-    assert [note.partition(":")[0] for note in notes] == ["bad0.json", "bad1.json", "bad2.json"]
-    titles = [sheet.title for sheet in read_report(run).sheets if "tasks of suite" in sheet.title]
+    report = read_report(run)
+    ten_tasks, six_tasks = report.evaluations
+    assert [result.label for result in ten_tasks.results] == ["greedy: hint-bot", "after: hint-bot"]
+    assert [result.label for result in ten_tasks.references] == ["random"]
+    assert [result.label for result in six_tasks.results] == ["short: hint-bot"]
+    files = [note.partition(":")[0] for note in report.notes]
+    assert files == ["bad0.json", "bad1.json", "bad2.json"]
+    titles = [sheet.title for sheet in report.sheets if "tasks of suite" in sheet.title]
     assert ["10 tasks" in titles[0], "6 tasks" in titles[1], len(titles)] == [True, True, 2]
 
 
