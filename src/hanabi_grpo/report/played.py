@@ -55,7 +55,7 @@ def setup_of(episode: Episode, settings: Mapping[str, Any]) -> Setup[Any] | None
         The setup whose rules have the hash that the game names; None where none has.
     """
     candidates = [run_setup(settings)]
-    numbers_of_players = ({}, {"players": episode.num_players})
+    numbers_of_players: tuple[dict[str, int], ...] = ({}, {"players": episode.num_players})
     for device, players in itertools.product(("cpu", "gpu"), numbers_of_players):
         named = {"env": episode.env, "device": device, "preset": episode.preset, **players}
         with suppress(HanabiGrpoError):
@@ -108,7 +108,7 @@ def _render_frames(recording: Recording, settings: Mapping[str, Any]) -> Sequenc
     setup = setup_of(episode, settings)
     if setup is None:
         return ()
-    return setup.environment.render(setup.config, episode)
+    return tuple(setup.environment.render(setup.config, episode))
 
 
 def outcome(episode: Episode) -> str:
