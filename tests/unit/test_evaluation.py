@@ -430,7 +430,7 @@ def test_a_model_without_a_server_is_refused() -> None:
     ("arguments", "message"),
     [
         (["iggy"], "Did you mean 'iggi'?"),
-        (["iggi,iggi,iggi"], "for 2 players"),
+        (["iggi,iggi,iggi"], "lineup 'iggi,iggi,iggi': 3 "),
         (["iggi", "iggi"], "named twice"),
         (["iggi", "blind", "--label", "x"], "--label 'x': names one lineup, and 2 are given"),
         (["iggi", "--tasks", "1"], "--tasks 1: a mean with an error needs at least 2 tasks"),
