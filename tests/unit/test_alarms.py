@@ -181,8 +181,8 @@ def test_figures_that_are_no_number_change_nothing() -> None:
     rows = [healthy_row(step) for step in range(1, 41)]
     watch = AlarmWatch.after(rows, ALARMS)
     before = AlarmWatch.after(rows, ALARMS)
-    values = (None, float("nan"), float("inf"), -math.inf, "0.1", True, [], {}) * 5
-    for step, value in enumerate(values, start=41):
+    values: tuple[object, ...] = (None, math.nan, math.inf, -math.inf, "0.1", True, [], {})
+    for step, value in enumerate(values * 5, start=41):
         row = {"step": step, "games/laptop": 1.0, **dict.fromkeys(["games", *HEALTHY], value)}
         assert watch.update(row) == []
         assert watch.readings == []

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from hanabi_grpo.cli import app
 from hanabi_grpo.client.answers import RolloutResult

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import Result
 from huggingface_hub import ModelCard
 from peft import PeftModel
 from safetensors.torch import load_file, save
 from transformers import AutoModelForCausalLM
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from hanabi_grpo.cli import app
 from hanabi_grpo.client.lineups import parse_lineup

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 from rich.console import Console
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from hanabi_grpo.cli import app
 from hanabi_grpo.client.lineups import parse_lineup
@@ -300,8 +299,10 @@ def test_validations_are_a_curve_a_line_and_data(tmp_path: Path) -> None:
     for name in ("validation 1.40", "best 1.90, step 1", "training games 1.10", "held-out tasks"):
         assert name in picture.read_text(), name
     axes = read_report(run).pictures.draw("score").axes[0]
-    error_bars = axes.collections[0].get_segments()
-    drawn = [(float(low[0]), float(low[1]), float(high[1])) for low, high in error_bars]
+    error_bars: Any = axes.collections[0]
+    drawn = []
+    for low, high in error_bars.get_segments():
+        drawn.append((float(low[0]), float(low[1]), float(high[1])))
     two_errors = 0.5
     expected = [(row.step, row.score - two_errors, row.score + two_errors) for row in rows]
     assert drawn == expected
