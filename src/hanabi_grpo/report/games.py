@@ -56,10 +56,11 @@ def advantages_of(
     """
     name = settings.get("HANABI_ADVANTAGE")
     scale = settings.get("HANABI_ADVANTAGE_SCALE")
-    if name not in ESTIMATORS or scale not in (None, "std", "none"):
+    is_known = name in ESTIMATORS and scale in (None, "std", "none")
+    if not is_known:
         name = Settings().advantage
         scale = None
-    estimator = make_estimator(name, scale=scale)
+    estimator = make_estimator(str(name), scale=scale)
     numbers = [recording.number for recording in recordings]
     advantages = dict(zip(numbers, turn_advantages(recordings, estimator), strict=True))
     if not any(advantages.values()):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.envs import registry
+from hanabi_grpo.envs.hanabi.rules import PRESETS, make_spec
 from hanabi_grpo.evaluation.sheets import with_error
 from hanabi_grpo.report.export.origin import Origin, PlayedResult
 from hanabi_grpo.report.page import templates
@@ -110,9 +111,10 @@ def presets(origin: Origin) -> list[str]:
     preset = origin.settings.get("HANABI_PRESET")
     if preset:
         return [str(preset)]
-    names = {}
-    for board_hash, (name, has_half_of_decks) in boards_by_hash().items():
-        names[board_hash] = f"{name} with half of its decks" if has_half_of_decks else name
+    names: dict[str, str] = {}
+    for name, board in PRESETS.items():
+        for players in board.players:
+            names.setdefault(make_spec(name, players).hash, name)
     hashes = spec_hashes(origin.saved.facts)
     return [names.get(board_hash, board_hash) for board_hash in hashes]
 
