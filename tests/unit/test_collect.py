@@ -1,3 +1,5 @@
+"""`hanabi-grpo collect`: whole episodes in files, interrupted anywhere and continued."""
+
 import json
 from functools import partial
 from pathlib import Path
@@ -25,6 +27,7 @@ from toy_kuhn import KUHN
 from training_runs import LAPTOP
 
 RUNNER = CliRunner()
+FOLDER = Path("games")
 ON_LAPTOP = ("--preset", "laptop")
 
 
@@ -82,18 +85,19 @@ def test_collected_games_are_shown_by_view() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setup", "name"),
+    ("setup", "script"),
     [
         (LAPTOP, "iggi"),
         (Setup(HANABI, EnvConfig(preset="full")), "piers"),
         (Setup(KUHN, KUHN.presets["kuhn"]), "random"),
     ],
 )
-def test_prompts_of_scripts_are_those_that_a_model_is_shown(setup: Setup[Any], name: str) -> None:
-    for bare in play_episodes_sync(setup, [make_script(setup, name)] * 2, "collect", range(3)):
-        assert {turn.prompt for turn in bare.turns} == {""}
-        referee = Referee(setup.task("collect", bare.seed))
-        for turn in fill_prompts(bare, setup).turns:
+def test_prompts_of_scripts_are_those_that_a_model_is_shown(setup: Setup[Any], script: str) -> None:
+    scripts = [make_script(setup, script)] * 2
+    for episode in play_episodes_sync(setup, scripts, "collect", range(3)):
+        assert {turn.prompt for turn in episode.turns} == {""}
+        referee = Referee(setup.task("collect", episode.seed))
+        for turn in fill_prompts(episode, setup).turns:
             assert turn.prompt == referee.see(turn.player).message()
             referee.step({turn.player: turn.action})
 
@@ -126,21 +130,25 @@ def test_every_cut_of_files_and_ledger_goes_on_to_the_same_games(
 ) -> None:
     monkeypatch.setattr(collection, "FILE_GAMES", 8)
     monkeypatch.setattr(matches, "SCRIPTED_GAMES", 4)
-    folder, what = (
-        Path("games"),
-        {"suite": "collect", "num_tasks": 12, "num_games": 2, "rotate": True},
+    play = partial(
+        collect_games,
+        parse_lineup("random,iggi", 2),
+        LAPTOP,
+        FOLDER,
+        suite="collect",
+        num_tasks=12,
+        num_games=2,
+        rotate=True,
     )
-    play = partial(collect_games, parse_lineup("random,iggi", 2), LAPTOP, folder, **what)
     play()
-    whole = {path: path.read_bytes() for path in sorted(folder.glob("games_*.jsonl"))}
-    assert {path.stem: content.count(b"\n") for path, content in whole.items()} == {
-        "games_000000": 8, "games_000004": 8, "games_000008": 8
-    }  # fmt: skip
-    ledger = folder / "collection.ledger"
+    whole = {path: path.read_bytes() for path in sorted(FOLDER.glob("games_*.jsonl"))}
+    games_of_file = {path.stem: content.count(b"\n") for path, content in whole.items()}
+    assert games_of_file == {"games_000000": 8, "games_000004": 8, "games_000008": 8}
+    ledger = FOLDER / "collection.ledger"
     rows = ledger.read_bytes().splitlines(keepends=True)
-    for done in range(len(rows)):
+    for num_rows in range(1, len(rows) + 1):
         # Killed after a file was written and before the ledger was, or in the middle of that.
-        ledger.write_bytes(b"".join(rows[: done + 1]) + b'{"tasks": 1')
+        ledger.write_bytes(b"".join(rows[:num_rows]) + b'{"tasks": 1')
         play()
-        assert {path: path.read_bytes() for path in sorted(folder.glob("games_*.jsonl"))} == whole
+        assert {path: path.read_bytes() for path in sorted(FOLDER.glob("games_*.jsonl"))} == whole
         assert ledger.read_bytes() == b"".join(rows)

@@ -235,12 +235,12 @@ def test_the_best_of_a_run_is_the_checkpoint_that_validation_chose(
         ),
         (
             (3.0, 1.0),
-            r"the version that did best \(3.000 ± 0.100 at step 0\) is of the start, which is no "
+            r"the best version \(3.000 ± 0.100 at step 0\) is the start of training, not a "
             r"checkpoint",
         ),
         (
             (1.0, 2.0, 3.0),
-            r"did best \(3.000 ± 0.100 at step 20\) is not there. Name .*run for its newest "
+            r"best version \(3.000 ± 0.100 at step 20\) is not there. Name .*run for its newest "
             r"checkpoint",
         ),
     ],

@@ -250,13 +250,21 @@ def test_the_terminal_shows_what_was_seen_thought_said_done_and_earned() -> None
         replace(episode, turns=turns), 0, "<think>Hm \x1b[31m.</think>I \x1b[2J[bold]pass[/bold]."
     )
     text = printed(Recording(episode=episode), prompts=True)
-    for part in ("· v30", "Hm ␛[31m.", "I ␛[2J[bold]pass[/bold].", "in its place: ",
-                 "unparsable -0.5", "It is your turn.", "lives 1  hints 3  deck 2"):  # fmt: skip
+    for part in (
+        "· v30",
+        "Hm ␛[31m.",
+        "I ␛[2J[bold]pass[/bold].",
+        "in its place: ",
+        "unparsable -0.5",
+        "It is your turn.",
+        "lives 1  hints 3  deck 2",
+    ):
         assert part in text
     assert "\x1b" not in text
     assert "It is your turn." not in printed(Recording(episode=episode))
-    only = printed(Recording(episode=episode), player=1)
-    assert "turn 2" in only and "turn 1\n" not in only
+    second_player = printed(Recording(episode=episode), player=1)
+    assert "turn 2" in second_player
+    assert "turn 1\n" not in second_player
 
 
 @pytest.mark.parametrize(
@@ -276,23 +284,25 @@ def test_boards_are_shown_in_either_style_without_the_settings_of_a_run(
 
 def test_games_of_any_environment_are_listed_printed_and_a_page(tmp_path: Path) -> None:
     setup = registry.setup("kuhn", {"preset": "kuhn"})
-    write_episodes(
-        tmp_path,
-        0,
-        [play_episodes_sync(setup, [make_script(setup, "random")] * 2, "train", range(4))],
-    )
+    scripts = [make_script(setup, "random")] * 2
+    write_episodes(tmp_path, 0, [play_episodes_sync(setup, scripts, "train", range(4))])
 
-    def view(*words: str) -> str:
-        return CliRunner().invoke(app, ["view", str(tmp_path), *words]).output
+    def view(*arguments: str) -> str:
+        return CliRunner().invoke(app, ["view", str(tmp_path), *arguments]).output
 
-    assert "played to its end" in view() and "4 of 4 games" in view()
-    first = read_recordings(recording_files(tmp_path))[0][0].episode
-    text = view("--game", "0")
-    assert (
-        text.index("task\nplayer_0 holds ")
-        < text.index(f"did      {first.turns[0].action}")
-        < text.index("end\n")
-    )
+    table = view()
+    assert "played to its end" in table
+    assert "4 of 4 games" in table
+    recordings, _ = read_recordings(recording_files(tmp_path))
+    first_action = recordings[0].episode.turns[0].action
+    game = view("--game", "0")
+    positions = [
+        game.index("task\nplayer_0 holds "),
+        game.index(f"did      {first_action}"),
+        game.index("end\n"),
+    ]
+    assert positions == sorted(positions)
     view("--html", str(tmp_path / "games.html"))
     page = (tmp_path / "games.html").read_text()
-    assert page.count("<pre>player_0 holds ") == 4 and "<script" not in page
+    assert page.count("<pre>player_0 holds ") == 4
+    assert "<script" not in page

@@ -22,8 +22,8 @@ from hanabi_grpo.cli import app
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.commands.doctor.machine import run_folder_checks
 from hanabi_grpo.errors import RunFolderError
-from hanabi_grpo.report.run_report import read_evaluations
 from hanabi_grpo.runs.checkpoints import write_checkpoint
+from hanabi_grpo.runs.evaluation_files import find_evaluations
 from hanabi_grpo.runs.evaluation_result import read_result
 from hanabi_grpo.runs.history import IncidentLog, cut_records
 from hanabi_grpo.runs.resume import plan_resume
@@ -312,9 +312,8 @@ def test_what_a_runs_trainer_serves_and_its_checkpoints_leave_their_evaluations_
         invoke("evaluate", "served", *options, "--temperature", 0, "--out", run / "greedy.json")
         assert sorted((run / "evaluations").iterdir()) == kept
         exported = invoke("export", run, "--out", tmp_path / "hub")
-    evaluations, _, notes = read_evaluations(run)
-    assert len(evaluations) == 4
-    assert notes == []
+    evaluations = find_evaluations(run)
+    assert len(evaluations.results) == 4 and evaluations.problems == ()
     assert "How well it plays" not in (tmp_path / "hub" / "README.md").read_text(), exported.output
 
 

@@ -14,6 +14,12 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.old_keys import rename_old_keys
 from hanabi_grpo.runs.run_folder import json_text, save_text
 from hanabi_grpo.runs.task_statistics import Estimate, estimate
+from hanabi_grpo.settings.refs import seat_adapter
+
+MIN_TASKS = 2
+"""Least number of tasks: a mean of fewer has no error."""
+_RESULT_KEYS = frozenset({"spec_hash", "scores", "orders"})
+"""Keys by which a result is recognised; every version has written them."""
 
 MIN_TASKS = 2
 """Least number of tasks: a mean of fewer has no error."""
@@ -88,6 +94,17 @@ class EvaluationResult:
     def seats(self) -> tuple[tuple[str, ...], ...]:
         """Seat assignment of each seat order."""
         return tuple(order.seats for order in self.orders)
+
+    @property
+    def trained_steps(self) -> int:
+        """Optimizer steps behind the newest adapter that plays; 0 where none does."""
+        versions = [0]
+        for seats in self.seats:
+            for seat in seats:
+                adapter = seat_adapter(seat)
+                if adapter is not None:
+                    versions.append(adapter[1])
+        return max(versions)
 
     @property
     def estimate(self) -> Estimate:

@@ -9,13 +9,13 @@ The games are whole tasks, those of the replay page, so that `hanabi-grpo view` 
 the same others as in training. Token ids and logprobs are left out: nobody trains on these files.
 """
 
+import itertools
 import logging
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,9 @@ from hanabi_grpo.rollout.recordings import (
     recording_to_json,
     spread,
 )
-from hanabi_grpo.runs.evaluation_result import read_result
+from hanabi_grpo.runs.evaluation_files import find_evaluations
 from hanabi_grpo.runs.manifest import MANIFEST, Manifest, check_checkpoint, spec_hashes
 from hanabi_grpo.runs.resume import TRAINER_STATE
-from hanabi_grpo.runs.run_folder import EVALUATIONS as RUN_EVALUATIONS
 from hanabi_grpo.runs.run_folder import json_text, new_folder, write_json_atomic, write_text_atomic
 from hanabi_grpo.settings import Settings, settings_values
 from hanabi_grpo.settings.defaults import is_local_model
@@ -96,6 +95,7 @@ def build_artifact(
         RunFolderError: The checkpoint is damaged or gone, or nothing can be written.
     """
     manifest = check_checkpoint(checkpoint)
+    evaluations = _by_file_name(find_evaluations(run_folder).paths)
     folder = run_folder / FOLDER / f"step_{manifest.step}"
     for leftover in folder.parent.glob(f".{folder.name}.*"):
         # Of a process that was killed.
@@ -103,7 +103,16 @@ def build_artifact(
     metadata = _metadata(settings, manifest, score)
     try:
         with new_folder(folder) as partial:
-            _fill_artifact(partial, run_folder, checkpoint, manifest, settings, score, metadata)
+            _fill_artifact(
+                partial,
+                checkpoint,
+                manifest,
+                settings=settings,
+                score=score,
+                metadata=metadata,
+                evaluations=evaluations,
+                run_folder=run_folder,
+            )
     except OSError as error:
         raise RunFolderError(
             f"{folder}: cannot be written ({error.strerror}); {checkpoint} is as it was."
@@ -113,14 +122,27 @@ def build_artifact(
 
 def _fill_artifact(
     folder: Path,
-    run_folder: Path,
     checkpoint: Path,
     manifest: Manifest,
+    *,
     settings: Settings,
     score: RunningScore | None,
     metadata: dict[str, Any],
+    evaluations: Mapping[str, Path],
+    run_folder: Path,
 ) -> None:
-    """Write everything that an artifact holds into a new folder."""
+    """Write everything that an artifact holds into a new folder.
+
+    Args:
+        folder: That is filled.
+        checkpoint: Whose adapters it holds.
+        manifest: The checkpoint's.
+        settings: The run's.
+        score: Of the training games up to the checkpoint.
+        metadata: Of `_metadata`.
+        evaluations: By the name that each file gets in the artifact.
+        run_folder: Where sample games are taken from.
+    """
     for name in (*manifest.files, MANIFEST):
         if not name.startswith(f"{TRAINER_STATE}/"):
             _link(checkpoint / name, folder / name)
@@ -135,9 +157,8 @@ def _fill_artifact(
                 "steps": score.num_steps,
             },
         )
-    evaluations = find_evaluations(run_folder)
-    for path in evaluations:
-        _link(path, folder / EVALUATIONS / path.name)
+    for name, path in evaluations.items():
+        _link(path, folder / EVALUATIONS / name)
     games = write_sample_games(run_folder, folder, manifest.step)
     facts = {
         "base model": metadata["base_model"],
@@ -149,7 +170,7 @@ def _fill_artifact(
         ),
         "LoRA rank / alpha": f"{settings.lora_rank} / {settings.lora_alpha}",
         "score of the last training games": score.text if score else "unknown",
-        "evaluations": ", ".join(path.name for path in evaluations) or "none beside this card",
+        "evaluations": ", ".join(evaluations) or "none beside this card",
         "sample games": games.name if games else "none beside this card",
     }
     rows = "\n".join(f"| {name} | {table_cell(value)} |" for name, value in facts.items())
@@ -189,21 +210,21 @@ def artifact_name(settings: Settings, run_folder: Path) -> str:
     return name[: _MAX_NAME - len(_NAME_SUFFIX)] + _NAME_SUFFIX
 
 
-def find_evaluations(run_folder: Path) -> list[Path]:
-    """Return the evaluations that lie in a run folder or in its `evaluations/`.
+def _by_file_name(paths: Iterable[Path]) -> dict[str, Path]:
+    """Return files by a name for each in one folder: their own, with a number where it is taken.
 
-    Other JSON files are skipped.
+    Example:
+        "a.json" for run/a.json and "a.1.json" for run/evaluations/a.json
     """
-    candidates = [
-        *sorted(run_folder.glob("*.json")),
-        *sorted((run_folder / RUN_EVALUATIONS).glob("*.json")),
-    ]
-    evaluations = []
-    for path in candidates:
-        with suppress(SettingsError):
-            read_result(path)
-            evaluations.append(path)
-    return evaluations
+    files: dict[str, Path] = {}
+    for path in paths:
+        name = path.name
+        for number in itertools.count(1):
+            if name not in files:
+                break
+            name = f"{path.stem}.{number}{path.suffix}"
+        files[name] = path
+    return files
 
 
 def commit() -> str | None:
