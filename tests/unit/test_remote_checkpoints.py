@@ -132,7 +132,7 @@ def test_lineups_and_entries_go_on_with_the_local_folder(monkeypatch: pytest.Mon
     reference = "wandb:team/hanabi/laptop:v3"
     shutil.copytree(make_artifact(2), V3_FOLDER)
     lineup = parse_lineup(f"{reference}:player_1,iggi", 2)
-    assert lineup.words == (f"{V3_FOLDER}:player_1", "iggi")
+    assert lineup.specs == (f"{V3_FOLDER}:player_1", "iggi")
     assert lineup.text == f"{reference}:player_1,iggi", "tables say what was typed"
     first, second = parse_entries([f"ours={reference}", "iggi"], LAPTOP)
     assert first.label == "ours"
