@@ -148,7 +148,7 @@ from hanabi_grpo.settings import load_settings
 default = load_settings({}).settings
 environ = {'HANABI_REWARD_CARELESS': '-0.25', 'HANABI_PRESET': 'laptop'}
 given = load_settings(environ).settings
-print(load_rows('rows.jsonl', default)[0]['env_config']['reward_careless'], given.reward_careless)
+print(load_rows('rows.jsonl', default)[0].env_config['reward_careless'], given.reward_careless)
 """
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation.comparison.arms import Arm, Run, condition_notes
+from hanabi_grpo.evaluation.comparison.arms import Arm, Run
+from hanabi_grpo.evaluation.comparison.conditions import condition_notes
 from hanabi_grpo.runs.resume_settings import check_compatible
 from hanabi_grpo.settings import Affects, Settings, settings_values, variables
 from hanabi_grpo.settings.variables import Variable, game, run, server, tracking, trainer

@@ -22,7 +22,7 @@ from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.training.fleet_link import Link
-from hanabi_grpo.training.link import GamesRequest, says_so
+from hanabi_grpo.training.link import GamesRequest, remind_while_waiting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,9 @@ class PlayAhead:
         """Return games that were asked for ahead; None where they have to be played now."""
         version = flight.request.version
         try:
-            with says_so(f"the games of version {version}, which were asked for a step ahead"):
+            with remind_while_waiting(
+                f"the games of version {version}, which were asked for a step ahead"
+            ):
                 games, seconds = flight.answer.result()
         except ServerError as error:
             self._record_repetition(version, error)
