@@ -58,7 +58,7 @@ def test_what_was_collected_is_restored_bit_by_bit_and_a_player_without_state_st
     tmp_path: Path,
 ) -> None:
     model, optimizer = _made(3)
-    state = OptimizerState(model, optimizer)  # type: ignore[arg-type]
+    state = OptimizerState(dict(model.named_parameters()), optimizer)
     baselines = {"player_0 x": 0.1 + 0.2, "player_1 x": -1 / 3}
     step_state = StepState(
         step=3,
@@ -78,8 +78,9 @@ def test_what_was_collected_is_restored_bit_by_bit_and_a_player_without_state_st
         assert before.keys() == after.keys()
         assert all(torch.equal(value, after[key]) for key, value in before.items())
     fresh_model, fresh = _made(0)
-    restored = OptimizerState(fresh_model, fresh)  # type: ignore[arg-type]
-    restored.restore(loaded)
+    restored = OptimizerState(dict(fresh_model.named_parameters()), fresh)
+    restored.restore(loaded.moments)
+    restored.restore_counts(loaded.groups)
     before = optimizer.state[model.lora_A["player_0"].weight]
     after = fresh.state[fresh_model.lora_A["player_0"].weight]
     assert before.keys() == after.keys() == {"step", "exp_avg", "exp_avg_sq"}
@@ -99,9 +100,9 @@ def test_the_state_of_another_model_is_refused() -> None:
     with pytest.raises(
         RunFolderError, match=r"names 'lora_A.player_7.weight', which this model does not have"
     ):
-        OptimizerState(_Model(), optimizer).restore(
-            _state({"lora_A.player_7.weight|exp_avg": torch.zeros(1)})
-        )  # type: ignore[arg-type]
+        OptimizerState(dict(_Model().named_parameters()), optimizer).restore(
+            {"lora_A.player_7.weight|exp_avg": torch.zeros(1)}
+        )
 
 
 def test_random_numbers_go_on_where_they_were_per_process(tmp_path: Path) -> None:

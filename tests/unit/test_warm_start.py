@@ -26,7 +26,7 @@ from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import NonFiniteError, RunFolderError, SettingsError
 from hanabi_grpo.rollout.handshake import tokenizer_hash
 from hanabi_grpo.runs.fingerprint import model_fingerprint
-from hanabi_grpo.runs.manifest import check_checkpoint
+from hanabi_grpo.runs.manifest import check_checkpoint, read_manifest, write_manifest
 from hanabi_grpo.runs.saved_adapters import read_adapters
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.sft.encoding import Encoder
@@ -296,6 +296,20 @@ def test_a_resume_needs_the_same_work(
 ) -> None:
     with pytest.raises(SettingsError, match=f"another warm start: {name} was"):
         run(make_start(base, copied, resume=True, **changes))
+
+
+def test_a_state_of_version_0_2_is_refused_with_the_way_out(base: Path, copied: Path) -> None:
+    checkpoint = copied / "last" / "checkpoint-0"
+    index = checkpoint / "warm_start" / "state.json"
+    state = json.loads(index.read_text())
+    assert state.pop("format") == 2
+    index.write_text(json.dumps(state))
+    manifest = read_manifest(checkpoint)
+    write_manifest(checkpoint, step=0, facts=manifest.facts)
+    with pytest.raises(
+        SettingsError, match=r"format 1, this version continues format 2 only\. Continue with the "
+    ):
+        run(make_start(base, copied, resume=True))
 
 
 def learn_and_keep_base(

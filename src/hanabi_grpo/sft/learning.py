@@ -16,7 +16,12 @@ from torch.nn.functional import cross_entropy
 from hanabi_grpo.errors import NonFiniteError, SettingsError
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.sft.samples import Sample, length_batches, num_exact_replies, padded, reply_logits
-from hanabi_grpo.training.model.adapters import add_adapters, copy_parameters, use_adapter
+from hanabi_grpo.training.model.adapters import (
+    add_adapters,
+    copy_parameters,
+    trainable_parameters,
+    use_adapter,
+)
 from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 from hanabi_grpo.types import SHARED_ADAPTER, player_name
 
@@ -126,18 +131,15 @@ def make_students(
         )
     students = []
     for number, name in enumerate(names):
-        own_taught = _samples_for(name, taught)
-        own_held_out = _samples_for(name, held_out)
-        if not own_taught or not own_held_out:
+        student_taught = _samples_for(name, taught)
+        student_held_out = _samples_for(name, held_out)
+        if not student_taught or not student_held_out:
             raise SettingsError(
-                f"warm-start: {name} has {len(own_taught)} conversations to learn from and "
-                f"{len(own_held_out)} held out; both are needed. Give more games, filter less, or "
+                f"warm-start: {name} has {len(student_taught)} conversations to learn from and "
+                f"{len(student_held_out)} held out; both are needed. Give more games, filter less, or "
                 "train one adapter for all with --shared."
             )
-        parameters = {}
-        for key, parameter in model.named_parameters():
-            if parameter.requires_grad and (is_full or f".{name}." in key):
-                parameters[key] = parameter
+        parameters = trainable_parameters(model, adapter=None if is_full else name)
         optimizer = torch.optim.AdamW(
             parameters.values(), lr=learning_rate, betas=_BETAS, weight_decay=0.0
         )
@@ -145,8 +147,8 @@ def make_students(
             name=name,
             parameters=parameters,
             optimizer=optimizer,
-            held_out=own_held_out,
-            batches=length_batches(own_taught, settings.seed + number, batch_size),
+            held_out=student_held_out,
+            batches=length_batches(student_taught, settings.seed + number, batch_size),
             select=(lambda: None) if is_full else partial(use_adapter, model, name),
         )
         students.append(student)

@@ -1,24 +1,32 @@
 """What a warm start keeps on disk.
 
 - `checkpoint-0/`, or `model/` where the whole model learns: the best so far.
-- `last/checkpoint-0/`: the newest state, with all that a resume needs.
+- `last/checkpoint-0/`: the newest state, with all that a resume needs in its folder `warm_start/`.
 - `warm_start.json`: the held-out figures so far.
+
+Checkpoints are written as those of reinforcement learning are (`training.checkpoint`).
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from hanabi_grpo.errors import RunFolderError, SettingsError
-from hanabi_grpo.runs.checkpoints import find_checkpoint, recover_checkpoints, write_checkpoint
+from hanabi_grpo.runs.checkpoints import find_checkpoint, recover_checkpoints
 from hanabi_grpo.runs.run_folder import make_run_folder, new_folder, write_json_atomic
 from hanabi_grpo.sft.learning import WHOLE_MODEL, Student
-from hanabi_grpo.training.model.adapters import fill, holding, save_adapter
+from hanabi_grpo.training.checkpoint import (
+    OPTIMIZER,
+    OptimizerState,
+    read_tensors,
+    save_checkpoint,
+    save_tensors,
+)
+from hanabi_grpo.training.model.adapters import copy_parameters, fill, holding
 
 LAST = "last"
 """Folder of the newest state."""
@@ -26,20 +34,122 @@ MODEL = "model"
 """Folder of the best model, where the whole model learns."""
 FIGURES = "warm_start.json"
 """File of the held-out figures."""
-_STATE = "warm_start"
-"""Folder in a checkpoint: all that a resume needs besides the adapters."""
 _INDEX = "state.json"
-_WEIGHT = "weight"
-"""Kind of a tensor in the state: a parameter as it is now."""
-_BEST = "best"
-"""Kind of a tensor in the state: a parameter as it was at the lowest held-out loss."""
-_MOMENTS = ("exp_avg", "exp_avg_sq")
-"""Kinds of tensors in the state: what AdamW keeps of a parameter."""
+_FORMAT = 2
+"""Number of the layout of a state. 1, of versions up to 0.2, had no number and cannot be read."""
+_WEIGHTS = "weights.safetensors"
+"""A student's parameters as they are now."""
+_BEST = "best.safetensors"
+"""A student's parameters as they were at the lowest held-out loss."""
 _SHOWN_CHARACTERS = 80
 """Of a value that differs, in the message to a resume that does not fit."""
-_BYTES_PER_PARAMETER = 4
-_COPIES_IN_A_STATE = 5
-"""Tensors per parameter of a state: adapter, weight, best, and two moments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Progress:
+    """How far a student is; stored as JSON."""
+
+    step: int
+    """Updates that were made."""
+    best_step: int
+    """Updates that were made when the held-out loss was lowest."""
+    best_loss: float
+    """The lowest held-out loss."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StudentState:
+    """All that a resume restores of one student. Tensors are on the CPU."""
+
+    progress: _Progress
+    weights: Mapping[str, torch.Tensor]
+    """The parameters as they are now."""
+    best: Mapping[str, torch.Tensor]
+    """The parameters at the lowest held-out loss; empty before the first evaluation."""
+    moments: Mapping[str, torch.Tensor]
+    """Of `OptimizerState.collect`."""
+
+    @classmethod
+    def collect(cls, student: Student) -> "_StudentState":
+        """Return a copy of the state of a student."""
+        progress = _Progress(
+            step=student.step, best_step=student.best_step, best_loss=student.best_loss
+        )
+        optimizer = OptimizerState(student.parameters, student.optimizer)
+        return cls(
+            progress=progress,
+            weights=copy_parameters(student.parameters),
+            best=student.best or {},
+            moments=optimizer.collect(),
+        )
+
+    def restore(self, student: Student) -> None:
+        """Restore a student that is at its start, and its position in the batches."""
+        fill(student.parameters, self.weights)
+        OptimizerState(student.parameters, student.optimizer).restore(self.moments)
+        student.step = self.progress.step
+        if self.best:
+            student.best = dict(self.best)
+            student.best_step = self.progress.best_step
+            student.best_loss = self.progress.best_loss
+        for _ in range(student.step):
+            next(student.batches)
+
+    def save(self, folder: Path) -> None:
+        """Write the tensors."""
+        folder.mkdir()
+        save_tensors(self.weights, folder / _WEIGHTS)
+        save_tensors(self.moments, folder / OPTIMIZER)
+        if self.best:
+            save_tensors(self.best, folder / _BEST)
+
+    @classmethod
+    def load(cls, folder: Path, progress: _Progress) -> "_StudentState":
+        """Read what `save` wrote."""
+        return cls(
+            progress=progress,
+            weights=read_tensors(folder / _WEIGHTS),
+            best=read_tensors(folder / _BEST),
+            moments=read_tensors(folder / OPTIMIZER),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _WarmStartState:
+    """The folder `warm_start/` of a checkpoint: the `ResumeState` of a warm start."""
+
+    FOLDER: ClassVar[str] = "warm_start"
+
+    key: Mapping[str, Any]
+    """See `Kept.key`."""
+    history: Sequence[Mapping[str, Any]]
+    """See `Kept.history`."""
+    students: Mapping[str, _StudentState]
+    """By the name of the student."""
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return all tensors that `save` writes."""
+        tensors: list[torch.Tensor] = []
+        for student in self.students.values():
+            tensors += student.weights.values()
+            tensors += student.best.values()
+            tensors += student.moments.values()
+        return tensors
+
+    def save(self, folder: Path) -> None:
+        """Write the folder: an index, and a folder of tensors for each student."""
+        folder.mkdir()
+        progress = {}
+        for name, student in self.students.items():
+            student.save(folder / name)
+            progress[name] = asdict(student.progress)
+        index = {
+            "format": _FORMAT,
+            "key": self.key,
+            "students": progress,
+            "history": self.history,
+        }
+        write_json_atomic(folder / _INDEX, index)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,7 +179,12 @@ class Kept:
             self._save_best(model, tokenizer, students)
         last = self.out / LAST
         make_run_folder(last)
-        self._save_adapters(last, model, students, with_state=True)
+        state = _WarmStartState(
+            key=self.key,
+            history=self.history,
+            students={student.name: _StudentState.collect(student) for student in students},
+        )
+        self._save_checkpoint(last, model, students, state)
         write_json_atomic(self.out / FIGURES, {**self._about(students), "held_out": self.history})
 
     def restore(self, students: Sequence[Student]) -> bool:
@@ -83,18 +198,24 @@ class Kept:
         if not last.is_dir() or not any(last.iterdir()):
             return False
         recover_checkpoints(last)
-        folder = find_checkpoint(last, needs=_STATE).folder / _STATE
-        saved = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
-        self._check_key(saved["key"])
+        folder = find_checkpoint(last, needs=_WarmStartState.FOLDER).folder / _WarmStartState.FOLDER
+        index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
+        self._check_format(index.get("format", 1))
+        self._check_key(index["key"])
         for student in students:
-            counts = saved["students"][student.name]
-            tensors = load_file(folder / f"{student.name}.safetensors")
-            _restore_student(student, tensors, counts["step"])
-            if student.best:
-                student.best_step = counts["best_step"]
-                student.best_loss = counts["best_loss"]
-        self.history[:] = saved["history"]
+            progress = _Progress(**index["students"][student.name])
+            _StudentState.load(folder / student.name, progress).restore(student)
+        self.history[:] = index["history"]
         return True
+
+    def _check_format(self, saved: int) -> None:
+        if saved != _FORMAT:
+            raise SettingsError(
+                f"--resume: {self.out / LAST} keeps a state of format {saved}, this version "
+                f"continues format {_FORMAT} only. Continue with the version of hanabi-grpo that "
+                "wrote it, or start again with another --out; the best result so far in "
+                f"{self.out} can be used as it is."
+            )
 
     def _check_key(self, saved: Mapping[str, Any]) -> None:
         """Refuse a state that depends on other games, settings or weights than this warm start."""
@@ -122,50 +243,26 @@ class Kept:
             if students[0].name == WHOLE_MODEL:
                 self._save_model(model, tokenizer, students)
             else:
-                self._save_adapters(self.out, model, students, with_state=False)
+                self._save_checkpoint(self.out, model, students)
 
-    def _save_adapters(
-        self, folder: Path, model: Any, students: Sequence[Student], *, with_state: bool
+    def _save_checkpoint(
+        self,
+        folder: Path,
+        model: Any,
+        students: Sequence[Student],
+        state: _WarmStartState | None = None,
     ) -> None:
         """Write a checkpoint of the adapters as they are now.
 
         Args:
             folder: The folder of the checkpoint.
-            model: The PEFT model.
+            model: The PEFT model, or the whole model, which has no adapters.
             students: What learns.
-            with_state: Write what a resume needs too.
+            state: What a resume needs; None leaves it out.
         """
         names = [student.name for student in students if student.name != WHOLE_MODEL]
-
-        def write_content(partial: Path) -> None:
-            for name in names:
-                save_adapter(model, name, partial / name)
-            if with_state:
-                self._write_state(partial / _STATE, students)
-
-        num_parameters = 0
-        for student in students:
-            for parameter in student.parameters.values():
-                num_parameters += parameter.numel()
-        needed_bytes = num_parameters * _BYTES_PER_PARAMETER
-        if with_state:
-            needed_bytes *= _COPIES_IN_A_STATE
-        facts = {"adapters": names, **self.facts, "warm_start": self._about(students)}
-        write_checkpoint(folder, 0, write_content, facts, needed_bytes=needed_bytes)
-
-    def _write_state(self, folder: Path, students: Sequence[Student]) -> None:
-        folder.mkdir()
-        counts = {}
-        for student in students:
-            path = folder / f"{student.name}.safetensors"
-            save_file(_collect_tensors(student), path, metadata={"format": "pt"})
-            counts[student.name] = {
-                "step": student.step,
-                "best_step": student.best_step,
-                "best_loss": student.best_loss,
-            }
-        index = {"key": self.key, "students": counts, "history": self.history}
-        write_json_atomic(folder / _INDEX, index)
+        facts = {**self.facts, "warm_start": self._about(students)}
+        save_checkpoint(model, names, folder, 0, facts, state)
 
     def _save_model(self, model: Any, tokenizer: Any, students: Sequence[Student]) -> None:
         """Write a Hugging Face folder in the place of the old one."""
@@ -209,45 +306,3 @@ def _convert_state(model: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
             converted[address] = tensor.detach().to("cpu", wanted).contiguous()
         state[name] = converted[address]
     return state
-
-
-def _collect_tensors(student: Student) -> dict[str, torch.Tensor]:
-    """Return {"<kind>|<parameter>": tensor} on the CPU: all that a resume restores."""
-    tensors: dict[str, torch.Tensor] = {}
-    for name, parameter in student.parameters.items():
-        tensors[f"{_WEIGHT}|{name}"] = parameter
-        state = student.optimizer.state.get(parameter, {})
-        for moment in _MOMENTS:
-            if moment in state:
-                tensors[f"{moment}|{name}"] = state[moment]
-    for name, value in (student.best or {}).items():
-        tensors[f"{_BEST}|{name}"] = value
-    return {key: tensor.detach().to("cpu").contiguous() for key, tensor in tensors.items()}
-
-
-def _restore_student(student: Student, saved: Mapping[str, torch.Tensor], step: int) -> None:
-    """Restore weights, best weights, moments and the position in the batches.
-
-    Args:
-        student: What learns, at its start.
-        saved: From `_collect_tensors`.
-        step: Updates that were made.
-    """
-    weights = {}
-    best = {}
-    for key, tensor in saved.items():
-        kind, _, name = key.partition("|")
-        if kind == _WEIGHT:
-            weights[name] = tensor
-        elif kind == _BEST:
-            best[name] = tensor
-        else:
-            parameter = student.parameters[name]
-            state = student.optimizer.state[parameter]
-            state["step"] = torch.tensor(float(step))
-            state[kind] = tensor.to(parameter.device)
-    fill(student.parameters, weights)
-    student.best = best or None
-    student.step = step
-    for _ in range(step):
-        next(student.batches)

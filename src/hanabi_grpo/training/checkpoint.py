@@ -3,6 +3,9 @@
 A checkpoint holds the adapters and what a resumed run needs to take the steps that it would have
 taken, per parameter of the model, as safetensors or JSON: the number of processes and the DeepSpeed
 stage may differ at the resume, and no file runs code.
+
+Warm starts (`sft.state`) write their checkpoints with the same `save_checkpoint` and
+`OptimizerState`.
 """
 
 import json
@@ -11,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -42,9 +45,24 @@ _MASTER = "master"
 """Key of a parameter's float32 copy, which DeepSpeed holds beside weights of 16 bits."""
 
 
+class ResumeState(Protocol):
+    """What a resume needs besides the adapters: one folder of a checkpoint."""
+
+    FOLDER: ClassVar[str]
+    """Name of the folder."""
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return all tensors that `save` writes, so that their size is known before."""
+
+    def save(self, folder: Path) -> None:
+        """Write the folder."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingState:
-    """The folder `trainer/` of a checkpoint."""
+    """The folder `trainer/` of a checkpoint: the `ResumeState` of a run."""
+
+    FOLDER: ClassVar[str] = TRAINER_STATE
 
     moments: Mapping[str, torch.Tensor]
     """Of `OptimizerState.collect`."""
@@ -55,10 +73,18 @@ class TrainingState:
     step_state: StepState
     """What the steps hand on to each other."""
 
+    def tensors(self) -> list[torch.Tensor]:
+        """Return all tensors that `save` writes."""
+        return [
+            *self.moments.values(),
+            *self.step_state.critics.values(),
+            *self.step_state.phase_best.values(),
+        ]
+
     def save(self, folder: Path) -> None:
         """Write the folder; files of what the run does not use are left out."""
         folder.mkdir(parents=True)
-        save_file(dict(self.moments), folder / OPTIMIZER, metadata={"format": "pt"})
+        save_tensors(self.moments, folder / OPTIMIZER)
         groups = [{key: group[key] for key in SAVED_OF_A_GROUP} for group in self.groups]
         (folder / GROUPS).write_text(json.dumps(groups, indent=1))
         (folder / RANDOM).write_text(json.dumps(self.random_states))
@@ -67,12 +93,10 @@ class TrainingState:
         (folder / BASELINES).write_text(json.dumps(baselines, indent=1))
         if self.step_state.mismatch:
             (folder / MISMATCH).write_text(json.dumps(self.step_state.mismatch))
-        for name, tensors in (
-            (CRITICS, self.step_state.critics),
-            (PHASE_BEST, self.step_state.phase_best),
-        ):
-            if tensors:
-                save_file(dict(tensors), folder / name, metadata={"format": "pt"})
+        if self.step_state.critics:
+            save_tensors(self.step_state.critics, folder / CRITICS)
+        if self.step_state.phase_best:
+            save_tensors(self.step_state.phase_best, folder / PHASE_BEST)
 
     @classmethod
     def load(cls, folder: Path, step: int) -> "TrainingState":
@@ -82,9 +106,9 @@ class TrainingState:
         step_state = StepState(
             step=step,
             baselines=_read_json(folder / BASELINES),
-            critics=_read_tensors(folder / CRITICS),
+            critics=read_tensors(folder / CRITICS),
             mismatch=_read_json(folder / MISMATCH),
-            phase_best=_read_tensors(folder / PHASE_BEST),
+            phase_best=read_tensors(folder / PHASE_BEST),
         )
         return cls(
             moments=load_file(folder / OPTIMIZER),
@@ -95,19 +119,19 @@ class TrainingState:
 
 
 class OptimizerState:
-    """Moments and step counters of every adapter parameter, whatever holds them."""
+    """Moments and step counters of every trained parameter, whatever holds them."""
 
-    def __init__(self, model: PeftModel, optimizer: Any) -> None:
-        """Bind a model and its optimizer.
+    def __init__(self, parameters: Mapping[str, torch.nn.Parameter], optimizer: Any) -> None:
+        """Bind parameters and their optimizer.
 
         Args:
-            model: With all adapters, not wrapped by DeepSpeed.
-            optimizer: accelerate's, around torch's own or DeepSpeed's of ZeRO-1 or -2.
+            parameters: What the optimizer trains, by name.
+            optimizer: torch's, or accelerate's around torch's own or DeepSpeed's of ZeRO-1 or -2.
 
         Raises:
             RunFolderError: It is another one, whose state cannot be saved per parameter.
         """
-        self._parameters = list(adapter_parameters(model).items())
+        self._parameters = list(parameters.items())
         inner = getattr(optimizer, "optimizer", optimizer)
         is_zero = hasattr(inner, "single_partition_of_fp32_groups")
         self._zero = inner if is_zero else None
@@ -132,14 +156,17 @@ class OptimizerState:
                 moments[f"{name}|{_MASTER}"] = _on_cpu(parameter.get_full_hp_param(None))
         return moments
 
-    def restore(self, saved: TrainingState) -> None:
-        """Put moments and counts of updates back, bit by bit.
+    def restore(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """Put moments and step counters back, bit by bit.
+
+        Args:
+            saved: From `collect`.
 
         Raises:
             RunFolderError: They are of another model or other adapters.
         """
         by_parameter: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
-        for key, value in saved.moments.items():
+        for key, value in saved.items():
             name, _, moment = key.rpartition("|")
             by_parameter[name][moment] = value
         unknown = sorted(set(by_parameter) - {name for name, _ in self._parameters})
@@ -157,7 +184,14 @@ class OptimizerState:
         self.adopt_weights(
             [name for name, value in self._parameters if value.dtype == torch.float32]
         )
-        updates = {group["player"]: group["updates"] for group in saved.groups}
+
+    def restore_counts(self, saved: Sequence[Mapping[str, Any]]) -> None:
+        """Put back how often each player's group moved.
+
+        Args:
+            saved: The saved groups, see `SAVED_OF_A_GROUP`.
+        """
+        updates = {group["player"]: group["updates"] for group in saved}
         for group in self.groups:
             group["updates"] = updates[group["player"]]
 
@@ -294,7 +328,8 @@ class CheckpointSaver:
         """Return what a resume needs, gathered from all processes; None under ZeRO-3."""
         if not self._policy.has_whole_weights:
             return None
-        optimizer = OptimizerState(self._policy.model, self._optimizer)
+        parameters = adapter_parameters(self._policy.model)
+        optimizer = OptimizerState(parameters, self._optimizer)
         return TrainingState(
             moments=optimizer.collect(),
             groups=optimizer.groups,
@@ -323,13 +358,13 @@ class CheckpointSaver:
 
 def save_checkpoint(
     model: PeftModel,
-    names: tuple[str, ...],
+    names: Sequence[str],
     run_folder: Path,
     step: int,
     facts: Mapping[str, object],
-    state: TrainingState | None = None,
+    state: ResumeState | None = None,
 ) -> Path:
-    """Write `checkpoint-<step>`: `<adapter>/` in PEFT's format, `trainer/`, and a manifest.
+    """Write `checkpoint-<step>`: `<adapter>/` in PEFT's format, a state, and a manifest.
 
     Args:
         model: With the adapters.
@@ -337,7 +372,8 @@ def save_checkpoint(
         run_folder: Where the checkpoint goes.
         step: Finished steps.
         facts: What the manifest says besides the hashes of the files.
-        state: None: there is no `trainer/`, and no run can be resumed from it.
+        state: What a resume needs, in a folder of its own, e.g. `trainer/`. None: nothing can be
+            resumed from the checkpoint.
 
     Returns:
         The folder.
@@ -350,18 +386,24 @@ def save_checkpoint(
         for name in names:
             adapters.save_adapter(model, name, partial / name)
         if state is not None:
-            state.save(partial / TRAINER_STATE)
+            state.save(partial / state.FOLDER)
 
-    tensors: list[torch.Tensor] = []
-    if state is not None:
-        tensors += state.moments.values()
-        tensors += state.step_state.critics.values()
-        tensors += state.step_state.phase_best.values()
+    tensors = state.tensors() if state is not None else []
     for name in names:
         tensors += adapters.adapter_tensors(model, name, torch.float32).values()
     needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     manifest = {"adapters": list(names), **facts}
     return write_checkpoint(run_folder, step, fill, manifest, needed_bytes=needed)
+
+
+def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Write tensors of the CPU as a safetensors file."""
+    save_file(dict(tensors), path, metadata={"format": "pt"})
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of a safetensors file, none where there is no such file."""
+    return load_file(path) if path.exists() else {}
 
 
 def random_state() -> dict[str, Any]:
@@ -396,12 +438,8 @@ def _bytes_tensor(hexadecimal: str) -> torch.Tensor:
 
 def _on_cpu(value: Any) -> torch.Tensor:
     tensor = value if torch.is_tensor(value) else torch.tensor(value)
-    return tensor.detach().to("cpu").clone().contiguous()
+    return tensor.detach().to("cpu", copy=True).contiguous()
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {}
-
-
-def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    return load_file(path) if path.exists() else {}

@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers import SchedulerType, get_scheduler
 
 from hanabi_grpo.errors import NonFiniteError, SettingsError
+from hanabi_grpo.training.model.adapters import trainable_parameters
 
 BAD_STEPS_IN_A_ROW = 3
 """Dropped updates of one player, or steps without a game, after which a run stops."""
@@ -33,12 +34,8 @@ def player_groups(model: torch.nn.Module, names: Sequence[str]) -> list[dict[str
     """Return one optimizer group per adapter, with "updates", which says how often it moved."""
     groups = []
     for name in names:
-        parameters = [
-            value
-            for key, value in model.named_parameters()
-            if f".{name}." in key and value.requires_grad
-        ]
-        groups.append({"params": parameters, "player": name, "updates": 0})
+        parameters = trainable_parameters(model, name)
+        groups.append({"params": [*parameters.values()], "player": name, "updates": 0})
     return groups
 
 

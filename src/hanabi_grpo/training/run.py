@@ -270,7 +270,10 @@ class TrainingRun:
         for name in self._policy.adapter_names:
             adapters.load_adapter(self._policy.model, name, folder / name)
         saved = TrainingState.load(folder / TRAINER_STATE, self._parts.first_step)
-        OptimizerState(self._policy.model, self._parts.optimizer).restore(saved)
+        parameters = adapter_parameters(self._policy.model)
+        optimizer = OptimizerState(parameters, self._parts.optimizer)
+        optimizer.restore(saved.moments)
+        optimizer.restore_counts(saved.groups)
         self._parts.schedule.refresh()
         self.state = saved.step_state
         self._next_state = self.state
@@ -648,13 +651,9 @@ class TrainingRun:
         """Return a copy of a player's adapter; nothing under ZeRO-3, where nobody holds it."""
         if not self._policy.has_whole_weights:
             return {}
-        own = f".{adapter_of(player, self._policy.adapter_names)}."
-        weights = {
-            name: value
-            for name, value in adapter_parameters(self._policy.model).items()
-            if own in name
-        }
-        return adapters.copy_parameters(weights)
+        adapter = adapter_of(player, self._policy.adapter_names)
+        parameters = adapters.trainable_parameters(self._policy.model, adapter)
+        return adapters.copy_parameters(parameters)
 
     def _return_to_phase_best(self) -> None:
         """Give the player whose phase is over the weights of its best version, see `phases`."""
@@ -667,7 +666,7 @@ class TrainingRun:
             return
         parameters = adapter_parameters(self._policy.model)
         adapters.fill(parameters, best)
-        OptimizerState(self._policy.model, self._parts.optimizer).adopt_weights(best)
+        OptimizerState(parameters, self._parts.optimizer).adopt_weights(best)
 
     def _checkpoint_facts(self) -> dict[str, object]:
         """Return what a checkpoint's manifest says beside its files."""

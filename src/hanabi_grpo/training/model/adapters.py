@@ -100,6 +100,23 @@ def base_only(model: torch.nn.Module) -> Iterator[None]:
             layer._disable_adapters = False
 
 
+def trainable_parameters(
+    model: torch.nn.Module, adapter: str | None = None
+) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters that an optimizer may change, by their names in the model.
+
+    Args:
+        model: With or without adapters.
+        adapter: Only the parameters of the adapter of this name; None: all of the model.
+    """
+    parameters = {}
+    for name, parameter in model.named_parameters():
+        is_included = adapter is None or f".{adapter}." in name
+        if is_included and parameter.requires_grad:
+            parameters[name] = parameter
+    return parameters
+
+
 def base_checksum(model: torch.nn.Module) -> str:
     """Return a checksum of every frozen parameter's bits, computed where the parameters are.
 
