@@ -136,8 +136,8 @@ def make_students(
         if not student_taught or not student_held_out:
             raise SettingsError(
                 f"warm-start: {name} has {len(student_taught)} conversations to learn from and "
-                f"{len(student_held_out)} held out; both are needed. Give more games, filter less, or "
-                "train one adapter for all with --shared."
+                f"{len(student_held_out)} held out; both are needed. Give more games, filter less, "
+                "or train one adapter for all with --shared."
             )
         parameters = trainable_parameters(model, adapter=None if is_full else name)
         optimizer = torch.optim.AdamW(

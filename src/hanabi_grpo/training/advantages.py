@@ -1,6 +1,8 @@
 """A step's advantages: which episodes an estimator compares, and the state that it hands on."""
 
+from collections import defaultdict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from hanabi_grpo.training.estimators import (
     NOTHING_KNOWN,
@@ -10,7 +12,24 @@ from hanabi_grpo.training.estimators import (
     Pool,
     TurnValues,
 )
-from hanabi_grpo.types import Episode, is_trained
+from hanabi_grpo.training.groups import flatten_groups, trained_groups
+from hanabi_grpo.types import Episode
+
+
+class _PoolKey(NamedTuple):
+    """Games that are compared with each other."""
+
+    group: int | None
+    """Number of the group; None: games of all groups are compared."""
+    spec_hash: str
+    """Of the board."""
+
+
+class _Place(NamedTuple):
+    """Where a game is among the step's groups."""
+
+    group: int
+    game: int
 
 
 def step_advantages(
@@ -29,18 +48,20 @@ def step_advantages(
         estimator: That of the run.
         context: What the estimator knows beside these games.
     """
-    pools: dict[tuple[int | None, str], list[tuple[int, int]]] = {}
+    pools: dict[_PoolKey, list[_Place]] = defaultdict(list)
+    advantages: list[TurnValues] = []
     for group_number, group in enumerate(groups):
         compared_group = group_number if estimator.pool is Pool.GROUP else None
         for game, episode in enumerate(group):
-            places = pools.setdefault((compared_group, episode.spec_hash), [])
-            places.append((group_number, game))
-    advantages: list[TurnValues] = [[[] for _ in group] for group in groups]
+            pool = _PoolKey(compared_group, episode.spec_hash)
+            pools[pool].append(_Place(group_number, game))
+        # Filled in below, as every game is in one pool.
+        advantages.append([[] for _ in group])
     for places in pools.values():
-        episodes = [groups[group_number][game] for group_number, game in places]
+        episodes = [groups[place.group][place.game] for place in places]
         pool_advantages = estimator.advantages(episodes, player, context)
-        for (group_number, game), values in zip(places, pool_advantages, strict=True):
-            advantages[group_number][game] = values
+        for place, values in zip(places, pool_advantages, strict=True):
+            advantages[place.group][place.game] = values
     return advantages
 
 
@@ -60,15 +81,6 @@ def next_estimator_state(
             `settings.partners.own_seats`.
     """
     for player in range(len(own)):
-        episodes: list[Episode] = []
-        for group in trained_groups(groups, player, own):
-            episodes.extend(group)
+        episodes = flatten_groups(trained_groups(groups, player, own))
         state = estimator.next_state(state, episodes, player)
     return state
-
-
-def trained_groups(
-    groups: Sequence[Sequence[Episode]], player: int, own: Sequence[str]
-) -> list[list[Episode]]:
-    """Return of each group the games in which a player's seat is trained, see `is_trained`."""
-    return [[episode for episode in group if is_trained(episode, player, own)] for group in groups]

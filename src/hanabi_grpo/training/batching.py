@@ -15,8 +15,14 @@ import numpy as np
 import torch
 
 from hanabi_grpo.errors import NonFiniteError
-from hanabi_grpo.training.advantages import step_advantages, trained_groups
-from hanabi_grpo.training.estimators import NOTHING_KNOWN, Estimator, EstimatorContext
+from hanabi_grpo.training.advantages import step_advantages
+from hanabi_grpo.training.estimators import (
+    NOTHING_KNOWN,
+    Estimator,
+    EstimatorContext,
+    TurnValues,
+)
+from hanabi_grpo.training.groups import flatten_groups, trained_groups
 from hanabi_grpo.training.micro_batch import MicroBatch, TokenRow, collate
 from hanabi_grpo.training.model.prefix_tree import (
     PrefixOrder,
@@ -57,12 +63,15 @@ def usable_groups(
     reasons: dict[str, list[str]] = defaultdict(list)
     for game in dropped:
         reasons[task_name(game.suite, game.seed)].append(f"game {game.game}: {game.reason}")
-    num_left = Counter(
-        task_name(episode.suite, episode.seed) for group in groups for episode in group
-    )
-    too_small = [
-        task_name(group[0].suite, group[0].seed) for group in groups if 0 < len(group) < MIN_GAMES
-    ]
+    num_left: Counter[str] = Counter()
+    too_small = []
+    for group in groups:
+        if not group:
+            continue
+        task = task_name(group[0].suite, group[0].seed)
+        num_left[task] += len(group)
+        if len(group) < MIN_GAMES:
+            too_small.append(task)
     problems = []
     for task in dict.fromkeys([*reasons, *too_small]):
         problem = f"task {task}: {num_left[task]} game(s) played"
@@ -107,16 +116,17 @@ def token_rows(
             too large to compare.
     """
     trained = trained_groups(groups, player, trained_seats)
-    group_advantages = step_advantages(trained, player, estimator, context)
-    advantages = [game for group in group_advantages for game in group]
-    episodes = [episode for group in trained for episode in group]
-    all_episodes = [episode for group in groups for episode in group]
-    numbers = [
-        number
-        for number, episode in enumerate(all_episodes)
-        if is_trained(episode, player, trained_seats)
-    ]
-    lengths = [[len(turn.reply_ids) for turn in episode.trajectory(player)] for episode in episodes]
+    advantages: TurnValues = []
+    for group_advantages in step_advantages(trained, player, estimator, context):
+        advantages.extend(group_advantages)
+    episodes = flatten_groups(trained)
+    numbers = []
+    for number, episode in enumerate(flatten_groups(groups)):
+        if is_trained(episode, player, trained_seats):
+            numbers.append(number)
+    lengths = []
+    for episode in episodes:
+        lengths.append([len(turn.reply_ids) for turn in episode.trajectory(player)])
     weights = token_weights(lengths, unit)
     rows: list[TokenRow] = []
     for number, episode, game_advantages, game_weights in zip(
@@ -163,11 +173,12 @@ def build_micro_batches(
     batches: list[MicroBatch] = []
     for seat, player in enumerate(players):
         rows = token_rows(groups, seat, estimator, trained_seats, context=context, unit=unit)
-        num_reply_tokens = sum(sum(row.mask) for row in rows)
+        num_reply_tokens = 0
+        for row in rows:
+            num_reply_tokens += sum(row.mask)
         for share in cut_rows(rows, cut):
-            batches.append(
-                collate(share, player, num_reply_tokens, pad_id, device, cut.shares_prefixes)
-            )
+            batch = collate(share, player, num_reply_tokens, pad_id, device, cut.shares_prefixes)
+            batches.append(batch)
     return batches
 
 
@@ -186,7 +197,11 @@ def cut_rows(rows: list[Row], cut: CutPlan) -> list[list[Row]]:
         spans = cut_by_tokens(lengths, cut.tokens_per_micro_batch, cut.world_size)
     else:
         spans = cut_by_rows(len(rows), cut.micro_batches_per_player)
-    return [ordered[start:end][cut.rank :: cut.world_size] for start, end in spans]
+    shares = []
+    for start, end in spans:
+        rows_of_span = ordered[start:end]
+        shares.append(rows_of_span[cut.rank :: cut.world_size])
+    return shares
 
 
 def _cut_by_prefix(rows: list[Row], cut: CutPlan) -> list[list[Row]]:
@@ -196,8 +211,9 @@ def _cut_by_prefix(rows: list[Row], cut: CutPlan) -> list[list[Row]]:
     sequences = []
     for row in rows:
         # What comes after the last reply is not computed.
-        last_reply = max(position for position, is_reply in enumerate(row.mask) if is_reply)
-        sequences.append(np.array(row.ids[:last_reply], dtype=np.int64))
+        last_reply = int(np.flatnonzero(row.mask)[-1])
+        used_ids = row.ids[:last_reply]
+        sequences.append(np.array(used_ids, dtype=np.int64))
     order = PrefixOrder(sequences)
     ordered = [rows[number] for number in order.order]
     if cut.tokens_per_micro_batch:

@@ -85,7 +85,9 @@ class TrainingState:
         """Write the folder; files of what the run does not use are left out."""
         folder.mkdir(parents=True)
         save_tensors(self.moments, folder / OPTIMIZER)
-        groups = [{key: group[key] for key in SAVED_OF_A_GROUP} for group in self.groups]
+        groups = []
+        for group in self.groups:
+            groups.append({key: group[key] for key in SAVED_OF_A_GROUP})
         (folder / GROUPS).write_text(json.dumps(groups, indent=1))
         (folder / RANDOM).write_text(json.dumps(self.random_states))
         # Python writes the shortest decimal that reads back as the same number, bit by bit.
@@ -148,7 +150,8 @@ class OptimizerState:
         self._link_moments()
         moments: dict[str, torch.Tensor] = {}
         for name, parameter in self._parameters:
-            for key, value in self._torch.state.get(self._holder(parameter), {}).items():
+            state = self._torch.state.get(self._holder(parameter), {})
+            for key, value in state.items():
                 if self._zero is not None and torch.is_tensor(value) and value.dim():
                     value = parameter.get_full_hp_param(key)
                 moments[f"{name}|{key}"] = _on_cpu(value)
@@ -169,7 +172,7 @@ class OptimizerState:
         for key, value in saved.items():
             name, _, moment = key.rpartition("|")
             by_parameter[name][moment] = value
-        unknown = sorted(set(by_parameter) - {name for name, _ in self._parameters})
+        unknown = sorted(set(by_parameter) - set(dict(self._parameters)))
         if unknown:
             raise RunFolderError(
                 f"the optimizer state names {unknown[0]!r}, which this model does not have; resume "
@@ -181,9 +184,8 @@ class OptimizerState:
             for key, value in by_parameter.get(name, {}).items():
                 self._put_moment(parameter, key, value)
         # Copies of weights of 16 bits were put back above, more exactly than the weights are.
-        self.adopt_weights(
-            [name for name, value in self._parameters if value.dtype == torch.float32]
-        )
+        whole = [name for name, value in self._parameters if value.dtype == torch.float32]
+        self.adopt_weights(whole)
 
     def restore_counts(self, saved: Sequence[Mapping[str, Any]]) -> None:
         """Put back how often each player's group moved.
@@ -209,7 +211,9 @@ class OptimizerState:
     def _put_moment(self, parameter: Any, key: str, value: torch.Tensor) -> None:
         if self._zero is None:
             state = self._torch.state[parameter]
-            state[key] = value.clone() if value.dim() == 0 else value.to(parameter.device).clone()
+            # A counter of steps stays on the CPU.
+            device = "cpu" if value.dim() == 0 else parameter.device
+            state[key] = value.to(device, copy=True)
         elif key == _MASTER:
             parameter.set_full_hp_param(value.to(parameter.device))
         elif value.dim():

@@ -72,7 +72,8 @@ class FleetLink:
 
     def connect(self, version: int) -> None:
         """Introduce this run to every server, once all of them are found alike."""
-        check_alike({name: link.client.identity() for name, link in self.links.items()})
+        identities = {name: link.client.identity() for name, link in self.links.items()}
+        check_alike(identities)
         try:
             # One after the other: each reads the tokenizer and the partners' checkpoints.
             for link in self.links.values():
@@ -95,12 +96,10 @@ class FleetLink:
         """
         dtype = self._first_link.dtype
         exported = {name: export_adapter(model, name, dtype) for name in names}
-        side_by_side(
-            {
-                server: partial(link.push_exported, exported, version)
-                for server, link in self.links.items()
-            }
-        )
+        calls = {}
+        for server, link in self.links.items():
+            calls[server] = partial(link.push_exported, exported, version)
+        side_by_side(calls)
         self._check_alike()
 
     def play(self, tasks: list[TaskRow], names: tuple[str, ...], version: int) -> RolloutResult:
@@ -134,8 +133,9 @@ class FleetLink:
 
         shares = self._share([task.request() for task in tasks])
         parts = self._on_each(shares, prepare_share, tasks)
+        requests = [part.tasks for part in parts]
         return GamesRequest(
-            tasks=merge_shares([*shares.values()], [part.tasks for part in parts]),
+            tasks=merge_shares(list(shares.values()), requests),
             own=own_seats(self.settings.players, names, version, self.settings.swap_every),
             version=version,
             instance_id="",
@@ -194,9 +194,11 @@ class FleetLink:
 
     def _share(self, tasks: Sequence[dict[str, Any]]) -> Shares:
         # The same for a task with seats and without, so that a request need not carry it.
-        shares = share_tasks(tasks, len(self.links))
-        named = zip(self.links, shares, strict=True)
-        return {server: positions for server, positions in named if positions}
+        shares = {}
+        for server, positions in zip(self.links, share_tasks(tasks, len(self.links)), strict=True):
+            if positions:
+                shares[server] = positions
+        return shares
 
     def _on_each(
         self,
@@ -228,12 +230,19 @@ def make_link(settings: Settings, run_folder: Path) -> Link:
 
 
 def _merged(shares: Shares, results: Sequence[RolloutResult]) -> RolloutResult:
+    """Return the servers' answers as one, groups in the order of the request."""
+    groups = []
     dropped: list[DroppedGame] = []
+    prompt_tokens = 0
+    cached_tokens = 0
     for result in results:
+        groups.append(result.groups)
         dropped += result.dropped
+        prompt_tokens += result.prompt_tokens
+        cached_tokens += result.cached_tokens
     return RolloutResult(
-        groups=merge_shares([*shares.values()], [result.groups for result in results]),
+        groups=merge_shares(list(shares.values()), groups),
         dropped=tuple(dropped),
-        prompt_tokens=sum(result.prompt_tokens for result in results),
-        cached_tokens=sum(result.cached_tokens for result in results),
+        prompt_tokens=prompt_tokens,
+        cached_tokens=cached_tokens,
     )

@@ -22,8 +22,11 @@ from hanabi_grpo.training.model.adapters import trainable_parameters
 BAD_STEPS_IN_A_ROW = 3
 """Dropped updates of one player, or steps without a game, after which a run stops."""
 SCALE_SKIPS_IN_A_ROW = 20
-"""The same with a loss scale (float16). It starts at 2^16 and every skip halves it, so after these
-it is below 1, and the gradient itself is not finite."""
+"""The same with a loss scale (float16).
+
+It starts at 2^16 and every skip halves it, so after these it is below 1, and the gradient itself is
+not finite.
+"""
 RUN_PER_DECAY = 3
 """How many times longer than its last part, in which warmup_stable_decay falls, a run is."""
 _CLIP_EPSILON = 1e-6
@@ -142,8 +145,10 @@ class PlayerGuard:
         self.streaks: Counter[str] = Counter()
         """Per player the updates that were dropped in a row."""
         self.is_stepping = False
-        """True from a step's first update until the step is counted: an interrupt leaves no
-        finished step till then."""
+        """True from a step's first update until the step is counted.
+
+        An interrupt leaves no finished step till then.
+        """
 
     def begin_step(self) -> None:
         """Forget the last step's norms and drops."""
@@ -175,7 +180,10 @@ class PlayerGuard:
                 "the step was skipped before the optimizer: the gradient over all players is not "
                 "finite",
             )
-        norms = {name: norm for name, norm in self.norms.items() if name in self._seen}
+        norms = {}
+        for name, norm in self.norms.items():
+            if name in self._seen:
+                norms[name] = norm
         self._with_data = None
         for name, count in self.streaks.items():
             if count >= self._limit:

@@ -68,7 +68,10 @@ class GamesRequest:
 
 
 class ServerLink:
-    """Handshake, pushes and games of one server. Every rank holds one; the main process connects."""
+    """Handshake, pushes and games of one server.
+
+    Every rank holds one; the main process connects.
+    """
 
     def __init__(self, settings: Settings, run_folder: Path, *, name: str = "") -> None:
         """Prepare; nothing is sent.
@@ -345,7 +348,7 @@ class ServerLink:
             time.sleep(min(num_tries, _LONGEST_PAUSE))
 
     def _wait_and_return(self, purpose: str) -> bool:
-        """Wait for a healthy server and hand it the run; False where it was lost again meanwhile."""
+        """Wait for a healthy server and hand it the run; False where it was lost again."""
         health = wait_for_server(self.settings, logger.warning, server_command=_START_COMMAND)
         try:
             self._return_to(health["instance_id"], purpose)

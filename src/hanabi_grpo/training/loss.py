@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from hanabi_grpo.settings import Settings
+from hanabi_grpo.training.groups import flatten_groups
 from hanabi_grpo.training.micro_batch import MicroBatch
 from hanabi_grpo.types import Episode, is_trained
 
@@ -43,7 +44,7 @@ LOSS_METRICS: dict[str, dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "region": {"clip_ratio/region_mean": torch.mean},
     "kl": {"kl": torch.nanmean},
 }
-"""Names in metrics.jsonl of what `PolicyLoss` measures, and how all processes' values become one."""
+"""Names in metrics.jsonl of what `PolicyLoss` measures, and how values of all processes join."""
 
 
 class PolicyLoss:
@@ -100,10 +101,10 @@ class PolicyLoss:
         num_step_tokens = torch.tensor(max(batch.num_reply_tokens, 1), device=mask.device)
         loss = (token_loss * mask).sum() / (num_step_tokens / num_processes)
         num_tokens = mask.sum().clamp(min=1.0)
-        means = {
-            name: (value.detach().float() * mask).sum() / num_tokens
-            for name, value in measured.items()
-        }
+        means = {}
+        for name, value in measured.items():
+            total = (value.detach().float() * mask).sum()
+            means[name] = total / num_tokens
         return loss, means
 
     def sampler_weights(self, old: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
@@ -123,7 +124,8 @@ class PolicyLoss:
         if self.correction.startswith("sequence"):
             mask = batch.reply_mask
             logs = torch.log(ratio.clamp(min=_SMALLEST_RATIO))
-            mean = (logs * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)
+            num_tokens = mask.sum(-1).clamp(min=1.0)
+            mean = (logs * mask).sum(-1) / num_tokens
             compared = torch.exp(mean).unsqueeze(-1).expand_as(ratio)
         if self.correction.endswith("truncate"):
             return torch.clamp(compared, max=self.correction_limit)
@@ -165,7 +167,9 @@ def kl_estimate(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor
 
 
 def mean_logprobs(
-    groups: Sequence[Sequence[Episode]], trained_seats: Sequence[str], players: Sequence[str]
+    groups: Sequence[Sequence[Episode]],
+    trained_seats: Sequence[str],
+    players: Sequence[str],
 ) -> dict[str, float]:
     """Return per player the mean logprob in nats of its sampled tokens; its negative is entropy.
 
@@ -177,14 +181,15 @@ def mean_logprobs(
         trained_seats: Per seat the adapter that is trained there, see `seats.SeatAssignment`.
         players: Per seat the player who holds it.
     """
-    episodes = [episode for group in groups for episode in group]
+    episodes = flatten_groups(groups)
     means: dict[str, float] = {}
     for seat, player in enumerate(players):
         logprobs: list[float] = []
         for episode in episodes:
-            if is_trained(episode, seat, trained_seats):
-                for turn in episode.trajectory(seat):
-                    logprobs.extend(turn.logprobs)
+            if not is_trained(episode, seat, trained_seats):
+                continue
+            for turn in episode.trajectory(seat):
+                logprobs.extend(turn.logprobs)
         means[player] = sum(logprobs) / len(logprobs) if logprobs else 0.0
     return means
 

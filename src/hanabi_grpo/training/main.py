@@ -1,4 +1,6 @@
-"""One trainer process: `python -m hanabi_grpo.training.main --settings RUN/settings.json [options]`.
+"""One trainer process.
+
+    python -m hanabi_grpo.training.main --settings RUN/settings.json [options]
 
 Options after ours go to ms-swift.
 """

@@ -1,6 +1,7 @@
 """Figures of one step, from its games."""
 
 import resource
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.settings.gpus import find_card
+from hanabi_grpo.training.groups import flatten_groups
 from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn, is_trained, player_name
 
 _BYTES_PER_GIB = 2**30
@@ -52,15 +54,21 @@ def episode_metrics(
         reply_limit: Most tokens of one reply; 0: no reply counts as cut.
         end_id: The token that ends a reply; None: every reply of the greatest length counts as cut.
     """
-    episodes = [episode for group in groups for episode in group]
+    episodes = flatten_groups(groups)
+    num_all_bad = 0
+    for episode in episodes:
+        num_all_bad += _is_all_bad(episode, own_seats)
+    num_without_spread = 0
+    for group in groups:
+        num_without_spread += not has_spread(group, own_seats)
     metrics = _environment_figures(episodes, setups)
     metrics |= score_figures(episodes, setups)
     metrics |= {
         "games": float(len(episodes)),
         "games_dropped": float(games_dropped),
         "groups_dropped": float(groups_dropped),
-        "games_all_bad": float(sum(_is_all_bad(episode, own_seats) for episode in episodes)),
-        "groups_without_spread": float(sum(not has_spread(group, own_seats) for group in groups)),
+        "games_all_bad": float(num_all_bad),
+        "groups_without_spread": float(num_without_spread),
     }
     if groups:
         metrics["flat_group_share"] = metrics["groups_without_spread"] / len(groups)
@@ -124,11 +132,10 @@ def has_spread(group: Sequence[Episode], own_seats: Sequence[str]) -> bool:
     """
     num_seats = max((episode.num_players for episode in group), default=0)
     for seat in range(num_seats):
-        returns = {
-            episode.reward(seat)
-            for episode in group
-            if episode.trajectory(seat) and _trains(episode, seat, own_seats)
-        }
+        returns: set[float] = set()
+        for episode in group:
+            if episode.trajectory(seat) and _trains(episode, seat, own_seats):
+                returns.add(episode.reward(seat))
         if len(returns) > 1:
             return True
     return False
@@ -178,32 +185,36 @@ def _environment_figures(
     metrics: dict[str, float] = {}
     for env, played in by_env.items():
         setup = setups[played[0].spec_hash]
+        prefix = "" if len(by_env) == 1 else f"{env}/"
         for name, value in setup.environment.metrics(setup.config, played).items():
-            metrics[name if len(by_env) == 1 else f"{env}/{name}"] = value
+            metrics[f"{prefix}{name}"] = value
     return metrics
 
 
 def _rates(episodes: Sequence[Episode]) -> dict[str, float]:
     """Return what happened per game, over all seats."""
-    turns = [turn for episode in episodes for turn in episode.turns]
-    num_reply_tokens = float(sum(len(turn.reply_ids) for turn in turns))
-    figures = {"reply_tokens": num_reply_tokens}
+    statuses = Counter(episode.status for episode in episodes)
+    kinds: Counter[ReplyKind] = Counter()
+    num_turns = 0
+    num_prompt_tokens = 0
+    num_reply_tokens = 0
+    for episode in episodes:
+        num_turns += len(episode.turns)
+        for turn in episode.turns:
+            kinds[turn.kind] += 1
+            num_prompt_tokens += len(turn.prompt_ids)
+            num_reply_tokens += len(turn.reply_ids)
+    figures = {"reply_tokens": float(num_reply_tokens)}
     if not episodes:
         return figures
     num_games = len(episodes)
-    num_truncated = sum(episode.status.is_truncated for episode in episodes)
-    num_out_of_tokens = sum(
-        episode.status is EpisodeStatus.TRUNCATED_TOKENS for episode in episodes
-    )
-    num_illegal = sum(turn.kind is ReplyKind.ILLEGAL for turn in turns)
-    num_unparsable = sum(turn.kind is ReplyKind.UNPARSABLE for turn in turns)
-    num_prompt_tokens = sum(len(turn.prompt_ids) for turn in turns)
+    num_truncated = sum(count for status, count in statuses.items() if status.is_truncated)
     return figures | {
         "truncated_per_game": num_truncated / num_games,
-        "out_of_tokens_per_game": num_out_of_tokens / num_games,
-        "illegal_per_game": num_illegal / num_games,
-        "unparsable_per_game": num_unparsable / num_games,
-        "turns_per_game": len(turns) / num_games,
+        "out_of_tokens_per_game": statuses[EpisodeStatus.TRUNCATED_TOKENS] / num_games,
+        "illegal_per_game": kinds[ReplyKind.ILLEGAL] / num_games,
+        "unparsable_per_game": kinds[ReplyKind.UNPARSABLE] / num_games,
+        "turns_per_game": num_turns / num_games,
         "tokens/prompts_per_game": num_prompt_tokens / num_games,
         "tokens/replies_per_game": num_reply_tokens / num_games,
     }
@@ -217,19 +228,19 @@ def _seat_figures(
     end_id: int | None,
 ) -> dict[str, float]:
     """Return what says how training goes for one seat, of the games in which it is trained."""
-    trained = [
-        episode
-        for episode in episodes
-        if seat < episode.num_players and _trains(episode, seat, own_seats)
-    ]
     replies: list[Turn] = []
     returns: list[float] = []
-    for episode in trained:
+    num_without_turn = 0
+    for episode in episodes:
+        if seat >= episode.num_players or not _trains(episode, seat, own_seats):
+            continue
         trajectory = episode.trajectory(seat)
         replies += trajectory
         if trajectory:
             returns.append(episode.reward(seat))
-    figures = {"games_without_turn": float(len(trained) - len(returns))}
+        else:
+            num_without_turn += 1
+    figures = {"games_without_turn": float(num_without_turn)}
     if returns:
         figures["reward"] = fmean(returns)
     return figures | _reply_figures(replies, reply_limit, end_id)
@@ -244,13 +255,15 @@ def _reply_figures(turns: Sequence[Turn], limit: int, end_id: int | None) -> dic
     if not with_tokens:
         return figures
     figures["tokens_per_reply"] = fmean([len(turn.reply_ids) for turn in with_tokens])
-    logprobs = [logprob for turn in with_tokens for logprob in turn.logprobs]
+    logprobs: list[float] = []
+    cuts: list[bool] = []
+    for turn in with_tokens:
+        logprobs.extend(turn.logprobs)
+        is_full = len(turn.reply_ids) >= limit
+        cuts.append(is_full and turn.reply_ids[-1] != end_id)
     figures["entropy_estimate"] = -fmean(logprobs)
     if limit:
-        is_cut = [
-            len(turn.reply_ids) >= limit and turn.reply_ids[-1] != end_id for turn in with_tokens
-        ]
-        figures["cut_share"] = fmean(is_cut)
+        figures["cut_share"] = fmean(cuts)
     return figures
 
 
@@ -265,11 +278,10 @@ def _scores_by_partner(
     for name in partners.values():
         scores[f"partners/{name}"] = []
     for episode in episodes:
-        names = {
-            f"partners/{partners.get(reference, reference)}"
-            for seat, reference in enumerate(episode.seats)
-            if not _trains(episode, seat, own_seats)
-        }
+        names: set[str] = set()
+        for seat, reference in enumerate(episode.seats):
+            if not _trains(episode, seat, own_seats):
+                names.add(f"partners/{partners.get(reference, reference)}")
         for name in sorted(names) or ["self_play"]:
             scores.setdefault(name, []).append(_score(episode, setups))
     figures: dict[str, float] = {}

@@ -114,18 +114,23 @@ def collate(
     rows = rows or [_padding_row(pad_id)]
     width = max(len(row.ids) for row in rows)
 
-    def column(values: Iterable[Sequence[float]], fill: float, dtype: torch.dtype) -> torch.Tensor:
-        padded = [[*row, *[fill] * (width - len(row))] for row in values]
+    def column(
+        values: Iterable[Sequence[float]], fill: float, dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor:
+        padded = []
+        for row in values:
+            padding = [fill] * (width - len(row))
+            padded.append([*row, *padding])
         return torch.tensor(padded, dtype=dtype, device=device)
 
     ids = column((row.ids for row in rows), pad_id, torch.long)
+    # The first token of a row is predicted by none.
     reply_mask = column((row.mask for row in rows), False, torch.bool)[:, 1:]
-    sampler_logprobs = column((row.logprobs for row in rows), 0.0, torch.float32)[:, 1:]
-    advantages = column((row.advantages for row in rows), 0.0, torch.float32)[:, 1:]
+    sampler_logprobs = column((row.logprobs for row in rows), 0.0)[:, 1:]
+    advantages = column((row.advantages for row in rows), 0.0)[:, 1:]
     loss_weights = None
     if rows[0].weights is not None:
-        weights = [row.weights or [] for row in rows]
-        loss_weights = column(weights, 0.0, torch.float32)[:, 1:]
+        loss_weights = column((row.weights or [] for row in rows), 0.0)[:, 1:]
     return MicroBatch(
         player=player,
         ids=ids,

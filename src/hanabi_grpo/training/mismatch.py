@@ -272,17 +272,19 @@ class MismatchCheck:
         for batch in batches:
             by_player.setdefault(batch.player, []).append(batch)
         limit = max(1, TOKENS // self._accelerator.num_processes)
-        sample = {
-            player: sample_of(of_player[version % len(of_player)], limit, version)
-            for player, of_player in by_player.items()
-        }
-        suspects = {player: self._suspect(player, version) for player in sample}
+        sample = {}
+        suspects = {}
+        for player, player_batches in by_player.items():
+            chosen = player_batches[version % len(player_batches)]
+            sample[player] = sample_of(chosen, limit, version)
+            suspects[player] = self._suspect(player, version)
         figures = self._measure(sample, suspects, version, sampled_by)
         device = self._accelerator.device
-        totals = self._accelerator.reduce(
-            torch.tensor(figures, dtype=torch.float64, device=device)
-        ).tolist()
-        evidence = {key: [list(step) for step in steps] for key, steps in before.items()}
+        local_sums = torch.tensor(figures, dtype=torch.float64, device=device)
+        totals = self._accelerator.reduce(local_sums).tolist()
+        evidence = {}
+        for key, steps in before.items():
+            evidence[key] = [list(step) for step in steps]
         metrics: dict[str, float] = {}
         for player, sums in zip(sample, totals, strict=True):
             metrics |= self._judge(player, suspects[player], sums, evidence, sampled_by)
@@ -394,7 +396,8 @@ class MismatchCheck:
 def _remember(
     evidence: dict[str, list[list[float]]], key: str, value: list[float]
 ) -> list[list[float]]:
-    evidence[key] = [*evidence.get(key, []), value][-STEPS:]
+    steps = [*evidence.get(key, []), value]
+    evidence[key] = steps[-STEPS:]
     return evidence[key]
 
 

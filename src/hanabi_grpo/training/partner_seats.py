@@ -171,9 +171,10 @@ class PartnerSeats:
         checkpoints = checkpoints_of(self._run_folder)
         # Only the regular ones: what an interrupt saved besides must not change what a resumed run
         # draws.
-        regular_steps = [
-            step for step in checkpoints if step < version and step % self._settings.save_steps == 0
-        ]
+        regular_steps = []
+        for step in checkpoints:
+            if step < version and step % self._settings.save_steps == 0:
+                regular_steps.append(step)
         while True:
             steps = [step for step in regular_steps if checkpoints[step] not in self._damaged]
             if not steps:

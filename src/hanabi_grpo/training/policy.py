@@ -1,4 +1,7 @@
-"""The policies that the trainer can compute: every player's, earlier versions of them, the base's."""
+"""The policies that the trainer can compute.
+
+They are every player's, earlier versions of them, and the base model's.
+"""
 
 import contextlib
 import logging
@@ -168,11 +171,10 @@ class EarlierVersions:
         """Remember the weights of now under their version, and forget those too far behind it."""
         if not self._behind:
             return
-        weights = {
-            number: kept
-            for number, kept in self._weights.items()
-            if 0 < version - number <= self._behind
-        }
+        weights = {}
+        for earlier, kept_weights in self._weights.items():
+            if 0 < version - earlier <= self._behind:
+                weights[earlier] = kept_weights
         weights[version] = adapters.copy_parameters(adapter_parameters(self._model))
         self._weights = weights
 

@@ -23,6 +23,7 @@ from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.rollout.datasets import further_task, training_rows
 from hanabi_grpo.training.batching import MIN_GAMES, usable_groups
 from hanabi_grpo.training.fleet_link import Link
+from hanabi_grpo.training.groups import flatten_groups
 from hanabi_grpo.training.metrics import has_spread
 from hanabi_grpo.types import Episode
 
@@ -87,25 +88,30 @@ def resample(
     groups = list(result.groups)
     answers = [result]
     for attempt in range(1, num_rounds + 1):
-        positions = [
-            position for position, group in enumerate(groups) if worth(group) < _Worth.SPREAD
-        ]
+        positions = []
+        further = []
+        for position, group in enumerate(groups):
+            if worth(group) < _Worth.SPREAD:
+                positions.append(position)
+                further.append(further_task(rows, tasks[position].number, attempt))
         if not positions:
             break
-        further = [further_task(rows, tasks[position].number, attempt) for position in positions]
         answer = link.play(further, names, version)
         answers.append(answer)
         for position, group in zip(positions, answer.groups, strict=True):
             # Of equals the first: its own.
             groups[position] = max(groups[position], group, key=worth)
-        problems += usable_groups(answer.groups, answer.dropped)[1]
+        _, problems_of_answer = usable_groups(answer.groups, answer.dropped)
+        problems += problems_of_answer
 
     used = [group for group in groups if worth(group) > _Worth.UNUSABLE]
-    num_played = sum(len(group) for answer in answers for group in answer.groups)
+    num_played = 0
+    for answer in answers:
+        num_played += len(flatten_groups(answer.groups))
     metrics = {
         "resample/rounds": float(len(answers) - 1),
         "resample/games_played": float(num_played),
-        "resample/games_used": float(sum(len(group) for group in used)),
+        "resample/games_used": float(len(flatten_groups(used))),
         "time/resample": time.perf_counter() - start,
     }
     for when, usable in (("before", drawn), ("after", used)):

@@ -33,22 +33,34 @@ def token_weights(turns: Sequence[Sequence[int]], unit: LossUnit) -> list[list[f
 
 def _turn_weights(turns: Sequence[Sequence[int]]) -> list[list[float]]:
     """Return N / (T n) for each turn, 0 for one without tokens."""
-    num_tokens = sum(map(sum, turns))
-    num_turns = sum(length > 0 for lengths in turns for length in lengths)
+    num_tokens = 0
+    num_turns = 0
+    for lengths in turns:
+        for length in lengths:
+            num_tokens += length
+            num_turns += length > 0
     weights = []
     for lengths in turns:
-        weights.append([num_tokens / (num_turns * length) if length else 0.0 for length in lengths])
+        sequence_weights = []
+        for length in lengths:
+            weight = num_tokens / (num_turns * length) if length else 0.0
+            sequence_weights.append(weight)
+        weights.append(sequence_weights)
     return weights
 
 
 def _sequence_weights(turns: Sequence[Sequence[int]]) -> list[list[float]]:
     """Return N / (S n) for each turn, n counting its whole sequence; 0 for one without tokens."""
-    num_tokens = sum(map(sum, turns))
-    num_sequences = sum(sum(lengths) > 0 for lengths in turns)
+    tokens_of_sequence = [sum(lengths) for lengths in turns]
+    num_tokens = sum(tokens_of_sequence)
+    num_sequences = 0
+    for num_own in tokens_of_sequence:
+        num_sequences += num_own > 0
     weights = []
-    for lengths in turns:
-        own_tokens = sum(lengths)
-        weights.append(
-            [num_tokens / (num_sequences * own_tokens) if length else 0.0 for length in lengths]
-        )
+    for lengths, num_own in zip(turns, tokens_of_sequence, strict=True):
+        sequence_weights = []
+        for length in lengths:
+            weight = num_tokens / (num_sequences * num_own) if length else 0.0
+            sequence_weights.append(weight)
+        weights.append(sequence_weights)
     return weights

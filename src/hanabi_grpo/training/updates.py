@@ -135,6 +135,10 @@ def game_weights(log_ratios: Sequence[Mapping[int, float]], games: Sequence[int]
             earlier player has the ratio 1.
         games: [rows] number of each row's game.
     """
-    totals = [sum(ratios.get(game, 0.0) for ratios in log_ratios) for game in games]
+    totals = []
+    for game in games:
+        ratios_of_game = [ratios.get(game, 0.0) for ratios in log_ratios]
+        totals.append(sum(ratios_of_game))
     weights = torch.tensor(totals, dtype=torch.float64).exp()
-    return weights.clamp(1 / MAX_WEIGHT, MAX_WEIGHT).nan_to_num(1.0).float()[:, None]
+    limited = weights.clamp(1 / MAX_WEIGHT, MAX_WEIGHT)
+    return limited.nan_to_num(1.0).float()[:, None]

@@ -16,6 +16,7 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.runs.validation import Validated, best_of, read_validations, write_validations
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.steps import trained_players
+from hanabi_grpo.training.groups import flatten_groups
 from hanabi_grpo.training.metrics import score_figures
 from hanabi_grpo.training.phases import Phase, phase_after
 from hanabi_grpo.types import Episode
@@ -82,7 +83,7 @@ class Validation:
             step: The version that played: finished steps.
             groups: Per task its game.
         """
-        figures = score_figures([game for group in groups for game in group], self._setups)
+        figures = score_figures(flatten_groups(groups), self._setups)
         metric = "score/mean"
         error = "score/se"
         if len(self._setups) > 1:
@@ -92,15 +93,13 @@ class Validation:
         if metric not in figures or error not in figures:
             return {}
         before = self.phase
-        self.rows.append(
-            Validated(step=step, score=figures[metric], se=figures[error], metric=metric)
-        )
+        row = Validated(step=step, score=figures[metric], se=figures[error], metric=metric)
+        self.rows.append(row)
         write_validations(self._run_folder, self.rows)
-        metrics = {
-            f"validation/{name}": value
-            for name, value in figures.items()
-            if name.startswith("score/")
-        }
+        metrics = {}
+        for name, value in figures.items():
+            if name.startswith("score/"):
+                metrics[f"validation/{name}"] = value
         metrics["validation/stale"] = float(self.stale)
         phase = self.phase
         if before is not None and phase is not None:
@@ -126,7 +125,10 @@ class Validation:
         if phase is not None:
             return phase.stale
         best = self.best
-        return len(self.rows) - 1 - self.rows.index(best) if best is not None else 0
+        if best is None:
+            return 0
+        newest = len(self.rows) - 1
+        return newest - self.rows.index(best)
 
     @property
     def phase(self) -> Phase | None:

@@ -28,19 +28,30 @@ def compare_games(
     Returns:
         The advantage of each game, once for each of the player's turns in it.
     """
-    num_turns = [len(episode.trajectory(player)) for episode in episodes]
+    num_turns = []
     game_values = []
-    for episode, count in zip(episodes, num_turns, strict=True):
-        if count:
+    for episode in episodes:
+        num_turns.append(len(episode.trajectory(player)))
+        if num_turns[-1]:
             game_values.append(value_of(episode, player))
-    advantages = iter(compare(game_values))
-    return [[next(advantages)] * count if count else [] for count in num_turns]
+    game_advantages = iter(compare(game_values))
+    advantages: TurnValues = []
+    for count in num_turns:
+        turn_advantages = [next(game_advantages)] * count if count else []
+        advantages.append(turn_advantages)
+    return advantages
 
 
 def compare_turns(values: TurnValues, scaled: bool) -> TurnValues:
     """Center the values of all turns of all games at their mean, see `center`."""
-    centered = iter(center(flatten(values), scaled))
-    return [[next(centered) for _ in game] for game in values]
+    centered = center(flatten(values), scaled)
+    games: TurnValues = []
+    start = 0
+    for game in values:
+        end = start + len(game)
+        games.append(centered[start:end])
+        start = end
+    return games
 
 
 def returns_to_go(episodes: Sequence[Episode], player: int) -> TurnValues:
@@ -89,8 +100,9 @@ def lambda_advantages(
         asked = [number for number, _ in turns if number in chain]
         if not asked:
             continue
-        own = [number for number in asked if episode.turns[number].player == player]
-        value = mean([chain[number] for number in own or asked])
+        asked_of_player = [number for number in asked if episode.turns[number].player == player]
+        numbers = asked_of_player or asked
+        value = mean([chain[number] for number in numbers])
         advantage = reward + value_after - value + decay * advantage
         for number in asked:
             advantages[number] = advantage
@@ -101,8 +113,12 @@ def lambda_advantages(
 
 def _steps_backwards(episode: Episode) -> list[list[tuple[int, Turn]]]:
     """Return the numbered turns of each of the game's steps, the last step and turn first."""
-    backwards = reversed([*enumerate(episode.turns)])
-    return [list(turns) for _, turns in groupby(backwards, key=lambda pair: pair[1].step)]
+    backwards = list(enumerate(episode.turns))
+    backwards.reverse()
+    steps = []
+    for _, turns in groupby(backwards, key=lambda pair: pair[1].step):
+        steps.append(list(turns))
+    return steps
 
 
 def mean_of_others(values: TurnValues, game: int) -> float | None:
@@ -115,7 +131,10 @@ def mean_of_others(values: TurnValues, game: int) -> float | None:
 
 def flatten(values: TurnValues) -> list[float]:
     """Return the values of all turns of all games in one list."""
-    return [value for game in values for value in game]
+    flat: list[float] = []
+    for game in values:
+        flat.extend(game)
+    return flat
 
 
 def center(values: Sequence[float], scaled: bool) -> list[float]:
@@ -146,4 +165,5 @@ def deviation(values: Sequence[float]) -> float:
     average = mean(values)
     # Not by squares: those of large values are infinite, and such a divisor would make every
     # advantage a quiet 0.
-    return hypot(*(value - average for value in values)) / (len(values) - 1) ** 0.5
+    distances = [value - average for value in values]
+    return hypot(*distances) / (len(values) - 1) ** 0.5

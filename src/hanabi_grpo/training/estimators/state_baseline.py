@@ -1,7 +1,7 @@
 """State baseline: what came from a turn on, beside the other games with the same history."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from hanabi_grpo.training.estimators.arithmetic import (
@@ -78,15 +78,29 @@ class StateBaseline(Estimator):
         for game, game_returns in enumerate(returns):
             game_values = []
             for value, kinds in zip(game_returns, peers[game], strict=True):
-                baseline = value
-                for kind in kinds:
-                    mean_of_peers = mean_of_others(returns_of[kind], game)
-                    if mean_of_peers is not None:
-                        baseline = mean_of_peers
-                        break
+                baseline = _nearest_mean(returns_of, kinds, game)
+                if baseline is None:
+                    baseline = value
                 game_values.append((value - baseline) / scale)
             advantages.append(game_values)
         return advantages
+
+
+def _nearest_mean(
+    returns_of: Mapping[_Peers, TurnValues], kinds: Sequence[_Peers], game: int
+) -> float | None:
+    """Return the mean of the nearest peers of a turn in other games; None where it has none.
+
+    Args:
+        returns_of: What each kind of peers received, game by game.
+        kinds: Of the turn, the nearest first.
+        game: Number of the turn's own game, which is left out.
+    """
+    for kind in kinds:
+        mean = mean_of_others(returns_of[kind], game)
+        if mean is not None:
+            return mean
+    return None
 
 
 def _peers_of_turns(episodes: Sequence[Episode], player: int) -> list[list[list[_Peers]]]:
@@ -97,9 +111,12 @@ def _peers_of_turns(episodes: Sequence[Episode], player: int) -> list[list[list[
         states = number_states(episode, player, history_numbers)
         game_peers = []
         for number, state in enumerate(states):
-            game_peers.append(
-                [_Peers(_SAME_STATE, state), _Peers(_SAME_NUMBER, number), _Peers(_ANY_TURN, 0)]
-            )
+            turn_peers = [
+                _Peers(_SAME_STATE, state),
+                _Peers(_SAME_NUMBER, number),
+                _Peers(_ANY_TURN, 0),
+            ]
+            game_peers.append(turn_peers)
         peers.append(game_peers)
     return peers
 

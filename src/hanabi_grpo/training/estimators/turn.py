@@ -78,10 +78,11 @@ class TurnCredit(Estimator):
 
 def _penalties(episodes: Sequence[Episode], player: int) -> TurnValues:
     """Return p_it for each of the player's turns."""
-    return [
-        [_sum_parts(turn, player, of_turn=True) for turn in episode.trajectory(player)]
-        for episode in episodes
-    ]
+    penalties: TurnValues = []
+    for episode in episodes:
+        turns = episode.trajectory(player)
+        penalties.append([_sum_parts(turn, player, of_turn=True) for turn in turns])
+    return penalties
 
 
 def _scores(episodes: Sequence[Episode], player: int) -> TurnValues:
@@ -91,7 +92,8 @@ def _scores(episodes: Sequence[Episode], player: int) -> TurnValues:
         if not episode.trajectory(player):
             scores.append([])
             continue
-        scores.append([sum(_sum_parts(turn, player, of_turn=False) for turn in episode.turns)])
+        parts = [_sum_parts(turn, player, of_turn=False) for turn in episode.turns]
+        scores.append([sum(parts)])
     return scores
 
 

@@ -23,6 +23,7 @@ unchanged, and no head learns from it. The heads learn from a step's games befor
 them; otherwise the rewards of these games would not reach the advantages.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -32,6 +33,7 @@ from torch import nn
 from hanabi_grpo.envs.base import EnvSpec
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.estimators import ESTIMATORS, Learned, LearnedValues
+from hanabi_grpo.training.groups import flatten_groups
 from hanabi_grpo.training.learned.heads import (
     Learner,
     Learners,
@@ -68,19 +70,22 @@ class MonotoneMixer(nn.Module):
         self.first = nn.Linear(num_features, num_seats * MIXER_WIDTH)
         self.first_bias = nn.Linear(num_features, MIXER_WIDTH)
         self.last = nn.Linear(num_features, MIXER_WIDTH)
-        self.last_bias = nn.Sequential(
-            nn.Linear(num_features, MIXER_WIDTH), nn.ReLU(), nn.Linear(MIXER_WIDTH, 1)
-        )
+        bias_input = nn.Linear(num_features, MIXER_WIDTH)
+        bias_output = nn.Linear(MIXER_WIDTH, 1)
+        self.last_bias = nn.Sequential(bias_input, nn.ReLU(), bias_output)
         # All tasks have the same value until something was learned.
-        for parameter in (*self.first_bias.parameters(), *self.last_bias[-1].parameters()):
-            nn.init.zeros_(parameter)
+        for layer in (self.first_bias, bias_output):
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
 
     def forward(self, parts: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         """Return [games] returns of [games, seats] parts and [games, size] states."""
-        weights = self.first(states).abs().view(*parts.shape, MIXER_WIDTH)
-        mixed = (parts[:, :, None] * weights).sum(1) + self.first_bias(states)
-        hidden = nn.functional.elu(mixed)
-        return (hidden * self.last(states).abs()).sum(1) + self.last_bias(states)[:, 0]
+        first_weights = self.first(states).abs()
+        weighted_parts = parts[:, :, None] * first_weights.view(*parts.shape, MIXER_WIDTH)
+        hidden = nn.functional.elu(weighted_parts.sum(1) + self.first_bias(states))
+        weighted_hidden = hidden * self.last(states).abs()
+        last_bias = self.last_bias(states)[:, 0]
+        return weighted_hidden.sum(1) + last_bias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +113,9 @@ class CreditNetwork(nn.Module):
             is_monotone: Mix the parts as QMIX; else they are summed as in VDN.
         """
         super().__init__()
-        self.heads = nn.ModuleDict({name: value_head(TURN_WIDTHS * width) for name in adapters})
+        self.heads = nn.ModuleDict()
+        for name in adapters:
+            self.heads[name] = value_head(TURN_WIDTHS * width)
         self.mixer = MonotoneMixer(num_seats, num_seats * width) if is_monotone else None
 
     def total(self, parts: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
@@ -185,7 +192,11 @@ class Credits(Learners):
     reads_replies = True
 
     def __init__(
-        self, settings: Settings, adapters: Sequence[str], specs: Mapping[str, EnvSpec], width: int
+        self,
+        settings: Settings,
+        adapters: Sequence[str],
+        specs: Mapping[str, EnvSpec],
+        width: int,
     ) -> None:
         """Make what the run's estimator needs.
 
@@ -224,19 +235,18 @@ class Credits(Learners):
         """
         step = self._see_step(groups, sort_by_place(turns))
         if not step.turns:
-            nothing = [0.0] * self._num_seats
-            by_episode = {id(episode): nothing for episode in step.episodes}
-            return Observation(
-                metrics={}, values=ReturnShares(episodes=step.episodes, by_episode=by_episode)
-            )
+            no_shares = torch.zeros(len(step.episodes), self._num_seats)
+            return Observation(metrics={}, values=_shares_by_episode(step.episodes, no_shares))
         if self._learner.steps == 0:
-            num_turns = sum(len(adapter_turns.cells) for adapter_turns in step.turns.values())
-            self._network.start_at(
-                float(step.targets.mean()), num_games=len(step.episodes), num_turns=num_turns
-            )
+            num_turns = 0
+            for adapter_turns in step.turns.values():
+                num_turns += len(adapter_turns.cells)
+            mean_target = float(step.targets.mean())
+            self._network.start_at(mean_target, num_games=len(step.episodes), num_turns=num_turns)
         before = self._predict(step).detach()
         for _ in range(PASSES):
-            self._learner.update((self._predict(step) - step.targets).square().mean())
+            errors = self._predict(step) - step.targets
+            self._learner.update(errors.square().mean())
         self._learner.steps += 1
         return Observation(
             metrics={"credit_explained": explained_variance(step.targets, before)},
@@ -261,30 +271,37 @@ class Credits(Learners):
         parts = self._parts(step)
         returns = self._network.total(parts, step.states)
         [slopes] = torch.autograd.grad(returns.sum(), parts)
-        shares = parts.detach() * slopes.mean(0) * step.spans[:, None]
-        by_episode = {}
-        for episode, episode_shares in zip(step.episodes, shares.tolist(), strict=True):
-            by_episode[id(episode)] = episode_shares
-        return ReturnShares(episodes=step.episodes, by_episode=by_episode)
+        mean_slopes = slopes.mean(0)
+        shares = parts.detach() * mean_slopes * step.spans[:, None]
+        return _shares_by_episode(step.episodes, shares)
 
     def _see_step(self, groups: Sequence[Sequence[Episode]], turns: StepTurns) -> _CreditStep:
         """Return a step's games as the network sees them."""
-        episodes = [episode for group in groups for episode in group]
-        seats = [episodes[place.game].turns[place.turn].player for place in turns.places]
-        rows_of: dict[str, list[int]] = {name: [] for name in self._adapters}
+        episodes = flatten_groups(groups)
+        games = []
+        seats = []
+        for place in turns.places:
+            turn = episodes[place.game].turns[place.turn]
+            games.append(place.game)
+            seats.append(turn.player)
+        cells = self._cells(games, seats)
+
+        rows_of: dict[str, list[int]] = defaultdict(list)
         for row, player in enumerate(turns.players):
             rows_of[adapter_of(player, self._adapters)].append(row)
-        cells = self._cells([place.game for place in turns.places], seats)
         adapter_turns = {}
-        for name, rows in rows_of.items():
+        for name in self._adapters:
+            rows = rows_of[name]
             if rows:
                 adapter_turns[name] = AdapterTurns(cells=cells[rows], features=turns.features[rows])
+
         spans = torch.tensor([self._specs[episode.spec_hash].span for episode in episodes])
         returns = torch.tensor([team_return(episode) for episode in episodes])
+        group_sizes = [len(group) for group in groups]
         return _CreditStep(
             episodes=episodes,
             turns=adapter_turns,
-            states=self._see_tasks([len(group) for group in groups], turns, seats),
+            states=self._see_tasks(group_sizes, turns, seats),
             spans=spans,
             targets=returns / spans,
         )
@@ -312,14 +329,20 @@ class Credits(Learners):
         sums = torch.zeros(num_cells, self._width)
         counts = torch.zeros(num_cells)
         if first_rows:
-            groups = [group_of_game[game] for game, _ in first_rows]
-            cells = self._cells(groups, [seat for _, seat in first_rows])
+            first_groups = []
+            first_seats = []
+            for game, seat in first_rows:
+                first_groups.append(group_of_game[game])
+                first_seats.append(seat)
+            cells = self._cells(first_groups, first_seats)
+            features = turns.features[list(first_rows.values())]
             # The second part of a turn's features is its message.
-            messages = turns.features[[*first_rows.values()], self._width : 2 * self._width]
+            messages = features[:, self._width : 2 * self._width]
             sums = sums.index_add(0, cells, messages)
             counts = counts.index_add(0, cells, torch.ones(len(first_rows)))
         means = sums / counts.clamp(min=1)[:, None]
-        return means.view(len(group_sizes), self._num_seats * self._width)[group_of_game]
+        states = means.view(len(group_sizes), self._num_seats * self._width)
+        return states[group_of_game]
 
     def _cells(self, numbers: Sequence[int], seats: Sequence[int]) -> torch.Tensor:
         """Return number · seats + seat of each pair: its place in a flattened table."""
@@ -327,6 +350,14 @@ class Credits(Learners):
         for number, seat in zip(numbers, seats, strict=True):
             cells.append(number * self._num_seats + seat)
         return torch.tensor(cells, dtype=torch.long)
+
+
+def _shares_by_episode(episodes: Sequence[Episode], shares: torch.Tensor) -> ReturnShares:
+    """Return [games, seats] shares as the estimators read them."""
+    by_episode = {}
+    for episode, episode_shares in zip(episodes, shares.tolist(), strict=True):
+        by_episode[id(episode)] = episode_shares
+    return ReturnShares(episodes=episodes, by_episode=by_episode)
 
 
 def team_return(episode: Episode) -> float:

@@ -36,6 +36,7 @@ from hanabi_grpo.envs.base import EnvSpec
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.estimators import ESTIMATORS, Learned, LearnedValues
 from hanabi_grpo.training.estimators.arithmetic import lambda_advantages
+from hanabi_grpo.training.groups import flatten_groups
 from hanabi_grpo.training.learned.heads import (
     Learner,
     Learners,
@@ -167,9 +168,10 @@ class Critics(Learners):
         else:
             names = list(adapters)
         rate = settings.critic_learning_rate
-        self.by_name: dict[str, Critic] = {
-            name: Critic(num_features, rate, f"critic {settings.seed} {name}") for name in names
-        }
+        self.by_name: dict[str, Critic] = {}
+        for name in names:
+            seed = f"critic {settings.seed} {name}"
+            self.by_name[name] = Critic(num_features, rate, seed)
 
     def _central_names(self) -> list[str]:
         """Return the names of the central critics: a team's, and each seat's where they differ."""
@@ -193,15 +195,15 @@ class Critics(Learners):
             The values before the learning, and as "<critic>/value_explained" how much of its
             targets' variance each critic had explained.
         """
-        episodes = [episode for group in groups for episode in group]
+        episodes = flatten_groups(groups)
         critic_turns = self._assign_turns(episodes, sort_by_place(turns))
         values = self._evaluate(episodes, critic_turns)
         metrics = {}
-        for turns_of_one in critic_turns:
-            targets = self._targets(episodes, turns_of_one.places, values)
-            critic = self.by_name[turns_of_one.critic]
-            explained = critic.learn(turns_of_one.features, targets)
-            metrics[f"{turns_of_one.critic}/value_explained"] = explained
+        for own_turns in critic_turns:
+            targets = self._targets(episodes, own_turns.places, values)
+            critic = self.by_name[own_turns.critic]
+            explained = critic.learn(own_turns.features, targets)
+            metrics[f"{own_turns.critic}/value_explained"] = explained
         return Observation(metrics=metrics, values=values)
 
     def _assign_turns(self, episodes: Sequence[Episode], turns: StepTurns) -> list[_CriticTurns]:
@@ -211,7 +213,8 @@ class Critics(Learners):
             features = joint_features(episodes, turns.places, features, self._num_seats)
         rows: dict[str, list[int]] = defaultdict(list)
         for row, (player, place) in enumerate(zip(turns.players, turns.places, strict=True)):
-            rows[self._critic_of(player, episodes[place.game], place.turn)].append(row)
+            critic = self._critic_of(player, episodes[place.game], place.turn)
+            rows[critic].append(row)
         assigned = []
         for name in self.by_name:
             if rows[name]:
@@ -233,7 +236,9 @@ class Critics(Learners):
         self, episodes: Sequence[Episode], critic_turns: Sequence[_CriticTurns]
     ) -> CriticValues:
         """Return the critics' values of the states, in points."""
-        by_episode: dict[int, dict[int, float]] = {id(episode): {} for episode in episodes}
+        by_episode: dict[int, dict[int, float]] = {}
+        for episode in episodes:
+            by_episode[id(episode)] = {}
         for turns in critic_turns:
             shares = self.by_name[turns.critic].values(turns.features).tolist()
             for place, share in zip(turns.places, shares, strict=True):
@@ -319,8 +324,10 @@ def joint_features(
                     rows[distance] = latest_rows.get(other, empty_row)
                 joint_rows.append(rows)
                 asked_seats.append(seat)
-    padded = torch.cat([features, features.new_zeros(1, features.shape[1])])
-    all_seats = padded[torch.tensor(joint_rows).reshape(-1, num_seats)].flatten(1)
+    empty = features.new_zeros(1, features.shape[1])
+    padded = torch.cat([features, empty])
+    row_numbers = torch.tensor(joint_rows).reshape(-1, num_seats)
+    all_seats = padded[row_numbers].flatten(1)
     seats = torch.tensor(asked_seats, dtype=torch.long)
     which_seat = torch.nn.functional.one_hot(seats, num_seats)
     return torch.cat([all_seats, which_seat.to(features.dtype)], 1)

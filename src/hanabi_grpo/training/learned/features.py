@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from hanabi_grpo.training.groups import flatten_groups
 from hanabi_grpo.training.learned.heads import TurnPlace
 from hanabi_grpo.training.micro_batch import MicroBatch, TokenRow
 from hanabi_grpo.training.model.forward import reply_features
@@ -59,15 +60,19 @@ class TurnRow(TokenRow):
             place: Of the turn in the step.
             replies: Read along the reply, not at the end of the prompt.
         """
-        message = Span(len(self.ids), len(self.ids) + len(turn.prompt_ids))
-        reply = Span(message.end, message.end + len(turn.reply_ids))
+        message_start = len(self.ids)
+        reply_start = message_start + len(turn.prompt_ids)
+        reply_end = reply_start + len(turn.reply_ids)
+        message = Span(message_start, reply_start)
+        reply = Span(reply_start, reply_end)
         self.ids.extend(turn.prompt_ids)
         self.ids.extend(turn.reply_ids)
         self.places.append(place)
         self.messages.append(message)
         # For replies one longer than the tokens so far: see the class.
         length = reply.end + 1 if replies else reply.end
-        self.mask.extend([False] * (length - len(self.mask)))
+        num_missing = length - len(self.mask)
+        self.mask.extend([False] * num_missing)
         if replies:
             self.replies.append(reply)
             for position in range(reply.start, reply.end):
@@ -84,7 +89,11 @@ class TurnRow(TokenRow):
 
 
 def turn_rows(
-    groups: Sequence[Sequence[Episode]], player: int, own: Sequence[str], *, replies: bool = False
+    groups: Sequence[Sequence[Episode]],
+    player: int,
+    trained_seats: Sequence[str],
+    *,
+    replies: bool = False,
 ) -> list[TurnRow]:
     """Return the sequences of a trained player, cut as in `batching.sequences_of`.
 
@@ -93,13 +102,12 @@ def turn_rows(
     Args:
         groups: The step's groups.
         player: Number of the seat.
-        own: Per seat the policy spec of the adapter that is trained in it.
+        trained_seats: Per seat the adapter that is trained there, see `seats.SeatAssignment`.
         replies: Mark the replies, not the ends of the prompts.
     """
     rows: list[TurnRow] = []
-    episodes = [episode for group in groups for episode in group]
-    for game, episode in enumerate(episodes):
-        if not is_trained(episode, player, own):
+    for game, episode in enumerate(flatten_groups(groups)):
+        if not is_trained(episode, player, trained_seats):
             continue
         row: TurnRow | None = None
         for number, turn in enumerate(episode.turns):
@@ -131,12 +139,12 @@ def span_means(
         sums = embeddings(ids).float().cumsum(1)
         # Position t holds the sum of the tokens before t.
         sums_before = nn.functional.pad(sums, (0, 0, 1, 0))
-    flat = []
+    entries = []
     for row, row_spans in enumerate(spans):
         for span in row_spans:
-            flat.append((row, span.start, span.end))
-    columns = torch.tensor(flat, dtype=torch.long, device=ids.device).reshape(-1, 3)
-    rows, starts, ends = columns.unbind(1)
+            entries.append((row, span.start, span.end))
+    table = torch.tensor(entries, dtype=torch.long, device=ids.device)
+    rows, starts, ends = table.reshape(-1, 3).unbind(1)
     totals = sums_before[rows, ends] - sums_before[rows, starts]
     lengths = (ends - starts).clamp(min=1)
     return totals / lengths[:, None]
@@ -171,10 +179,16 @@ def turn_features(
         for reply in row.replies:
             reply_lengths.append(reply.end - reply.start)
     if reply_lengths:
-        hidden = torch.stack([states.mean(0) for states in hidden.split(reply_lengths)])
+        pooled = [states.mean(0) for states in hidden.split(reply_lengths)]
+        hidden = torch.stack(pooled)
     embeddings = unwrapped.get_input_embeddings()
-    parts = [hidden, span_means(embeddings, ids, [row.messages for row in rows])]
+    messages = [row.messages for row in rows]
+    parts = [hidden, span_means(embeddings, ids, messages)]
     if replies:
-        parts.append(span_means(embeddings, ids, [row.replies for row in rows]))
-    normalized = [nn.functional.layer_norm(part, part.shape[-1:]) for part in parts]
+        spans_of_replies = [row.replies for row in rows]
+        parts.append(span_means(embeddings, ids, spans_of_replies))
+    normalized = []
+    for part in parts:
+        width = part.shape[-1]
+        normalized.append(nn.functional.layer_norm(part, (width,)))
     return torch.cat(normalized, 1).cpu()

@@ -132,7 +132,9 @@ class Learner:
                 number, _, moment = name.partition(".")
                 moments[int(number)][moment] = value.clone()
         self.head.load_state_dict(parameters)
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": dict(moments)})
+        optimizer_state = self.optimizer.state_dict()
+        optimizer_state["state"] = dict(moments)
+        self.optimizer.load_state_dict(optimizer_state)
         self.steps = int(state["steps"])
 
 
@@ -167,13 +169,12 @@ class Learners(ABC):
         """Put a `state` back; a network that is not in it stays new."""
         for name, learner in self.by_name.items():
             prefix = f"{name}|"
-            own_state = {
-                key.removeprefix(prefix): value
-                for key, value in state.items()
-                if key.startswith(prefix)
-            }
-            if own_state:
-                learner.restore(own_state)
+            learner_state = {}
+            for key, value in state.items():
+                if key.startswith(prefix):
+                    learner_state[key.removeprefix(prefix)] = value
+            if learner_state:
+                learner.restore(learner_state)
 
 
 def sort_by_place(turns: Sequence[PlayerTurns]) -> StepTurns:

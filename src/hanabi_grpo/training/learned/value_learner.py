@@ -75,14 +75,14 @@ class ValueLearner:
     def observe(
         self,
         groups: Sequence[Sequence[Episode]],
-        own: Sequence[str],
+        trained_seats: Sequence[str],
         players: Sequence[str],
     ) -> Observation:
         """Evaluate a step's episodes and learn from them; all processes call it together.
 
         Args:
             groups: The step's groups.
-            own: Per seat the policy spec of the adapter that is trained in it.
+            trained_seats: Per seat the adapter that is trained there, see `seats.SeatAssignment`.
             players: Per seat the player of the run that sits in it.
 
         Returns:
@@ -91,7 +91,7 @@ class ValueLearner:
         turns: list[PlayerTurns] = []
         for seat, player in enumerate(players):
             self._policy.use_adapter_of(player)
-            turns.extend(self._look_at(groups, seat, player, own))
+            turns.extend(self._look_at(groups, seat, player, trained_seats))
         return self._learners.observe(groups, gather_object(turns))
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -103,11 +103,15 @@ class ValueLearner:
         self._learners.restore(state)
 
     def _look_at(
-        self, groups: Sequence[Sequence[Episode]], seat: int, player: str, own: Sequence[str]
+        self,
+        groups: Sequence[Sequence[Episode]],
+        seat: int,
+        player: str,
+        trained_seats: Sequence[str],
     ) -> list[PlayerTurns]:
         """Return this process's share of a player's turns, one item for each micro-batch."""
         replies = self._learners.reads_replies
-        all_rows = turn_rows(groups, seat, own, replies=replies)
+        all_rows = turn_rows(groups, seat, trained_seats, replies=replies)
         turns = []
         model = self._policy.model
         for rows in cut_rows(all_rows, self._cut):

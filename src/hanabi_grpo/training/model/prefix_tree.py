@@ -7,22 +7,23 @@ their sum alone. So sequences are a tree, in which a shared prefix is there once
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
 
 USEFUL_SHARE = 0.9
-"""Below this share of tokens that are no padding a micro-batch takes no further, shorter
-sequence.
-"""
+"""A micro-batch takes no shorter sequence if fewer of its tokens than this share are no padding."""
 _SMALLEST = 8
-"""One with less than the limit divided by this goes on all the same: each micro-batch has a fixed
-cost as well.
+"""A micro-batch with less than the limit divided by this takes further sequences all the same.
+
+Each micro-batch has a fixed cost as well.
 """
 _ATTENTION_TOKENS = 4
-"""Tokens that only attention sees, and that weigh as much in memory as one that all of a layer
-sees; at most, for attention holds a query, a key, a value and an output of each, of all that a
-layer keeps for its gradient.
+"""Tokens that only attention sees, and that weigh as much in memory as one that a whole layer sees.
+
+At most: of all that a layer keeps for its gradient, attention holds a query, a key, a value and an
+output of each.
 """
 
 
@@ -94,15 +95,14 @@ class PrefixTree:
     positions: torch.Tensor
     """[nodes] tokens before it."""
     blocks: tuple[torch.Tensor, ...]
-    """[rows, tokens] each, nodes of the sequences that no other one begins with, filled on the
-    right with any node; in each sequences of about the same length.
+    """[rows, tokens] each: nodes of the sequences that no other one begins with.
+
+    Rows are filled on the right with any node. A block has sequences of about the same length.
     """
     homes: torch.Tensor
     """[nodes] where each node stands in the flattened blocks, one after the other."""
     predicting: torch.Tensor
-    """[replies] node whose output predicts a reply token, row by row of the batch that the tree was
-    made of.
-    """
+    """[replies] node whose output predicts a reply token, row by row of the tree's batch."""
 
 
 def prefix_tree(ids: torch.Tensor, mask: torch.Tensor) -> PrefixTree:
@@ -115,8 +115,10 @@ def prefix_tree(ids: torch.Tensor, mask: torch.Tensor) -> PrefixTree:
     tokens = ids.cpu().numpy()
     marks = mask.cpu().numpy()
     used_lengths = [_used_length(row_marks) for row_marks in marks]
-    used = [row[:length] for row, length in zip(tokens, used_lengths, strict=True)]
-    order = PrefixOrder(used)
+    used_tokens = []
+    for row_tokens, length in zip(tokens, used_lengths, strict=True):
+        used_tokens.append(row_tokens[:length])
+    order = PrefixOrder(used_tokens)
 
     # Sequence by sequence in an order in which neighbours share the most: a node for each token
     # that the one before does not begin with.
@@ -142,14 +144,16 @@ def prefix_tree(ids: torch.Tensor, mask: torch.Tensor) -> PrefixTree:
     blocks, homes = _blocks(nodes, sorted(complete, reverse=True), num_nodes)
 
     def column(values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(ids.device)
+        array = np.ascontiguousarray(values, dtype=np.int64)
+        return torch.from_numpy(array).to(ids.device)
 
+    predicting = nodes[marks[:, :width].nonzero()]
     return PrefixTree(
         ids=column(np.concatenate(new_tokens)),
         positions=column(np.concatenate(new_positions)),
         blocks=tuple(column(block) for block in blocks),
         homes=column(homes),
-        predicting=column(nodes[marks[:, :width].nonzero()]),
+        predicting=column(predicting),
     )
 
 
@@ -178,11 +182,14 @@ def _blocks(
     offset = 0
     for start, end in cut_by_tokens(lengths, no_limit, 1):
         width = lengths[start]
-        rows = [row for _, row in complete[start:end]]
-        blocks.append(nodes[rows, :width])
+        rows = []
         for number, (length, row) in enumerate(complete[start:end]):
-            homes[nodes[row, :length]] = offset + number * width + np.arange(length)
-        offset += blocks[-1].size
+            first_home = offset + number * width
+            homes[nodes[row, :length]] = np.arange(first_home, first_home + length)
+            rows.append(row)
+        block = nodes[rows, :width]
+        blocks.append(block)
+        offset += block.size
     return blocks, homes
 
 
@@ -197,17 +204,15 @@ class PrefixOrder:
         ordered = [sequences[number] for number in self.order]
         self.lengths = [len(sequence) for sequence in ordered]
         """Tokens of each, in this order."""
-        before = [ordered[0][:0], *ordered[:-1]]
-        self.shared = [
-            _num_common(earlier, sequence)
-            for earlier, sequence in zip(before, ordered, strict=True)
-        ]
+        self.shared = [0]
         """First tokens that each has in common with the one before it."""
-        shared_with_next = [*self.shared[1:], 0]
-        self.ends = [
-            shared < length for shared, length in zip(shared_with_next, self.lengths, strict=True)
-        ]
+        self.ends: list[bool] = []
         """Whether the next sequence does not begin with this one."""
+        for sequence, following in pairwise(ordered):
+            num_common = _num_common(sequence, following)
+            self.shared.append(num_common)
+            self.ends.append(num_common < len(sequence))
+        self.ends.append(self.lengths[-1] > 0)
         self._num_new = np.cumsum([0, *np.subtract(self.lengths, self.shared)])
         self._num_ends = np.cumsum([0, *self.ends])
 
@@ -240,8 +245,11 @@ class PrefixOrder:
         for end in range(1, len(self.order) + 1):
             if end - start <= ranks:
                 continue
-            shares = [share_of((start, end), rank, ranks) for rank in range(ranks)]
-            if max(self.weight(*share) for share in shares) > limit:
+            weights = []
+            for rank in range(ranks):
+                share_start, share_end = share_of((start, end), rank, ranks)
+                weights.append(self.weight(share_start, share_end))
+            if max(weights) > limit:
                 spans.append((start, end - 1))
                 start = end - 1
         spans.append((start, len(self.order)))
@@ -258,7 +266,9 @@ def share_of(span: tuple[int, int], rank: int, ranks: int) -> tuple[int, int]:
     """
     start, end = span
     length = end - start
-    return start + length * rank // ranks, start + length * (rank + 1) // ranks
+    share_start = start + length * rank // ranks
+    share_end = start + length * (rank + 1) // ranks
+    return share_start, share_end
 
 
 def _num_common(sequence: np.ndarray, other: np.ndarray) -> int:

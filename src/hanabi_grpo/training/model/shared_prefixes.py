@@ -115,13 +115,14 @@ def attend(
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
 
     # Not indexed: the gradient of `embedding` adds whole rows up, on a CPU much faster.
-    flat = [states.transpose(1, 2).flatten(2)[0] for states in (query, key, value)]
+    by_node = [states.transpose(1, 2).flatten(2)[0] for states in (query, key, value)]
     size = query.shape[-1]
     outputs = []
     for rows in prefix_tree.blocks:
-        laid_out = [
-            embedding(rows, states).unflatten(-1, (-1, size)).transpose(1, 2) for states in flat
-        ]
+        laid_out = []
+        for states in by_node:
+            of_rows = embedding(rows, states).unflatten(-1, (-1, size))
+            laid_out.append(of_rows.transpose(1, 2))
         output, _ = sdpa_attention_forward(module, *laid_out, None, **options)
         outputs.append(output.flatten(0, 1))
     nodes = embedding(prefix_tree.homes, torch.cat(outputs).flatten(1))
@@ -236,7 +237,8 @@ def _trial(model: Any) -> str | None:
         return f"layers of {', '.join(sorted(layer_types))}"
     # Three sequences that fork after 8 and after 16 tokens.
     vocabulary = min(config.vocab_size, _TRIAL_VOCABULARY)
-    ids = torch.arange(_TRIAL_TOKENS, device=model.device).remainder(vocabulary).repeat(3, 1)
+    sequence = torch.arange(_TRIAL_TOKENS, device=model.device).remainder(vocabulary)
+    ids = sequence.repeat(3, 1)
     ids[1, 8:] = ids[1, 8:].flip(0)
     ids[2, 16:] = 0
     mask = torch.ones(3, _TRIAL_TOKENS - 1, dtype=torch.bool, device=model.device)
@@ -251,7 +253,8 @@ def _trial(model: Any) -> str | None:
         return f"{type(model).__name__} does not pass the prefix tree on to its attention ({error})"
     finally:
         model.train(was_training)
-    gap = float((shared - apart.float()).abs().max() / apart.float().abs().max())
+    expected = apart.float()
+    gap = float((shared - expected).abs().max() / expected.abs().max())
     allowed = largest_gap(apart.dtype)
     if gap <= allowed:
         return None
