@@ -72,7 +72,8 @@ def test_a_trajectory_is_one_sequence_with_the_loss_on_its_replies() -> None:
     # 8 tokens in 3 sequences: those of this one, of 4 tokens, weigh 8 / (3 · 4).
     weighed = token_rows([GROUP], 0, make_estimator("return_to_go"), OWN, unit="sequence")[0]
     assert weighed.advantages == planted.advantages
-    assert weighed.weights == pytest.approx([8 / 12 if said else 0.0 for said in weighed.mask])
+    weight = 8 / 12
+    assert weighed.weights == pytest.approx([0, 0, 0, weight, weight, 0, weight, weight])
     # Player 1 had no turn in the third game.
     assert [len(token_rows([GROUP], player, grpo, OWN)) for player in range(2)] == [3, 2]
 
@@ -96,18 +97,19 @@ def test_every_sequence_is_in_one_micro_batch_and_ranks_have_equally_many(
     plans = [_plan(rank, world_size, 2, tokens=tokens, shared=shared) for rank in range(world_size)]
     assert len({tuple(batch.player for batch in plan) for plan in plans}) == 1
     batches = [batch for plan in plans for batch in plan]
-    found = _rows_of(batches)
-    assert [row[:2] for row in found] == [
+    rows = _rows_of(batches)
+    assert [row[:2] for row in rows] == [
         ["player_0", 0],
         ["player_0", 1],
         ["player_0", 2],
         ["player_1", 0],
         ["player_1", 1],
     ]
-    assert found == _rows_of(_plan())
+    assert rows == _rows_of(_plan())
     for batch in batches:
-        rows, width = batch.ids.shape
-        assert shared or rows == 1 or rows * width <= tokens or not tokens
+        num_rows, width = batch.ids.shape
+        is_limited = tokens > 0 and not shared
+        assert not is_limited or num_rows == 1 or num_rows * width <= tokens
 
 
 def _rows_of(batches: Sequence[MicroBatch]) -> list[list]:
@@ -148,8 +150,7 @@ def test_a_group_of_fewer_than_two_games_is_left_out_with_its_reason() -> None:
         "task train 1: 1 of 2 games dropped (game 1: RuntimeError: 1); a group needs 2, so it is "
         "left out.",
         "task train 2: 2 of 2 games dropped (game 0: RuntimeError: 0; game 1: RuntimeError: 1); a "
-        "group needs 2, so it "
-        "is left out.",
+        "group needs 2, so it is left out.",
         "task train 5: 3 of 6 games dropped (game 3: RuntimeError: 3; game 4: RuntimeError: 4; …).",
         "task train 4: 1 game(s) played; a group needs 2, so it is left out.",
     ]
@@ -187,8 +188,9 @@ def test_without_any_game_every_rank_gets_rows_without_loss() -> None:
 
 
 def test_advantages_that_overflow_are_an_error_and_never_a_loss() -> None:
-    huge = [_episode(_turn(0, 1, 1e308)), _episode(_turn(0, 1, 1e308)), _episode(_turn(0, 1))]
-    big = [_episode(_turn(0, 1, 1e300)), _episode(_turn(0, 1))]
+    plain = _episode(_turn(0, 1))
+    huge = [_episode(_turn(0, 1, 1e308)), _episode(_turn(0, 1, 1e308)), plain]
+    big = [_episode(_turn(0, 1, 1e300)), plain]
     assert usable_groups([huge], ()) == ([huge], [])
     for group, estimator in ((huge, grpo), (big, make_estimator("grpo", scale="none"))):
         with pytest.raises(NonFiniteError, match=r"player_0, task train 0, game 0: advantages \["):

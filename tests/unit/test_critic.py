@@ -83,7 +83,7 @@ def test_a_chain_weighs_what_comes_later_as_the_definition_does(decay: float) ->
     # Nobody was asked in turn 2, as when a script sits there; the first player's critic alone knows
     # turn 6.
     chain = {number: float(number) ** 0.5 for number in (1, 3, 4, 6, 8)}
-    found = lambda_advantages(game, 0, chain, decay)
+    advantages = lambda_advantages(game, 0, chain, decay)
     places = [*chain]
     deltas = []
     for place, following in zip(places, [*places[1:], None], strict=True):
@@ -94,16 +94,16 @@ def test_a_chain_weighs_what_comes_later_as_the_definition_does(decay: float) ->
         expected = 0.0
         for ahead, delta in enumerate(deltas[index:]):
             expected += decay**ahead * delta
-        assert found[place] == pytest.approx(expected)
-    assert found.keys() == chain.keys()
+        assert advantages[place] == pytest.approx(expected)
+    assert advantages.keys() == chain.keys()
 
 
 def test_players_of_one_step_do_not_answer_each_other() -> None:
     both = [replace(turn, step=0) for turn in made_game(2, seed=2).turns]
     game = made_episode(*both, spec_hash=TEAM.hash)
-    found = lambda_advantages(game, 1, {0: 5.0, 1: 2.0}, 0.9)
+    advantages = lambda_advantages(game, 1, {0: 5.0, 1: 2.0}, 0.9)
     above_own_value = pytest.approx(game.reward(1) - 2.0)
-    assert found == {0: above_own_value, 1: above_own_value}
+    assert advantages == {0: above_own_value, 1: above_own_value}
 
 
 def test_without_a_critic_and_decay_it_is_what_comes_from_a_turn_on() -> None:
@@ -183,9 +183,9 @@ def test_the_joint_state_is_every_seats_latest_prompt_with_the_one_who_is_asked_
     game = made_episode(*turns)
     places = [TurnPlace(3, 0), TurnPlace(3, 1), TurnPlace(3, 2), TurnPlace(3, 4)]
     features = torch.tensor([[1.0], [2.0], [3.0], [5.0]])
-    found = joint_features([game] * 4, places, features, num_seats=3)
+    joint = joint_features([game] * 4, places, features, num_seats=3)
     # Own prompt, the other's, room for a third seat, and who is asked.
-    assert found.tolist() == [
+    assert joint.tolist() == [
         [1.0, 0.0, 0.0, 0.0, 1.0, 0.0],
         [2.0, 3.0, 0.0, 1.0, 0.0, 0.0],
         [3.0, 2.0, 0.0, 0.0, 1.0, 0.0],

@@ -89,11 +89,14 @@ def test_a_sequence_that_another_one_begins_with_has_no_row_of_its_own() -> None
 
 
 def test_the_tree_of_a_fork() -> None:
-    tree = prefix_tree(torch.tensor([[5, 6, 7, 1], [5, 6, 8, 1]]), torch.ones(2, 3).bool())
+    ids = torch.tensor([[5, 6, 7, 1], [5, 6, 8, 1]])
+    every_token = torch.ones(2, 3, dtype=torch.bool)
+    tree = prefix_tree(ids, every_token)
     assert tree.ids.tolist() == [5, 6, 7, 8]
     assert tree.positions.tolist() == [0, 1, 2, 2]
     # The longest first; of equals the last.
-    assert [block.tolist() for block in tree.blocks] == [[[0, 1, 3], [0, 1, 2]]]
+    [block] = tree.blocks
+    assert block.tolist() == [[0, 1, 3], [0, 1, 2]]
     assert tree.predicting.tolist() == [0, 1, 2, 0, 1, 3]
 
 
@@ -166,20 +169,26 @@ def test_every_row_is_in_one_span_and_no_process_holds_more_than_the_limit(
     lengths: list[int], limit: int, ranks: int
 ) -> None:
     spans = cut_by_tokens(lengths, limit, ranks)
-    rows = [row for start, end in spans for row in range(start, end)]
+    rows: list[int] = []
+    for start, end in spans:
+        rows.extend(range(start, end))
     assert rows == list(range(len(lengths)))
-    assert len(spans) == 1 or all(start < end for start, end in spans)
     if not lengths:
+        assert spans == [(0, 0)]
         return
     for start, end in spans:
-        in_span = lengths[start:end]
-        width = in_span[0]
+        assert start < end
+        span_lengths = lengths[start:end]
+        width = span_lengths[0]
         for rank in range(ranks):
-            of_rank = in_span[rank::ranks]
-            assert len(of_rank) <= 1 or len(of_rank) * of_rank[0] <= limit
-        padded = -(-len(in_span) // ranks) * width
+            rank_lengths = span_lengths[rank::ranks]
+            num_rows = len(rank_lengths)
+            assert num_rows <= 1 or num_rows * rank_lengths[0] <= limit
+        rows_of_rank = -(-len(span_lengths) // ranks)
+        padded = rows_of_rank * width
         # Below the share only where the micro-batch is small, or by rows that were taken together,
         # one for each rank.
-        is_useful = sum(in_span) >= USEFUL_SHARE * (len(in_span) - ranks + 1) * width
+        num_rows_before = len(span_lengths) - ranks + 1
+        is_useful = sum(span_lengths) >= USEFUL_SHARE * num_rows_before * width
         is_small = padded < limit / 8 + width
         assert is_useful or is_small

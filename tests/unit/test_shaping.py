@@ -50,8 +50,9 @@ def test_each_player_has_its_own_mean_and_a_partners_tokens_are_not_in_it() -> N
     first = _batch("player_0", [[-1.0, -3.0]], [[True, True]])
     second = _batch("player_1", [[-5.0, 0.0]], [[True, False]])
     add_entropy_bonus([first, second], 0.1, means)
-    assert torch.allclose(token_advantages(first), torch.tensor([[1 - 0.1 * 1.0, 1 + 0.1 * 1.0]]))
-    assert torch.allclose(token_advantages(second), torch.tensor([[1 - 0.1 * 1.0, 1.0]]))
+    bonus = 0.1 * 1.0
+    assert torch.allclose(token_advantages(first), torch.tensor([[1 - bonus, 1 + bonus]]))
+    assert torch.allclose(token_advantages(second), torch.tensor([[1 - bonus, 1.0]]))
 
 
 def test_the_bonus_follows_the_exact_gradient_of_the_entropy_whatever_the_mean() -> None:
@@ -73,7 +74,8 @@ def test_a_target_gives_each_player_the_part_of_the_bonus_that_it_lacks() -> Non
     second = _batch("player_1", [[-0.5, -0.1]], [[True, True]])
     # Entropies .05 and .3: three quarters of the bonus, and none.
     add_entropy_bonus([first, second], 0.4, {"player_0": -0.05, "player_1": -0.3}, target=0.2)
-    assert first.entropy_bonus is not None and second.entropy_bonus is not None
+    assert first.entropy_bonus is not None
+    assert second.entropy_bonus is not None
     assert torch.allclose(first.entropy_bonus, torch.tensor([[-0.3 * 0.03, 0.3 * 0.03]]))
     assert torch.equal(second.entropy_bonus, torch.zeros(1, 2))
 
@@ -89,11 +91,10 @@ def _check(shift: float, tolerance: float = 0.01) -> float:
 def test_a_difference_up_to_the_tolerance_is_reported_and_padding_is_ignored() -> None:
     assert _check(0.0) == 0.0
     assert _check(0.005) == pytest.approx(0.005, abs=1e-6)
-    nothing = torch.zeros((1, 1), dtype=torch.bool)
-    assert (
-        check_mismatch("player_0", 0, torch.ones(1, 1), torch.zeros(1, 1), nothing, tolerance=0.01)
-        == 0.0
-    )
+    ones = torch.ones(1, 1)
+    zeros = torch.zeros(1, 1)
+    no_token = torch.zeros((1, 1), dtype=torch.bool)
+    assert check_mismatch("player_0", 0, ones, zeros, no_token, tolerance=0.01) == 0.0
 
 
 def test_a_difference_above_the_tolerance_stops_with_both_numbers() -> None:
@@ -104,12 +105,13 @@ def test_a_difference_above_the_tolerance_stops_with_both_numbers() -> None:
         _check(0.02)
 
 
-def test_a_trainer_that_is_no_number_is_left_to_its_gradient_and_a_sampler_that_is_none_stops() -> (
-    None
-):
+def test_a_trainer_that_is_no_number_is_left_to_its_gradient() -> None:
     assert math.isnan(_check(float("nan")))
-    ones = torch.ones((1, 2), dtype=torch.bool)
+
+
+def test_a_sampler_that_is_no_number_stops() -> None:
+    trainer = torch.zeros(1, 2)
+    sampler = torch.tensor([[0.0, math.nan]])
+    every_token = torch.ones((1, 2), dtype=torch.bool)
     with pytest.raises(ParityError, match="nan"):
-        check_mismatch(
-            "player_0", 0, torch.zeros(1, 2), torch.tensor([[0.0, math.nan]]), ones, tolerance=0.01
-        )
+        check_mismatch("player_0", 0, trainer, sampler, every_token, tolerance=0.01)

@@ -1,6 +1,4 @@
-"""Validation while training: its own tasks, the best version, patience, and what a resumed run
-knows of it.
-"""
+"""Validation while training: its tasks, the best version, patience, and a resumed run."""
 
 import json
 from pathlib import Path
@@ -23,85 +21,121 @@ MINI = registry.setup("hanabi", {"preset": "marshal-mini"})
 SETTINGS = Settings(eval_steps=10, eval_tasks=5, save_steps=10)
 
 
-def games(*scores: int) -> list[list[Episode]]:
+def make_groups(*scores: int) -> list[list[Episode]]:
+    """Return a game of a task of its own for each score, on the laptop board."""
     spec = LAPTOP.spec
-    return [
-        [made_episode(made_turn(0), score=score, preset=spec.preset, spec_hash=spec.hash)]
-        for score in scores
-    ]
+    groups = []
+    for score in scores:
+        game = made_episode(made_turn(0), score=score, preset=spec.preset, spec_hash=spec.hash)
+        groups.append([game])
+    return groups
 
 
-def test_deals_are_a_suite_of_their_own_and_the_same_for_every_game_that_is_trained(
+def test_tasks_are_a_suite_of_their_own_and_as_many_of_every_board_that_is_trained(
     tmp_path: Path,
 ) -> None:
-    found = Validation(SETTINGS, tmp_path, [LAPTOP, MINI], 0).tasks()
-    assert [(one["env_config"]["preset"], one["suite"], one["seed"]) for one in found] == [
-        (preset, SUITE, seed) for preset in ("laptop", "marshal-mini") for seed in range(3)
+    tasks = Validation(SETTINGS, tmp_path, [LAPTOP, MINI], 0).tasks()
+    assert {task["suite"] for task in tasks} == {SUITE}
+    assert [(task["env_config"]["preset"], task["seed"]) for task in tasks] == [
+        ("laptop", 0),
+        ("laptop", 1),
+        ("laptop", 2),
+        ("marshal-mini", 0),
+        ("marshal-mini", 1),
+        ("marshal-mini", 2),
     ]
+
+
+def test_a_validation_is_due_every_eval_steps(tmp_path: Path) -> None:
+    validation = Validation(SETTINGS, tmp_path, [LAPTOP], 0)
+    assert validation.best is None
+    assert [step for step in range(25) if validation.is_due(step)] == [0, 10, 20]
+
+
+@pytest.fixture
+def four_validations(tmp_path: Path) -> Validation:
+    """Validations of versions 0 to 30, of which version 10 is the best."""
+    validation = Validation(SETTINGS, tmp_path, [LAPTOP], 0)
+    for step, first, second, stale in (
+        (0, 0, 2, 0),
+        (10, 2, 4, 0),
+        (20, 3, 3, 1),
+        (30, 0, 0, 2),
+    ):
+        metrics = validation.add(step, make_groups(first, second))
+        assert metrics["validation/score/mean"] == (first + second) / 2
+        assert metrics["validation/score/se"] == abs(first - second) / 2
+        assert metrics["validation/stale"] == stale
+    return validation
 
 
 def test_the_best_version_is_the_first_of_the_greatest_score_and_later_ones_are_stale(
+    four_validations: Validation,
+) -> None:
+    best = four_validations.best
+    assert best is not None
+    assert best.step == 10
+    assert best.score == 3.0
+    assert best.se == 1.0
+    assert not four_validations.is_due(30)
+    # One game has no error.
+    assert four_validations.add(40, make_groups(1)) == {}
+
+
+def test_a_run_that_goes_on_from_step_20_knows_the_validations_up_to_there(
+    four_validations: Validation, tmp_path: Path
+) -> None:
+    resumed = Validation(SETTINGS, tmp_path, [LAPTOP], 20)
+    assert [row.step for row in resumed.rows] == [0, 10, 20]
+    assert resumed.stale == 1
+    assert resumed.is_due(30)
+    stored = json.loads((tmp_path / FILE).read_text())
+    assert [row["step"] for row in stored] == [0, 10, 20, 30]
+
+
+def test_over_several_boards_the_score_and_its_error_are_of_shares_of_the_greatest(
     tmp_path: Path,
 ) -> None:
-    made = Validation(SETTINGS, tmp_path, [LAPTOP], 0)
-    assert made.best is None and [step for step in range(25) if made.is_due(step)] == [0, 10, 20]
-    for step, scores, stale in ((0, (0, 2), 0), (10, (2, 4), 0), (20, (3, 3), 1), (30, (0, 0), 2)):
-        found = made.add(step, games(*scores))
-        assert (
-            found["validation/score/mean"] == sum(scores) / 2 and found["validation/stale"] == stale
-        )
-        assert found["validation/score/se"] == abs(scores[0] - scores[1]) / 2
-    assert made.best is not None and (made.best.step, made.best.score, made.best.se) == (
-        10,
-        3.0,
-        1.0,
+    laptop_max = LAPTOP.spec.max_score
+    mini_max = MINI.spec.max_score
+    assert laptop_max is not None
+    assert mini_max is not None
+    mini_game = made_episode(
+        made_turn(0), score=2, preset=MINI.spec.preset, spec_hash=MINI.spec.hash
     )
-    assert not made.is_due(30) and made.add(40, games(1)) == {}, "one game has no error"
-    # A run that goes on from step 20 knows what was found up to there.
-    again = Validation(SETTINGS, tmp_path, [LAPTOP], 20)
-    assert [row.step for row in again.rows] == [0, 10, 20] and again.stale == 1 and again.is_due(30)
-    assert [row["step"] for row in json.loads((tmp_path / FILE).read_text())] == [0, 10, 20, 30]
-
-
-def test_over_several_games_the_score_and_its_error_are_of_shares_of_the_greatest(
-    tmp_path: Path,
-) -> None:
-    played = games(1, 4)
-    spec = MINI.spec
-    made = made_episode(made_turn(0), score=2, preset=spec.preset, spec_hash=spec.hash)
     validation = Validation(SETTINGS, tmp_path, [LAPTOP, MINI], 0)
-    found = validation.add(0, [*played, [made]])
-    shares = [
-        1 / (LAPTOP.spec.max_score or 0),
-        4 / (LAPTOP.spec.max_score or 0),
-        2 / (spec.max_score or 0),
-    ]
+    metrics = validation.add(0, [*make_groups(1, 4), [mini_game]])
+    shares = [1 / laptop_max, 4 / laptop_max, 2 / mini_max]
     [row] = validation.rows
-    assert (row.score, row.metric) == (pytest.approx(mean(shares)), "score/normalized")
-    assert (
-        row.se == pytest.approx(stdev(shares) / 3**0.5) == found["validation/score/normalized_se"]
-    )
+    assert row.metric == "score/normalized"
+    assert row.score == pytest.approx(mean(shares))
+    assert row.se == pytest.approx(stdev(shares) / 3**0.5)
+    assert row.se == metrics["validation/score/normalized_se"]
 
 
 def test_a_resumed_run_stops_where_the_whole_run_stops(tmp_path: Path) -> None:
     settings = SETTINGS.model_copy(update={"eval_patience": 1})
-    made = Validation(settings, tmp_path, [LAPTOP], 0)
-    for step, score in ((0, 2), (10, 1)):
-        made.add(step, games(score, score))
-    assert [step for step in range(20) if made.verdict(step).ends_run] == [10], (
-        "only where it was seen; more steps may be asked"
-    )
-    again = Validation(settings, tmp_path, [LAPTOP], 10)
-    assert not again.is_due(10) and again.verdict(10).ends_run and not again.verdict(11).ends_run
-    assert not Validation(SETTINGS, tmp_path, [LAPTOP], 10).verdict(10).ends_run
+    whole = Validation(settings, tmp_path, [LAPTOP], 0)
+    whole.add(0, make_groups(2, 2))
+    whole.add(10, make_groups(1, 1))
+    # Only where it was seen; a user may ask for more steps.
+    assert [step for step in range(20) if whole.verdict(step).ends_run] == [10]
+
+    resumed = Validation(settings, tmp_path, [LAPTOP], 10)
+    assert not resumed.is_due(10)
+    assert resumed.verdict(10).ends_run
+    assert not resumed.verdict(11).ends_run
+
+    without_patience = Validation(SETTINGS, tmp_path, [LAPTOP], 10)
+    assert not without_patience.verdict(10).ends_run
 
 
 def test_the_best_checkpoint_outlives_its_turn(tmp_path: Path) -> None:
     for step in (10, 20, 30, 40):
         write_checkpoint(tmp_path, step, lambda folder: None, {"adapters": []}, needed_bytes=0)
         rotate(tmp_path, 2, best=10)
-    left = sorted(path.name for path in tmp_path.glob("checkpoint-*"))
-    assert left == [f"checkpoint-{step}" for step in (10, 30, 40)]
+    names = sorted(path.name for path in tmp_path.glob("checkpoint-*"))
+    assert names == ["checkpoint-10", "checkpoint-30", "checkpoint-40"]
     rotate(tmp_path, 2, best=40)
     assert not (tmp_path / "checkpoint-10").exists()
 

@@ -199,6 +199,20 @@ class _JoinedLora(torch.autograd.Function):
         up: torch.Tensor,
         scale: float,
     ) -> torch.Tensor:
+        """Return y.
+
+        Args:
+            ctx: Keeps what the gradients need.
+            x: [rows, inputs].
+            weight: W, [outputs, inputs], frozen.
+            bias: b, [outputs], frozen.
+            down: A, [rank, inputs].
+            up: B, [outputs, rank].
+            scale: s.
+
+        Returns:
+            [rows, outputs].
+        """
         low = x @ down.t()
         ctx.save_for_backward(x, weight, down, up, low)
         ctx.scale = scale
