@@ -109,11 +109,11 @@ def test_a_critic_sees_what_the_output_head_reads_at_the_end_of_each_prompt(shar
     assert share_prefixes(model) or not shared
     micro_batch = in_one_micro_batch(rows, shared=shared)
     batch = batch_of(micro_batch, shared=shared)
-    found = reply_features(model, model, batch.ids, batch.reply_mask, batch.tree)
+    hidden_states = reply_features(model, model, batch.ids, batch.reply_mask, batch.tree)
     places = places_of(micro_batch)
     assert sorted(places) == sorted(expected)
-    assert not found.requires_grad
-    for place, features in zip(places, found, strict=True):
+    assert not hidden_states.requires_grad
+    for place, features in zip(places, hidden_states, strict=True):
         torch.testing.assert_close(features, expected[place])
 
 
@@ -125,10 +125,10 @@ def test_the_other_half_of_what_a_critic_sees_is_the_mean_of_each_message() -> N
     second = made_episode(made_turn(0, 9, prompt_ids=(3,)))
     rows = turn_rows([[first, second]], 0, OWN)
     ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(row.ids) for row in rows], batch_first=True)
-    found = span_means(embeddings, ids, [row.messages for row in rows])
+    means = span_means(embeddings, ids, [row.messages for row in rows])
     messages = [(1, 2), (4, 5, 6), (3,)]
     expected = [embeddings.weight[list(message)].mean(0) for message in messages]
-    torch.testing.assert_close(found, torch.stack(expected).detach())
+    torch.testing.assert_close(means, torch.stack(expected).detach())
     assert span_means(embeddings, ids, [[], []]).shape == (0, 4)
 
 
@@ -145,28 +145,27 @@ def test_a_head_sees_the_states_of_all_tokens_of_a_reply_the_last_one_included(
         games.append(made_episode(first, second, seed=seed))
     micro_batch = in_one_micro_batch(turn_rows([games], 0, OWN, replies=True), shared=shared)
     batch = batch_of(micro_batch, shared=shared)
-    found = turn_features(model, model, batch, micro_batch, replies=True)
+    all_features = turn_features(model, model, batch, micro_batch, replies=True)
     places = places_of(micro_batch)
     assert sorted(places) == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
     embeddings = model.get_input_embeddings().weight
-    for (game, number), features in zip(places, found, strict=True):
+    for (game, number), features in zip(places, all_features, strict=True):
         turn = games[game].turns[number]
         conversation = [turn] if fresh else games[game].turns[: number + 1]
         ids = []
         for earlier in conversation:
             ids.extend(earlier.prompt_ids)
             ids.extend(earlier.reply_ids)
-        hidden = model.get_base_model().model(input_ids=torch.tensor([ids])).last_hidden_state[0]
-        parts = torch.stack(
-            [
-                hidden[-len(turn.reply_ids) :].mean(0),
-                embeddings[list(turn.prompt_ids)].mean(0),
-                embeddings[list(turn.reply_ids)].mean(0),
-            ]
-        ).detach()
-        expected = torch.nn.functional.layer_norm(parts, (MODEL_WIDTH,)).flatten()
-        torch.testing.assert_close(features, expected)
+        output = model.get_base_model().model(input_ids=torch.tensor([ids]))
+        hidden = output.last_hidden_state[0]
+        parts = [
+            hidden[-len(turn.reply_ids) :].mean(0),
+            embeddings[list(turn.prompt_ids)].mean(0),
+            embeddings[list(turn.reply_ids)].mean(0),
+        ]
+        expected = torch.nn.functional.layer_norm(torch.stack(parts), (MODEL_WIDTH,)).flatten()
+        torch.testing.assert_close(features, expected.detach())
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -232,12 +231,14 @@ def gradient_of_player_1(
     for batch in batches:
         if batch.player == "player_1":
             logps = reply_logps(model, model, batch.ids, batch.reply_mask, 1.0)
-            PolicyLoss(Settings())(logps, batch)[0].backward()
+            loss, _ = PolicyLoss(Settings())(logps, batch)
+            loss.backward()
     gradients = {}
     for parameter_name, parameter in model.named_parameters():
         if parameter.grad is not None:
             gradients[parameter_name] = parameter.grad
-    assert gradients and all(".player_1." in name for name in gradients)
+    assert gradients
+    assert all(".player_1." in parameter_name for parameter_name in gradients)
     model.zero_grad()
     return [*gradients.values()]
 
@@ -271,7 +272,8 @@ def test_a_restored_value_learner_says_the_same(name: str) -> None:
     resumed = made_value_learner(name, model)
     resumed.restore(first.state())
     metrics = first.observe([games], OWN, NAMES).metrics
-    assert metrics and resumed.observe([games], OWN, NAMES).metrics == metrics
+    assert metrics
+    assert resumed.observe([games], OWN, NAMES).metrics == metrics
     for key, value in first.state().items():
         assert torch.equal(resumed.state()[key], value), key
 

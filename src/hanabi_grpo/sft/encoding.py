@@ -2,7 +2,7 @@
 
 import hashlib
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -48,7 +48,7 @@ class Encoder:
     """What became of the games that were read, see `line`."""
 
     def line(self) -> str:
-        """Return the counts as one line."""
+        """Return the counts as a line of text."""
         counts = self.counts
         learned = counts["recorded"] + counts["encoded"]
         line = f"{counts['games']} games"
@@ -77,17 +77,16 @@ class Encoder:
         turns = game.episode.turns
         started, start_id = self.setup.environment.recorded(self.setup.config, game)
         shown = _replay(started, game, self.setup.config.window)
-        replayed = []
+        turns_of_player: dict[int, list[_ReplayedTurn]] = defaultdict(list)
         for turn, (message, action), taught in zip(turns, shown, is_taught, strict=True):
-            replayed.append(
-                _ReplayedTurn(turn=turn, message=message, action=action, is_taught=taught)
-            )
+            replayed = _ReplayedTurn(turn=turn, message=message, action=action, is_taught=taught)
+            turns_of_player[turn.player].append(replayed)
         start = int.from_bytes(hashlib.sha256(start_id.encode()).digest()[:_HASH_BYTES])
         self.counts.update(games=1, replies=len(turns))
         samples = []
         for player in range(self.setup.spec.num_players):
-            own_turns = [one for one in replayed if one.turn.player == player]
-            for ids, is_reply in self._conversations(player, own_turns, game.where):
+            player_turns = turns_of_player[player]
+            for ids, is_reply in self._conversations(player, player_turns, game.where):
                 if any(is_reply):
                     samples.append(Sample(player=player, start=start, ids=ids, is_reply=is_reply))
         return samples
@@ -108,27 +107,27 @@ class Encoder:
         marks = array("b")
         # Of the last reply that is learned: nothing behind it is needed.
         end = 0
-        for one in turns:
-            added = conversation.ask(one.message)
+        for replayed in turns:
+            added = conversation.ask(replayed.message)
             if len(conversation.ids) + self.max_completion_length > self.max_model_len:
                 self.counts["cut"] += 1
                 break
             whole_prompt = conversation.ids
-            if window and one.turn.reply_ids:
+            if window and replayed.turn.reply_ids:
                 # A game that was recorded without a window has the ids by which its conversations
                 # grew.
-                whole_prompt = self.chat.follow(self.chat.eos_id, one.message)
-            reply, is_recorded = self._reply_ids(one, (added, whole_prompt))
-            if one.is_taught and len(reply) > self.max_completion_length:
+                whole_prompt = self.chat.follow(self.chat.eos_id, replayed.message)
+            reply, is_recorded = self._reply_ids(replayed, (added, whole_prompt))
+            if replayed.is_taught and len(reply) > self.max_completion_length:
                 raise SettingsError(
-                    f"{where}: {one.turn.reply[:60]!r} has {len(reply)} tokens in this model's "
-                    "vocabulary, but no rollout can generate more than "
+                    f"{where}: {replayed.turn.reply[:60]!r} has {len(reply)} tokens in this "
+                    "model's vocabulary, but no rollout can generate more than "
                     f"MAX_COMPLETION_LENGTH={self.max_completion_length}; raise it."
                 )
             conversation.answer(reply)
             marks.extend([0] * len(added))
-            marks.extend([int(one.is_taught)] * len(reply))
-            if one.is_taught:
+            marks.extend([int(replayed.is_taught)] * len(reply))
+            if replayed.is_taught:
                 self.counts["recorded" if is_recorded else "encoded"] += 1
                 end = len(marks)
             if window is not None:
@@ -138,7 +137,7 @@ class Encoder:
         yield array("i", conversation.ids[:end]), marks[:end]
 
     def _reply_ids(
-        self, one: _ReplayedTurn, prompts: Sequence[list[int]]
+        self, replayed: _ReplayedTurn, prompts: Sequence[list[int]]
     ) -> tuple[list[int], bool]:
         """Return the ids of a reply, and whether they are the recorded ones.
 
@@ -146,11 +145,11 @@ class Encoder:
         and decodes them to the recorded text.
 
         Args:
-            one: The turn.
+            replayed: The turn.
             prompts: Ids that our tokenizer makes: of this message, and of the whole sequence.
         """
         tokenizer: Any = self.chat.tokenizer
-        turn = one.turn
+        turn = replayed.turn
         recorded = list(turn.reply_ids)
         if recorded and list(turn.prompt_ids) in prompts:
             is_known = max(recorded) < len(tokenizer)
@@ -158,7 +157,7 @@ class Encoder:
                 return recorded, True
         # Scripts and people choose an action; its wording is the environment's.
         is_action = not recorded and turn.kind is ReplyKind.LEGAL
-        text = one.action if is_action else turn.reply
+        text = replayed.action if is_action else turn.reply
         return [*tokenizer.encode(text, add_special_tokens=False), self.chat.eos_id], False
 
 

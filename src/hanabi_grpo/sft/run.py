@@ -34,7 +34,7 @@ from hanabi_grpo.sft.learning import (
 )
 from hanabi_grpo.sft.samples import Sample, data_digest, split_held_out
 from hanabi_grpo.sft.sources import Sources
-from hanabi_grpo.sft.state import LAST, MODEL, Kept
+from hanabi_grpo.sft.state import LAST, MODEL, ResultFolder
 from hanabi_grpo.training.model.adapters import adapter_names, base_checksum
 from hanabi_grpo.types import SHARED_ADAPTER
 
@@ -148,30 +148,32 @@ class WarmStart:
         model, students = make_students(
             base, names, settings, taught, held_out, lesson.learning_rate, batch_size=self.batch
         )
-        kept = self._kept(model, names, lesson.learning_rate, chat, samples)
-        if self.resume and not kept.restore(students):
+        result = self._result_folder(model, names, lesson.learning_rate, chat, samples)
+        if self.resume and not result.restore(students):
             watcher.say(f"--resume: {self.out} keeps no state yet; starting at the beginning")
-        if not kept.history:
-            kept.history += [held_out_figures(base, student, lesson) for student in students]
+        if not result.history:
+            result.history += [held_out_figures(base, student, lesson) for student in students]
 
         def on_step(student: Student, loss: float) -> None:
             watcher.show(student.name, student.step, self.steps, f"{student.name}, loss {loss:.3f}")
 
         for all_figures in learn(base, students, lesson, on_step, watcher.should_stop):
-            kept.history += all_figures
-            kept.save(model, chat.tokenizer, students)
+            result.history += all_figures
+            result.save(model, chat.tokenizer, students)
             for figures in all_figures:
                 watcher.say(
                     f"{figures['name']}, step {figures['step']}: held-out loss "
                     f"{figures['loss']:.4f}, accuracy {figures['accuracy']:.3f}"
                 )
         if any(student.step < self.steps for student in students):
-            kept.save(model, chat.tokenizer, students)
-            progress = [f"{one.name} at step {one.step} of {self.steps}" for one in students]
+            result.save(model, chat.tokenizer, students)
+            progress = []
+            for student in students:
+                progress.append(f"{student.name} at step {student.step} of {self.steps}")
             raise StoppedError(f"{', '.join(progress)}, kept in {self.out}")
         rows = []
         for student in students:
-            rows += _result_rows(kept.history, student)
+            rows += _result_rows(result.history, student)
         return rows
 
     def _student_names(self) -> tuple[str, ...]:
@@ -234,14 +236,14 @@ class WarmStart:
             return _LARGE_MODEL_RATE if is_large else _MODEL_RATE
         return _LARGE_ADAPTER_RATE if is_large else _ADAPTER_RATE
 
-    def _kept(
+    def _result_folder(
         self,
         model: Any,
         names: Sequence[str],
         rate: float,
         chat: ChatFormat,
         samples: Sequence[Sample],
-    ) -> Kept:
+    ) -> ResultFolder:
         """Return the folder of the result, with all that it depends on.
 
         Args:
@@ -279,7 +281,7 @@ class WarmStart:
         if not self.full:
             key["lora_rank"] = settings.lora_rank
             key["lora_alpha"] = settings.lora_alpha
-        return Kept(out=self.out, key=key, facts=facts, history=[])
+        return ResultFolder(out=self.out, key=key, facts=facts, history=[])
 
 
 def _result_rows(

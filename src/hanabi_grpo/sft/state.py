@@ -121,9 +121,9 @@ class _WarmStartState:
     FOLDER: ClassVar[str] = "warm_start"
 
     key: Mapping[str, Any]
-    """See `Kept.key`."""
+    """See `ResultFolder.key`."""
     history: Sequence[Mapping[str, Any]]
-    """See `Kept.history`."""
+    """See `ResultFolder.history`."""
     students: Mapping[str, _StudentState]
     """By the name of the student."""
 
@@ -153,7 +153,7 @@ class _WarmStartState:
 
 
 @dataclass(slots=True, kw_only=True)
-class Kept:
+class ResultFolder:
     """The folder of one warm start."""
 
     out: Path
