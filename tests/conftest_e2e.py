@@ -233,6 +233,12 @@ def train(
     )
 
 
+@pytest.fixture
+def in_repository_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test works in the root of the repository, where the shipped data sets are."""
+    monkeypatch.chdir(ROOT)
+
+
 @pytest.fixture(scope="session")
 def tiny_model() -> Path:
     """The model that is shipped for the demo; nobody may write into it."""
