@@ -12,14 +12,16 @@ from typing import TypeVar
 
 _Result = TypeVar("_Result")
 Behaviour = Callable[[socket.socket, bytes], None]
-"""What is done with a connection after the request's head was read; the connection is closed
-afterwards.
-"""
+"""What is done with a connection after the request's head was read.
+
+The connection is closed afterwards."""
+_BLOCK = 1 << 20
+"""Bytes that are read at once."""
 
 
 @dataclass(slots=True)
 class BadServer:
-    """What the test knows of it."""
+    """What the test knows of a server."""
 
     url: str
     asked: int = 0
@@ -31,15 +33,16 @@ def bad_server(behave: Behaviour) -> Iterator[BadServer]:
     """Serve `behave` in threads until the test ends; connections still open then are cut."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=64)
     server = BadServer(f"http://127.0.0.1:{listener.getsockname()[1]}")
-    open_now: list[socket.socket] = []
+    connections: list[socket.socket] = []
 
     def serve(connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):
             head = b""
             while b"\r\n\r\n" not in head:
-                if not (more := connection.recv(65536)):
+                received = connection.recv(65536)
+                if not received:
                     return
-                head += more
+                head += received
             server.asked += 1
             behave(connection, head)
 
@@ -47,7 +50,7 @@ def bad_server(behave: Behaviour) -> Iterator[BadServer]:
         with contextlib.suppress(OSError):
             while True:
                 connection, _ = listener.accept()
-                open_now.append(connection)
+                connections.append(connection)
                 threading.Thread(target=serve, args=(connection,), daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()
@@ -57,7 +60,7 @@ def bad_server(behave: Behaviour) -> Iterator[BadServer]:
         with contextlib.suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)
         listener.close()
-        for connection in open_now:
+        for connection in connections:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
@@ -65,7 +68,7 @@ def bad_server(behave: Behaviour) -> Iterator[BadServer]:
 def silent(connection: socket.socket, head: bytes) -> None:
     """Accept, read, and never answer: a black hole."""
     connection.settimeout(None)
-    while connection.recv(1 << 20):
+    while connection.recv(_BLOCK):
         pass
 
 
@@ -80,8 +83,9 @@ def stalls(answer: bytes) -> Behaviour:
 
 
 def drips(start: bytes, again: bytes) -> Behaviour:
-    """Answer these bytes, and then some more of them again and again, each time within any limit
-    for one read.
+    """Answer these bytes, and then more again and again.
+
+    Each time is within any limit for one read.
     """
 
     def behave(connection: socket.socket, head: bytes) -> None:
@@ -101,7 +105,7 @@ def says(answer: bytes) -> Behaviour:
         connection.shutdown(socket.SHUT_WR)
         # The rest of a request body is read, so that the answer is not lost in a reset.
         connection.settimeout(1.0)
-        while connection.recv(1 << 20):
+        while connection.recv(_BLOCK):
             pass
 
     return behave
@@ -118,9 +122,22 @@ def resets(answer: bytes = b"") -> Behaviour:
 
 
 def http(body: bytes, status: str = "200 OK", *headers: str, length: int | None = None) -> bytes:
-    """Return an answer; `length` may lie."""
-    lines = [f"HTTP/1.1 {status}", "content-type: application/json", "connection: close", *headers]
-    lines.append(f"content-length: {len(body) if length is None else length}")
+    """Return an answer with a JSON body.
+
+    Args:
+        body: The body.
+        status: Number and reason.
+        headers: Further lines.
+        length: What it claims as the body's length; None: the truth.
+    """
+    claimed = len(body) if length is None else length
+    lines = [
+        f"HTTP/1.1 {status}",
+        "content-type: application/json",
+        "connection: close",
+        *headers,
+        f"content-length: {claimed}",
+    ]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
@@ -129,7 +146,9 @@ def accepts_uploads(then: Behaviour) -> Behaviour:
 
     def behave(connection: socket.socket, head: bytes) -> None:
         if head.startswith(b"PUT "):
-            says(http(json.dumps({"version": 1}).encode()))(connection, head)
+            receipt = json.dumps({"version": 1}).encode()
+            accept = says(http(receipt))
+            accept(connection, head)
         else:
             then(connection, head)
 
@@ -138,8 +157,9 @@ def accepts_uploads(then: Behaviour) -> Behaviour:
 
 @contextlib.contextmanager
 def full_backlog() -> Iterator[BadServer]:
-    """A port whose queue is full: the system answers no further connection, as a vanished machine
-    does.
+    """A port whose queue is full.
+
+    The system answers no further connection, like a machine that has vanished.
     """
     with socket.socket() as listener, contextlib.ExitStack() as stack:
         listener.bind(("127.0.0.1", 0))

@@ -18,8 +18,7 @@ ALL_BOARDS = [
 
 
 def random_game(spec: GameSpec, rng: random.Random, *, suite: str = "train") -> Game:
-    """Return a game that has been played for a random number of random moves, to the end in half of
-    the cases.
+    """Return a game after a random number of random moves, at its end in half of the cases.
 
     Half of the games avoid misplays, since games of blind moves bomb long before the deck is empty.
     """
@@ -35,18 +34,26 @@ def random_move(game: Game, rng: random.Random, *, careful: bool) -> Action:
     """Return a legal move; a careful one is no misplay unless there is nothing else."""
     actions = game.legal_actions()
     if careful:
-        hand, fireworks = game.hands[game.current_player], game.view(0).fireworks
-        safe = [
-            a
-            for a in actions
-            if a.kind != "play" or fireworks[hand[a.slot].color] == hand[a.slot].rank
-        ]
+        safe = [action for action in actions if not _is_misplay(game, action)]
         actions = tuple(safe) or actions
     return rng.choice(actions)
 
 
+def _is_misplay(game: Game, action: Action) -> bool:
+    if action.kind != "play":
+        return False
+    card = game.hands[game.current_player][action.slot]
+    return game.fireworks[card.color] != card.rank
+
+
 def script(name: str) -> Policy:
+    """Return a script of Hanabi by its name."""
     return HANABI.policies[name]()
+
+
+def _scripts(team: Sequence[Policy | str]) -> list[Policy]:
+    """Return the team's scripts, each given by itself or by its name."""
+    return [script(policy) if isinstance(policy, str) else policy for policy in team]
 
 
 def scripted_game(
@@ -57,10 +64,19 @@ def scripted_game(
     seed: int = 0,
     number: int = 0,
 ) -> Game:
-    """Return the table at the end of a game of scripts, each given by itself or by its name."""
+    """Return the table at the end of a game of scripts.
+
+    Args:
+        config: The settings of the game.
+        team: A script per seat, by itself or by its name.
+        suite: Stream of deals.
+        seed: Number of the deal within the suite.
+        number: Number of the game within its group; it seeds the scripts.
+    """
     task = Setup(HANABI, config).task(suite, seed)
-    policies = [script(one) if isinstance(one, str) else one for one in team]
-    seats = [policy.seat(player, task=task, game=number) for player, policy in enumerate(policies)]
+    seats = [
+        policy.seat(player, task=task, game=number) for player, policy in enumerate(_scripts(team))
+    ]
     game = HANABI.reset(config, split=suite, seed=seed)
     while game.to_act():
         [player] = game.to_act()
@@ -76,17 +92,28 @@ def scripted_episodes(
     suite: str = "train",
     num_games: int = 1,
 ) -> list[Episode]:
-    """Return this many games of each task by scripts, each given by itself or by its name."""
-    policies = dict(enumerate(script(one) if isinstance(one, str) else one for one in team))
-    tasks = [Setup(HANABI, config).task(suite, seed) for seed in seeds]
-    return [
-        play_scripts(task, policies, number=number) for task in tasks for number in range(num_games)
-    ]
+    """Return games of scripts as episodes, deal by deal.
+
+    Args:
+        config: The settings of the games.
+        team: A script per seat, by itself or by its name.
+        seeds: Numbers of the deals within the suite.
+        suite: Stream of deals.
+        num_games: Games of each deal.
+    """
+    policies = dict(enumerate(_scripts(team)))
+    episodes = []
+    for seed in seeds:
+        task = Setup(HANABI, config).task(suite, seed)
+        for number in range(num_games):
+            episodes.append(play_scripts(task, policies, number=number))
+    return episodes
 
 
 def swap_own_cards(game: Game, player: int, rng: random.Random) -> Game | None:
-    """Return another game that `player` cannot tell from this one, or None when no other hand of it
-    is possible.
+    """Return another game that `player` cannot tell from this one.
+
+    None when no other hand of it is possible.
     """
     other = with_other_cards(game, player, rng)
     return None if other.hands[player] == game.hands[player] else other

@@ -1,6 +1,4 @@
-"""Cross-play without typing: plans, played cells and checkpoints that the server of `server_app`
-can be lent.
-"""
+"""Cross-play without a command: plans, played cells, and checkpoints for the server of tests."""
 
 import json
 from collections.abc import Sequence
@@ -24,6 +22,15 @@ def plan_of(
     suite: str = "eval",
     served: Served | None = None,
 ) -> Plan:
+    """Return the plan of a cross-play.
+
+    Args:
+        texts: The entries as they are typed.
+        tasks: Tasks of a cell.
+        setup: Environment and configuration.
+        suite: Suite of the tasks.
+        served: How models are played; None: only scripts play.
+    """
     return make_plan(parse_entries(texts, setup), setup, tasks, suite=suite, served=served)
 
 
@@ -37,22 +44,27 @@ def play(plan: Plan, folder: Path, served: Served | None = None) -> dict[str, Ev
 
 
 def summary_of(folder: Path, *texts: str, **options: Any) -> Summary:
+    """Play a cross-play of scripts; `options` are those of `plan_of`."""
     plan = plan_of(*texts, **options)
     return summarise(plan, play(plan, folder))
 
 
 def save_checkpoint(run: Path, step: int, values: Sequence[float]) -> Path:
-    """Write a checkpoint whose adapters hold these values, of the base model of
-    `server_app.make_identity`.
+    """Write a checkpoint with an adapter per player, of the base model of `make_identity`.
+
+    Args:
+        run: Folder of the run.
+        step: Step of the checkpoint.
+        values: Per player, the value that fills the adapter's weights.
     """
     identity = make_identity()
-    names = [f"player_{number}" for number in range(len(values))]
 
     def fill(partial: Path) -> None:
-        for name, value in zip(names, values, strict=True):
-            (partial / name).mkdir()
-            (partial / name / "adapter_config.json").write_text(json.dumps(PEFT_CONFIG))
-            (partial / name / "adapter_model.safetensors").write_bytes(adapter_bytes(value))
+        for number, value in enumerate(values):
+            folder = partial / f"player_{number}"
+            folder.mkdir()
+            (folder / "adapter_config.json").write_text(json.dumps(PEFT_CONFIG))
+            (folder / "adapter_model.safetensors").write_bytes(adapter_bytes(value))
 
     run.mkdir(parents=True, exist_ok=True)
     facts = identity.model_dump(include={"model_fingerprint", "tokenizer_hash", "chat_hash"})

@@ -1,6 +1,4 @@
-"""What the doctor's tests look at: a small model folder, a server that says what it is, a machine
-with GPUs.
-"""
+"""What the doctor's tests examine: a small model folder, a server, a machine with GPUs."""
 
 import json
 import socket
@@ -22,14 +20,23 @@ from hanabi_grpo.settings import load_settings
 from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 
 ROOT = Path(__file__).parents[1]
+"""The checkout."""
 NOWHERE = Path("/nonexistent/.env")
-HIDDEN, VOCABULARY = 16, 64
+"""In the place of `.env`, so that a developer's own file changes no test."""
+HIDDEN = 16
+VOCABULARY = 64
 
 
 def make_model(folder: Path, **config: Any) -> Path:
-    """Write a model folder whose tokenizer knows the words of the board `laptop`."""
+    """Write a model folder whose tokenizer knows the words of the board `laptop`.
+
+    Args:
+        folder: A new folder.
+        config: Fields of config.json that differ.
+    """
     folder.mkdir(parents=True)
-    build_tokenizer(compact_vocabulary(make_spec("laptop"))).save_pretrained(folder)
+    tokenizer = build_tokenizer(compact_vocabulary(make_spec("laptop")))
+    tokenizer.save_pretrained(folder)
     sizes = {
         "model_type": "qwen3",
         "hidden_size": HIDDEN,
@@ -39,12 +46,14 @@ def make_model(folder: Path, **config: Any) -> Path:
         "vocab_size": VOCABULARY,
         "max_position_embeddings": 4096,
     }
-    (folder / "config.json").write_text(json.dumps(sizes | config))
-    weights = {
-        "model.embed_tokens.weight": numpy.zeros((VOCABULARY, HIDDEN), numpy.float32),
-        "model.layers.0.self_attn.q_proj.weight": numpy.zeros((HIDDEN, HIDDEN), numpy.float32),
-        "model.layers.0.self_attn.v_proj.weight": numpy.zeros((HIDDEN // 2, HIDDEN), numpy.float32),
+    sizes.update(config)
+    (folder / "config.json").write_text(json.dumps(sizes))
+    shapes = {
+        "model.embed_tokens.weight": (VOCABULARY, HIDDEN),
+        "model.layers.0.self_attn.q_proj.weight": (HIDDEN, HIDDEN),
+        "model.layers.0.self_attn.v_proj.weight": (HIDDEN // 2, HIDDEN),
     }
+    weights = {name: numpy.zeros(shape, numpy.float32) for name, shape in shapes.items()}
     save_file(weights, folder / "model.safetensors")
     return folder
 
@@ -52,13 +61,18 @@ def make_model(folder: Path, **config: Any) -> Path:
 def find(
     function: Any, role: Role = "both", shell: dict[str, str] | None = None, **settings: object
 ) -> list[Check]:
-    """Make one function's checks with these settings; `shell` holds what else the environment
-    has.
+    """Run one function of the doctor and return its checks.
+
+    Args:
+        function: Makes the checks.
+        role: The terminal that is checked.
+        shell: What else the environment has.
+        settings: Settings by the names of their variables.
     """
     environ = {name: str(value) for name, value in settings.items()}
     loaded = load_settings(environ, NOWHERE)
-    probes = [Probe("probe", function, ("server", "trainer", "both"))]
-    return make_checks(loaded, role=role, shell={**environ, **(shell or {})}, probes=probes)
+    probe = Probe("probe", function, ("server", "trainer", "both"))
+    return make_checks(loaded, role=role, shell={**environ, **(shell or {})}, probes=[probe])
 
 
 def free_port() -> int:
@@ -69,9 +83,10 @@ def free_port() -> int:
 
 
 def only(checks: list[Check]) -> Check:
-    """Return the one check, whose remedy is there when it needs one."""
+    """Return the one check, which has a remedy if it needs one."""
     [check] = checks
-    assert check.status not in ("warn", "fail") or check.remedy
+    if check.status in ("warn", "fail"):
+        assert check.remedy
     return check
 
 
@@ -84,28 +99,38 @@ def named(checks: list[Check], name: str) -> Check:
 def answering(
     status: int, body: dict[str, Any] | str, key: str | None = None, starting: int = 0
 ) -> Iterator[int]:
-    """Serve one answer on every path: before it "starting" some times, and without the key 401;
-    yields the port.
+    """Serve one answer on every path.
+
+    Args:
+        status: Status code of the answer.
+        body: The answer, a JSON object or a text.
+        key: Requests without it are answered 401.
+        starting: So many requests before it are answered "starting".
+
+    Yields:
+        The port.
     """
-    left = [starting]
+    num_starting = starting
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            code, content = status, body
+            nonlocal num_starting
+            code = status
+            content = body
             if key is not None and self.headers.get("Authorization") != f"Bearer {key}":
-                said = (
-                    "wrong or missing key: set HANABI_API_KEY to the server's value in this "
-                    "terminal too."
-                )
-                code, content = 401, {"detail": said}
-            elif left[0]:
-                left[0] -= 1
-                code, content = 503, {"status": "starting", "seconds": 146.2}
+                code = 401
+                content = {
+                    "detail": "wrong or missing key: set HANABI_API_KEY to the server's value in "
+                    "this terminal too."
+                }
+            elif num_starting:
+                num_starting -= 1
+                code = 503
+                content = {"status": "starting", "seconds": 146.2}
+            text = content if isinstance(content, str) else json.dumps(content)
             self.send_response(code)
             self.end_headers()
-            self.wfile.write(
-                (content if isinstance(content, str) else json.dumps(content)).encode()
-            )
+            self.wfile.write(text.encode())
 
         def log_message(self, format: str, *args: Any) -> None:
             pass
@@ -121,34 +146,51 @@ def answering(
         server.server_close()
 
 
-def make_gpu_machine(folder: Path, count: int, *, free: int) -> dict[str, str]:
-    """Write an nvidia-smi, an installed vllm and a torch for CUDA; return the variables that put
-    them first.
+_FAKE_TORCH = """\
+import os
+class cuda:
+    is_available = staticmethod(lambda: True)
+    @staticmethod
+    def device_count():
+        return len(os.environ.get('CUDA_VISIBLE_DEVICES', ',' * {commas}).split(','))
+"""
+
+
+def install_package(site: Path, name: str, version: str) -> None:
+    """Write what makes a package of a version look installed.
 
     Args:
-        folder: Empty.
-        count: GPUs.
-        free: MiB of each.
+        site: A folder on the Python path.
+        name: Name of the package.
+        version: Its version.
     """
-    for name, version in (("vllm", "0.32.0"), ("torch", "2.13.0")):
-        info = folder / "site" / f"{name}-{version}.dist-info"
-        info.mkdir(parents=True)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    torch = folder / "site" / "torch"
+    info = site / f"{name}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+def make_gpu_machine(folder: Path, count: int, *, free: int) -> dict[str, str]:
+    """Write an nvidia-smi, an installed vllm and a torch for CUDA.
+
+    Args:
+        folder: An empty folder.
+        count: Number of GPUs.
+        free: Free MiB of each GPU.
+
+    Returns:
+        The variables that put them first.
+    """
+    site = folder / "site"
+    install_package(site, "vllm", "0.32.0")
+    install_package(site, "torch", "2.13.0")
+    torch = site / "torch"
     torch.mkdir()
     (torch / "version.py").write_text("cuda: object = '13.0'\n")
-    (torch / "__init__.py").write_text(
-        "import os\n"
-        "class cuda:\n"
-        "    is_available = staticmethod(lambda: True)\n"
-        "    @staticmethod\n"
-        "    def device_count():\n"
-        "        return len(os.environ.get('CUDA_VISIBLE_DEVICES', ',' * "
-        f"{count - 1}).split(','))\n"
-    )
+    (torch / "__init__.py").write_text(_FAKE_TORCH.format(commas=count - 1))
     program = folder / "bin" / "nvidia-smi"
     program.parent.mkdir()
-    lines = "\n".join(f"{index}, NVIDIA H100 80GB HBM3, 81559, {free}" for index in range(count))
-    program.write_text(f"#!/bin/sh\ncat <<'END'\n{lines}\nEND\n")
+    lines = [f"{number}, NVIDIA H100 80GB HBM3, 81559, {free}" for number in range(count)]
+    listing = "\n".join(lines)
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{listing}\nEND\n")
     program.chmod(0o755)
-    return {"PYTHONPATH": str(folder / "site"), "PATH": f"{program.parent}:/usr/bin:/bin"}
+    return {"PYTHONPATH": str(site), "PATH": f"{program.parent}:/usr/bin:/bin"}

@@ -1,6 +1,4 @@
-"""A stand-in for the Hugging Face hub on loopback that has some folders as repositories, for the
-hub's own library.
-"""
+"""A stand-in for the Hugging Face hub on loopback, for the hub's own library."""
 
 import hashlib
 from collections.abc import Mapping
@@ -12,10 +10,11 @@ from urllib.parse import unquote
 from local_service import LocalService, QuietHandler, served
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
+"""The only commit of every repository."""
 
 
 class Hub(LocalService):
-    """Serves folders at one commit, as revision `main`.
+    """Serves folders as repositories at one commit, as revision `main`.
 
     Attributes:
         folders: Repository, e.g. "org/team", to folder.
@@ -37,35 +36,39 @@ class _Handler(QuietHandler):
     def do_GET(self) -> None:
         path = unquote(self.path.split("?")[0])
         if path.startswith("/api/models/"):
-            return self._about(*path.removeprefix("/api/models/").split("/"))
+            self._describe(*path.removeprefix("/api/models/").split("/"))
+            return
         repo, _, rest = path.removeprefix("/").partition("/resolve/")
-        file = self.server.folders[repo] / rest.partition("/")[2]
-        content = file.read_bytes()
+        _, _, name = rest.partition("/")
+        content = (self.server.folders[repo] / name).read_bytes()
         if self.command == "GET":
-            self.server.given.append(rest.partition("/")[2])
-        self.give(
-            content,
-            headers={"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": COMMIT},
-        )
+            self.server.given.append(name)
+        digest = hashlib.sha256(content).hexdigest()
+        self.give(content, headers={"ETag": f'"{digest}"', "X-Repo-Commit": COMMIT})
 
-    def _about(self, org: str, name: str, what: str = "revision", revision: str = "main") -> None:
+    def _describe(
+        self, org: str, name: str, what: str = "revision", revision: str = "main"
+    ) -> None:
+        """Answer what a repository holds."""
         folder = self.server.folders.get(f"{org}/{name}")
         if folder is None:
-            return self._refuse(404, "RepoNotFound", "Repository not found")
+            self._refuse(404, "RepoNotFound", "Repository not found")
+            return
         if revision not in ("main", COMMIT):
-            return self._refuse(404, "RevisionNotFound", "Invalid rev id")
-        files = sorted(one for one in folder.rglob("*") if one.is_file())
-        names = [one.relative_to(folder).as_posix() for one in files]
-        data: Any = {
-            "id": f"{org}/{name}",
-            "sha": COMMIT,
-            "siblings": [{"rfilename": one} for one in names],
-        }
+            self._refuse(404, "RevisionNotFound", "Invalid rev id")
+            return
+        files = {}
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                files[path.relative_to(folder).as_posix()] = path.stat().st_size
         if what == "tree":
-            data = [
-                {"type": "file", "path": name, "size": one.stat().st_size, "oid": COMMIT}
-                for name, one in zip(names, files, strict=True)
-            ]
+            tree = []
+            for file, size in files.items():
+                tree.append({"type": "file", "path": file, "size": size, "oid": COMMIT})
+            self.give_json(tree)
+            return
+        siblings = [{"rfilename": file} for file in files]
+        data: dict[str, Any] = {"id": f"{org}/{name}", "sha": COMMIT, "siblings": siblings}
         self.give_json(data)
 
     def _refuse(self, status: int, code: str, text: str) -> None:

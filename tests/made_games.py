@@ -1,5 +1,6 @@
-"""Turns and episodes that are written down, not played; a test names what it is about, the rest is
-plain.
+"""Turns and episodes that are written down, not played.
+
+A test names what it is about, the rest is plain.
 """
 
 import asyncio
@@ -22,6 +23,8 @@ PLAIN = Episode(
     result={"score": 0, "score_kept": 0, "bombed": 0},
 )
 """No board has this hash, so that nothing can replay it."""
+_TEAM_PARTS = ("score", "bomb")
+"""Parts of a reward that everybody gets."""
 
 
 def made_turn(
@@ -35,31 +38,51 @@ def made_turn(
     version: int | None = None,
     num_players: int = 2,
 ) -> Turn:
-    """Return one player's turn whose reply is `ids`, of these logprobs in nats; without ids it is a
-    script's.
+    """Return one player's turn.
 
-    Of `rewards` everybody gets "score" and "bomb", and this player the others; with "illegal" the
-    turn is illegal."""
+    Args:
+        player: Who moves.
+        ids: Tokens of the reply; without any it is a script's.
+        rewards: Parts of the reward: everybody gets "score" and "bomb", this player the others.
+        logprobs: Log-probability of each token in nats, or one for all.
+        prompt_ids: Tokens of the prompt.
+        text: The reply, which is the action too.
+        kind: Kind of the reply; None: illegal with a reward "illegal", else legal.
+        version: Version of the adapter that played.
+        num_players: Number of seats.
+    """
     rewards = rewards or {}
-    team = {part: value for part, value in rewards.items() if part in ("score", "bomb")}
+    team_rewards = {part: value for part, value in rewards.items() if part in _TEAM_PARTS}
+    rewards_of_seats = []
+    for seat in range(num_players):
+        rewards_of_seats.append(dict(rewards) if seat == player else team_rewards)
+    if kind is None:
+        kind = ReplyKind.ILLEGAL if "illegal" in rewards else ReplyKind.LEGAL
+    if not isinstance(logprobs, tuple):
+        logprobs = (logprobs,) * len(ids)
     return Turn(
         player=player,
         step=0,
         prompt="",
         reply=text,
         action=text,
-        kind=kind or (ReplyKind.ILLEGAL if "illegal" in rewards else ReplyKind.LEGAL),
-        rewards=tuple(dict(rewards) if seat == player else team for seat in range(num_players)),
+        kind=kind,
+        rewards=tuple(rewards_of_seats),
         prompt_ids=prompt_ids,
         reply_ids=ids,
-        logprobs=logprobs if isinstance(logprobs, tuple) else (logprobs,) * len(ids),
+        logprobs=logprobs,
         version=version,
     )
 
 
 def made_episode(*turns: Turn, score: int = 0, **other: Any) -> Episode:
-    """Return a game of these turns; `other` are fields of `Episode`. The kept score is the score
-    unless it is given, as the number of bombs."""
+    """Return a game of these turns.
+
+    Args:
+        turns: The turns.
+        score: The score; also the kept score unless that is given.
+        **other: "score_kept", "bombed", and fields of `Episode`.
+    """
     result = {
         "score": score,
         "score_kept": other.pop("score_kept", score),
@@ -71,7 +94,14 @@ def made_episode(*turns: Turn, score: int = 0, **other: Any) -> Episode:
 def play_episodes_sync(
     setup: Setup[Any], players: Sequence[Player], suite: str, seeds: Iterable[int]
 ) -> list[Episode]:
-    """Play one game of each start, one after the other, outside a running event loop."""
+    """Play one game of each start, one after the other, outside a running event loop.
+
+    Args:
+        setup: Environment and configuration.
+        players: Who plays, in turn order.
+        suite: Suite of the tasks.
+        seeds: The tasks.
+    """
 
     async def play_all() -> list[Episode]:
         return [await play_episode(setup.task(suite, seed), players) for seed in seeds]

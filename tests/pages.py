@@ -2,13 +2,14 @@
 
 from html.parser import HTMLParser
 
-_VOID = {"meta", "br", "line", "rect", "img", "input"}
+_VOID_TAGS = {"meta", "br", "line", "rect", "img", "input"}
+"""Elements without an end tag."""
+_OPTIONAL_END_TAGS = {"dt", "dd", "li"}
+"""Elements that may be left open."""
 
 
 class Reader(HTMLParser):
-    """Collects tags, attributes and text, and checks that every element is closed where it should
-    be.
-    """
+    """Collects tags, attributes and text, and checks that every element is closed in its place."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -23,15 +24,14 @@ class Reader(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self.attributes += attrs
-        if tag not in _VOID:
+        if tag not in _VOID_TAGS:
             self._open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.handle_starttag(tag, attrs)
 
     def handle_endtag(self, tag: str) -> None:
-        # These may be left open.
-        while self._open[-1] in {"dt", "dd", "li"} and self._open[-1] != tag:
+        while self._open[-1] in _OPTIONAL_END_TAGS and self._open[-1] != tag:
             self._open.pop()
         assert self._open.pop() == tag
 

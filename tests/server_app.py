@@ -1,8 +1,8 @@
-"""The rollout server without vLLM: the real app, limits, store and scheduler on a real socket, and
-an engine of words.
+"""The rollout server without vLLM: real app, limits, store and scheduler on a real socket.
 
 The engine samples nothing: its reply is a function of the adapter's bytes and the prompt, so a test
-sees at once when another policy than the pushed one was served."""
+sees at once when another policy than the pushed one was served.
+"""
 
 import asyncio
 import contextlib
@@ -15,12 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from safetensors.torch import save
 
-from fake_engine import BASE, CHAT, LAPTOP, TOKENIZER, sample
+from fake_engine import BASE, CHAT, LAPTOP, MAX_MODEL_LEN, TOKENIZER, StubSampler, sample
+from hanabi_grpo.agents.served_model import Model
+from hanabi_grpo.agents.url_model import UrlPartners
 from hanabi_grpo.client.rollout_client import RolloutClient
-from hanabi_grpo.client.url_partners import UrlPartners
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.logs import LineRing
@@ -31,13 +33,12 @@ from hanabi_grpo.rollout.handshake import (
     session_headers,
     tokenizer_hash,
 )
+from hanabi_grpo.rollout.sampler import AdapterHandle, Sample, SamplingConfig
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.app import create_app
-from hanabi_grpo.server.engine import Sample, SamplingConfig
 from hanabi_grpo.server.identity import ServerIdentity
 from hanabi_grpo.server.main import listen
 from hanabi_grpo.server.scheduler import Scheduler
-from hanabi_grpo.server.seats import Model
 from hanabi_grpo.server.serving import serve_until_dead
 from hanabi_grpo.types import player_names
 
@@ -48,7 +49,10 @@ SHAPES = {
 }
 RANK = 8
 PLAYERS = player_names(2)
-RUN_ID, TRAINER_ID, SECRET = "outputs/run", "0" * 32, "5" * 64
+RUN_ID = "outputs/run"
+TRAINER_ID = "0" * 32
+SECRET = "5" * 64
+"""Of the run folder."""
 OWNER = session_headers(RUN_ID, TRAINER_ID)
 PEFT_CONFIG: dict[str, Any] = {
     "peft_type": "LORA",
@@ -67,53 +71,53 @@ POST_ROLLOUT = b"POST /rollout/ HTTP/1.1\r\nhost: localhost\r\ncontent-type: app
 _REPLIES = ("Play 0", "Hint R", "Discard 1", "Hint Y", "Play 1")
 
 
-def word_reply(lora: Any | None, prompt_ids: Sequence[int]) -> Sample:
-    """What a `WordEngine` replies to these ids under this adapter (the hash of its files; None for
-    the base model).
+def word_reply(adapter: AdapterHandle | None, prompt_ids: Sequence[int]) -> Sample:
+    """What a `WordEngine` replies to these ids under this adapter.
+
+    The handle is the hash of the adapter's files; None stands for the base model.
     """
-    digest = hashlib.sha256(f"{lora} {list(prompt_ids)}".encode()).digest()
-    said = sample(_REPLIES[digest[0] % len(_REPLIES)])
-    return replace(said, num_cached_tokens=len(prompt_ids) // 2)
+    digest = hashlib.sha256(f"{adapter} {list(prompt_ids)}".encode()).digest()
+    reply = sample(_REPLIES[digest[0] % len(_REPLIES)])
+    return replace(reply, num_cached_tokens=len(prompt_ids) // 2)
 
 
 def lora_of(body: bytes, config: Mapping[str, Any] | None = None) -> str:
-    """What a `WordEngine` makes of an upload, see `word_reply`."""
-    return hashlib.sha256(body + json.dumps(dict(config or PEFT_CONFIG)).encode()).hexdigest()
+    """The handle that a `WordEngine` gives an upload, see `word_reply`."""
+    config_file = json.dumps(dict(config or PEFT_CONFIG)).encode()
+    return hashlib.sha256(body + config_file).hexdigest()
 
 
-class WordEngine:
+class WordEngine(StubSampler):
     """Loads adapters by hashing their files; replies by hashing adapter and prompt."""
 
     def __init__(self) -> None:
-        self.is_dead = False
-        self.silence = 0.0
         self.seconds = 0.0
         """How long a reply takes."""
         self.loaded: dict[int, str] = {}
+        """Number of each loaded adapter to its handle."""
         self.num_samples = 0
 
-    async def load_adapter(self, name: str, number: int, path: str) -> Any:
-        files = (Path(path) / "adapter_model.safetensors", Path(path) / "adapter_config.json")
-        self.loaded[number] = hashlib.sha256(
-            b"".join(file.read_bytes() for file in files)
-        ).hexdigest()
+    async def load_adapter(self, name: str, number: int, path: str) -> AdapterHandle:
+        weights = (Path(path) / "adapter_model.safetensors").read_bytes()
+        config = (Path(path) / "adapter_config.json").read_bytes()
+        self.loaded[number] = hashlib.sha256(weights + config).hexdigest()
         return self.loaded[number]
 
     async def unload_adapter(self, number: int) -> None:
         del self.loaded[number]
 
     async def generate(
-        self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None, *game: Any
+        self,
+        prompt_ids: list[int],
+        sampling: SamplingConfig,
+        adapter: AdapterHandle | None,
+        game: int | None = None,
     ) -> Sample:
         await asyncio.sleep(self.seconds)
         if self.is_dead:
             raise RuntimeError("engine dead")
         self.num_samples += 1
-        return word_reply(lora, prompt_ids)
-
-    @property
-    def state(self) -> str:
-        return "engine dead" if self.is_dead else "ok"
+        return word_reply(adapter, prompt_ids)
 
 
 def read_to_end(connection: socket.socket) -> bytes:
@@ -147,8 +151,8 @@ class RunningApp:
 
 
 def make_identity(**other: Any) -> ServerIdentity:
-    """What a server with the laptop board's tokenizer says of itself."""
-    given = {
+    """The identity of a server with the laptop board's tokenizer."""
+    fields: dict[str, Any] = {
         "instance_id": "test-instance",
         "model": "test-model",
         "model_fingerprint": "f" * 16,
@@ -157,9 +161,10 @@ def make_identity(**other: Any) -> ServerIdentity:
         "dtype": "float32",
         "max_lora_rank": RANK,
         "max_players": 2,
-        "max_model_len": 512,
+        "max_model_len": MAX_MODEL_LEN,
     }
-    return ServerIdentity(**{**given, **other})
+    fields.update(other)
+    return ServerIdentity(**fields)
 
 
 @contextlib.contextmanager
@@ -172,8 +177,19 @@ def running_app(
     partners: UrlPartners | None = None,
     **identity: Any,
 ) -> Iterator[RunningApp]:
-    """Serve the real app around a `WordEngine` in a thread, on a free port unless one is given."""
-    listener, engine, ring = listen("127.0.0.1", port), engine or WordEngine(), LineRing()
+    """Serve the real app around a `WordEngine` in a thread.
+
+    Args:
+        api_key: Key that requests must carry.
+        poll: Seconds between two looks at whether the engine is dead.
+        port: Where to listen; 0: a free port.
+        engine: The engine; None: a new one.
+        partners: Models behind URLs.
+        identity: Fields of the server's identity that differ from `make_identity`.
+    """
+    listener = listen("127.0.0.1", port)
+    engine = engine or WordEngine()
+    ring = LineRing()
     described = make_identity(**identity, partners=partners.described if partners else {})
     store = AdapterStore(
         engine, max_rank=RANK, shapes=SHAPES, session_timeout=described.session_timeout
@@ -181,9 +197,10 @@ def running_app(
     model = Model(
         sampler=engine, chat=CHAT, max_model_len=described.max_model_len, vocab_size=len(TOKENIZER)
     )
-    model = replace(model, partners=partners) if partners else model
+    if partners:
+        model = replace(model, partners=partners)
     scheduler = Scheduler(model, store, games_at_once=256, instance_id=described.instance_id)
-    app = create_app(engine, store, scheduler, described, ring, api_key=api_key)  # type: ignore[arg-type]
+    app = create_app(engine, store, scheduler, described, ring, api_key=api_key)
     running = RunningApp(
         port=listener.getsockname()[1],
         engine=engine,
@@ -194,11 +211,11 @@ def running_app(
     )
     stopping = threading.Event()
 
-    def ended() -> bool:
+    def has_ended() -> bool:
         return engine.is_dead or stopping.is_set()
 
-    served = serve_until_dead(app, listener, ended, poll=poll, graceful_seconds=1)
-    thread = threading.Thread(target=asyncio.run, args=(served,), name="running-app")
+    serving = serve_until_dead(app, listener, has_ended, poll=poll, graceful_seconds=1)
+    thread = threading.Thread(target=asyncio.run, args=(serving,), name="running-app")
     thread.start()
     try:
         yield running
@@ -218,14 +235,12 @@ def adapter_bytes(
     rank: int = RANK,
 ) -> bytes:
     """A valid upload whose tensors all hold `value`, those of B `up` where it is given."""
+    value_b = value if up is None else up
     tensors = {}
     for module, (num_out, num_in) in SHAPES.items():
-        tensors[f"base_model.model.{module}.lora_A.weight"] = torch.full(
-            (rank, num_in), value, dtype=dtype
-        )
-        tensors[f"base_model.model.{module}.lora_B.weight"] = torch.full(
-            (num_out, rank), value if up is None else up, dtype=dtype
-        )
+        prefix = f"base_model.model.{module}"
+        tensors[f"{prefix}.lora_A.weight"] = torch.full((rank, num_in), value, dtype=dtype)
+        tensors[f"{prefix}.lora_B.weight"] = torch.full((num_out, rank), value_b, dtype=dtype)
     return save(tensors)
 
 
@@ -240,7 +255,7 @@ def upload_headers(body: bytes, config: Mapping[str, Any] = PEFT_CONFIG) -> dict
 
 def session_body(identity: ServerIdentity, **other: Any) -> dict[str, Any]:
     """A session request that this server accepts."""
-    given = {
+    fields: dict[str, Any] = {
         "protocol": PROTOCOL,
         "run_id": RUN_ID,
         "trainer_id": TRAINER_ID,
@@ -248,27 +263,31 @@ def session_body(identity: ServerIdentity, **other: Any) -> dict[str, Any]:
         "adapters": list(PLAYERS),
         "lora_rank": RANK,
         "games": game_claims([Setup(HANABI, LAPTOP)]),
-        **identity.model_dump(
-            include={"model_fingerprint", "tokenizer_hash", "chat_hash", "dtype"}
-        ),
+        "model_fingerprint": identity.model_fingerprint,
+        "tokenizer_hash": identity.tokenizer_hash,
+        "chat_hash": identity.chat_hash,
+        "dtype": identity.dtype,
     }
-    return SessionRequest(**{**given, **other}).model_dump(mode="json")
+    fields.update(other)
+    request = msgspec.convert(fields, SessionRequest)
+    body: dict[str, Any] = msgspec.to_builtins(request)
+    return body
 
 
 def open_session(client: RolloutClient, app: RunningApp, **other: Any) -> dict[str, Any]:
-    """Claim to have the app's own model instead of hashing a folder."""
-    given = session_body(app.identity, **other)
-    return client.open_session(
-        **{name: given[name] for name in given if name not in ("protocol", "trainer_id")}
-    )
+    """Open a session by claiming the app's own model instead of hashing a folder."""
+    fields = session_body(app.identity, **other)
+    del fields["protocol"]
+    del fields["trainer_id"]
+    return client.open_session(**fields)
 
 
 def push_to(client: RolloutClient, app: RunningApp, version: int = 1) -> dict[str, bytes]:
-    """Open a session of a new run and serve an adapter of its own for each player; returns their
-    bytes.
-    """
+    """Open a session of a new run and serve an adapter for each player; returns their bytes."""
     open_session(client, app, run_id=client.trainer_id)
-    bodies = {name: adapter_bytes(0.25 + number + version) for number, name in enumerate(PLAYERS)}
+    bodies = {}
+    for number, name in enumerate(PLAYERS):
+        bodies[name] = adapter_bytes(0.25 + number + version)
     client.push(version, {name: (body, PEFT_CONFIG) for name, body in bodies.items()})
     return bodies
 
@@ -277,15 +296,16 @@ def rollout_body(
     *, num_tasks: int = 1, num_games: int = 1, seats: Sequence[str] = BASE, **other: Any
 ) -> dict[str, Any]:
     """A rollout request that this server plays."""
-    tasks = [
-        {"env_config": LAPTOP.model_dump(mode="json"), "suite": "train", "seed": seed}
-        for seed in range(num_tasks)
-    ]
-    given = {
+    tasks = []
+    for seed in range(num_tasks):
+        config = LAPTOP.model_dump(mode="json")
+        tasks.append({"env_config": config, "suite": "train", "seed": seed})
+    fields = {
         "tasks": tasks,
         "num_games": num_games,
         "max_tokens": 4,
         "temperature": 1.0,
         "seats": list(seats),
     }
-    return {**given, **other}
+    fields.update(other)
+    return fields

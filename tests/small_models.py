@@ -1,6 +1,4 @@
-"""Models for tests: random ones, where only what is done with them matters, and the one that is
-shipped.
-"""
+"""Models for tests: random ones, where only the code around them matters, and the shipped one."""
 
 from pathlib import Path
 
@@ -9,14 +7,18 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from hanabi_grpo.settings.defaults import TINY_MODEL
 
 SHIPPED = Path(__file__).parents[1] / TINY_MODEL
-"""Nobody may write into it."""
+"""No test may write into it."""
 
 
-def small_model(**other: float) -> Qwen3ForCausalLM:
-    """Return a Qwen3 of one layer and width 16, unless `other` says otherwise; the weights are
-    torch's next ones.
+def small_model(**other_sizes: float) -> Qwen3ForCausalLM:
+    """Return a random Qwen3 of one layer and width 16.
+
+    Its weights are drawn from torch's generator as it is.
+
+    Args:
+        other_sizes: Fields of the configuration that differ.
     """
-    shape = {
+    sizes = {
         "vocab_size": 16,
         "hidden_size": 16,
         "intermediate_size": 16,
@@ -25,4 +27,5 @@ def small_model(**other: float) -> Qwen3ForCausalLM:
         "num_key_value_heads": 1,
         "head_dim": 16,
     }
-    return Qwen3ForCausalLM(Qwen3Config(**shape | other))
+    sizes.update(other_sizes)
+    return Qwen3ForCausalLM(Qwen3Config(**sizes))

@@ -1,5 +1,6 @@
-"""Kills processes that write checkpoints, and checks what is left: for unit tests (few kills) and
-injections (many).
+"""Kills processes that write checkpoints, and checks what is left.
+
+For unit tests (few kills) and injections (many).
 """
 
 import json
@@ -25,16 +26,33 @@ FILES = (
     "player_1/adapter_model.safetensors",
     "trainer/state.json",
 )
+"""What `write` puts into a checkpoint."""
+DISK_CALLS = ("rename", "replace", "mkdir", "rmdir", "unlink", "fsync", "fchmod")
+"""Functions of `os` that change the disk."""
+_KILLED = 9
+"""Exit code of a child that `die_at_call` ended."""
+_START_SECONDS = 20
+"""Longest wait for a writer's first checkpoint."""
+_LONGEST_LIFE_SECONDS = 0.05
+"""A writer is killed at a random moment of this time after its first checkpoint."""
 
 
 def write(run_folder: Path, step: int, text: str = "", size: int = 2000) -> Path:
-    """Write a checkpoint whose files and manifest all hold the same text."""
+    """Write a checkpoint whose files and manifest all hold the same text.
+
+    Args:
+        run_folder: Where.
+        step: Its step.
+        text: The text; empty: one that names the step.
+        size: Bytes of each file, about.
+    """
     text = text or f"step {step};"
 
     def fill(partial: Path) -> None:
         for name in FILES:
-            (partial / name).parent.mkdir(exist_ok=True)
-            (partial / name).write_text(json.dumps({"text": text, "pad": "x" * size}))
+            path = partial / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(json.dumps({"text": text, "pad": "x" * size}))
 
     return write_checkpoint(run_folder, step, fill, {"text": text}, needed_bytes=3 * size)
 
@@ -63,31 +81,36 @@ def in_child(work: Callable[[], object]) -> int:
 
 
 def kill_writer(run_folder: Path, rng: random.Random) -> int:
-    """Start a writer, end it by SIGKILL at a random moment and check; returns how many checkpoints
-    it had finished.
+    """Start a writer, end it by SIGKILL at a random moment, and check what is left.
 
     Every writer takes up the newest checkpoint, writes each step twice and keeps two. A checkpoint
-    that the writer had finished must be there after the kill, in one piece."""
+    that the writer had finished must be there after the kill, in one piece.
+
+    Returns:
+        How many checkpoints it had finished.
+    """
     write(run_folder, 0)
     readable, writable = os.pipe()
     pid = in_child(lambda: _write_for_ever(run_folder, writable))
     os.close(writable)
     try:
-        select.select([readable], [], [], 20)
-        time.sleep(rng.random() * 0.05)
+        select.select([readable], [], [], _START_SECONDS)
+        time.sleep(rng.random() * _LONGEST_LIFE_SECONDS)
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     with os.fdopen(readable, "rb") as pipe:
-        finished = [int(line) for line in pipe.read().split(b"\n")[:-1]]
-    found = find_checkpoint(run_folder)
-    text_of(found)
-    if not finished or found.manifest.step < finished[-1]:
-        raise AssertionError(f"finished {finished[-1:]}, but the newest valid one is {found}")
+        lines = pipe.read().split(b"\n")
+    finished = [int(line) for line in lines[:-1]]
+    newest = find_checkpoint(run_folder)
+    text_of(newest)
+    if not finished or newest.manifest.step < finished[-1]:
+        raise AssertionError(f"finished {finished[-1:]}, but the newest valid one is {newest}")
     return len(finished)
 
 
 def _write_for_ever(run_folder: Path, writable: int) -> None:
+    """Write checkpoints, and each finished step's number into a pipe."""
     recover_checkpoints(run_folder)
     step = find_checkpoint(run_folder).manifest.step
     while True:
@@ -99,32 +122,38 @@ def _write_for_ever(run_folder: Path, writable: int) -> None:
 
 
 def die_at_call(number: int, work: Callable[[], object]) -> bool:
-    """Run `work` in a child that dies before its call number `number` that changes the disk; False:
-    it got through.
+    """Run `work` in a child that dies before one of its calls that change the disk.
+
+    Args:
+        number: Which of these calls, from 1.
+        work: What to run.
+
+    Returns:
+        Whether it died; False: it got through with fewer calls.
     """
 
-    def counted() -> None:
+    def work_until_the_call() -> None:
         left = number
 
-        def counting(real: Callable[..., object]) -> Callable[..., object]:
+        def count_calls(real: Callable[..., object]) -> Callable[..., object]:
             def call(*args: object, **options: object) -> object:
                 nonlocal left
                 left -= 1
                 if left == 0:
-                    os._exit(9)
+                    os._exit(_KILLED)
                 return real(*args, **options)
 
             return call
 
-        for name in ("rename", "replace", "mkdir", "rmdir", "unlink", "fsync", "fchmod"):
-            setattr(os, name, counting(getattr(os, name)))
+        for name in DISK_CALLS:
+            setattr(os, name, count_calls(getattr(os, name)))
         work()
 
-    _, status = os.waitpid(in_child(counted), 0)
+    _, status = os.waitpid(in_child(work_until_the_call), 0)
     code = os.waitstatus_to_exitcode(status)
-    if code not in (0, 9):
+    if code not in (0, _KILLED):
         raise AssertionError(f"the child failed by itself ({code})")
-    return code == 9
+    return code == _KILLED
 
 
 def copy_run(source: Path, target: Path) -> Path:

@@ -1,5 +1,6 @@
-"""Small environments of the kinds that this package does not play: one player, and several who act
-at the same time.
+"""Small environments of the kinds that this package does not play.
+
+One has a single player, the other several who act at the same time.
 """
 
 import random
@@ -16,16 +17,19 @@ class ToyConfig(base.EnvConfig):
 
 
 class GuessGame(base.Game):
-    """One player guesses a number within four turns; any whole number is a reply, a bad one loses a
-    turn.
+    """One player guesses a number within four turns.
+
+    Any whole number is a reply; a bad reply loses a turn.
     """
 
     def __init__(self, config: ToyConfig, number: int) -> None:
-        self.config, self.number = config, number
+        self.config = config
+        self.number = number
         self.guesses: list[str] = []
 
     def to_act(self) -> tuple[int, ...]:
-        return () if self.guesses[-1:] == [str(self.number)] else (0,)
+        is_found = self.guesses[-1:] == [str(self.number)]
+        return () if is_found else (0,)
 
     def message(self, player: int) -> str:
         return self._answer(self.guesses[-1]) if self.guesses else "Guess."
@@ -38,7 +42,8 @@ class GuessGame(base.Game):
 
     def parse(self, player: int, reply: str) -> str | None:
         text = reply.strip()
-        return text if text.isascii() and text.isdigit() and len(text) < 9 else None
+        is_number = text.isascii() and text.isdigit()
+        return text if is_number and len(text) < 9 else None
 
     def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
         self.guesses.append(actions[0])
@@ -51,14 +56,12 @@ class GuessGame(base.Game):
         return {"number": self.number} if self.to_act() else {}
 
     def resampled(self, player: int, rng: random.Random) -> "GuessGame":
-        possible = [
-            number
-            for number in range(self.config.highest + 1)
-            if all(
-                GuessGame(self.config, number)._answer(guess) == self._answer(guess)
-                for guess in self.guesses
-            )
-        ]
+        answers = [self._answer(guess) for guess in self.guesses]
+        possible = []
+        for number in range(self.config.highest + 1):
+            other = GuessGame(self.config, number)
+            if [other._answer(guess) for guess in self.guesses] == answers:
+                possible.append(number)
         other = self.copy()
         other.number = rng.choice(possible)
         return other
@@ -66,10 +69,11 @@ class GuessGame(base.Game):
     def _answer(self, guess: str) -> str:
         if guess == base.SKIP:
             return "No number."
-        difference = int(guess) - self.number
-        return (
-            f"{guess} is {'too low' if difference < 0 else 'too high' if difference else 'right'}."
-        )
+        if int(guess) < self.number:
+            return f"{guess} is too low."
+        if int(guess) > self.number:
+            return f"{guess} is too high."
+        return f"{guess} is right."
 
 
 class Guess(base.Environment[ToyConfig]):
@@ -82,18 +86,27 @@ class Guess(base.Environment[ToyConfig]):
 
     def spec(self, config: ToyConfig) -> base.EnvSpec:
         return base.EnvSpec(
-            env="guess", preset=config.preset, hash=base.stable_hash("guess", config.highest), num_players=1,
-            roles=("guesser",), payoff="general", max_turns=4, return_range=(0.0, 1.0), bad_reply="skip",
+            env="guess",
+            preset=config.preset,
+            hash=base.stable_hash("guess", config.highest),
+            num_players=1,
+            roles=("guesser",),
+            payoff="general",
+            max_turns=4,
+            return_range=(0.0, 1.0),
+            bad_reply="skip",
             disjoint_splits=True,
-        )  # fmt: skip
+        )
 
     def system(self, config: ToyConfig, player: int) -> str:
         return f"Guess a whole number from 0 to {config.highest}."
 
     def reset(self, config: ToyConfig, *, split: str, seed: int) -> GuessGame:
         # Even numbers are for training, odd ones are held out.
-        half = 2 * base.draw("guess", split, seed, below=(config.highest + 1) // 2)
-        return GuessGame(config, half + split.startswith(("eval", "test")))
+        num_even = (config.highest + 1) // 2
+        even = 2 * base.draw("guess", split, seed, below=num_even)
+        is_held_out = split.startswith(("eval", "test"))
+        return GuessGame(config, even + 1 if is_held_out else even)
 
     def start_id(self, config: ToyConfig, *, split: str, seed: int) -> str:
         return str(self.reset(config, split=split, seed=seed).number)
@@ -103,23 +116,26 @@ class DilemmaGame(base.Game):
     """Three players choose at the same time, round after round; a bad reply ends the game."""
 
     def __init__(self, config: ToyConfig, prize: int) -> None:
-        self.config, self.prize = config, prize
+        self.config = config
+        self.prize = prize
         self.rounds: list[Mapping[int, str]] = []
 
     def to_act(self) -> tuple[int, ...]:
-        is_over = len(self.rounds) == self.config.rounds or any(
-            base.FORFEIT in one.values() for one in self.rounds
-        )
-        return () if is_over else (0, 1, 2)
+        if len(self.rounds) == self.config.rounds:
+            return ()
+        if self.rounds and base.FORFEIT in self.rounds[-1].values():
+            return ()
+        return (0, 1, 2)
 
     def message(self, player: int) -> str:
-        last = (
-            [self.rounds[-1][other] for other in range(3) if other != player] if self.rounds else []
-        )
+        last = []
+        if self.rounds:
+            last = [self.rounds[-1][other] for other in range(3) if other != player]
         return f"The prize is {self.prize}. The others chose {last or 'nothing yet'}."
 
     def state_message(self, player: int) -> str:
-        return f"The prize is {self.prize}. So far: {[sorted(one.items()) for one in self.rounds]}."
+        history = [sorted(actions.items()) for actions in self.rounds]
+        return f"The prize is {self.prize}. So far: {history}."
 
     def legal(self, player: int) -> tuple[str, ...]:
         return ("share", "take") if self.to_act() else ()
@@ -129,15 +145,15 @@ class DilemmaGame(base.Game):
 
     def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
         self.rounds.append(dict(actions))
-        takers = [player for player, action in actions.items() if action == "take"]
         if base.FORFEIT in actions.values():
-            return [
-                {"lost": -1.0} if actions[player] == base.FORFEIT else {} for player in range(3)
-            ]
-        winners = takers if len(takers) == 1 else () if takers else range(3)
-        return [
-            {"prize": self.prize / len(winners)} if player in winners else {} for player in range(3)
-        ]
+            return [{"lost": -1.0} if actions[who] == base.FORFEIT else {} for who in range(3)]
+        takers = [player for player, action in actions.items() if action == "take"]
+        if not takers:
+            share = {"prize": self.prize / 3}
+            return [share, share, share]
+        if len(takers) > 1:
+            return [{}, {}, {}]
+        return [{"prize": float(self.prize)} if player in takers else {} for player in range(3)]
 
     def result(self) -> Mapping[str, float]:
         return {"rounds": len(self.rounds)}
@@ -154,10 +170,16 @@ class Dilemma(base.Environment[ToyConfig]):
 
     def spec(self, config: ToyConfig) -> base.EnvSpec:
         return base.EnvSpec(
-            env="dilemma", preset=config.preset, hash=base.stable_hash("dilemma", config.rounds), num_players=3,
-            roles=("player",) * 3, payoff="general", max_turns=10, return_range=(-1.0, 6.0 * config.rounds),
+            env="dilemma",
+            preset=config.preset,
+            hash=base.stable_hash("dilemma", config.rounds),
+            num_players=3,
+            roles=("player",) * 3,
+            payoff="general",
+            max_turns=10,
+            return_range=(-1.0, 6.0 * config.rounds),
             bad_reply="forfeit",
-        )  # fmt: skip
+        )
 
     def system(self, config: ToyConfig, player: int) -> str:
         return "Reply share or take. A single taker gets the prize; without a taker it is divided."
@@ -169,4 +191,5 @@ class Dilemma(base.Environment[ToyConfig]):
         return str(self.reset(config, split=split, seed=seed).prize)
 
 
-GUESS, DILEMMA = Guess(), Dilemma()
+GUESS = Guess()
+DILEMMA = Dilemma()

@@ -1,8 +1,7 @@
 """Kuhn poker as an environment whose players remember the game; users have `kuhn_poker`.
 
 Source: Kuhn, "A Simplified Two-Person Poker" (1950). Three cards J < Q < K, one each, one chip each
-in the pot, one bet
-of one chip. With best play the first player loses 1/18 chip a game.
+in the pot, one bet of one chip. With best play the first player loses 1/18 chip per game.
 """
 
 import random
@@ -16,13 +15,17 @@ from hanabi_grpo.envs.replies import last_choice
 
 CARDS = "JQK"
 DEALS = tuple(permutations(CARDS, 2))  # of the first and the second player
-RULES = """You are the {role} player in a game of Kuhn poker. The deck is J, Q and K, from low to high. Each player \
-puts 1 chip into the pot and gets one card, which the other player does not see; the third card stays hidden.
-The first player checks or bets 1 chip. After a check the second player checks too, which ends the game, or bets. Who \
-faces a bet folds, which gives the pot to the other player, or calls with 1 chip. Else the higher card wins the pot.
+RULES = """\
+You are the {role} player in a game of Kuhn poker. The deck is J, Q and K, from low to high. Each \
+player puts 1 chip into the pot and gets one card, which the other player does not see; the third \
+card stays hidden.
+The first player checks or bets 1 chip. After a check the second player checks too, which ends the \
+game, or bets. Who faces a bet folds, which gives the pot to the other player, or calls with 1 \
+chip. Else the higher card wins the pot.
 End your reply with your action on a line of its own: check, bet, fold or call."""
 ROLES = ("first", "second")
-OPEN, FACING_BET = ("check", "bet"), ("fold", "call")
+OPEN = ("check", "bet")
+FACING_BET = ("fold", "call")
 
 
 class KuhnConfig(base.EnvConfig):
@@ -41,13 +44,14 @@ class KuhnGame(base.Game):
         self.actions: tuple[str, ...] = ()
 
     def to_act(self) -> tuple[int, ...]:
-        return () if self.actions[1:] and self.actions[-1] != "bet" else (len(self.actions) % 2,)
+        is_over = len(self.actions) > 1 and self.actions[-1] != "bet"
+        return () if is_over else (len(self.actions) % 2,)
 
     def message(self, player: int) -> str:
-        return self._told(player, max(len(self.actions) - 1, 0))
+        return self._message_from(player, max(len(self.actions) - 1, 0))
 
     def state_message(self, player: int) -> str:
-        return self._told(player, 0)
+        return self._message_from(player, 0)
 
     def view(self, player: int) -> KuhnView:
         return KuhnView(player, self.cards[player], self.actions)
@@ -61,14 +65,16 @@ class KuhnGame(base.Game):
 
     def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
         self.actions += tuple(actions.values())
-        return ({}, {}) if self.to_act() else ({"chips": self._chips()}, {"chips": -self._chips()})
+        if self.to_act():
+            return ({}, {})
+        chips = self._chips()
+        return ({"chips": chips}, {"chips": -chips})
 
     def result(self) -> Mapping[str, float]:
-        return (
-            {}
-            if self.to_act()
-            else {"first_chips": self._chips(), "showdown": float(self.actions[-1] != "fold")}
-        )
+        if self.to_act():
+            return {}
+        is_showdown = self.actions[-1] != "fold"
+        return {"first_chips": self._chips(), "showdown": float(is_showdown)}
 
     def hidden(self, player: int) -> Mapping[str, Any]:
         return {"opponent's card": self.cards[1 - player]}
@@ -79,39 +85,48 @@ class KuhnGame(base.Game):
         other.cards = (self.cards[0], card) if player == 0 else (card, self.cards[1])
         return other
 
-    def _told(self, player: int, start: int) -> str:
-        card = "" if start else f"Your card is {self.cards[player]}. "
-        told = [
-            f"The {ROLES[turn % 2]} player: {self.actions[turn]}. "
-            for turn in range(start, len(self.actions))
-        ]
-        choice = " or ".join(self.legal(player))
-        return card + "".join(told) + (f"Your action: {choice}?" if choice else "")
+    def _message_from(self, player: int, start: int) -> str:
+        """Say what happened from turn `start` on; from the first turn on also the card."""
+        message = ""
+        if start == 0:
+            message += f"Your card is {self.cards[player]}. "
+        for turn in range(start, len(self.actions)):
+            message += f"The {ROLES[turn % 2]} player: {self.actions[turn]}. "
+        legal = self.legal(player)
+        if legal:
+            message += f"Your action: {' or '.join(legal)}?"
+        return message
 
     def _chips(self) -> float:
         if self.actions[-1] == "fold":
             return 1.0 if len(self.actions) == 2 else -1.0
         stake = 2.0 if self.actions[-1] == "call" else 1.0
-        return stake if CARDS.index(self.cards[0]) > CARDS.index(self.cards[1]) else -stake
+        first_rank, second_rank = map(CARDS.index, self.cards)
+        return stake if first_rank > second_rank else -stake
 
 
 def equilibrium(alpha: float) -> base.Script:
-    """Return the Nash equilibrium in which the first player bluffs with this chance; `alpha` is
-    from 0 to 1/3.
+    """Return the Nash equilibrium in which the first player bluffs with chance `alpha`.
+
+    `alpha` is from 0 to 1/3.
     """
     bet = {0: {"J": alpha, "Q": 0.0, "K": 3 * alpha}, 1: {"J": 1 / 3, "Q": 0.0, "K": 1.0}}
     call = {0: {"J": 0.0, "Q": alpha + 1 / 3, "K": 1.0}, 1: {"J": 0.0, "Q": 1 / 3, "K": 1.0}}
 
     def choose(seen: base.Observation, rng: random.Random) -> str:
         view = seen.view()
-        table = call if view.actions[-1:] == ("bet",) else bet
-        return (FACING_BET if table is call else OPEN)[rng.random() < table[view.player][view.card]]
+        if view.actions[-1:] == ("bet",):
+            choices, chances = FACING_BET, call
+        else:
+            choices, chances = OPEN, bet
+        is_second_choice = rng.random() < chances[view.player][view.card]
+        return choices[is_second_choice]
 
     return base.Script(f"equilibrium-{alpha:g}", choose)
 
 
 class Kuhn(base.Environment[KuhnConfig]):
-    """Kuhn poker. Every split tasks all six tasks, so splits differ in their seeds alone."""
+    """Kuhn poker. Every split has all six deals, so splits differ in their seeds alone."""
 
     name = "kuhn"
     Config = KuhnConfig
@@ -143,10 +158,11 @@ class Kuhn(base.Environment[KuhnConfig]):
         return "".join(self.reset(config, split=split, seed=seed).cards)
 
     def metrics(self, config: KuhnConfig, episodes: Sequence[base.Episode]) -> dict[str, float]:
-        opened = [turn.action for one in episodes for turn in one.turns if turn.action in OPEN]
-        return super().metrics(config, episodes) | {
-            "bets": opened.count("bet") / max(len(opened), 1)
-        }
+        opened = []
+        for episode in episodes:
+            opened += [turn.action for turn in episode.turns if turn.action in OPEN]
+        bets = opened.count("bet") / max(len(opened), 1)
+        return {**super().metrics(config, episodes), "bets": bets}
 
     def render(self, config: KuhnConfig, episode: base.Episode) -> Iterator[base.Frame]:
         first, second = self.reset(config, split=episode.suite, seed=episode.seed).cards

@@ -1,8 +1,7 @@
-"""Run folders as a trainer leaves them, written without one: settings, rows, games and
-checkpoints.
-"""
+"""Run folders as a trainer leaves them, written without one: settings, rows, games, checkpoints."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +23,25 @@ SECRET = "a-key-that-no-file-may-hold"
 def scripted_games(
     script: str, *seeds: int, config: EnvConfig = LAPTOP, suite: str = "train", noise: float = 0.0
 ) -> list[Episode]:
-    """Return the games of a team of one script; with noise, of hint bots who err that often.
+    """Return games that scripts play.
 
-    A seed that is there twice has two games.
+    Args:
+        script: Who plays every seat.
+        seeds: A game for each; one that is there twice has two games.
+        config: The board.
+        suite: The split.
+        noise: Other than 0: hint bots who err that often play instead.
     """
-    one = rule_bot("hint-bot", noise) if noise else script
-    numbered = [(seed, seeds[:place].count(seed)) for place, seed in enumerate(seeds)]
-    policies = dict.fromkeys(
-        range(config.players), HANABI.policies[one]() if isinstance(one, str) else one
-    )
-    return [
-        play_scripts(Setup(HANABI, config).task(suite, seed), policies, number=game)
-        for seed, game in numbered
-    ]
+    policy = rule_bot("hint-bot", noise) if noise else HANABI.policies[script]()
+    policies = dict.fromkeys(range(config.players), policy)
+    setup = Setup(HANABI, config)
+    num_games: Counter[int] = Counter()
+    episodes = []
+    for seed in seeds:
+        task = setup.task(suite, seed)
+        episodes.append(play_scripts(task, policies, number=num_games[seed]))
+        num_games[seed] += 1
+    return episodes
 
 
 def tracked_run(
@@ -47,18 +52,25 @@ def tracked_run(
     games: bool = True,
     **variables: str,
 ) -> Path:
-    """Write a run of some steps, whose scores rise by 0.1 from 1.0, with a key in its settings."""
+    """Write a run of some steps, whose scores rise by 0.1 from 1.0, with a key in its settings.
+
+    Args:
+        folder: The run folder.
+        steps: Rows of metrics.
+        checkpoints: Steps that have one.
+        games: Whether the last step has recorded games.
+        variables: Settings by their environment variables.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    given = {
+    environ = {
         "MODEL": "models/tiny",
         "LORA_RANK": "8",
         "REPORT_TO": "wandb",
         "HANABI_API_KEY": SECRET,
         **variables,
+        "OUTPUT_DIR": str(folder),
     }
-    settings = settings_json(
-        load_settings({**given, "OUTPUT_DIR": str(folder)}, dotenv=folder / "none.env")
-    )
+    settings = settings_json(load_settings(environ, dotenv=folder / "none.env"))
     (folder / "settings.json").write_text(json.dumps(settings))
     for step in range(1, steps + 1):
         add_row(folder, step)
@@ -70,25 +82,26 @@ def tracked_run(
 
 
 def add_row(folder: Path, step: int, **figures: Any) -> None:
+    """Append a step's row to `metrics.jsonl`."""
     row = {
         "step": step,
         "seconds": 2.0 * step,
         "games": 16.0,
         "score/mean": 1.0 + 0.1 * (step - 1),
         "loss": None,
-    }
-    row |= {
         "illegal_per_game": 0.5,
         "player_0/reward": 1.0,
         "player_1/reward": 1.5,
         "time/push": 0.1,
-        **figures,
     }
+    row.update(figures)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
 
 
 def add_checkpoint(folder: Path, step: int) -> Path:
+    """Write `checkpoint-N` with an adapter for each player, and a trainer's state."""
+
     def fill(partial: Path) -> None:
         for name in PLAYERS:
             (partial / name).mkdir()

@@ -1,6 +1,4 @@
-"""A stand-in for W&B's service on loopback: its bad days, and one artifact for W&B's own
-library.
-"""
+"""A stand-in for W&B's service on loopback: its bad days, and one artifact for its own library."""
 
 import json
 import threading
@@ -16,13 +14,20 @@ from local_service import LocalService, QuietHandler, graphql_operation, served
 KEY = "0123456789abcdef" * 3
 """A key of the right length that nobody has."""
 HANG_SECONDS = 120.0
+"""How long a service that hangs keeps a connection."""
+TEAM = {"id": "e", "name": "team"}
+PROJECT = "hanabi"
 
 
 class Backend(LocalService):
     """Answers on a free port.
 
-    Attributes: mode: "good", a status such as "500", "no": a refusal with status 200, or "hang": no
-        answer at all. seen: Path of each request, or the GraphQL operation.
+    Attributes:
+        mode: "good"; a status such as "500"; "no", a refusal with status 200; or "hang", no answer
+            at all.
+        seen: Path of each request, or its GraphQL operation.
+        bodies: Body of each request.
+        stopping: Set at the end, so that nothing hangs any longer.
     """
 
     def __init__(self, mode: str) -> None:
@@ -58,26 +63,34 @@ class _Handler(QuietHandler):
             self.close_connection = True
             return
         if mode == "no":
-            return self.give_json(
-                {"errors": [{"message": "permission denied"}], "data": {"upsertBucket": None}}
-            )
+            self.give_json({**_error("permission denied"), "data": {"upsertBucket": None}})
+            return
         if mode != "good":
             text = "user is not logged in" if mode == "401" else "not today"
-            return self.give_json({"errors": [{"message": text}]}, int(mode))
-        variables = json.loads(body).get("variables") or {} if self.path == "/graphql" else {}
+            self.give_json(_error(text), int(mode))
+            return
+        variables = {}
+        if self.path == "/graphql":
+            variables = json.loads(body).get("variables") or {}
         self.give_json(self.server.answer(what, variables))
 
     def do_GET(self) -> None:
         content = self.server.file(self.path)
         if content is None:
-            return self.do_POST()
+            self.do_POST()
+            return
         self.server.seen.append(self.path)
         self.give(content)
 
     do_PUT = do_POST
 
 
+def _error(text: str) -> dict[str, Any]:
+    return {"errors": [{"message": text}]}
+
+
 def _good(what: str, variables: dict[str, Any]) -> Any:
+    """Answer a request of a run."""
     if what == "UpsertBucket":
         entity = {"id": "e", "name": variables.get("entity") or "team"}
         project = {"id": "p", "name": variables.get("project"), "entity": entity}
@@ -96,7 +109,9 @@ def _good(what: str, variables: dict[str, Any]) -> Any:
         return {"data": {"model": None}}
     if what == "CreateRunFiles":
         return {"data": {"createRunFiles": {"runID": "b", "uploadHeaders": [], "files": []}}}
-    return {} if what.startswith("/") else {"errors": [{"message": f"{what} is not known here"}]}
+    if what.startswith("/"):
+        return {}
+    return _error(f"{what} is not known here")
 
 
 @contextmanager
@@ -107,9 +122,6 @@ def backend(mode: str) -> Iterator[Backend]:
             yield server
         finally:
             server.stopping.set()
-
-
-TEAM, PROJECT = {"id": "e", "name": "team"}, "hanabi"
 
 
 class Store(Backend):
@@ -123,48 +135,48 @@ class Store(Backend):
         import wandb
 
         super().__init__("good")
-        self.folder, self.name, self.kind = folder, name, kind
+        self.folder = folder
+        self.name = name
+        self.kind = kind
         artifact = wandb.Artifact(name, type=kind)
         artifact.add_dir(str(folder), skip_cache=True, policy="immutable")
         artifact.finalize()
         self.manifest: dict[str, Any] = artifact.manifest.to_manifest_json()
         for entry in self.manifest["contents"].values():
             entry.pop("local_path", None)
-        self.digest, self.size = artifact.digest, artifact.size
+        self.digest = artifact.digest
+        self.size = artifact.size
 
     def answer(self, what: str, variables: dict[str, Any]) -> Any:
         if what.startswith("/"):
             return {}
+        answers = self._answers(variables)
+        if what not in answers:
+            return _error(f"{what} is not known here")
+        return {"data": answers[what]}
+
+    def _answers(self, variables: dict[str, Any]) -> dict[str, Any]:
+        """Return what each GraphQL operation is answered."""
         viewer = {"id": "u", "username": "me", "entity": "team", "email": "", "flags": "{}"}
-        found = variables.get("name") in (
-            f"{self.name}:{alias}" for alias in ("best", "v3", "latest")
-        )
-        member = self._membership() if found and variables.get("project") == PROJECT else None
-        nodes = [
-            {"node": {"__typename": "File", "name": name, "directUrl": f"{self.url}/files/{name}"}}
-            for name in self.manifest["contents"]
-        ]
-        files = {
-            "artifactMembership": {
-                "files": {"pageInfo": {"hasNextPage": False, "endCursor": None}, "edges": nodes}
-            }
-        }
+        names = [f"{self.name}:{alias}" for alias in ("best", "v3", "latest")]
+        member = None
+        if variables.get("name") in names and variables.get("project") == PROJECT:
+            member = self._membership()
+        edges = []
+        for name in self.manifest["contents"]:
+            url = f"{self.url}/files/{name}"
+            edges.append({"node": {"__typename": "File", "name": name, "directUrl": url}})
+        files = {"pageInfo": {"hasNextPage": False, "endCursor": None}, "edges": edges}
+        collection = {"__typename": "ArtifactSequence", "artifactMembership": {"files": files}}
         manifest = {"id": "m", "file": {"id": "f", "directUrl": f"{self.url}/manifest"}}
-        known = {
+        return {
             "Viewer": {"viewer": viewer},
             "GetDefaultEntity": {"viewer": viewer},
             "ServerFeaturesQuery": {"serverInfo": {"features": []}},
             "ArtifactMembershipByName": {"project": {"artifactCollectionMembership": member}},
             "FetchArtifactManifest": {"artifact": {"currentManifest": manifest}},
-            "GetArtifactMembershipFileUrls": {
-                "project": {"artifactCollection": {"__typename": "ArtifactSequence", **files}}
-            },
+            "GetArtifactMembershipFileUrls": {"project": {"artifactCollection": collection}},
         }
-        return (
-            {"data": known[what]}
-            if what in known
-            else {"errors": [{"message": f"{what} is not known here"}]}
-        )
 
     def file(self, path: str) -> bytes:
         if path == "/manifest":
@@ -201,10 +213,9 @@ class Store(Backend):
             "updatedAt": None,
             "aliases": [],
         }
-        aliases = [
-            {"__typename": "ArtifactAlias", "id": alias, "alias": alias}
-            for alias in ("best", "latest")
-        ]
+        aliases = []
+        for alias in ("best", "latest"):
+            aliases.append({"__typename": "ArtifactAlias", "id": alias, "alias": alias})
         return {
             "__typename": "ArtifactCollectionMembership",
             "id": "x",

@@ -15,7 +15,7 @@ trap 'rm -rf "$made"' EXIT
 mkdir -p docs/samples docs/pages
 hanabi-grpo collect focus-bot --preset full --tasks 6 --out "$made/focus-bot"
 hanabi-grpo view "$made/focus-bot" --html docs/samples/replay.html
-hanabi-grpo view tests/data/version-0.1/run --html docs/samples/replay-trained.html
+hanabi-grpo view tests/data/version-0.2/run --html docs/samples/replay-trained.html
 hanabi-grpo cross-play hint-bot iggi piers outer focus-bot --preset full --tasks 200 --out "$made/cross-play"
 cp "$made/cross-play/cross_play.html" docs/samples/cross-play.html
 python tools/browser.py "$made/cross-play/heat_map.png" docs/pages/heat-map.png
@@ -24,7 +24,7 @@ picture() { python tools/browser.py "docs/samples/$1.html" "docs/pages/$2.png" "
 phone=(--width 390 --height 844)
 picture replay replay --at '#game=1&turn=20'
 picture replay replay-phone --at '#game=1&turn=20' "${phone[@]}" --dark
-picture replay-trained replay-trained --height 520 --at '#game=3&turn=1'
+picture replay-trained replay-trained --height 520 --at '#game=1&turn=1'
 picture cross-play cross-play --height 860
 picture cross-play cross-play-phone "${phone[@]}" --dark
 if [ -n "$run" ]; then

@@ -7,15 +7,17 @@ from typing import Any
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.replies import last_choice
 
+KEEPER = 0
+CAPTAIN = 1
 LIGHTS = ("red", "green", "white")
 HARBOURS = ("north", "east", "south")
 SYSTEM = (
     "You keep the lighthouse. One harbour is safe, and only you know which: north, east or south. "
-    "Show one light, "
-    "which the captain sees. End your reply with it on a line of its own: red, green or white.",
+    "Show one light, which the captain sees. End your reply with it on a line of its own: red, "
+    "green or white.",
     "You are the captain. One harbour is safe: north, east or south. The keeper of the lighthouse "
-    "knows which and "
-    "shows you a light. End your reply with the harbour that you sail to, on a line of its own.",
+    "knows which and shows you a light. End your reply with the harbour that you sail to, on a "
+    "line of its own.",
 )
 
 
@@ -24,42 +26,56 @@ class LighthouseConfig(base.EnvConfig):
 
     preset: str = "lighthouse"
     reward_safe: float = 1.0
+    """Reward of both players when the captain reaches the safe harbour."""
 
 
 class LighthouseGame(base.Game):
     """The keeper shows a light, then the captain sails."""
 
     def __init__(self, config: LighthouseConfig, safe: str) -> None:
-        self.config, self.safe = config, safe
-        self.actions: list[str] = []
+        self.config = config
+        self.safe = safe
+        self.light: str | None = None
+        self.destination: str | None = None
 
     def to_act(self) -> tuple[int, ...]:
-        return (len(self.actions),) if len(self.actions) < 2 else ()
+        if self.light is None:
+            return (KEEPER,)
+        if self.destination is None:
+            return (CAPTAIN,)
+        return ()
 
     def state_message(self, player: int) -> str:
-        if player == 0:
+        if player == KEEPER:
             return f"The safe harbour is {self.safe}. Which light?"
-        return f"The light is {self.actions[0] if self.actions else 'still off'}. Which harbour?"
+        return f"The light is {self.light or 'still off'}. Which harbour?"
 
     def view(self, player: int) -> str | None:
-        return self.safe if player == 0 else next(iter(self.actions), None)
+        return self.safe if player == KEEPER else self.light
 
     def legal(self, player: int) -> tuple[str, ...]:
-        return (LIGHTS, HARBOURS)[player] if player in self.to_act() else ()
+        if player not in self.to_act():
+            return ()
+        return LIGHTS if player == KEEPER else HARBOURS
 
     def parse(self, player: int, reply: str) -> str | None:
         return last_choice(reply, LIGHTS + HARBOURS)
 
     def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
-        self.actions += actions.values()
-        is_safe = self.actions[-1] == self.safe
-        return [{"safe": self.config.reward_safe} if is_safe else {}] * 2
+        if self.light is None:
+            self.light = actions[KEEPER]
+            return [{}, {}]
+        self.destination = actions[CAPTAIN]
+        if self.destination != self.safe:
+            return [{}, {}]
+        reward = {"safe": self.config.reward_safe}
+        return [reward, reward]
 
     def result(self) -> Mapping[str, float]:
-        return {"safe": float(self.actions[-1:] == [self.safe])}
+        return {"safe": float(self.destination == self.safe)}
 
     def hidden(self, player: int) -> Mapping[str, Any]:
-        return {} if player == 0 else {"safe harbour": self.safe}
+        return {} if player == KEEPER else {"safe harbour": self.safe}
 
     def resampled(self, player: int, rng: random.Random) -> "LighthouseGame":
         other = self.copy()
@@ -69,7 +85,7 @@ class LighthouseGame(base.Game):
 
 def by_the_book(seen: base.Observation, rng: random.Random) -> str:
     """Use the convention red: north, green: east, white: south."""
-    if seen.player == 0:
+    if seen.player == KEEPER:
         return LIGHTS[HARBOURS.index(seen.view())]
     return HARBOURS[LIGHTS.index(seen.view())]
 
@@ -101,9 +117,8 @@ class Lighthouse(base.Environment[LighthouseConfig]):
         return SYSTEM[player]
 
     def reset(self, config: LighthouseConfig, *, split: str, seed: int) -> LighthouseGame:
-        return LighthouseGame(
-            config, HARBOURS[base.draw("lighthouse", split, seed, below=len(HARBOURS))]
-        )
+        number = base.draw("lighthouse", split, seed, below=len(HARBOURS))
+        return LighthouseGame(config, HARBOURS[number])
 
     def start_id(self, config: LighthouseConfig, *, split: str, seed: int) -> str:
         return self.reset(config, split=split, seed=seed).safe

@@ -1,13 +1,14 @@
-"""Play Hanabi and Kuhn poker through verifiers with a scripted model, an OpenAI chat server of this
-process.
+"""Play Hanabi and Kuhn poker through verifiers with a scripted model.
 
-`python play_scripted.py`, where hanabi-grpo-verifiers is installed. It replies as a script of the
-environment does in the same game played here; an AssertionError says that another one was played.
+The model is an OpenAI chat server in this process: `python play_scripted.py`, where
+hanabi-grpo-verifiers is installed. It replies as a script of the environment does in the same game
+played here; an AssertionError says that another one was played.
 """
 
 import asyncio
 import json
 import threading
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -18,17 +19,36 @@ from verifiers.v1.utils.loaders import load_environment
 
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.referee import Referee, play_scripts
-from hanabi_grpo.types import Episode
+from hanabi_grpo.types import Episode, player_names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptedGame:
+    """A game to play."""
+
+    env: str
+    preset: str
+    script: str
+    """The script whose replies the model gives."""
+    seats: dict[str, str] = field(default_factory=dict)
+    """Seats that scripts take in verifiers, which has no agent for them."""
+
+    @property
+    def env_config(self) -> dict[str, Any]:
+        """The config as in a dataset row."""
+        return {"preset": self.preset}
+
 
 GAMES = (
-    ("hanabi", {"preset": "laptop"}, "iggi", {}),
-    ("kuhn_poker", {"preset": "kuhn_poker"}, "random", {"player_1": "random"}),
+    ScriptedGame(env="hanabi", preset="laptop", script="iggi"),
+    ScriptedGame(
+        env="kuhn_poker", preset="kuhn_poker", script="random", seats={"player_1": "random"}
+    ),
 )
-"""Environment, config, the script whose replies the model gives, and the seats that verifiers has
-no agent for.
-"""
 ANSWERS: dict[str, str] = {}
-"""What is replied to a message, from the same game played here."""
+"""Per message the reply to it, from the same game played here."""
+TOLERANCE = 1e-9
+"""Difference of two sums of rewards that counts as none."""
 
 
 class Chat(BaseHTTPRequestHandler):
@@ -36,26 +56,28 @@ class Chat(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Answer one request."""
-        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        content = asked["messages"][-1]["content"]
+        length = int(self.headers["content-length"])
+        request = json.loads(self.rfile.read(length))
+        content = request["messages"][-1]["content"]
         text = content if isinstance(content, str) else "".join(part["text"] for part in content)
         chunk = {
             "id": "x",
             "object": "chat.completion.chunk",
             "created": 0,
-            "model": asked["model"],
+            "model": request["model"],
         }
-        piece = {
+        choice = {
             "index": 0,
             "finish_reason": "stop",
             "delta": {"role": "assistant", "content": ANSWERS[text]},
         }
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
         events = [
-            json.dumps({**chunk, "choices": [piece]}),
+            json.dumps({**chunk, "choices": [choice]}),
             json.dumps({**chunk, "choices": [], "usage": usage}),
+            "[DONE]",
         ]
-        body = "".join(f"data: {event}\n\n" for event in (*events, "[DONE]")).encode()
+        body = "".join(f"data: {event}\n\n" for event in events).encode()
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
         self.send_header("content-length", str(len(body)))
@@ -66,11 +88,11 @@ class Chat(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-def play_here(env: str, config: dict[str, Any], script: str) -> Episode:
-    """Play the game by a script in every seat, and note what it replied to what."""
-    setup = registry.setup(env, config)
+def play_here(game: ScriptedGame) -> Episode:
+    """Play the game by its script in every seat, and note what it replied to what."""
+    setup = registry.setup(game.env, game.env_config)
     task = setup.task("train", 0)
-    policy = setup.environment.policies[script]()
+    policy = setup.environment.policies[game.script]()
     episode = play_scripts(task, dict.fromkeys(range(setup.spec.num_players), policy))
     referee = Referee(task)
     for turn in episode.turns:
@@ -82,33 +104,49 @@ def play_here(env: str, config: dict[str, Any], script: str) -> Episode:
 async def main(port: int) -> None:
     """Play each game and compare."""
     client = EvalClientConfig(base_url=f"http://127.0.0.1:{port}/v1", api_key_var="NO_KEY")
-    for env, row, script, scripts in GAMES:
-        here = play_here(env, row, script)
-        taskset = {"id": "hanabi-grpo-verifiers", "env": env, "env_config": row, "starts": 1}
-        games = load_environment(
-            GameEnvConfig.model_validate({"taskset": taskset, "scripts": scripts})
-        )
-        async with games.serving():
-            [task] = list(games.taskset)
-            episode = await games.run_episode(task, ModelContext("scripted", client, vf.Sampling()))
-        assert episode.ok, [*episode.errors, *(trace.errors for trace in episode.traces)]
-        agents = [player for player in range(here.num_players) if f"player_{player}" not in scripts]
-        traces = {trace.agent.name: trace for trace in episode.traces}
-        assert sorted(traces) == [f"player_{player}" for player in agents]
-        for player in agents:
-            trace = traces[f"player_{player}"]
-            assert trace.num_turns == sum(turn.player == player for turn in here.turns), (
-                trace.num_turns
-            )
-            assert abs(trace.reward - here.reward(player)) < 1e-9, (
-                trace.rewards,
-                here.reward(player),
-            )
-        shown = {
-            name: {part: reward.score for part, reward in trace.rewards.items()}
-            for name, trace in traces.items()
+    for game in GAMES:
+        here = play_here(game)
+        config = {
+            "taskset": {
+                "id": "hanabi-grpo-verifiers",
+                "env": game.env,
+                "env_config": game.env_config,
+                "starts": 1,
+            },
+            "scripts": game.seats,
         }
-        print(f"{env}: {len(here.turns)} turns, {here.status}, rewards {shown}")
+        environment = load_environment(GameEnvConfig.model_validate(config))
+        async with environment.serving():
+            [task] = list(environment.taskset)
+            context = ModelContext("scripted", client, vf.Sampling())
+            episode = await environment.run_episode(task, context)
+        assert episode.ok, [*episode.errors, *(trace.errors for trace in episode.traces)]
+        traces = {trace.agent.name: trace for trace in episode.traces}
+        check(here, game, traces)
+        rewards = {}
+        for name, trace in traces.items():
+            rewards[name] = {part: reward.score for part, reward in trace.rewards.items()}
+        print(f"{game.env}: {len(here.turns)} turns, {here.status}, rewards {rewards}")
+
+
+def check(here: Episode, game: ScriptedGame, traces: dict[str, Any]) -> None:
+    """Compare the traces of the agents with the game that was played here.
+
+    Args:
+        here: The game played here.
+        game: Which game it is.
+        traces: What verifiers recorded, by the agent's name.
+    """
+    agents = []
+    for player, name in enumerate(player_names(here.num_players)):
+        if name not in game.seats:
+            agents.append((player, name))
+    assert sorted(traces) == [name for _, name in agents]
+    for player, name in agents:
+        trace = traces[name]
+        assert trace.num_turns == len(here.trajectory(player)), trace.num_turns
+        reward = here.reward(player)
+        assert abs(trace.reward - reward) < TOLERANCE, (trace.rewards, reward)
 
 
 if __name__ == "__main__":

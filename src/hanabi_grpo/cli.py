@@ -1,5 +1,6 @@
-"""The command line: `hanabi-grpo COMMAND`. A command's module is imported when it is called, or for
-the list of all.
+"""The command line: `hanabi-grpo COMMAND`.
+
+The module of a command is imported when the command is called, or when all of them are listed.
 """
 
 import gc
@@ -15,8 +16,8 @@ from hanabi_grpo import __version__
 from hanabi_grpo.errors import HanabiGrpoError
 
 if multiprocessing.parent_process() is not None:
-    # vLLM's engine core, which imports the server's main module first: as `processes.importing`
-    # does there. The plugin turns it on again.
+    # This is vLLM's engine core, which imports the server's main module first. Garbage collection
+    # stays off during imports, as in `processes.importing`; our plugin of vLLM turns it on again.
     gc.disable()
 
 GROUPS = {
@@ -26,30 +27,37 @@ GROUPS = {
     "Look": ("watch", "view", "report"),
     "Share": ("export", "openenv"),
 }
-"""Commands by what people want, in the order of --help. Their functions are in the module of their
-name.
+"""Commands by what people want, in the order of --help.
+
+The function of a command is in the module of its name.
 """
 _PANELS = {name: panel for panel, names in GROUPS.items() for name in names}
+"""The group of every command."""
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""Of commands that hand unknown options on to vLLM or ms-swift."""
+_TAKE_EXTRA_OPTIONS = ("serve", "train")
+_REFUSED = 2
+"""Exit code of a command that ends with an error of this package."""
 
 
 class Group(TyperGroup):
-    """Turns the package's own errors into a message and exit code 2; any other error keeps its
-    traceback.
+    """Turns errors of this package into a message and exit code 2.
+
+    Any other error keeps its traceback.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Answer --version, and take -h for --help."""
-        # Here and not as an option of each command: also those that pass options on must not start
-        # anything.
+        """Answer --version, and accept -h for --help."""
+        # Not an option of each command: the commands that pass options on must not start anything.
         if "--version" in args:
             print(f"hanabi-grpo {__version__}")
             raise typer.Exit
-        # Only as a word of its own: vLLM has options such as -dph.
-        return super().parse_args(ctx, ["--help" if word == "-h" else word for word in args])
+        # Only as an argument of its own: vLLM has options such as -dph.
+        expanded = ["--help" if arg == "-h" else arg for arg in args]
+        return super().parse_args(ctx, expanded)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; an error of the package ends it with exit code 2."""
+        """Run a command; an error of this package ends it with exit code 2."""
         try:
             return super().invoke(ctx)
         except HanabiGrpoError as error:
@@ -57,11 +65,11 @@ class Group(TyperGroup):
 
             console = Console(stderr=True, highlight=False, emoji=False)
             console.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
-            raise typer.Exit(2) from error
+            raise typer.Exit(_REFUSED) from error
 
 
 class _Commands(Group):
-    """The commands of `GROUPS`."""
+    """The commands of `GROUPS`, each imported when it is asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(_PANELS)
@@ -74,11 +82,15 @@ class _Commands(Group):
 
 def _load(name: str) -> Any:
     """Return one command, made from the module of its name."""
-    word = name.replace("-", "_")
-    function = getattr(import_module(f"hanabi_grpo.commands.{word}"), word)
-    passes = _PASS_ON if name in ("serve", "train") else None
+    identifier = name.replace("-", "_")
+    module = import_module(f"hanabi_grpo.commands.{identifier}")
+    function = getattr(module, identifier)
+    context_settings = _PASS_ON if name in _TAKE_EXTRA_OPTIONS else None
     single = typer.Typer(rich_markup_mode=None, add_completion=False)
-    single.command(name, context_settings=passes, rich_help_panel=_PANELS[name])(function)
+    register = single.command(
+        name, context_settings=context_settings, rich_help_panel=_PANELS[name]
+    )
+    register(function)
     return typer.main.get_command(single)
 
 
@@ -92,18 +104,17 @@ app = typer.Typer(
     no_args_is_help=True,
     # A rich traceback prints local variables, and with them keys and tokens.
     pretty_exceptions_enable=False,
-    help="Train teams of language models with GRPO. Settings are environment variables: "
-    "hanabi-grpo settings. "
-    "-h and --version work behind every command.",
+    help="Train teams of language models with GRPO. All settings are environment variables; "
+    "`hanabi-grpo settings` lists them. Every command takes -h and --version.",
 )
 
 
 @app.callback()
 def _root() -> None:
     """Make `app` a group, whose commands `_Commands` finds."""
-    # Before torch is loaded, for every process that a command starts. Threads that spin while they
-    # wait make a trainer ten times slower as soon as one of its cores is wanted by somebody else:
-    # the server, a test, an editor.
+    # Set before torch is loaded, for every process that a command starts. Threads that spin while
+    # they wait make a trainer ten times slower as soon as another program, be it the server, a test
+    # or an editor, wants one of its cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 

@@ -9,38 +9,43 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
 
-_SHOWN = 80
+_MAX_SHOWN = 80
+"""Characters of a value that a message quotes at most."""
 
 
 def shown(value: object) -> str:
-    """Return a value as a message quotes it, at most 80 characters; of a huge one only the
-    beginning is looked at.
+    """Return a value as a message quotes it, at most 80 characters.
+
+    Of a huge value only the beginning is looked at.
 
     Example:
         shown("x" * 10**8) == "'" + "x" * 79
     """
-    return f"{_beginning(value, _SHOWN)!r:.{_SHOWN}}"
+    return repr(_beginning(value, _MAX_SHOWN))[:_MAX_SHOWN]
 
 
 def _beginning(value: Any, size: int) -> Any:
+    """Return the part of a value whose text is likely to fill `size` characters."""
     # Each level shows half as many items, so that deep nesting stays small too.
     if isinstance(value, str | bytes):
-        return value[:_SHOWN]
+        return value[:_MAX_SHOWN]
     if isinstance(value, Mapping):
-        return {
-            _beginning(key, size): _beginning(item, size // 2)
-            for key, item in islice(value.items(), size // 4)
-        }
+        beginning = {}
+        for key, item in islice(value.items(), size // 4):
+            beginning[_beginning(key, size)] = _beginning(item, size // 2)
+        return beginning
     if isinstance(value, list | tuple):
-        start = [_beginning(item, size // 2) for item in islice(value, size // 3)]
-        return tuple(start) if isinstance(value, tuple) else start
+        items = [_beginning(item, size // 2) for item in islice(value, size // 3)]
+        return tuple(items) if isinstance(value, tuple) else items
     return value
 
 
-def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """Return "did you mean 'laptop'? " for a misspelt word, "" where nothing known is near."""
-    close = difflib.get_close_matches(str(word), known, n=1)
-    return f"did you mean {close[0]!r}? " if close else ""
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Return "did you mean 'laptop'? " for a misspelt name, "" where nothing known is near."""
+    close = difflib.get_close_matches(str(name), known, n=1)
+    if not close:
+        return ""
+    return f"did you mean {close[0]!r}? "
 
 
 class HanabiGrpoError(Exception):
@@ -68,8 +73,9 @@ class ServerError(HanabiGrpoError, ConnectionError):
 
 
 class ServerGoneError(ServerError):
-    """The rollout server was not reached, hung up or did not answer in time; asking again later may
-    succeed.
+    """The rollout server was not reached, closed the connection or did not answer in time.
+
+    Asking again later may succeed.
     """
 
 
@@ -78,8 +84,9 @@ class PartnerError(ServerError):
 
 
 class PartnerDownError(PartnerError):
-    """A model behind a URL gave none again and again, or its budget is used up; the whole request
-    ends.
+    """A model behind a URL failed again and again, or its budget is used up.
+
+    The whole request ends.
     """
 
 
@@ -92,8 +99,9 @@ class VersionError(HanabiGrpoError, LookupError):
 
 
 class BusyError(VersionError):
-    """What the server cannot do now because others use what it needs; the same request succeeds
-    when they are done.
+    """What the server cannot do now because others use what it needs.
+
+    The same request succeeds when they are done.
     """
 
 

@@ -1,6 +1,4 @@
-"""Log lines of this package: to the terminal, to the run folder, and across to the other
-process.
-"""
+"""Log lines of this package: to the terminal, to the run folder, and to the other process."""
 
 import logging
 import sys
@@ -11,8 +9,9 @@ _FORMAT = logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S")
 
 
 class LineRing(logging.Handler):
-    """Keeps the newest log lines, numbered from 0, so that a trainer can copy them into its run
-    folder.
+    """Keeps the newest log lines, so that a trainer can copy them into its run folder.
+
+    Lines are numbered from 0.
     """
 
     def __init__(self, size: int = 5000) -> None:
@@ -28,14 +27,20 @@ class LineRing(logging.Handler):
 
     def since(self, number: int) -> tuple[int, list[str]]:
         """Return (the number of the next line to come, the kept lines from `number` on)."""
-        first = self._count - len(self._lines)
-        return self._count, list(self._lines)[max(number - first, 0) :]
+        oldest = self._count - len(self._lines)
+        num_skipped = max(number - oldest, 0)
+        lines = list(self._lines)
+        return self._count, lines[num_skipped:]
 
 
 def set_up_logging(*, file: Path | None = None, ring: LineRing | None = None) -> None:
     """Send this package's log lines to the terminal, and to a file or a ring as well.
 
     The root logger is left to the libraries, several of which reconfigure it.
+
+    Args:
+        file: Lines are appended to it.
+        ring: Keeps the newest lines in memory.
     """
     logger = logging.getLogger("hanabi_grpo")
     logger.setLevel(logging.INFO)

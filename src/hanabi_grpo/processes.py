@@ -1,5 +1,6 @@
-"""Processes that go when the one that started them goes, also by kill -9 (on Linux), and that start
-sooner.
+"""Processes that start sooner, and that end when the one that started them ends.
+
+The latter also after kill -9, on Linux.
 """
 
 import atexit
@@ -11,7 +12,9 @@ import sys
 from collections.abc import Iterator
 
 _PR_SET_PDEATHSIG = 1
+"""Number of the option in Linux's `prctl`."""
 _PR_SET_CHILD_SUBREAPER = 36
+"""Number of the option in Linux's `prctl`."""
 
 
 def die_with_parent(signum: signal.Signals) -> None:
@@ -26,10 +29,10 @@ def adopt_orphans() -> None:
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Import much without Python's garbage collector, which takes a quarter of the time and finds
-    nothing.
+    """Import much without Python's garbage collector.
 
-    What is there at the end stays out of later collections too.
+    It takes a quarter of the time and finds nothing. What is there at the end stays out of later
+    collections too.
     """
     gc.disable()
     try:
@@ -37,8 +40,8 @@ def importing() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
-        # At the end they go as always; some libraries complain of what is still there. Once,
-        # however often this ran.
+        # When the process ends everything is collected as always, since some libraries complain of
+        # objects that are still there. Registered once, however often this ran.
         atexit.unregister(gc.unfreeze)
         atexit.register(gc.unfreeze)
 

@@ -1,28 +1,38 @@
 """What a game leaves behind: replies, turns, trajectories and episodes.
 
 An *episode* is one game by all players. A *trajectory* is what one player saw and said in it. Token
-ids and logprobs travel with every reply, so that nothing is ever encoded a second time."""
+ids and logprobs travel with every reply, so that nothing is ever encoded a second time.
+"""
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 MAX_PLAYERS = 8
+"""Players that an environment can have at most."""
 SEEDS_APART = 2**32
-"""Distance of the first fresh tasks of two values of HANABI_TASK_SEED: as many a run has."""
+"""Distance of the first fresh tasks of two values of HANABI_TASK_SEED.
+
+So many tasks a run can have before it meets those of the next value."""
 
 
 def task_name(suite: str, seed: int) -> str:
-    """Return what logs call a task: "train 42:0" for the first of HANABI_TASK_SEED=42, "eval 5"
-    below `SEEDS_APART`.
+    """Return what logs call a task.
+
+    Example:
+        task_name("eval", 5) == "eval 5"
+        task_name("train", 42 * SEEDS_APART) == "train 42:0"  # the first of HANABI_TASK_SEED=42
     """
-    first, number = divmod(seed, SEEDS_APART)
-    return f"{suite} {first}:{number}" if first else f"{suite} {number}"
+    task_seed, number = divmod(seed, SEEDS_APART)
+    if task_seed:
+        return f"{suite} {task_seed}:{number}"
+    return f"{suite} {number}"
 
 
 def player_name(index: int) -> str:
-    """Return the one name that a seat has everywhere: env agent, adapter, LoRA, folder, metric
-    prefix.
+    """Return the one name that a seat has everywhere, e.g. "player_0".
+
+    It names the env's agent, the adapter, the LoRA, the folder and the prefix of metrics.
     """
     return f"player_{index}"
 
@@ -42,14 +52,12 @@ def adapter_of(player: str, adapters: Container[str]) -> str:
 
 
 REPLY_PARTS = frozenset({"illegal", "unparsable", "out_of_tokens", "length"})
-"""Reward parts that belong to a reply, whatever the game (`length` in old records); they go to who
-made it.
-"""
+"""Reward parts that belong to a reply, whatever the game; they go to the player who made it.
+
+`length` is only found in old records."""
 
 TURN_PARTS = REPLY_PARTS | {"later_rounds"}
-"""Those, and parts of a game in which a turn's later worth is counted already, see
-`envs.workflows`.
-"""
+"""`REPLY_PARTS`, and parts that already count a turn's later worth, see `envs.workflows`."""
 
 
 class ReplyKind(StrEnum):
@@ -81,11 +89,13 @@ class Reply:
     """What a policy answers on its turn. Scripted policies fill only `text`."""
 
     text: str
+    """All that was written, thoughts among it."""
     prompt: str = ""
     """The text that the player was shown on this turn."""
     prompt_ids: tuple[int, ...] = ()
     """Tokens that this turn added to the player's private conversation before the reply."""
     reply_ids: tuple[int, ...] = ()
+    """Tokens of the reply itself."""
     logprobs: tuple[float, ...] = ()
     """Of each id in `reply_ids`, in nats, under the distribution that was sampled from."""
     version: int | None = None
@@ -109,9 +119,10 @@ class Turn:
     """What was applied; it stands in place of a reply that was not legal."""
     kind: ReplyKind
     rewards: tuple[Mapping[str, float], ...]
-    """Per player of the game its named reward parts, e.g. ({"score": 1.0, "illegal": -0.5},
-    {"score": 1.0}). What a step pays a player stands in that player's turn of the step, or in the
-    step's last turn when it has none."""
+    """Per player of the game its named reward parts.
+
+    Example: ({"score": 1.0, "illegal": -0.5}, {"score": 1.0}). What a step pays a player stands in
+    that player's turn of the step, or in the step's last turn when it has none."""
     prompt_ids: tuple[int, ...] = ()
     reply_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
@@ -128,9 +139,19 @@ class Turn:
 class Episode:
     """One game by all players.
 
-    Example: Episode(env="hanabi", preset="laptop", spec_hash="9f3c…", num_players=2, suite="train",
-        seed=17, game=3, status=EpisodeStatus.FINISHED, result={"score": 3, "bombed": 0},
-        turns=(Turn(...), ...))
+    Example:
+        Episode(
+            env="hanabi",
+            preset="laptop",
+            spec_hash="9f3c…",
+            num_players=2,
+            suite="train",
+            seed=17,
+            game=3,
+            status=EpisodeStatus.FINISHED,
+            result={"score": 3, "bombed": 0},
+            turns=(Turn(...), ...),
+        )
     """
 
     env: str
@@ -139,20 +160,22 @@ class Episode:
     num_players: int
     suite: str
     seed: int
-    """(suite, seed) name the task; `game` is the number of this game within the task's group."""
+    """(suite, seed) name the task."""
     game: int = 0
+    """Number of this game within the task's group."""
     status: EpisodeStatus
     result: Mapping[str, float]
     """Figures of the game by name, see `envs.base.Game.result`."""
     turns: tuple[Turn, ...] = field(default=())
     seats: tuple[str, ...] = ()
-    """Who sat in each seat, see `refs`; empty in records that do not say."""
+    """Per seat the reference of its policy, see `settings.refs`; empty in records without it."""
     instance_id: str = ""
     """Which server process played it."""
 
     def trajectory(self, player: int) -> tuple[Turn, ...]:
-        """Return the turns of one player, oldest first; empty when the game ended before its
-        turn.
+        """Return the turns of one player, oldest first.
+
+        It is empty when the game ended before the player's first turn.
         """
         return tuple(turn for turn in self.turns if turn.player == player)
 
@@ -160,16 +183,27 @@ class Episode:
         """Return one player's undiscounted return, or the sum of the named parts only."""
         if not parts:
             return sum(turn.reward(player) for turn in self.turns)
-        return sum(turn.rewards[player].get(part, 0.0) for turn in self.turns for part in parts)
+        total = 0.0
+        for turn in self.turns:
+            rewards = turn.rewards[player]
+            for part in parts:
+                total += rewards.get(part, 0.0)
+        return total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DroppedGame:
-    """A game that was dropped: nothing of it enters a baseline, a loss or a figure except their
-    counts.
+    """A game that was dropped.
 
-    Example: DroppedGame(suite="train", seed=17, game=3, reason="NonFiniteError: player_0, turn 2:
-        logprob 0 …")
+    Nothing of it enters a baseline, a loss or a metric, except for the counts of dropped games.
+
+    Example:
+        DroppedGame(
+            suite="train",
+            seed=17,
+            game=3,
+            reason="NonFiniteError: player_0, turn 2: logprob 0 …",
+        )
     """
 
     suite: str
@@ -177,14 +211,20 @@ class DroppedGame:
     game: int
     """Number within the task's group, as in `Episode`."""
     reason: str
+    """Class and text of the error."""
 
 
-def is_trained(episode: Episode, player: int, own: Sequence[str]) -> bool:
-    """Tell whether a player's turns carry loss: its seat was held by the adapter that is trained,
-    at this version.
+def is_trained(episode: Episode, player: int, trained: Sequence[str]) -> bool:
+    """Tell whether a player's turns carry loss.
 
-    Args: episode: A record that does not name its seats is self-play. player: Number of the seat.
-        own: Per seat the word of the trained adapter at this version, see
-        `settings.partners.own_seats`.
+    They do when the adapter that is trained played the seat, at this version.
+
+    Args:
+        episode: The game; one that does not name its seats is self-play.
+        player: Number of the seat.
+        trained: Per seat the reference of the trained adapter at this version, see
+            `settings.partners`.
     """
-    return not episode.seats or episode.seats[player] == own[player]
+    if not episode.seats:
+        return True
+    return episode.seats[player] == trained[player]

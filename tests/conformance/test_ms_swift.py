@@ -4,7 +4,6 @@ expect.
 
 import inspect
 import logging
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +19,6 @@ from swift.arguments import RLHFArguments
 from swift.model import model_meta
 from swift.model.register import ModelLoader
 from swift.optimizers import OptimizerCallback, optimizers_map
-from swift.pipelines.train.rlhf import SwiftRLHF
 from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
 from swift.trainers import TrainerFactory
 from swift.trainers.mixin import SwiftMixin

@@ -1,7 +1,8 @@
 """Our game beside OpenSpiel's own, moved by the same words and compared after every move.
 
 OpenSpiel is driven here without the package's tables of numbers: moves and cards are matched by the
-strings that OpenSpiel prints, and what a player sees is read from `observation_string`."""
+strings that OpenSpiel prints, and what a player sees is read from `observation_string`.
+"""
 
 import re
 
@@ -30,12 +31,16 @@ def _card(text: str) -> Card:
 def _knowledge(text: str) -> Knowledge:
     """Read e.g. "XX|RY123" or "Y1|Y1": what hints named, then what is possible."""
     hinted, possible = text.split("|")
-    return Knowledge(
-        tuple(COLOR_LETTERS.index(letter) for letter in possible if letter in COLOR_LETTERS),
-        tuple(int(digit) - 1 for digit in possible if digit.isdigit()),
-        hinted[0] != "X",
-        hinted[1] != "X",
-    )
+    colors = []
+    ranks = []
+    for sign in possible:
+        if sign in COLOR_LETTERS:
+            colors.append(COLOR_LETTERS.index(sign))
+        elif sign.isdigit():
+            ranks.append(int(sign) - 1)
+    is_color_hinted = hinted[0] != "X"
+    is_rank_hinted = hinted[1] != "X"
+    return Knowledge(tuple(colors), tuple(ranks), is_color_hinted, is_rank_hinted)
 
 
 def _action(text: str, player: int, num_players: int) -> Action:
@@ -52,16 +57,27 @@ def _action(text: str, player: int, num_players: int) -> Action:
     return Action(f"hint_{kind}", target=target, value=number)
 
 
-def _task(state: pyspiel.State, cards: list[Card]) -> None:
+def _deal(state: pyspiel.State, cards: list[Card]) -> None:
+    """Deal the next cards in OpenSpiel's game until a player is to move."""
     while state.is_chance_node():
-        text = f"(Task {cards.pop(0)})"
-        numbers = [
-            number
-            for number, _ in state.chance_outcomes()
-            if state.action_to_string(number) == text
-        ]
-        assert len(numbers) == 1
-        state.apply_action(numbers[0])
+        text = f"(Deal {cards.pop(0)})"
+        outcomes = [number for number, _ in state.chance_outcomes()]
+        [number] = [number for number in outcomes if state.action_to_string(number) == text]
+        state.apply_action(number)
+
+
+def _hands(lines: list[str]) -> list[list[list[str]]]:
+    """Return per hand and card its text and its knowledge, the observer's own hand first."""
+    start = lines.index("Hands:") + 1
+    hands: list[list[list[str]]] = [[]]
+    for line in lines[start:]:
+        if line.startswith("Deck size"):
+            break
+        if line == "-----":
+            hands.append([])
+        elif line and line != "Cur player":
+            hands[-1].append(line.split(" || "))
+    return hands
 
 
 def _assert_view_matches(view: PlayerView, state: pyspiel.State) -> None:
@@ -74,12 +90,7 @@ def _assert_view_matches(view: PlayerView, state: pyspiel.State) -> None:
     assert list(enumerate(view.fireworks)) == stacks
     assert view.discards == tuple(_card(text) for text in fields["Discards"].split())
 
-    start, end = (
-        lines.index("Hands:") + 1,
-        next(i for i, line in enumerate(lines) if line.startswith("Deck size")),
-    )
-    blocks = "\n".join(line for line in lines[start:end] if line != "Cur player").split("-----")
-    hands = [[line.split(" || ") for line in block.split("\n") if line] for block in blocks]
+    hands = _hands(lines)
     assert len(hands) == view.num_players
     for offset, hand in enumerate(hands):
         seat = (view.player + offset) % view.num_players
@@ -103,7 +114,7 @@ def test_every_position_is_the_one_that_openspiel_shows(
     game = Game(spec, deck)
     state = pyspiel.load_game("hanabi", spec.openspiel_parameters).new_initial_state()
     cards = list(deck)
-    _task(state, cards)
+    _deal(state, cards)
     while True:
         for player in range(num_players):
             _assert_view_matches(game.view(player), state)
@@ -115,24 +126,25 @@ def test_every_position_is_the_one_that_openspiel_shows(
             break
         player = state.current_player()
         assert game.current_player == player
-        numbers = {
-            _action(state.action_to_string(n), player, num_players): n
-            for n in state.legal_actions()
-        }
-        assert game.legal_actions() == game.view(player).legal_actions == tuple(numbers)
-        assert all(
-            game.view(other).legal_actions == () for other in range(num_players) if other != player
-        )
+        numbers = {}
+        for number in state.legal_actions():
+            text = state.action_to_string(number)
+            numbers[_action(text, player, num_players)] = number
+        assert game.legal_actions() == tuple(numbers)
+        assert game.view(player).legal_actions == tuple(numbers)
+        for other in range(num_players):
+            assert other == player or game.view(other).legal_actions == ()
 
         action = random_move(game, rng, careful=careful)
-        turns_left, returns = game.view(0).turns_left, state.returns()[0]
+        turns_left = game.view(0).turns_left
+        returns = state.returns()[0]
         event = game.apply(action)
         state.apply_action(numbers[action])
         # Only here, before the next card is dealt, are these the rewards of the move.
         assert state.rewards()[0] == game.score - returns
         if action.kind == "play":
             assert event.scored == (state.rewards()[0] == 1)
-        _task(state, cards)
+        _deal(state, cards)
         if turns_left is not None:
             assert game.view(0).turns_left == (0 if game.is_over else turns_left - 1)
     view = game.view(0)

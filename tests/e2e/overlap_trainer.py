@@ -13,6 +13,7 @@ import scripted_trainer
 import torch
 
 from hanabi_grpo.client.answers import RolloutResult
+from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.training.link import GamesRequest, ServerLink
 from hanabi_grpo.training.main import main
 from hanabi_grpo.training.run import TrainingRun
@@ -46,9 +47,7 @@ def _set_weights(model: Any, version: int, player: str) -> None:
                 value.copy_(weights[name])
 
 
-def prepare(
-    link: Any, tasks: list[dict[str, Any]], names: tuple[str, ...], version: int
-) -> GamesRequest:
+def prepare(link: Any, tasks: list[TaskRow], names: tuple[str, ...], version: int) -> GamesRequest:
     """Play the games of a version; the request for them only takes time.
 
     They are played here, while the trainer's weights are those of the version.

@@ -17,11 +17,14 @@ from plans import read_plan
 from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
 from transformers import AutoTokenizer
 
+from hanabi_grpo.agents.conversation import Conversation
+from hanabi_grpo.agents.script import make_script
 from hanabi_grpo.client.answers import RolloutResult, bad_return
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Observation, Task
-from hanabi_grpo.rollout.chat import ChatFormat, Conversation
-from hanabi_grpo.rollout.loop import make_script, play_episode
+from hanabi_grpo.rollout.chat import ChatFormat
+from hanabi_grpo.rollout.dataset_rows import TaskRow
+from hanabi_grpo.rollout.loop import play_episode
 from hanabi_grpo.settings.partners import own_seats
 from hanabi_grpo.training import pipeline, policy
 from hanabi_grpo.training.link import ServerLink
@@ -134,9 +137,7 @@ def push(link: Any, model: Any, names: tuple[str, ...], version: int) -> None:
     link.model = model
 
 
-def play(
-    link: Any, tasks: list[dict[str, Any]], names: tuple[str, ...], version: int
-) -> RolloutResult:
+def play(link: Any, tasks: list[TaskRow], names: tuple[str, ...], version: int) -> RolloutResult:
     """Play the tasks of a step as a server would, with the faults of the plan.
 
     Args:
@@ -173,10 +174,10 @@ def play(
 
 
 def _play_group(
-    link: Any, row: dict[str, Any], names: tuple[str, ...], version: int, chat: ChatFormat
+    link: Any, row: TaskRow, names: tuple[str, ...], version: int, chat: ChatFormat
 ) -> list[Episode]:
-    setup = registry.setup(row["env"], row["env_config"])
-    task = setup.task(row["suite"], row["seed"])
+    setup = registry.setup(row.env, row.env_config)
+    task = setup.task(row.suite, row.seed)
     num_players = task.setup.spec.num_players
     players = [ScriptedPlayer(chat, version)] * num_players
     seats = own_seats(num_players, names, version, link.settings.swap_every)
@@ -198,10 +199,10 @@ def _with_a_reward_of_nan(episode: Episode) -> Episode:
     return dataclasses.replace(episode, turns=(first, *episode.turns[1:]))
 
 
-def _nothing_played(tasks: list[dict[str, Any]]) -> RolloutResult:
+def _nothing_played(tasks: list[TaskRow]) -> RolloutResult:
     dropped = []
     for row in tasks:
-        dropped.append(DroppedGame(suite="train", seed=row["seed"], game=0, reason="planted"))
+        dropped.append(DroppedGame(suite="train", seed=row.seed, game=0, reason="planted"))
     return RolloutResult(groups=[[] for _ in tasks], dropped=tuple(dropped))
 
 

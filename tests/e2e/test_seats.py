@@ -12,7 +12,7 @@ from safetensors.torch import load, save
 from server_calls import CONFIG, make_adapters, open_session
 
 from conftest_e2e import Server
-from hanabi_grpo.client.lineups import RemotePolicy
+from hanabi_grpo.agents.remote_server import RemotePlayer
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.environment import HANABI
@@ -71,11 +71,11 @@ def test_more_adapters_than_the_engine_has_room_for_play_on_and_give_the_same_re
     client: RolloutClient, adapter: tuple[bytes, dict[str, Any]]
 ) -> None:
     weights, config = adapter
-    first = client.lend(1, weights, config)
+    first = client.upload_guest(1, weights, config)
     before = turns_of(play_greedily(client, first, first))
     others = []
     for number in range(1, MAX_FROZEN + 3):
-        others.append(client.lend(1, scale_lora_b(weights, 1 + 0.2 * number), config))
+        others.append(client.upload_guest(1, scale_lora_b(weights, 1 + 0.2 * number), config))
     assert len({first, *others}) == MAX_FROZEN + 3
     assert len(client.identity()["frozen"]) == MAX_FROZEN
     newest = others[-8:]
@@ -85,7 +85,7 @@ def test_more_adapters_than_the_engine_has_room_for_play_on_and_give_the_same_re
     with pytest.raises(ServerError, match="upload it again"):
         play_greedily(client, first, "hint-bot")
     assert client.health()["games_played"] == games_played
-    assert client.lend(1, weights, config) == first
+    assert client.upload_guest(1, weights, config) == first
     assert turns_of(play_greedily(client, first, first)) == before, (
         "the same adapter gives other replies after its re-upload"
     )
@@ -95,7 +95,7 @@ def test_more_adapters_than_the_engine_has_room_for_play_on_and_give_the_same_re
 def test_a_guest_adapter_stays_while_a_trainer_pushes_its_own(
     server: Server, client: RolloutClient, adapter: tuple[bytes, dict[str, Any]]
 ) -> None:
-    guest = client.lend(5, *adapter)
+    guest = client.upload_guest(5, *adapter)
     before = turns_of(play_greedily(client, guest, guest))
     with RolloutClient(server.url) as trainer:
         open_session(trainer, server, "beside")
@@ -113,11 +113,11 @@ def test_a_guest_adapter_stays_while_a_trainer_pushes_its_own(
 def test_a_game_played_reply_by_reply_is_the_game_that_the_server_plays(
     client: RolloutClient, adapter: tuple[bytes, dict[str, Any]]
 ) -> None:
-    guest = client.lend(1, *adapter)
+    guest = client.upload_guest(1, *adapter)
     policies = []
     for name in (guest, "base"):
         policies.append(
-            RemotePolicy(client=client, name=name, max_tokens=MAX_TOKENS, temperature=0.0)
+            RemotePlayer(client=client, name=name, max_tokens=MAX_TOKENS, temperature=0.0)
         )
     episodes = play_episodes_sync(Setup(HANABI, CONFIG), policies, "eval", SEEDS)
     assert turns_of(episodes) == turns_of(play_greedily(client, guest, "base"))

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from hanabi_grpo.agents.served_model import ServedPlayer
 from hanabi_grpo.cli import app
 from hanabi_grpo.rollout.loop import Player
 from hanabi_grpo.rollout.messages import RequestedTask
-from hanabi_grpo.server.engine import Engine
-from hanabi_grpo.server.seats import ServedPlayer, Tables
+from hanabi_grpo.server.engine import VllmSampler
+from hanabi_grpo.server.seats import Tables
 from hanabi_grpo.settings.refs import is_frozen
 
 FAULTS = {
@@ -46,8 +47,8 @@ HUGE = 1e30
 FIRST_FIXED_NUMBER = 900
 """Ids of adapters that keep their name; ids of the server's own are smaller."""
 
-_real_load = Engine.load_adapter
-_real_unload = Engine.unload_adapter
+_real_load = VllmSampler.load_adapter
+_real_unload = VllmSampler.unload_adapter
 _real_seat = Tables.seat
 _first_uploads: dict[str, str] = {}
 """Copies of the uploads of version 0, by adapter."""
@@ -65,8 +66,8 @@ def planted_fault() -> str:
     return "none"
 
 
-async def load_adapter(engine: Engine, name: str, number: int, path: str) -> Any:
-    """Load an adapter with the planted fault; takes what `Engine.load_adapter` takes.
+async def load_adapter(engine: VllmSampler, name: str, number: int, path: str) -> Any:
+    """Load an adapter with the planted fault; takes what `VllmSampler.load_adapter` takes.
 
     Files are changed in copies: the store compares the upload's own files with their digests.
 
@@ -130,7 +131,7 @@ def _with_huge_values(path: str) -> str:
     return copy
 
 
-async def unload_adapter(engine: Engine, number: int) -> None:
+async def unload_adapter(engine: VllmSampler, number: int) -> None:
     """Unload an adapter, unless the planted fault still needs it."""
     if planted_fault() not in ("skipped", "cache"):
         await _real_unload(engine, number)
@@ -156,7 +157,7 @@ def seat_players(tables: Tables, task: RequestedTask) -> list[Player]:
 
 
 if __name__ == "__main__":
-    Engine.load_adapter = load_adapter
-    Engine.unload_adapter = unload_adapter
+    VllmSampler.load_adapter = load_adapter
+    VllmSampler.unload_adapter = unload_adapter
     Tables.seat = seat_players
     app(["serve"])

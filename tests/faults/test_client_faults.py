@@ -83,7 +83,7 @@ CALLS: dict[str, Call] = {
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tries follow each other faster, so that an injection can be repeated more often."""
-    monkeypatch.setattr(calls, "_PAUSE", 0.01)
+    monkeypatch.setattr(calls, "_PAUSE_SECONDS", 0.01)
 
 
 def _is_commit(call: str) -> bool:

@@ -116,7 +116,7 @@ def _upload_huge_adapter(server: Server) -> None:
     message = r"422: .*lora_B.weight' times lora_alpha / r \(125000\) is not finite"
     refusal = pytest.raises(ServerError, match=message)
     with RolloutClient(server.url) as client, refusal:
-        client.lend(1, weights, config)
+        client.upload_guest(1, weights, config)
 
 
 def test_a_run_among_guests_is_complete(

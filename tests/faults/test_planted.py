@@ -190,10 +190,10 @@ def test_an_adapter_whose_numbers_overflow_loses_its_own_games_and_nobody_elses(
     bad_weights, _ = adapter_for(server.model, 0.02, 0.02)
     config = {**PEFT_CONFIG, "target_modules": target_modules}
     with RolloutClient(server.url) as client:
-        good = client.lend(1, good_weights, config)
+        good = client.upload_guest(1, good_weights, config)
         replies_before = greedy_replies(server, good)
         planted.plant(OVERFLOW)
-        bad = client.lend(1, bad_weights, config)
+        bad = client.upload_guest(1, bad_weights, config)
         planted.plant("none")
     row = injection(
         "an adapter that overflows plays beside others",
@@ -207,7 +207,7 @@ def test_an_adapter_whose_numbers_overflow_loses_its_own_games_and_nobody_elses(
             overflowing = pool.submit(play, server, [bad, bad], first_seed=first_seed)
             beside = pool.submit(play, server, [good, "base"], first_seed=first_seed)
             beside_swapped = pool.submit(play, server, ["base", good], first_seed=first_seed)
-            message = r"none of the 64 games could be played.*is nan"
+            message = r"all 64 games failed.*is nan"
             with pytest.raises(ServerError, match=message):
                 overflowing.result()
             assert beside.result().dropped == ()

@@ -2,6 +2,7 @@
 
 import json
 import struct
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from hanabi_grpo.errors import AdapterError
 from hanabi_grpo.server.adapter_files import check_adapter, max_adapter_bytes
 from server_app import PEFT_CONFIG, RANK, SHAPES, adapter_bytes
 
-FIRST = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj"
+FIRST = f"{Q_PROJ}.lora_A.weight"
 UNREADABLE = "not a readable safetensors file"
 
 
@@ -20,52 +22,71 @@ def check(body: bytes, config: Any = PEFT_CONFIG, dtype: str = "float32") -> Non
     check_adapter(body, config, adapter="player_0", lora_rank=RANK, shapes=SHAPES, dtype=dtype)
 
 
-def refusal(body: bytes, config: Any = PEFT_CONFIG) -> str:
+def refusal(body: bytes, config: Any = PEFT_CONFIG, dtype: str = "float32") -> str:
+    """The message with which an upload is refused."""
     with pytest.raises(AdapterError) as caught:
-        check(body, config)
+        check(body, config, dtype)
     return str(caught.value)
 
 
+def with_config(**changes: Any) -> dict[str, Any]:
+    """The PEFT configuration with some changes."""
+    return {**PEFT_CONFIG, **changes}
+
+
+def header_length(body: bytes) -> int:
+    [length] = struct.unpack("<Q", body[:8])
+    return length
+
+
 def header_of(body: bytes) -> dict[str, Any]:
-    size = struct.unpack("<Q", body[:8])[0]
-    return json.loads(body[8 : 8 + size])
+    """The header of a safetensors file."""
+    return json.loads(body[8 : 8 + header_length(body)])
 
 
 def with_header(**entries: Any) -> bytes:
+    """A valid upload but for some entries of its header."""
     body = adapter_bytes()
-    text = json.dumps({**header_of(body), **entries}).encode()
-    return struct.pack("<Q", len(text)) + text + body[8 + struct.unpack("<Q", body[:8])[0] :]
+    header = {**header_of(body), **entries}
+    text = json.dumps(header).encode()
+    data = body[8 + header_length(body) :]
+    return struct.pack("<Q", len(text)) + text + data
 
 
-def edited(**fields: Any) -> bytes:
-    return with_header(**{FIRST: {**header_of(adapter_bytes())[FIRST], **fields}})
+def with_first_tensor(**fields: Any) -> bytes:
+    """A valid upload but for some fields of its first tensor's header."""
+    entry = header_of(adapter_bytes())[FIRST]
+    entry.update(fields)
+    return with_header(**{FIRST: entry})
 
 
-def test_three_number_formats_are_accepted_if_every_value_is_finite_and_others_are_refused_by_name() -> (
-    None
-):
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        check(adapter_bytes(dtype=dtype))
-        for value in ("nan", "inf", "-inf"):
-            assert "holds values that are not finite" in refusal(
-                adapter_bytes(float(value), dtype=dtype)
-            )
-    for dtype in (torch.float64, torch.int8, torch.bool, torch.float8_e4m3fn):
-        name = str(dtype).removeprefix("torch.")
-        expected = f"has dtype {name}; allowed are float32, bfloat16, float16."
-        assert expected in refusal(adapter_bytes(1.0, dtype=dtype))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_three_number_formats_are_accepted_if_every_value_is_finite(dtype: torch.dtype) -> None:
+    check(adapter_bytes(dtype=dtype))
+    for value in ("nan", "inf", "-inf"):
+        body = adapter_bytes(float(value), dtype=dtype)
+        assert "holds values that are not finite" in refusal(body)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int8, torch.bool, torch.float8_e4m3fn])
+def test_other_number_formats_are_refused_by_name(dtype: torch.dtype) -> None:
+    name = str(dtype).removeprefix("torch.")
+    expected = f"has dtype {name}; allowed are float32, bfloat16, float16."
+    assert expected in refusal(adapter_bytes(1.0, dtype=dtype))
 
 
 def test_the_largest_legal_upload_fits_the_limit_and_little_more_does() -> None:
     assert len(adapter_bytes()) <= max_adapter_bytes(SHAPES, RANK)
-    # 2 layers × 2 modules × rank 8 × (8 out + 6 in) × 4 bytes, 1 MiB of header, 8 bytes that say
-    # its length.
+    # 2 layers x 2 modules x rank 8 x (8 out + 6 in) x 4 bytes, 1 MiB of header, and 8 bytes for
+    # the header's length.
     assert max_adapter_bytes(SHAPES, RANK) == 4 * 8 * 14 * 4 + (1 << 20) + 8
 
 
 def test_a_malformed_file_is_refused_with_the_reason() -> None:
-    shared = header_of(adapter_bytes())[FIRST]["data_offsets"]
-    for body, problem in (
+    offsets = header_of(adapter_bytes())[FIRST]["data_offsets"]
+    other_name = FIRST.replace("q_proj", "v_proj")
+    overlapping = {"dtype": "F32", "shape": [8, 6], "data_offsets": offsets}
+    for body, reason in (
         (b"", UNREADABLE),
         (struct.pack("<Q", 2**63) + b"{}", UNREADABLE),
         (struct.pack("<Q", 3) + b"{}", UNREADABLE),
@@ -73,20 +94,23 @@ def test_a_malformed_file_is_refused_with_the_reason() -> None:
         (struct.pack("<Q", 30000) + b"[" * 30000, UNREADABLE),
         (adapter_bytes()[:-4], UNREADABLE),
         (adapter_bytes() + b"\x00", UNREADABLE),
-        (edited(dtype="F99"), UNREADABLE),
-        (edited(shape=[6, 8]), "has shape (6, 8), this model needs (8, 6)"),
-        (edited(data_offsets=[0, 2**60]), UNREADABLE),
-        (with_header(**{FIRST.replace("q_proj", "v_proj"): {"dtype": "F32", "shape": [8, 6], "data_offsets": shared}}),
-         UNREADABLE),
+        (with_first_tensor(dtype="F99"), UNREADABLE),
+        (with_first_tensor(shape=[6, 8]), "has shape (6, 8), this model needs (8, 6)"),
+        (with_first_tensor(data_offsets=[0, 2**60]), UNREADABLE),
+        (with_header(**{other_name: overlapping}), UNREADABLE),
         (save({"x" * 5000: torch.zeros(1)}), "1 tensors, the base model needs 8"),
-    ):  # fmt: skip
+    ):
         message = refusal(body)
-        assert problem in message and len(message) < 1000, body[:200]
+        assert reason in message, body[:200]
+        assert len(message) < 1000, body[:200]
+
+
+def test_a_file_may_have_metadata() -> None:
     check(with_header(__metadata__={"format": "pt"}))
 
 
 def test_a_configuration_that_is_no_plain_lora_is_refused() -> None:
-    for change, problem in (
+    for change, reason in (
         ({"lora_alpha": 0}, "lora_alpha=0"),
         ({"lora_alpha": float("nan")}, "lora_alpha=nan"),
         ({"lora_alpha": 1e300}, "lora_alpha=1e+300"),
@@ -102,64 +126,95 @@ def test_a_configuration_that_is_no_plain_lora_is_refused() -> None:
         ({"lora_dropout": 0.1}, "lora_dropout=0.1"),
         ({"use_dora": True}, "use_dora=True: Extra inputs are not permitted"),
     ):
-        assert problem in refusal(adapter_bytes(), {**PEFT_CONFIG, **change})
-    assert refusal(adapter_bytes(), {}).startswith(
-        "player_0: PEFT config: peft_type={}: Field required"
-    )
+        assert reason in refusal(adapter_bytes(), with_config(**change))
+
+
+def test_an_empty_configuration_is_refused_by_its_first_missing_field() -> None:
+    message = refusal(adapter_bytes(), {})
+    assert message.startswith("player_0: PEFT config: peft_type={}: Field required")
 
 
 def test_the_configurations_that_training_writes_are_accepted() -> None:
-    for change in (
-        {"use_rslora": True},
-        {"lora_alpha": 16.5},
-        {"target_modules": "all-linear"},
-        {"task_type": None},
+    for config in (
+        with_config(use_rslora=True),
+        with_config(lora_alpha=16.5),
+        with_config(target_modules="all-linear"),
+        with_config(target_modules=["layers.0.self_attn.q_proj", "v_proj", "q_proj"]),
+        with_config(task_type=None),
+        {"peft_type": "LORA", "r": RANK, "lora_alpha": 16, "target_modules": ["q_proj"]},
     ):
-        check(adapter_bytes(), {**PEFT_CONFIG, **change})
-    check(
-        adapter_bytes(),
-        {**PEFT_CONFIG, "target_modules": ["layers.0.self_attn.q_proj", "v_proj", "q_proj"]},
-    )
-    minimal = {
-        name: PEFT_CONFIG[name] for name in ("peft_type", "r", "lora_alpha", "target_modules")
-    }
-    check(adapter_bytes(), minimal)
+        check(adapter_bytes(), config)
 
 
-def test_values_whose_product_could_overflow_are_refused_by_the_tensors_name() -> None:
-    cases = (
-        # (A, B, alpha, served format, tensor, what is wrong with it); alpha / r is 125000 and 2.
-        (
-            0.0,
-            3e38,
-            1e6,
-            "float32",
-            "lora_B",
-            "times lora_alpha / r (125000) is not finite in float32",
+@dataclass(frozen=True, kw_only=True)
+class Overflow:
+    """An upload whose values are finite, but whose product may not be."""
+
+    a: float
+    """Every value of A."""
+    b: float
+    """Every value of B."""
+    alpha: float = 16
+    """The rank is 8, so alpha / r is 2 unless another is given."""
+    dtype: str
+    """What the engine holds adapters in."""
+    tensor: str
+    """Which one the message names."""
+    reason: str
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Overflow(
+            a=0.0,
+            b=3e38,
+            alpha=1e6,
+            dtype="float32",
+            tensor="lora_B",
+            reason="times lora_alpha / r (125000) is not finite in float32",
         ),
-        (1e5, 0.0, 16, "float16", "lora_A", "is not finite in float16"),
-        (0.0, 4e4, 16, "float16", "lora_B", "times lora_alpha / r (2) is not finite in float16"),
-        # 8 ranks × 2 × 10 × 6 inputs × 1e5: a hidden state of one may grow to 9.6e7.
-        (1e5, 10.0, 16, "float32", "lora_B", "9.6e+07 times as large; allowed is 1e+06 in float32"),
-        (
-            4e3,
-            1.0,
-            16,
-            "float16",
-            "lora_B",
-            "3.84e+05 times as large; allowed is 6.55e+04 in float16",
+        Overflow(a=1e5, b=0.0, dtype="float16", tensor="lora_A", reason="is not finite in float16"),
+        Overflow(
+            a=0.0,
+            b=4e4,
+            dtype="float16",
+            tensor="lora_B",
+            reason="times lora_alpha / r (2) is not finite in float16",
         ),
-    )
-    for down, up, alpha, dtype, tensor, reason in cases:
-        body = adapter_bytes(down, up)
-        with pytest.raises(AdapterError) as caught:
-            check(body, {**PEFT_CONFIG, "lora_alpha": alpha}, dtype)
-        named = f"base_model.model.model.layers.0.self_attn.q_proj.{tensor}.weight"
-        assert named in str(caught.value) and reason in str(caught.value), str(caught.value)
-    for dtype in ("float32", "bfloat16", "float16"):
-        check(adapter_bytes(1e1, 1e1), PEFT_CONFIG, dtype)
-    # rsLoRA divides by the root of the rank: 3e38 × 16 / 2.83 overflows where 3e38 / 8 × 2 would
-    # not.
-    assert "not finite in float32" in refusal(
-        adapter_bytes(0.0, 1e38), {**PEFT_CONFIG, "use_rslora": True}
-    )
+        # 8 ranks x 2 x 10 x 6 inputs x 1e5: a hidden state of one may grow to 9.6e7.
+        Overflow(
+            a=1e5,
+            b=10.0,
+            dtype="float32",
+            tensor="lora_B",
+            reason="9.6e+07 times as large; allowed is 1e+06 in float32",
+        ),
+        Overflow(
+            a=4e3,
+            b=1.0,
+            dtype="float16",
+            tensor="lora_B",
+            reason="3.84e+05 times as large; allowed is 6.55e+04 in float16",
+        ),
+    ],
+    ids=["B in float32", "A in float16", "B in float16", "product", "product in float16"],
+)
+def test_values_whose_product_could_overflow_are_refused_by_the_tensors_name(
+    case: Overflow,
+) -> None:
+    config = with_config(lora_alpha=case.alpha)
+    message = refusal(adapter_bytes(case.a, case.b), config, case.dtype)
+    assert f"{Q_PROJ}.{case.tensor}.weight" in message
+    assert case.reason in message
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_large_values_whose_product_is_small_enough_are_accepted(dtype: str) -> None:
+    check(adapter_bytes(1e1, 1e1), PEFT_CONFIG, dtype)
+
+
+def test_rank_stabilized_lora_divides_by_the_root_of_the_rank() -> None:
+    # 1e38 x 16 / 2.83 overflows where 1e38 x 16 / 8 would not.
+    body = adapter_bytes(0.0, 1e38)
+    assert "not finite in float32" in refusal(body, with_config(use_rslora=True))

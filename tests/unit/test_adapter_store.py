@@ -1,6 +1,4 @@
-"""Versions on the server: staged, committed whole or not at all, served or refused, whatever
-happens meanwhile.
-"""
+"""Versions on the server: staged, committed whole or not at all, served, or refused."""
 
 import asyncio
 import errno
@@ -10,7 +8,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from store_parts import (
     A,
     B,
     Loads,
+    Served,
     folders_on_disk,
     push,
     sent,
@@ -38,6 +37,19 @@ from store_parts import (
 )
 
 anyio = pytest.mark.anyio
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a refused request must leave as it was."""
+
+    served: dict[str, Served]
+    loaded: dict[int, str]
+    folders: list[str]
+
+
+def state_of(store: AdapterStore, engine: Loads) -> State:
+    return State(served(store), dict(engine.loaded), folders_on_disk(store))
 
 
 @anyio
@@ -77,7 +89,7 @@ async def test_a_refused_upload_or_commit_leaves_map_files_and_handles_as_they_w
 ) -> None:
     await push(store, 5, 1.0)
     await stage(store, "player_0", 5, upload(1.0))
-    before, loaded, folders = served(store), dict(engine.loaded), folders_on_disk(store)
+    before = state_of(store, engine)
     for adapter, version, body, config, message in (
         ("player_0", 6, upload(float("nan")), CONFIG, "not finite"),
         ("player_0", 6, upload(rank=3), CONFIG, r"has shape \(3, 4\), this model needs \(2, 4\)"),
@@ -97,15 +109,15 @@ async def test_a_refused_upload_or_commit_leaves_map_files_and_handles_as_they_w
     ):
         with pytest.raises((AdapterError, VersionError), match=message):
             await stage(store, adapter, version, body, config)
-        after = (served(store), engine.loaded, folders_on_disk(store), store._staged)
-        assert after == (before, loaded, folders, {}), message
+        assert state_of(store, engine) == before, message
+        assert store._staged == {}
     with pytest.raises(AdapterError, match="resend it"):
         await store.stage(replace(sent("player_0", 6, upload()), sha256="0" * 64))
     await stage(store, "player_0", 6, upload(2.0))
     await stage(store, "player_1", 7, upload(2.0))
     with pytest.raises(VersionError, match="nothing staged for player_1, player_2"):
         await store.commit(6)
-    assert served(store) == before
+    assert served(store) == before.served
 
 
 @anyio
@@ -114,7 +126,7 @@ async def test_a_full_disk_refuses_the_upload_and_keeps_no_part_of_it(
     store: AdapterStore, engine: Loads, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await push(store, 1)
-    before, folders = served(store), folders_on_disk(store)
+    before = state_of(store, engine)
     write = Path.write_bytes
 
     def full(path: Path, data: bytes) -> int:
@@ -129,7 +141,8 @@ async def test_a_full_disk_refuses_the_upload_and_keeps_no_part_of_it(
             AdapterError, match=r"cannot be kept in .* \(No space left on device\).*Free space"
         ):
             await stage(store, "player_0", 2, upload(2.0))
-    assert (served(store), folders_on_disk(store), store._staged) == (before, folders, {})
+    assert state_of(store, engine) == before
+    assert store._staged == {}
     await push(store, 2, 2.0)
 
 
@@ -148,9 +161,8 @@ async def test_a_failed_load_of_any_player_leaves_the_old_version_of_all_served(
     assert served(store) == before
     assert engine.names == ["player_0@1", "player_1@1", "player_2@1"]
     engine.broken.clear()
-    assert (await store.commit(2))[position]["version"] == 2, (
-        "the staged version can still be committed"
-    )
+    receipts = await store.commit(2)
+    assert receipts[position]["version"] == 2, "the staged version can still be committed"
     assert engine.names == ["player_0@2", "player_1@2", "player_2@2"]
 
 
@@ -163,12 +175,11 @@ async def test_files_that_change_between_upload_and_commit_are_not_served(
     before = served(store)
     for name in PLAYERS:
         await stage(store, name, 2, upload(2.0))
-    path = store._staged["player_2"].folder / file
-    path.write_bytes(
-        upload(3.0)
-        if file.endswith("tensors")
-        else json.dumps({**CONFIG, "lora_alpha": 400}).encode()
-    )
+    changed = {
+        "adapter_model.safetensors": upload(3.0),
+        "adapter_config.json": json.dumps({**CONFIG, "lora_alpha": 400}).encode(),
+    }
+    (store._staged["player_2"].folder / file).write_bytes(changed[file])
     with pytest.raises(
         AdapterError, match="the files that were loaded are not those that were sent"
     ):
@@ -246,7 +257,7 @@ def loading(engine: Loads) -> Iterator[None]:
         engine.gate.set()
 
 
-async def begun_commit(store: AdapterStore, version: int) -> "asyncio.Future[dict[str, Any]]":
+async def begin_commit(store: AdapterStore, version: int) -> "asyncio.Future[dict[str, Any]]":
     """Stage a version and begin its commit."""
     for name in PLAYERS:
         await stage(store, name, version, upload(float(version)))
@@ -256,12 +267,12 @@ async def begun_commit(store: AdapterStore, version: int) -> "asyncio.Future[dic
 
 
 @anyio
-async def test_a_commit_whose_client_hangs_up_is_done_whole(
+async def test_a_commit_whose_client_disconnects_is_done_whole(
     store: AdapterStore, engine: Loads
 ) -> None:
     await push(store, 1)
     with loading(engine):
-        request = await begun_commit(store, 2)
+        request = await begin_commit(store, 2)
         request.cancel()
         with pytest.raises(asyncio.CancelledError):
             await request
@@ -279,7 +290,7 @@ async def test_an_upload_during_a_commit_is_not_lost_and_of_what_it_replaced_not
     if fails:
         engine.broken.add("player_2@1")
     with loading(engine):
-        commit = await begun_commit(store, 1)
+        commit = await begin_commit(store, 1)
         await stage(store, "player_0", 2, upload(2.0))
     if fails:
         with pytest.raises(AdapterError, match="cannot load"):
@@ -301,7 +312,7 @@ async def test_a_rollout_that_starts_during_a_commit_plays_the_old_versions_of_a
     await push(store, 1)
     async with AsyncExitStack() as stack:
         with loading(engine):
-            commit = await begun_commit(store, 2)
+            commit = await begin_commit(store, 2)
             leased = await stack.enter_async_context(store.lease(dict.fromkeys(PLAYERS, 1)))
         await commit
         assert {held.name for held in leased.values()} == {"player_0@1", "player_1@1", "player_2@1"}
@@ -310,7 +321,7 @@ async def test_a_rollout_that_starts_during_a_commit_plays_the_old_versions_of_a
 
 
 @anyio
-async def test_another_run_starts_with_no_versions_and_games_of_the_old_one_end_in_peace(
+async def test_another_run_starts_with_no_versions_and_games_of_the_old_one_go_on(
     store: AdapterStore, engine: Loads
 ) -> None:
     await push(store, 7)
@@ -325,7 +336,7 @@ async def test_another_run_starts_with_no_versions_and_games_of_the_old_one_end_
 
 
 @anyio
-async def test_while_a_commit_is_at_work_one_trainer_is_let_in_and_later_commits_of_the_old_one_do_nothing(
+async def test_of_two_trainers_that_wait_for_a_commit_one_is_let_in_and_the_old_one_commits_no_more(
     store: AdapterStore, engine: Loads
 ) -> None:
     for name in PLAYERS:
@@ -350,10 +361,12 @@ async def test_while_a_commit_is_at_work_one_trainer_is_let_in_and_later_commits
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """The real check of an upload waits for it, so that an event loop that ran the check could
-    never open it.
+    """The real check of an upload waits for the gate.
+
+    An event loop that ran the check itself could never open it.
     """
-    gate, check = threading.Event(), adapter_loader.check_adapter
+    gate = threading.Event()
+    check = adapter_loader.check_adapter
 
     def wait(*args: Any, **options: Any) -> None:
         assert gate.wait(60)
@@ -364,20 +377,20 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     gate.set()
 
 
-async def begun_upload(
+async def begin_upload(
     store: AdapterStore, version: int, value: float
 ) -> "asyncio.Future[HeldAdapter]":
     """Begin an upload of player_0."""
-    begun = asyncio.ensure_future(store.stage(sent("player_0", version, upload(value))))
+    request = asyncio.ensure_future(store.stage(sent("player_0", version, upload(value))))
     await asyncio.sleep(0.01)
-    return begun
+    return request
 
 
 @anyio
 async def test_an_upload_that_another_trainer_overtakes_is_refused_and_leaves_nothing(
     store: AdapterStore, engine: Loads, gate: threading.Event
 ) -> None:
-    late = await begun_upload(store, 1, 1.0)
+    late = await begin_upload(store, 1, 1.0)
     store.ownership.release(session_headers("run", A))
     await store.open_session(wanted("another run", B))
     gate.set()
@@ -390,39 +403,38 @@ async def test_an_upload_that_another_trainer_overtakes_is_refused_and_leaves_no
 async def test_of_two_uploads_of_one_version_that_come_together_one_is_held(
     store: AdapterStore, engine: Loads, gate: threading.Event
 ) -> None:
-    both = [await begun_upload(store, 1, value) for value in (1.0, 2.0)]
+    first = await begin_upload(store, 1, 1.0)
+    second = await begin_upload(store, 1, 2.0)
     gate.set()
-    done = await asyncio.gather(*both, return_exceptions=True)
-    (held,) = [one for one in done if isinstance(one, HeldAdapter)]
-    (refused,) = [one for one in done if isinstance(one, VersionError)]
-    assert str(refused).startswith("player_0@1 is held with other bytes")
+    results = await asyncio.gather(first, second, return_exceptions=True)
+    [held] = [result for result in results if isinstance(result, HeldAdapter)]
+    [refusal] = [result for result in results if isinstance(result, VersionError)]
+    assert str(refusal).startswith("player_0@1 is held with other bytes")
     assert store._staged == {"player_0": held}
-    assert [path.name for path in store.folder.path.iterdir() if path.is_dir()] == [
-        held.folder.name
-    ]
+    folders = [path.name for path in store.folder.path.iterdir() if path.is_dir()]
+    assert folders == [held.folder.name]
 
 
 @anyio
-async def test_an_upload_whose_client_hangs_up_is_staged_whole(
+async def test_an_upload_whose_client_disconnects_is_staged_whole(
     store: AdapterStore, engine: Loads, gate: threading.Event
 ) -> None:
-    request = await begun_upload(store, 1, 1.0)
+    request = await begin_upload(store, 1, 1.0)
     request.cancel()
     with pytest.raises(asyncio.CancelledError):
         await request
     assert store._staged == {}
     gate.set()
     await asyncio.gather(*store._loader._tasks)
-    assert (store._staged["player_0"].folder / "adapter_model.safetensors").read_bytes() == upload(
-        1.0
-    )
+    staged = store._staged["player_0"].folder / "adapter_model.safetensors"
+    assert staged.read_bytes() == upload(1.0)
 
 
 @anyio
 async def test_the_version_that_is_served_meanwhile_bounds_an_upload_that_began_before(
     store: AdapterStore, engine: Loads, gate: threading.Event
 ) -> None:
-    old = await begun_upload(store, 1, 1.0)
+    old = await begin_upload(store, 1, 1.0)
     for name in PLAYERS:
         store._staged[name] = await store._loader.write(sent(name, 2, upload(2.0)))
     await store.commit(2)

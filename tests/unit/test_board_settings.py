@@ -1,6 +1,4 @@
-"""What is played: by HANABI_PRESET and HANABI_PLAYERS, or by what `hanabi-grpo dataset` wrote; and
-its tiny model.
-"""
+"""What is played, by the settings or by what `hanabi-grpo dataset` wrote, and its tiny model."""
 
 import json
 from pathlib import Path
@@ -30,29 +28,43 @@ def settings(**environ: object) -> Settings:
     return load_settings({name: str(value) for name, value in environ.items()}, NOWHERE).settings
 
 
-def command(*words: object) -> tuple[int, str]:
-    result = CliRunner(env={"COLUMNS": "300"}).invoke(app, ["dataset", *map(str, words)])
+def make_dataset(*arguments: object) -> tuple[int, str]:
+    """Run `hanabi-grpo dataset`; returns its exit code and output."""
+    words = [str(argument) for argument in arguments]
+    result = CliRunner(env={"COLUMNS": "300"}).invoke(app, ["dataset", *words])
     return result.exit_code, result.output
 
 
-def test_without_a_dataset_the_settings_are_the_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("given", "preset", "players"),
+    [
+        ({}, "laptop", 2),
+        ({"HANABI_PRESET": "marshal-mini"}, "marshal-mini", 2),
+        ({"HANABI_PLAYERS": 3}, "mini", 3),
+        ({"HANABI_PRESET": "full", "HANABI_PLAYERS": 5}, "full", 5),
+    ],
+)
+def test_without_a_dataset_the_settings_are_the_row(
+    given: dict[str, object],
+    preset: str,
+    players: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for given, board in (
-        ({}, ("laptop", 2)),
-        ({"HANABI_PRESET": "marshal-mini"}, ("marshal-mini", 2)),
-        ({"HANABI_PLAYERS": 3}, ("mini", 3)),
-        ({"HANABI_PRESET": "full", "HANABI_PLAYERS": 5}, ("full", 5)),
-    ):
-        now = settings(SEED=7, **given)
-        [row] = training_rows(now)
-        assert (row["env_config"]["preset"], row["env_config"]["players"]) == board
-        assert (row["suite"], row["seeds"], num_steps(now, [row])) == ("train", None, 500)
-        assert tasks([row], 3, 1)[0]["seed"] == 7 * 2**32 + 3
-    with pytest.raises(
-        SettingsError, match="NUM_TRAIN_EPOCHS=2: without DATASET a run has a row without seeds"
-    ):
+    now = settings(SEED=7, **given)
+    [row] = training_rows(now)
+    assert row.env_config["preset"] == preset
+    assert row.env_config["players"] == players
+    assert row.suite == "train"
+    assert row.seeds is None
+    assert num_steps(now, [row]) == 500
+    assert tasks([row], 3, 1)[0].seed == 7 * 2**32 + 3
+
+
+def test_without_a_dataset_an_epoch_has_no_end() -> None:
+    refusal = "NUM_TRAIN_EPOCHS=2: without DATASET a run has a row without seeds"
+    with pytest.raises(SettingsError, match=refusal):
         num_steps(settings(NUM_TRAIN_EPOCHS=2), training_rows(settings()))
 
 
@@ -60,84 +72,115 @@ def test_a_dataset_of_another_board_is_refused_with_remedies_that_work(tmp_path:
     path = tmp_path / "laptop.jsonl"
     write_dataset(path, [dataset_row("laptop", players=None, suite="train", num_tasks=0)])
     given = {"DATASET": path, "HANABI_PRESET": "marshal-mini"}
-    with pytest.raises(
-        SettingsError, match=r"but HANABI_PRESET='marshal-mini' is set as well\. Unset DATASET,"
-    ):
+    refusal = r"but HANABI_PRESET='marshal-mini' is set as well\. Unset DATASET,"
+    with pytest.raises(SettingsError, match=refusal):
         training_rows(settings(**given))
     check = only(find(dataset_checks, **given))
     assert (check.status, check.remedy.split("   #")[0]) == ("fail", "unset DATASET")
     assert only(find(dataset_checks, HANABI_PRESET="marshal-mini")).status == "ok"
-    # Rows that name no board need one that is set.
+
+
+def test_rows_that_name_no_board_need_one_that_is_set(tmp_path: Path) -> None:
     bare = tmp_path / "bare.jsonl"
     bare.write_text(json.dumps({"messages": [{"role": "user", "content": ""}], "env_config": {}}))
-    with pytest.raises(
-        SettingsError, match="no board: put a preset into env_config, or set HANABI_PRESET"
-    ):
+    refusal = "no board: put a preset into env_config, or set HANABI_PRESET"
+    with pytest.raises(SettingsError, match=refusal):
         load_rows(bare, settings(DATASET=bare))
 
 
-def test_the_tiny_model_is_that_of_the_board_that_is_set_and_a_missing_one_names_its_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Where the one of the default board is not shipped, it is made like the others.
-    monkeypatch.chdir(tmp_path)
-    made: list[tuple[str, Any]] = []
-    monkeypatch.setattr(
-        tiny_model, "build_tiny_model", lambda out, recipe, force: made.append((str(out), recipe))
-    )
-    for environ, words, folder, boards in (
-        ({}, [], "data/tiny-model", ("laptop",)),
-        ({"HANABI_PRESET": "marshal-mini"}, [], "outputs/tiny-marshal-mini", ("marshal-mini",)),
-        ({"HANABI_PLAYERS": "3"}, [], "outputs/tiny-mini-3-players", ("mini",)),
-        ({}, ["--preset", "mini", "--players", "3"], "outputs/tiny-mini-3-players", ("mini",)),
+UNSET = {"HANABI_PRESET": "", "HANABI_PLAYERS": "", "MODEL": ""}
+"""What the environment of a test must not decide."""
+
+
+@pytest.mark.parametrize(
+    ("environ", "options", "folder", "presets", "players"),
+    [
+        # Where the one of the default board is not shipped, it is made like the others.
+        ({}, [], "data/tiny-model", ("laptop",), 2),
+        (
+            {"HANABI_PRESET": "marshal-mini"},
+            [],
+            "outputs/tiny-marshal-mini",
+            ("marshal-mini",),
+            2,
+        ),
+        ({"HANABI_PLAYERS": "3"}, [], "outputs/tiny-mini-3-players", ("mini",), 3),
+        (
+            {},
+            ["--preset", "mini", "--players", "3"],
+            "outputs/tiny-mini-3-players",
+            ("mini",),
+            3,
+        ),
         (
             {},
             ["--preset", "laptop", "--preset", "mini"],
             "outputs/tiny-laptop-mini",
             ("laptop", "mini"),
+            2,
         ),
-    ):
-        given = {"HANABI_PRESET": "", "HANABI_PLAYERS": "", "MODEL": "", **environ}
-        result = CliRunner().invoke(app, ["tiny-model", *words], env=given)
-        assert result.exit_code == 0, result.output
-        assert (made[-1][0], made[-1][1].presets) == (folder, boards)
-        if not words:
-            # What the script of terminal 1 makes is what both terminals take.
-            assert settings(**environ).model == folder
-    assert (made[2][1].players, made[3][1].players) == (3, 3)
-    result = CliRunner().invoke(
-        app, ["train"], env={**given, "HANABI_PRESET": "mini", "HANABI_PLAYERS": "3"}
-    )
+    ],
+)
+def test_the_tiny_model_is_that_of_the_board_that_is_set(
+    environ: dict[str, str],
+    options: list[str],
+    folder: str,
+    presets: tuple[str, ...],
+    players: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made: list[tuple[str, Any]] = []
+
+    def record(out: Path, recipe: Any, force: bool) -> None:
+        made.append((str(out), recipe))
+
+    monkeypatch.setattr(tiny_model, "build_tiny_model", record)
+    result = CliRunner().invoke(app, ["tiny-model", *options], env={**UNSET, **environ})
+    assert result.exit_code == 0, result.output
+    [(out, recipe)] = made
+    assert out == folder
+    assert recipe.presets == presets
+    assert recipe.players == players
+    if not options:
+        # What the script of terminal 1 makes is what both terminals take.
+        assert settings(**environ).model == folder
+
+
+def test_training_names_the_command_of_a_missing_tiny_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    environ = {**UNSET, "HANABI_PRESET": "mini", "HANABI_PLAYERS": "3"}
+    result = CliRunner().invoke(app, ["train"], env=environ)
     assert result.exit_code == 2
-    assert (
-        "hanabi-grpo tiny-model --preset mini --players 3 --out outputs/tiny-mini-3-players"
-        in result.stderr
-    )
+    command = "hanabi-grpo tiny-model --preset mini --players 3 --out outputs/tiny-mini-3-players"
+    assert command in result.stderr
 
 
 def test_a_dataset_is_made_of_boards_with_shares_and_by_adding_rows(tmp_path: Path) -> None:
     out = tmp_path / "mix.jsonl"
-    said = f"wrote {out} (laptop); train on it with DATASET={out}\n"
-    assert command("--preset", "laptop", "--out", out) == (0, said)
+    printed = f"wrote {out} (laptop); train on it with DATASET={out}\n"
+    assert make_dataset("--preset", "laptop", "--out", out) == (0, printed)
     # A last line without an end is ended first.
     out.write_bytes(out.read_bytes().rstrip(b"\n"))
     options = ("--preset", "marshal-mini=2", "--preset", "laptop", "--observation", "full")
-    code, output = command(*options, "--out", out)
-    assert (
-        code == 2
-        and "exists already; choose another name, remove it, or put the rows behind its own"
-        in output
-    )
-    assert command(*options, "--out", out, "--add")[0] == 0
+    code, output = make_dataset(*options, "--out", out)
+    assert code == 2
+    refusal = "exists already; choose another name, remove it, or put the rows behind its own"
+    assert refusal in output
+    code, _ = make_dataset(*options, "--out", out, "--add")
+    assert code == 0
     rows = load_rows(out, Settings())
-    assert [row["share"] for row in rows] == [1, 2, 1]
-    assert [row["env_config"]["observation"] for row in rows] == ["compact", "full", "full"]
+    assert [row.share for row in rows] == [1, 2, 1]
+    assert [row.env_config["observation"] for row in rows] == ["compact", "full", "full"]
     assert mix_line(rows) == "laptop (compact) 25 %, marshal-mini (full) 50 %, laptop (full) 25 %"
 
 
-def test_what_could_not_be_trained_on_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
-    out = tmp_path / "new" / "mix.jsonl"
-    for words, problem in (
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
         (("--preset", "laptop=0"), "share=0: Expected"),
         (("--preset", "laptop=much"), "--preset 'laptop=much': a share is"),
         (("--preset", "labtop=3"), "did you mean 'laptop'"),
@@ -146,6 +189,13 @@ def test_what_could_not_be_trained_on_is_refused_and_nothing_is_written(tmp_path
             ("--preset", "mini", "--players", 3, "--preset", "laptop"),
             "preset 'laptop' is for 2 players",
         ),
-    ):
-        code, output = command(*words, "--out", out)
-        assert code == 2 and problem in output and not out.exists(), output
+    ],
+)
+def test_what_could_not_be_trained_on_is_refused_and_nothing_is_written(
+    options: tuple[object, ...], problem: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "new" / "mix.jsonl"
+    code, output = make_dataset(*options, "--out", out)
+    assert code == 2
+    assert problem in output
+    assert not out.exists()

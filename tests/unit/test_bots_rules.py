@@ -1,8 +1,8 @@
-"""What bots work out, and the two rules that are easy to get wrong, on positions made by hand;
-ranks count from 0.
+"""What bots work out, and the two rules that are easy to get wrong, on positions made by hand.
 
-The other rules: `test_hanabi_environment`, move for move, and `conformance/test_bot_scores`, by
-published scores."""
+Ranks count from 0. The other rules: `test_hanabi_environment`, move for move, and
+`conformance/test_bot_scores`, by published scores.
+"""
 
 import random
 from collections import Counter
@@ -30,43 +30,70 @@ from hanabi_grpo.envs.hanabi.rules.beliefs import Beliefs
 R1, R2, R3, R4, R5 = (Card(0, rank) for rank in range(5))
 Y1, Y2, Y3, Y4, Y5 = (Card(1, rank) for rank in range(5))
 
-
 BOARD = make_spec("full", 3)
 ALL = (0, 1, 2, 3, 4)
 
 
 def know(colors: Sequence[int] = ALL, ranks: Sequence[int] = ALL) -> Knowledge:
-    """Return what hints have told about a card; colours and ranks from 0."""
-    return Knowledge(tuple(colors), tuple(ranks), len(colors) == 1, len(ranks) == 1)
+    """Return what hints say about a card; colours and ranks from 0."""
+    return Knowledge(
+        colors=tuple(colors),
+        ranks=tuple(ranks),
+        color_hinted=len(colors) == 1,
+        rank_hinted=len(ranks) == 1,
+    )
+
+
+NOTHING = know()
+"""What is known of a card without hints."""
 
 
 def view(
     *,
-    own: Sequence[Knowledge] = (know(),) * 5,
+    own: Sequence[Knowledge] = (NOTHING,) * 5,
     hands: Sequence[Sequence[tuple[Card, Knowledge]]] = ((), ()),
     fireworks: tuple[int, ...] = (0, 0, 0, 0, 0),
     discards: tuple[Card, ...] = (),
     hints: int = 4,
 ) -> PlayerView:
-    """Return the view of seat 0 of three; `hands` are those of seats 1 and 2 with what their
-    holders know.
+    """Return the view of seat 0 of three.
+
+    Args:
+        own: What hints say about the own cards.
+        hands: Cards of seats 1 and 2, with what their holders know.
+        fireworks: Cards on each stack.
+        discards: The discarded cards.
+        hints: Hint tokens left.
     """
-    return (
-        Game(BOARD, shuffled_deck(BOARD, "train", 0))
-        .view(0)
-        ._replace(
-            own_hand=tuple(own),
-            hands=((), *(tuple(card for card, _ in hand) for hand in hands)),
-            knowledge=(tuple(own), *(tuple(known for _, known in hand) for hand in hands)),
-            fireworks=fireworks,
-            discards=discards,
-            hints=hints,
-        )
+    cards: list[tuple[Card, ...]] = [()]
+    knowledge = [tuple(own)]
+    for hand in hands:
+        cards.append(tuple(card for card, _ in hand))
+        knowledge.append(tuple(known for _, known in hand))
+    start = Game(BOARD, shuffled_deck(BOARD, "train", 0)).view(0)
+    return start._replace(
+        own_hand=tuple(own),
+        hands=tuple(cards),
+        knowledge=tuple(knowledge),
+        fireworks=fireworks,
+        discards=discards,
+        hints=hints,
     )
 
 
 def apply(rule: Rule, position: PlayerView, seed: int = 0) -> Action | None:
     return rule(Beliefs(position), random.Random(seed))
+
+
+def unseen_cards(game: Game, position: PlayerView) -> Counter[Card]:
+    """Return the cards that a player sees neither on the table nor in another hand."""
+    unseen = Counter(game.deck)
+    unseen -= Counter(position.discards)
+    for hand in position.hands:
+        unseen -= Counter(hand)
+    for color, height in enumerate(position.fireworks):
+        unseen -= Counter(Card(color, rank) for rank in range(height))
+    return unseen
 
 
 @pytest.mark.parametrize(("preset", "num_players"), ALL_BOARDS)
@@ -77,42 +104,30 @@ def test_beliefs_count_the_unseen_cards_that_hints_allow(
 ) -> None:
     game = random_game(make_spec(preset, num_players), rng)
     for player in range(num_players):
-        seen = game.view(player)
-        unseen = (
-            Counter(game.deck)
-            - Counter(seen.discards)
-            - Counter(card for hand in seen.hands for card in hand)
-        )
-        unseen -= Counter(
-            Card(color, rank)
-            for color, height in enumerate(seen.fireworks)
-            for rank in range(height)
-        )
-        beliefs = Beliefs(seen)
-        for known in seen.own_hand:
-            possible = Counter(
-                {
-                    c: n
-                    for c, n in unseen.items()
-                    if c.color in known.colors and c.rank in known.ranks
-                }
-            )
-            fitting = sum(
-                n for card, n in possible.items() if seen.fireworks[card.color] == card.rank
-            )
-            assert beliefs.chance_to_fit(known) == float(Fraction(fitting, possible.total()))
-            assert beliefs.surely_fits(known) == (fitting == possible.total())
+        position = game.view(player)
+        unseen = unseen_cards(game, position)
+        beliefs = Beliefs(position)
+        for known in position.own_hand:
+            num_possible = 0
+            num_fitting = 0
+            for card, count in unseen.items():
+                if card.color in known.colors and card.rank in known.ranks:
+                    num_possible += count
+                    if position.fireworks[card.color] == card.rank:
+                        num_fitting += count
+            assert beliefs.chance_to_fit(known) == float(Fraction(num_fitting, num_possible))
+            assert beliefs.surely_fits(known) == (num_fitting == num_possible)
 
 
 @pytest.mark.parametrize(
     ("card", "known", "fireworks", "kind"),
     [
-        (R4, know(), (5, 0, 0, 0, 0), "hint_color"),
+        (R4, NOTHING, (5, 0, 0, 0, 0), "hint_color"),
         (R4, know([0]), (5, 0, 0, 0, 0), "hint_rank"),
         (R4, know([0], [3]), (5, 0, 0, 0, 0), None),
-        (R1, know(), (2, 1, 1, 1, 1), "hint_rank"),
+        (R1, NOTHING, (2, 1, 1, 1, 1), "hint_rank"),
         (R1, know(ranks=[0]), (2, 1, 1, 1, 1), None),
-        (R2, know(), (2, 1, 1, 1, 1), None),
+        (R2, NOTHING, (2, 1, 1, 1, 1), None),
         (R2, know([0]), (2, 1, 1, 1, 1), "hint_rank"),
         (R2, know(ranks=[1]), (2, 1, 1, 1, 1), "hint_color"),
         (R3, know([0]), (2, 1, 1, 1, 1), None),
@@ -122,8 +137,11 @@ def test_tell_dispensable_tells_what_shows_that_a_card_is_useless(
     card, known, fireworks, kind
 ) -> None:
     position = view(hands=[[], [(card, known)]], fireworks=fireworks)
-    value = card.color if kind == "hint_color" else card.rank
-    expected = None if kind is None else Action(kind, target=2, value=value)
+    expected = {
+        "hint_color": Action("hint_color", target=2, value=card.color),
+        "hint_rank": Action("hint_rank", target=2, value=card.rank),
+        None: None,
+    }[kind]
     assert apply(rules.tell_dispensable, position) == expected
     assert apply(rules.tell_dispensable, position._replace(hints=0)) is None
 
@@ -147,8 +165,7 @@ def test_tell_dispensable_tells_what_shows_that_a_card_is_useless(
 def test_osawa_discards_what_can_no_longer_score_and_keeps_the_rest(
     known, fireworks, discards, discarded
 ) -> None:
-    position = view(own=[know(), known, known], fireworks=fireworks, discards=discards)
-    assert apply(rules.osawa_discard, position) == (
-        Action("discard", slot=1) if discarded else None
-    )
+    position = view(own=[NOTHING, known, known], fireworks=fireworks, discards=discards)
+    expected = Action("discard", slot=1) if discarded else None
+    assert apply(rules.osawa_discard, position) == expected
     assert apply(rules.osawa_discard, position._replace(hints=8)) is None

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,23 +25,30 @@ def names(folder: Path) -> list[str]:
 
 
 def edit_manifest(folder: Path, **changes: object) -> None:
-    data = json.loads((folder / "manifest.json").read_text()) | changes
-    (folder / "manifest.json").write_text(
-        json.dumps(data | {"manifest_sha256": manifest_sha256(data)})
-    )
+    """Change keys of a manifest, with the hash that is then right."""
+    path = folder / "manifest.json"
+    data = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({**data, "manifest_sha256": manifest_sha256(data)}))
 
 
-def flipped(data: bytes, position: int, bit: int) -> bytes:
-    return data[:position] + bytes([data[position] ^ 1 << bit]) + data[position + 1 :]
+def flip_bit(data: bytes, position: int, bit: int) -> bytes:
+    """Return bytes of which one bit is another."""
+    changed = bytearray(data)
+    changed[position] ^= 1 << bit
+    return bytes(changed)
+
+
+# Writing
 
 
 def test_a_link_in_the_place_of_a_checkpoint_is_passed_over_and_what_it_points_to_stays(
     tmp_path: Path,
 ) -> None:
-    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
-    for folder in (run, elsewhere):
-        folder.mkdir()
+    run = tmp_path / "run"
+    run.mkdir()
     write(run, 1)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
     precious = write(elsewhere, 9)
     before = sorted(elsewhere.rglob("*"))
     for name in (
@@ -54,20 +62,19 @@ def test_a_link_in_the_place_of_a_checkpoint_is_passed_over_and_what_it_points_t
     (run / ".checkpoint-4.partial").symlink_to(tmp_path / "nowhere")
     found = find_checkpoint(run)
     assert found.manifest.step == 1
-    passed = (
-        f"{run}/checkpoint-9: is a link; to go on from where it points, name that: "
-        f"RESUME={precious}"
-    )
-    assert passed in found.skipped
+    reason = "is a link; to go on from where it points, name that"
+    assert f"{run}/checkpoint-9: {reason}: RESUME={precious}" in found.skipped
     for step in (2, 3, 4):
         write(run, step)
     rotate(run, 1)
-    assert sorted(path.name for path in run.iterdir()) == ["checkpoint-4", "checkpoint-9"]
-    assert sorted(elsewhere.rglob("*")) == before and (run / "checkpoint-9").is_symlink()
+    assert names(run) == ["checkpoint-4", "checkpoint-9"]
+    assert sorted(elsewhere.rglob("*")) == before
+    assert (run / "checkpoint-9").is_symlink()
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("bad"), SettingsError("ours")])
 def test_an_interrupted_write_leaves_nothing_and_raises_what_happened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: BaseException, tmp_path: Path
 ) -> None:
     write(tmp_path, 5, "first")
 
@@ -75,12 +82,17 @@ def test_an_interrupted_write_leaves_nothing_and_raises_what_happened(
         (partial / "file").write_text("half")
         raise error
 
-    for error in (KeyboardInterrupt(), ValueError("bad"), SettingsError("ours")):
-        with pytest.raises(type(error)) as caught:
-            write_checkpoint(tmp_path, 5, fill, {}, needed_bytes=0)
-        assert caught.value is error
-        assert text_of(find_checkpoint(tmp_path)) == "first" and names(tmp_path) == ["checkpoint-5"]
-    # Between the renames the old one is brought back.
+    with pytest.raises(type(error)) as caught:
+        write_checkpoint(tmp_path, 5, fill, {}, needed_bytes=0)
+    assert caught.value is error
+    assert text_of(find_checkpoint(tmp_path)) == "first"
+    assert names(tmp_path) == ["checkpoint-5"]
+
+
+def test_a_write_that_is_interrupted_between_the_renames_brings_the_old_one_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, 5, "first")
     rename = os.rename
 
     def interrupted(source: Path, target: Path) -> None:
@@ -91,11 +103,13 @@ def test_an_interrupted_write_leaves_nothing_and_raises_what_happened(
     monkeypatch.setattr(os, "rename", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write(tmp_path, 5, "second")
-    assert text_of(find_checkpoint(tmp_path)) == "first" and names(tmp_path) == ["checkpoint-5"]
+    assert text_of(find_checkpoint(tmp_path)) == "first"
+    assert names(tmp_path) == ["checkpoint-5"]
 
 
 def test_a_checkpoint_survives_a_kill_at_every_call_that_changes_the_disk(tmp_path: Path) -> None:
-    start, run = tmp_path / "start", tmp_path / "run"
+    run = tmp_path / "run"
+    start = tmp_path / "start"
     start.mkdir()
     for step in (1, 2, 3):
         write(start, step, f"{step} old")
@@ -105,11 +119,12 @@ def test_a_checkpoint_survives_a_kill_at_every_call_that_changes_the_disk(tmp_pa
         write(run, 4, "4 new")
         rotate(run, 2)
 
-    seen, number = set(), 1
+    texts = set()
+    number = 1
     copy_run(start, run)
     while die_at_call(number, work):
         text = text_of(find_checkpoint(run))
-        seen.add(text)
+        texts.add(text)
         recover_checkpoints(run)
         assert text_of(find_checkpoint(run)) == text
         assert all(name.startswith("checkpoint-") for name in names(run))
@@ -118,65 +133,101 @@ def test_a_checkpoint_survives_a_kill_at_every_call_that_changes_the_disk(tmp_pa
         copy_run(start, run)
         number += 1
     assert names(run) == ["checkpoint-3", "checkpoint-4"]
-    assert seen == {"3 old", "3 new", "4 new"} and number > 50
+    assert texts == {"3 old", "3 new", "4 new"}
+    assert number > 50
+
+
+# Damage
 
 
 def test_a_flipped_bit_anywhere_in_the_manifest_is_found(tmp_path: Path) -> None:
     folder = write(tmp_path, 1, "hello")
-    good = (folder / "manifest.json").read_bytes()
+    manifest = folder / "manifest.json"
+    good = manifest.read_bytes()
     for position in range(len(good)):
-        (folder / "manifest.json").write_bytes(flipped(good, position, position % 8))
+        manifest.write_bytes(flip_bit(good, position, position % 8))
         with pytest.raises(RunFolderError, match=r"manifest\.json"):
             check_checkpoint(folder)
 
 
-def test_what_is_wrong_with_a_checkpoint_is_named(tmp_path: Path) -> None:
-    good = write(tmp_path, 1)
-    state = Path("trainer/state.json")
-    size = (good / state).stat().st_size
+STATE = "trainer/state.json"
 
-    def truncate(folder: Path) -> None:
-        os.truncate(folder / state, 10)
 
-    def link(folder: Path) -> None:
-        (folder / state).unlink()
-        (folder / state).symlink_to("/etc/hostname")
+def flip_a_bit_of_the_state(folder: Path) -> None:
+    data = (folder / STATE).read_bytes()
+    (folder / STATE).write_bytes(flip_bit(data, len(data) // 2, 0))
 
-    def flip(folder: Path) -> None:
-        data = (folder / state).read_bytes()
-        (folder / state).write_bytes(flipped(data, len(data) // 2, 0))
 
-    damages = {
-        "trainer/state.json has sha256 ": flip,
-        f"trainer/state.json has 10 bytes, manifest.json says {size}": truncate,
-        "trainer/state.json is missing": lambda folder: (folder / state).unlink(),
-        "trainer/extra is not listed": lambda folder: (folder / "trainer/extra").touch(),
-        "trainer/state.json is not a plain file": link,
-        "no manifest.json; it was not written to its end": lambda folder: (
-            folder / "manifest.json"
-        ).unlink(),
-        "manifest.json is not one of this version": lambda folder: (
-            folder / "manifest.json"
-        ).write_text('{"step": 1}'),
-        "its manifest.json is that of step 2": lambda folder: edit_manifest(folder, step=2),
-        "format: Input should be 1": lambda folder: edit_manifest(folder, format=2),
-    }
-    for message, damage in damages.items():
-        folder = copy_run(good, tmp_path / "copy" / "checkpoint-1")
-        damage(folder)
-        with pytest.raises(RunFolderError) as caught:
-            check_checkpoint(folder)
-        assert f"{folder}: " in str(caught.value) and message in str(caught.value)
+def truncate_the_state(folder: Path) -> None:
+    os.truncate(folder / STATE, 10)
+
+
+def remove_the_state(folder: Path) -> None:
+    (folder / STATE).unlink()
+
+
+def put_a_link_in_the_place_of_the_state(folder: Path) -> None:
+    (folder / STATE).unlink()
+    (folder / STATE).symlink_to("/etc/hostname")
+
+
+def add_a_file(folder: Path) -> None:
+    (folder / "trainer/extra").touch()
+
+
+def remove_the_manifest(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+
+
+def write_another_manifest(folder: Path) -> None:
+    (folder / "manifest.json").write_text('{"step": 1}')
+
+
+def change_the_step(folder: Path) -> None:
+    edit_manifest(folder, step=2)
+
+
+def change_the_format(folder: Path) -> None:
+    edit_manifest(folder, format=2)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (flip_a_bit_of_the_state, "trainer/state.json has sha256 "),
+        (truncate_the_state, "trainer/state.json has 10 bytes, manifest.json says 2030"),
+        (remove_the_state, "trainer/state.json is missing"),
+        (put_a_link_in_the_place_of_the_state, "trainer/state.json is not a plain file"),
+        (add_a_file, "trainer/extra is not listed"),
+        (remove_the_manifest, "no manifest.json; it was not written to its end"),
+        (write_another_manifest, "manifest.json is not one of this version"),
+        (change_the_step, "its manifest.json is that of step 2"),
+        (change_the_format, "format: Input should be 1"),
+    ],
+)
+def test_what_is_wrong_with_a_checkpoint_is_named(
+    damage: Callable[[Path], None], message: str, tmp_path: Path
+) -> None:
+    folder = write(tmp_path, 1)
+    damage(folder)
+    with pytest.raises(RunFolderError) as caught:
+        check_checkpoint(folder)
+    assert f"{folder}: " in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_manifest_that_names_files_outside_is_refused(tmp_path: Path) -> None:
     folder = write(tmp_path, 1)
     files = json.loads((folder / "manifest.json").read_text())["files"]
-    outside = ["../x", "/etc/passwd", "//etc/passwd", "a/../../x", "..", "../checkpoint-0/x", "a/"]
-    for name in [*outside, "./a", "a//b", "", ".", "manifest.json", "a\0b"]:
-        edit_manifest(folder, files=files | {name: files[FILES[0]]})
+    outside = ["../x", "/etc/passwd", "//etc/passwd", "a/../../x", "..", "../checkpoint-0/x"]
+    odd = ["a/", "./a", "a//b", "", ".", "manifest.json", "a\0b"]
+    for name in [*outside, *odd]:
+        edit_manifest(folder, files={**files, name: files[FILES[0]]})
         with pytest.raises(RunFolderError, match="is not the name of a file inside the checkpoint"):
             read_manifest(folder)
+
+
+# Which one is taken
 
 
 def test_the_newest_valid_one_is_found_and_newer_ones_are_named(tmp_path: Path) -> None:
@@ -196,24 +247,28 @@ def test_the_newest_valid_one_is_found_and_newer_ones_are_named(tmp_path: Path) 
     )
 
 
-def test_one_set_aside_is_found_and_brought_back_and_one_without_the_needed_folder_passed_over(
-    tmp_path: Path,
-) -> None:
+def test_one_that_was_set_aside_is_found_and_brought_back(tmp_path: Path) -> None:
     write(tmp_path, 5, "first").rename(tmp_path / ".checkpoint-5.old")
     write(tmp_path, 4)
     assert text_of(find_checkpoint(tmp_path)) == "first"
     recover_checkpoints(tmp_path)
     assert names(tmp_path) == ["checkpoint-4", "checkpoint-5"]
     assert text_of(find_checkpoint(tmp_path)) == "first"
-    write_checkpoint(
-        tmp_path, 6, lambda folder: (folder / "file").touch() or None, {}, needed_bytes=0
-    )
+
+
+def test_one_without_the_needed_folder_is_passed_over(tmp_path: Path) -> None:
+    def fill(partial: Path) -> None:
+        (partial / "file").touch()
+
+    write(tmp_path, 5)
+    write_checkpoint(tmp_path, 6, fill, {}, needed_bytes=0)
     assert find_checkpoint(tmp_path).manifest.step == 6
     found = find_checkpoint(tmp_path, needs="trainer")
-    assert (found.manifest.step, found.skipped) == (
-        5,
-        (f"{tmp_path}/checkpoint-6: is whole but holds no trainer/.",),
-    )
+    assert found.manifest.step == 5
+    assert found.skipped == (f"{tmp_path}/checkpoint-6: is whole but holds no trainer/.",)
+
+
+# Rotation
 
 
 def test_rotation_keeps_the_newest_and_sweeps_what_killed_processes_left(tmp_path: Path) -> None:
@@ -242,20 +297,23 @@ def test_too_little_space_is_said_before_anything_is_written(tmp_path: Path) -> 
     free = shutil.disk_usage(tmp_path).free
     with pytest.raises(RunFolderError) as caught:
         write_checkpoint(tmp_path, 7, lambda folder: None, {}, needed_bytes=2 * free)
-    assert "checkpoint-7: needs " in str(caught.value) and " MiB are left. Free space there" in str(
-        caught.value
-    )
-    assert f"{(2 * free + 2 * free // 10 + 2**24) / 2**20:.0f} MiB of free space" in str(
-        caught.value
-    )
+    needed = 2 * free + 2 * free // 10 + 2**24
+    assert "checkpoint-7: needs " in str(caught.value)
+    assert f"{needed / 2**20:.0f} MiB of free space" in str(caught.value)
+    assert " MiB are left. Free space there" in str(caught.value)
     assert names(tmp_path) == []
 
 
+# Adapters of a checkpoint
+
+
 def save_adapter(folder: Path, name: str, rank: int = 8) -> None:
-    (folder / name).mkdir(parents=True)
+    """Write the files of an adapter, whose weights are its name."""
+    adapter = folder / name
+    adapter.mkdir(parents=True)
     config = {"peft_type": "LORA", "r": rank, "base_model_name_or_path": "/models/tiny"}
-    (folder / name / "adapter_config.json").write_text(json.dumps(config))
-    (folder / name / "adapter_model.safetensors").write_bytes(name.encode())
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    (adapter / "adapter_model.safetensors").write_bytes(name.encode())
 
 
 def test_a_checkpoint_that_cannot_be_served_is_refused(tmp_path: Path) -> None:
@@ -283,9 +341,8 @@ def test_adapters_that_are_not_those_of_the_manifest_are_refused(tmp_path: Path)
     folder = saved_checkpoint(tmp_path)
     weights = folder / "player_0" / "adapter_model.safetensors"
     weights.write_bytes(b"player_1")
-    with pytest.raises(
-        SettingsError, match=r"player_0/adapter_model\.safetensors has sha256 .* Take another"
-    ):
+    refusal = r"player_0/adapter_model\.safetensors has sha256 .* Take another"
+    with pytest.raises(SettingsError, match=refusal):
         read_adapters(folder)
     weights.write_bytes(b"player_0")
     assert read_adapters(folder).step == 60

@@ -1,5 +1,6 @@
-"""Every command: its place, help, environment variables and exit codes, and what one terminal says
-of the other.
+"""Every command: its group, help, environment variables and exit codes.
+
+Also what one terminal says of the other, and trainers on several machines.
 """
 
 import ast
@@ -36,9 +37,10 @@ RUNNER = CliRunner()
 CLI = (sys.executable, "-m", "hanabi_grpo.cli")
 COMMANDS = all_commands()
 OURS = {variable.env for variable in variables()} | set(PASSED_THROUGH)
-# Of other software, read by the doctor, the W&B and hub libraries, or vLLM.
 OTHERS = {"VLLM_CPU_KVCACHE_SPACE", "HF_HUB_OFFLINE", "HF_TOKEN", "WANDB_API_KEY", "WANDB_BASE_URL"}
+"""Variables of other software, read by the doctor, the W&B and hub libraries, or vLLM."""
 SERVER = {"VLLM_SERVER_PORT", "HANABI_PRESET", "TEMPERATURE"}
+"""Variables of commands that play on a server."""
 NAMED = {
     "serve": {
         "MODEL",
@@ -80,109 +82,137 @@ NAMED = {
     "watch": {"OUTPUT_DIR"},
     "openenv": {"HANABI_ENV", "HANABI_PRESET", "HANABI_PLAYERS"},
 }
-# These show all settings, or look at a run folder or at nothing but their options.
+"""Variables that the help of a command must name."""
 WITHOUT = {"settings", "report", "compare"}
+"""Commands that show all settings, or look at a run folder or at nothing but their options."""
+HEAVY = {
+    "torch",
+    "transformers",
+    "vllm",
+    "swift",
+    "numpy",
+    "pyspiel",
+    "pydantic",
+    "fastapi",
+    "httpx",
+    "wandb",
+}
+"""Packages that the command line must not import before a command is called."""
 
 
 def loaded(**environ: str) -> LoadedSettings:
     return load_settings(environ, NOWHERE)
 
 
-def test_commands_stand_in_groups_and_help_and_version_of_each_start_nothing() -> None:
+def test_commands_stand_in_groups() -> None:
     text = RUNNER.invoke(app, ["--help"]).output
-    panels = [line for line in text.splitlines() if line.startswith("╭─")]
-    assert [re.findall(r"\w+", line)[0] for line in panels] == ["Options", *GROUPS]
-    for words in ([], *([command] for command in COMMANDS)):
-        result = RUNNER.invoke(app, [*words, "-h"])
-        assert result.exit_code == 0 and "Usage" in result.output
-        result = RUNNER.invoke(app, [*words, "--mine", "1", "--version"])
-        assert (result.exit_code, result.output) == (0, f"hanabi-grpo {__version__}\n")
+    titles = []
+    for line in text.splitlines():
+        if line.startswith("╭─"):
+            titles.append(re.findall(r"\w+", line)[0])
+    assert titles == ["Options", *GROUPS]
 
 
-def test_every_file_that_names_the_version_names_the_same_one() -> None:
-    said = {
-        "pyproject.toml": r'^version = "(.*)"',
-        "CITATION.cff": r"^version: (.*)",
-        "CHANGELOG.md": r"^## (\S+) \(20\d\d-\d\d-\d\d\)",
-        "README.md": r"^\*\*Status, version (\S+)\*\*",
-        "integrations/openenv/openenv.yaml": r'^version: "(.*)"',
-        "integrations/verifiers/pyproject.toml": r'^version = "(.*)"',
-    }
-    found = {
-        name: re.search(one, (ROOT / name).read_text(encoding="utf-8"), re.M)
-        for name, one in said.items()
-    }
-    assert {name: match and match[1] for name, match in found.items()} == dict.fromkeys(
-        said, __version__
-    )
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_and_version_of_every_command_start_nothing(command: str) -> None:
+    args = [command] if command else []
+    result = RUNNER.invoke(app, [*args, "-h"])
+    assert result.exit_code == 0
+    assert "Usage" in result.output
+    result = RUNNER.invoke(app, [*args, "--mine", "1", "--version"])
+    assert result.exit_code == 0
+    assert result.output == f"hanabi-grpo {__version__}\n"
 
 
-def test_help_fits_a_screen_of_80_columns_and_the_command_line_imports_nothing_heavy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [
+        ("pyproject.toml", r'^version = "(.*)"'),
+        ("CITATION.cff", r"^version: (.*)"),
+        ("CHANGELOG.md", r"^## (\S+) \(20\d\d-\d\d-\d\d\)"),
+        ("README.md", r"^\*\*Status, version (\S+)\*\*"),
+        ("integrations/openenv/openenv.yaml", r'^version: "(.*)"'),
+        ("integrations/verifiers/pyproject.toml", r'^version = "(.*)"'),
+    ],
+)
+def test_every_file_that_names_the_version_names_the_same_one(name: str, pattern: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    match = re.search(pattern, text, re.MULTILINE)
+    assert match is not None
+    assert match[1] == __version__
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_a_screen_of_80_columns(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert len(GROUPS) == 5
-    sizes = {name: RUNNER.invoke(app, [name, "--help"]).output.splitlines() for name in COMMANDS}
-    assert {
-        name: len(lines)
-        for name, lines in sizes.items()
-        if len(lines) > 40 or max(map(len, lines)) > 80
-    } == {}
-    ask = "import sys, hanabi_grpo.cli; print(*{name.partition('.')[0] for name in sys.modules})"
-    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
-    heavy = {
-        "torch",
-        "transformers",
-        "vllm",
-        "swift",
-        "numpy",
-        "pyspiel",
-        "pydantic",
-        "fastapi",
-        "httpx",
-        "wandb",
-    }
-    assert heavy & set(done.stdout.split()) == set(), "0.1 of 0.5 CPU seconds without them"
+    lines = RUNNER.invoke(app, [command, "--help"]).output.splitlines()
+    assert [line for line in lines if len(line) > 80] == []
 
 
+def test_the_command_line_imports_nothing_heavy() -> None:
+    program = (
+        "import sys, hanabi_grpo.cli; print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    imported = set(answer.stdout.split())
+    assert HEAVY & imported == set(), "0.1 of 0.5 CPU seconds without them"
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
 def test_threads_of_whatever_a_command_starts_wait_without_spinning(
-    monkeypatch: pytest.MonkeyPatch,
+    given: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for given, expected in ((None, "PASSIVE"), ("ACTIVE", "ACTIVE")):
-        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-        if given:
-            monkeypatch.setenv("OMP_WAIT_POLICY", given)
-        assert RUNNER.invoke(app, ["settings"]).exit_code == 0
-        assert os.environ["OMP_WAIT_POLICY"] == expected
+    # Also where it is not set now, so that what the command sets is undone.
+    monkeypatch.setenv("OMP_WAIT_POLICY", "")
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    if given:
+        monkeypatch.setenv("OMP_WAIT_POLICY", given)
+    assert RUNNER.invoke(app, ["settings"]).exit_code == 0
+    assert os.environ["OMP_WAIT_POLICY"] == expected
 
 
-def test_the_help_of_a_command_names_what_it_reads_and_no_variable_that_does_not_exist() -> None:
-    assert set(COMMANDS) == NAMED.keys() | WITHOUT and not NAMED.keys() & WITHOUT
-    for name, command in COMMANDS.items():
-        text = " ".join(
-            [command.help or "", *(getattr(each, "help", None) or "" for each in command.params)]
-        )
-        assert {
-            env for env in NAMED.get(name, ()) if not re.search(rf"\b{env}\b", text)
-        } == set(), name
-        assert (
-            set(re.findall(r"\b(?:HANABI|WANDB|VLLM|HF|CUDA|LORA|CKPT|NCCL)_[A-Z_0-9]+\b", text))
-            <= OURS | OTHERS
-        )
-    for name in WITHOUT - {"settings"}:
-        path = ROOT / "src" / "hanabi_grpo" / "commands" / f"{name.replace('-', '_')}.py"
-        calls = (
-            node.func
-            for node in ast.walk(ast.parse(path.read_text()))
-            if isinstance(node, ast.Call)
-        )
-        assert not {call.id for call in calls if isinstance(call, ast.Name)} & {
-            "load_settings",
-            "announce",
-        }
+def help_text(command: Any) -> str:
+    """Return a command's help with that of its options and their defaults."""
+    texts = [command.help or ""]
+    for parameter in command.params:
+        texts.append(getattr(parameter, "help", None) or "")
+        texts.append(str(getattr(parameter, "show_default", "")))
+    return " ".join(texts)
 
 
-def test_the_other_terminals_commands_repeat_what_only_this_shell_knows(tmp_path: Path) -> None:
+def test_every_command_is_known_to_name_variables_or_none() -> None:
+    assert set(COMMANDS) == NAMED.keys() | WITHOUT
+    assert NAMED.keys() & WITHOUT == set()
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_the_help_of_a_command_names_the_variables_that_it_reads(name: str) -> None:
+    text = help_text(COMMANDS[name])
+    missing = {variable for variable in NAMED[name] if not re.search(rf"\b{variable}\b", text)}
+    assert missing == set()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_names_no_variable_that_does_not_exist(name: str) -> None:
+    pattern = r"\b(?:HANABI|WANDB|VLLM|HF|CUDA|LORA|CKPT|NCCL)_[A-Z_0-9]+\b"
+    named = set(re.findall(pattern, help_text(COMMANDS[name])))
+    assert named - OURS - OTHERS == set()
+
+
+@pytest.mark.parametrize("name", sorted(WITHOUT - {"settings"}))
+def test_a_command_that_names_no_variable_loads_no_settings(name: str) -> None:
+    file = f"{name.replace('-', '_')}.py"
+    source = (ROOT / "src" / "hanabi_grpo" / "commands" / file).read_text()
+    called = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            called.add(node.func.id)
+    assert called & {"load_settings", "announce"} == set()
+
+
+def test_the_servers_command_repeats_what_only_the_trainers_shell_knows() -> None:
     here = loaded(
         MODEL="my model",
         HANABI_PLAYERS="3",
@@ -194,79 +224,98 @@ def test_the_other_terminals_commands_repeat_what_only_this_shell_knows(tmp_path
         "HANABI_PLAYERS=3 MODEL='my model' HANABI_API_KEY=\"$HANABI_API_KEY\" PORT=8123 "
         "bash tools/rollout/rollout_hanabi_gym.sh"
     )
+    assert server_command(loaded()) == "bash tools/rollout/rollout_hanabi_gym.sh"
+
+
+def test_the_trainers_command_repeats_what_only_the_servers_shell_knows() -> None:
     there = loaded(PORT="8123", HANABI_HOST="0.0.0.0", HANABI_API_KEY="k" * 16)
     assert trainer_command(there) == (
         'HANABI_API_KEY="$HANABI_API_KEY" VLLM_SERVER_PORT=8123 bash '
         "tools/train/train_grpo_msswift.sh"
     )
-    assert server_command(loaded()) == "bash tools/rollout/rollout_hanabi_gym.sh"
+
+
+def test_libraries_stay_off_the_network_where_the_model_is_a_folder(tmp_path: Path) -> None:
     assert offline_environ(Settings(model=str(tmp_path)))["HF_HUB_OFFLINE"] == "1"
     assert "HF_HUB_OFFLINE" not in offline_environ(Settings(model="Qwen/Qwen3-4B"))
 
 
 TWO = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1"}
+SETTINGS_PATH = Path("run/settings.json")
+TRAINER = ["-m", "hanabi_grpo.training.main", "--settings", "run/settings.json"]
 
 
-def test_the_trainer_is_one_process_or_torchrun_that_is_told_of_every_machine() -> None:
-    path, own = (
-        Path("run/settings.json"),
-        ["-m", "hanabi_grpo.training.main", "--settings", "run/settings.json"],
-    )
-    assert (
-        read_nodes({})
-        == read_nodes({"NNODES": "1", "MASTER_ADDR": "x", "NODE_RANK": "7"})
-        == Nodes()
-    )
-    assert trainer_argv(Settings(nproc_per_node=1), path, ["--a", "1"], Nodes()) == [
+def test_one_node_needs_no_other_variable() -> None:
+    assert read_nodes({}) == Nodes()
+    assert read_nodes({"NNODES": "1", "MASTER_ADDR": "x", "NODE_RANK": "7"}) == Nodes()
+
+
+def test_a_trainer_of_one_process_needs_no_launcher() -> None:
+    argv = trainer_argv(Settings(nproc_per_node=1), SETTINGS_PATH, ["--a", "1"], Nodes())
+    assert argv == [sys.executable, *TRAINER, "--a", "1"]
+
+
+def test_a_trainer_of_several_processes_is_started_by_torchrun() -> None:
+    argv = trainer_argv(Settings(nproc_per_node=4), SETTINGS_PATH, [], Nodes())
+    assert argv == [
         sys.executable,
-        *own,
-        "--a",
-        "1",
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "4",
+        *TRAINER,
     ]
-    assert trainer_argv(Settings(nproc_per_node=4), path, [], Nodes()) == [
-        *(
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc_per_node",
-            "4",
-            *own,
-        )
-    ]
+
+
+def test_torchrun_is_told_of_every_machine() -> None:
     nodes = read_nodes({**TWO, "MASTER_PORT": "29600"})
     assert nodes == Nodes(count=2, rank=1, address="10.0.0.1", port=29600)
-    assert trainer_argv(Settings(nproc_per_node=1), path, ["--x"], nodes) == [
-        *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node_rank", "1"),
-        *(
-            "--master_addr",
-            "10.0.0.1",
-            "--master_port",
-            "29600",
-            "--nproc_per_node",
-            "1",
-            *own,
-            "--x",
-        ),
+    argv = trainer_argv(Settings(nproc_per_node=1), SETTINGS_PATH, ["--x"], nodes)
+    assert argv == [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes",
+        "2",
+        "--node_rank",
+        "1",
+        "--master_addr",
+        "10.0.0.1",
+        "--master_port",
+        "29600",
+        "--nproc_per_node",
+        "1",
+        *TRAINER,
+        "--x",
     ]
 
 
-def test_what_several_machines_need_is_said() -> None:
-    for changes, named in (
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
         ({"NNODES": "0"}, "NNODES='0'"),
         ({"NODE_RANK": "2"}, "NODE_RANK='2': a whole number from 0 to 1"),
         ({"NODE_RANK": ""}, "NODE_RANK=''"),
         ({"MASTER_ADDR": " "}, "MASTER_ADDR must be"),
         ({"MASTER_PORT": "70000"}, "MASTER_PORT='70000'"),
-    ):
-        with pytest.raises(SettingsError, match=named):
-            read_nodes({**TWO, **changes})
+    ],
+)
+def test_a_wrong_variable_of_several_machines_is_refused(
+    changes: dict[str, str], message: str
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        read_nodes({**TWO, **changes})
 
-    def check(nodes: Nodes, **settings: Any) -> None:
-        made = Settings(**settings)
-        check_nodes(nodes, made, batch_plan(made))
 
-    first, second = Nodes(count=2, address="a"), Nodes(count=2, rank=1, address="a")
+def check(nodes: Nodes, **settings: Any) -> None:
+    made = Settings(**settings)
+    check_nodes(nodes, made, batch_plan(made))
+
+
+def test_settings_that_several_machines_cannot_use_are_refused() -> None:
+    first = Nodes(count=2, address="a")
+    second = Nodes(count=2, rank=1, address="a")
     with pytest.raises(SettingsError, match="NNODES=2 DEEPSPEED=none"):
         check(first)
     with pytest.raises(SettingsError, match="micro-batches must be cut by tokens"):
@@ -280,26 +329,31 @@ def test_what_several_machines_need_is_said() -> None:
 
 
 def environ(tmp_path: Path, **settings: str) -> dict[str, str]:
+    """Return variables for a process: no proxy, a free port, and a run folder of its own."""
+    variables = {}
+    for name, value in os.environ.items():
+        if "proxy" not in name.lower():
+            variables[name] = value
     port = str(free_port())
-    kept = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
-    own = {
-        "OUTPUT_DIR": str(tmp_path / "run"),
-        "PORT": port,
-        "VLLM_SERVER_PORT": port,
-        "REPORT_TO": "none",
-    }
-    return {**kept, **own, **settings}
+    variables["OUTPUT_DIR"] = str(tmp_path / "run")
+    variables["PORT"] = port
+    variables["VLLM_SERVER_PORT"] = port
+    variables["REPORT_TO"] = "none"
+    return {**variables, **settings}
 
 
-def test_an_answer_and_a_wrong_use_end_with_1_or_2_and_without_a_traceback(tmp_path: Path) -> None:
-    table = (ROOT / "docs" / "exit-codes.md").read_text(encoding="utf-8")
-    rows = [
-        int(line.split("|")[1])
-        for line in table.splitlines()
-        if line.startswith("| ") and line[2].isdecimal()
-    ]
-    assert rows == [0, 1, 1, 2, EXIT_CODE, INTERRUPTED, 128 + signal.SIGTERM]
-    for words, settings, code, said in (
+def test_the_page_of_exit_codes_lists_every_code() -> None:
+    page = (ROOT / "docs" / "exit-codes.md").read_text(encoding="utf-8")
+    codes = []
+    for line in page.splitlines():
+        if line.startswith("| ") and line[2].isdecimal():
+            codes.append(int(line.split("|")[1]))
+    assert codes == [0, 1, 1, 2, EXIT_CODE, INTERRUPTED, 128 + signal.SIGTERM]
+
+
+@pytest.mark.parametrize(
+    ("args", "settings", "code", "message"),
+    [
         (("train", "--dry-run"), {"DATASET": "no/such.jsonl"}, 1, ""),
         (
             ("train", "--dry-run"),
@@ -309,12 +363,22 @@ def test_an_answer_and_a_wrong_use_end_with_1_or_2_and_without_a_traceback(tmp_p
         ),
         (("no-such-command",), {}, 2, "no-such-command"),
         (("report", "no-run"), {}, 2, "no-run: no such folder"),
-    ):
-        given = environ(tmp_path, **settings)
-        done = subprocess.run(
-            [*CLI, *words], env=given, cwd=ROOT, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == code and said in done.stderr and "Traceback" not in done.stderr
+    ],
+)
+def test_a_negative_answer_ends_with_1_a_wrong_use_with_2_and_neither_with_a_traceback(
+    tmp_path: Path, args: tuple[str, ...], settings: dict[str, str], code: int, message: str
+) -> None:
+    answer = subprocess.run(
+        [*CLI, *args],
+        env=environ(tmp_path, **settings),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == code
+    assert message in answer.stderr
+    assert "Traceback" not in answer.stderr
     assert not (tmp_path / "run").exists()
 
 
@@ -325,12 +389,11 @@ def test_a_trainer_that_waits_ends_with_the_code_of_the_signal(
     code: int,
     start_process: Callable[..., "subprocess.Popen[str]"],
 ) -> None:
+    model = make_model(tmp_path / "model")
+    variables = environ(tmp_path, MODEL=str(model), PYTHONUNBUFFERED="1")
     process = start_process(
         [*CLI, "train"],
-        env={
-            **environ(tmp_path, MODEL=str(make_model(tmp_path / "model"))),
-            "PYTHONUNBUFFERED": "1",
-        },
+        env=variables,
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -340,6 +403,8 @@ def test_a_trainer_that_waits_ends_with_the_code_of_the_signal(
         if "waiting for" in line:
             break
     process.send_signal(number)
-    # A process that a signal ends has the shell's code for it.
-    ended = process.wait(timeout=60)
-    assert (128 - ended if ended < 0 else ended) == code
+    exit_code = process.wait(timeout=60)
+    if exit_code < 0:
+        # A process that a signal ends has the shell's code for it.
+        exit_code = 128 - exit_code
+    assert exit_code == code

@@ -1,5 +1,6 @@
-"""The client's side of a session, receipts, lending, and the wait for a server; bad servers are in
-tests/faults.
+"""The client's side of sessions, receipts and guest adapters, and the wait for a server.
+
+Bad servers are in tests/faults.
 """
 
 import hashlib
@@ -49,20 +50,19 @@ DIGESTS = {"version": 7, "sha256": SHA256, "config_sha256": config_digest(PEFT_C
         (
             {**DIGESTS, "seat": f"{NAME}@7", "name": NAME, "instance_id": "i"},
             (
-                *(
-                    {"seat": "iggi"},
-                    {"seat": f"{NAME}@8"},
-                    {"name": "player_0"},
-                    {"version": 8},
-                    {"version": None},
-                ),
-                *({"sha256": "0" * 64}, {"config_sha256": "0" * 64}),
+                {"seat": "iggi"},
+                {"seat": f"{NAME}@8"},
+                {"name": "player_0"},
+                {"version": 8},
+                {"version": None},
+                {"sha256": "0" * 64},
+                {"config_sha256": "0" * 64},
             ),
             lambda receipt: receipt,
-            lambda client: client.lend(7, BODY, PEFT_CONFIG) == f"{NAME}@7",
+            lambda client: client.upload_guest(7, BODY, PEFT_CONFIG) == f"{NAME}@7",
         ),
     ],
-    ids=["push", "lend"],
+    ids=["push", "guest"],
 )
 def test_a_receipt_that_is_not_for_what_was_sent_is_an_error(
     right: dict[str, Any],
@@ -151,16 +151,14 @@ def test_introduce_says_what_the_settings_say_and_a_server_of_the_same_model_agr
     }
     with running_app(**described) as app, RolloutClient(app.url) as client:
         answer = client.introduce(settings, **claims, version=3)
-        assert (answer["instance_id"], answer["run_id"], answer["versions"]) == (
-            "test-instance",
-            "r",
-            {},
-        )
+        assert answer["instance_id"] == "test-instance"
+        assert answer["run_id"] == "r"
+        assert answer["versions"] == {}
         with pytest.raises(ServerError, match="422: number format differs"):
             client.introduce(settings.model_copy(update={"dtype": "bfloat16"}), **claims)
 
 
-def test_games_that_were_not_asked_for_and_deals_that_cannot_be_played_are_errors() -> None:
+def test_games_that_were_not_asked_for_and_tasks_that_cannot_be_played_are_errors() -> None:
     def play(client: RolloutClient, **other: Any) -> None:
         client.play(
             [{**task(3), **other}],
@@ -196,7 +194,8 @@ def test_games_that_were_not_asked_for_and_deals_that_cannot_be_played_are_error
             play(client, **{name: value})
 
 
-def _settings(url: str, seconds: float) -> Settings:
+def settings_of(url: str, seconds: float) -> Settings:
+    """Settings that name one server and wait so long for it."""
     return Settings(vllm_server_port=int(url.rpartition(":")[2]), server_timeout=seconds)
 
 
@@ -215,14 +214,15 @@ def test_waiting_for_something_else_is_bounded_and_says_for_whom_and_why(
     said: list[str] = []
     with bad_server(says(answer)) as server, pytest.raises(ServerGoneError) as caught:
         wait_for_server(
-            _settings(server.url, 2.0),
+            settings_of(server.url, 2.0),
             said.append,
             server_command="bash serve.sh",
             remind=0.1,
             poll=0.05,
         )
     assert f"no rollout server at {server.url} after 2 s" in str(caught.value)
-    assert reason in str(caught.value) and reason in said[0]
+    assert reason in str(caught.value)
+    assert reason in said[0]
     assert "Start it in another terminal: bash serve.sh" in str(caught.value)
     assert said[0].endswith("Type in another terminal:\n    bash serve.sh")
 
@@ -234,7 +234,7 @@ def test_nobody_is_told_to_start_a_server_where_one_listens_and_is_silent() -> N
         pytest.raises(ServerGoneError, match=r"not ready after 2 s: it accepts"),
     ):
         wait_for_server(
-            _settings(server.url, 2.0),
+            settings_of(server.url, 2.0),
             said.append,
             server_command="bash serve.sh",
             remind=0.1,
@@ -243,65 +243,64 @@ def test_nobody_is_told_to_start_a_server_where_one_listens_and_is_silent() -> N
     assert not any("serve.sh" in text for text in said)
 
 
-def test_lending_over_http_needs_no_session_and_the_identity_lists_what_is_held() -> None:
+def test_a_guest_adapter_needs_no_session_and_the_identity_lists_what_is_held() -> None:
     with running_app() as app, RolloutClient(app.url) as client:
         body = adapter_bytes(0.5)
-        seat = client.lend(50, body, PEFT_CONFIG)
+        seat = client.upload_guest(50, body, PEFT_CONFIG)
         assert seat == f"{frozen_name(hashlib.sha256(body).hexdigest(), PEFT_CONFIG)}@50"
-        assert client.lend(50, body, PEFT_CONFIG) == seat
-        described = client.identity()
-        assert (described["frozen"], described["adapters"], described["versions"]) == (
-            [seat],
-            {},
-            {},
-        )
-        bodies = push_to(client, app, version=4)
-        described = client.identity()
-        assert described["adapters"] == {
-            name: {"version": 4, "sha256": hashlib.sha256(one).hexdigest()}
-            for name, one in bodies.items()
-        }
-        assert described["frozen"] == [seat]
+        assert client.upload_guest(50, body, PEFT_CONFIG) == seat
+        before = client.identity()
+        assert before["frozen"] == [seat]
+        assert before["adapters"] == {}
+        assert before["versions"] == {}
+        expected = {}
+        for name, weights in push_to(client, app, version=4).items():
+            expected[name] = {"version": 4, "sha256": hashlib.sha256(weights).hexdigest()}
+        after = client.identity()
+        assert after["adapters"] == expected
+        assert after["frozen"] == [seat]
         client.release()
         assert client.identity()["frozen"] == [seat]
         assert len(app.engine.loaded) == 3
 
 
-def test_what_cannot_be_lent_is_refused_with_its_status() -> None:
+GUEST = adapter_bytes(0.5)
+HEADERS = upload_headers(GUEST)
+
+
+@pytest.mark.parametrize(
+    ("params", "headers", "reason"),
+    [
+        ({}, HEADERS, "version"),
+        ({"version": "-1"}, HEADERS, "version"),
+        ({"version": str(2**31)}, HEADERS, "version"),
+        ({"version": "1"}, {"x-sha256": HEADERS["x-sha256"]}, "x-peft-config"),
+        ({"version": "1"}, {**HEADERS, "x-peft-config": '{"r":' * 9000}, "recursion depth"),
+        (
+            {"version": "1"},
+            {**HEADERS, "x-peft-config": "[]"},
+            "Expected `object`, got `array`",
+        ),
+        ({"version": "1"}, {**HEADERS, "x-peft-config": '{"r": NaN}'}, "JSON is malformed"),
+    ],
+)
+def test_a_guest_adapter_that_is_none_is_refused_with_the_reason(
+    params: dict[str, str], headers: dict[str, str], reason: str
+) -> None:
     with running_app() as app, httpx.Client(base_url=app.url, trust_env=False) as http:
-        body = adapter_bytes(0.5)
-        headers = upload_headers(body)
-        for params, sent, status, reason in (
-            ({}, headers, 422, "version"),
-            ({"version": "-1"}, headers, 422, "version"),
-            ({"version": str(2**31)}, headers, 422, "version"),
-            ({"version": "1"}, {"x-sha256": headers["x-sha256"]}, 422, "x-peft-config"),
-            (
-                {"version": "1"},
-                {**headers, "x-peft-config": '{"r":' * 9000},
-                422,
-                "recursion depth",
-            ),
-            (
-                {"version": "1"},
-                {**headers, "x-peft-config": "[]"},
-                422,
-                "Expected `object`, got `array`",
-            ),
-            (
-                {"version": "1"},
-                {**headers, "x-peft-config": '{"r": NaN}'},
-                422,
-                "JSON is malformed",
-            ),
-        ):
-            answer = http.put("/frozen/", params=params, content=body, headers=sent)
-            assert (answer.status_code, reason in answer.json()["detail"]) == (status, True), (
-                answer.text
-            )
+        answer = http.put("/frozen/", params=params, content=GUEST, headers=headers)
+        assert answer.status_code == 422
+        assert reason in answer.json()["detail"]
+        assert app.store.frozen.names() == []
+        assert app.engine.loaded == {}
+
+
+def test_a_guest_adapter_that_is_too_large_is_413_and_the_route_only_takes_uploads() -> None:
+    with running_app() as app, httpx.Client(base_url=app.url, trust_env=False) as http:
         too_long = http.put(
-            "/frozen/", params={"version": 1}, content=b"\0" * (2 << 20), headers=headers
+            "/frozen/", params={"version": 1}, content=b"\0" * (2 << 20), headers=HEADERS
         )
         assert too_long.status_code == 413
         assert http.get("/frozen/").status_code == 405
-        assert (app.store.frozen.words(), app.engine.loaded) == ([], {})
+        assert app.store.frozen.names() == []
+        assert app.engine.loaded == {}

@@ -159,11 +159,11 @@ def test_the_head_of_an_absent_player_rests(name: str) -> None:
 
 
 def test_shares_of_a_return_that_adds_up_to_nothing_are_refused() -> None:
-    kuhn = registry.setup("kuhn_poker", {"preset": "kuhn_poker"}).row()
+    kuhn = registry.setup("kuhn_poker", {"preset": "kuhn_poker"})
     for name in MIXERS:
         with pytest.raises(
             SettingsError, match=f"HANABI_ADVANTAGE={name}: .*kuhn_poker.*take ippo, mappo"
         ):
-            check_payoffs(Settings(advantage=name), [SETUP.row(), kuhn])
-        check_payoffs(Settings(advantage=name), [SETUP.row()])
+            check_payoffs(Settings(advantage=name), [SETUP, kuhn])
+        check_payoffs(Settings(advantage=name), [SETUP])
     check_payoffs(Settings(advantage="mappo"), [kuhn])

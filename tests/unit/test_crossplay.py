@@ -33,7 +33,7 @@ def bots(tmp_path_factory: pytest.TempPathFactory) -> Summary:
     return summary_of(tmp_path_factory.mktemp("bots"), "hint-bot", "random", "blind", tasks=20)
 
 
-def test_entries_are_words_with_or_without_a_name() -> None:
+def test_entries_are_policy_specs_with_or_without_a_name() -> None:
     entries = parse_entries(["iggi", "mine=piers", " player_1@latest ", "served"], LAPTOP)
     assert [(entry.label, str(entry.ref)) for entry in entries] == [
         ("iggi", "iggi"),
@@ -41,18 +41,25 @@ def test_entries_are_words_with_or_without_a_name() -> None:
         ("player_1@latest", "player_1@latest"),
         ("served", "served"),
     ]
-    for texts, message in (
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
         (["iggi"], "1 entries: cross-play needs 2"),
         (["iggi"] * 65, "65 entries"),
-        (["iggi", "piers,outer"], "an entry is one word"),
+        (["iggi", "piers,outer"], "an entry is one policy"),
         (["iggi", "a=iggi"], "entry 'iggi' is there 2 times; give each entry once"),
         (["a=iggi", "a=piers"], "name 'a' is there 2 times; name them apart"),
         (["iggi", "=piers"], "a name has visible"),
         (["iggi", "a\x1bb=piers"], "a name has visible"),
         (["iggi", "a="], "unknown"),
-    ):
-        with pytest.raises(SettingsError, match=message):
-            parse_entries(texts, LAPTOP)
+    ],
+    ids=["one", "many", "list", "same policy", "same name", "no name", "invisible", "no policy"],
+)
+def test_entries_that_cannot_be_crossed_are_refused(texts: list[str], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        parse_entries(texts, LAPTOP)
 
 
 def test_a_run_stands_for_the_checkpoint_that_is_newest_now(tmp_path: Path) -> None:
@@ -70,14 +77,17 @@ def test_a_run_stands_for_the_checkpoint_that_is_newest_now(tmp_path: Path) -> N
     ]
 
 
-def test_every_ordered_pair_plays_the_same_deals_without_rotation(tmp_path: Path) -> None:
-    summary = summary_of(tmp_path, "hint-bot", "random", tasks=40)
-    for i, first in enumerate(("hint-bot", "random")):
-        for j, second in enumerate(("hint-bot", "random")):
-            alone = evaluate_lineup(parse_lineup(f"{first},{second}", 2), LAPTOP, 40, rotate=False)
-            assert tuple(summary.matrix.scores[i, j]) == alone.scores
-            assert summary.matrix.cell(i, j) == pytest.approx((alone.mean, alone.standard_error))
-    assert summary.num_starts == 40, "laptop tasks all of its decks, so its tasks are independent"
+def test_every_ordered_pair_plays_the_same_tasks_without_rotation(tmp_path: Path) -> None:
+    names = ("hint-bot", "random")
+    summary = summary_of(tmp_path, *names, tasks=40)
+    for i, first in enumerate(names):
+        for j, second in enumerate(names):
+            pair = parse_lineup(f"{first},{second}", 2)
+            expected = evaluate_lineup(pair, LAPTOP, 40, rotate=False)
+            assert tuple(summary.matrix.scores[i, j]) == expected.scores
+            cell = summary.matrix.cell(i, j)
+            assert cell == pytest.approx((expected.mean, expected.standard_error))
+    assert summary.num_starts == 40, "laptop draws from all of its decks, so tasks are independent"
 
 
 def test_where_one_wins_what_the_other_loses_a_cell_is_the_rows_return_in_every_seat(
@@ -86,55 +96,54 @@ def test_where_one_wins_what_the_other_loses_a_cell_is_the_rows_return_in_every_
     poker = Setup(KUHN, KUHN.presets["kuhn"])
     summary = summary_of(tmp_path, "equilibrium-0", "random", tasks=100, setup=poker)
     means = summary.matrix.means
-    assert means[0, 1] == pytest.approx(-means[1, 0]) and means[0, 1] > 0.1
+    assert means[0, 1] == pytest.approx(-means[1, 0])
+    assert means[0, 1] > 0.1
     assert summary.cells["0-1"].seats == (("equilibrium-0", "random"), ("random", "equilibrium-0"))
     wins, draws, losses = summary.outcomes(0, 1)
-    assert wins + draws + losses == pytest.approx(100) and summary.outcomes(1, 0) == pytest.approx(
-        [losses, draws, wins]
-    )
+    assert wins + draws + losses == pytest.approx(100)
+    assert summary.outcomes(1, 0) == pytest.approx([losses, draws, wins])
     matrix, entries = all_sheets(summary)
     assert matrix.columns[0] == "return of \\ against"
     assert entries.columns == ("entry", "return against others", "worst with")
     assert [row[0] for row in entries.groups[0]] == ["equilibrium-0", "random"]
     data = summary_json(summary)
-    assert "gap" not in data and (data["score"], data["score_range"]) == ("return", (-2.0, 2.0))
+    assert "gap" not in data
+    assert data["score"] == "return"
+    assert data["score_range"] == (-2.0, 2.0)
 
 
 def test_with_four_players_a_cell_is_one_newcomer_in_a_team(tmp_path: Path) -> None:
     setup = Setup(HANABI, EnvConfig(preset="full", players=4))
     summary = summary_of(tmp_path, "iggi", "random", setup=setup, tasks=2)
-    assert [lineup.words for lineup in summary.plan.cells.values()] == [
-        ("iggi",) * 4,
+    teams = [tuple(map(str, lineup.refs)) for lineup in summary.plan.cells.values()]
+    assert teams == [
+        ("iggi", "iggi", "iggi", "iggi"),
         ("iggi", "random", "random", "random"),
         ("random", "iggi", "iggi", "iggi"),
-        ("random",) * 4,
+        ("random", "random", "random", "random"),
     ]
     page = render_cross_play(summary)
-    assert (
-        "one newcomer, the row, in seat 0 of a team of the column" in page
-        and "in seats 1 to 3" in page
-    )
+    assert "one newcomer, the row, in seat 0 of a team of the column" in page
+    assert "in seats 1 to 3" in page
 
 
-def test_finished_deals_are_not_played_again_and_those_of_other_work_are_refused(
-    tmp_path: Path,
-) -> None:
+def test_finished_tasks_are_not_played_again(tmp_path: Path) -> None:
     first = play(plan_of("iggi", "random"), tmp_path)
     ledgers = {path: path.read_text() for path in (tmp_path / "cells").iterdir()}
-    assert sorted(path.name for path in ledgers) == [
-        "0-0.jsonl",
-        "0-1.jsonl",
-        "1-0.jsonl",
-        "1-1.jsonl",
-    ]
+    names = sorted(path.name for path in ledgers)
+    assert names == ["0-0.jsonl", "0-1.jsonl", "1-0.jsonl", "1-1.jsonl"]
     again = play(plan_of("a=iggi", "random", "blind", tasks=9), tmp_path)
-    assert again["0-1"].scores[:8] == first["0-1"].scores and len(again) == 9
-    assert all(
-        path.read_text().startswith(text) and path.read_text().count("\n") == 10
-        for path, text in ledgers.items()
-    )
-    other: dict[str, Any]
-    for texts, other, message in (
+    assert len(again) == 9
+    assert again["0-1"].scores[:8] == first["0-1"].scores
+    for path, text in ledgers.items():
+        longer_text = path.read_text()
+        assert longer_text.startswith(text)
+        assert longer_text.count("\n") == 1 + 9, "the key and the tasks"
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "message"),
+    [
         (
             ["random", "iggi"],
             {},
@@ -146,122 +155,120 @@ def test_finished_deals_are_not_played_again_and_those_of_other_work_are_refused
             {"setup": Setup(HANABI, EnvConfig(preset="marshal-mini"))},
             "spec_hash: there",
         ),
-    ):
-        with pytest.raises(SettingsError, match=message):
-            play(plan_of(*texts, **other), tmp_path)
+    ],
+    ids=["players", "suite", "board"],
+)
+def test_finished_tasks_of_other_work_are_refused(
+    tmp_path: Path, texts: list[str], options: dict[str, Any], message: str
+) -> None:
+    play(plan_of("iggi", "random"), tmp_path)
+    with pytest.raises(SettingsError, match=message):
+        play(plan_of(*texts, **options), tmp_path)
 
 
 def test_checkpoints_scripts_and_what_is_served_are_crossed_on_one_server(tmp_path: Path) -> None:
     own = save_checkpoint(tmp_path / "own", 5, [0.1, 0.2])
-    with running_app() as app, RolloutClient(app.url) as client:
-        push_to(client, app)
+    copy = save_checkpoint(tmp_path / "copy", 5, [0.1, 0.2])
+    with running_app() as server, RolloutClient(server.url) as client:
+        push_to(client, server)
         served = Served(
             client=client, resolver=SeatResolver(client, Settings()), max_tokens=4, temperature=1.0
         )
         plan = plan_of(f"own={own}", "served", "iggi", tasks=20, served=served)
-        played = play(plan, tmp_path / "out", served)
-        assert played["0-0"].seats[0] == plan.seats[0]
-        assert played["0-1"].seats == ((plan.seats[0][0], "player_1@1"),)
-        assert played["2-2"].temperature is None and played["2-0"].temperature == 1.0
+        cells = play(plan, tmp_path / "out", served)
+        own_seats = plan.seats[0]
+        assert cells["0-0"].seats[0] == own_seats
+        assert cells["0-1"].seats == ((own_seats[0], "player_1@1"),)
+        assert cells["2-2"].temperature is None
+        assert cells["2-0"].temperature == 1.0
         # Another adapter under the same name and version is other work.
-        assert played["1-1"].policies["player_0"] != played["1-1"].policies["player_1"]
+        policies = cells["1-1"].policies
+        assert policies["player_0"] != policies["player_1"]
         with pytest.raises(SettingsError, match="are the same players"):
-            plan_of(
-                f"own={own}",
-                f"copy={save_checkpoint(tmp_path / 'copy', 5, [0.1, 0.2])}",
-                served=served,
-            )
+            plan_of(f"own={own}", f"copy={copy}", served=served)
 
 
 def test_the_tables_say_what_the_figures_are_and_markdown_escapes_names(bots: Summary) -> None:
-    entries = (replace(bots.plan.entries[0], label="a|b\\c"), *bots.plan.entries[1:])
+    first, *others = bots.plan.entries
+    entries = (replace(first, label="a|b\\c"), *others)
     summary = replace(bots, plan=replace(bots.plan, entries=entries))
     matrix, whole, ranked = all_sheets(summary)
     assert matrix.groups[0][0][0] == "a|b\\c"
-    assert [row[1].split(" ± ")[0] for row in matrix.groups[0]] == [
-        f"{mean:.3f}" for mean in bots.matrix.means[:, 0]
-    ]
+    first_column = [row[1].split(" ± ")[0] for row in matrix.groups[0]]
+    assert first_column == [f"{mean:.3f}" for mean in bots.matrix.means[:, 0]]
     gap = whole.groups[0][2]
-    assert gap[0] == "self-play minus cross-play" and float(gap[1]) == pytest.approx(
-        bots.whole["gap"].mean, abs=5e-4
-    )
+    assert gap[0] == "self-play minus cross-play"
+    assert float(gap[1]) == pytest.approx(bots.whole["gap"].mean, abs=5e-4)
     assert whole.columns[3] == "± over entries"
-    means = {
-        label: one.cross_play.mean for one, label in zip(bots.entries, summary.labels, strict=True)
-    }
-    assert [row[0] for row in ranked.groups[0]] == sorted(
-        summary.labels, key=lambda label: -means[label]
-    )
-    assert "(blind)" in next(row for row in ranked.groups[0] if row[0] == "random")[-1]
+    means = [entry.cross_play.mean for entry in bots.entries]
+    mean_of = dict(zip(summary.labels, means, strict=True))
+    ranking = [row[0] for row in ranked.groups[0]]
+    assert ranking == sorted(summary.labels, key=lambda label: -mean_of[label])
+    random_row = next(row for row in ranked.groups[0] if row[0] == "random")
+    assert "(blind)" in random_row[-1]
     lines = [line for sheet in (matrix, whole, ranked) for line in sheet.markdown().splitlines()]
     rows = [line for line in lines if line.startswith("| a\\|b\\\\c ")]
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in rows} == {5, 8}
+    num_bars = {len(re.findall(r"(?<!\\)\|", line)) for line in rows}
+    assert num_bars == {5, 8}, "of the matrix and of the entries' table"
+
+
+@pytest.fixture
+def unfinished(bots: Summary) -> Summary:
+    """Five of nine cells."""
+    cells = {name: cell for name, cell in bots.cells.items() if name < "1-2"}
+    return summarise(bots.plan, cells)
 
 
 def test_an_unfinished_matrix_says_so_and_shows_what_is_there(
-    bots: Summary, tmp_path: Path
+    bots: Summary, unfinished: Summary, tmp_path: Path
 ) -> None:
-    partial = summarise(
-        bots.plan, {name: cell for name, cell in bots.cells.items() if name < "1-2"}
-    )
-    texts = [text.get_text().split("\n")[0] for text in heat_map(partial).axes[0].texts]
-    assert texts == [f"{mean:.2f}" for mean in bots.matrix.means.ravel()[:5]] + ["–"] * 4
-    assert "not finished: 5 of 9 pairs" in render_cross_play(partial)
-    files = write_cross_play(tmp_path, partial)
-    data = json.loads(files[0].read_text())
-    assert (data["complete"], data["num_played"], data["gap"]["mean"], data["cells"][2]) == (
-        False,
-        5,
-        None,
-        [None] * 3,
-    )
-    assert (
-        data["entries"][0]["gap"]["mean"] is None
-        and data["entries"][0]["first_seat"]["mean"] is not None
-    )
-    assert files[1].read_bytes()[:4] == b"\x89PNG"
-    files[2].unlink()
-    files[2].mkdir()
+    texts = [text.get_text().split("\n")[0] for text in heat_map(unfinished).axes[0].texts]
+    played = [f"{mean:.2f}" for mean in bots.matrix.means.ravel()[:5]]
+    assert texts == [*played, "–", "–", "–", "–"]
+    assert "not finished: 5 of 9 pairs" in render_cross_play(unfinished)
+    json_file, picture, _ = write_cross_play(tmp_path, unfinished)
+    data = json.loads(json_file.read_text())
+    assert data["complete"] is False
+    assert data["num_played"] == 5
+    assert data["gap"]["mean"] is None
+    assert data["cells"][2] == [None] * 3
+    first_entry = data["entries"][0]
+    assert first_entry["gap"]["mean"] is None
+    assert first_entry["first_seat"]["mean"] is not None
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_file_that_cannot_be_written_is_named(bots: Summary, tmp_path: Path) -> None:
+    (tmp_path / "cross_play.html").mkdir()
     with pytest.raises(SettingsError, match=r"cross_play\.html: cannot be written"):
         write_cross_play(tmp_path, bots)
 
 
 def test_the_command_leaves_every_file_and_is_gone_on_with(tmp_path: Path) -> None:
     out = tmp_path / "new" / "out"
-    words = [
-        "cross-play",
-        "hint-bot",
-        "me=random",
-        "--preset",
-        "laptop",
-        "--out",
-        str(out),
-        "--tasks",
-    ]
-    answer = CliRunner().invoke(app, [*words, "30", "--json"])
+    command = ["cross-play", "hint-bot", "me=random", "--preset", "laptop", "--out", str(out)]
+    answer = CliRunner().invoke(app, [*command, "--tasks", "30", "--json"])
     assert answer.exit_code == 0, answer.output
     assert {path.name for path in out.iterdir()} == {
-        "cells", "cross_play.json", "cross_play.html", "heat_map.png"
-    }  # fmt: skip
+        "cells",
+        "cross_play.json",
+        "cross_play.html",
+        "heat_map.png",
+    }
     data = json.loads(answer.stdout)
     assert data == json.loads((out / "cross_play.json").read_text())
-    assert (data["preset"], data["num_tasks"], data["temperature"], data["complete"]) == (
-        "laptop",
-        30,
-        None,
-        True,
-    )
+    assert data["preset"] == "laptop"
+    assert data["num_tasks"] == 30
+    assert data["temperature"] is None
+    assert data["complete"] is True
     assert data["gap"]["error_entries"] is None, "two entries have no error over entries"
     cell = data["cells"][0][1]
-    assert (
-        cell["seats"] == ["hint-bot", "random"]
-        and cell["interval_95"][0] < cell["mean"] < cell["interval_95"][1]
-    )
-    assert (
-        str(tmp_path)
-        not in (out / "cross_play.html").read_text() + (out / "cross_play.json").read_text()
-    )
-    again = CliRunner().invoke(app, [*words, "30", "blind"])
+    low, high = cell["interval_95"]
+    assert cell["seats"] == ["hint-bot", "random"]
+    assert low < cell["mean"] < high
+    for name in ("cross_play.html", "cross_play.json"):
+        assert str(tmp_path) not in (out / name).read_text()
+    again = CliRunner().invoke(app, [*command, "--tasks", "30", "blind"])
     assert again.exit_code == 0
     for text in (
         "30 tasks of suite eval",

@@ -1,6 +1,4 @@
-"""Datasets: rows of a file, and the tasks that they stand for: several boards, shares, and the
-seed.
-"""
+"""Datasets: rows of a file, and the tasks that they stand for: boards, shares, and the seed."""
 
 import json
 from collections import Counter
@@ -15,7 +13,7 @@ from hypothesis import strategies as st
 
 from hanabi_grpo.envs.hanabi.rules import make_spec, shuffled_deck
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.dataset_rows import dataset_row
+from hanabi_grpo.rollout.dataset_rows import DatasetRow, TaskRow, dataset_row
 from hanabi_grpo.rollout.datasets import (
     EXAMPLE_ROW,
     FURTHER_APART,
@@ -40,14 +38,15 @@ SHARES = st.one_of(
 )
 
 
-def write(folder: Path, *configs: Any) -> Path:
-    path = folder / "rows.jsonl"
-    path.write_text(
-        "".join(
-            json.dumps({"messages": MESSAGES, "env_config": config}) + "\n" for config in configs
-        )
-    )
+def write_lines(path: Path, *lines: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
+
+
+def write_configs(folder: Path, *configs: Any) -> Path:
+    """Write a row for each env_config."""
+    lines = [{"messages": MESSAGES, "env_config": config} for config in configs]
+    return write_lines(folder / "rows.jsonl", *lines)
 
 
 def message(path: Path, settings: Settings | None = None) -> str:
@@ -58,29 +57,36 @@ def message(path: Path, settings: Settings | None = None) -> str:
 
 def rows_of(
     folder: Path, *rows: dict[str, Any], settings: Settings | None = None
-) -> list[dict[str, Any]]:
-    path = folder / "rows.jsonl"
-    games = [{"preset": row.get("preset", "laptop"), **row.get("env_config", {})} for row in rows]
-    terms = [{key: row[key] for key in row if key not in ("preset", "env_config")} for row in rows]
-    lines = [
-        {"messages": MESSAGES, "env_config": game, **term}
-        for game, term in zip(games, terms, strict=True)
-    ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+) -> list[DatasetRow]:
+    """Write and load rows.
+
+    Args:
+        folder: Where the file is written.
+        rows: Each may have a "preset" (else "laptop"), a "share", and more of its "env_config".
+        settings: What they leave open; by default 8 tasks a step and seeds from 0.
+    """
+    lines = []
+    for row in rows:
+        env_config = {"preset": row.get("preset", "laptop"), **row.get("env_config", {})}
+        line = {"messages": MESSAGES, "env_config": env_config}
+        if "share" in row:
+            line["share"] = row["share"]
+        lines.append(line)
+    path = write_lines(folder / "rows.jsonl", *lines)
     return load_rows(path, settings or Settings(tasks_per_step=8, task_seed=0))
 
 
-REPLIES = ("reward_illegal", "reward_unparsable", "reward_out_of_tokens")
+# What a row means
 
 
 def test_missing_keys_come_from_the_settings(tmp_path: Path) -> None:
-    path = write(tmp_path, {"preset": "laptop", "reward_illegal": -1.0})
+    path = write_configs(tmp_path, {"preset": "laptop", "reward_illegal": -1.0})
     settings = Settings(observation="full", max_turns=9)
     assert load_rows(path, settings) == [
-        {
-            "messages": MESSAGES,
-            "env": "hanabi",
-            "env_config": {
+        DatasetRow(
+            messages=MESSAGES,
+            env="hanabi",
+            env_config={
                 "preset": "laptop",
                 "memory": "game",
                 "players": 2,
@@ -94,12 +100,29 @@ def test_missing_keys_come_from_the_settings(tmp_path: Path) -> None:
                 "bomb_rule": "zero",
                 "max_turns": 9,
             },
-            "suite": "train",
-            "seeds": None,
-            "first_seed": 42 * 2**32,
-            "share": 1,
-        }
+            suite="train",
+            seeds=None,
+            first_seed=42 * 2**32,
+            share=Fraction(1),
+        )
     ]
+
+
+def test_a_task_says_to_the_server_what_is_played_and_by_whom() -> None:
+    task = TaskRow(
+        messages=MESSAGES,
+        env="kuhn",
+        env_config={"preset": "kuhn"},
+        suite="train",
+        seed=7,
+        number=3,
+    )
+    request = {"env": "kuhn", "env_config": {"preset": "kuhn"}, "suite": "train", "seed": 7}
+    assert task.request() == request
+    assert task.request(seats=("iggi", "player_1@2")) == {
+        **request,
+        "seats": ["iggi", "player_1@2"],
+    }
 
 
 CONFIGS: dict[str, Any] = {
@@ -114,53 +137,73 @@ CONFIGS: dict[str, Any] = {
     "'share' belongs beside env_config": {"preset": "laptop", "share": 2},
     "env_config='laptop': Expected `object`": "laptop",
 }
-TERMS = {
+"""Problem to the env_config that has it."""
+SHARE_TEXTS = {
     "share=0: Expected `float` >= 0.0001": '"share": 0',
     "all of it: Number out of range": '"share": 1e999',
     "not JSON": '"share": NaN',
 }
+"""Problem to the share, as JSON, that has it."""
 LINES = {
     "not JSON: JSON is malformed": b"\xff\xfe{}",
     "all of it: Expected `object`, got `array`": b"[" * 100_000,
     "env='../x.py': an environment is named by a word": b'{"env": "../x.py"}',
     "messages: this field is missing": b'{"env_config": {}}',
     "messages.0.content: this field is missing": b'{"messages": [{"role": "user"}]}',
-    "'preset' belongs into env_config: a row may hold messages, env, env_config, share": b'{"preset": "laptop"}',
+    "'preset' belongs into env_config: a row may hold messages, env, env_config, share": (
+        b'{"preset": "laptop"}'
+    ),
 }
+"""Problem to the whole line that has it."""
 
 
-def test_a_bad_row_is_refused_with_file_line_problem_and_a_right_row(tmp_path: Path) -> None:
+def bad_lines() -> dict[str, bytes]:
+    """Return every bad line by its problem."""
     lines = dict(LINES)
     for problem, config in CONFIGS.items():
         lines[problem] = json.dumps({"messages": MESSAGES, "env_config": config}).encode()
-    for problem, typed in TERMS.items():
+    for problem, share in SHARE_TEXTS.items():
         row = json.dumps({"messages": MESSAGES, "env_config": {"preset": "laptop"}})
-        lines[problem] = f"{row[:-1]}, {typed}}}".encode()
+        lines[problem] = f"{row[:-1]}, {share}}}".encode()
+    return lines
+
+
+@pytest.mark.parametrize(("problem", "line"), bad_lines().items(), ids=range(len(bad_lines())))
+def test_a_bad_row_is_refused_with_file_line_problem_and_a_right_row(
+    problem: str, line: bytes, tmp_path: Path
+) -> None:
     path = tmp_path / "rows.jsonl"
-    for problem, line in lines.items():
-        path.write_bytes(b"\n\n" + line + b"\n")
-        text = message(path)
-        assert text.startswith(f"{path} line 3: ") and problem in text, problem
-        assert text.endswith(f"Example of a row: {EXAMPLE_ROW}")
+    path.write_bytes(b"\n\n" + line + b"\n")
+    text = message(path)
+    assert text.startswith(f"{path} line 3: ")
+    assert problem in text
+    assert text.endswith(f"Example of a row: {EXAMPLE_ROW}")
 
 
 def test_a_key_with_another_value_in_the_environment_is_an_error_and_with_the_same_value_is_not(
     tmp_path: Path,
 ) -> None:
-    path = write(tmp_path, {"preset": "laptop", "bomb_rule": "keep"})
+    path = write_configs(tmp_path, {"preset": "laptop", "bomb_rule": "keep"})
     expected = "env_config bomb_rule='keep', but HANABI_BOMB_RULE='zero' is set as well"
     assert expected in message(path, Settings(bomb_rule="zero"))
-    assert load_rows(path, Settings(bomb_rule="keep"))[0]["env_config"]["bomb_rule"] == "keep"
-    assert load_rows(path, Settings())[0]["env_config"]["bomb_rule"] == "keep"
+    for settings in (Settings(bomb_rule="keep"), Settings()):
+        [row] = load_rows(path, settings)
+        assert row.env_config["bomb_rule"] == "keep"
 
 
 def test_a_missing_or_empty_file_says_how_to_make_one(tmp_path: Path) -> None:
     missing = tmp_path / "none.jsonl"
     assert f"hanabi-grpo dataset --preset laptop --out {missing}" in message(missing)
-    (tmp_path / "empty.jsonl").write_text("\n")
-    assert message(tmp_path / "empty.jsonl").startswith(f"{tmp_path / 'empty.jsonl'}: no rows.")
-    (tmp_path / "example.jsonl").write_text(EXAMPLE_ROW)
-    assert load_rows(tmp_path / "example.jsonl", Settings())[0]["suite"] == "train"
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("\n")
+    assert message(empty).startswith(f"{empty}: no rows.")
+    example = tmp_path / "example.jsonl"
+    example.write_text(EXAMPLE_ROW)
+    [row] = load_rows(example, Settings())
+    assert row.suite == "train"
+
+
+# Rows that are made
 
 
 @pytest.mark.parametrize(
@@ -169,158 +212,199 @@ def test_a_missing_or_empty_file_says_how_to_make_one(tmp_path: Path) -> None:
 def test_the_files_of_the_project_are_what_the_command_writes(
     tmp_path: Path, name: str, preset: str
 ) -> None:
-    line = write_dataset(
-        tmp_path / name, [dataset_row(preset, players=None, suite="train", num_tasks=0)]
-    )
-    assert line == preset
+    row = dataset_row(preset, players=None, suite="train", num_tasks=0)
+    assert write_dataset(tmp_path / name, [row]) == preset
     assert (DATA / name).read_text() == (tmp_path / name).read_text()
-    assert [row["seeds"] for row in load_rows(DATA / name, Settings())] == [None]
+    assert [row.seeds for row in load_rows(DATA / name, Settings())] == [None]
 
 
-def test_a_row_holds_a_fixed_list_and_what_could_not_be_trained_on_is_refused() -> None:
+def test_a_row_holds_a_fixed_list_of_tasks() -> None:
     row = dataset_row("mini", players=3, suite="train", num_tasks=2)
     assert row["env_config"] == {"preset": "mini", "suite": "train", "players": 3, "seeds": [0, 1]}
-    right: dict[str, Any] = {"preset": "laptop", "suite": "train", "num_tasks": 0}
-    bad = {
-        "preset": ("labtop", "did you mean 'laptop'"),
-        "suite": ("eval", "held out"),
-        "num_tasks": (-1, "-1"),
-        "env": ("chess", "no such environment"),
-    }
-    for name, (value, problem) in bad.items():
-        with pytest.raises(SettingsError, match=problem):
-            dataset_row(**{**right, name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("preset", "labtop", "did you mean 'laptop'"),
+        ("suite", "eval", "held out"),
+        ("num_tasks", -1, "-1"),
+        ("env", "chess", "no such environment"),
+    ],
+)
+def test_a_row_that_could_not_be_trained_on_is_not_made(
+    name: str, value: Any, problem: str
+) -> None:
+    arguments = {"preset": "laptop", "suite": "train", "num_tasks": 0}
+    arguments[name] = value
+    with pytest.raises(SettingsError, match=problem):
+        dataset_row(**arguments)
 
 
 def test_rows_of_several_environments_stand_in_one_file(tmp_path: Path) -> None:
     path = tmp_path / "mixed.jsonl"
     rows = [
-        dataset_row(name, env=name, suite="train", num_tasks=0)
-        for name in ("tic_tac_toe", "kuhn_poker")
+        dataset_row("tic_tac_toe", env="tic_tac_toe", suite="train", num_tasks=0),
+        dataset_row("kuhn_poker", env="kuhn_poker", suite="train", num_tasks=0),
     ]
     write_dataset(path, rows)
     hanabi = dataset_row(
         "marshal-mini", players=2, observation="compact", suite="train", num_tasks=0, share=2
     )
-    assert (
-        write_dataset(path, [hanabi], add=True)
-        == "tic_tac_toe 25 %, kuhn_poker 25 %, marshal-mini 50 %"
-    )
-    found = load_rows(path, Settings(device="cpu"))
-    assert [row["env"] for row in found] == ["tic_tac_toe", "kuhn_poker", "hanabi"]
-    assert [row["env_config"].get("style") for row in found] == ["compact", "compact", None]
+    mix = write_dataset(path, [hanabi], add=True)
+    assert mix == "tic_tac_toe 25 %, kuhn_poker 25 %, marshal-mini 50 %"
+    loaded = load_rows(path, Settings(device="cpu"))
+    assert [row.env for row in loaded] == ["tic_tac_toe", "kuhn_poker", "hanabi"]
+    assert [row.env_config.get("style") for row in loaded] == ["compact", "compact", None]
 
 
 def test_rows_of_another_environment_take_what_they_leave_open_from_its_preset(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "kuhn.jsonl"
-    row = dataset_row("kuhn", env="kuhn", suite="train", num_tasks=0)
-    assert write_dataset(path, [row]) == "kuhn"
-    config = {"preset": "kuhn", "memory": "game", **dict.fromkeys(REPLIES, -0.5)}
+    line = dataset_row("kuhn", env="kuhn", suite="train", num_tasks=0)
+    assert write_dataset(path, [line]) == "kuhn"
+    config = {
+        "preset": "kuhn",
+        "memory": "game",
+        "reward_illegal": -0.5,
+        "reward_unparsable": -0.5,
+        "reward_out_of_tokens": -0.5,
+    }
     for settings in (Settings(), Settings(env="kuhn")):
-        [found] = load_rows(path, settings)
-        assert (found["env"], found["env_config"], found["messages"][0]["content"]) == (
-            "kuhn",
-            config,
-            "Play kuhn.",
-        )
-        assert tasks([found], 3, 1)[0]["env"] == "kuhn"
-        assert played_setups([found])[0].spec.payoff == "zero_sum"
-    assert training_rows(Settings(env="kuhn"))[0]["env_config"] == config
-    path.write_text(json.dumps({**row, "env_config": {"preset": "kuhn", "players": 2}}))
-    assert "unknown key 'players'; env_config may hold preset, memory, reward_illegal" in message(
-        path
-    )
-    path.write_text(json.dumps(row))
-    assert "env='kuhn' has 2 players, but HANABI_PLAYERS=3; set HANABI_ENV=kuhn" in message(
-        path, Settings(players=3)
-    )
+        [row] = load_rows(path, settings)
+        assert row.env == "kuhn"
+        assert row.env_config == config
+        assert row.messages[0]["content"] == "Play kuhn."
+        assert tasks([row], 3, 1)[0].env == "kuhn"
+        assert played_setups([row])[0].spec.payoff == "zero_sum"
+    assert training_rows(Settings(env="kuhn"))[0].env_config == config
+
+
+def test_rows_of_another_environment_are_checked_too(tmp_path: Path) -> None:
+    line = dataset_row("kuhn", env="kuhn", suite="train", num_tasks=0)
+    with_players = {**line, "env_config": {"preset": "kuhn", "players": 2}}
+    path = write_lines(tmp_path / "kuhn.jsonl", with_players)
+    expected = "unknown key 'players'; env_config may hold preset, memory, reward_illegal"
+    assert expected in message(path)
+    write_lines(path, line)
+    expected = "env='kuhn' has 2 players, but HANABI_PLAYERS=3; set HANABI_ENV=kuhn"
+    assert expected in message(path, Settings(players=3))
+
+
+# Shares
 
 
 @examples(deadline=None)
 @given(st.lists(SHARES, min_size=1, max_size=5), st.integers(0, 300), st.integers(1, 40))
-def test_any_stretch_of_deals_has_nearly_the_shares_and_a_whole_block_has_them_exactly(
-    shares: list[Fraction], start: int, length: int
+def test_any_stretch_of_tasks_has_nearly_the_shares_and_a_whole_block_has_them_exactly(
+    share_list: list[Fraction], start: int, length: int
 ) -> None:
-    rows = tuple(shares)
-    block = len(block_order(rows))
-    counts = Counter(locate(rows, task)[0] for task in range(start, start + block))
+    shares = tuple(share_list)
     total = sum(shares)
-    assert all(counts[row] == block * share / total for row, share in enumerate(shares))
-    part = Counter(locate(rows, task)[0] for task in range(start, start + length))
-    assert all(
-        abs(part[row] - length * share / total) <= len(shares) for row, share in enumerate(shares)
-    )
+
+    def count_rows(num_tasks: int) -> Counter[int]:
+        return Counter(locate(shares, task)[0] for task in range(start, start + num_tasks))
+
+    block = len(block_order(shares))
+    in_block = count_rows(block)
+    in_stretch = count_rows(length)
+    for row, share in enumerate(shares):
+        assert in_block[row] == block * share / total
+        assert abs(in_stretch[row] - length * share / total) <= len(shares)
 
 
 def test_shares_without_a_short_common_block_are_refused_and_the_finest_allowed_is_not(
     tmp_path: Path,
 ) -> None:
-    with pytest.raises(
-        SettingsError,
-        match=r"rows\.jsonl: shares 0\.123457, 1: .* in 1123457 tasks, allowed are 10000",
-    ):
+    refusal = r"rows\.jsonl: shares 0\.123457, 1: .* in 1123457 tasks, allowed are 10000"
+    with pytest.raises(SettingsError, match=refusal):
         rows_of(tmp_path, {"share": 0.123457}, {"share": 1})
     rows = rows_of(tmp_path, {"share": 0.9999}, {"preset": "mini", "share": 0.0001})
-    assert Counter(task["env_config"]["preset"] for task in tasks(rows, 123, MAX_BLOCK)) == {
-        "laptop": 9999,
-        "mini": 1,
-    }
+    presets = Counter(task.env_config["preset"] for task in tasks(rows, 123, MAX_BLOCK))
+    assert presets == {"laptop": 9999, "mini": 1}
 
 
-def test_an_epoch_with_shares_ends_when_every_row_has_played_all_its_seeds(tmp_path: Path) -> None:
-    def steps(*rows: dict[str, Any]) -> int:
-        return num_steps(Settings(num_train_epochs=1.0, tasks_per_step=1), rows_of(tmp_path, *rows))
-
-    seeds = {"env_config": {"seeds": list(range(30))}}
-    assert steps({**seeds}, {**seeds}) == 60
-    assert steps({**seeds, "share": 3}, {**seeds, "share": 1}) == 120
-    assert steps({**seeds, "share": 3}, {"env_config": {"seeds": list(range(10))}}) == 40
-
-
-def test_the_seed_of_a_run_chooses_its_fresh_deals_and_no_two_seeds_share_one(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("shares", "num_seeds", "steps"),
+    [
+        ((1, 1), (30, 30), 60),
+        ((3, 1), (30, 30), 120),
+        ((3, 1), (30, 10), 40),
+    ],
+)
+def test_an_epoch_with_shares_ends_when_every_row_has_played_all_its_seeds(
+    shares: tuple[int, int], num_seeds: tuple[int, int], steps: int, tmp_path: Path
 ) -> None:
-    def seeds(**given: int) -> list[int]:
-        rows = rows_of(tmp_path, {}, settings=Settings(**given))  # type: ignore[arg-type]
-        return [task["seed"] for task in tasks(rows, 0, 50)]
-
-    assert seeds(task_seed=0) == list(range(50))
-    assert seeds(seed=7) == seeds(seed=3, task_seed=7) == [7 * 2**32 + task for task in range(50)]
-    assert seeds() == seeds(seed=42)
-    fixed = rows_of(tmp_path, {"env_config": {"seeds": [4, 2]}}, settings=Settings(seed=7))
-    assert [task["seed"] for task in tasks(fixed, 0, 4)] == [4, 2, 4, 2]
-    assert set(seeds(seed=1)).isdisjoint(seeds(seed=2))
-    shuffled_deck(make_spec("laptop"), "train", seeds(seed=2**31 - 1)[-1])
-    last = rows_of(tmp_path, {}, settings=Settings(seed=2**31 - 1))
-    assert tasks(last, 2**32 - 1, 1)[0]["seed"] == 2**63 - 1
-    with pytest.raises(
-        SettingsError, match="a run has 4294967296 fresh tasks; set another HANABI_TASK_SEED"
-    ):
-        tasks(last, 2**32, 1)
+    rows = []
+    for share, count in zip(shares, num_seeds, strict=True):
+        rows.append({"share": share, "env_config": {"seeds": list(range(count))}})
+    settings = Settings(num_train_epochs=1.0, tasks_per_step=1)
+    assert num_steps(settings, rows_of(tmp_path, *rows)) == steps
 
 
-def test_a_further_deal_is_of_the_same_row_and_no_deal_that_the_run_has_already(
+# Seeds
+
+
+def seeds_of(folder: Path, settings: Settings) -> list[int]:
+    """Return the seeds of the first 50 fresh tasks."""
+    rows = rows_of(folder, {}, settings=settings)
+    return [task.seed for task in tasks(rows, 0, 50)]
+
+
+def test_the_seed_of_a_run_chooses_its_fresh_tasks(tmp_path: Path) -> None:
+    assert seeds_of(tmp_path, Settings(task_seed=0)) == list(range(50))
+    of_seven = [7 * 2**32 + task for task in range(50)]
+    assert seeds_of(tmp_path, Settings(seed=7)) == of_seven
+    assert seeds_of(tmp_path, Settings(seed=3, task_seed=7)) == of_seven
+    assert seeds_of(tmp_path, Settings()) == seeds_of(tmp_path, Settings(seed=42))
+
+
+def test_a_row_with_seeds_goes_round_them_whatever_the_seed_of_the_run(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path, {"env_config": {"seeds": [4, 2]}}, settings=Settings(seed=7))
+    assert [task.seed for task in tasks(rows, 0, 4)] == [4, 2, 4, 2]
+
+
+def test_no_two_runs_share_a_fresh_task_up_to_the_last_of_the_last_seed(tmp_path: Path) -> None:
+    first = set(seeds_of(tmp_path, Settings(seed=1)))
+    assert first.isdisjoint(seeds_of(tmp_path, Settings(seed=2)))
+    of_the_last = Settings(seed=2**31 - 1)
+    shuffled_deck(make_spec("laptop"), "train", seeds_of(tmp_path, of_the_last)[-1])
+    rows = rows_of(tmp_path, {}, settings=of_the_last)
+    assert tasks(rows, 2**32 - 1, 1)[0].seed == 2**63 - 1
+    refusal = "a run has 4294967296 fresh tasks; set another HANABI_TASK_SEED"
+    with pytest.raises(SettingsError, match=refusal):
+        tasks(rows, 2**32, 1)
+
+
+# Further tasks
+
+
+def test_a_further_task_is_of_the_same_row_and_no_task_that_the_run_has_already(
     tmp_path: Path,
 ) -> None:
     rows = rows_of(
         tmp_path, {"share": 3}, {"preset": "marshal-mini", "env_config": {"seeds": [5, 6, 7]}}
     )
     own = tasks(rows, 0, 40)
-    others = [further_task(rows, number, round_) for round_ in (1, 2, 15) for number in range(40)]
-    assert [task["task"] for task in others[40:80]] == [
-        2 * FURTHER_APART + number for number in range(40)
-    ]
-    assert [task["env_config"] for task in others] == [task["env_config"] for task in own] * 3
-    fresh = [task["seed"] for task in (*own, *others) if task["env_config"]["preset"] == "laptop"]
-    assert len(set(fresh)) == len(fresh) == 120 and max(fresh) < 2**32
+    others = []
+    for attempt in (1, 2, 15):
+        others += [further_task(rows, number, attempt) for number in range(40)]
+    of_the_second = [task.number for task in others[40:80]]
+    assert of_the_second == [2 * FURTHER_APART + number for number in range(40)]
+    assert [task.env_config for task in others] == [task.env_config for task in own] * 3
+
+    fresh = [task.seed for task in (*own, *others) if task.env_config["preset"] == "laptop"]
+    assert len(set(fresh)) == len(fresh) == 120
+    assert max(fresh) < 2**32
     # Of a row's seeds each of the others, never the task's own.
-    drawn = zip(own * 3, others, strict=True)
-    pairs = {
-        (one["seed"], other["seed"])
-        for one, other in drawn
-        if one["env_config"]["preset"] == "marshal-mini"
-    }
+    pairs = set()
+    for task, other in zip(own * 3, others, strict=True):
+        if task.env_config["preset"] == "marshal-mini":
+            pairs.add((task.seed, other.seed))
     assert pairs == {(5, 6), (5, 7), (6, 5), (6, 7), (7, 5), (7, 6)}
-    assert further_task(rows_of(tmp_path, {"env_config": {"seeds": [9]}}), 0, 1)["seed"] == 9
+
+
+def test_the_only_seed_of_a_row_is_that_of_its_further_tasks_too(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path, {"env_config": {"seeds": [9]}})
+    assert further_task(rows, 0, 1).seed == 9

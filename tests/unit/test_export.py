@@ -14,7 +14,7 @@ from huggingface_hub import ModelCard
 from peft import PeftModel
 from safetensors.torch import load_file, save
 from transformers import AutoModelForCausalLM
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from hanabi_grpo.cli import app
 from hanabi_grpo.client.lineups import parse_lineup
@@ -71,19 +71,32 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def run_export(*words: object) -> Any:
-    return CliRunner().invoke(app, ["export", *map(str, words)])
+def run_export(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["export", *map(str, arguments)])
 
 
-def of(
+def played_by(
     result: EvaluationResult, seats: tuple[str, ...], policies: Mapping[str, str] | None = None
 ) -> EvaluationResult:
-    return replace(
-        result, orders=(replace(result.orders[0], seats=seats),), policies=dict(policies or {})
-    )
+    """Return a result as if others had played.
+
+    Args:
+        result: The result.
+        seats: What the seats were on the server.
+        policies: Digest of the weights of each adapter that a trainer pushed.
+    """
+    order = replace(result.orders[0], seats=seats)
+    return replace(result, orders=(order,), policies=dict(policies or {}))
+
+
+def base_model_of(adapter: Path) -> str:
+    """Return the base model that an adapter's configuration names."""
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    return str(config["base_model_name_or_path"])
 
 
 def logits(model: Any) -> torch.Tensor:
+    """Return the model's logits for two rows of ten tokens."""
     with torch.no_grad():
         return model.eval()(torch.arange(5, 25).reshape(2, 10)).logits
 
@@ -92,42 +105,46 @@ def test_each_player_is_the_trained_adapter_to_peft_and_names_no_path_key_or_mac
     trained: Path,
 ) -> None:
     assert run_export(trained / "run", "--out", "hub").exit_code == 0
+    hub = Path("hub")
     for name in PLAYERS:
-        source, made = trained / "run/checkpoint-50" / name, Path("hub") / name
-        assert (made / "adapter_model.safetensors").read_bytes() == (
-            source / "adapter_model.safetensors"
-        ).read_bytes()
-        base = [AutoModelForCausalLM.from_pretrained(trained / "model") for _ in range(2)]
-        one = logits(PeftModel.from_pretrained(base[0], source))
-        other = logits(PeftModel.from_pretrained(base[1], "hub", subfolder=name))
-        assert torch.equal(one, other)
-    files = [path for path in Path("hub").rglob("*") if path.is_file()]
-    assert len(files) == 7 and not list(Path("hub").rglob("*moments*"))
-    for content in (path.read_bytes() for path in files):
-        assert SECRET.encode() not in content and str(trained).encode() not in content
-    assert (
-        json.loads(Path("hub/player_0/adapter_config.json").read_text())["base_model_name_or_path"]
-        == "model"
-    )
-    assert sorted(path.name for path in Path("hub").iterdir()) == [
-        *("README.md", "episodes", "manifest.json", *PLAYERS)
-    ]
+        source = trained / "run/checkpoint-50" / name
+        weights = (hub / name / "adapter_model.safetensors").read_bytes()
+        assert weights == (source / "adapter_model.safetensors").read_bytes()
+        trained_base = AutoModelForCausalLM.from_pretrained(trained / "model")
+        exported_base = AutoModelForCausalLM.from_pretrained(trained / "model")
+        trained_player = PeftModel.from_pretrained(trained_base, source)
+        exported_player = PeftModel.from_pretrained(exported_base, "hub", subfolder=name)
+        assert torch.equal(logits(trained_player), logits(exported_player))
+    files = [path for path in hub.rglob("*") if path.is_file()]
+    assert len(files) == 7
+    assert not list(hub.rglob("*moments*"))
+    for path in files:
+        content = path.read_bytes()
+        assert SECRET.encode() not in content
+        assert str(trained).encode() not in content
+    assert base_model_of(hub / "player_0") == "model"
+    names = sorted(path.name for path in hub.iterdir())
+    assert names == ["README.md", "episodes", "manifest.json", "player_0", "player_1"]
 
 
 def test_what_was_exported_is_a_checkpoint_as_a_team_and_as_one_player(trained: Path) -> None:
     assert run_export(trained / "run/checkpoint-50", "--out", "hub").exit_code == 0
     assert run_export("hub:player_1", "--out", "one").exit_code == 0
     check_checkpoint(Path("hub"))
-    team, alone = read_adapters(Path("hub")), read_adapters(Path("one"))
+    team = read_adapters(Path("hub"))
+    alone = read_adapters(Path("one"))
     before = read_adapters(trained / "run/checkpoint-50")
-    assert (team.step, team.lora_rank, list(team.adapters)) == (50, 8, list(PLAYERS))
-    assert (alone.step, list(alone.adapters)) == (50, ["player_1"])
-    # A server calls the lent adapter the same, so evaluations of the one are evaluations of the
+    assert team.step == 50
+    assert team.lora_rank == 8
+    assert list(team.adapters) == ["player_0", "player_1"]
+    assert alone.step == 50
+    assert list(alone.adapters) == ["player_1"]
+    # A server calls the guest adapter the same, so evaluations of the one are evaluations of the
     # other.
-    names = {
-        frozen_name(hashlib.sha256(weights).hexdigest(), config)
-        for weights, config in (saved.adapters["player_1"] for saved in (before, team, alone))
-    }
+    names = set()
+    for saved in (before, team, alone):
+        weights, config = saved.adapters["player_1"]
+        names.add(frozen_name(hashlib.sha256(weights).hexdigest(), config))
     assert len(names) == 1
     assert team.facts["model_fingerprint"] == model_fingerprint(trained / "model")
     assert parse_lineup("./hub:player_1,iggi", 2).needs_server
@@ -138,37 +155,36 @@ def test_the_card_has_results_of_these_weights_only_with_their_errors(
     trained: Path, tmp_path: Path
 ) -> None:
     saved = read_adapters(trained / "run/checkpoint-50")
-    digest = hashlib.sha256(saved.adapters["player_0"][0]).hexdigest()
-    lent = f"{frozen_name(digest, saved.adapters['player_0'][1])}@50"
-    pushed = {
-        name: hashlib.sha256(
-            save(load_file(trained / f"run/checkpoint-50/{name}/adapter_model.safetensors"))
-        ).hexdigest()
-        for name in PLAYERS
-    }
-    plain = evaluate_scripted("random", SETUP, 20)
+    weights, config = saved.adapters["player_0"]
+    guest = f"{frozen_name(hashlib.sha256(weights).hexdigest(), config)}@50"
+    pushed_digests = {}
+    for name in PLAYERS:
+        tensors = load_file(trained / f"run/checkpoint-50/{name}/adapter_model.safetensors")
+        pushed_digests[name] = hashlib.sha256(save(tensors)).hexdigest()
+    other_digests = {name: "0" * 64 for name in PLAYERS}
+    result = evaluate_scripted("random", SETUP, 20)
     seats = ("player_0@50", "player_1@50")
     run = tmp_path / "run"
     shutil.copytree(trained / "run", run)
-    write_document(run / "evaluation-team.json", result_to_json(of(plain, seats, pushed)))
-    write_document(
-        run / "evaluation-other.json",
-        result_to_json(of(plain, seats, {name: "0" * 64 for name in PLAYERS})),
-    )
-    write_document(run / "evaluations" / "mixed.json", result_to_json(of(plain, (lent, "iggi"))))
-    for word, name in ((run, "hub"), (f"{run}:player_1", "partner")):
-        answer = run_export(word, "--out", name)
+    for path, played in (
+        (run / "evaluation-team.json", played_by(result, seats, pushed_digests)),
+        (run / "evaluation-other.json", played_by(result, seats, other_digests)),
+        (run / "evaluations" / "mixed.json", played_by(result, (guest, "iggi"))),
+    ):
+        write_document(path, result_to_json(played))
+    for source, out in ((run, "team"), (f"{run}:player_1", "partner")):
+        answer = run_export(source, "--out", out)
         assert answer.exit_code == 0, answer.output
-    own, partner = (ModelCard.load(f"{name}/README.md") for name in ("hub", "partner"))
-    assert own.data.library_name == "peft" and own.data.base_model is None
-    assert f"{plain.mean:.3f} ± {plain.standard_error:.3f}" in partner.content
-    assert "| player_0, iggi |" in own.content and "| player_0, iggi |" not in partner.content
-    assert (
-        "## Limits" in own.content
-        and "exactly the base model" in own.content
-        and "5.45 ± 0.10 over 10 steps" in own.content
-    )
-    assert str(tmp_path) not in own.content
+    team = ModelCard.load("team/README.md")
+    partner = ModelCard.load("partner/README.md")
+    assert team.data.library_name == "peft"
+    assert team.data.base_model is None
+    assert f"{result.mean:.3f} ± {result.standard_error:.3f}" in partner.content
+    assert "| player_0, iggi |" in team.content
+    assert "| player_0, iggi |" not in partner.content
+    for text in ("## Limits", "exactly the base model", "5.45 ± 0.10 over 10 steps"):
+        assert text in team.content
+    assert str(tmp_path) not in team.content
 
 
 def test_a_hub_name_of_the_base_model_is_in_card_and_configuration(trained: Path) -> None:
@@ -177,10 +193,7 @@ def test_a_hub_name_of_the_base_model_is_in_card_and_configuration(trained: Path
     assert not Path("hub/player_0").exists()
     card = ModelCard.load("hub/README.md")
     assert card.data.base_model == "Qwen/Qwen3-4B"
-    assert (
-        json.loads(Path("hub/player_1/adapter_config.json").read_text())["base_model_name_or_path"]
-        == "Qwen/Qwen3-4B"
-    )
+    assert base_model_of(Path("hub/player_1")) == "Qwen/Qwen3-4B"
 
 
 def test_what_cannot_be_exported_is_refused_and_nothing_is_written(trained: Path) -> None:

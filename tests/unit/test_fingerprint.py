@@ -22,21 +22,20 @@ def _model(folder: Path, **config: object) -> Path:
 def test_one_changed_weight_or_setting_changes_the_fingerprint_and_no_place_does(
     tmp_path: Path,
 ) -> None:
-    first, second, third = (
-        _model(tmp_path / "a"),
-        _model(tmp_path / "b"),
-        _model(tmp_path / "c", rope_theta=1.0),
-    )
+    plain = _model(tmp_path / "a")
+    other_weight = _model(tmp_path / "b")
     changed = torch.arange(8.0)
     changed[5] += 1e-3
-    save_file({"weight": changed}, second / "model.safetensors")
-    assert len({model_fingerprint(folder) for folder in (first, second, third)}) == 3
+    save_file({"weight": changed}, other_weight / "model.safetensors")
+    other_setting = _model(tmp_path / "c", rope_theta=1.0)
+    other_place = _model(tmp_path / "d", _name_or_path="d")
     # Checkpoints of earlier versions name it.
-    assert (
-        model_fingerprint(first)
-        == model_fingerprint(_model(tmp_path / "d", _name_or_path="d"))
-        == "4be26f26a13a24b6"
-    )
+    expected = "4be26f26a13a24b6"
+    assert model_fingerprint(plain) == expected
+    assert model_fingerprint(other_place) == expected
+    others = {model_fingerprint(other_weight), model_fingerprint(other_setting)}
+    assert len(others) == 2
+    assert expected not in others
 
 
 def test_every_weight_of_a_large_file_counts_and_it_is_read_once_until_it_changes(
@@ -56,11 +55,10 @@ def test_every_weight_of_a_large_file_counts_and_it_is_read_once_until_it_change
         file.seek(-20 << 20, os.SEEK_END)
         file.write(b"\x01")
     os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert (
-        weights.stat().st_mtime_ns == before.st_mtime_ns
-        and weights.stat().st_size == before.st_size
-    )
+    assert weights.stat().st_mtime_ns == before.st_mtime_ns
+    assert weights.stat().st_size == before.st_size
     assert model_fingerprint(folder) != first
+    # A cache that cannot be read or written does no harm.
     (tmp_path / "cache" / "hanabi-grpo" / "fingerprints.json").write_text("[")
     assert model_fingerprint(folder) != first
     monkeypatch.setenv("XDG_CACHE_HOME", str(weights))
@@ -72,19 +70,15 @@ def test_a_folder_that_is_missing_empty_or_brings_code_is_refused_and_not_looked
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        SettingsError, match=r"no config.json with \*.safetensors weights there.*tiny-model"
-    ):
+    empty = r"no config.json with \*.safetensors weights there.*tiny-model"
+    with pytest.raises(SettingsError, match=empty):
         model_fingerprint(tmp_path)
+    with_code = _model(tmp_path / "a", auto_map={"AutoConfig": "evil.Config"})
     with pytest.raises(SettingsError, match="names Python code of its own"):
-        resolve_model(str(_model(tmp_path / "a", auto_map={"AutoConfig": "evil.Config"})))
-    with pytest.raises(
-        SettingsError,
-        match=r"no such folder in /.*is shipped with the repository, whose root folder",
-    ):
+        resolve_model(str(with_code))
+    shipped = r"no such folder in /.*is shipped with the repository, whose root folder"
+    with pytest.raises(SettingsError, match=shipped):
         resolve_model("data/tiny-model")
-    with pytest.raises(
-        SettingsError,
-        match=r"MODEL=outputs/nothing: no such folder in /.*tiny-model --out outputs/nothing",
-    ):
+    missing = r"MODEL=outputs/nothing: no such folder in /.*tiny-model --out outputs/nothing"
+    with pytest.raises(SettingsError, match=missing):
         resolve_model("outputs/nothing")

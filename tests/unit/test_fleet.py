@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fake_engine import task
+from fake_engine import task, task_row
+from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.client.fleet import (
     check_alike,
     each_server,
@@ -41,7 +43,7 @@ from server_app import (
 from waiting import wait_until
 
 DATASET = Path(__file__).parents[2] / "data/hanabi.laptop.jsonl"
-DEALS = [{**task(seed), "task": seed} for seed in range(5)]
+TASKS = [task_row(seed) for seed in range(5)]
 SIMPLE = EnvConfig(preset="simple", observation="compact", legal_moves=False)
 
 
@@ -57,7 +59,7 @@ def fleet(
 ) -> Iterator[Callable[..., FleetLink]]:
     """Make a link to the two apps, or to some, that pushes the same weights always."""
     monkeypatch.setattr(fleet_link, "export_adapter", lambda *_: (adapter_bytes(0.5), PEFT_CONFIG))
-    made: list[FleetLink] = []
+    links: list[FleetLink] = []
 
     def make(servers: tuple[RunningApp, ...] = apps) -> FleetLink:
         settings = Settings(
@@ -69,77 +71,86 @@ def fleet(
             server_timeout=20.0,
         )
         link = FleetLink(settings, tmp_path)
-        for one, app in zip(link.links.values(), servers, strict=True):
-            monkeypatch.setattr(one.client, "introduce", introduces(one.client, app))
-        made.append(link)
+        for server_link, app in zip(link.links.values(), servers, strict=True):
+            client = server_link.client
+            monkeypatch.setattr(client, "introduce", introduces(client, app))
+        links.append(link)
         return link
 
     yield make
-    for link in made:
+    for link in links:
         link.disconnect()
-        for one in link.links.values():
-            one.client.close()
+        for server_link in link.links.values():
+            server_link.client.close()
 
 
 def introduces(client: RolloutClient, app: RunningApp) -> Callable[..., dict[str, Any]]:
-    """Claim to have the app's own model instead of hashing a folder; all else is what the link
-    says.
-    """
+    """Claim to have the app's own model instead of hashing a folder; the rest is the link's."""
 
     def introduce(settings: Settings, **claims: Any) -> dict[str, Any]:
         return open_session(
-            client, app, **{name: claims[name] for name in ("run_id", "secret", "version")}
+            client,
+            app,
+            run_id=claims["run_id"],
+            secret=claims["secret"],
+            version=claims["version"],
         )
 
     return introduce
 
 
-def told(games: list[list[Episode]]) -> list[list[Episode]]:
-    """Games without the server that played them."""
-    return [[replace(game, instance_id="") for game in group] for group in games]
+Groups = list[list[Episode]]
+"""Episodes by task."""
 
 
-def instances(games: list[list[Episode]]) -> list[set[str]]:
-    return [{game.instance_id for game in group} for group in games]
+def without_server(groups: Groups) -> Groups:
+    """The same episodes without a word about the server that played them."""
+    return [[replace(episode, instance_id="") for episode in group] for group in groups]
 
 
-def test_words_of_the_list_name_hosts_and_perhaps_their_ports() -> None:
-    settings = load_settings(
-        {"VLLM_SERVER_HOST": "gpu7, gpu8:8001,[::1]:8002,[::2]", "VLLM_SERVER_PORT": "9000"}
-    )
-    assert [server_url(one) for one in each_server(settings.settings)] == [
-        *("http://gpu7:9000", "http://gpu8:8001", "http://[::1]:8002", "http://[::2]:9000")
+def servers_of(groups: Groups) -> list[set[str]]:
+    """Per task the server processes that played it."""
+    return [{episode.instance_id for episode in group} for group in groups]
+
+
+def test_a_list_names_hosts_and_perhaps_their_ports() -> None:
+    variables = {
+        "VLLM_SERVER_HOST": "gpu7, gpu8:8001,[::1]:8002,[::2]",
+        "VLLM_SERVER_PORT": "9000",
+    }
+    settings = load_settings(variables).settings
+    assert [server_url(server) for server in each_server(settings)] == [
+        "http://gpu7:9000",
+        "http://gpu8:8001",
+        "http://[::1]:8002",
+        "http://[::2]:9000",
     ]
-    assert server_url(settings.settings) == "http://gpu7:9000"
-    assert [server_url(one) for one in each_server(Settings(vllm_server_host="::1"))] == [
-        "http://[::1]:8000"
-    ]
+    assert server_url(settings) == "http://gpu7:9000"
 
 
-def test_a_list_that_cannot_be_read_or_names_a_server_twice_is_refused() -> None:
-    for text in (
-        "a,",
-        ",",
-        "http://a",
-        "a:0",
-        "a:65536",
-        "a:٣",
-        "a:",
-        "[::1",
-        "[::1]8000",
-        "[]:80",
-    ):
-        with pytest.raises(
-            SettingsError, match=r"VLLM_SERVER_HOST=.*: a host name or address, or a comma list"
-        ):
-            load_settings({"VLLM_SERVER_HOST": text})
+def test_an_ipv6_address_alone_needs_no_brackets() -> None:
+    [server] = each_server(Settings(vllm_server_host="::1"))
+    assert server_url(server) == "http://[::1]:8000"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a,", ",", "http://a", "a:0", "a:65536", "a:٣", "a:", "[::1", "[::1]8000", "[]:80"],
+)
+def test_a_list_that_cannot_be_read_is_refused(text: str) -> None:
+    message = r"VLLM_SERVER_HOST=.*: a host name or address, or a comma list"
+    with pytest.raises(SettingsError, match=message):
+        load_settings({"VLLM_SERVER_HOST": text})
+
+
+def test_a_list_that_names_a_server_twice_is_refused() -> None:
     with pytest.raises(SettingsError, match="means a:8000, a:8000: name each server once"):
         each_server(Settings(vllm_server_host="a,a:8000"))
 
 
-def test_equal_deals_are_dealt_in_turn_and_longer_games_first() -> None:
-    assert share_tasks(DEALS, 2) == [[0, 2, 4], [1, 3]]
-    assert share_tasks(DEALS[:1], 3) == [[0], [], []]
+def test_equal_tasks_are_shared_in_turn_and_longer_games_first() -> None:
+    assert share_tasks([row.request() for row in TASKS], 2) == [[0, 2, 4], [1, 3]]
+    assert share_tasks([TASKS[0].request()], 3) == [[0], [], []]
     assert share_tasks([], 2) == [[], []]
     # A game of the board simple has at most 21 turns, one of laptop 11.
     assert share_tasks([task(0), task(1), task(2, SIMPLE), task(3)], 2) == [[2, 3], [0, 1]]
@@ -148,27 +159,31 @@ def test_equal_deals_are_dealt_in_turn_and_longer_games_first() -> None:
 
 
 @given(st.lists(st.integers(0, 5), max_size=20), st.integers(1, 6))
-def test_every_deal_is_played_once_and_comes_back_to_its_place(
-    seeds: list[int], servers: int
+def test_every_task_is_played_once_and_comes_back_to_its_place(
+    seeds: list[int], num_servers: int
 ) -> None:
-    tasks = [
-        task(seed, SIMPLE if seed % 2 else EnvConfig.parse(task(0)["env_config"])) for seed in seeds
-    ]
-    shares = share_tasks(tasks, servers)
-    assert sorted(place for share in shares for place in share) == list(range(len(tasks)))
-    assert merge_shares(shares, [[tasks[place] for place in share] for share in shares]) == tasks
-    assert share_tasks([{**one, "seats": ["iggi", "base"]} for one in tasks], servers) == shares
+    tasks = [task(seed, SIMPLE) if seed % 2 else task(seed) for seed in seeds]
+    shares = share_tasks(tasks, num_servers)
+    shared = [position for share in shares for position in share]
+    assert sorted(shared) == list(range(len(tasks)))
+    parts = [[tasks[position] for position in share] for share in shares]
+    assert merge_shares(shares, parts) == tasks
+    with_seats = [{**row, "seats": ["iggi", "base"]} for row in tasks]
+    assert share_tasks(with_seats, num_servers) == shares
 
 
 def test_calls_are_made_at_the_same_time_and_the_first_failure_is_raised_once_all_have_ended(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    meet, done = threading.Barrier(3, timeout=20), []
-    assert side_by_side({name: (lambda name=name: (meet.wait(), name)[1]) for name in "abc"}) == [
-        "a",
-        "b",
-        "c",
-    ]
+    barrier = threading.Barrier(3, timeout=20)
+
+    def meet(name: str) -> str:
+        barrier.wait()
+        return name
+
+    answers = side_by_side({name: partial(meet, name) for name in "abc"})
+    assert answers == ["a", "b", "c"]
+    done: list[bool] = []
 
     def fail(kind: type[Exception]) -> None:
         raise kind("no")
@@ -178,59 +193,55 @@ def test_calls_are_made_at_the_same_time_and_the_first_failure_is_raised_once_al
         done.append(True)
 
     with pytest.raises(ServerError, match="no"):
-        side_by_side({"a": work, "b": lambda: fail(ServerError), "c": lambda: fail(ValueError)})
+        side_by_side({"a": work, "b": partial(fail, ServerError), "c": partial(fail, ValueError)})
     assert done == [True]
-    assert "b: ServerError: no" in caplog.text and "c: ValueError: no" in caplog.text
+    assert "b: ServerError: no" in caplog.text
+    assert "c: ValueError: no" in caplog.text
 
 
 def test_servers_that_differ_are_named_with_what_differs() -> None:
-    one = {"instance_id": "x", "protocol": 3, "dtype": "float32", "max_model_len": 512}
-    check_alike({"a": one})
-    check_alike({"a": one, "b": {**one, "instance_id": "y", "max_lora_rank": 64}})
-    with pytest.raises(
-        ServerError, match="differ in length of a conversation: a has 512, c has 1024"
-    ):
-        check_alike(
-            {"a": one, "b": {**one, "instance_id": "y"}, "c": {**one, "max_model_len": 1024}}
-        )
+    first = {"instance_id": "x", "protocol": 3, "dtype": "float32", "max_model_len": 512}
+    check_alike({"a": first})
+    check_alike({"a": first, "b": {**first, "instance_id": "y", "max_lora_rank": 64}})
+    second = {**first, "instance_id": "y"}
+    longer = {**first, "max_model_len": 1024}
+    message = "differ in length of a conversation: a has 512, c has 1024"
+    with pytest.raises(ServerError, match=message):
+        check_alike({"a": first, "b": second, "c": longer})
     with pytest.raises(ServerError, match="a and b are one server"):
-        check_alike({"a": one, "b": dict(one)})
+        check_alike({"a": first, "b": dict(first)})
 
 
 def test_two_servers_play_what_one_plays_in_the_order_of_the_request(
     apps: tuple[RunningApp, RunningApp], fleet: Callable[..., FleetLink], tmp_path: Path
 ) -> None:
-    both, alone = fleet(), fleet(apps[:1])
+    both = fleet()
+    alone = fleet(apps[:1])
     assert isinstance(make_link(alone.settings, tmp_path), ServerLink)
     assert isinstance(make_link(both.settings, tmp_path), FleetLink)
     both.connect(0)
     both.push(None, PLAYERS, 7)
-    assert [app.store.versions() for app in apps] == [{"player_0": 7, "player_1": 7}] * 2
-    shared = both.play(DEALS, PLAYERS, 7)
-    assert instances(shared.groups) == [{"first"}, {"second"}, {"first"}, {"second"}, {"first"}]
+    for app in apps:
+        assert app.store.versions() == {"player_0": 7, "player_1": 7}
+    shared = both.play(TASKS, PLAYERS, 7)
+    assert servers_of(shared.groups) == [{"first"}, {"second"}, {"first"}, {"second"}, {"first"}]
     assert [group[0].seed for group in shared.groups] == [0, 1, 2, 3, 4]
-    assert [[game.game for game in group] for group in shared.groups] == [[0, 1]] * 5
+    for group in shared.groups:
+        assert [episode.game for episode in group] == [0, 1]
     assert both.spec_hashes == [shared.groups[0][0].spec_hash]
     assert both.server_facts["model_fingerprint"] == "f" * 16
     both.disconnect()
-    assert [
-        app.store.ownership.session is not None and app.store.ownership.session.released
-        for app in apps
-    ] == [
-        True,
-        True,
-    ]
+    for app in apps:
+        session = app.store.ownership.session
+        assert session is not None
+        assert session.released
     alone.connect(7)
     alone.push(None, PLAYERS, 7)
-    single = alone.play(DEALS, PLAYERS, 7)
-    assert told(single.groups) == told(shared.groups)
-    assert (
-        0
-        < single.cached_tokens
-        == shared.cached_tokens
-        < single.prompt_tokens
-        == shared.prompt_tokens
-    )
+    single = alone.play(TASKS, PLAYERS, 7)
+    assert without_server(single.groups) == without_server(shared.groups)
+    assert single.cached_tokens == shared.cached_tokens
+    assert single.prompt_tokens == shared.prompt_tokens
+    assert 0 < single.cached_tokens < single.prompt_tokens
 
 
 def test_a_server_that_is_not_there_or_of_another_model_is_named_and_no_session_is_opened(
@@ -238,12 +249,11 @@ def test_a_server_that_is_not_there_or_of_another_model_is_named_and_no_session_
 ) -> None:
     with running_app(instance_id="third", model_fingerprint="0" * 16) as third:
         link = fleet((apps[0], third))
-        with pytest.raises(
-            ServerError,
-            match=rf"differ in base model: .*{apps[0].port} has f+, .*{third.port} has 0+",
-        ):
+        message = rf"differ in base model: .*{apps[0].port} has f+, .*{third.port} has 0+"
+        with pytest.raises(ServerError, match=message):
             link.connect(0)
-        assert [app.store.ownership.session for app in (apps[0], third)] == [None, None]
+        assert apps[0].store.ownership.session is None
+        assert third.store.ownership.session is None
     with pytest.raises(ServerGoneError, match=rf"127\.0\.0\.1:{third.port}: identity: no answer"):
         link.connect(0)
 
@@ -256,7 +266,8 @@ def test_a_server_that_refuses_is_named_and_the_others_are_free_for_the_next_tra
         link = fleet()
         with pytest.raises(ServerError, match=rf":{apps[1].port}: .*works for run outputs/other"):
             link.connect(0)
-    assert all(one.client.session_timeout is None for one in link.links.values())
+    for server_link in link.links.values():
+        assert server_link.client.session_timeout is None
     fleet(apps[:1]).connect(0)
 
 
@@ -271,24 +282,26 @@ def test_a_server_that_dies_is_waited_for_by_name_and_given_the_adapters_and_its
         link = fleet((apps[0], mortal))
         link.connect(0)
         link.push(None, PLAYERS, 7)
-        expected = told(link.play(DEALS, PLAYERS, 7).groups)
+        expected = without_server(link.play(TASKS, PLAYERS, 7).groups)
         mortal.engine.seconds = 30.0
-        samples, results = apps[0].engine.num_samples, []
-        player = threading.Thread(
-            target=lambda: results.append(link.play(DEALS, PLAYERS, 7)), daemon=True
-        )
+        samples = apps[0].engine.num_samples
+        results: list[RolloutResult] = []
+
+        def play() -> None:
+            results.append(link.play(TASKS, PLAYERS, 7))
+
+        player = threading.Thread(target=play, daemon=True)
         player.start()
         assert wait_until(lambda: mortal.scheduler.games_in_flight >= 4, 60)
         mortal.engine.is_dead = True
-        assert wait_until(
-            lambda: f"waiting for the rollout server at http://127.0.0.1:{port}" in caplog.text, 60
-        )
+        waiting = f"waiting for the rollout server at http://127.0.0.1:{port}"
+        assert wait_until(lambda: waiting in caplog.text, 60)
         stack.close()
         with running_app(port=port, instance_id="reborn") as reborn:
             player.join(60)
             assert reborn.store.versions() == {"player_0": 7, "player_1": 7}
-            assert told(results[0].groups) == expected
-            assert instances(results[0].groups) == [
+            assert without_server(results[0].groups) == expected
+            assert servers_of(results[0].groups) == [
                 {"first"},
                 {"reborn"},
                 {"first"},

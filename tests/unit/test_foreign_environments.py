@@ -1,5 +1,6 @@
-"""Games of Gymnasium, TextArena and OpenEnv as environments of ours, under the checks of every
-environment.
+"""Games of Gymnasium, TextArena and OpenEnv as environments of ours.
+
+They stand the checks of every environment.
 """
 
 import random
@@ -29,7 +30,8 @@ from hanabi_grpo.errors import SettingsError
 class Count(gymnasium.Env[str, int]):
     """Reach 3 by steps of 0 to 2, from where the seed says."""
 
-    observation_space, action_space = Text(20), Discrete(3, start=5)
+    observation_space = Text(20)
+    action_space = Discrete(3, start=5)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
@@ -38,14 +40,20 @@ class Count(gymnasium.Env[str, int]):
 
     def step(self, action: int) -> tuple[str, float, bool, bool, dict[str, Any]]:
         self.at += action - 5
-        return f"at {self.at}", float(self.at == 3), self.at >= 3, False, {}
+        reward = float(self.at == 3)
+        terminated = self.at >= 3
+        return f"at {self.at}", reward, terminated, False, {}
 
 
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
     kuhn = registry.setup("kuhn_poker", {"preset": "kuhn_poker"})
-    seat = {"environment": kuhn.environment, "config": kuhn.config, "seat": 0}
-    seat["partners"] = {1: kuhn.environment.policies["random"]()}
+    seat = {
+        "environment": kuhn.environment,
+        "config": kuhn.config,
+        "seat": 0,
+        "partners": {1: kuhn.environment.policies["random"]()},
+    }
     gymnasium.register("Count-v0", entry_point=Count, max_episode_steps=9)
     gymnasium.register("KuhnSeat-v0", entry_point=SeatEnv, kwargs=seat)
     gymnasium.register(
@@ -65,37 +73,36 @@ def task(name: str, seed: int = 0, **other: Any) -> Task[Any]:
 
 def test_a_text_environment_of_gymnasium_passes_the_checks_of_every_environment() -> None:
     for name in ("gymnasium:Count-v0", "gymnasium:KuhnSeat-v0"):
-        of = task(name, least_return=-9.0, greatest_return=9.0)
-        report = check(of.environment, of.config, num_episodes=5)
+        start = task(name, least_return=-9.0, greatest_return=9.0)
+        report = check(start.environment, start.config, num_episodes=5)
         assert report.num_copies == report.num_steps > 4
-    count = Referee(
-        next(
-            one
-            for one in (task("gymnasium:Count-v0", seed) for seed in range(9))
-            if _at(one) == "at 1"
-        )
-    )
-    assert (count.spec.max_turns, count.game.legal(0)) == (9, ("5", "6", "7"))
+
+
+def count_from_one() -> Referee:
+    for seed in range(9):
+        referee = Referee(task("gymnasium:Count-v0", seed))
+        if referee.see(0).message() == "at 1":
+            return referee
+    raise AssertionError("none of nine seeds starts at 1")
+
+
+def test_a_text_environment_of_gymnasium_gives_its_limit_actions_and_rewards() -> None:
+    count = count_from_one()
+    assert count.spec.max_turns == 9
+    assert count.game.legal(0) == ("5", "6", "7")
     count.step({0: "I take one.\n**6**"})
     assert count.see(0).message() == "at 2"
     [turn] = count.step({0: "6"})
-    assert (turn.rewards, count.status, count.game.result()) == (
-        ({"reward": 1.0},),
-        "finished",
-        {"total": 1.0},
-    )
-
-
-def _at(one: Task[Any]) -> str:
-    return Referee(one).see(0).message()
+    assert turn.rewards == ({"reward": 1.0},)
+    assert count.status == "finished"
+    assert count.game.result() == {"total": 1.0}
 
 
 def test_the_environment_of_the_page_is_played(capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).parents[2] / "docs" / "interop.md").read_text(encoding="utf-8")
-    exec(
-        f"import gymnasium\n{page.partition('import gymnasium')[2].partition('```')[0]}",
-        {"__name__": "page"},
-    )
+    _, _, after_import = page.partition("import gymnasium")
+    code, _, _ = after_import.partition("```")
+    exec(f"import gymnasium\n{code}", {"__name__": "page"})
     del gymnasium.registry["Doors-v0"]
     assert re.fullmatch(r"[012] \{'total': [01]\.0\}\n", capsys.readouterr().out)
 
@@ -119,38 +126,52 @@ def test_what_cannot_be_played_is_refused_with_the_way_out() -> None:
                 registry.get(name)
 
 
+@pytest.fixture
+def textarena() -> Any:
+    return pytest.importorskip("textarena", reason="the extra textarena is not installed")
+
+
+@pytest.mark.usefixtures("textarena")
 def test_games_of_textarena_pass_the_checks_and_leave_the_global_generator_alone() -> None:
-    pytest.importorskip("textarena", reason="the extra textarena is not installed")
     before = random.getstate()
     for name, players in (("TicTacToe-v0", 2), ("GuessTheNumber-v0", 1)):
-        of = task(f"textarena:{name}")
-        assert check(of.environment, of.config, num_episodes=3).num_copies > 5
-        assert of.environment.spec(of.config).num_players == players
+        start = task(f"textarena:{name}")
+        assert check(start.environment, start.config, num_episodes=3).num_copies > 5
+        assert start.setup.spec.num_players == players
     poker = task("textarena:KuhnPoker-v0")
-    for part in (check_games, check_replies, check_policies):
-        part(poker.environment, poker.config)
+    check_games(poker.environment, poker.config)
+    check_replies(poker.environment, poker.config)
+    check_policies(poker.environment, poker.config)
+    # It deals cards, and nobody says which are hidden.
     with pytest.raises(ConformanceError, match=r"its hidden\(\) is the same"):
-        check(
-            poker.environment, poker.config, num_episodes=2
-        )  # it tasks cards, and nobody says which are hidden
+        check(poker.environment, poker.config, num_episodes=2)
     assert random.getstate() == before
+
+
+@pytest.mark.usefixtures("textarena")
+def test_a_game_of_textarena_has_the_number_of_players_that_it_can_have() -> None:
     with pytest.raises(
         SettingsError, match=r"HANABI_PLAYERS=3: TicTacToe-v0 of TextArena does not start"
     ):
         Referee(task("textarena:TicTacToe-v0", players=3))
     three = task("textarena:LiarsDice-v0", players=3)
-    assert (
-        len(
-            play_scripts(three, dict.fromkeys(range(3), three.environment.policies["random"]()))
-            .turns[0]
-            .rewards
-        )
-        == 3
-    )
-    won = Referee(task("textarena:TicTacToe-v0"))
+    script = three.environment.policies["random"]()
+    episode = play_scripts(three, {0: script, 1: script, 2: script})
+    assert len(episode.turns[0].rewards) == 3
+
+
+@pytest.mark.usefixtures("textarena")
+def test_a_won_game_of_textarena_pays_the_winner_and_costs_the_loser() -> None:
+    game = Referee(task("textarena:TicTacToe-v0"))
     for cell in (0, 3, 1, 4, 2):
-        [turn] = won.step({won.to_act()[0]: f"[{cell}]"})
+        [player] = game.to_act()
+        [turn] = game.step({player: f"[{cell}]"})
     assert turn.rewards == ({"reward": 1.0}, {"reward": -1.0})
+
+
+@pytest.mark.usefixtures("textarena")
+def test_dice_of_textarena_fall_the_same_in_every_game_of_a_start() -> None:
     dice = task("textarena:PigDice-v0", 3)
-    scripts = dict.fromkeys((0, 1), dice.environment.policies["random"]())
+    script = dice.environment.policies["random"]()
+    scripts = {0: script, 1: script}
     assert play_scripts(dice, scripts) == play_scripts(dice, scripts)

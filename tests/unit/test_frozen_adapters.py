@@ -1,12 +1,11 @@
-"""Lent adapters: held once, bounded, dropped only when nobody uses them, and apart from every
-session.
-"""
+"""Guest adapters: held once, bounded, dropped only when unused, and apart from every session."""
 
 import asyncio
 import contextlib
 import hashlib
 import random
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -15,10 +14,9 @@ import pytest
 from hanabi_grpo.errors import AdapterError, HanabiGrpoError, VersionError
 from hanabi_grpo.rollout.handshake import session_headers
 from hanabi_grpo.runs.adapter_config import frozen_name
-from hanabi_grpo.server.adapter_loader import HeldAdapter
-from hanabi_grpo.server.adapter_store import MAX_VERSIONS, AdapterStore
+from hanabi_grpo.server.adapter_loader import MAX_FROZEN, MAX_VERSIONS, HeldAdapter
+from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import engine_options
-from hanabi_grpo.server.frozen_adapters import MAX_FROZEN
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.refs import seat_adapter
 from store_parts import (
@@ -38,121 +36,131 @@ from store_parts import (
 pytestmark = pytest.mark.anyio
 
 
-def word(value: float, version: int, config: Mapping[str, Any] = CONFIG) -> str:
-    """The seat word of `upload(value)`."""
-    return f"{frozen_name(hashlib.sha256(upload(value)).hexdigest(), config)}@{version}"
+def name_of(value: float, version: int = 1, config: Mapping[str, Any] = CONFIG) -> str:
+    """The name with version of `upload(value)`."""
+    digest = hashlib.sha256(upload(value)).hexdigest()
+    return f"{frozen_name(digest, config)}@{version}"
 
 
-async def lend(store: AdapterStore, value: float, version: int = 1, rank: int = 2) -> HeldAdapter:
-    return await store.frozen.lend(
-        sent("lent", version, upload(value, rank=rank), {**CONFIG, "r": rank})
-    )
+async def add(store: AdapterStore, value: float, version: int = 1, rank: int = 2) -> HeldAdapter:
+    """Upload a guest adapter whose weights are all `value`."""
+    body = upload(value, rank=rank)
+    return await store.frozen.add(sent("guest", version, body, {**CONFIG, "r": rank}))
+
+
+async def fill(store: AdapterStore) -> list[HeldAdapter]:
+    """Upload as many guests as fit."""
+    return [await add(store, float(number)) for number in range(MAX_FROZEN)]
 
 
 def using(
-    store: AdapterStore, *held: HeldAdapter
-) -> contextlib.AbstractAsyncContextManager[dict[str, HeldAdapter]]:
-    return store.lease({one.adapter: one.version for one in held})
+    store: AdapterStore, *adapters: HeldAdapter
+) -> AbstractAsyncContextManager[dict[str, HeldAdapter]]:
+    """A rollout that samples from adapters."""
+    return store.lease({adapter.adapter: adapter.version for adapter in adapters})
 
 
 def check_whole(store: AdapterStore, engine: Loads) -> None:
-    """Every lent adapter is in the engine under its name and has its files, and nothing else lent
-    is there.
-    """
-    words = store.frozen.words()
-    for one in words:
-        named = seat_adapter(one)
-        assert named is not None
-        held = store.frozen.find(*named)
-        assert held.lora == f"handle of {one}"
-        assert sorted(path.name for path in held.folder.iterdir()) == [
+    """Every guest is in the engine under its name and has its files, and no other guest is."""
+    names = store.frozen.names()
+    for name in names:
+        parts = seat_adapter(name)
+        assert parts is not None
+        adapter = store.frozen.find(*parts)
+        assert adapter.lora == f"handle of {name}"
+        assert sorted(path.name for path in adapter.folder.iterdir()) == [
             "adapter_config.json",
             "adapter_model.safetensors",
         ]
-    assert [name for name in engine.names if name.startswith("frozen_")] == sorted(words)
-    assert [name for name in folders_on_disk(store) if name.startswith("frozen_")] == sorted(words)
+    in_engine = [name for name in engine.names if name.startswith("frozen_")]
+    on_disk = [name for name in folders_on_disk(store) if name.startswith("frozen_")]
+    assert in_engine == sorted(names)
+    assert on_disk == sorted(names)
 
 
-async def test_a_lent_adapter_is_named_by_its_content_and_leased_beside_the_sessions(
+async def test_a_guest_is_named_by_its_content_and_leased_beside_the_sessions_adapters(
     store: AdapterStore, engine: Loads
 ) -> None:
     await push(store, 3)
-    held = await lend(store, 5.0, version=50)
-    assert held.name == word(5.0, 50)
-    async with store.lease({"player_0": 3, held.adapter: 50}) as leased:
-        assert {name: one.lora for name, one in leased.items()} == {
+    guest = await add(store, 5.0, version=50)
+    assert guest.name == name_of(5.0, 50)
+    async with store.lease({"player_0": 3, guest.adapter: 50}) as leased:
+        assert {name: adapter.lora for name, adapter in leased.items()} == {
             "player_0": "handle of player_0@3",
-            held.adapter: f"handle of {word(5.0, 50)}",
+            guest.adapter: f"handle of {name_of(5.0, 50)}",
         }
-        assert held.users == 1
-    assert held.users == 0
+        assert guest.users == 1
+    assert guest.users == 0
     check_whole(store, engine)
 
 
-async def test_the_same_adapter_is_loaded_once_and_as_two_versions_or_with_another_alpha_it_is_apart(
-    store: AdapterStore, engine: Loads
-) -> None:
-    lent = await asyncio.gather(*(lend(store, 5.0) for _ in range(5)))
-    assert len(set(map(id, lent))) == 1
-    assert await lend(store, 5.0) is lent[0]
+async def test_the_same_guest_is_loaded_once(store: AdapterStore, engine: Loads) -> None:
+    uploads = await asyncio.gather(*[add(store, 5.0) for _ in range(5)])
+    first = uploads[0]
+    assert all(guest is first for guest in uploads)
+    assert await add(store, 5.0) is first
     assert engine.num_loads == 1
-    first, second = await lend(store, 5.0, version=1), await lend(store, 5.0, version=2)
-    other = {**CONFIG, "lora_alpha": 8}
-    third = await store.frozen.lend(sent("lent", 1, upload(5.0), other))
-    assert [first.name, second.name, third.name] == [
-        word(5.0, 1),
-        word(5.0, 2),
-        word(5.0, 1, other),
-    ]
-    for held in (first, second, third):
-        async with using(store, held) as leased:
-            assert leased[held.adapter] is held
     check_whole(store, engine)
 
 
-async def test_the_least_recently_used_makes_room_and_a_lease_or_a_second_lending_counts_as_use(
+async def test_other_versions_and_other_configurations_of_the_same_weights_are_apart(
     store: AdapterStore, engine: Loads
 ) -> None:
-    held = [await lend(store, float(number)) for number in range(MAX_FROZEN)]
-    # The first counts as used when its games have ended, and is never the one to go before.
-    async with using(store, held[0]):
-        await lend(store, 1.0)
-        await lend(store, 100.0)
-        await lend(store, 101.0)
-    assert store.frozen.words() == [
-        *(word(float(number), 1) for number in range(4, MAX_FROZEN)),
-        *(word(value, 1) for value in (1.0, 100.0, 101.0, 0.0)),
-    ]
+    other_config = {**CONFIG, "lora_alpha": 8}
+    first = await add(store, 5.0, version=1)
+    second = await add(store, 5.0, version=2)
+    third = await store.frozen.add(sent("guest", 1, upload(5.0), other_config))
+    assert first.name == name_of(5.0, 1)
+    assert second.name == name_of(5.0, 2)
+    assert third.name == name_of(5.0, 1, other_config)
+    for guest in (first, second, third):
+        async with using(store, guest) as leased:
+            assert leased[guest.adapter] is guest
+    check_whole(store, engine)
+
+
+async def test_the_least_recently_used_makes_room_and_a_lease_or_a_second_upload_counts_as_use(
+    store: AdapterStore, engine: Loads
+) -> None:
+    guests = await fill(store)
+    # Guest 0 counts as used when its games have ended, and is never the one to go before.
+    async with using(store, guests[0]):
+        await add(store, 1.0)
+        await add(store, 100.0)
+        await add(store, 101.0)
+    untouched = [name_of(float(number)) for number in range(4, MAX_FROZEN)]
+    touched = [name_of(1.0), name_of(100.0), name_of(101.0), name_of(0.0)]
+    assert store.frozen.names() == untouched + touched
     check_whole(store, engine)
     with pytest.raises(
-        VersionError, match=rf"{word(2.0, 1)} is required, .* upload it again \(PUT /frozen/\)"
+        VersionError, match=rf"{name_of(2.0)} is required, .* upload it again \(PUT /frozen/\)"
     ):
-        async with using(store, held[2]):
+        async with using(store, guests[2]):
             pass
 
 
-async def test_when_all_places_are_in_use_the_next_is_refused_and_says_by_whom(
+async def test_when_all_guests_are_in_use_the_next_is_refused_and_the_message_names_the_users(
     store: AdapterStore, engine: Loads
 ) -> None:
-    held = [await lend(store, float(number)) for number in range(MAX_FROZEN)]
-    async with using(store, *held[1:]), using(store, held[0]):
-        async with using(store, held[1]):
+    guests = await fill(store)
+    async with using(store, *guests[1:]), using(store, guests[0]):
+        async with using(store, guests[1]):
             with pytest.raises(
                 VersionError, match=r"all 16 places .* in use .*by 2 rollout\(s\).*upload it again"
             ):
-                await lend(store, 100.0)
-            assert (await lend(store, 3.0)) is held[3], "one that is held needs no place"
-        assert sorted(store.frozen.words()) == sorted(one.name for one in held)
+                await add(store, 100.0)
+            assert await add(store, 3.0) is guests[3], "one that is held needs no place"
+        assert sorted(store.frozen.names()) == sorted(guest.name for guest in guests)
         assert engine.num_loads == MAX_FROZEN
         check_whole(store, engine)
-    await lend(store, 100.0)
+    await add(store, 100.0)
     check_whole(store, engine)
 
 
-async def test_sessions_commits_and_releases_leave_lent_adapters_alone(
+async def test_sessions_commits_and_releases_leave_guests_alone(
     store: AdapterStore, engine: Loads
 ) -> None:
-    held = await lend(store, 5.0, version=50)
+    guest = await add(store, 5.0, version=50)
     await push(store, 1)
     await push(store, 2, 2.0)
     engine.broken.add("player_1@3")
@@ -161,21 +169,24 @@ async def test_sessions_commits_and_releases_leave_lent_adapters_alone(
     store.ownership.release(session_headers("run", A))
     await store.open_session(wanted("another run", B, adapters=["shared"]))
     assert store.versions() == {}
-    assert store.frozen.words() == [held.name]
+    assert store.frozen.names() == [guest.name]
     check_whole(store, engine)
-    async with using(store, held) as leased:
-        assert leased[held.adapter] is held
+    async with using(store, guest) as leased:
+        assert leased[guest.adapter] is guest
     check_whole(store, engine)
 
 
-async def test_a_refused_upload_changes_nothing_and_drops_nobody(
+async def test_a_refused_upload_changes_nothing_and_drops_no_other(
     store: AdapterStore, engine: Loads
 ) -> None:
     await push(store, 1)
     for number in range(MAX_FROZEN - 1):
-        await lend(store, float(number), rank=1 + number)
-    engine.broken.add(word(99.0, 1))
-    before = (served(store), store.frozen.words(), dict(engine.loaded), folders_on_disk(store))
+        await add(store, float(number), rank=1 + number)
+
+    def state() -> tuple[object, ...]:
+        return served(store), store.frozen.names(), dict(engine.loaded), folders_on_disk(store)
+
+    before = state()
     for body, config, message in (
         (upload(float("nan")), CONFIG, "not finite"),
         (upload(rank=3), CONFIG, r"has shape \(3, 4\), this model needs \(2, 4\)"),
@@ -184,21 +195,17 @@ async def test_a_refused_upload_changes_nothing_and_drops_nobody(
         (upload(), {"peft_type": "LORA"}, "r=None; this server takes"),
     ):
         with pytest.raises(AdapterError, match=message):
-            await store.frozen.lend(sent("lent", 1, body, config))
+            await store.frozen.add(sent("guest", 1, body, config))
     with pytest.raises(AdapterError, match="resend it"):
-        await store.frozen.lend(replace(sent("lent", 1, upload()), sha256="0" * 64))
+        await store.frozen.add(replace(sent("guest", 1, upload()), sha256="0" * 64))
+    engine.broken.add(name_of(99.0))
     with pytest.raises(
-        AdapterError, match=f"{word(99.0, 1)} could not be loaded, nothing else changed: cannot lo"
+        AdapterError, match=f"{name_of(99.0)} could not be loaded, nothing else changed: cannot lo"
     ):
-        await lend(store, 99.0)
-    assert (
-        served(store),
-        store.frozen.words(),
-        dict(engine.loaded),
-        folders_on_disk(store),
-    ) == before
+        await add(store, 99.0)
+    assert state() == before
     engine.broken.clear()
-    await lend(store, 99.0)
+    await add(store, 99.0)
     check_whole(store, engine)
 
 
@@ -207,20 +214,22 @@ async def test_whatever_the_order_what_a_rollout_holds_is_in_the_engine_and_on_d
 ) -> None:
     rng = random.Random(0)
 
-    async def rollout() -> int:
-        """Lend a few and sample from them; returns how often that was possible."""
+    async def rollout() -> bool:
+        """Upload a few guests and sample from them; returns whether that was possible."""
+        guests = []
         try:
-            held = [await lend(store, float(rng.randrange(24))) for _ in range(rng.randint(1, 4))]
-            async with using(store, *held) as leased:
+            for _ in range(rng.randint(1, 4)):
+                guests.append(await add(store, float(rng.randrange(24))))
+            async with using(store, *guests) as leased:
                 for _ in range(rng.randint(1, 6)):
                     await asyncio.sleep(0)
-                    for one in leased.values():
-                        assert engine.loaded[one.number] == one.name
-                        assert (one.folder / "adapter_model.safetensors").is_file()
+                    for adapter in leased.values():
+                        assert engine.loaded[adapter.number] == adapter.name
+                        assert (adapter.folder / "adapter_model.safetensors").is_file()
         except VersionError as error:
             assert "upload it again" in str(error)
-            return 0
-        return 1
+            return False
+        return True
 
     async def trainer() -> None:
         for version in range(1, 20):
@@ -228,14 +237,14 @@ async def test_whatever_the_order_what_a_rollout_holds_is_in_the_engine_and_on_d
                 await push(store, version, float(version))
             await asyncio.sleep(0)
 
-    played = 0
+    num_possible = 0
     for _ in range(4):
-        played += sum(await asyncio.gather(*(rollout() for _ in range(12))))
+        num_possible += sum(await asyncio.gather(*[rollout() for _ in range(12)]))
         check_whole(store, engine)
-        assert len(store.frozen.words()) <= MAX_FROZEN
-    await asyncio.gather(trainer(), *(rollout() for _ in range(12)))
+        assert len(store.frozen.names()) <= MAX_FROZEN
+    await asyncio.gather(trainer(), *[rollout() for _ in range(12)])
     check_whole(store, engine)
-    assert played > 20
+    assert num_possible > 20
     assert store.versions() == dict.fromkeys(PLAYERS, 19)
 
 

@@ -1,4 +1,6 @@
-"""Tasks stay what they are, suites hold what they promise, and impossible boards never reach
+"""Boards and their deals.
+
+Deals stay what they are, suites hold what they promise, and impossible boards never reach
 OpenSpiel.
 """
 
@@ -60,29 +62,29 @@ def test_this_deal_never_changes(preset: str, suite: str, seed: int) -> None:
 
 
 def test_every_suite_of_a_board_with_few_decks_deals_all_of_them_equally_often() -> None:
-    num_tasks = 20_000
+    num_deals = 20_000
+    expected = num_deals / 1120
     for suite in ("train", "train-warm-start", "eval", "test"):
-        counts = Counter(shuffled_deck(LAPTOP, suite, seed) for seed in range(num_tasks))
+        counts = Counter(shuffled_deck(LAPTOP, suite, seed) for seed in range(num_deals))
         assert len(counts) == 1120
-        chi_square = sum((count - num_tasks / 1120) ** 2 for count in counts.values()) / (
-            num_tasks / 1120
-        )
+        chi_square = sum((count - expected) ** 2 / expected for count in counts.values())
         # 1119 degrees of freedom: mean 1119, standard deviation 47.
         assert abs(chi_square - 1119) < 5 * 47
 
 
+def decks(spec: GameSpec, suite: str) -> set[tuple[Card, ...]]:
+    return {shuffled_deck(spec, suite, seed) for seed in range(4000)}
+
+
 @pytest.mark.parametrize(("spec", "prefix"), [(LAPTOP, "split-"), (SIMPLE, "split-"), (SIMPLE, "")])
 def test_training_and_held_out_suites_share_no_deck(spec: GameSpec, prefix: str) -> None:
-    training, held_out = (
-        {shuffled_deck(spec, prefix + suite, seed) for suite in suites for seed in range(4000)}
-        for suites in (("train", "train-2"), ("eval", "test"))
-    )
+    training = decks(spec, f"{prefix}train") | decks(spec, f"{prefix}train-2")
+    held_out = decks(spec, f"{prefix}eval") | decks(spec, f"{prefix}test")
     assert training.isdisjoint(held_out)
     if spec is LAPTOP:
-        assert (len(training), len(held_out)) == (
-            574,
-            546,
-        )  # every deck of the board is on one side
+        # Every deck of the board is on one side.
+        assert len(training) == 574
+        assert len(held_out) == 546
 
 
 def test_a_record_of_version_0_1_names_the_deck_that_was_dealt_then() -> None:
@@ -120,11 +122,9 @@ SPECS = st.builds(
 
 
 def test_the_presets_are_these_boards() -> None:
-    specs = [make_spec(*one) for one in ALL_BOARDS]
-    assert (len(specs), stable_hash([(spec.preset, spec.hash) for spec in specs])) == (
-        22,
-        "91154d05e711",
-    )
+    specs = [make_spec(*board) for board in ALL_BOARDS]
+    assert len(specs) == 22
+    assert stable_hash([(spec.preset, spec.hash) for spec in specs]) == "91154d05e711"
     assert {make_spec(preset).num_players for preset in PRESETS} == {2}
     assert {spec.preset for spec in specs if spec.reachable_max < spec.max_score} == {
         "marshal-simple"
@@ -132,10 +132,8 @@ def test_the_presets_are_these_boards() -> None:
 
 
 def test_the_hash_names_rules_and_deals_and_not_the_preset() -> None:
-    assert (make_spec("laptop").hash, make_spec("laptop").rules_hash) == (
-        "6d2c920b5b32",
-        "2beb8aa616bb",
-    )
+    assert make_spec("laptop").hash == "6d2c920b5b32"
+    assert make_spec("laptop").rules_hash == "2beb8aa616bb"
     assert make_spec("full").hash == "10743f8424a0"
     assert make_spec("marshal-mini").hash == make_spec("mini").hash
     assert replace(make_spec("mini"), max_lives=1).hash == make_spec("laptop").hash
@@ -145,9 +143,10 @@ def test_the_hash_names_rules_and_deals_and_not_the_preset() -> None:
 
 
 def test_boards_with_fewer_than_a_million_decks_deal_all_of_them() -> None:
-    # Orders of the cards over orders of equal cards: 8! / (3! 3!), 10! / (3! 2! 2! 2!), 12! / (3!
-    # 3! 3!).
-    assert (num_decks(2, 2), num_decks(1, 5), num_decks(3, 2)) == (1120, 75_600, 2_217_600)
+    # Orders of the cards over orders of equal cards.
+    assert num_decks(2, 2) == 1120, "8! / (3! 3!)"
+    assert num_decks(1, 5) == 75_600, "10! / (3! 2! 2! 2!)"
+    assert num_decks(3, 2) == 2_217_600, "12! / (3! 3! 3!)"
     all_decks = {name for name in PRESETS if make_spec(name).deals_all_decks}
     assert all_decks == {"laptop", "marshal-mini", "mini", "hle-very-small"}
 
@@ -156,22 +155,27 @@ def test_boards_with_fewer_than_a_million_decks_deal_all_of_them() -> None:
     ("changes", "message"),
     [
         ({"num_players": 7}, "num_players=7: Hanabi needs 2 to 5 players."),
-        ({"num_players": True}, "num_players=True: Hanabi needs 2 to 5 players; give a whole "
-                                "number."),
+        (
+            {"num_players": True},
+            "num_players=True: Hanabi needs 2 to 5 players; give a whole number.",
+        ),
         ({"num_colors": 6}, "num_colors=6: a board has 1 to 5 colours."),
         ({"num_ranks": "5"}, "num_ranks='5': a board has 1 to 5 ranks; give a whole number."),
         ({"hand_size": 9}, "hand_size=9: a hand holds 1 to 8 cards."),
         ({"max_lives": 0}, "max_lives=0: allowed are 1 to 100 lives."),
         ({"max_hints": -1}, "max_hints=-1: allowed are 0 to 100 hint tokens."),
-        ({"num_colors": 2, "num_ranks": 2}, "hand_size=5: 2 players would need 10 cards, the 2x2 "
-                                            "deck has 8; pass "
-                                            "hand_size=4 or less."),
-        ({"num_players": 5, "num_colors": 1, "num_ranks": 2, "hand_size": 1},
-         "hand_size=1: 5 players would need 5 cards, the 1x2 deck has 4; take fewer players, or "
-         "more colours or "
-         "ranks."),
+        (
+            {"num_colors": 2, "num_ranks": 2},
+            "hand_size=5: 2 players would need 10 cards, the 2x2 deck has 8; pass hand_size=4 or "
+            "less.",
+        ),
+        (
+            {"num_players": 5, "num_colors": 1, "num_ranks": 2, "hand_size": 1},
+            "hand_size=1: 5 players would need 5 cards, the 1x2 deck has 4; take fewer players, or "
+            "more colours or ranks.",
+        ),
     ],
-)  # fmt: skip
+)
 def test_impossible_parameters_are_refused_with_this_message(
     changes: dict[str, int], message: str
 ) -> None:
@@ -179,12 +183,21 @@ def test_impossible_parameters_are_refused_with_this_message(
         replace(FULL, **changes)
 
 
-def test_an_unknown_preset_gets_a_hint_and_one_for_other_players_the_boards_for_them() -> None:
-    for preset, hint in (("laptpo", "did you mean 'laptop'?"), ("chess", "known presets: "
-                                                                         "marshal-mini,"),
-                         (None, "no such board"), (["full"], "no such board")):  # fmt: skip
-        with pytest.raises(GameParameterError, match=re.escape(hint)):
-            make_spec(preset)
+@pytest.mark.parametrize(
+    ("preset", "hint"),
+    [
+        ("laptpo", "did you mean 'laptop'?"),
+        ("chess", "known presets: marshal-mini,"),
+        (None, "no such board"),
+        (["full"], "no such board"),
+    ],
+)
+def test_an_unknown_preset_gets_a_hint(preset: object, hint: str) -> None:
+    with pytest.raises(GameParameterError, match=re.escape(hint)):
+        make_spec(preset)
+
+
+def test_a_preset_for_other_players_is_refused_with_the_boards_for_them() -> None:
     boards = (
         "num_players=3: preset 'laptop' is for 2 players; boards for 3: mini, simple, small, full."
     )

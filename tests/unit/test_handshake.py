@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
@@ -26,7 +27,7 @@ IDENTITY = make_identity()
 FULL = EnvConfig(preset="full", players=2, observation="full", legal_moves=True)
 
 
-def _fresh() -> PreTrainedTokenizerFast:
+def new_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = build_tokenizer(compact_vocabulary(LAPTOP.spec()))
     assert isinstance(tokenizer, PreTrainedTokenizerFast)
     return tokenizer
@@ -36,7 +37,7 @@ def test_the_tokenizer_hash_depends_on_words_and_not_on_the_folder_or_on_earlier
     tmp_path: Any,
 ) -> None:
     expected = tokenizer_hash(TOKENIZER)
-    other = _fresh()
+    other = new_tokenizer()
     other.padding_side = "left"
     other(["Play 0", "Hint R Play"], padding=True, truncation=True, max_length=2)
     assert tokenizer_hash(other) == expected
@@ -47,7 +48,7 @@ def test_the_tokenizer_hash_depends_on_words_and_not_on_the_folder_or_on_earlier
 
 
 def _with_pipeline(**changed: Any) -> PreTrainedTokenizerFast:
-    tokenizer = _fresh()
+    tokenizer = new_tokenizer()
     pipeline = {**json.loads(tokenizer.backend_tokenizer.to_str()), **changed}
     other = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(pipeline)))
     for name, token in tokenizer.special_tokens_map.items():
@@ -57,11 +58,11 @@ def _with_pipeline(**changed: Any) -> PreTrainedTokenizerFast:
 
 def test_the_tokenizer_hash_sees_words_order_added_and_special_tokens_and_normalisation() -> None:
     words = compact_vocabulary(LAPTOP.spec())
-    added, special = _fresh(), _fresh()
+    added, special = new_tokenizer(), new_tokenizer()
     added.add_tokens(["<new>"])
     special.eos_token = "<|im_start|>"
     hashes = [
-        tokenizer_hash(_fresh()),
+        tokenizer_hash(new_tokenizer()),
         tokenizer_hash(build_tokenizer((*words, "more"))),
         tokenizer_hash(build_tokenizer((words[1], words[0], *words[2:]))),
         tokenizer_hash(added),
@@ -73,15 +74,15 @@ def test_the_tokenizer_hash_sees_words_order_added_and_special_tokens_and_normal
 
 
 def test_the_chat_hash_sees_what_surrounds_messages_and_not_the_vocabulary() -> None:
-    chat = ChatFormat.from_tokenizer(_fresh())
+    chat = ChatFormat.from_tokenizer(new_tokenizer())
     larger = ChatFormat.from_tokenizer(
         build_tokenizer((*compact_vocabulary(LAPTOP.spec()), "more"))
     )
     assert larger.hash == chat.hash
-    headed = _fresh()
+    headed = new_tokenizer()
     headed.chat_template = "Be brief.\n" + str(headed.chat_template)
     assert ChatFormat.from_tokenizer(headed).hash != chat.hash
-    strict = _fresh()
+    strict = new_tokenizer()
     strict.chat_template = (
         "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
         + str(strict.chat_template)
@@ -136,7 +137,7 @@ def test_equal_games_are_claimed_once() -> None:
 
 
 def _wanted(**other: Any) -> SessionRequest:
-    return SessionRequest.model_validate(session_body(IDENTITY, **other))
+    return msgspec.convert(session_body(IDENTITY, **other), SessionRequest)
 
 
 def _claim(config: EnvConfig = LAPTOP, **other: Any) -> dict[str, Any]:
@@ -221,21 +222,39 @@ def _raw(**other: Any) -> bytes:
     return json.dumps({**session_body(IDENTITY), **other}).encode()
 
 
-def test_a_malformed_request_names_the_field_and_another_protocol_comes_first() -> None:
-    for body, message in (
-        (b"[" * 5000, "session request: the whole body"),
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"[" * 5000, "session request: all of it: Expected `object`, got `array`"),
         (_raw(protocol=7, new_field=1), "protocol differs: server 6, trainer 7"),
-        (_raw(new_field=1), "session request: new_field=1"),
-        (_raw(games=[]), "session request: games"),
-        (_raw(games=[_claim(env_config={})]), "session request: games.0.env_config"),
-        (_raw(run_id="a\nb"), "session request: run_id"),
-        (_raw(trainer_id="X" * 32), "session request: trainer_id"),
-        (_raw(lora_rank="8"), "session request: lora_rank='8'"),
-        (_raw(replaces={"player_0": -1}), "session request: replaces.player_0=-1"),
-    ):
-        with pytest.raises(SettingsError) as caught:
-            read_session_request(IDENTITY, body)
-        assert message in str(caught.value) and len(str(caught.value)) < 600
+        (_raw(new_field=1), "session request: new_field=1: no such field"),
+        (_raw(games=[]), "session request: games=[]"),
+        (_raw(games=[_claim(env_config={})]), "session request: games.0.env_config={}"),
+        (_raw(run_id="a\nb"), "session request: run_id='a\\nb'"),
+        (_raw(trainer_id="X" * 32), "session request: trainer_id='XXX"),
+        (_raw(lora_rank="8"), "session request: lora_rank='8': Expected `int`, got `str`"),
+        (
+            _raw(replaces={"player_0": -1}),
+            "session request: replaces={'player_0': -1}: Expected `int` >= 0",
+        ),
+    ],
+)
+def test_a_malformed_request_names_the_field_and_another_protocol_comes_first(
+    body: bytes, message: str
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        read_session_request(IDENTITY, body)
+    assert message in str(caught.value)
+    assert len(str(caught.value)) < 600
+
+
+def test_a_secret_is_shown_neither_by_an_error_nor_by_a_log_line() -> None:
+    secret = "0" * 63 + "X"
+    with pytest.raises(SettingsError, match="session request: secret: Expected `str`") as caught:
+        read_session_request(IDENTITY, _raw(secret=secret))
+    assert secret not in str(caught.value)
+    assert secret not in repr(_wanted(secret="a" * 64))
+    assert "a" * 64 not in repr(_wanted(secret="a" * 64))
 
 
 def test_the_route_answers_422_with_the_reason_and_opens_nothing() -> None:

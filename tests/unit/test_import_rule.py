@@ -20,6 +20,7 @@ ROOMS = (
     ("rollout",),
     ("tracking",),
     ("client",),
+    ("agents",),
     ("server",),
     ("training",),
     ("sft",),
@@ -120,10 +121,18 @@ def test_nothing_in_the_package_unpickles_or_loads_yaml_objects() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["cli", "settings", "rollout.datasets", "envs.registry", "training.estimators"]
+    "module",
+    [
+        "cli",
+        "settings",
+        "rollout.datasets",
+        "envs.registry",
+        "training.estimators",
+        "agents.served_model",
+    ],
 )
 def test_light_modules_load_no_heavy_library(module: str) -> None:
-    heavy = ("torch", "vllm", "swift", "transformers", "wandb", "matplotlib")
+    heavy = ("torch", "vllm", "swift", "transformers", "wandb", "matplotlib", "openai")
     code = (
         f"import sys, hanabi_grpo.{module}; print([name for name in {heavy} if name in "
         "sys.modules])"

@@ -1,3 +1,5 @@
+"""Finished pieces of a long job: kept over interruptions, never mixed with another job's."""
+
 import json
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,8 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.ledger import Ledger
 
 KEY: dict[str, Any] = {"lineup": "iggi", "temperature": 1.0, "seats": [("iggi", "iggi")]}
+FIRST_ROW = {"seed": 0, "games": [[1, 2]]}
+SECOND_ROW = {"seed": 1, "games": [[3, 4]]}
 
 
 def test_a_second_command_sees_what_the_first_finished(tmp_path: Path) -> None:
@@ -20,24 +24,32 @@ def test_a_second_command_sees_what_the_first_finished(tmp_path: Path) -> None:
         assert book.rows == [{"seed": 0}, {"seed": 1}, {"seed": 2}]
 
 
-def test_every_cut_through_a_line_loses_only_that_line(tmp_path: Path) -> None:
+def test_every_cut_through_a_row_loses_only_that_row(tmp_path: Path) -> None:
     path = tmp_path / "work.part.jsonl"
     with Ledger(path, KEY) as book:
-        book.add({"seed": 0, "games": [[1, 2]]}, {"seed": 1, "games": [[3, 4]]})
+        book.add(FIRST_ROW, SECOND_ROW)
     whole = path.read_bytes()
-    last = whole[:-1].rfind(b"\n") + 1
-    for size in range(last, len(whole)):
+    last_line = whole[:-1].rfind(b"\n") + 1
+    for size in range(last_line, len(whole)):
         path.write_bytes(whole[:size])
         with Ledger(path, KEY) as book:
-            assert [row["seed"] for row in book.rows] == [0]
-            book.add({"seed": 1, "games": [[3, 4]]})
+            assert book.rows == [FIRST_ROW]
+            book.add(SECOND_ROW)
         assert path.read_bytes() == whole
-    for size in range(path.read_bytes().index(b"\n")):
+
+
+def test_every_cut_through_the_key_begins_anew(tmp_path: Path) -> None:
+    path = tmp_path / "work.part.jsonl"
+    with Ledger(path, KEY) as book:
+        book.add(FIRST_ROW)
+    whole = path.read_bytes()
+    for size in range(whole.index(b"\n")):
         path.write_bytes(whole[:size])
         with Ledger(path, KEY) as book:
             assert book.rows == []
             book.add({"seed": 0})
-        assert json.loads(path.read_text().splitlines()[0])["key"]["lineup"] == "iggi"
+        first_line = json.loads(path.read_text().splitlines()[0])
+        assert first_line["key"]["lineup"] == "iggi"
 
 
 def test_other_work_is_never_mixed_in(tmp_path: Path) -> None:
@@ -60,9 +72,9 @@ def test_two_processes_do_not_share_a_ledger(tmp_path: Path) -> None:
         pass
 
 
-def test_a_file_of_another_kind_is_refused_and_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "work.part.jsonl"
-    whole = (
+@pytest.mark.parametrize(
+    "content",
+    [
         "[]\n",
         "1\n",
         "not json\n",
@@ -71,24 +83,24 @@ def test_a_file_of_another_kind_is_refused_and_left_alone(tmp_path: Path) -> Non
         "\n",
         "\x00\x00\n",
         "\ud7ff\n",
-    )
-    for content in (
-        *whole,
         '{"key": {"a": 1}}\nnull\n',
         '{"key": {"a": 1}}\n{"seed"\n{"seed": 1}\n',
-    ):
-        path.write_text(content, encoding="utf-8")
-        with pytest.raises(SettingsError, match="not what an interrupted command leaves"):
-            Ledger(path, {"a": 1})
-        assert path.read_text(encoding="utf-8") == content
+    ],
+)
+def test_a_file_of_another_kind_is_refused_and_left_alone(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "work.part.jsonl"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(SettingsError, match="not what an interrupted command leaves"):
+        Ledger(path, {"a": 1})
+    assert path.read_text(encoding="utf-8") == content
     path.unlink()
-    with Ledger(path, {"a": 1}):  # the failed attempts hold no lock
+    # The failed attempt holds no lock.
+    with Ledger(path, {"a": 1}):
         pass
 
 
 def test_a_path_that_cannot_be_used_is_an_error_of_ours(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(SettingsError, match="cannot be used"):
-        Ledger(tmp_path / "file" / "work.part.jsonl", KEY)
-    with pytest.raises(SettingsError, match="cannot be used"):
-        Ledger(tmp_path, KEY)
+    for path in (tmp_path / "file" / "work.part.jsonl", tmp_path):
+        with pytest.raises(SettingsError, match="cannot be used"):
+            Ledger(path, KEY)

@@ -1,10 +1,8 @@
-"""Lineups as people type them, resolved against a server; models of a server as partners of a
-game.
-"""
+"""Lineups as people type them, resolved against a server; models of a server in games here."""
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +10,16 @@ from typing import Any
 import pytest
 
 from fake_engine import LAPTOP
-from hanabi_grpo.client.lineups import RemotePolicy, SeatResolver, parse_lineup
+from hanabi_grpo.agents.remote_server import RemotePlayer
+from hanabi_grpo.agents.script import make_script
+from hanabi_grpo.client.lineups import SeatResolver, parse_lineup
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.prompts import system_prompt
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.rollout.loop import make_script, play_episode
+from hanabi_grpo.rollout.loop import play_episode
 from hanabi_grpo.rollout.messages import EarlierTurn, ReplyRequest
 from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint
@@ -32,10 +32,9 @@ from server_app import running_app
 CONFIG = {"peft_type": "LORA", "r": 8, "base_model_name_or_path": "/models/tiny"}
 
 
-def test_one_reference_fills_every_seat_and_a_list_is_rotated_through_its_different_seat_orders() -> (
-    None
-):
-    iggi, served = ScriptRef(name="iggi"), Role.SERVED
+def test_one_spec_fills_every_seat_and_a_list_is_rotated_through_its_seat_orders() -> None:
+    iggi = ScriptRef(name="iggi")
+    served = Role.SERVED
     assert parse_lineup("served", 3).refs == (served,) * 3
     assert parse_lineup("served", 3).orders() == [(served,) * 3]
     assert parse_lineup("iggi, served", 2).orders() == [(iggi, served), (served, iggi)]
@@ -48,7 +47,7 @@ def test_one_reference_fills_every_seat_and_a_list_is_rotated_through_its_differ
     ("text", "message"),
     [
         ("igi", "Did you mean 'iggi'"),
-        ("iggi,iggi,iggi", "3 words for 2 players"),
+        ("iggi,iggi,iggi", "3 policy specs for 2 players"),
         ("iggi,", "'' is unknown"),
         ("human,iggi", "hanabi-grpo play"),
         ("outputs/no-such-run", "no such folder"),
@@ -59,19 +58,23 @@ def test_other_lineups_are_refused(text: str, message: str) -> None:
         parse_lineup(text, 2)
 
 
-def seats_of(desk: "Desk | SeatResolver | None", *words: str, model: str = "") -> tuple[str, ...]:
-    """Who sits in every seat of a lineup."""
-    client: Any = desk
-    settings = Settings(model=model) if model else Settings()
-    resolver = desk if isinstance(desk, SeatResolver) else SeatResolver(client, settings)
-    return resolver.seats(parse_lineup(",".join(words), len(words)).refs)
+def seats_of(
+    server: "FakeServer | SeatResolver | None", *specs: str, model: str = ""
+) -> tuple[str, ...]:
+    """The seats of a lineup on a server."""
+    if isinstance(server, SeatResolver):
+        resolver = server
+    else:
+        client: Any = server
+        resolver = SeatResolver(client, Settings(model=model) if model else Settings())
+    return resolver.seats(parse_lineup(",".join(specs), len(specs)).refs)
 
 
-class Desk:
-    """A server's answers, and what it was lent."""
+class FakeServer:
+    """A server's answers, and the guest adapters that were uploaded."""
 
     def __init__(self, versions: Mapping[str, int] | None = None) -> None:
-        self.lent: list[tuple[int, bytes]] = []
+        self.uploads: list[tuple[int, bytes]] = []
         self.looks = 0
         facts = dict.fromkeys(("model_fingerprint", "tokenizer_hash", "chat_hash"), "right")
         self._identity = {"model": "tiny", **facts, "versions": dict(versions or {})}
@@ -80,13 +83,21 @@ class Desk:
         self.looks += 1
         return self._identity
 
-    def lend(self, version: int, weights: bytes, config: Mapping[str, Any]) -> str:
-        self.lent.append((version, weights))
-        return f"frozen_{len(self.lent):016x}@{version}"
+    def upload_guest(self, version: int, weights: bytes, config: Mapping[str, Any]) -> str:
+        self.uploads.append((version, weights))
+        return f"frozen_{len(self.uploads):016x}@{version}"
 
 
-def resolver_of(desk: Any) -> SeatResolver:
-    return SeatResolver(desk, Settings())
+def resolver_of(server: Any) -> SeatResolver:
+    return SeatResolver(server, Settings())
+
+
+def validations(scores: Sequence[float]) -> list[Validated]:
+    """Validations every ten steps, from the start on."""
+    rows = []
+    for number, score in enumerate(scores):
+        rows.append(Validated(step=10 * number, score=score, se=0.1))
+    return rows
 
 
 def checkpoint(run: Path, step: int, *players: str, **facts: object) -> Path:
@@ -105,29 +116,32 @@ def checkpoint(run: Path, step: int, *players: str, **facts: object) -> Path:
 
 def test_served_is_the_adapter_of_the_seat_and_a_named_one_sits_anywhere() -> None:
     assert seats_of(None, "iggi", "base") == ("iggi", "base")
-    desk = Desk({"player_0": 7, "player_1": 7})
-    resolver = resolver_of(desk)
+    server = FakeServer({"player_0": 7, "player_1": 7})
+    resolver = resolver_of(server)
     assert seats_of(resolver, "served", "served") == ("player_0@7", "player_1@7")
     assert seats_of(resolver, "player_1", "player_0@latest") == ("player_1@7", "player_0@7")
     assert seats_of(resolver, "player_0@7", "iggi") == ("player_0@7", "iggi")
-    assert desk.looks == 1, "a version must not change between two seats"
-    assert seats_of(Desk({"shared": 3}), "served", "served") == ("shared@3", "shared@3")
+    assert server.looks == 1, "a version must not change between two seats"
+    assert seats_of(FakeServer({"shared": 3}), "served", "served") == ("shared@3", "shared@3")
 
 
-def test_players_who_learned_by_other_messages_are_told_once(
+def test_players_who_learned_by_other_messages_are_warned_about_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = checkpoint(tmp_path / "run", 50, "player_0")
-    recorded = {"ENV": "hanabi", "PRESET": "laptop", "DEDUCTIONS": "counted", "REWARD_SCORE": 2}
-    recorded = {f"HANABI_{name}": value for name, value in recorded.items()}
+    recorded = {
+        "HANABI_ENV": "hanabi",
+        "HANABI_PRESET": "laptop",
+        "HANABI_DEDUCTIONS": "counted",
+        "HANABI_REWARD_SCORE": 2,
+    }
     (tmp_path / "run/settings.json").write_text(json.dumps({"settings": recorded}))
-    refs, own = parse_lineup(f"{folder},iggi", 2).refs, {"players": 2, "deductions": "counted"}
-    for configs in (
-        [{"preset": "marshal-mini"}],
-        [{"preset": "laptop", **own}],
-        [{"preset": "laptop"}] * 2,
-    ):
-        resolver = resolver_of(Desk())
+    refs = parse_lineup(f"{folder},iggi", 2).refs
+    other_preset = {"preset": "marshal-mini"}
+    as_learned = {"preset": "laptop", "players": 2, "deductions": "counted"}
+    otherwise = {"preset": "laptop"}
+    for configs in ([other_preset], [as_learned], [otherwise, otherwise]):
+        resolver = resolver_of(FakeServer())
         resolver.seats(refs)
         for config in configs:
             resolver.compare_messages(refs, Setup(HANABI, EnvConfig.model_validate(config)))
@@ -139,28 +153,28 @@ def test_players_who_learned_by_other_messages_are_told_once(
 
 
 def test_what_the_server_does_not_hold_is_refused() -> None:
-    for word, message in (
+    for spec, message in (
         ("served", "serves no adapter for player_0"),
         ("player_1@3", "keeps no other version"),
         ("shared", "held: pl"),
     ):
         with pytest.raises(ServerError, match=message):
-            seats_of(Desk({"player_1": 7}), word)
+            seats_of(FakeServer({"player_1": 7}), spec)
 
 
-def test_a_checkpoint_sits_with_its_own_adapter_of_the_seat_and_is_lent_once(
+def test_a_checkpoint_sits_with_its_own_adapter_of_the_seat_and_is_uploaded_once(
     tmp_path: Path,
 ) -> None:
     folder = str(checkpoint(tmp_path / "run", 50, "player_0", "player_1"))
-    desk = Desk()
-    resolver = resolver_of(desk)
+    server = FakeServer()
+    resolver = resolver_of(server)
     first, second = seats_of(resolver, folder, folder)
-    assert desk.lent == [(50, b"player_0@50"), (50, b"player_1@50")]
+    assert server.uploads == [(50, b"player_0@50"), (50, b"player_1@50")]
     assert seats_of(resolver, f"{folder}:player_1", f"{folder}:player_0") == (second, first)
-    assert len(desk.lent) == 2
-    resolver.lend_again()
+    assert len(server.uploads) == 2
+    resolver.forget_guests()
     seats_of(resolver, folder)
-    assert len(desk.lent) == 3
+    assert len(server.uploads) == 3
 
 
 def test_a_run_stands_for_its_newest_whole_checkpoint_at_the_first_look(tmp_path: Path) -> None:
@@ -173,15 +187,15 @@ def test_a_run_stands_for_its_newest_whole_checkpoint_at_the_first_look(tmp_path
         "one that was named is taken at its word, and its hashes are checked then"
     )
     with pytest.raises(SettingsError, match="sha256"):
-        seats_of(Desk(), str(torn))
-    desk = Desk()
-    resolver = resolver_of(desk)
+        seats_of(FakeServer(), str(torn))
+    server = FakeServer()
+    resolver = resolver_of(server)
     first = seats_of(resolver, str(run))
     checkpoint(run, 11, "shared")
     assert seats_of(resolver, str(run)) == first
-    resolver.lend_again()
+    resolver.forget_guests()
     seats_of(resolver, str(run))
-    assert [version for version, _ in desk.lent] == [9, 9], (
+    assert [version for version, _ in server.uploads] == [9, 9], (
         "a training that goes on must not change who plays"
     )
 
@@ -196,18 +210,17 @@ def test_the_best_of_a_run_is_the_checkpoint_that_validation_chose(
         checkpoint(run, step, "player_0", "player_1")
 
     def validate(*scores: float) -> None:
-        write_validations(
-            run, [Validated(step=10 * n, score=one, se=0.1) for n, one in enumerate(scores)]
-        )
+        write_validations(run, validations(scores))
 
     validate(1.0, 2.0, 3.0, 3.0)
-    lineup, desk = parse_lineup("demo@best,./demo/train@best:player_1", 2), Desk()
-    assert lineup.words == ("demo/train/checkpoint-20", "demo/train/checkpoint-20:player_1")
+    lineup = parse_lineup("demo@best,./demo/train@best:player_1", 2)
+    server = FakeServer()
+    assert lineup.specs == ("demo/train/checkpoint-20", "demo/train/checkpoint-20:player_1")
     assert lineup.label == "demo@best,demo/train@best:player_1"
-    resolver_of(desk).seats(lineup.refs)
-    assert desk.lent == [(20, b"player_0@20"), (20, b"player_1@20")]
+    resolver_of(server).seats(lineup.refs)
+    assert server.uploads == [(20, b"player_0@20"), (20, b"player_1@20")]
     Path("demo@best").mkdir()
-    assert parse_lineup("demo@best", 2).words == ("./demo@best",) * 2, (
+    assert parse_lineup("demo@best", 2).specs == ("./demo@best",) * 2, (
         "a folder of that name is itself"
     )
 
@@ -222,12 +235,12 @@ def test_the_best_of_a_run_is_the_checkpoint_that_validation_chose(
         ),
         (
             (3.0, 1.0),
-            r"the version that did best \(3.000 ± 0.100 at step 0\) is of the start, which is no "
+            r"the best version \(3.000 ± 0.100 at step 0\) is the start of training, not a "
             r"checkpoint",
         ),
         (
             (1.0, 2.0, 3.0),
-            r"did best \(3.000 ± 0.100 at step 20\) is not there. Name .*run for its newest "
+            r"best version \(3.000 ± 0.100 at step 20\) is not there. Name .*run for its newest "
             r"checkpoint",
         ),
     ],
@@ -237,8 +250,7 @@ def test_a_run_that_has_no_best_checkpoint_says_why(
 ) -> None:
     checkpoint(tmp_path / "run", 10, "player_0", "player_1")
     if scores is not None:
-        rows = [Validated(step=10 * number, score=one, se=0.1) for number, one in enumerate(scores)]
-        write_validations(tmp_path / "run", rows)
+        write_validations(tmp_path / "run", validations(scores))
     with pytest.raises(SettingsError, match=message):
         parse_lineup(f"{tmp_path}/run@best", 2)
 
@@ -256,17 +268,18 @@ def test_an_adapter_that_a_checkpoint_lacks_is_refused_with_those_it_has(tmp_pat
     with pytest.raises(
         SettingsError, match=r"no adapter player_2 in it; it has player_0, player_1\. .*:player_0"
     ):
-        seats_of(Desk(), "iggi", "iggi", str(folder))
+        seats_of(FakeServer(), "iggi", "iggi", str(folder))
     with pytest.raises(SettingsError, match="no adapter shared"):
-        seats_of(Desk(), f"{folder}:shared")
+        seats_of(FakeServer(), f"{folder}:shared")
 
 
-def test_a_checkpoint_of_another_base_model_is_not_lent(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_base_model_is_not_uploaded(tmp_path: Path) -> None:
     for what in ("model_fingerprint", "tokenizer_hash", "chat_hash"):
-        folder, desk = checkpoint(tmp_path / what, 50, "shared", **{what: "other"}), Desk()
+        folder = checkpoint(tmp_path / what, 50, "shared", **{what: "other"})
+        server = FakeServer()
         with pytest.raises(SettingsError, match=r"another .*: other, the server has right"):
-            seats_of(desk, str(folder))
-        assert desk.lent == []
+            seats_of(server, str(folder))
+        assert server.uploads == []
     # One that says nothing is compared by MODEL.
     silent = tmp_path / "checkpoint-5" / "player_0"
     silent.mkdir(parents=True)
@@ -277,14 +290,14 @@ def test_a_checkpoint_of_another_base_model_is_not_lent(tmp_path: Path) -> None:
     (model / "config.json").write_text("{}")
     (model / "model.safetensors").write_bytes(b"base")
     with pytest.raises(SettingsError, match="another base model"):
-        seats_of(Desk(), str(silent.parent), model=str(model))
+        seats_of(FakeServer(), str(silent.parent), model=str(model))
 
 
 def test_without_a_server_models_are_refused(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "run", 50, "shared")
-    for word in ("served", "player_0", str(folder)):
+    for spec in ("served", "player_0", str(folder)):
         with pytest.raises(SettingsError, match="needs a rollout server"):
-            seats_of(None, word)
+            seats_of(None, spec)
 
 
 @dataclass
@@ -299,23 +312,23 @@ class Answers:
         return replace(self.replies[len(self.asked) - 1], prompt=asked.prompt)
 
 
-def game(client: Any, word: str = "player_1@7", *, config: EnvConfig = LAPTOP) -> Episode:
+def play(client: Any, seat: str = "player_1@7", *, config: EnvConfig = LAPTOP) -> Episode:
+    """A game of a script here with a model of a server."""
     setup = Setup(HANABI, config)
-    policy = RemotePolicy(client=client, name=word, max_tokens=4, temperature=0.5)
-    return asyncio.run(
-        play_episode(setup.task("human", 3), [make_script(setup, "hint-bot"), policy])
-    )
+    script = make_script(setup, "hint-bot")
+    model = RemotePlayer(client=client, name=seat, max_tokens=4, temperature=0.5)
+    return asyncio.run(play_episode(setup.task("human", 3), [script, model]))
 
 
 @pytest.mark.parametrize(("memory", "kept"), [("game", 20), (2, 1)])
-def test_every_request_of_a_partner_carries_the_conversation_that_it_remembers_and_the_system_message_of_the_seat(
+def test_every_request_carries_the_system_message_and_the_conversation_that_is_remembered(
     memory: Any, kept: int
 ) -> None:
     config = EnvConfig(preset="marshal-mini", observation="full", bomb_rule="keep", memory=memory)
     client = Answers(
         [Reply(text="Hint player_0 1", reply_ids=(5, number), version=7) for number in range(20)]
     )
-    episode = game(client, config=config)
+    episode = play(client, config=config)
     turns = episode.trajectory(1)
     assert len(turns) >= 2
     for number, asked in enumerate(client.asked):
@@ -334,21 +347,17 @@ def test_every_request_of_a_partner_carries_the_conversation_that_it_remembers_a
         )
     assert [turn.version for turn in turns] == [7] * len(turns)
     assert episode.seats == ("hint-bot", "player_1@7")
-    assert (
-        game(Answers([Reply(text="", out_of_tokens=True)])).status is EpisodeStatus.TRUNCATED_TOKENS
-    )
+    full = play(Answers([Reply(text="", out_of_tokens=True)]))
+    assert full.status is EpisodeStatus.TRUNCATED_TOKENS
 
 
-def test_a_real_server_samples_every_reply_with_its_ids_and_one_without_the_adapter_ends_the_game() -> (
-    None
-):
+def test_a_real_server_samples_every_reply_and_one_without_the_adapter_ends_the_game() -> None:
     with running_app() as app, RolloutClient(app.url) as client:
-        turns = game(client, "base").trajectory(1)
+        turns = play(client, "base").trajectory(1)
         with pytest.raises(ServerError, match="player_1"):
-            game(client)
+            play(client)
     assert turns
-    assert all(
-        turn.prompt_ids and turn.reply_ids and len(turn.logprobs) == len(turn.reply_ids)
-        for turn in turns
-    )
-    assert {turn.version for turn in turns} == {None}
+    for turn in turns:
+        assert turn.prompt_ids and turn.reply_ids
+        assert len(turn.logprobs) == len(turn.reply_ids)
+        assert turn.version is None

@@ -1,8 +1,8 @@
-"""No player that is handed text is told of the cards that it cannot see: what each really hears is
-compared.
+"""No player that is handed text learns the cards that it cannot see.
 
-Models on the server and models asked reply by reply: over whole games, on every board, with other
-cards in the listener's hand and in the deck."""
+What each really hears is compared, of models on the server and models asked reply by reply: over
+whole games, on every board, with other cards in the listener's hand and in the deck.
+"""
 
 import asyncio
 import random
@@ -15,7 +15,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from boards import ALL_BOARDS, random_game, swap_own_cards
-from hanabi_grpo.client.lineups import RemotePolicy
+from hanabi_grpo.agents.remote_server import RemotePlayer
+from hanabi_grpo.agents.served_model import Model, ServedPlayer
 from hanabi_grpo.envs.base import Observation, Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI, HanabiGame
@@ -23,8 +24,7 @@ from hanabi_grpo.envs.hanabi.prompts import turn_prompt
 from hanabi_grpo.envs.hanabi.rules import Card, Game, make_spec
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.loop import Player
-from hanabi_grpo.server.engine import Sample, SamplingConfig
-from hanabi_grpo.server.seats import Model, ServedPlayer
+from hanabi_grpo.rollout.sampler import Sample, SamplingConfig
 from hanabi_grpo.sft.tiny_model.tokenizer import CHAT_TEMPLATE, END, START
 from hanabi_grpo.types import Reply
 
@@ -37,10 +37,9 @@ Listener = Callable[[EnvConfig, list[str]], Player]
 
 @cache
 def chat() -> ChatFormat:
-    """A tokenizer of bytes: whatever a prompt says comes back out of its ids."""
-    letters = {
-        letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
-    }
+    """Return the format of a tokenizer of bytes: a prompt's ids decode to the prompt."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    letters = {letter: number for number, letter in enumerate(alphabet)}
     core = Tokenizer(models.BPE(letters, []))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
@@ -61,7 +60,7 @@ class Ear:
         self._heard = heard
 
     async def generate(
-        self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None, *game: Any
+        self, prompt_ids: list[int], sampling: SamplingConfig, adapter: Any | None, *game: Any
     ) -> Sample:
         self._heard.append(chat().tokenizer.decode(prompt_ids))
         ids = (*chat().tokenizer.encode(REPLY), chat().eos_id)
@@ -80,61 +79,92 @@ def served(config: EnvConfig, heard: list[str]) -> Player:
 
 
 def remote(config: EnvConfig, heard: list[str]) -> Player:
-    return RemotePolicy(client=Ear(heard), name="base", max_tokens=4, temperature=1.0)
+    return RemotePlayer(client=Ear(heard), name="base", max_tokens=4, temperature=1.0)
 
 
 LISTENERS: Mapping[str, Listener] = {"served": served, "remote": remote}
 
 
 def listen(listener: Listener, game: Game, player: int, config: EnvConfig) -> list[str]:
-    """Return all that a player hears while the moves of a game are made."""
+    """Return all that a player hears while the moves of a game are made.
+
+    Args:
+        listener: Makes the player.
+        game: The game whose moves are made.
+        player: The seat of the listener.
+        config: The settings of the game.
+    """
     heard: list[str] = []
     seat = listener(config, heard).seat(player, task=Setup(HANABI, config).task("train", 0), game=0)
     table = Game(game.spec, game.deck)
-    for move in [*(event.action for event in game.events), None]:
+
+    def listen_now() -> None:
         if table.current_player == player:
             asyncio.run(seat.reply(Observation(HanabiGame(config, table), player)))
-        if move is not None:
-            table.apply(move)
+
+    for event in game.events:
+        listen_now()
+        table.apply(event.action)
+    listen_now()
     return heard
 
 
 @pytest.mark.parametrize("name", LISTENERS)
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize(("preset", "num_players"), ALL_BOARDS)
-def test_what_is_heard_over_a_game_is_the_same_with_other_hidden_cards(
+def test_a_listener_hears_the_same_over_a_game_with_other_hidden_cards(
     preset: str, num_players: int, style: str, name: str
 ) -> None:
     config = EnvConfig.parse({"preset": preset, "players": num_players, "observation": style})
+    listener = LISTENERS[name]
     rng = random.Random(f"{preset} {num_players} {style} {name}")
-    compared = 0
-    while compared < COMPARED:
+    num_compared = 0
+    while num_compared < COMPARED:
         game = random_game(make_spec(preset, num_players), rng)
         for player in rng.sample(range(num_players), num_players):
             other = swap_own_cards(game, player, rng)
-            if other is None:
-                continue
-            ours = listen(LISTENERS[name], game, player, config)
-            assert ours == listen(LISTENERS[name], other, player, config)
-            compared += bool(ours)
+            if other is not None:
+                heard = listen(listener, game, player, config)
+                assert heard == listen(listener, other, player, config)
+                num_compared += bool(heard)
+
+
+RED_AND_YELLOW_HANDS = (
+    Card(0, 0),
+    Card(0, 0),
+    Card(0, 1),
+    Card(1, 0),
+    Card(1, 0),
+    Card(1, 1),
+    Card(0, 0),
+    Card(1, 0),
+)
+"""A deck of `laptop`: player_0 holds red cards, player_1 yellow ones."""
 
 
 @pytest.mark.parametrize("name", LISTENERS)
 @pytest.mark.parametrize("style", STYLES)
-def test_the_same_swap_is_heard_by_the_partner_and_a_conversation_says_all_that_prompts_say(
-    name: str, style: str
-) -> None:
+def test_a_conversation_says_all_that_prompts_say(name: str, style: str) -> None:
     config = EnvConfig.parse({"preset": "laptop", "observation": style})
-    reds, yellows = (Card(0, 0), Card(0, 0), Card(0, 1)), (Card(1, 0), Card(1, 0), Card(1, 1))
-    game = Game(make_spec("laptop"), (*reds, *yellows, Card(0, 0), Card(1, 0)))
-    assert turn_prompt(game.view(0), style=style, legal_moves=True) in as_text(
-        listen(LISTENERS[name], game, 0, config)
-    )
-    game.apply(next(action for action in game.legal_actions() if action.kind.startswith("hint")))
+    game = Game(make_spec("laptop"), RED_AND_YELLOW_HANDS)
+    prompt = turn_prompt(game.view(0), style=style, legal_moves=True)
+    assert prompt in as_text(listen(LISTENERS[name], game, 0, config))
+
+
+@pytest.mark.parametrize("name", LISTENERS)
+@pytest.mark.parametrize("style", STYLES)
+def test_the_partner_hears_that_hidden_cards_are_others(name: str, style: str) -> None:
+    config = EnvConfig.parse({"preset": "laptop", "observation": style})
+    game = Game(make_spec("laptop"), RED_AND_YELLOW_HANDS)
+    hint = next(action for action in game.legal_actions() if action.kind.startswith("hint"))
+    game.apply(hint)
     other = swap_own_cards(game, 0, random.Random(1))
     assert other is not None
-    ours, theirs = (listen(LISTENERS[name], one, 1, config) for one in (game, other))
-    assert ours and theirs and ours != theirs
+    heard = listen(LISTENERS[name], game, 1, config)
+    heard_of_other = listen(LISTENERS[name], other, 1, config)
+    assert heard
+    assert heard_of_other
+    assert heard != heard_of_other
 
 
 def as_text(heard: list[str]) -> str:

@@ -1,5 +1,6 @@
-"""One seat as an OpenEnv server, played by OpenEnv's own client and looked at by its own
-validator.
+"""One seat as an OpenEnv server.
+
+OpenEnv's own client plays there and its own validator looks at it.
 """
 
 import asyncio
@@ -67,32 +68,35 @@ def test_64_sessions_at_once_play_what_the_same_seat_plays_here_and_one_more_is_
         async with GenericEnvClient(
             base_url=url, connect_timeout_s=60, message_timeout_s=120
         ) as client:
-            told = await client.reset(seed=seed, episode_id=f"e{seed}", split="train")
+            result = await client.reset(seed=seed, episode_id=f"e{seed}", split="train")
             await at_once.wait()
             if seed == 0:
                 with pytest.raises(Exception, match=r"CAPACITY_REACHED|received 1000"):
                     async with GenericEnvClient(base_url=url) as one_more:
                         await one_more.reset()
-            seen = [told.observation["message"]]
-            while not told.done:
-                told = await client.step({"reply": reply_to(seen[-1], seed)})
-                seen += [told.observation["message"], told.reward, told.observation["rewards"]]
+            message = result.observation["message"]
+            seen = [message]
+            while not result.done:
+                result = await client.step({"reply": reply_to(message, seed)})
+                message = result.observation["message"]
+                seen.append((result.observation["rewards"], result.reward, message))
             state = await client.state()
-            assert (state["episode_id"], state["seed"], state["split"]) == (
-                f"e{seed}",
-                seed,
-                "train",
-            )
-            assert state["step_count"] == len(seen) // 3 and told.observation["result"]
+            assert state["episode_id"] == f"e{seed}"
+            assert state["seed"] == seed
+            assert state["split"] == "train"
+            assert state["step_count"] == len(seen) - 1
+            assert result.observation["result"]
             return seen
 
     def played_here(seed: int) -> list[Any]:
         env = SeatEnv(SETUP.environment, SETUP.config, 0, partners())
-        seen: list[Any] = [env.reset(options={"split": "train", "seed": seed})[0]]
-        done = False
-        while not done:
-            message, reward, terminated, truncated, info = env.step(reply_to(seen[-1], seed))
-            seen, done = [*seen, message, reward, info["rewards"]], terminated or truncated
+        message, _ = env.reset(options={"split": "train", "seed": seed})
+        seen: list[Any] = [message]
+        is_over = False
+        while not is_over:
+            message, reward, terminated, truncated, info = env.step(reply_to(message, seed))
+            seen.append((info["rewards"], reward, message))
+            is_over = terminated or truncated
         return seen
 
     async def play_all() -> list[list[Any]]:
@@ -102,12 +106,9 @@ def test_64_sessions_at_once_play_what_the_same_seat_plays_here_and_one_more_is_
 
 
 def test_the_client_of_the_page_plays_a_game(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code = (
-        PAGE.partition("from openenv.core")[2]
-        .partition("```")[0]
-        .replace("http://127.0.0.1:8100", url)
-    )
-    exec(f"from openenv.core{code}", {})
+    _, _, after_import = PAGE.partition("from openenv.core")
+    code, _, _ = after_import.partition("```")
+    exec(f"from openenv.core{code}".replace("http://127.0.0.1:8100", url), {})
     assert re.match(r"\{'score': \d", capsys.readouterr().out)
 
 
@@ -119,12 +120,14 @@ def test_the_seat_that_trl_trains_earns_what_the_same_replies_earn_here(
     monkeypatch.syspath_prepend(str(ROOT / "integrations" / "openenv"))
     from train_trl import PLAIN_CALL, PLAIN_TEMPLATE, TINY, Seat
 
-    seat, env = Seat(url), SeatEnv(SETUP.environment, SETUP.config, 0, partners())
+    seat = Seat(url)
+    env = SeatEnv(SETUP.environment, SETUP.config, 0, partners())
     try:
         for seed in range(3):
             message, info = env.reset(options={"split": "train", "seed": seed})
             assert seat.reset(seed=seed, prompt=[]) == f"{info['system']}\n\n{message}"
-            reward, over = 0.0, False
+            reward = 0.0
+            over = False
             while not over:
                 reply = reply_to(message, seed)
                 message, earned, over, _, _ = env.step(reply)
@@ -138,12 +141,14 @@ def test_the_seat_that_trl_trains_earns_what_the_same_replies_earn_here(
         seat._client.close()
     # A model without tool calls: its whole reply is the call.
     tokenizer = AutoTokenizer.from_pretrained(TINY)
-    tokenizer.chat_template, tokenizer.response_template = PLAIN_TEMPLATE, PLAIN_CALL
+    tokenizer.chat_template = PLAIN_TEMPLATE
+    tokenizer.response_template = PLAIN_CALL
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": "life1 info3"}], add_generation_prompt=True, return_dict=False
     )
-    said = tokenizer.parse_response(tokenizer("Play 0<|im_end|>")["input_ids"], prefix=prompt)
-    [call] = said["tool_calls"]
+    reply_ids = tokenizer("Play 0<|im_end|>")["input_ids"]
+    message = tokenizer.parse_response(reply_ids, prefix=prompt)
+    [call] = message["tool_calls"]
     assert call["function"] == {"name": "move", "arguments": {"reply": "Play 0"}}
 
 
@@ -165,7 +170,8 @@ def test_openenvs_own_validator_finds_nothing_at_the_running_server(url: str) ->
     from openenv.cli._validation import validate_running_environment
 
     report = validate_running_environment(url, timeout_s=30)
-    assert report["passed"], [one for one in report["criteria"] if not one["passed"]]
+    failed = [criterion for criterion in report["criteria"] if not criterion["passed"]]
+    assert report["passed"], failed
 
 
 def test_such_a_server_is_an_environment_of_ours_too(url: str) -> None:
@@ -184,15 +190,17 @@ def test_such_a_server_is_an_environment_of_ours_too(url: str) -> None:
         }
     )
     report = conformance.check_games(environment, config, num_episodes=3)
-    assert (report.num_steps > 6, report.num_copies) == (True, 0), "it cannot be copied"
+    assert report.num_steps > 6
+    assert report.num_copies == 0, "it cannot be copied"
     conformance.check_replies(environment, config, num_episodes=5)
     conformance.check_policies(environment, config)
     conformance.check_wrappers(environment, config)
     referee = Referee(Setup(environment, config).task("eval", 1))
     here = SETUP.environment.reset(SETUP.config, split="openenv", seed=referee.game.seed)  # type: ignore[attr-defined]
     assert referee.see(0).message() == here.message(0)
-    every = Referee(Setup(environment, preset).task("eval", 1)).see(0).message()
-    assert "message: The game begins." in every and "\nlegal: [" in every
+    all_fields = Referee(Setup(environment, preset).task("eval", 1)).see(0).message()
+    assert "message: The game begins." in all_fields
+    assert "\nlegal: [" in all_fields
     wrong = config.model_copy(update={"observation_field": "text"})
     with pytest.raises(
         SettingsError, match=r"HANABI_OBSERVATION_FIELD=text: .* observes metadata, message, system"

@@ -1,7 +1,6 @@
 """The games of OpenSpiel: their constants, who beats whom, and what a best responder wins."""
 
 import itertools
-from collections import Counter
 from math import sqrt
 
 import pytest
@@ -9,7 +8,12 @@ import pytest
 from hanabi_grpo.client.lineups import parse_lineup
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.conformance import check, check_games, check_starts
-from hanabi_grpo.envs.openspiel.exploitability import exploitability, information_sets, uniform
+from hanabi_grpo.envs.openspiel.exploitability import (
+    InformationSet,
+    exploitability,
+    information_sets,
+    uniform,
+)
 from hanabi_grpo.envs.openspiel.policies import equilibrium, minimax
 from hanabi_grpo.envs.openspiel.rules import check_name, load, playable_names
 from hanabi_grpo.envs.referee import Referee, play_scripts
@@ -21,6 +25,18 @@ from hanabi_grpo.evaluation.outcomes import outcome_sheets, wilson
 def make(env: str, preset: str = "", **fields: object):  # type: ignore[no-untyped-def]
     config = registry.get(env).presets[preset or env]
     return registry.setup(env, {**config.model_dump(), **fields})
+
+
+def equilibrium_profile(
+    sets: tuple[InformationSet, ...], env: str, iterations: int
+) -> dict[str, list[float]]:
+    """Return the chances of CFR+ after so many iterations, per information state."""
+    solved = equilibrium(env, iterations)
+    profile = {}
+    for known in sets:
+        chances = dict(solved[known.information])
+        profile[known.information] = [chances[action] for action in known.actions]
+    return profile
 
 
 @pytest.mark.parametrize("style", ["full", "compact"])
@@ -67,18 +83,14 @@ def test_poker_has_the_published_values(
     sets = information_sets(setup)
     assert len(sets) == num_sets
     even = exploitability(setup, uniform(setup))
-    assert even.nash_conv == pytest.approx(
-        nash_conv, abs=1e-5
-    ) and even.best_responses == pytest.approx(best, abs=1e-5)
+    assert even.nash_conv == pytest.approx(nash_conv, abs=1e-5)
+    assert even.best_responses == pytest.approx(best, abs=1e-5)
     for iterations, expected in after.items():
-        solved = equilibrium(env, iterations)
-        profile = {
-            one.information: [dict(solved[one.information])[action] for action in one.actions]
-            for one in sets
-        }
-        found = exploitability(setup, profile)
-        assert found.exploitability == pytest.approx(expected, rel=0.01)
-    assert found.values[0] == pytest.approx(value, abs=0.01) and found.values[1] == -found.values[0]
+        solved = exploitability(setup, equilibrium_profile(sets, env, iterations))
+        assert solved.exploitability == pytest.approx(expected, rel=0.01)
+    first_value, second_value = solved.values
+    assert first_value == pytest.approx(value, abs=0.01)
+    assert second_value == -first_value
 
 
 @pytest.mark.parametrize(
@@ -110,41 +122,48 @@ def test_scripts_win_draw_and_lose_as_often_as_measured_elsewhere(
 def test_pure_strategies_of_kuhn_look_good_against_an_equilibrium_and_are_exploited() -> None:
     """18 of the first player's 64 reach the game's value, and no greedy profile is safe."""
     setup = make("kuhn_poker")
-    sets, solved = information_sets(setup), equilibrium("kuhn_poker", 1000)
-    fair = {
-        one.information: [dict(solved[one.information])[action] for action in one.actions]
-        for one in sets
-    }
+    sets = information_sets(setup)
+    fair = equilibrium_profile(sets, "kuhn_poker", 1000)
     assert exploitability(setup, uniform(setup)).values == pytest.approx((0.125, -0.125))
     assert exploitability(setup, fair).exploitability < 0.0002
-    lost: dict[int, list[float]] = {0: [], 1: []}
-    blind = []
+    game_values = (-1 / 18, 1 / 18)
+    # Per player what a best responder wins above the game's value from each pure strategy.
+    lost: tuple[list[float], list[float]] = ([], [])
+    lost_by_good_looking = []
     for player in (0, 1):
-        own = [one.information for one in sets if one.player == player]
-        for choices in itertools.product(([1.0, 0.0], [0.0, 1.0]), repeat=len(own)):
-            found = exploitability(setup, fair | dict(zip(own, choices, strict=True)))
-            lost[player].append(
-                found.best_responses[1 - player] + (-1 / 18 if player == 0 else 1 / 18)
-            )
-            if player == 0 and found.values[0] > -1 / 18 - 0.001:
-                blind.append(lost[0][-1])
-    assert len(blind) == 18 and min(blind) > 0.11 - 0.002 and max(blind) < 0.45
+        own_sets = [known.information for known in sets if known.player == player]
+        for choices in itertools.product(([1.0, 0.0], [0.0, 1.0]), repeat=len(own_sets)):
+            pure = dict(zip(own_sets, choices, strict=True))
+            figures = exploitability(setup, {**fair, **pure})
+            opponent = 1 - player
+            loss = figures.best_responses[opponent] - game_values[opponent]
+            lost[player].append(loss)
+            if player == 0 and figures.values[0] > game_values[0] - 0.001:
+                lost_by_good_looking.append(loss)
+    assert len(lost_by_good_looking) == 18
+    assert min(lost_by_good_looking) > 0.11 - 0.002
+    assert max(lost_by_good_looking) < 0.45
     assert (min(lost[0]) + min(lost[1])) / 2 == pytest.approx(1 / 6, abs=1e-6)
 
 
-def test_tic_tac_toe_has_5478_positions_and_the_matrix_game_pays_ten() -> None:
-    found, waiting = set(), [load("tic_tac_toe").new_initial_state()]
-    while waiting:
-        state = waiting.pop()
-        if str(state) not in found:
-            found.add(str(state))
-            waiting += [
-                state.child(action)
-                for action in ([] if state.is_terminal() else state.legal_actions())
-            ]
-    assert len(found) == 5478
+def test_tic_tac_toe_has_5478_positions() -> None:
+    positions = set()
+    stack = [load("tic_tac_toe").new_initial_state()]
+    while stack:
+        state = stack.pop()
+        if str(state) in positions:
+            continue
+        positions.add(str(state))
+        if not state.is_terminal():
+            stack += [state.child(action) for action in state.legal_actions()]
+    assert len(positions) == 5478
+
+
+def test_the_matrix_game_pays_a_team_of_two_ten() -> None:
     matrix = registry.setup("openspiel:tiny_hanabi", {"preset": "tiny_hanabi"}).spec
-    assert (matrix.payoff, matrix.num_players, matrix.return_range[1]) == ("team", 2, 10.0)
+    assert matrix.payoff == "team"
+    assert matrix.num_players == 2
+    assert matrix.return_range[1] == 10.0
 
 
 def test_outcomes_are_those_of_the_first_word_in_each_seat_with_intervals() -> None:
@@ -153,32 +172,39 @@ def test_outcomes_are_those_of_the_first_word_in_each_seat_with_intervals() -> N
     [sheet] = outcome_sheets([result])
     first, second, both = sheet.groups[0]
     assert [row[1] for row in sheet.groups[0]] == ["first", "second", "both"]
-    assert (first[2], second[2]) == ("0.000 (0.00 to 0.06)",) * 2 and float(second[4][:5]) > 0.85
-    assert both[-1] == f"{50 * (1 + result.mean):.1f}" and float(first[-1]) > float(second[-1])
+    assert first[2] == "0.000 (0.00 to 0.06)"
+    assert second[2] == "0.000 (0.00 to 0.06)"
+    assert float(second[4][:5]) > 0.85
+    assert both[-1] == f"{50 * (1 + result.mean):.1f}"
+    assert float(first[-1]) > float(second[-1])
+
+
+def test_wilsons_interval_has_its_published_value() -> None:
     assert wilson(0.5, 100) == pytest.approx((0.4038, 0.5962), abs=1e-4)
-    assert (
-        outcome_sheets(
-            [
-                evaluate_lineup(
-                    parse_lineup("iggi", 2), registry.setup("hanabi", {"preset": "laptop"}), 2
-                )
-            ]
-        )
-        == []
-    )
+
+
+def test_a_team_has_no_outcomes() -> None:
+    hanabi = registry.setup("hanabi", {"preset": "laptop"})
+    result = evaluate_lineup(parse_lineup("iggi", 2), hanabi, 2)
+    assert outcome_sheets([result]) == []
 
 
 def test_leduc_deals_every_card_once() -> None:
     """With all rank triples equally likely the game would have another value (-.1193)."""
-    setup, ranks = make("leduc_poker"), Counter[bool]()
-    for seed in range(3000):
+    setup = make("leduc_poker")
+    num_games = 3000
+    num_three_ranks = 0
+    for seed in range(num_games):
         game = setup.environment.reset(setup.config, split="train", seed=seed)
         for action in ("call", "call"):
-            game.step({game.to_act()[0]: action})
-        dealt = [one.action for one in game.state.full_history() if one.player < 0]
-        assert len(set(dealt)) == 3
-        ranks[len({card // 2 for card in dealt}) == 3] += 1
-    assert abs(ranks[True] / 3000 - 0.4) < 4 * sqrt(0.24 / 3000)
+            [player] = game.to_act()
+            game.step({player: action})
+        cards = [event.action for event in game.state.full_history() if event.player < 0]
+        assert len(set(cards)) == 3
+        ranks = {card // 2 for card in cards}
+        num_three_ranks += len(ranks) == 3
+    standard_error = sqrt(0.4 * 0.6 / num_games)
+    assert abs(num_three_ranks / num_games - 0.4) < 4 * standard_error
 
 
 def test_a_draw_may_pay_and_a_bad_reply_may_forfeit() -> None:
@@ -190,20 +216,29 @@ def test_a_draw_may_pay_and_a_bad_reply_may_forfeit() -> None:
     assert game.step({0: "9"}) == [{"draw": 0.1}, {"draw": 0.1}]
     game = setup.environment.reset(setup.config, split="train", seed=0)
     assert game.step({0: "<forfeit>"}) == [{"forfeit": -1.0}, {"forfeit": 1.0}]
-    assert game.to_act() == () and game.result() == {"first": -1.0, "forfeit": 1}
+    assert game.to_act() == ()
+    assert game.result() == {"first": -1.0, "forfeit": 1}
 
 
-def test_what_cannot_be_played_is_refused_with_what_can() -> None:
+def test_games_that_cannot_be_played_are_refused_with_those_that_can() -> None:
     assert {"tic_tac_toe", "hex", "liars_dice"} <= set(playable_names())
     with pytest.raises(SettingsError, match=r"no such game; did you mean 'tic_tac_toe'"):
         check_name("tictactoe")
     with pytest.raises(SettingsError, match="its players do not take turns"):
         check_name("matrix_rps")
-    for fields in ({"rows": 1}, {"columns": 11}, {"in_a_row": 2}, {"in_a_row": 8}):
-        with pytest.raises(
-            SettingsError, match=f"{next(iter(fields))}=.*(must be from|Input should be)"
-        ):
-            make("connect_four", **fields)
+    with pytest.raises(SettingsError, match=r"no such game; did you mean 'breakthrough'"):
+        registry.get("openspiel:breaktrough")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("rows", 1), ("columns", 11), ("in_a_row", 2), ("in_a_row", 8)]
+)
+def test_boards_of_impossible_sizes_are_refused(field: str, value: int) -> None:
+    with pytest.raises(SettingsError, match=f"{field}=.*(must be from|Input should be)"):
+        make("connect_four", **{field: value})
+
+
+def test_games_that_are_too_large_for_a_script_or_for_exploitability_are_refused() -> None:
     with pytest.raises(SettingsError, match="more than the 20 that can be searched"):
         play_scripts(make("connect_four").task("eval", 0), dict.fromkeys((0, 1), minimax()))
     with pytest.raises(SettingsError, match="zero-sum games of OpenSpiel for two"):
@@ -224,6 +259,5 @@ def test_any_other_game_is_played_in_the_words_of_openspiel(game: str) -> None:
     first = Referee(setup.task("train", 0))
     seen = first.see(first.to_act()[0])
     legal = seen.legal() or ()
-    assert seen.message().endswith(f"Your actions: {', '.join(legal)}.") and len(legal) > 1
-    with pytest.raises(SettingsError, match=r"no such game; did you mean 'breakthrough'"):
-        registry.get("openspiel:breaktrough")
+    assert len(legal) > 1
+    assert seen.message().endswith(f"Your actions: {', '.join(legal)}.")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
-from fake_engine import task
+from fake_engine import task_row
 from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.errors import ServerError, ServerGoneError, SettingsError, VersionError
 from hanabi_grpo.settings import Settings
@@ -24,7 +24,8 @@ from hanabi_grpo.training.policy import EarlierVersions
 from server_app import PEFT_CONFIG, PLAYERS, RunningApp, adapter_bytes, push_to, running_app
 from waiting import wait_until
 
-FIRST, SECOND = [task(1), task(2)], [task(3), task(4)]
+FIRST = [task_row(1), task_row(2)]
+SECOND = [task_row(3), task_row(4)]
 
 
 @pytest.fixture

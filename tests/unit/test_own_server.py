@@ -1,3 +1,5 @@
+"""A rollout server of a command of its own, which ends with the command on every way out."""
+
 import signal
 import sys
 import textwrap
@@ -20,8 +22,9 @@ _HEALTHY = """
         def do_GET(self):
             self.send_response(200)
             self.end_headers()
-            body = '{"instance_id": "%s/%s/%s"}' % tuple(
-                os.environ.get(name) for name in ("HANABI_PLAYERS", "HANABI_DIE_WITH_PARENT", "HANABI_API_KEY"))
+            names = ("HANABI_PLAYERS", "HANABI_DIE_WITH_PARENT", "HANABI_API_KEY")
+            values = tuple(os.environ.get(name) for name in names)
+            body = '{"instance_id": "%s/%s/%s"}' % values
             self.wfile.write(body.encode())
         def log_message(self, *args):
             pass
@@ -49,6 +52,12 @@ def command(script: str) -> list[str]:
     return [sys.executable, "-c", textwrap.dedent(script)]
 
 
+def instance_id(settings: Settings) -> str:
+    """What the server of these settings says of itself: the variables that it was started with."""
+    with RolloutClient.from_settings(settings) as client:
+        return str(client.health()["instance_id"])
+
+
 def is_gone(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
@@ -58,13 +67,14 @@ def is_gone(pid: int) -> bool:
 
 @pytest.fixture
 def children() -> Callable[[], list[psutil.Process]]:
-    """What this process has started since; the server of the end-to-end tests may be running
-    beside.
+    """What this process has started since.
+
+    The server of the end-to-end tests may be running beside.
     """
 
     def alive() -> list[psutil.Process]:
-        found = psutil.Process().children(recursive=True)
-        return [child for child in found if child.status() != psutil.STATUS_ZOMBIE]
+        descendants = psutil.Process().children(recursive=True)
+        return [child for child in descendants if child.status() != psutil.STATUS_ZOMBIE]
 
     before = set(alive())
     return lambda: [child for child in alive() if child not in before]
@@ -74,7 +84,8 @@ def test_two_servers_are_healthy_inside_and_gone_outside_with_ports_and_logs_of_
     tmp_path: Path,
 ) -> None:
     said: list[str] = []
-    folder, keyed = tmp_path / "new", Settings(api_key="secret")
+    folder = tmp_path / "new"
+    keyed = Settings(api_key="secret")
     with (
         own_server(
             keyed,
@@ -82,21 +93,19 @@ def test_two_servers_are_healthy_inside_and_gone_outside_with_ports_and_logs_of_
             command=command(SERVES),
             folder=folder,
             environ={"HANABI_PLAYERS": "3"},
-        ) as one,
-        own_server(Settings(), said.append, command=command(SERVES), folder=folder) as other,
+        ) as first,
+        own_server(Settings(), said.append, command=command(SERVES), folder=folder) as second,
     ):
-        ids = [
-            RolloutClient.from_settings(settings).health()["instance_id"]
-            for settings in (one, other)
-        ]
-        assert ids == ["3/true/secret", "None/true/None"]
-        assert one.vllm_server_port != other.vllm_server_port
-    for settings in (one, other):
+        assert instance_id(first) == "3/true/secret"
+        assert instance_id(second) == "None/true/None"
+        assert first.vllm_server_port != second.vllm_server_port
+    for settings in (first, second):
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"http://127.0.0.1:{settings.vllm_server_port}/health/", trust_env=False)
     logs = {str(log): log.read_text() for log in folder.glob("own-server-*.log")}
     assert list(logs.values()) == ["stand-in 127.0.0.1\n"] * 2
-    assert any(log in said[0] for log in logs) and "ready" in said[-1]
+    assert any(log in said[0] for log in logs)
+    assert "ready" in said[-1]
 
 
 def test_a_death_at_the_start_is_noticed_at_once_and_the_log_shown(tmp_path: Path) -> None:

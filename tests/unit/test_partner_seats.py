@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fake_engine import task
+from fake_engine import task_row
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.runs.adapter_config import frozen_name
 from hanabi_grpo.runs.checkpoints import write_checkpoint
@@ -33,7 +33,7 @@ from server_app import (
 
 OWN = own_seats(2, PLAYERS, 7)
 DATASET = Path(__file__).parents[2] / "data/hanabi.laptop.jsonl"
-DEALS = [{**task(number), "task": number} for number in range(32)]
+TASKS = [task_row(number) for number in range(32)]
 
 
 class Lender:
@@ -83,7 +83,7 @@ def make(tmp_path: Path, *entries: str, lender: Lender | None = None, **other: A
 def seated(
     partners: PartnerSeats, version: int = 7, instance: str = "here", own: tuple[str, ...] = OWN
 ) -> list[list[str] | None]:
-    return [one.get("seats") for one in partners.seat(DEALS, own, version, instance)]
+    return [one.get("seats") for one in partners.seat(TASKS, own, version, instance)]
 
 
 def test_a_checkpoint_s_adapter_of_the_seat_is_lent_once(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_earlier_versions_are_the_regular_checkpoints_before_the_one_that_plays(
     lender = Lender()
     partners = make(tmp_path, "player_0=earlier", lender=lender)
     partners.load({}, "here")
-    assert seated(partners, version=0) == [None] * len(DEALS)
+    assert seated(partners, version=0) == [None] * len(TASKS)
     # An interrupt's checkpoint, this version's own and one that a resumed run has yet to make again
     # are no partners.
     for step in (10, 17, 20, 30, 40):
@@ -140,13 +140,13 @@ def test_earlier_versions_are_the_regular_checkpoints_before_the_one_that_plays(
     own = own_seats(2, PLAYERS, 30)
     words = {step: word(step, weights_of(step, "player_0")) for step in (10, 20)}
     expected = [
-        [words[choose_step((10, 20), number, seed=42)], own[1]] for number in range(len(DEALS))
+        [words[choose_step((10, 20), number, seed=42)], own[1]] for number in range(len(TASKS))
     ]
     assert seated(partners, version=30, own=own) == expected
     assert {version for version, _ in lender.given} == {10, 20} and len(lender.given) == 2
     assert partners.names == dict.fromkeys(words.values(), "earlier")
     assert seated(make(tmp_path, "player_0=earlier"), version=30, own=own) == expected
-    assert seated(partners, version=10) == [None] * len(DEALS)
+    assert seated(partners, version=10) == [None] * len(TASKS)
 
 
 def test_a_damaged_earlier_version_is_passed_over(
@@ -158,11 +158,11 @@ def test_a_damaged_earlier_version_is_passed_over(
         save(tmp_path / "run", step)
     (tmp_path / "run/checkpoint-20/manifest.json").write_text("{")
     assert seated(partners, version=30) == [[word(10, weights_of(10, "player_0")), OWN[1]]] * len(
-        DEALS
+        TASKS
     )
     assert caplog.text.count("checkpoint-20 cannot be a partner") == 1
     shutil.rmtree(tmp_path / "run/checkpoint-10")
-    assert seated(partners, version=30) == [None] * len(DEALS)
+    assert seated(partners, version=30) == [None] * len(TASKS)
 
 
 @pytest.fixture
@@ -189,16 +189,16 @@ def test_games_with_partners_come_back_from_a_server_as_they_were_seated(
     save(tmp_path / "run", 5)
     entries = ("iggi", "earlier", str(folder))
     link = linked(app, tmp_path / "run", *entries)
-    groups = link.play(DEALS, PLAYERS, 7).groups
+    groups = link.play(TASKS, PLAYERS, 7).groups
     words = {
         "iggi": ["iggi", "iggi"],
         "earlier": [word(5, weights_of(5, name)) for name in PLAYERS],
         str(folder): [word(50, weights_of(50, name)) for name in PLAYERS],
     }
-    for one, group in zip(DEALS, groups, strict=True):
+    for one, group in zip(TASKS, groups, strict=True):
         seats = list(OWN)
-        if drawn := draw(parse_pool(entries, 2), one["task"], share=0.5, seed=42, num_players=2):
-            seats[drawn.seat] = words[drawn.partner.word][drawn.seat]
+        if drawn := draw(parse_pool(entries, 2), one.number, share=0.5, seed=42, num_players=2):
+            seats[drawn.seat] = words[drawn.partner.spec][drawn.seat]
         assert group[0].seats == tuple(seats)
     turns = [
         (episode.seats[turn.player], turn)
@@ -220,11 +220,11 @@ def test_an_adapter_that_the_server_dropped_meanwhile_is_lent_again(
     app: RunningApp, tmp_path: Path
 ) -> None:
     link = linked(app, tmp_path / "run", str(save(tmp_path / "other", 50)))
-    seats = [group[0].seats for group in link.play(DEALS, PLAYERS, 7).groups]
+    seats = [group[0].seats for group in link.play(TASKS, PLAYERS, 7).groups]
     for number in range(MAX_FROZEN):
-        link.client.lend(1, adapter_bytes(1.0 + number / 64), PEFT_CONFIG)
-    assert word(50, weights_of(50, "player_0")) not in app.store.frozen.words()
-    assert [group[0].seats for group in link.play(DEALS, PLAYERS, 7).groups] == seats
+        link.client.upload_guest(1, adapter_bytes(1.0 + number / 64), PEFT_CONFIG)
+    assert word(50, weights_of(50, "player_0")) not in app.store.frozen.names()
+    assert [group[0].seats for group in link.play(TASKS, PLAYERS, 7).groups] == seats
     link.client.close()
 
 
@@ -265,6 +265,6 @@ def test_a_partner_that_does_not_fit_leaves_the_server_free_for_the_next_trainer
     ):
         link.connect(0)
     assert link.client.session_timeout is None
-    assert app.store.frozen.words() == []
+    assert app.store.frozen.names() == []
     # The next one gets in at once.
     connectable(app, tmp_path / "next", monkeypatch).connect(0)

@@ -1,4 +1,4 @@
-"""Who plays: references, pools, shares, draws; pure functions of what they are given."""
+"""Policy specs, pools, shares and draws: pure functions of what they are given."""
 
 from collections import Counter
 from dataclasses import replace
@@ -31,14 +31,17 @@ from hanabi_grpo.settings.refs import (
     Ref,
     Role,
     ScriptRef,
+    SeatRef,
+    UrlRef,
     WandbPlace,
     parse_checkpoint,
     parse_ref,
+    parse_seat,
 )
 from hanabi_grpo.types import is_trained
 from made_games import made_episode
 
-IGGI = Partner(word="iggi", ref=ScriptRef(name="iggi"), name="iggi")
+IGGI = Partner(spec="iggi", ref=ScriptRef(name="iggi"), name="iggi")
 
 
 def refusal(*entries: str, players: int = 2) -> str:
@@ -50,20 +53,22 @@ def refusal(*entries: str, players: int = 2) -> str:
 def test_an_entry_is_a_script_an_earlier_version_the_base_model_or_a_folder() -> None:
     assert parse_pool(("iggi", "earlier", "base"), 2) == (
         IGGI,
-        Partner(word="earlier", ref=Role.EARLIER, name="earlier"),
-        Partner(word="base", ref=Role.BASE, name="base"),
+        Partner(spec="earlier", ref=Role.EARLIER, name="earlier"),
+        Partner(spec="base", ref=Role.BASE, name="base"),
     )
     (fixed,) = parse_pool(("player_1=iggi",), 2)
     assert fixed == replace(IGGI, seat=1)
     (folder,) = parse_pool(("player_0 = outputs/other/checkpoint-50:player_1",), 2)
     assert folder == Partner(
-        word="outputs/other/checkpoint-50:player_1",
+        spec="outputs/other/checkpoint-50:player_1",
         ref=CheckpointRef(place=Path("outputs/other/checkpoint-50"), adapter="player_1"),
         name="checkpoint-50.player_1",
         seat=0,
     )
     assert parse_pool((), 2) == ()
-    assert [parse_pool((name,), 2)[0].word for name in tuple(POLICIES)] == list(tuple(POLICIES))
+    for name in POLICIES:
+        (script,) = parse_pool((name,), 2)
+        assert script.spec == name
 
 
 def test_two_checkpoints_of_one_name_are_told_apart_in_metrics() -> None:
@@ -79,27 +84,27 @@ def test_two_checkpoints_of_one_name_are_told_apart_in_metrics() -> None:
 
 
 def test_a_typo_is_refused_with_what_was_meant() -> None:
-    unknown = "is unknown; allowed are"
     messages = {
         "igi": "Did you mean 'iggi'?",
         "earlyer": "Did you mean 'earlier'?",
         "player_1=igi": "Did you mean 'iggi'?",
         "player_2=iggi": "player_2 is not at the table; allowed: player_0, player_1.",
         "checkpoint-50": "a folder with a slash in it (./checkpoint-50)",
-        **dict.fromkeys(
-            ("IGGI", "", "player_1=", "player_0@7", "served", "iggi\u202e", "x" * 10_000), unknown
-        ),
     }
+    for entry in ("IGGI", "", "player_1=", "player_0@7", "served", "iggi\u202e", "x" * 10_000):
+        messages[entry] = "is unknown; allowed are"
     for entry, message in messages.items():
         text = refusal(entry)
-        assert text.startswith("HANABI_PARTNERS: ") and message in text and len(text) < 700
+        assert text.startswith("HANABI_PARTNERS: ")
+        assert message in text
+        assert len(text) < 700
 
 
 shares = st.integers(1, 100).map(lambda percent: percent / 100)
 
 
 @given(share=shares, seed=st.integers(0, 2**31 - 1), tasks=st.integers(0, 400))
-def test_the_share_is_kept_within_one_block_of_deals(share: float, seed: int, tasks: int) -> None:
+def test_the_share_is_kept_within_one_block_of_tasks(share: float, seed: int, tasks: int) -> None:
     drawn = [
         draw((IGGI,), task, share=share, seed=seed, num_players=2) is not None
         for task in range(tasks)
@@ -118,19 +123,20 @@ def test_the_share_is_kept_within_one_block_of_deals(share: float, seed: int, ta
 @pytest.mark.parametrize("players", [2, 3, 5])
 def test_every_partner_plays_equally_often_and_takes_every_seat_equally_often(players: int) -> None:
     pool = parse_pool(("iggi", "earlier", "player_1=piers"), players)
-    found = [
-        draw(pool, task, share=0.5, seed=7, num_players=players)
-        for task in range(2 * 3 * players * 16)
-    ]
-    counts = Counter((one.partner.word, one.seat) for one in found if one is not None)
-    assert counts == {
-        **{("iggi", seat): 16 for seat in range(players)},
-        **{("earlier", seat): 16 for seat in range(players)},
-        ("piers", 1): 16 * players,
-    }
+    counts: Counter[tuple[str, int]] = Counter()
+    # Half of the tasks have a partner: 16 for each of three partners in each seat.
+    for task in range(2 * 3 * players * 16):
+        drawn = draw(pool, task, share=0.5, seed=7, num_players=players)
+        if drawn is not None:
+            counts[drawn.partner.spec, drawn.seat] += 1
+    expected = {("piers", 1): 16 * players}
+    for seat in range(players):
+        expected["iggi", seat] = 16
+        expected["earlier", seat] = 16
+    assert counts == expected
 
 
-def test_a_draw_depends_on_seed_deal_and_pool_alone() -> None:
+def test_a_draw_depends_on_seed_task_and_pool_alone() -> None:
     pool = parse_pool(("iggi", "earlier"), 3)
 
     def draws(
@@ -138,21 +144,32 @@ def test_a_draw_depends_on_seed_deal_and_pool_alone() -> None:
     ) -> list[Draw | None]:
         return [draw(entries, task, share=0.5, seed=seed, num_players=3) for task in tasks]
 
+    def as_text(drawn: list[Draw | None]) -> list[str]:
+        return ["-" if draw is None else f"{draw.partner.spec} {draw.seat}" for draw in drawn]
+
     # A resumed run begins in the middle: it draws what the run that was not interrupted drew.
     assert draws(range(0, 90))[37:] == draws(range(37, 90))
     assert draws(range(90)) != draws(range(90), seed=2)
-    assert [one and one.partner.word for one in draws(range(90))] != [
-        one and one.partner.word for one in draws(range(90), entries=pool[::-1])
-    ]
+    assert as_text(draws(range(90))) != as_text(draws(range(90), entries=pool[::-1]))
     assert draws(range(50), entries=()) == [None] * 50
     # Written out: another order after an update would change runs that go on.
-    words = [one and f"{one.partner.word} {one.seat}" for one in draws(range(12))]
-    assert " ".join(str(word) for word in words).replace("None", "-") == (
-        "- - iggi 1 earlier 2 iggi 0 - - - iggi 2 - earlier 0 earlier 1"
-    )
+    assert as_text(draws(range(12))) == [
+        "-",
+        "-",
+        "iggi 1",
+        "earlier 2",
+        "iggi 0",
+        "-",
+        "-",
+        "-",
+        "iggi 2",
+        "-",
+        "earlier 0",
+        "earlier 1",
+    ]
 
 
-def test_earlier_versions_are_drawn_equally_often_and_a_missing_one_changes_only_its_own_deals() -> (
+def test_earlier_versions_are_drawn_equally_often_and_a_missing_one_changes_only_its_tasks() -> (
     None
 ):
     drawn = [choose_step((10, 20, 30), task, seed=3) for task in range(3000)]
@@ -184,9 +201,8 @@ def test_a_seat_is_trained_only_when_it_holds_this_version_of_this_run() -> None
 def test_a_pool_that_one_step_cannot_hold_on_the_server_is_refused() -> None:
     many = {"partners": ("earlier",), "players": 5, "save_total_limit": 4}
     assert len(read_pool(Settings(**many, tasks_per_step=16))) == 1
-    with pytest.raises(
-        SettingsError, match=r"up to 20 different frozen adapters in one step \(20 in the pool"
-    ) as caught:
+    message = r"up to 20 different frozen adapters in one step \(20 in the pool"
+    with pytest.raises(SettingsError, match=message) as caught:
         read_pool(Settings(**many, tasks_per_step=24))
     assert "a server holds 16" in str(caught.value)
 
@@ -201,6 +217,11 @@ def test_a_partner_that_is_named_twice_and_earlier_versions_that_are_never_kept_
         read_pool(Settings(partners=("earlier",), save_steps=1, save_total_limit=1))
     assert read_pool(Settings(partners=("earlier",), save_steps=2, save_total_limit=1))
     assert read_pool(Settings(partners=("iggi",), save_steps=1, save_total_limit=1))
+
+
+def read(text: str) -> Ref:
+    """Read a spec where everything is allowed."""
+    return parse_ref(text, where="here", roles=tuple(Role), scripts=POLICIES, adapters=True)
 
 
 LAPTOP = WandbPlace(entity="team", project="hanabi", name="laptop", alias="best")
@@ -232,26 +253,46 @@ READ: dict[str, Ref] = {
 
 def test_each_reference_is_read_as_its_value_and_written_as_it_was_typed() -> None:
     for text, value in READ.items():
-        assert (
-            parse_ref(text, where="here", roles=tuple(Role), scripts=POLICIES, adapters=True)
-            == value
-        )
-        assert str(value) == text + ("@latest" if text == "player_0" else "")
-    scripts = [parse_ref(name, where="here", roles=(), scripts=POLICIES) for name in POLICIES]
-    assert scripts == [ScriptRef(name=one) for one in POLICIES]
+        assert read(text) == value
+        assert str(value) == ("player_0@latest" if text == "player_0" else text)
+    for name in POLICIES:
+        ref = parse_ref(name, where="here", roles=(), scripts=POLICIES)
+        assert ref == ScriptRef(name=name)
+
+
+SEATS: dict[str, SeatRef] = {
+    "iggi": ScriptRef(name="iggi"),
+    "base": Role.BASE,
+    "url:big": UrlRef(name="big"),
+    "player_0@7": AdapterRef(adapter="player_0", version=7),
+    "frozen_0123456789abcdef@50": AdapterRef(adapter="frozen_0123456789abcdef", version=50),
+}
+
+
+def test_each_seat_of_a_request_is_read_as_its_value_and_written_again() -> None:
+    for text, value in SEATS.items():
+        assert parse_seat(text) == value
+        assert str(value) == text
+    guests = [text for text, ref in SEATS.items() if isinstance(ref, AdapterRef) and ref.is_guest]
+    assert guests == ["frozen_0123456789abcdef@50"]
+
+
+@pytest.mark.parametrize(
+    "text", ["player_0", "player_0@latest", "served", "human", "earlier", "IGGI", "", "a/b", 7]
+)
+def test_what_no_server_seats_is_refused_in_a_request(text: object) -> None:
+    with pytest.raises(SettingsError, match=r"allowed are adapter@version \(player_0@7\), base"):
+        parse_seat(text)
 
 
 @given(st.text(max_size=40) | st.from_regex(r"(wandb|hf):[a-z./@:_0-9-]{0,30}", fullmatch=True))
 def test_any_text_is_a_reference_that_is_read_again_or_is_refused(text: str) -> None:
     try:
-        value = parse_ref(text, where="here", roles=tuple(Role), scripts=POLICIES, adapters=True)
+        value = read(text)
     except SettingsError as error:
         assert len(str(error)) < 900
     else:
-        assert (
-            parse_ref(str(value), where="here", roles=tuple(Role), scripts=POLICIES, adapters=True)
-            == value
-        )
+        assert read(str(value)) == value
 
 
 @pytest.mark.parametrize(
@@ -265,23 +306,28 @@ def test_adapters_that_nobody_can_type_are_unknown(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "form"),
     [
-        *(
-            (f"wandb:{text}", "wandb:entity/project/name:alias")
-            for text in ("", "x", "a/b/c/d", "a/b/c:", "a/b/c:d:e")
-        ),
-        *((f"hf:{text}", "hf:org/repo") for text in ("", "team", "a/b/c", "a/b@", "a b/c")),
+        ("wandb:", "wandb:entity/project/name:alias"),
+        ("wandb:x", "wandb:entity/project/name:alias"),
+        ("wandb:a/b/c/d", "wandb:entity/project/name:alias"),
+        ("wandb:a/b/c:", "wandb:entity/project/name:alias"),
+        ("wandb:a/b/c:d:e", "wandb:entity/project/name:alias"),
+        ("hf:", "hf:org/repo"),
+        ("hf:team", "hf:org/repo"),
+        ("hf:a/b/c", "hf:org/repo"),
+        ("hf:a/b@", "hf:org/repo"),
+        ("hf:a b/c", "hf:org/repo"),
     ],
 )
 def test_references_to_elsewhere_that_are_none_are_refused_before_anything_is_asked(
     text: str, form: str
 ) -> None:
-    for read in (
-        parse_checkpoint,
-        lambda text: parse_lineup(f"iggi,{text}", 2),
-        lambda text: parse_pool([text], 2),
-    ):
-        with pytest.raises(SettingsError, match=rf"{text!r}: give {form}"):
-            read(text)
+    message = rf"{text!r}: give {form}"
+    with pytest.raises(SettingsError, match=message):
+        parse_checkpoint(text)
+    with pytest.raises(SettingsError, match=message):
+        parse_lineup(f"iggi,{text}", 2)
+    with pytest.raises(SettingsError, match=message):
+        parse_pool([text], 2)
 
 
 def test_no_name_of_this_shell_or_of_an_answer_leads_out_of_the_downloads() -> None:

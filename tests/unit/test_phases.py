@@ -169,10 +169,10 @@ def test_best_response_is_for_teams_of_players_that_can_be_told_apart() -> None:
         SettingsError, match="HANABI_UPDATE=best_response with HANABI_ADAPTERS=shared"
     ):
         batch_plan(Settings(adapters="shared", **CHOSEN))
-    kuhn = {"env": "kuhn_poker", "env_config": {"preset": "kuhn_poker"}}
+    kuhn = registry.setup("kuhn_poker", {"preset": "kuhn_poker"})
     with pytest.raises(SettingsError, match="kuhn_poker is not played by a team"):
-        check_payoffs(Settings(**CHOSEN), [{**LAPTOP.row()}, kuhn])
-    check_payoffs(Settings(**CHOSEN), [{**LAPTOP.row()}])
+        check_payoffs(Settings(**CHOSEN), [LAPTOP, kuhn])
+    check_payoffs(Settings(**CHOSEN), [LAPTOP])
     check_payoffs(Settings(), [kuhn])
 
 

@@ -1,6 +1,4 @@
-"""`hanabi-grpo play`: whole games of two environments, games that were left, and options that do
-not fit.
-"""
+"""`hanabi-grpo play`: whole games, games that were left, and options that do not fit."""
 
 import contextlib
 import signal
@@ -16,7 +14,7 @@ from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
 from hanabi_grpo.rollout.recordings import read_recordings
-from hanabi_grpo.server.engine import Sample, SamplingConfig
+from hanabi_grpo.rollout.sampler import Sample, SamplingConfig
 from hanabi_grpo.types import Episode, ReplyKind
 from server_app import WordEngine, running_app
 
@@ -37,6 +35,7 @@ MOVES = [
 
 
 def play(*options: str, moves: Sequence[str] = MOVES) -> Result:
+    """Run the command for a person who types these moves."""
     return RUNNER.invoke(app, ["play", *options], input="".join(f"{move}\n" for move in moves))
 
 
@@ -55,9 +54,13 @@ def test_a_whole_game_is_shown_and_written_for_view() -> None:
     result = play("random", "--preset", "marshal-mini", "--seed", "4", "--out", "games/one.jsonl")
     assert result.exit_code == 0, result.output
     episode = episode_of(Path("games/one.jsonl"))
-    assert (episode.suite, episode.seed, episode.seats) == ("human", 4, ("human", "random"))
+    assert episode.suite == "human"
+    assert episode.seed == 4
+    assert episode.seats == ("human", "random")
     assert {turn.kind for turn in episode.turns} == {ReplyKind.LEGAL}
-    assert all(turn.prompt in result.output.replace("\n", " ") for turn in episode.trajectory(0))
+    output = result.output.replace("\n", " ")
+    for turn in episode.trajectory(0):
+        assert turn.prompt in output
     score = f"{episode.result['score']:g}"
     assert f"The game is over ({episode.status}): score {score}, " in result.output
     assert result.output.endswith(
@@ -66,122 +69,127 @@ def test_a_whole_game_is_shown_and_written_for_view() -> None:
     assert RUNNER.invoke(app, ["view", "games/one.jsonl"]).exit_code == 0
 
 
-def test_a_person_plays_any_environment_and_is_asked_until_a_reply_is_legal() -> None:
-    replies = ["l", "raise", "fold", "**Check**", "fold", "call"]
-    result = play(
-        "random,human",
-        "--env",
-        "kuhn",
-        "--seed",
-        "1",
-        "--out",
-        "a.jsonl",
-        moves=["l", "raise", *replies],
-    )
+def test_a_person_is_asked_until_a_reply_is_legal() -> None:
+    moves = ["l", "raise", "l", "raise", "fold", "**Check**", "fold", "call"]
+    result = play("random,human", "--env", "kuhn", "--seed", "1", "--out", "a.jsonl", moves=moves)
     assert result.exit_code == 0, result.output
     episode = episode_of(Path("a.jsonl"))
-    assert (episode.env, episode.seats) == ("kuhn", ("random", "human"))
+    assert episode.env == "kuhn"
+    assert episode.seats == ("random", "human")
     assert {turn.kind for turn in episode.turns} == {ReplyKind.LEGAL}
-    said = result.output
-    assert said.count("You are the second player in a game of Kuhn poker.") == 1
-    assert "That names no action." in said
-    assert f"your return {episode.reward(1):g}" in said
+    assert result.output.count("You are the second player in a game of Kuhn poker.") == 1
+    assert "That names no action." in result.output
+    assert f"your return {episode.reward(1):g}" in result.output
+
+
+def test_a_game_without_out_is_written_to_the_folder_of_played_games() -> None:
     assert play("--env", "kuhn", moves=["bet", "call"]).exit_code == 0
     [path] = Path("outputs/played").iterdir()
     assert path.name.endswith(f"-kuhn-{episode_of(path).seed}.jsonl")
-    said = play("--env", "frozen_lake", moves=["Down", "Right"] * 20).output
-    assert "End your reply with Left, Down, Right or Up" in said, (
-        "whoever reads is a person, not the tiny model"
-    )
 
 
-def test_what_does_not_fit_together_is_refused_before_a_move() -> None:
-    Path("there.jsonl").write_text("{}")
-    for options, message in (
+def test_prompts_are_those_for_people_where_no_model_plays() -> None:
+    result = play("--env", "frozen_lake", moves=["Down", "Right"] * 20)
+    assert "End your reply with Left, Down, Right or Up" in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
         (["igi"], "Did you mean 'iggi'?"),
-        (["human,human"], "for 2 players: give one word for every partner"),
+        (["human,human"], "for 2 players: give one policy for every partner"),
         (
             ["human,iggi", "--preset", "mini", "--players", "3"],
-            "for 3 players: give one word for every partner",
+            "for 3 players: give one policy for every partner",
         ),
         (["iggi", "--env", "kuhn"], "iggi"),
         (["iggi", "--seed", "-1"], "Invalid value for '--seed'"),
         (["iggi", "--temperature", "nan"], "--temperature nan: must be 0 (greedy) or more"),
         (["iggi", "--out", "there.jsonl"], "there.jsonl: exists already"),
-    ):
-        result = play(*options)
-        assert (
-            result.exit_code == 2 and message in result.stderr and "Traceback" not in result.output
-        )
+    ],
+)
+def test_options_that_do_not_fit_are_refused_before_a_move(
+    options: list[str], message: str
+) -> None:
+    Path("there.jsonl").write_text("{}")
+    result = play(*options)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.output
     assert [path.name for path in Path().iterdir()] == ["there.jsonl"]
 
 
 def test_bytes_that_are_no_text_are_a_line_like_any_other() -> None:
     result = RUNNER.invoke(app, ["play", "--out", "a.jsonl"], input=b"\xff\xfe\x00p0\nh1\nq\n")
-    assert result.exit_code == 130 and "That names no action." in result.output
-    assert (
-        result.output.endswith("You left; the game is not kept.\n") and not Path("a.jsonl").exists()
-    )
+    assert result.exit_code == 130
+    assert "That names no action." in result.output
+    assert result.output.endswith("You left; the game is not kept.\n")
+    assert not Path("a.jsonl").exists()
 
 
 def test_ctrl_c_ends_the_game_in_one_line(
     start_process: Callable[..., "subprocess.Popen[str]"],
 ) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "hanabi_grpo.cli",
-        "play",
-        "iggi",
-        "--preset",
-        "laptop",
-        "--seed",
-        "1",
-    ]
-    pipe = subprocess.PIPE
-    process = start_process(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT)
+    process = start_process(
+        [
+            sys.executable,
+            "-m",
+            "hanabi_grpo.cli",
+            "play",
+            "iggi",
+            "--preset",
+            "laptop",
+            "--seed",
+            "1",
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     assert process.stdout is not None
-    seen = ""
-    while "Your reply" not in seen:
+    output = ""
+    while "Your reply" not in output:
         character = process.stdout.read(1)
-        assert character, seen
-        seen += character
-    # One that comes just before `input` waits is seen only at the next line.
+        assert character, output
+        output += character
+    # A signal that comes just before `input` waits is seen only at the next line.
     while process.poll() is None:
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=20)
-    said = process.stdout.read()
-    assert (
-        process.returncode == 130
-        and "You left; the game is not kept." in said
-        and "Traceback" not in said
-    )
+    rest = process.stdout.read()
+    assert process.returncode == 130
+    assert "You left; the game is not kept." in rest
+    assert "Traceback" not in rest
 
 
-def test_a_model_may_be_the_partner_and_a_server_that_fails_is_an_error_in_one_line(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_model_may_be_the_partner(monkeypatch: pytest.MonkeyPatch) -> None:
     with running_app() as running:
         monkeypatch.setenv("VLLM_SERVER_PORT", str(running.port))
         result = play("base", "--seed", "2", "--out", "a.jsonl")
     assert result.exit_code == 0, result.output
     episode = episode_of(Path("a.jsonl"))
     assert episode.seats == ("human", "base")
-    own = episode.trajectory(1)
-    assert own and all(turn.reply_ids and turn.prompt_ids for turn in own)
-    with running_app(engine=_FailingEngine()) as running:
-        monkeypatch.setenv("VLLM_SERVER_PORT", str(running.port))
-        result = play("base", "--seed", "2", "--out", "b.jsonl")
-    assert (
-        result.exit_code == 2
-        and result.stderr.startswith("error: ")
-        and "Traceback" not in result.output
-    )
+    model_turns = episode.trajectory(1)
+    assert model_turns
+    for turn in model_turns:
+        assert turn.prompt_ids
+        assert turn.reply_ids
 
 
-class _FailingEngine(WordEngine):
+class FailingEngine(WordEngine):
+    """An engine that answers nothing."""
+
     async def generate(
-        self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None, *game: Any
+        self, prompt_ids: list[int], sampling: SamplingConfig, adapter: Any | None, *game: Any
     ) -> Sample:
         raise RuntimeError("planted")
+
+
+def test_a_server_that_fails_is_an_error_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_app(engine=FailingEngine()) as running:
+        monkeypatch.setenv("VLLM_SERVER_PORT", str(running.port))
+        result = play("base", "--seed", "2", "--out", "b.jsonl")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert "Traceback" not in result.output

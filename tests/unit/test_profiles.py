@@ -1,11 +1,8 @@
-"""Profiles: every file of tools/profiles loads, and a profile is below shell and .env and above the
-defaults.
-"""
+"""Profiles: every file of tools/profiles loads; shell and .env win over it, defaults do not."""
 
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,7 +22,10 @@ from hanabi_grpo.settings.gpus import Terminal, gpu_share
 
 NOWHERE = Path("/nonexistent/.env")
 PROFILES = sorted((ROOT / "tools" / "profiles").glob("*.env"))
-SHARED = ("gpu-1", "gpu-24gb")
+WITHOUT_GPUS = ("cpu", "mig")
+"""Profiles that name no GPUs; a MIG slice has a name of its machine only."""
+ON_ONE_GPU = ("gpu-1", "gpu-24gb")
+"""Profiles of which both terminals use the same GPU."""
 LAUNCH = ROOT / "tools" / "launch.sh"
 
 
@@ -37,18 +37,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def use_device(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+def use_device(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(load_module, "installed_device", lambda: (kind, "a test says so"))
 
 
-def profiled(folder: Path, text: str, dotenv: Path = NOWHERE, **shell: str) -> LoadedSettings:
+def load_profile(folder: Path, text: str, dotenv: Path = NOWHERE, **shell: str) -> LoadedSettings:
+    """Load settings with a profile of this text."""
     (folder / "my.env").write_text(text)
     return load_settings({"HANABI_PROFILE": "my.env", **shell}, dotenv)
 
 
 def gpus(loaded: LoadedSettings, terminal: Terminal) -> str:
     share = gpu_share(loaded, terminal)
-    return ",".join(share[0]) if share else ""
+    return ",".join(share.names) if share else ""
 
 
 def message(environ: dict[str, str], dotenv: Path = NOWHERE) -> str:
@@ -64,23 +65,34 @@ def test_every_profile_loads_and_its_batch_divides(
     use_device(monkeypatch, "cpu" if path.stem == "cpu" else "gpu")
     loaded = load_settings({"HANABI_PROFILE": str(path)}, NOWHERE)
     assert loaded.dotenv_environ.keys() <= set(PASSED_THROUGH), "a name in it is nobody's"
-    assert loaded.settings.profile == path
-    assert sum(origin == "profile" for origin in loaded.origins.values()) >= 6
     settings = loaded.settings
+    assert settings.profile == path
+    assert list(loaded.origins.values()).count("profile") >= 6
     plan = batch_plan(settings)
     assert plan.games == settings.tasks_per_step * settings.num_generations
-    # What each terminal is given is what it needs; a MIG slice has a name of its machine only.
-    server, trainer = gpu_share(loaded, "server"), gpu_share(loaded, "trainer")
-    if path.stem in ("cpu", "mig"):
+
+
+@pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
+def test_every_profile_gives_each_terminal_the_gpus_that_it_needs(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_device(monkeypatch, "cpu" if path.stem == "cpu" else "gpu")
+    loaded = load_settings({"HANABI_PROFILE": str(path)}, NOWHERE)
+    settings = loaded.settings
+    server = gpu_share(loaded, "server")
+    trainer = gpu_share(loaded, "trainer")
+    if path.stem in WITHOUT_GPUS:
         assert server is trainer is None
-    else:
-        assert server is not None and trainer is not None
-        needed = settings.vllm_tensor_parallel_size * settings.vllm_data_parallel_size
-        assert len(server[0]) == needed and len(trainer[0]) == settings.nproc_per_node
-        shared = set(server[0]) & set(trainer[0])
-        assert bool(shared) == (path.stem in SHARED) and (
-            not shared or settings.gpu_memory_utilization <= 0.5
-        )
+        return
+    assert server is not None
+    assert trainer is not None
+    needed = settings.vllm_tensor_parallel_size * settings.vllm_data_parallel_size
+    assert len(server.names) == needed
+    assert len(trainer.names) == settings.nproc_per_node
+    on_both = set(server.names) & set(trainer.names)
+    assert bool(on_both) == (path.stem in ON_ONE_GPU)
+    if on_both:
+        assert settings.gpu_memory_utilization <= 0.5
 
 
 @pytest.mark.parametrize(("name", "kind"), [("gpu-8", "gpu"), ("cpu", "cpu")])
@@ -90,40 +102,46 @@ def test_two_of_them_are_the_defaults_written_out(
     use_device(monkeypatch, kind)
     path = ROOT / "tools" / "profiles" / f"{name}.env"
     given = settings_values(load_settings({"HANABI_PROFILE": str(path)}, NOWHERE).settings)
-    assert given | {"HANABI_PROFILE": None} == settings_values(load_settings({}, NOWHERE).settings)
-    # Who divides the model and says no more has one copy of it.
-    parallel, data = "VLLM_TENSOR_PARALLEL_SIZE", "VLLM_DATA_PARALLEL_SIZE"
-    default = 4 if kind == "gpu" else 1
-    for shell, sizes in (
-        ({}, (1, default)),
-        ({parallel: "4"}, (4, 1)),
-        ({parallel: "1"}, (1, 1)),
-        ({data: "2"}, (1, 2)),
-    ):
-        loaded = load_settings(shell, NOWHERE)
-        assert (
-            loaded.settings.vllm_tensor_parallel_size,
-            loaded.settings.vllm_data_parallel_size,
-        ) == sizes
-        assert (loaded.origins["vllm_data_parallel_size"] == "shell") == (data in shell)
+    defaults = settings_values(load_settings({}, NOWHERE).settings)
+    assert {**given, "HANABI_PROFILE": None} == defaults
+
+
+@pytest.mark.parametrize(
+    ("shell", "tensor_parallel", "data_parallel"),
+    [
+        ({}, 1, 4),
+        ({"VLLM_TENSOR_PARALLEL_SIZE": "4"}, 4, 1),
+        ({"VLLM_TENSOR_PARALLEL_SIZE": "1"}, 1, 1),
+        ({"VLLM_DATA_PARALLEL_SIZE": "2"}, 1, 2),
+    ],
+)
+def test_whoever_divides_the_model_and_says_no_more_has_one_copy_of_it(
+    shell: dict[str, str],
+    tensor_parallel: int,
+    data_parallel: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    use_device(monkeypatch, "gpu")
+    loaded = load_settings(shell, NOWHERE)
+    assert loaded.settings.vllm_tensor_parallel_size == tensor_parallel
+    assert loaded.settings.vllm_data_parallel_size == data_parallel
+    is_given = loaded.origins["vllm_data_parallel_size"] == "shell"
+    assert is_given == ("VLLM_DATA_PARALLEL_SIZE" in shell)
 
 
 def test_shell_beats_dotenv_beats_profile_beats_default(folder: Path) -> None:
-    (folder / ".env").write_text("SEED=2\nPORT=8002\nHF_HOME=/of-dotenv\n")
-    text = (
+    dotenv = folder / ".env"
+    dotenv.write_text("SEED=2\nPORT=8002\nHF_HOME=/of-dotenv\n")
+    profile = (
         "SEED=3\nPORT=8003\nLORA_ALPHA=7\nHF_HOME=/of-profile\nNCCL_IB_DISABLE=1\nOTHER=topsecret\n"
     )
-    loaded = profiled(folder, text, folder / ".env", SEED="1", LORA_RANK="")
-    settings, origins = loaded.settings, loaded.origins
-    assert (settings.seed, settings.port, settings.lora_alpha, settings.lora_rank) == (
-        1,
-        8002,
-        7,
-        16,
-    )
-    assert [origins[name] for name in ("seed", "port", "lora_alpha", "lora_rank", "profile")] == [
-        *("shell", ".env", "profile", "default", "shell")
-    ]
+    loaded = load_profile(folder, profile, dotenv, SEED="1", LORA_RANK="")
+    settings = loaded.settings
+    assert (settings.seed, loaded.origins["seed"]) == (1, "shell")
+    assert (settings.port, loaded.origins["port"]) == (8002, ".env")
+    assert (settings.lora_alpha, loaded.origins["lora_alpha"]) == (7, "profile")
+    assert (settings.lora_rank, loaded.origins["lora_rank"]) == (16, "default")
+    assert loaded.origins["profile"] == "shell"
     assert loaded.passed_through == {
         "HF_HOME": ("/of-dotenv", ".env"),
         "NCCL_IB_DISABLE": ("1", "profile"),
@@ -135,12 +153,12 @@ def test_shell_beats_dotenv_beats_profile_beats_default(folder: Path) -> None:
     }
     assert "topsecret" not in repr(loaded)
     assert settings_json(loaded)["origins"]["LORA_ALPHA"] == "profile"
-    assert "lora_alpha" in settings.model_fields_set and "beta" not in settings.model_fields_set
+    assert "lora_alpha" in settings.model_fields_set
+    assert "beta" not in settings.model_fields_set
 
 
 def test_a_misspelt_profile_is_an_error_that_lists_what_there_is(folder: Path) -> None:
-    said = message({"HANABI_PROFILE": "tools/profiles/gpu1.env"})
-    assert said.startswith(
+    assert message({"HANABI_PROFILE": "tools/profiles/gpu1.env"}).startswith(
         "HANABI_PROFILE='tools/profiles/gpu1.env' (from shell): no such file; there are "
         "tools/profiles/cpu.env, "
     )
@@ -175,43 +193,57 @@ def test_a_wrong_profile_is_refused_and_the_doctor_says_so(
     folder: Path, text: bytes, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "my.env").write_bytes(text + b"LORA_ALPHA=7\n")
-    shell = {"HANABI_PROFILE": "my.env"}
-    assert message(shell).startswith(expected)
+    assert message({"HANABI_PROFILE": "my.env"}).startswith(expected)
     monkeypatch.setenv("HANABI_PROFILE", "my.env")
     _, [check] = settings_or_problems(NOWHERE)
     assert check.finding.startswith(expected)
 
 
-def test_the_gpus_of_a_terminal_are_those_of_the_highest_place(folder: Path) -> None:
+# GPUs
+
+
+def test_the_gpus_of_a_terminal_are_those_of_the_highest_source(folder: Path) -> None:
     split = "CUDA_VISIBLE_DEVICES_SERVER=0\nCUDA_VISIBLE_DEVICES_TRAINER=1\n"
-    loaded = profiled(folder, split)
+    loaded = load_profile(folder, split)
     assert (gpus(loaded, "server"), gpus(loaded, "trainer")) == ("0", "1")
-    assert gpus(profiled(folder, split + "CUDA_VISIBLE_DEVICES=5\n"), "trainer") == "1"
-    assert gpus(profiled(folder, split, CUDA_VISIBLE_DEVICES="5"), "trainer") == "5"
-    (folder / ".env").write_text("CUDA_VISIBLE_DEVICES_TRAINER=MIG-2\n")
-    mixed = profiled(folder, "CUDA_VISIBLE_DEVICES=5\n", folder / ".env")
+    in_profile = load_profile(folder, f"{split}CUDA_VISIBLE_DEVICES=5\n")
+    assert gpus(in_profile, "trainer") == "1"
+    in_shell = load_profile(folder, split, CUDA_VISIBLE_DEVICES="5")
+    assert gpus(in_shell, "trainer") == "5"
+
+    dotenv = folder / ".env"
+    dotenv.write_text("CUDA_VISIBLE_DEVICES_TRAINER=MIG-2\n")
+    mixed = load_profile(folder, "CUDA_VISIBLE_DEVICES=5\n", dotenv)
     assert (gpus(mixed, "server"), gpus(mixed, "trainer")) == ("5", "MIG-2")
-    exported = profiled(folder, "", folder / ".env", CUDA_VISIBLE_DEVICES="MIG-1,MIG-2")
+    exported = load_profile(folder, "", dotenv, CUDA_VISIBLE_DEVICES="MIG-1,MIG-2")
     assert (gpus(exported, "server"), gpus(exported, "trainer")) == ("MIG-1", "MIG-2")
+
+
+def test_where_nobody_chose_gpus_there_is_no_share() -> None:
     assert gpu_share(load_settings({}, NOWHERE), "server") is None
 
 
 EXPORTED = "0,1,2,3,4,5,6,7"
+"""What a scheduler exports in both terminals."""
 
 
 @pytest.mark.parametrize(
     ("given", "server", "trainer"),
     [
         # One list for both, as a scheduler exports it.
-        ({"VLLM_TENSOR_PARALLEL_SIZE": 4, "NPROC_PER_NODE": 4}, "0,1,2,3", "4,5,6,7"),
+        ({"VLLM_TENSOR_PARALLEL_SIZE": "4", "NPROC_PER_NODE": "4"}, "0,1,2,3", "4,5,6,7"),
         (
-            {"VLLM_TENSOR_PARALLEL_SIZE": 1, "VLLM_DATA_PARALLEL_SIZE": 2, "NPROC_PER_NODE": 6},
+            {
+                "VLLM_TENSOR_PARALLEL_SIZE": "1",
+                "VLLM_DATA_PARALLEL_SIZE": "2",
+                "NPROC_PER_NODE": "6",
+            },
             "0,1",
             "2,3,4,5,6,7",
         ),
         (
             {
-                "HANABI_PROFILE": ROOT / "tools/profiles/gpu-4.env",
+                "HANABI_PROFILE": f"{ROOT}/tools/profiles/gpu-4.env",
                 "CUDA_VISIBLE_DEVICES": "4,5,6,7",
             },
             "4,5",
@@ -219,7 +251,7 @@ EXPORTED = "0,1,2,3,4,5,6,7"
         ),
         (
             {
-                "HANABI_PROFILE": ROOT / "tools/profiles/mig.env",
+                "HANABI_PROFILE": f"{ROOT}/tools/profiles/mig.env",
                 "CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b",
             },
             "MIG-a",
@@ -227,7 +259,7 @@ EXPORTED = "0,1,2,3,4,5,6,7"
         ),
         (
             {
-                "NPROC_PER_NODE": 4,
+                "NPROC_PER_NODE": "4",
                 "CUDA_VISIBLE_DEVICES_SERVER": "6,7",
                 "CUDA_VISIBLE_DEVICES_TRAINER": "1",
             },
@@ -236,53 +268,72 @@ EXPORTED = "0,1,2,3,4,5,6,7"
         ),
         # A list of this terminal, or one GPU for both.
         (
-            {"VLLM_TENSOR_PARALLEL_SIZE": 2, "NPROC_PER_NODE": 2, "CUDA_VISIBLE_DEVICES": "2,3"},
+            {
+                "VLLM_TENSOR_PARALLEL_SIZE": "2",
+                "NPROC_PER_NODE": "2",
+                "CUDA_VISIBLE_DEVICES": "2,3",
+            },
             "2,3",
             "2,3",
         ),
-        ({"HANABI_PROFILE": ROOT / "tools/profiles/gpu-1.env"}, "0", "7"),
+        ({"HANABI_PROFILE": f"{ROOT}/tools/profiles/gpu-1.env"}, "0", "7"),
         (
-            {"HANABI_PROFILE": ROOT / "tools/profiles/gpu-1.env", "CUDA_VISIBLE_DEVICES": ""},
+            {
+                "HANABI_PROFILE": f"{ROOT}/tools/profiles/gpu-1.env",
+                "CUDA_VISIBLE_DEVICES": "",
+            },
             "0",
             "0",
         ),
         (
-            {"VLLM_TENSOR_PARALLEL_SIZE": 4, "NPROC_PER_NODE": 4, "CUDA_VISIBLE_DEVICES": "5"},
+            {
+                "VLLM_TENSOR_PARALLEL_SIZE": "4",
+                "NPROC_PER_NODE": "4",
+                "CUDA_VISIBLE_DEVICES": "5",
+            },
             "5",
             "5",
         ),
     ],
 )
 def test_a_list_that_both_terminals_were_given_is_divided(
-    given: dict[str, object], server: str, trainer: str
+    given: dict[str, str], server: str, trainer: str
 ) -> None:
-    environ = {"CUDA_VISIBLE_DEVICES": EXPORTED} | {
-        name: str(value) for name, value in given.items()
-    }
+    environ = {"CUDA_VISIBLE_DEVICES": EXPORTED, **given}
     loaded = load_settings(environ, NOWHERE)
-    shares = [gpu_share(loaded, "server"), gpu_share(loaded, "trainer")]
-    assert [",".join(share[0]) for share in shares if share] == [server, trainer]
-    said = environ["CUDA_VISIBLE_DEVICES"]
-    for names, why in filter(None, shares):
-        assert (f"GPUs {','.join(names)}: " in why) == (said not in ("", ",".join(names)))
+    assert (gpus(loaded, "server"), gpus(loaded, "trainer")) == (server, trainer)
+    # A terminal that has others than the list says is told why.
+    exported = environ["CUDA_VISIBLE_DEVICES"]
+    terminals: tuple[Terminal, Terminal] = ("server", "trainer")
+    for terminal in terminals:
+        share = gpu_share(loaded, terminal)
+        assert share is not None
+        names = ",".join(share.names)
+        is_told = f"GPUs {names}: " in share.reason
+        assert is_told == (exported not in ("", names))
 
 
 def test_a_list_that_is_too_short_for_both_terminals_is_refused_with_the_ways_out() -> None:
-    loaded = load_settings(
-        {"CUDA_VISIBLE_DEVICES": "0,1,2", "NPROC_PER_NODE": "2", "VLLM_TENSOR_PARALLEL_SIZE": "2"},
-        NOWHERE,
-    )
+    environ = {
+        "CUDA_VISIBLE_DEVICES": "0,1,2",
+        "NPROC_PER_NODE": "2",
+        "VLLM_TENSOR_PARALLEL_SIZE": "2",
+    }
     with pytest.raises(SettingsError) as caught:
-        gpu_share(loaded, "trainer")
+        gpu_share(load_settings(environ, NOWHERE), "trainer")
     assert str(caught.value) == (
         "CUDA_VISIBLE_DEVICES=0,1,2 (shell): too short for both terminals, NPROC_PER_NODE=2 uses "
-        "2 and "
-        "VLLM_TENSOR_PARALLEL_SIZE=2 2. Lower one of them, or name this terminal's GPUs: "
+        "2 and VLLM_TENSOR_PARALLEL_SIZE=2 2. Lower one of them, or name this terminal's GPUs: "
         "CUDA_VISIBLE_DEVICES_TRAINER=1,2."
     )
-    # What the other terminal uses is not known where it is not given here.
-    alone = load_settings({"CUDA_VISIBLE_DEVICES": "0,1,2", "NPROC_PER_NODE": "2"}, NOWHERE)
-    assert gpus(alone, "trainer") == "1,2"
+
+
+def test_what_the_other_terminal_uses_is_not_known_where_it_is_not_given_here() -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": "0,1,2", "NPROC_PER_NODE": "2"}
+    assert gpus(load_settings(environ, NOWHERE), "trainer") == "1,2"
+
+
+# Scripts
 
 
 def shell_answer(folder: Path, script: str, **environ: str) -> str:
@@ -314,12 +365,7 @@ def test_a_script_s_own_default_yields_to_the_profile_as_python_reads_it(
 ) -> None:
     (folder / "my.env").write_text("NPROC_PER_NODE=2\nDEEPSPEED=\n")
     (folder / ".env").write_text(dotenv)
-    script = (
-        "default_env NPROC_PER_NODE 9; default_env DEEPSPEED zero1; default_env SEED 1; echo "
-        '"$profile|'
-    )
-    shown = shell_answer(
-        folder, script + '${NPROC_PER_NODE:-}|$DEEPSPEED|$SEED"', SEED="3", **environ
-    )
-    assert shown == "my.env||zero1|3"
+    defaults = "default_env NPROC_PER_NODE 9; default_env DEEPSPEED zero1; default_env SEED 1"
+    script = f'{defaults}; echo "$profile|${{NPROC_PER_NODE:-}}|$DEEPSPEED|$SEED"'
+    assert shell_answer(folder, script, SEED="3", **environ) == "my.env||zero1|3"
     assert load_settings(environ, folder / ".env").settings.profile == Path("my.env")

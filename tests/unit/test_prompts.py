@@ -1,4 +1,4 @@
-"""What players are told, word for word, and how moves are read out of whatever a model writes."""
+"""What prompts say, word for word, and how moves are read out of whatever a model writes."""
 
 import random
 import string
@@ -88,8 +88,8 @@ def test_the_rules_state_the_numbers_of_this_board_and_what_the_last_life_costs(
 def test_the_compact_lines_of_a_laptop_game_are_word_for_word_these() -> None:
     assert compact(Game(LAPTOP, DECK), 0, legal_moves=True) == (
         "life1 info3 deck2 nextR1 nextY1 me slot0 cRY r12 slot1 cRY r12 slot2 cRY r12 "
-        "mate Y1 cRY r12 R1 cRY r12 Y2 cRY r12 disc moves Play 0 Play 1 Play 2 Hint R Hint Y Hint "
-        "1 Hint 2"
+        "mate Y1 cRY r12 R1 cRY r12 Y2 cRY r12 disc "
+        "moves Play 0 Play 1 Play 2 Hint R Hint Y Hint 1 Hint 2"
     )
     assert compact(later_game(), 1) == (
         "life1 info3 deck0 left2 nextR2 nextY1 me slot0 cRY r1 slot1 cRY r2 slot2 cRY r12 "
@@ -100,99 +100,113 @@ def test_the_compact_lines_of_a_laptop_game_are_word_for_word_these() -> None:
 def test_the_laptop_vocabulary_is_exactly_this() -> None:
     assert " ".join(compact_vocabulary(LAPTOP)) == (
         "life0 life1 info0 info1 info2 info3 deck0 deck1 deck2 left0 left1 left2 "
-        "nextR1 nextR2 nextR3 nextY1 nextY2 nextY3 me disc moves slot0 slot1 slot2 mate R1 R2 Y1 "
-        "Y2 "
-        "cR cY cRY r1 r2 r12 Play Discard Hint 0 1 2 R Y"
+        "nextR1 nextR2 nextR3 nextY1 nextY2 nextY3 me disc moves slot0 slot1 slot2 "
+        "mate R1 R2 Y1 Y2 cR cY cRY r1 r2 r12 Play Discard Hint 0 1 2 R Y"
     )
 
 
 @settings(deadline=None)
 @given(board=st.sampled_from(ALL_BOARDS), seed=st.integers(0, 2**32))
-def test_a_position_has_only_known_words_and_its_moves_parse_back(
+def test_a_compact_position_and_its_moves_have_only_words_of_the_vocabulary(
     board: tuple[str, int], seed: int
 ) -> None:
-    game = random_game(make_spec(*board), random.Random(seed))
+    preset, num_players = board
+    game = random_game(make_spec(preset, num_players), random.Random(seed))
     vocabulary = compact_vocabulary(game.spec)
     assert len(set(vocabulary)) == len(vocabulary)
-    for player in range(board[1]):
+    for player in range(num_players):
         view = game.view(player)
-        line = turn_prompt(view, style="compact", legal_moves=True)
-        replies = [
-            format_action(action, style="compact", num_players=board[1])
-            for action in view.legal_actions
-        ]
-        assert set(line.split(" ")) | {
-            word for reply in replies for word in reply.split(" ")
-        } <= set(vocabulary)
+        words = turn_prompt(view, style="compact", legal_moves=True).split(" ")
+        for action in view.legal_actions:
+            words += format_action(action, style="compact", num_players=num_players).split(" ")
+        assert set(words) <= set(vocabulary)
+
+
+@settings(deadline=None)
+@given(board=st.sampled_from(ALL_BOARDS), seed=st.integers(0, 2**32))
+def test_a_full_position_is_printable_and_its_listed_moves_parse_back(
+    board: tuple[str, int], seed: int
+) -> None:
+    preset, num_players = board
+    game = random_game(make_spec(preset, num_players), random.Random(seed))
+    for player in range(num_players):
+        view = game.view(player)
         text = turn_prompt(view, style="full", legal_moves=True)
         assert set(text) <= set(string.printable)
-        listed = [line for line in text.splitlines() if line.startswith("Legal moves: ")]
-        texts = listed[0].removeprefix("Legal moves: ").split(", ") if listed else []
-        moves = tuple(parse_action(move, num_players=board[1], player=player) for move in texts)
-        assert moves == view.legal_actions
+        moves = [
+            parse_action(move, num_players=num_players, player=player)
+            for move in listed_moves(text)
+        ]
+        assert tuple(moves) == view.legal_actions
 
 
-def test_these_replies_all_play_slot_0() -> None:
-    for text in (
-        *(
-            "Play 0",
-            "play 0",
-            "  Play 0  \n\n",
-            "**Play 0**",
-            "`Play 0`",
-            '"Play 0."',
-            "> Play 0",
-            "- Play 0",
-        ),
-        *(
-            "### Play 0",
-            "Action: Play 0",
-            "**Action:** Play 0",
-            "**My final move is:** `Play 0`!",
-            "```\nPlay 0\n```",
-        ),
-        *(
-            "Discard 1\nPlay 0",
-            "I know that slot 0 is red 1.\nPlay 0",
-            "Play 0\nThat is my move because it fits.",
-        ),
-        *(
-            "<think>Discard 1</think>Play 0",
-            "<think>\nDiscard 1\n</think>\n\nPlay 0",
-            "Discard 1</think>Play 0",
-        ),
-        *("<THINK>Discard 1</THINK>\nPlay 0", "<think>a</think>Discard 1\n<think>b</think>Play 0"),
-        "Play 0\n<think>Discard 1</think>",
-    ):
-        assert read(text) == PLAY_0, text
+def listed_moves(prompt: str) -> list[str]:
+    """Return the moves that a full prompt lists; empty where it lists none."""
+    for line in prompt.splitlines():
+        if line.startswith("Legal moves: "):
+            return line.removeprefix("Legal moves: ").split(", ")
+    return []
 
 
-def test_these_replies_hold_no_move() -> None:
-    for text in (
-        *(
-            "",
-            "\n\n",
-            "Play",
-            "Play zero",
-            "I would Play 0",
-            "Never do this: Play 0",
-            "Play 0 or Discard 1",
-        ),
-        *(
-            "<think>Play 0",
-            "Play 0\n<think>But wait",
-            "<think>Play 0</think>",
-            "<think>a</think>Play 0<think>",
-        ),
-        *("Play 0<think>a</think>b</think>c", "Play \u0660", "Hint R Y"),
-    ):
-        assert read(text) is None, text
+PLAY_0_REPLIES = (
+    "Play 0",
+    "play 0",
+    "  Play 0  \n\n",
+    "**Play 0**",
+    "`Play 0`",
+    '"Play 0."',
+    "> Play 0",
+    "- Play 0",
+    "### Play 0",
+    "Action: Play 0",
+    "**Action:** Play 0",
+    "**My final move is:** `Play 0`!",
+    "```\nPlay 0\n```",
+    "Discard 1\nPlay 0",
+    "I know that slot 0 is red 1.\nPlay 0",
+    "Play 0\nThat is my move because it fits.",
+    "<think>Discard 1</think>Play 0",
+    "<think>\nDiscard 1\n</think>\n\nPlay 0",
+    "Discard 1</think>Play 0",
+    "<THINK>Discard 1</THINK>\nPlay 0",
+    "<think>a</think>Discard 1\n<think>b</think>Play 0",
+    "Play 0\n<think>Discard 1</think>",
+)
+
+
+@pytest.mark.parametrize("reply", PLAY_0_REPLIES)
+def test_this_reply_plays_slot_0(reply: str) -> None:
+    assert read(reply) == PLAY_0
+
+
+REPLIES_WITHOUT_A_MOVE = (
+    "",
+    "\n\n",
+    "Play",
+    "Play zero",
+    "I would Play 0",
+    "Never do this: Play 0",
+    "Play 0 or Discard 1",
+    "<think>Play 0",
+    "Play 0\n<think>But wait",
+    "<think>Play 0</think>",
+    "<think>a</think>Play 0<think>",
+    "Play 0<think>a</think>b</think>c",
+    "Play \u0660",
+    "Hint R Y",
+)
+
+
+@pytest.mark.parametrize("reply", REPLIES_WITHOUT_A_MOVE)
+def test_this_reply_holds_no_move(reply: str) -> None:
+    assert read(reply) is None
 
 
 @pytest.mark.parametrize(
     "piece", ["<think>", "</think>", "\n", "*", "Action:", "Play ", " ", "(", "\ud800", "Play 0\r"]
 )
 def test_a_reply_of_two_million_characters_is_read(piece: str) -> None:
-    assert read(piece * (2_000_000 // len(piece)) + "\nPlay 0") == (
-        None if piece == "<think>" else PLAY_0
-    )
+    reply = piece * (2_000_000 // len(piece)) + "\nPlay 0"
+    # Thinking that never ends hides the move.
+    expected = None if piece == "<think>" else PLAY_0
+    assert read(reply) == expected

@@ -1,6 +1,4 @@
-"""Checkpoints that lie elsewhere: at W&B, in this disk's offline runs, on the hub; and those that a
-run used before.
-"""
+"""Checkpoints that lie elsewhere: at W&B, in offline runs, on the hub; and those used before."""
 
 import json
 import os
@@ -25,7 +23,7 @@ from hanabi_grpo.settings.refs import parse_checkpoint
 from hanabi_grpo.tracking import checkpoints
 from hanabi_grpo.tracking.artifact import build_artifact
 from hanabi_grpo.tracking.record import ArtifactRecord, WandbRecord, write_record
-from hanabi_grpo.tracking.used_checkpoints import KEY, fetch_used, read_used, recorded
+from hanabi_grpo.tracking.used_checkpoints import KEY, fetch_used, read_used, recorded_checkpoints
 from hanabi_grpo.training.model.start_from import recorded_start
 from hanabi_grpo.training.partner_seats import PartnerSeats
 from hub_store import hub
@@ -47,34 +45,59 @@ except HanabiGrpoError as error:
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [
-        name for name in os.environ if name.startswith(("WANDB_", "CKPT_", "HF_", "OUTPUT_DIR"))
-    ]:
-        monkeypatch.delenv(name)
+    for name in list(os.environ):
+        if name.startswith(("WANDB_", "CKPT_", "HF_", "OUTPUT_DIR")):
+            monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
 
 
-def games_of(word: str) -> tuple[Any, list[str]]:
-    return read_recordings(recording_files(checkpoints.games_place(Path(word)), None))
+def games_of(reference: str) -> tuple[Any, list[str]]:
+    """The recorded games behind a reference."""
+    folder = checkpoints.games_place(Path(reference))
+    return read_recordings(recording_files(folder, None))
 
 
-def use(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def use_service(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in service.environ.items():
         monkeypatch.setenv(name, value)
 
 
-def local_folder(word: str) -> Path:
-    return checkpoints.local_folder(parse_checkpoint(word).place)
+def local_folder(reference: str) -> Path:
+    return checkpoints.local_folder(parse_checkpoint(reference).place)
 
 
-WORD, VERSION = "wandb:team/hanabi/laptop:best", "outputs/downloads/wandb/team/hanabi/laptop/v3"
+BEST = "wandb:team/hanabi/laptop:best"
+"""A reference that moves."""
+V3_FOLDER = "outputs/downloads/wandb/team/hanabi/laptop/v3"
+"""Where the version that it stands for is downloaded."""
 
 
-def made(step: int) -> Path:
+def make_artifact(step: int) -> Path:
     """Write a run elsewhere and return its artifact of a step."""
     run = tracked_run(Path(f"elsewhere-{step}"), steps=step)
     checkpoint = add_checkpoint(run, step)
-    return build_artifact(run, checkpoint, read_settings(run / "settings.json"), None)[0]
+    folder, _ = build_artifact(run, checkpoint, read_settings(run / "settings.json"), None)
+    return folder
+
+
+def add_offline_run(name: str, entity: str) -> None:
+    """Write a run whose artifacts of steps 2 and 3 were recorded on this disk."""
+    run = tracked_run(Path("outputs") / name, steps=3, checkpoints=(2, 3))
+    settings = read_settings(run / "settings.json")
+    record = WandbRecord(id="abcd1234", project="hanabi", entity=entity, mode="offline")
+    for step, alias in ((2, "best"), (3, "end")):
+        folder, _ = build_artifact(run, run / f"checkpoint-{step}", settings, None)
+        record.add(
+            ArtifactRecord(
+                step=step,
+                name="laptop",
+                aliases=[alias],
+                folder=folder.relative_to(run).as_posix(),
+                mode="offline",
+            )
+        )
+    write_record(run, record)
+    (run / "wandb/offline-run-20260101_000000-abcd1234").mkdir(parents=True)
 
 
 def test_an_offline_run_is_found_by_name_and_alias_and_the_sync_command_is_said(
@@ -85,32 +108,19 @@ def test_an_offline_run_is_found_by_name_and_alias_and_the_sync_command_is_said(
         SettingsError,
         match=r"WANDB_MODE=offline, and no runs .*name the folder of one: RUN/artifacts",
     ):
-        local_folder(WORD)
-    for name, entity in (("one", "team"), ("two", "other")):
-        run = tracked_run(Path("outputs") / name, steps=3, checkpoints=(2, 3))
-        record = WandbRecord(id="abcd1234", project="hanabi", entity=entity, mode="offline")
-        for step, alias in ((2, "best"), (3, "end")):
-            folder, _ = build_artifact(
-                run, run / f"checkpoint-{step}", read_settings(run / "settings.json"), None
-            )
-            place = folder.relative_to(run).as_posix()
-            record.add(
-                ArtifactRecord(
-                    step=step, name="laptop", aliases=[alias], folder=place, mode="offline"
-                )
-            )
-        write_record(run, record)
-        (run / "wandb/offline-run-20260101_000000-abcd1234").mkdir(parents=True)
-    for alias, step in (("best", 2), ("latest", 3)):
-        assert local_folder(f"wandb:team/hanabi/laptop:{alias}") == Path(
-            f"outputs/one/artifacts/step_{step}"
-        )
-    said = capsys.readouterr()
-    assert "taken from outputs/one/artifacts/step_2" in said.err and said.out == ""
-    assert "wandb sync outputs/one/wandb/offline-run-20260101_000000-abcd1234" in said.err
-    for word in ("team/else/laptop:best", "team/hanabi/laptop:none", "nobody/hanabi/laptop:best"):
+        local_folder(BEST)
+    add_offline_run("one", "team")
+    add_offline_run("two", "other")
+    artifacts = Path("outputs/one/artifacts")
+    assert local_folder("wandb:team/hanabi/laptop:best") == artifacts / "step_2"
+    assert local_folder("wandb:team/hanabi/laptop:latest") == artifacts / "step_3"
+    printed = capsys.readouterr()
+    assert "taken from outputs/one/artifacts/step_2" in printed.err
+    assert "wandb sync outputs/one/wandb/offline-run-20260101_000000-abcd1234" in printed.err
+    assert printed.out == ""
+    for path in ("team/else/laptop:best", "team/hanabi/laptop:none", "nobody/hanabi/laptop:best"):
         with pytest.raises(SettingsError, match="no runs on this disk"):
-            local_folder(f"wandb:{word}")
+            local_folder(f"wandb:{path}")
     with pytest.raises(
         SettingsError, match=r"2 runs .* outputs/one/artifacts/step_2, outputs/two/artifacts/step_2"
     ):
@@ -119,48 +129,62 @@ def test_an_offline_run_is_found_by_name_and_alias_and_the_sync_command_is_said(
 
 def test_lineups_and_entries_go_on_with_the_local_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
-    word, folder = "wandb:team/hanabi/laptop:v3", VERSION
-    shutil.copytree(made(2), folder)
-    lineup = parse_lineup(f"{word}:player_1,iggi", 2)
-    assert lineup.words == (f"{folder}:player_1", "iggi")
-    assert lineup.text == f"{word}:player_1,iggi", "tables say what was typed"
-    first, second = parse_entries([f"ours={word}", "iggi"], LAPTOP)
-    assert (first.label, str(first.ref), str(second.ref)) == ("ours", folder, "iggi")
+    reference = "wandb:team/hanabi/laptop:v3"
+    shutil.copytree(make_artifact(2), V3_FOLDER)
+    lineup = parse_lineup(f"{reference}:player_1,iggi", 2)
+    assert lineup.specs == (f"{V3_FOLDER}:player_1", "iggi")
+    assert lineup.text == f"{reference}:player_1,iggi", "tables say what was typed"
+    first, second = parse_entries([f"ours={reference}", "iggi"], LAPTOP)
+    assert first.label == "ours"
+    assert str(first.ref) == V3_FOLDER
+    assert str(second.ref) == "iggi"
 
 
 def test_an_artifact_is_downloaded_once_and_a_version_needs_no_network_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    source = made(2)
+    source = make_artifact(2)
+    folder = Path(V3_FOLDER)
     with artifact_store(source, "laptop") as store:
-        use(store, monkeypatch)
-        place = Path("outputs/downloads/wandb/team/hanabi/laptop/v3")
-        assert local_folder("wandb:team/hanabi/laptop:best") == place
-        assert dict(read_adapters(place).adapters) == dict(read_adapters(source).adapters)
-        fetched = [path for path in store.seen if path.startswith("/files/")]
-        assert "/files/player_1/adapter_model.safetensors" in fetched
+        use_service(store, monkeypatch)
+        assert local_folder(BEST) == folder
+        assert dict(read_adapters(folder).adapters) == dict(read_adapters(source).adapters)
+        assert "/files/player_1/adapter_model.safetensors" in store.seen
         store.seen.clear()
-        assert (
-            str(checkpoints.local_ref(parse_checkpoint("wandb:hanabi/laptop:latest:player_1")))
-            == f"{place}:player_1"
-        )
-        assert store.seen and not any(path.startswith("/files/") for path in store.seen)
+        again = checkpoints.local_ref(parse_checkpoint("wandb:hanabi/laptop:latest:player_1"))
+        assert str(again) == f"{folder}:player_1"
+        assert store.seen, "the alias may have moved"
+        assert not any(path.startswith("/files/") for path in store.seen)
         with pytest.raises(
             SettingsError,
             match=r"W&B says: .*laptop:end.* not found.*Downloaded versions are in "
             r"outputs/downloads",
         ):
             local_folder("wandb:team/hanabi/laptop:end")
-    assert local_folder("wandb:team/hanabi/laptop:v3") == place
+    assert local_folder("wandb:team/hanabi/laptop:v3") == folder
+    assert [path.name for path in folder.parent.iterdir()] == ["v3"]
+
+
+def test_a_downloaded_artifact_has_the_games_that_went_up_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with artifact_store(make_artifact(2), "laptop") as store:
+        use_service(store, monkeypatch)
+        local_folder(BEST)
     games, _ = games_of("wandb:team/hanabi/laptop:v3")
-    assert {game.source for game in games} == {"step_000002"} and len(games) == 4, (
-        "those that went up with it"
-    )
-    shutil.rmtree(place / "episodes")
+    assert [game.source for game in games] == ["step_000002"] * 4
+    shutil.rmtree(f"{V3_FOLDER}/episodes")
     with pytest.raises(SettingsError, match=r"holds no \*\.jsonl files of games"):
         games_of("wandb:team/hanabi/laptop:v3")
-    assert [path.name for path in place.parent.iterdir()] == ["v3"]
-    (place / "player_0/adapter_config.json").write_text("{}")
+
+
+def test_a_downloaded_artifact_that_was_changed_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with artifact_store(make_artifact(2), "laptop") as store:
+        use_service(store, monkeypatch)
+        folder = local_folder(BEST)
+    (folder / "player_0/adapter_config.json").write_text("{}")
     with pytest.raises(SettingsError, match=r"has sha256 .* To fetch it again: rm -r .*laptop/v3"):
         local_folder("wandb:team/hanabi/laptop:v3")
 
@@ -168,16 +192,16 @@ def test_an_artifact_is_downloaded_once_and_a_version_needs_no_network_again(
 def test_an_artifact_that_is_damaged_or_of_another_type_is_not_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    source = made(2)
+    source = make_artifact(2)
     manifest = json.loads((source / "manifest.json").read_text())
     with artifact_store(source, "laptop", kind="dataset") as store:
-        use(store, monkeypatch)
+        use_service(store, monkeypatch)
         with pytest.raises(SettingsError, match="is of type 'dataset'"):
             local_folder("wandb:team/hanabi/laptop:best")
     (source / "manifest.json").unlink()
     (source / "manifest.json").write_text(json.dumps({**manifest, "step": 7}))
     with artifact_store(source, "laptop") as store:
-        use(store, monkeypatch)
+        use_service(store, monkeypatch)
         with pytest.raises(
             SettingsError, match=r"wandb:.*manifest.json has sha256|something changed it"
         ):
@@ -185,21 +209,20 @@ def test_an_artifact_that_is_damaged_or_of_another_type_is_not_kept(
     assert not list(Path("outputs").rglob("player_0"))
 
 
-def look_up(word: str, **variables: str) -> str:
-    known = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    environ = {
-        **known,
-        "HF_HOME": str(Path("hf").absolute()),
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        **variables,
-    }
-    words = [sys.executable, "-c", LOOK_UP, word]
-    return subprocess.run(
-        words, env=environ, capture_output=True, text=True, check=True
-    ).stdout.strip()
+def look_up(reference: str, **variables: str) -> str:
+    """The local folder of a reference, or why it is refused, in a process of its own."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    environ["HF_HOME"] = str(Path("hf").absolute())
+    environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    environ.update(variables)
+    command = [sys.executable, "-c", LOOK_UP, reference]
+    process = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    return process.stdout.strip()
 
 
-def repository(folder: Path) -> Path:
+def make_repository(folder: Path) -> Path:
+    """Write a checkpoint of player 1 alone."""
+
     def fill(partial: Path) -> None:
         (partial / "adapter_config.json").write_text('{"r": 8}')
         (partial / "adapter_model.safetensors").write_bytes(b"player_1")
@@ -211,70 +234,73 @@ def repository(folder: Path) -> Path:
 def test_a_hub_repository_is_a_team_or_one_player_and_is_there_without_a_network_later(
     tmp_path: Path,
 ) -> None:
-    team, damaged = (add_checkpoint(tracked_run(tmp_path / name), 3) for name in ("run", "damaged"))
+    team = add_checkpoint(tracked_run(tmp_path / "run"), 3)
+    damaged = add_checkpoint(tracked_run(tmp_path / "damaged"), 3)
     (damaged / "player_0/adapter_model.safetensors").write_bytes(b"others")
-    plain = repository(tmp_path / "plain")
+    plain = make_repository(tmp_path / "plain")
     (plain / "manifest.json").unlink()
     folders = {
         "org/team": team,
-        "org/one": repository(tmp_path / "one"),
+        "org/one": make_repository(tmp_path / "one"),
         "org/damaged": damaged,
         "org/plain": plain,
     }
     with hub(folders) as store:
-        assert "player_0/adapter_model.safetensors has sha256" in look_up(
-            "hf:org/damaged", HF_ENDPOINT=store.url
-        )
-        assert "which player this adapter is, is unknown" in look_up(
-            "hf:org/plain", HF_ENDPOINT=store.url
-        )
-        first = look_up("hf:org/team", HF_ENDPOINT=store.url)
-        assert first == "outputs/downloads/hf/org/team/0123456789ab"
-        assert list(read_adapters(Path(first)).adapters) == list(PLAYERS)
+
+        def look_up_online(reference: str) -> str:
+            return look_up(reference, HF_ENDPOINT=store.url)
+
+        changed = "player_0/adapter_model.safetensors has sha256"
+        assert changed in look_up_online("hf:org/damaged")
+        assert "which player this adapter is, is unknown" in look_up_online("hf:org/plain")
+        team_folder = look_up_online("hf:org/team")
+        assert team_folder == "outputs/downloads/hf/org/team/0123456789ab"
+        assert list(read_adapters(Path(team_folder)).adapters) == list(PLAYERS)
         assert not any(path.startswith("trainer/") for path in store.given)
-        one = look_up("hf:org/one@main", HF_ENDPOINT=store.url)
-        assert dict(read_adapters(Path(one)).adapters) == {"player_1": (b"player_1", {"r": 8})}
-        assert "no such repository" in look_up("hf:org/none", HF_ENDPOINT=store.url)
-        assert "no revision v9" in look_up("hf:org/team@v9", HF_ENDPOINT=store.url)
-    assert look_up("hf:org/team:player_0", HF_HUB_OFFLINE="1") == f"{first}:player_0"
+        one = read_adapters(Path(look_up_online("hf:org/one@main")))
+        assert dict(one.adapters) == {"player_1": (b"player_1", {"r": 8})}
+        assert "no such repository" in look_up_online("hf:org/none")
+        assert "no revision v9" in look_up_online("hf:org/team@v9")
+    assert look_up("hf:org/team:player_0", HF_HUB_OFFLINE="1") == f"{team_folder}:player_0"
     assert "hub does not answer from here" in look_up("hf:org/none", HF_HUB_OFFLINE="1")
 
 
-def settings_of(**given: Any) -> Settings:
-    return Settings(**{"output_dir": Path("run"), "lora_rank": 8, **given})
+def settings_of(**fields: Any) -> Settings:
+    return Settings(output_dir=Path("run"), lora_rank=8, **fields)
 
 
-def keep(used: dict[str, Any]) -> None:
+def record_used(used: dict[str, Any]) -> None:
     """Record what was fetched, as `hanabi-grpo train` does."""
     Path("run").mkdir(exist_ok=True)
     Path("run/settings.json").write_text(json.dumps({"settings": {}, KEY: used}))
 
 
-def test_words_are_fetched_once_and_a_resume_uses_the_same_weights_although_the_alias_moved(
+def test_references_are_fetched_once_and_a_resume_uses_the_same_weights_although_the_alias_moved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    said: list[str] = []
-    settings = settings_of(start_from=(WORD,), partners=(f"player_1={WORD}:player_0", "iggi"))
-    first, second = made(2), made(3)
+    printed: list[str] = []
+    settings = settings_of(start_from=(BEST,), partners=(f"player_1={BEST}:player_0", "iggi"))
+    first = make_artifact(2)
+    second = make_artifact(3)
     with artifact_store(first, "laptop") as store:
-        use(store, monkeypatch)
-        used = fetch_used(settings, Path("run"), say=said.append)
+        use_service(store, monkeypatch)
+        used = fetch_used(settings, Path("run"), say=printed.append)
         assert sum(path.endswith("player_0/adapter_model.safetensors") for path in store.seen) == 1
-    assert said == [f"{WORD}: {VERSION}, step 2"]
+    assert printed == [f"{BEST}: {V3_FOLDER}, step 2"]
     assert json.loads(json.dumps(used)) == used
-    assert {key: used[WORD][key] for key in ("folder", "version", "step")} == {
-        "folder": VERSION,
-        "version": "wandb:team/hanabi/laptop:v3",
-        "step": 2,
-    }
-    keep(used)
-    folder, saved = read_used(parse_checkpoint(WORD).place, Path("run"))
-    assert (folder, saved.adapters["player_1"][0]) == (Path(VERSION), b"player_1 at 2")
-    # Nobody is asked again: the alias may stand for other weights by now.
+    assert used[BEST]["folder"] == V3_FOLDER
+    assert used[BEST]["version"] == "wandb:team/hanabi/laptop:v3"
+    assert used[BEST]["step"] == 2
+    record_used(used)
+    folder, saved = read_used(parse_checkpoint(BEST).place, Path("run"))
+    weights, _ = saved.adapters["player_1"]
+    assert folder == Path(V3_FOLDER)
+    assert weights == b"player_1 at 2"
+    # The service is not asked again: the alias may stand for other weights by now.
     with artifact_store(second, "laptop") as store:
-        use(store, monkeypatch)
+        use_service(store, monkeypatch)
         assert fetch_used(settings, Path("run"), is_resumed=True) == used
-        assert fetch_used(settings_of(start_from=(WORD,)), Path("run"), is_resumed=True) == used
+        assert fetch_used(settings_of(start_from=(BEST,)), Path("run"), is_resumed=True) == used
         assert store.seen == []
         # The folder is gone: the very version is fetched again, and here that name has other
         # weights.
@@ -286,7 +312,7 @@ def test_words_are_fetched_once_and_a_resume_uses_the_same_weights_although_the_
             fetch_used(settings, Path("run"))
         shutil.rmtree("outputs")
     with artifact_store(first, "laptop") as store:
-        use(store, monkeypatch)
+        use_service(store, monkeypatch)
         assert fetch_used(settings, Path("run")) == used
     shutil.rmtree("outputs")
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -299,17 +325,20 @@ def test_words_are_fetched_once_and_a_resume_uses_the_same_weights_although_the_
 
 def test_a_resumed_run_uses_the_weights_that_were_the_best_of_another_when_it_began() -> None:
     run = tracked_run(Path("outputs/other"), checkpoints=(2, 3))
-    rows = [Validated(step=step, score=score, se=0.1) for step, score in ((2, 1.0), (3, 2.0))]
-    write_validations(run, rows[:1])
-    word = "outputs/other@best"
-    settings = settings_of(start_from=(word,), partners=(f"player_1={word}",))
+    first = Validated(step=2, score=1.0, se=0.1)
+    better = Validated(step=3, score=2.0, se=0.1)
+    write_validations(run, [first])
+    reference = "outputs/other@best"
+    settings = settings_of(start_from=(reference,), partners=(f"player_1={reference}",))
     used = fetch_used(settings, Path("run"))
-    assert (used[word]["version"], used[word]["step"]) == ("outputs/other/checkpoint-2", 2)
-    keep(used)
-    write_validations(run, rows)
+    assert used[reference]["version"] == "outputs/other/checkpoint-2"
+    assert used[reference]["step"] == 2
+    record_used(used)
+    write_validations(run, [first, better])
     assert fetch_used(settings, Path("run"), is_resumed=True) == used
-    folder, saved = read_used(parse_checkpoint(word).place, Path("run"))
-    assert (folder, saved.step) == (run / "checkpoint-2", 2)
+    folder, saved = read_used(parse_checkpoint(reference).place, Path("run"))
+    assert folder == run / "checkpoint-2"
+    assert saved.step == 2
     shutil.rmtree(run / "checkpoint-2")
     with pytest.raises(
         SettingsError, match=r"this run used outputs/other/checkpoint-2 .*Put that folder back"
@@ -321,37 +350,38 @@ def test_the_trainer_reads_what_was_recorded_and_fetches_nothing_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
-    settings = settings_of(start_from=(WORD,), partners=(WORD,), partner_share=1.0)
+    settings = settings_of(start_from=(BEST,), partners=(BEST,), partner_share=1.0)
     with pytest.raises(
-        SettingsError, match=rf"HANABI_START_FROM={WORD}: .*was not fetched for this run"
+        SettingsError, match=rf"HANABI_START_FROM={BEST}: .*was not fetched for this run"
     ):
         recorded_start(settings, None)
-    with pytest.raises(SettingsError, match=rf"HANABI_PARTNERS={WORD}: .*was not fetched"):
+    with pytest.raises(SettingsError, match=rf"HANABI_PARTNERS={BEST}: .*was not fetched"):
         PartnerSeats(settings, Path("run"), lambda *_: "").load({}, "here")
-    shutil.copytree(made(2), VERSION)
-    keep(fetch_used(settings_of(start_from=("wandb:team/hanabi/laptop:v3",)), Path("run")))
-    Path("run/settings.json").write_text(
-        Path("run/settings.json").read_text().replace("laptop:v3", "laptop:best")
-    )
-    assert recorded_start(settings, None)["player_1"] | {"sha256": ""} == {
-        "folder": VERSION,
+    shutil.copytree(make_artifact(2), V3_FOLDER)
+    pinned = settings_of(start_from=("wandb:team/hanabi/laptop:v3",))
+    record_used(fetch_used(pinned, Path("run")))
+    record = Path("run/settings.json")
+    record.write_text(record.read_text().replace("laptop:v3", "laptop:best"))
+    start = recorded_start(settings, None)["player_1"]
+    assert {**start, "sha256": ""} == {
+        "folder": V3_FOLDER,
         "adapter": "player_1",
         "step": 2,
         "sha256": "",
     }
-    lent: list[tuple[int, bytes]] = []
+    uploads: list[tuple[int, bytes]] = []
 
-    def lend(version: int, weights: bytes, _: Mapping[str, Any]) -> str:
-        lent.append((version, weights))
-        return f"frozen_{len(lent):016x}@{version}"
+    def upload(version: int, weights: bytes, _: Mapping[str, Any]) -> str:
+        uploads.append((version, weights))
+        return f"frozen_{len(uploads):016x}@{version}"
 
-    PartnerSeats(settings, Path("run"), lend).load({}, "here")
-    assert lent == [(2, b"player_0 at 2"), (2, b"player_1 at 2")]
+    PartnerSeats(settings, Path("run"), upload).load({}, "here")
+    assert uploads == [(2, b"player_0 at 2"), (2, b"player_1 at 2")]
 
 
 def test_a_damaged_record_stops_the_run_and_a_missing_one_is_empty() -> None:
     Path("run").mkdir()
-    assert recorded(Path("run")) == recorded(None) == {}
+    assert recorded_checkpoints(Path("run")) == recorded_checkpoints(None) == {}
     for text in (
         "{",
         "[]",
@@ -360,4 +390,4 @@ def test_a_damaged_record_stops_the_run_and_a_missing_one_is_empty() -> None:
     ):
         Path("run/settings.json").write_text(text)
         with pytest.raises(SettingsError, match=r"run/settings\.json: which remote checkpoints"):
-            recorded(Path("run"))
+            recorded_checkpoints(Path("run"))

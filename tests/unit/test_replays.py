@@ -1,3 +1,5 @@
+"""Recorded games: read, written, chosen, replayed and shown, of Hanabi and of any environment."""
+
 import io
 import json
 import re
@@ -9,6 +11,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from hanabi_grpo.agents.script import make_script
 from hanabi_grpo.cli import app
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.hanabi.config import EnvConfig
@@ -20,7 +23,6 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.games import turn_advantages
 from hanabi_grpo.report.games_screen import print_game
 from hanabi_grpo.report.played import frames_of
-from hanabi_grpo.rollout.loop import make_script
 from hanabi_grpo.rollout.recordings import (
     Selection,
     num_bad_replies,
@@ -135,56 +137,50 @@ def test_a_last_line_that_was_cut_off_is_left_out_and_said(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("preset", "players"), [("laptop", 2), ("mini", 5), ("full", 3), ("hle-small", 2)]
 )
+@pytest.mark.parametrize("script", ["hint-bot", "random"])
 def test_a_timeline_has_the_hands_of_the_deal_and_one_board_more_than_moves(
-    preset: str, players: int
+    preset: str, players: int, script: str
 ) -> None:
     config = EnvConfig(preset=preset, players=players)
-    for script in ("hint-bot", "random"):
-        for episode in scripted_games(script, 0, 1, 2, config=config):
-            timeline = make_timeline(Recording(episode=episode))
-            deck, size = (
-                shuffled_deck(config.spec(), "train", episode.seed),
-                config.spec().hand_size,
-            )
-            assert timeline.boards[0].hands == tuple(
-                deck[seat * size : (seat + 1) * size] for seat in range(players)
-            )
-            assert len(timeline.boards) == len(timeline.moves) + 1 == len(episode.turns) + 1
-            last = timeline.boards[-1]
-            assert sum(last.fireworks) == episode.result["score_kept"]
-            assert last.lives == 0 or episode.status.value == "finished"
-            assert all(
-                move.prompt.startswith(("The game begins.", "So far", "From your"))
-                for move in timeline.moves
-            )
+    hand_size = config.spec().hand_size
+    for episode in scripted_games(script, 0, 1, 2, config=config):
+        timeline = make_timeline(Recording(episode=episode))
+        deck = shuffled_deck(config.spec(), "train", episode.seed)
+        for seat in range(players):
+            first_card = seat * hand_size
+            hand = deck[first_card : first_card + hand_size]
+            assert timeline.boards[0].hands[seat] == hand
+        assert len(timeline.moves) == len(episode.turns)
+        assert len(timeline.boards) == len(timeline.moves) + 1
+        last_board = timeline.boards[-1]
+        assert sum(last_board.fireworks) == episode.result["score_kept"]
+        assert last_board.lives == 0 or episode.status.value == "finished"
+        for move in timeline.moves:
+            assert move.prompt.startswith(("The game begins.", "So far", "From your"))
 
 
 def test_a_record_that_does_not_fit_its_deal_is_refused() -> None:
     episode = group()[0]
-    turn = episode.turns[0]
-    rest = episode.turns[1:]
+    first, *rest = episode.turns
+    illegal_move = replace(episode, turns=(replace(first, action="Play 7"), *rest))
+    unreadable_move = replace(episode, turns=(replace(first, action="pass"), *rest))
+    wrong_player = replace(episode, turns=(replace(first, player=1), *rest))
+    move_after_the_end = replace(episode, turns=(*episode.turns, first))
+    other_score = replace(episode, result={**episode.result, "score_kept": 9})
+    other_board = replace(episode, spec_hash="0" * 12)
     broken = [
-        (
-            replace(episode, turns=(replace(turn, action="Play 7"), *rest)),
-            "turn 1: the record does not fit",
-        ),
-        (replace(episode, turns=(replace(turn, action="pass"), *rest)), "'pass' is no move"),
-        (
-            replace(episode, turns=(replace(turn, player=1), *rest)),
-            "a move of player_1, but it is player_0",
-        ),
-        (replace(episode, turns=(*episode.turns, turn)), "after the end of the game"),
-        (
-            replace(episode, result={**episode.result, "score_kept": 9}),
-            "recorded with 9 points on the table",
-        ),
-        (replace(episode, spec_hash="0" * 12), "recorded on a board laptop with hash 000000000000"),
+        (illegal_move, "turn 1: the record does not fit"),
+        (unreadable_move, "'pass' is no move"),
+        (wrong_player, "a move of player_1, but it is player_0"),
+        (move_after_the_end, "after the end of the game"),
+        (other_score, "recorded with 9 points on the table"),
+        (other_board, "recorded on a board laptop with hash 000000000000"),
         (replace(episode, preset="nothing"), "no such board"),
         (replace(episode, suite="no suite"), "a suite is 1 to 64"),
     ]
-    for one, message in broken:
+    for record, message in broken:
         with pytest.raises(SettingsError, match=re.escape(message)):
-            make_timeline(Recording(episode=one))
+            make_timeline(Recording(episode=record))
     with pytest.raises(SettingsError, match="a deck is some order"):
         make_timeline(Recording(episode=episode, start="R1"))
 
@@ -254,13 +250,21 @@ def test_the_terminal_shows_what_was_seen_thought_said_done_and_earned() -> None
         replace(episode, turns=turns), 0, "<think>Hm \x1b[31m.</think>I \x1b[2J[bold]pass[/bold]."
     )
     text = printed(Recording(episode=episode), prompts=True)
-    for part in ("· v30", "Hm ␛[31m.", "I ␛[2J[bold]pass[/bold].", "in its place: ",
-                 "unparsable -0.5", "It is your turn.", "lives 1  hints 3  deck 2"):  # fmt: skip
+    for part in (
+        "· v30",
+        "Hm ␛[31m.",
+        "I ␛[2J[bold]pass[/bold].",
+        "in its place: ",
+        "unparsable -0.5",
+        "It is your turn.",
+        "lives 1  hints 3  deck 2",
+    ):
         assert part in text
     assert "\x1b" not in text
     assert "It is your turn." not in printed(Recording(episode=episode))
-    only = printed(Recording(episode=episode), player=1)
-    assert "turn 2" in only and "turn 1\n" not in only
+    second_player = printed(Recording(episode=episode), player=1)
+    assert "turn 2" in second_player
+    assert "turn 1\n" not in second_player
 
 
 @pytest.mark.parametrize(
@@ -280,23 +284,25 @@ def test_boards_are_shown_in_either_style_without_the_settings_of_a_run(
 
 def test_games_of_any_environment_are_listed_printed_and_a_page(tmp_path: Path) -> None:
     setup = registry.setup("kuhn", {"preset": "kuhn"})
-    write_episodes(
-        tmp_path,
-        0,
-        [play_episodes_sync(setup, [make_script(setup, "random")] * 2, "train", range(4))],
-    )
+    scripts = [make_script(setup, "random")] * 2
+    write_episodes(tmp_path, 0, [play_episodes_sync(setup, scripts, "train", range(4))])
 
-    def view(*words: str) -> str:
-        return CliRunner().invoke(app, ["view", str(tmp_path), *words]).output
+    def view(*arguments: str) -> str:
+        return CliRunner().invoke(app, ["view", str(tmp_path), *arguments]).output
 
-    assert "played to its end" in view() and "4 of 4 games" in view()
-    first = read_recordings(recording_files(tmp_path))[0][0].episode
-    text = view("--game", "0")
-    assert (
-        text.index("task\nplayer_0 holds ")
-        < text.index(f"did      {first.turns[0].action}")
-        < text.index("end\n")
-    )
+    table = view()
+    assert "played to its end" in table
+    assert "4 of 4 games" in table
+    recordings, _ = read_recordings(recording_files(tmp_path))
+    first_action = recordings[0].episode.turns[0].action
+    game = view("--game", "0")
+    positions = [
+        game.index("task\nplayer_0 holds "),
+        game.index(f"did      {first_action}"),
+        game.index("end\n"),
+    ]
+    assert positions == sorted(positions)
     view("--html", str(tmp_path / "games.html"))
     page = (tmp_path / "games.html").read_text()
-    assert page.count("<pre>player_0 holds ") == 4 and "<script" not in page
+    assert page.count("<pre>player_0 holds ") == 4
+    assert "<script" not in page

@@ -4,9 +4,9 @@ ms-swift.
 
 import pickle
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from hanabi_grpo.client.answers import RolloutResult
+from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.rollout.datasets import FURTHER_APART, tasks, training_rows
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.resampling import UsedGames, resample
@@ -28,33 +28,29 @@ class Link:
         self.settings, self._rule = settings, rule
         self.asked: list[list[int]] = []
 
-    def play(
-        self, tasks: Sequence[dict[str, Any]], names: tuple[str, ...], version: int
-    ) -> RolloutResult:
+    def play(self, tasks: Sequence[TaskRow], names: tuple[str, ...], version: int) -> RolloutResult:
         assert (names, version) == (("player_0", "player_1"), 3)
-        self.asked.append([task["task"] for task in tasks])
+        self.asked.append([task.number for task in tasks])
         groups, lost = [], []
         for task in tasks:
-            kind = self._rule(task["task"])
+            kind = self._rule(task.number)
             games = [_game(task, number, kind) for number in range(2)]
             if kind == "lost":
-                lost.append(
-                    DroppedGame(suite=task["suite"], seed=task["seed"], game=1, reason="planted")
-                )
+                lost.append(DroppedGame(suite=task.suite, seed=task.seed, game=1, reason="planted"))
             groups.append(games[:1] if kind == "lost" else games)
         return RolloutResult(groups=groups, dropped=tuple(lost))
 
 
-def _game(task: dict[str, Any], number: int, kind: str) -> Episode:
+def _game(task: TaskRow, number: int, kind: str) -> Episode:
     score = float(number if kind == "spread" else 1)
     penalty = {"illegal": -0.5} if kind == "partner" and number else {}
     turns = (made_turn(0, rewards={"score": score}), made_turn(1, rewards=penalty))
-    return made_episode(*turns, suite=task["suite"], seed=task["seed"], game=number, seats=OWN)
+    return made_episode(*turns, suite=task.suite, seed=task.seed, game=number, seats=OWN)
 
 
 def used(link: Link, step: int = 3, trained: Sequence[str] = OWN) -> UsedGames:
     own = tasks(training_rows(link.settings), step * 4, 4)
-    assert [task["task"] for task in own] == list(range(4 * step, 4 * step + 4))
+    assert [task.number for task in own] == list(range(4 * step, 4 * step + 4))
     names = ("player_0", "player_1")
     return resample(link, names, own, link.play(own, names, 3), version=3, trained=trained)
 

@@ -1,5 +1,6 @@
-"""What pyproject.toml promises can be installed: the real resolver, an empty cache, nothing but the
-public index.
+"""What pyproject.toml promises can be installed.
+
+Checked with the real resolver, an empty cache, and nothing but the public index.
 """
 
 import os
@@ -15,6 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TORCH = "2.13.0"
+VLLM = "0.32.0"
 pytestmark = pytest.mark.rest
 
 Uv = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -31,10 +33,12 @@ def find_uv() -> str:
 
 @pytest.fixture(scope="module")
 def uv(tmp_path_factory: pytest.TempPathFactory) -> Uv:
-    """Run uv beside a copy of pyproject.toml, with no wheel folder, no configuration and no cache
-    of this machine.
+    """Run uv beside a copy of pyproject.toml.
+
+    No wheel folder, no configuration and no cache of this machine has a part in it.
     """
-    program, folder = find_uv(), tmp_path_factory.mktemp("project")
+    program = find_uv()
+    folder = tmp_path_factory.mktemp("project")
     shutil.copy(ROOT / "pyproject.toml", folder)
     hidden = ("UV_", "PIP_", "VIRTUAL_ENV", "XDG_CONFIG")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
@@ -44,9 +48,9 @@ def uv(tmp_path_factory: pytest.TempPathFactory) -> Uv:
         "UV_PYTHON": sys.executable,
     }
 
-    def run(*words: object, **more: object) -> "subprocess.CompletedProcess[str]":
-        variables = environ | {name: str(value) for name, value in more.items()}
-        command = [program, *map(str, words)]
+    def run(*arguments: object, **more: object) -> "subprocess.CompletedProcess[str]":
+        variables = {**environ, **{name: str(value) for name, value in more.items()}}
+        command = [program, *(str(argument) for argument in arguments)]
         return subprocess.run(
             command, env=variables, cwd=folder, capture_output=True, text=True, check=False
         )
@@ -54,9 +58,8 @@ def uv(tmp_path_factory: pytest.TempPathFactory) -> Uv:
     (folder / "probe.txt").write_text("packaging\n")
     probe = run("pip", "compile", "--no-deps", "probe.txt", UV_HTTP_RETRIES=0)
     if probe.returncode:
-        pytest.skip(
-            f"no package index can be reached: {probe.stderr.strip().splitlines()[-1].strip()}"
-        )
+        reason = probe.stderr.strip().splitlines()[-1].strip()
+        pytest.skip(f"no package index can be reached: {reason}")
     return run
 
 
@@ -74,7 +77,8 @@ def test_both_extras_lock_on_the_public_index_and_the_promised_line_resolves(
     assert int(count) > 200
     synced = uv("sync", "--extra", "serve", "--dry-run")
     assert synced.returncode == 0, synced.stderr
-    assert f" + torch=={TORCH}\n" in synced.stderr and " + vllm==0.32.0\n" in synced.stderr
+    assert f" + torch=={TORCH}\n" in synced.stderr
+    assert f" + vllm=={VLLM}\n" in synced.stderr
 
 
 @pytest.mark.parametrize("python", ["3.11", "3.12"])
@@ -90,32 +94,34 @@ def test_every_package_of_an_extra_has_a_file_for_linux(
     python: str,
     tmp_path: Path,
 ) -> None:
-    exported, wanted = (
-        tmp_path / "wanted.txt",
-        ("--no-dev", "--no-emit-project", "--no-hashes", "--frozen"),
+    requirements = tmp_path / "requirements.txt"
+    contents = ("--no-dev", "--no-emit-project", "--no-hashes", "--frozen")
+    uv("export", "--extra", extra, *contents, "--output-file", requirements)
+    target = ("--target", tmp_path / "packages")
+    platform = ("--python-version", python, "--python-platform", "x86_64-manylinux_2_28")
+    installed = uv(
+        "pip", "install", "--dry-run", "--no-deps", *target, *platform, "-r", requirements
     )
-    uv("export", "--extra", extra, *wanted, "--output-file", exported)
-    where = ("--target", tmp_path / "packages", "--python-version", python, "--python-platform")
-    found = uv(
-        "pip", "install", "--dry-run", "--no-deps", *where, "x86_64-manylinux_2_28", "-r", exported
-    )
-    assert found.returncode == 0, found.stderr
-    packages = dict(re.findall(r"^ \+ (\S+?)==(\S+)", found.stderr, flags=re.MULTILINE))
-    assert (packages["torch"], packages[engine]) == (TORCH, "0.32.0") and other not in packages
-    assert len(packages) > 150 and "torchvision" not in packages
+    assert installed.returncode == 0, installed.stderr
+    packages = dict(re.findall(r"^ \+ (\S+?)==(\S+)", installed.stderr, flags=re.MULTILINE))
+    assert packages["torch"] == TORCH
+    assert packages[engine] == VLLM
+    assert other not in packages
+    assert "torchvision" not in packages
+    assert len(packages) > 150
 
 
 def test_a_wheel_folder_with_a_cpu_torch_still_wins_on_a_cpu(uv: Uv, tmp_path: Path) -> None:
-    version, tag = f"{TORCH}+cpu", f"cp3{sys.version_info.minor}"
-    with zipfile.ZipFile(
-        tmp_path / f"torch-{version}-{tag}-{tag}-manylinux_2_28_{os.uname().machine}.whl", "w"
-    ) as wheel:
-        told = {
-            "METADATA": f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n",
-            "WHEEL": "",
-            "RECORD": "",
-        }
-        for name, text in told.items():
+    version = f"{TORCH}+cpu"
+    tag = f"cp3{sys.version_info.minor}"
+    path = tmp_path / f"torch-{version}-{tag}-{tag}-manylinux_2_28_{os.uname().machine}.whl"
+    contents = {
+        "METADATA": f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n",
+        "WHEEL": "",
+        "RECORD": "",
+    }
+    with zipfile.ZipFile(path, "w") as wheel:
+        for name, text in contents.items():
             wheel.writestr(f"torch-{version}.dist-info/{name}", text)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     synced = uv(

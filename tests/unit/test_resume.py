@@ -1,3 +1,5 @@
+"""What a run goes on from, with which settings, and what becomes of its later records."""
+
 import json
 import os
 from datetime import datetime
@@ -23,10 +25,12 @@ from torn_checkpoints import write
 NOW = datetime(2026, 1, 31, 9, 5, 7)
 
 
-def run(folder: Path, *steps: int, started: int = 0) -> Path:
+def make_run(folder: Path, *steps: int, started: int = 0) -> Path:
+    """Write a run folder with checkpoints of some steps; `started` is its settings' file time."""
     folder.mkdir(parents=True)
-    (folder / "settings.json").write_text("{}")
-    os.utime(folder / "settings.json", (started, started))
+    settings = folder / "settings.json"
+    settings.write_text("{}")
+    os.utime(settings, (started, started))
     for step in steps:
         write(folder, step)
     return folder
@@ -36,74 +40,87 @@ def tear(checkpoint: Path) -> None:
     (checkpoint / "manifest.json").unlink()
 
 
-def planned(now: datetime | None = None, **settings: Any) -> ResumePlan:
+def plan_of(now: datetime | None = None, **settings: Any) -> ResumePlan:
     plan = plan_resume(Settings(**settings), now)
     assert plan is not None
     return plan
 
 
-def refused(match: str, **settings: Any) -> None:
+def check_refused(match: str, **settings: Any) -> None:
     with pytest.raises(RunFolderError, match=match):
         plan_resume(Settings(**settings))
 
 
+# The plan
+
+
+def test_without_resume_there_is_no_plan(tmp_path: Path) -> None:
+    assert plan_resume(Settings(output_dir=tmp_path)) is None
+
+
 def test_latest_takes_the_newest_valid_one_of_output_dir_and_names_the_torn(tmp_path: Path) -> None:
-    folder = run(tmp_path / "run", 9, 10, 11)
-    tear(folder / "checkpoint-11")
-    plan = planned(resume="latest", output_dir=folder)
-    assert (plan.run_folder, plan.checkpoint, plan.step, plan.fork) == (
-        folder,
-        folder / "checkpoint-10",
-        10,
-        False,
-    )
+    run = make_run(tmp_path / "run", 9, 10, 11)
+    tear(run / "checkpoint-11")
+    plan = plan_of(resume="latest", output_dir=run)
+    assert plan.run_folder == run
+    assert plan.checkpoint == run / "checkpoint-10"
+    assert plan.step == 10
+    assert not plan.fork
     assert plan.skipped == (
-        f"{folder}/checkpoint-11: no manifest.json; it was not written to its end, or is no "
+        f"{run}/checkpoint-11: no manifest.json; it was not written to its end, or is no "
         "checkpoint.",
     )
-    assert plan.summary.startswith(f"goes on from step 10 ({folder}/checkpoint-10, saved 20")
+    assert plan.summary.startswith(f"goes on from step 10 ({run}/checkpoint-10, saved 20")
 
 
 def test_latest_begins_at_step_0_where_there_is_nothing_yet(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    for _ in range(2):
-        plan = planned(resume="latest", output_dir=folder)
-        assert (plan.run_folder, plan.checkpoint, plan.step, plan.skipped, plan.fork) == (
-            folder,
-            None,
-            0,
-            (),
-            False,
-        )
-        assert (
-            plan.summary == f"nothing to go on from in {folder} yet: starts at step 0 in {folder}"
-        )
-        folder.mkdir(exist_ok=True)
-        (folder / ".lock").touch()
-    assert plan_resume(Settings(output_dir=folder)) is None
-    # And again where every checkpoint is damaged.
-    tear(run(tmp_path / "torn", 1) / "checkpoint-1")
-    plan = planned(resume="latest", output_dir=tmp_path / "torn")
-    assert (plan.checkpoint, plan.step) == (None, 0)
-    assert plan.summary.startswith(
-        f"no checkpoint to go on from in {tmp_path}/torn: starts at step 0"
+    run = tmp_path / "run"
+    expected = ResumePlan(
+        run_folder=run, summary=f"nothing to go on from in {run} yet: starts at step 0 in {run}"
     )
+    assert plan_of(resume="latest", output_dir=run) == expected
+    run.mkdir()
+    (run / ".lock").touch()
+    assert plan_of(resume="latest", output_dir=run) == expected
+
+
+def test_latest_begins_at_step_0_where_every_checkpoint_is_damaged(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "torn", 1)
+    tear(run / "checkpoint-1")
+    plan = plan_of(resume="latest", output_dir=run)
+    assert plan.checkpoint is None
+    assert plan.step == 0
+    assert plan.summary.startswith(f"no checkpoint to go on from in {run}: starts at step 0")
     assert plan.skipped[0].startswith(
-        f"{tmp_path}/torn/checkpoint-1: no manifest.json; it was not written to its end"
+        f"{run}/checkpoint-1: no manifest.json; it was not written to its end"
     )
-    # A folder that is no run is refused.
+
+
+def test_latest_refuses_a_folder_that_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
-    refused(
-        r"thesis\.tex, torn but neither settings\.json nor a checkpoint",
+    check_refused(
+        r"thesis\.tex but neither settings\.json nor a checkpoint",
         resume="latest",
         output_dir=tmp_path,
     )
 
 
-def saved_at(checkpoint: Path, created: str) -> None:
-    data = {**json.loads((checkpoint / "manifest.json").read_text()), "created": created}
-    (checkpoint / "manifest.json").write_text(
-        json.dumps(data | {"manifest_sha256": manifest_sha256(data)})
+def set_created(checkpoint: Path, created: str) -> None:
+    """Change when a checkpoint was saved."""
+    path = checkpoint / "manifest.json"
+    data = {**json.loads(path.read_text()), "created": created}
+    path.write_text(json.dumps({**data, "manifest_sha256": manifest_sha256(data)}))
+
+
+def test_latest_without_output_dir_begins_a_new_run_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = plan_of(NOW, resume="latest", preset="laptop")
+    assert plan.checkpoint is None
+    assert plan.summary == (
+        "no run in outputs/ has a valid checkpoint: starts at step 0 in "
+        "outputs/laptop-20260131-090507"
     )
 
 
@@ -111,115 +128,119 @@ def test_latest_without_output_dir_takes_the_run_that_saved_last_whatever_the_ti
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    plan = planned(NOW, resume="latest", preset="laptop")
-    assert plan.checkpoint is None
-    assert plan.summary == (
-        "no run in outputs/ has a valid checkpoint: starts at step 0 in "
-        "outputs/laptop-20260131-090507"
-    )
+    last = make_run(Path("outputs/a"), 20, started=200)
+    set_created(last / "checkpoint-20", "2026-01-02T00:00:00+00:00")
     # A copy of an old run has the newest file times and the most steps.
-    saved_at(run(Path("outputs/a"), 20, started=200) / "checkpoint-20", "2026-01-02T00:00:00+00:00")
-    saved_at(
-        run(Path("outputs/copied"), 50, started=2**31) / "checkpoint-50",
-        "2026-01-01T00:00:00+00:00",
-    )
-    run(Path("outputs/began-later"), started=2**30 + 2**29 + 2**28)
-    plan = planned(NOW, resume="latest", preset="laptop")
-    assert (plan.run_folder, plan.checkpoint) == (
-        Path("outputs/a"),
-        Path("outputs/a/checkpoint-20"),
-    )
+    copied = make_run(Path("outputs/copied"), 50, started=2**31)
+    set_created(copied / "checkpoint-50", "2026-01-01T00:00:00+00:00")
+    make_run(Path("outputs/began-later"), started=2**30 + 2**29 + 2**28)
+    plan = plan_of(NOW, resume="latest", preset="laptop")
+    assert plan.run_folder == last
+    assert plan.checkpoint == last / "checkpoint-20"
 
 
-def test_a_run_or_one_of_its_checkpoints_can_be_named(tmp_path: Path) -> None:
-    folder = run(tmp_path / "run", 9, 10)
-    for named in (folder, folder / "checkpoint-10"):
-        for output_dir in (None, folder):
-            plan = planned(resume=str(named), output_dir=output_dir)
-            assert (plan.run_folder, plan.checkpoint, plan.fork) == (
-                folder,
-                folder / "checkpoint-10",
-                False,
-            )
-    os.chdir(folder / "checkpoint-10")
-    (tmp_path / "best").symlink_to(folder / "checkpoint-10")
-    for named in (Path("."), tmp_path / "best"):
-        plan = planned(resume=str(named))
-        assert (plan.run_folder, plan.step) == (folder, 10)
+def test_a_run_or_its_newest_checkpoint_can_be_named(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", 9, 10)
+    for named in (run, run / "checkpoint-10"):
+        for output_dir in (None, run):
+            plan = plan_of(resume=str(named), output_dir=output_dir)
+            assert plan.run_folder == run
+            assert plan.checkpoint == run / "checkpoint-10"
+            assert not plan.fork
 
 
-def test_another_output_dir_forks(tmp_path: Path) -> None:
-    folder, new = run(tmp_path / "run", 9, 10), tmp_path / "new"
-    plan = planned(resume=str(folder / "checkpoint-9"), output_dir=new)
-    assert (plan.run_folder, plan.checkpoint, plan.step, plan.fork) == (
-        new,
-        folder / "checkpoint-9",
-        9,
-        True,
-    )
+def test_a_checkpoint_can_be_named_by_a_link_or_as_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "run", 9, 10)
+    monkeypatch.chdir(run / "checkpoint-10")
+    link = tmp_path / "best"
+    link.symlink_to(run / "checkpoint-10")
+    for named in (Path("."), link):
+        plan = plan_of(resume=str(named))
+        assert (plan.run_folder, plan.step) == (run, 10)
+
+
+def test_another_output_dir_makes_a_fork(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", 9, 10)
+    new = tmp_path / "new"
+    plan = plan_of(resume=str(run / "checkpoint-9"), output_dir=new)
+    assert plan.run_folder == new
+    assert plan.checkpoint == run / "checkpoint-9"
+    assert plan.step == 9
+    assert plan.fork
     assert plan.summary.endswith(f", as a new run in {new}")
-    plan = planned(resume=str(folder), output_dir=new)
+    plan = plan_of(resume=str(run), output_dir=new)
     assert (plan.step, plan.fork) == (10, True)
-    run(new)
-    refused(
+
+
+def test_a_fork_into_a_used_folder_is_refused(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", 9, 10)
+    used = make_run(tmp_path / "used")
+    check_refused(
         r"holds another run already \(settings\.json\).*by RESUME=latest",
-        resume=str(folder),
-        output_dir=new,
+        resume=str(run),
+        output_dir=used,
     )
 
 
 def test_an_older_checkpoint_in_place_is_refused_while_a_newer_one_is_valid(tmp_path: Path) -> None:
-    folder = run(tmp_path / "run", 9, 10)
-    named = folder / "checkpoint-9"
+    run = make_run(tmp_path / "run", 9, 10)
+    named = run / "checkpoint-9"
     with pytest.raises(RunFolderError) as caught:
         plan_resume(Settings(resume=str(named)))
     assert str(caught.value) == (
         f"RESUME={str(named)!r}: this run has a newer valid checkpoint, checkpoint-10, and would "
-        "go on beside its own "
-        "later steps. Keep them and start a new run from here with OUTPUT_DIR=(a new folder), or "
-        "remove the "
-        f"checkpoints after step 9 from {folder}."
+        "go on beside its own later steps. Keep them and start a new run from here with "
+        "OUTPUT_DIR=(a new folder), or remove the checkpoints after step 9 from "
+        f"{run}."
     )
-    tear(folder / "checkpoint-10")
-    plan = planned(resume=str(named))
-    assert plan.step == 9 and len(plan.skipped) == 1
+    tear(run / "checkpoint-10")
+    plan = plan_of(resume=str(named))
+    assert plan.step == 9
+    assert len(plan.skipped) == 1
 
 
 def test_what_was_named_must_be_there_whole_and_resumable(tmp_path: Path) -> None:
-    folder = run(tmp_path / "run", 9)
-    refused("no such folder", resume=str(folder / "checkpoint-8"))
-    write_checkpoint(folder, 10, lambda path: (path / "x").touch() or None, {}, needed_bytes=0)
-    refused("holds adapters but no trainer/", resume=str(folder / "checkpoint-10"))
-    plan = planned(resume=str(folder))
-    assert plan.step == 9 and "holds no trainer/" in plan.skipped[0]
-    tear(folder / "checkpoint-9")
-    refused(r"checkpoint-9: no manifest\.json", resume=str(folder / "checkpoint-9"))
-    refused("no valid checkpoint to go on from", resume=str(folder))
+    run = make_run(tmp_path / "run", 9)
+    check_refused("no such folder", resume=str(run / "checkpoint-8"))
+
+    def fill(partial: Path) -> None:
+        (partial / "x").touch()
+
+    write_checkpoint(run, 10, fill, {}, needed_bytes=0)
+    check_refused("holds adapters but no trainer/", resume=str(run / "checkpoint-10"))
+    plan = plan_of(resume=str(run))
+    assert plan.step == 9
+    assert "holds no trainer/" in plan.skipped[0]
+    tear(run / "checkpoint-9")
+    check_refused(r"checkpoint-9: no manifest\.json", resume=str(run / "checkpoint-9"))
+    check_refused("no valid checkpoint to go on from", resume=str(run))
 
 
 def test_the_trainer_is_told_what_it_goes_on_from(tmp_path: Path) -> None:
-    folder = run(tmp_path / "run", 9)
-    plan = planned(resume="latest", output_dir=folder)
-    write_resume(plan, folder)
-    assert read_resume(folder) == ResumePoint(checkpoint=folder / "checkpoint-9", step=9)
-    write_resume(None, folder)
-    assert read_resume(folder) is None
-    (folder / "resume.json").write_text("{")
+    run = make_run(tmp_path / "run", 9)
+    write_resume(plan_of(resume="latest", output_dir=run), run)
+    assert read_resume(run) == ResumePoint(checkpoint=run / "checkpoint-9", step=9)
+    write_resume(None, run)
+    assert read_resume(run) is None
+    (run / "resume.json").write_text("{")
     with pytest.raises(RunFolderError, match=r"resume\.json: not what"):
-        read_resume(folder)
+        read_resume(run)
+
+
+# Its settings
 
 
 def saved(**changes: Any) -> dict[str, Any]:
-    return {"settings": settings_values(Settings()) | changes}
+    """Return the settings.json of a run with the default settings, but for these by variable."""
+    return {"settings": {**settings_values(Settings()), **changes}}
 
 
-def test_every_setting_that_may_not_change_is_listed_with_both_values_and_what_may_is_told() -> (
-    None
-):
+def test_every_setting_that_may_not_change_is_listed_with_both_values() -> None:
+    before = saved(LORA_RANK=8, TEMPERATURE=0.5, HANABI_PRESET="mini")
     with pytest.raises(SettingsError) as caught:
-        check_compatible(
-            saved(LORA_RANK=8, TEMPERATURE=0.5, HANABI_PRESET="mini"), Settings(resume="latest")
-        )
+        check_compatible(before, Settings(resume="latest"))
     assert str(caught.value) == (
         "RESUME=latest: these settings cannot change on the way:\n"
         "  HANABI_PRESET: was mini, is laptop\n"
@@ -227,18 +248,22 @@ def test_every_setting_that_may_not_change_is_listed_with_both_values_and_what_m
         "  LORA_RANK: was 8, is 16\n"
         "Set them back, or start anew without RESUME."
     )
+
+
+def test_a_fork_is_offered_where_the_tensors_fit() -> None:
     with pytest.raises(SettingsError, match="start a new run from the checkpoint with OUTPUT_DIR="):
         check_compatible(saved(TEMPERATURE=0.5), Settings())
-    with pytest.raises(SettingsError, match="HANABI_GROUP: was mixed, is task in every run now"):
-        check_compatible(saved(HANABI_GROUP="mixed"), Settings())
-    assert check_compatible(saved(HANABI_GROUP="mixed"), Settings(), fork=True) == []
-    # A fork may change what is optimised, but not what the tensors fit.
+
+
+def test_a_fork_may_change_what_is_optimised_but_not_what_the_tensors_fit() -> None:
     assert check_compatible(saved(TEMPERATURE=0.5), Settings(), fork=True) == [
         "TEMPERATURE: was 0.5, is 1.0"
     ]
     with pytest.raises(SettingsError, match="LORA_RANK: was 8, is 16"):
         check_compatible(saved(LORA_RANK=8, TEMPERATURE=0.5), Settings(), fork=True)
-    # What may change is told.
+
+
+def test_what_may_change_is_told_but_places_and_keys_are_not() -> None:
     before = saved(
         LEARNING_RATE=0.1, NPROC_PER_NODE=4, OUTPUT_DIR="x", RESUME="y", HANABI_API_KEY="old"
     )
@@ -251,29 +276,35 @@ def test_every_setting_that_may_not_change_is_listed_with_both_values_and_what_m
     assert check_compatible(saved(), Settings()) == []
 
 
-def test_two_spellings_of_a_folder_are_one_and_a_dataset_with_other_deals_is_another(
-    tmp_path: Path,
-) -> None:
+def test_two_spellings_of_a_folder_are_one(tmp_path: Path) -> None:
     dataset = tmp_path / "tasks.jsonl"
     dataset.write_text("{}")
     settings = Settings(dataset=str(dataset), model=str(tmp_path))
     before = {
-        "settings": settings_values(settings)
-        | {"DATASET": f"{tmp_path}/./tasks.jsonl", "MODEL": f"{tmp_path}/"},
-        "dataset_sha256": dataset_sha256(settings),
+        "settings": {
+            **settings_values(settings),
+            "DATASET": f"{tmp_path}/./tasks.jsonl",
+            "MODEL": f"{tmp_path}/",
+        }
     }
     assert check_compatible(before, settings) == []
+
+
+def test_a_dataset_with_other_tasks_is_another(tmp_path: Path) -> None:
+    dataset = tmp_path / "tasks.jsonl"
+    dataset.write_text("{}")
+    settings = Settings(dataset=str(dataset), model=str(tmp_path))
+    before = {"settings": settings_values(settings), "dataset_sha256": dataset_sha256(settings)}
+    assert check_compatible(before, settings) == []
     dataset.write_text("{ }")
-    with pytest.raises(
-        SettingsError,
-        match=r"DATASET: the file's sha256 was 44136fa355b3…, is .*: its tasks are other",
-    ):
+    message = r"DATASET: the file's sha256 was 44136fa355b3…, is .*: its tasks are other"
+    with pytest.raises(SettingsError, match=message):
         check_compatible(before, settings)
     assert len(check_compatible(before, settings, fork=True)) == 1
 
 
 def test_settings_of_before_that_cannot_be_read_stop_the_resume(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match="nobody can tell whether the settings of now fit"):
+    with pytest.raises(RunFolderError, match="it is unknown whether the settings of now fit"):
         read_saved_settings(tmp_path)
     (tmp_path / "settings.json").write_text("[]")
     with pytest.raises(RunFolderError, match="is not a JSON object"):
@@ -284,19 +315,24 @@ def test_settings_of_before_that_cannot_be_read_stop_the_resume(tmp_path: Path) 
 
 def test_the_settings_until_the_resume_are_kept_once_each(tmp_path: Path) -> None:
     assert keep_settings(tmp_path, 9) is None
-    for content, step, wanted in [(1, 9, 1), (2, 9, 1), (2, 10, 2)]:
+    for content, step, expected in [(1, 9, 1), (2, 9, 1), (2, 10, 2)]:
         (tmp_path / "settings.json").write_text(f'{{"a": {content}}}')
-        kept = keep_settings(tmp_path, step)
-        assert kept == tmp_path / f"settings-until-step-{step}.json"
-        assert json.loads(kept.read_text()) == {"a": wanted}
+        copy = keep_settings(tmp_path, step)
+        assert copy == tmp_path / f"settings-until-step-{step}.json"
+        assert json.loads(copy.read_text()) == {"a": expected}
 
 
-def record(folder: Path, *rows: str) -> None:
+# Its records
+
+
+def write_rows(folder: Path, *rows: str) -> None:
     (folder / "metrics.jsonl").write_text("".join(rows))
 
 
 def test_rows_after_the_checkpoint_and_a_torn_line_are_moved_aside(tmp_path: Path) -> None:
-    record(
+    metrics = tmp_path / "metrics.jsonl"
+    discarded = tmp_path / "metrics.discarded.jsonl"
+    write_rows(
         tmp_path,
         '{"step": 1}\n',
         '{"step": 2, "é": 0}\n',
@@ -305,17 +341,13 @@ def test_rows_after_the_checkpoint_and_a_torn_line_are_moved_aside(tmp_path: Pat
         '{"step": 4, "lo',
     )
     assert cut_records(tmp_path, 2)[0] == 2
-    assert (
-        tmp_path / "metrics.jsonl"
-    ).read_text() == '{"step": 1}\n{"step": 2, "é": 0}\n{"note": "x"}\n'
-    assert (tmp_path / "metrics.discarded.jsonl").read_text() == '{"step": 3}\n{"step": 4, "lo\n'
+    assert metrics.read_text() == '{"step": 1}\n{"step": 2, "é": 0}\n{"note": "x"}\n'
+    assert discarded.read_text() == '{"step": 3}\n{"step": 4, "lo\n'
     assert cut_records(tmp_path, 2)[0] == 0
-    record(tmp_path, '{"step": 1}\n', '{"step": 2}\n')
+    write_rows(tmp_path, '{"step": 1}\n', '{"step": 2}\n')
     assert cut_records(tmp_path, 0)[0] == 2
-    assert (tmp_path / "metrics.jsonl").read_text() == ""
-    assert (tmp_path / "metrics.discarded.jsonl").read_text() == (
-        '{"step": 3}\n{"step": 4, "lo\n{"step": 1}\n{"step": 2}\n'
-    )
+    assert metrics.read_text() == ""
+    assert discarded.read_text() == '{"step": 3}\n{"step": 4, "lo\n{"step": 1}\n{"step": 2}\n'
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "metrics.discarded.jsonl",
         "metrics.jsonl",
@@ -325,8 +357,10 @@ def test_rows_after_the_checkpoint_and_a_torn_line_are_moved_aside(tmp_path: Pat
 def test_a_kill_between_the_two_files_loses_and_doubles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record(tmp_path, '{"step": 1}\n', '{"step": 2}\n')
-    (tmp_path / "metrics.discarded.jsonl").write_text('{"step": 9, "to')
+    metrics = tmp_path / "metrics.jsonl"
+    discarded = tmp_path / "metrics.discarded.jsonl"
+    write_rows(tmp_path, '{"step": 1}\n', '{"step": 2}\n')
+    discarded.write_text('{"step": 9, "to')
 
     def killed(source: object, target: object) -> None:
         raise KeyboardInterrupt
@@ -335,10 +369,10 @@ def test_a_kill_between_the_two_files_loses_and_doubles_nothing(
         patch.setattr(os, "replace", killed)
         with pytest.raises(KeyboardInterrupt):
             cut_records(tmp_path, 1)
-    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n'
+    assert metrics.read_text() == '{"step": 1}\n{"step": 2}\n'
     cut_records(tmp_path, 1)
-    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
-    assert (tmp_path / "metrics.discarded.jsonl").read_text() == '{"step": 9, "to\n{"step": 2}\n'
+    assert metrics.read_text() == '{"step": 1}\n'
+    assert discarded.read_text() == '{"step": 9, "to\n{"step": 2}\n'
 
 
 def test_games_behind_later_steps_are_moved_aside_and_none_is_overwritten(tmp_path: Path) -> None:
@@ -354,7 +388,8 @@ def test_games_behind_later_steps_are_moved_aside_and_none_is_overwritten(tmp_pa
         "notes.txt",
         "step_000000.jsonl",
     ]
-    assert {path.name: path.read_text() for path in (episodes / "discarded").iterdir()} == {
+    discarded = {path.name: path.read_text() for path in (episodes / "discarded").iterdir()}
+    assert discarded == {
         "step_000010.jsonl": "a10",
         "step_000020.jsonl": "a20",
         "step_000010.1.jsonl": "b10",

@@ -1,6 +1,4 @@
-"""`hanabi-grpo watch`: a run folder looked at while it is written, frames of any size, and a real
-terminal.
-"""
+"""`hanabi-grpo watch`: a run folder while it is written, frames of any size, a real terminal."""
 
 import fcntl
 import os
@@ -29,15 +27,16 @@ from hanabi_grpo.runs.history import IncidentLog, cut_records, read_history
 from tracked_runs import SECRET, add_checkpoint, add_row, tracked_run
 
 _SECONDS = 60.0
+"""How long a terminal is waited for."""
 
 
 def frame(state: RunState, width: int = 120, height: int | None = None) -> str:
+    """Return a frame of the dashboard as text."""
     console = Console(width=width, height=height, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     options = console.options if height is None else console.options.update(height=height)
     for line in console.render_lines(RunScreen(state), options.update(width=width), pad=False):
-        console.print(
-            "".join(segment.text for segment in line), markup=False, no_wrap=True, crop=False
-        )
+        text = "".join(segment.text for segment in line)
+        console.print(text, markup=False, no_wrap=True, crop=False)
     return console.export_text()
 
 
@@ -53,12 +52,17 @@ def test_a_run_that_is_not_there_yet_is_waited_for_and_then_followed(tmp_path: P
         add_row(folder, step, step_time=2.0)
     add_checkpoint(folder, 3)
     state = watch.look()
-    assert (state.step, state.max_steps, state.version, state.checkpoints) == (3, 10, 2, (3,))
-    # Overlapped: the one before played.
-    add_row(folder.parent, 9, staleness=1.0)
-    assert RunWatch(folder.parent).look().version == 7
+    assert state.step == 3
+    assert state.max_steps == 10
+    assert state.version == 2
+    assert state.checkpoints == (3,)
     assert state.seconds_left == 14.0
     assert "step 3/10  games by version 2  checkpoint 3  2.0 s a step" in frame(state)
+
+
+def test_with_overlap_the_version_before_played(tmp_path: Path) -> None:
+    add_row(tmp_path, 9, staleness=1.0)
+    assert RunWatch(tmp_path).look().version == 7
 
 
 def test_only_new_lines_are_read_and_torn_or_foreign_ones_do_no_harm(tmp_path: Path) -> None:
@@ -66,10 +70,9 @@ def test_only_new_lines_are_read_and_torn_or_foreign_ones_do_no_harm(tmp_path: P
     watch = RunWatch(folder)
     assert watch.look().step == 2
     with (folder / "metrics.jsonl").open("a") as file:
-        file.write(
-            '{"step": 3, "games": 1.0, "score/mean": NaN}\n[1]\nnull\n{"train_runtime": '
-            '3}\n\xff\n{"step": 4, "ga'
-        )
+        file.write('{"step": 3, "games": 1.0, "score/mean": NaN}\n')
+        file.write('[1]\nnull\n{"train_runtime": 3}\n\xff\n')
+        file.write('{"step": 4, "ga')
     state = watch.look()
     assert state.step == 3
     assert series(state.rows, "score/mean") == ([1, 2], [1.0, 1.1])
@@ -101,10 +104,8 @@ def test_alarms_are_those_of_the_whole_history_also_when_a_step_is_there_twice(
         if step % 7 == 0:
             watch.look()
     state = watch.look()
-    assert (
-        state.raised
-        == AlarmWatch.after(read_history(folder / "metrics.jsonl"), alarms_of({})).raised
-    )
+    rows = read_history(folder / "metrics.jsonl")
+    assert state.raised == AlarmWatch.after(rows, alarms_of({})).raised
     assert "blind_play: player_0: share of moves" in " ".join(frame(state).split())
 
 
@@ -119,7 +120,19 @@ def test_incidents_are_counted_and_their_text_steers_no_terminal(tmp_path: Path)
     assert dict(state.incident_counts) == {"server_gone": 1, "alarm": 1, "games_dropped": 1}
     text = frame(state)
     assert "incidents: games_dropped 1, server_gone 1" in text
-    assert "[U+202E]" in text and "\x1b" not in text
+    assert "[U+202E]" in text
+    assert "\x1b" not in text
+
+
+HOLD_LOCK = """
+import sys, time
+from pathlib import Path
+from hanabi_grpo.runs.run_folder import lock_run_folder
+lock = lock_run_folder(Path(sys.argv[1]))
+print(flush=True)
+time.sleep(600)
+"""
+"""A program that holds the lock of a run folder as a trainer does."""
 
 
 def test_the_lock_tells_whether_a_trainer_is_there(
@@ -127,42 +140,36 @@ def test_the_lock_tells_whether_a_trainer_is_there(
 ) -> None:
     folder = tracked_run(tmp_path / "run", steps=1, games=False)
     assert RunWatch(folder).look().trainer == ""
-    holds = (
-        "import sys, time; from hanabi_grpo.runs.run_folder import *; lock = "
-        "lock_run_folder(Path(sys.argv[1]))"
-    )
-    words = [sys.executable, "-c", f"{holds}; print(flush=True); time.sleep(600)", str(folder)]
-    process = start_process(words, stdout=subprocess.PIPE)
-    assert process.stdout is not None and process.stdout.readline()
+    command = [sys.executable, "-c", HOLD_LOCK, str(folder)]
+    process = start_process(command, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline()
     state = RunWatch(folder).look()
-    assert state.trainer.startswith(
-        f"pid {process.pid} on "
-    ) and f"trainer: {state.trainer}" in frame(state, 200)
+    assert state.trainer.startswith(f"pid {process.pid} on ")
+    assert f"trainer: {state.trainer}" in frame(state, 200)
 
 
-def test_what_cannot_be_read_is_said_and_a_folder_that_holds_its_run_as_train_is_that_run(
-    tmp_path: Path,
-) -> None:
+def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").mkdir()
     (tmp_path / "settings.json").write_text('{"settings": [')
     state = RunWatch(tmp_path).look()
     assert not state.is_there
     assert state.notes == (f"{tmp_path / 'metrics.jsonl'}: cannot be read (Is a directory)",)
     assert "Is a directory" in frame(state)
+
+
+def test_a_folder_that_holds_its_run_as_train_is_that_run(tmp_path: Path) -> None:
     tracked_run(tmp_path / "demo" / "train", steps=2, games=False)
     state = RunWatch(tmp_path / "demo").look()
-    assert (state.step, state.name) == (2, "demo")
+    assert state.step == 2
+    assert state.name == "demo"
 
 
 def test_a_frame_fits_every_terminal(tmp_path: Path) -> None:
     for players in (2, 5):
         folder = tracked_run(tmp_path / f"run-{players}", steps=4, games=True)
-        add_row(
-            folder,
-            5,
-            **{f"player_{player}/reward": 1.0 for player in range(players)},
-            step_time=1.0,
-        )
+        rewards = {f"player_{player}/reward": 1.0 for player in range(players)}
+        add_row(folder, 5, **rewards, step_time=1.0)
         state = RunWatch(folder).look()
         for width, height in product([20, 80, 107, 108], [None, 3, 24]):
             lines = frame(state, width, height).splitlines()
@@ -170,22 +177,30 @@ def test_a_frame_fits_every_terminal(tmp_path: Path) -> None:
             assert "run" in lines[0]
 
 
-def test_one_frame_is_printed_and_what_cannot_be_watched_is_told_in_one_line(
-    tmp_path: Path,
-) -> None:
-    answer = CliRunner().invoke(
-        app, ["watch", str(tracked_run(tmp_path / "my-run", steps=3)), "--once"]
-    )
-    assert answer.exit_code == 0 and SECRET not in answer.output
+def test_one_frame_is_printed_and_holds_no_key(tmp_path: Path) -> None:
+    run = tracked_run(tmp_path / "my-run", steps=3)
+    answer = CliRunner().invoke(app, ["watch", str(run), "--once"])
+    assert answer.exit_code == 0
+    assert SECRET not in answer.output
     assert answer.output.splitlines()[0].startswith("my-run")
+
+
+@pytest.mark.parametrize(
+    ("target", "option", "exit_code", "message"),
+    [
+        ("none", ["--once"], 1, "No run there yet"),
+        ("file", ["--once"], 2, "is a file; give the folder of a run"),
+        ("", ["--every", "0"], 2, "Invalid value for '--every'"),
+    ],
+    ids=["no run", "file", "no time"],
+)
+def test_what_cannot_be_watched_is_said_in_one_line(
+    tmp_path: Path, target: str, option: list[str], exit_code: int, message: str
+) -> None:
     (tmp_path / "file").write_text("")
-    for words, code, message in (
-        ([str(tmp_path / "none"), "--once"], 1, "No run there yet"),
-        ([str(tmp_path / "file"), "--once"], 2, "is a file; give the folder of a run"),
-        ([str(tmp_path), "--every", "0"], 2, "Invalid value for '--every'"),
-    ):
-        answer = CliRunner().invoke(app, ["watch", *words])
-        assert answer.exit_code == code and message in answer.output.replace("\n", " ")
+    answer = CliRunner().invoke(app, ["watch", str(tmp_path / target), *option])
+    assert answer.exit_code == exit_code
+    assert message in answer.output.replace("\n", " ")
 
 
 @pytest.mark.parametrize("key", ["q", "ctrl-c"])
@@ -195,15 +210,15 @@ def test_on_a_terminal_it_follows_the_run_its_size_and_keys(
     folder = tmp_path / "run"
     outer, inner = pty.openpty()
     _resize(inner, 30, 100)
-    words = [sys.executable, "-m", "hanabi_grpo.cli", "watch", str(folder), "--every", "0.1"]
+    command = [sys.executable, "-m", "hanabi_grpo.cli", "watch", str(folder), "--every", "0.1"]
+    environ = dict(os.environ)
     # Where pytest itself has set a size, it would stand above the terminal's.
-    environ = {
-        name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")
-    }
+    environ.pop("COLUMNS", None)
+    environ.pop("LINES", None)
     environ["TERM"] = "xterm-256color"
     # A terminal of its own, so that Ctrl-C reaches this process and no other.
     process = start_process(
-        words, stdin=inner, stdout=inner, stderr=inner, start_new_session=True, env=environ
+        command, stdin=inner, stdout=inner, stderr=inner, start_new_session=True, env=environ
     )
     _read_until(outer, "No run there yet")
     tracked_run(folder, steps=2, games=False, MAX_STEPS="9")
@@ -230,9 +245,11 @@ def _resize(terminal: int, rows: int, columns: int) -> None:
 
 
 def _read_until(terminal: int, wanted: str) -> str:
-    text, end = "", time.monotonic() + _SECONDS
+    text = ""
+    deadline = time.monotonic() + _SECONDS
     while wanted not in text:
-        ready, _, _ = select.select([terminal], [], [], max(0.0, end - time.monotonic()))
+        seconds_left = max(0.0, deadline - time.monotonic())
+        ready, _, _ = select.select([terminal], [], [], seconds_left)
         assert ready, f"{wanted!r} did not come: {text[-2000:]!r}"
         text += os.read(terminal, 65536).decode("utf-8", "replace")
     return text

@@ -1,6 +1,4 @@
-"""The run folder: who holds it, what a command takes for a run, and that files and evaluations stay
-whole in it.
-"""
+"""The run folder: who holds it, what commands take for a run, and that its files stay whole."""
 
 import fcntl
 import json
@@ -24,8 +22,8 @@ from hanabi_grpo.cli import app
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.commands.doctor.machine import run_folder_checks
 from hanabi_grpo.errors import RunFolderError
-from hanabi_grpo.report.run_report import read_evaluations
 from hanabi_grpo.runs.checkpoints import write_checkpoint
+from hanabi_grpo.runs.evaluation_files import find_evaluations
 from hanabi_grpo.runs.evaluation_result import read_result
 from hanabi_grpo.runs.history import IncidentLog, cut_records
 from hanabi_grpo.runs.resume import plan_resume
@@ -55,17 +53,14 @@ def test_a_new_run_gets_a_folder_in_outputs_named_after_preset_or_dataset_and_ti
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert (
-        run_folder_name(Settings(dataset="data/hanabi.grpo.jsonl"), NOW)
-        == "hanabi.grpo-20260131-090507"
-    )
+    name = run_folder_name(Settings(dataset="data/hanabi.grpo.jsonl"), NOW)
+    assert name == "hanabi.grpo-20260131-090507"
     folder = prepare_run_folder(Settings(preset="laptop"), NOW)
-    assert folder == Path("outputs/laptop-20260131-090507") and folder.is_dir()
+    assert folder == Path("outputs/laptop-20260131-090507")
+    assert folder.is_dir()
 
 
-def test_a_used_folder_is_refused_with_the_ways_out_and_rests_of_a_start_leave_it_fresh(
-    tmp_path: Path,
-) -> None:
+def test_what_a_start_left_in_a_folder_leaves_it_fresh(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     settings = Settings(output_dir=folder)
     assert prepare_run_folder(settings) == folder
@@ -74,52 +69,73 @@ def test_a_used_folder_is_refused_with_the_ways_out_and_rests_of_a_start_leave_i
     assert prepare_run_folder(settings) == folder
     (folder / ".checkpoint-1.partial").mkdir()
     assert used_entries(folder) == [".checkpoint-1.partial"]
-    (folder / ".checkpoint-1.partial").rmdir()
+
+
+def test_a_used_folder_is_refused_with_the_ways_out(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
     (folder / "settings.json").touch()
     with pytest.raises(RunFolderError) as caught:
-        prepare_run_folder(settings)
+        prepare_run_folder(Settings(output_dir=folder))
     assert str(caught.value) == (
         f"OUTPUT_DIR={str(folder)!r}: holds another run already (settings.json). Choose another "
-        "OUTPUT_DIR, unset it "
-        "for a new folder in outputs/, or go on with that run: RESUME=latest"
+        "OUTPUT_DIR, unset it for a new folder in outputs/, or go on with that run: RESUME=latest"
     )
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path
+    (folder / "server.log").touch()
     with pytest.raises(RunFolderError, match="is a file"):
         prepare_run_folder(Settings(output_dir=folder / "server.log"))
     with pytest.raises(RunFolderError, match="cannot be used"):
         prepare_run_folder(Settings(output_dir=folder / "server.log" / "below"))
 
 
+HOLD = """
+import sys
+from pathlib import Path
+from hanabi_grpo.runs.run_folder import lock_run_folder
+lock = lock_run_folder(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+"""Holds a run folder until its input ends."""
+HOLD_AND_EXEC = """
+import os
+import sys
+from pathlib import Path
+from hanabi_grpo.runs.run_folder import lock_run_folder
+lock = lock_run_folder(Path(sys.argv[1]))
+then = "import time; print('running', flush=True); time.sleep(60)"
+os.execv(sys.executable, [sys.executable, "-c", then])
+"""
+"""Takes a run folder and becomes another program, as the command becomes the trainer."""
+
+
 def test_a_folder_that_a_living_trainer_holds_is_refused_without_advice_that_ends_it(
     tmp_path: Path, start_process: Callable[..., Any]
 ) -> None:
-    hold = (
-        "import sys; from pathlib import Path; from hanabi_grpo.runs.run_folder import "
-        "lock_run_folder\n"
-    )
-    hold += (
-        f"kept = lock_run_folder(Path({str(tmp_path)!r})); print('held', flush=True); "
-        "sys.stdin.read()"
-    )
     holder = start_process(
-        [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert holder.stdout.readline() == "held\n"
     for name in ("settings.json", "metrics.jsonl"):
         (tmp_path / name).write_text("{}")
-    me = f"pid {holder.pid} on {socket.gethostname()}"
+    name = f"pid {holder.pid} on {socket.gethostname()}"
     with pytest.raises(RunFolderError) as caught:
         prepare_run_folder(Settings(output_dir=tmp_path))
-    assert f"a trainer works in it ({me})" in str(caught.value) and "RESUME" not in str(
-        caught.value
-    )
+    refusal = str(caught.value)
+    assert f"a trainer works in it ({name})" in refusal
+    assert "RESUME" not in refusal
+    assert "rm " not in refusal
     for settings in ({}, {"RESUME": "latest"}):
         check = only(find(run_folder_checks, OUTPUT_DIR=tmp_path, **settings))
-        assert (check.status, check.finding) == (
-            "fail",
-            f"{tmp_path}: another trainer works in it ({me})",
-        )
-        assert "unset OUTPUT_DIR" in check.remedy and "RESUME=latest" not in check.remedy
-        assert "rm " not in f"{check.remedy}{caught.value}"
+        assert check.status == "fail"
+        assert check.finding == f"{tmp_path}: another trainer works in it ({name})"
+        assert "unset OUTPUT_DIR" in check.remedy
+        assert "RESUME=latest" not in check.remedy
+        assert "rm " not in check.remedy
     for step in (9, 10):
         write(tmp_path, step)
     with pytest.raises(RunFolderError, match="newer valid checkpoint") as older:
@@ -136,14 +152,9 @@ def test_a_folder_that_a_living_trainer_holds_is_refused_without_advice_that_end
 def test_the_lock_outlives_exec_and_ends_with_kill_9(
     tmp_path: Path, start_process: Callable[..., Any]
 ) -> None:
-    then = "import time; print('running', flush=True); time.sleep(60)"
-    first = (
-        "import os, sys; from pathlib import Path; from hanabi_grpo.runs.run_folder import "
-        "lock_run_folder; "
-        f"lock = lock_run_folder(Path({str(tmp_path)!r})); "
-        f"os.execv(sys.executable, [sys.executable, '-c', {then!r}])"
+    process = start_process(
+        [sys.executable, "-c", HOLD_AND_EXEC, str(tmp_path)], stdout=subprocess.PIPE
     )
-    process = start_process([sys.executable, "-c", first], stdout=subprocess.PIPE)
     assert process.stdout.readline() == "running\n"
     with pytest.raises(RunFolderError, match=f"pid {process.pid} on"):
         lock_run_folder(tmp_path)
@@ -155,19 +166,19 @@ def test_the_lock_outlives_exec_and_ends_with_kill_9(
 def test_a_lock_file_that_its_holder_removed_is_not_taken_for_a_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flock, calls = fcntl.flock, []
+    flock = fcntl.flock
+    calls = []
 
-    def removed_meanwhile(file: Any, operation: int) -> None:
+    def remove_before_the_first_lock(file: Any, operation: int) -> None:
         calls.append(file)
         if len(calls) == 1:
             (tmp_path / ".lock").unlink()
         flock(file, operation)
 
-    monkeypatch.setattr(fcntl, "flock", removed_meanwhile)
+    monkeypatch.setattr(fcntl, "flock", remove_before_the_first_lock)
     with lock_run_folder(tmp_path) as file:
-        assert len(calls) == 2 and os.path.samestat(
-            os.fstat(file.fileno()), (tmp_path / ".lock").stat()
-        )
+        assert len(calls) == 2
+        assert os.path.samestat(os.fstat(file.fileno()), (tmp_path / ".lock").stat())
 
 
 def test_a_json_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -192,36 +203,43 @@ def test_files_get_the_rights_that_the_umask_leaves_and_the_secret_those_of_its_
     finally:
         os.umask(before)
     rights = {path.name: oct(path.stat().st_mode & 0o777) for path in tmp_path.iterdir()}
-    assert (rights["state.json"], rights["metrics.jsonl"], rights[SECRET]) == (
-        "0o640",
-        "0o640",
-        "0o600",
-    )
-    assert (run_secret(tmp_path), len(secret)) == (secret, 64)
+    assert rights["state.json"] == "0o640"
+    assert rights["metrics.jsonl"] == "0o640"
+    assert rights[SECRET] == "0o600"
+    assert run_secret(tmp_path) == secret
+    assert len(secret) == 64
+
+
+def test_a_secret_of_another_form_is_refused(tmp_path: Path) -> None:
     (tmp_path / SECRET).write_text("short")
-    with pytest.raises(
-        RunFolderError,
-        match=r"\.run-secret: not 64 hexadecimal digits; remove it, and the next start",
-    ):
+    refusal = r"\.run-secret: not 64 hexadecimal digits; remove it, and the next start"
+    with pytest.raises(RunFolderError, match=refusal):
         run_secret(tmp_path)
 
 
 def test_an_incident_is_a_line_a_warning_and_a_count_and_never_ends_a_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    log, nowhere = IncidentLog(tmp_path), IncidentLog(tmp_path / "gone")
+    log = IncidentLog(tmp_path)
+    nowhere = IncidentLog(tmp_path / "gone")
     with caplog.at_level(logging.WARNING, logger="hanabi_grpo.runs.history"):
         log.record("server_gone", "the games of version 3: connection refused", version=3)
         nowhere.record("save_failed", "no space")
-    [found] = [json.loads(line) for line in (tmp_path / "incidents.jsonl").read_text().splitlines()]
-    assert found["kind"] == "server_gone" and found["version"] == 3 and found["time"] > 1e9
-    assert (log.counts, nowhere.counts) == ({"server_gone": 1}, {"save_failed": 1})
+    [line] = (tmp_path / "incidents.jsonl").read_text().splitlines()
+    incident = json.loads(line)
+    assert incident["kind"] == "server_gone"
+    assert incident["version"] == 3
+    assert incident["time"] > 1e9
+    assert log.counts == {"server_gone": 1}
+    assert nowhere.counts == {"save_failed": 1}
     assert "server_gone: the games of version 3: connection refused" in caplog.text
     assert "incidents.jsonl cannot be written (No such file or directory)" in caplog.text
 
 
-def invoke(*words: object) -> Any:
-    return CliRunner().invoke(app, list(map(str, words)))
+def invoke(*arguments: object) -> Any:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    return result
 
 
 def test_checkpoints_and_resumes_find_it_too_and_a_run_stays_itself(tmp_path: Path) -> None:
@@ -245,17 +263,24 @@ def serve(run: Path, app: RunningApp) -> None:
     """Push adapters as the run's trainer."""
     with RolloutClient(app.url) as client:
         body = session_body(app.identity, run_id=run_identity(run))
-        client.open_session(
-            **{name: body[name] for name in body if name not in ("protocol", "trainer_id")}
-        )
-        client.push(
-            1,
-            {
-                name: (adapter_bytes(number + 0.5), PEFT_CONFIG)
-                for number, name in enumerate(PLAYERS)
-            },
-        )
+        # The client says these two itself.
+        del body["protocol"]
+        del body["trainer_id"]
+        client.open_session(**body)
+        adapters = {}
+        for number, name in enumerate(PLAYERS):
+            adapters[name] = (adapter_bytes(number + 0.5), PEFT_CONFIG)
+        client.push(1, adapters)
         client.release()
+
+
+def fill_with_adapters(partial: Path) -> None:
+    """Write the adapters that `serve` pushes into a checkpoint."""
+    for number, name in enumerate(PLAYERS):
+        folder = partial / name
+        folder.mkdir()
+        (folder / "adapter_config.json").write_text(json.dumps(PEFT_CONFIG))
+        (folder / "adapter_model.safetensors").write_bytes(adapter_bytes(number + 0.5))
 
 
 def test_what_a_runs_trainer_serves_and_its_checkpoints_leave_their_evaluations_with_the_run(
@@ -263,47 +288,32 @@ def test_what_a_runs_trainer_serves_and_its_checkpoints_leave_their_evaluations_
 ) -> None:
     with running_app(max_lora_rank=8) as server:
         serve(run, server)
-
-        def fill(partial: Path) -> None:
-            for number, name in enumerate(PLAYERS):
-                (partial / name).mkdir()
-                (partial / name / "adapter_config.json").write_text(json.dumps(PEFT_CONFIG))
-                (partial / name / "adapter_model.safetensors").write_bytes(
-                    adapter_bytes(number + 0.5)
-                )
-
         facts = server.identity.model_dump(
             include={"model_fingerprint", "tokenizer_hash", "chat_hash"}
         )
-        write_checkpoint(run, 1, fill, facts, needed_bytes=1000)
+        write_checkpoint(run, 1, fill_with_adapters, facts, needed_bytes=1000)
         monkeypatch.setenv("VLLM_SERVER_PORT", str(server.port))
         options = ("--preset", "laptop", "--tasks", 12)
-        for words in (
+        for arguments in (
             ("served", "--out", tmp_path / "after.json"),
             (run,),
             ("base",),
             ("served,iggi", "iggi"),
         ):
-            answer = invoke("evaluate", *words, *options)
-            assert answer.exit_code == 0, answer.output
+            invoke("evaluate", *arguments, *options)
             # Again is the same evaluation, and no second file.
-            assert invoke("evaluate", *words, *options).exit_code == 0
+            invoke("evaluate", *arguments, *options)
         kept = sorted((run / "evaluations").iterdir())
-        assert sorted(read_result(path).lineup for path in kept) == sorted(
-            ["served", str(run), "served,iggi"]
-        )
-        assert read_result(tmp_path / "after.json") in map(read_result, kept)
+        results = [read_result(path) for path in kept]
+        lineups = sorted(result.lineup for result in results)
+        assert lineups == sorted(["served", str(run), "served,iggi"])
+        assert read_result(tmp_path / "after.json") in results
         # One that is written into the run anyway is there once.
-        assert (
-            invoke(
-                "evaluate", "served", *options, "--temperature", 0, "--out", run / "greedy.json"
-            ).exit_code
-            == 0
-        )
+        invoke("evaluate", "served", *options, "--temperature", 0, "--out", run / "greedy.json")
         assert sorted((run / "evaluations").iterdir()) == kept
         exported = invoke("export", run, "--out", tmp_path / "hub")
-    results, _, notes = read_evaluations(run)
-    assert len(results) == 4 and notes == []
+    evaluations = find_evaluations(run)
+    assert len(evaluations.results) == 4 and evaluations.problems == ()
     assert "How well it plays" not in (tmp_path / "hub" / "README.md").read_text(), exported.output
 
 

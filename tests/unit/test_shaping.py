@@ -19,10 +19,10 @@ from made_games import made_episode, made_turn
 
 
 def _game(logprobs: dict[int, tuple[float, ...]], seats: tuple[str, ...] = ()) -> Episode:
-    turns = (
-        made_turn(player, *(1,) * len(values), logprobs=values)
-        for player, values in logprobs.items()
-    )
+    turns = []
+    for player, values in logprobs.items():
+        token_ids = [1] * len(values)
+        turns.append(made_turn(player, *token_ids, logprobs=values))
     return made_episode(*turns, seats=seats)
 
 
@@ -104,7 +104,7 @@ def test_a_difference_above_the_tolerance_stops_with_both_numbers() -> None:
         _check(0.02)
 
 
-def test_a_trainer_that_is_not_a_number_is_left_to_its_gradient_and_a_sampler_that_is_not_stops() -> (
+def test_a_trainer_that_is_no_number_is_left_to_its_gradient_and_a_sampler_that_is_none_stops() -> (
     None
 ):
     assert math.isnan(_check(float("nan")))

@@ -1,6 +1,4 @@
-"""A run that starts from adapters of earlier runs has their tensors, bit by bit, or does not
-start.
-"""
+"""A run that starts from adapters of earlier runs has their tensors bit by bit, or stops."""
 
 import hashlib
 import json
@@ -52,35 +50,39 @@ def _checkpoint(
     run: Path, model: PeftModel, *, step: int = 7, names: tuple[str, ...] = NAMES, **facts: Any
 ) -> Path:
     run.mkdir(exist_ok=True)
-    given = {**FACTS, **facts}
-    return save_checkpoint(model, names, run, step, given)
+    return save_checkpoint(model, names, run, step, {**FACTS, **facts})
 
 
 def _tensors(model: PeftModel, name: str) -> dict[str, torch.Tensor]:
     return adapters.adapter_tensors(model, name, torch.float32)
 
 
-def _equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+def _equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    if first.keys() != second.keys():
+        return False
+    return all(torch.equal(tensor, second[name]) for name, tensor in first.items())
 
 
-def _settings(*entries: str, **values: Any) -> Settings:
-    return Settings(**{"lora_rank": 8, "lora_alpha": 16, "start_from": entries, **values})
+def _settings(*entries: str) -> Settings:
+    """Return settings of models as `_model` makes them, with these entries of HANABI_START_FROM."""
+    return Settings(lora_rank=8, lora_alpha=16, start_from=entries)
 
 
-def test_one_folder_gives_each_player_the_adapter_of_its_name_or_the_shared_one(
-    tmp_path: Path,
-) -> None:
-    source, fresh = _model(seed=5), _model(seed=1)
+def test_one_folder_gives_each_player_the_adapter_of_its_name(tmp_path: Path) -> None:
+    source = _model(seed=5)
+    fresh = _model(seed=1)
     start_adapters(fresh, _settings(str(_checkpoint(tmp_path / "a", source))), None)
     for name in NAMES:
         assert _equal(_tensors(fresh, name), _tensors(source, name))
     assert not _equal(_tensors(fresh, "player_0"), _tensors(fresh, "player_1"))
     assert all(value.requires_grad for key, value in fresh.named_parameters() if "lora_" in key)
+
+
+def test_the_shared_adapter_of_a_folder_is_every_players(tmp_path: Path) -> None:
     shared = _model(seed=6, names=("shared",))
-    start_adapters(
-        fresh, _settings(str(_checkpoint(tmp_path / "b", shared, names=("shared",)))), None
-    )
+    fresh = _model(seed=1)
+    folder = _checkpoint(tmp_path / "b", shared, names=("shared",))
+    start_adapters(fresh, _settings(str(folder)), None)
     for name in NAMES:
         assert _equal(_tensors(fresh, name), _tensors(shared, "shared"))
 
@@ -88,26 +90,31 @@ def test_one_folder_gives_each_player_the_adapter_of_its_name_or_the_shared_one(
 def test_players_may_start_from_different_runs_and_from_each_others_adapters(
     tmp_path: Path,
 ) -> None:
-    one, two, fresh = _model(seed=5), _model(seed=6), _model(seed=1)
-    first = _checkpoint(tmp_path / "a", one)
-    _checkpoint(tmp_path / "b", two, step=3)
-    _checkpoint(tmp_path / "b", two, step=9)
+    first_model = _model(seed=5)
+    second_model = _model(seed=6)
+    first = _checkpoint(tmp_path / "a", first_model)
+    _checkpoint(tmp_path / "b", second_model, step=3)
+    _checkpoint(tmp_path / "b", second_model, step=9)
     settings = _settings(f"player_0={first}", f"player_1={tmp_path / 'b'}:player_0")
+    fresh = _model(seed=1)
     start_adapters(fresh, settings, None)
-    assert _equal(_tensors(fresh, "player_0"), _tensors(one, "player_0"))
-    assert _equal(_tensors(fresh, "player_1"), _tensors(two, "player_0"))
-    alone = _model(seed=1)
-    start_adapters(alone, _settings(f"player_0={first}"), None)
-    assert _equal(_tensors(alone, "player_1"), _tensors(_model(seed=1), "player_1")), (
-        "no entry: a new adapter"
-    )
+    assert _equal(_tensors(fresh, "player_0"), _tensors(first_model, "player_0"))
+    assert _equal(_tensors(fresh, "player_1"), _tensors(second_model, "player_0"))
+
     recorded = recorded_start(settings, None)
     assert json.loads(json.dumps(recorded)) == recorded
-    assert recorded_start(_settings(), None) == {}
     assert recorded["player_0"]["folder"] == str(first)
     assert (recorded["player_1"]["step"], recorded["player_1"]["adapter"]) == (9, "player_0")
     weights = (tmp_path / "b/checkpoint-9/player_0/adapter_model.safetensors").read_bytes()
     assert recorded["player_1"]["sha256"] == hashlib.sha256(weights).hexdigest()
+
+
+def test_a_player_without_an_entry_has_a_new_adapter(tmp_path: Path) -> None:
+    folder = _checkpoint(tmp_path / "a", _model(seed=5))
+    fresh = _model(seed=1)
+    start_adapters(fresh, _settings(f"player_0={folder}"), None)
+    assert _equal(_tensors(fresh, "player_1"), _tensors(_model(seed=1), "player_1"))
+    assert recorded_start(_settings(), None) == {}
 
 
 def test_a_resumed_run_keeps_its_weights_and_hands_on_what_it_started_from(tmp_path: Path) -> None:
@@ -118,39 +125,38 @@ def test_a_resumed_run_keeps_its_weights_and_hands_on_what_it_started_from(tmp_p
     fresh = _model(seed=1)
     start_adapters(fresh, settings, resume)
     assert _equal(_tensors(fresh, "player_0"), _tensors(_model(seed=1), "player_0"))
-    assert (
-        recorded_start(_settings(), resume)
-        == recorded
-        == read_manifest(later).facts["started_from"]
-    )
+    assert recorded_start(_settings(), resume) == recorded
+    assert read_manifest(later).facts["started_from"] == recorded
     check_base(_settings("outputs/gone"), resume, FACTS)
 
 
-def test_adapters_of_another_rank_scale_or_model_are_refused_and_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"rank": 16}, "r is 16 there and 8 here; set LORA_RANK and LORA_ALPHA"),
+        ({"alpha": 32}, "lora_alpha is 32 there and 16 here; set LORA_RANK"),
+        ({"width": 32}, "tensors that are not those of adapter player_0 of this model"),
+    ],
+)
+def test_adapters_of_another_rank_scale_or_model_are_refused_and_named(
+    other: dict[str, int], message: str, tmp_path: Path
+) -> None:
     fresh = _model(seed=2)
-    for number, (other, message) in enumerate(
-        (
-            ({"rank": 16}, "r is 16 there and 8 here; set LORA_RANK and LORA_ALPHA"),
-            ({"alpha": 32}, "lora_alpha is 32 there and 16 here; set LORA_RANK"),
-            ({"width": 32}, "tensors that are not those of adapter player_0 of this model"),
-        )
-    ):
-        folder = _checkpoint(tmp_path / str(number), _model(**other))
-        with pytest.raises(
-            (SettingsError, RunFolderError), match=rf"HANABI_START_FROM={folder}: .*{message}"
-        ):
-            start_adapters(fresh, _settings(str(folder)), None)
+    folder = _checkpoint(tmp_path / "other", _model(**other))
+    refusal = rf"HANABI_START_FROM={folder}: .*{message}"
+    with pytest.raises((SettingsError, RunFolderError), match=refusal):
+        start_adapters(fresh, _settings(str(folder)), None)
     assert _equal(_tensors(fresh, "player_0"), _tensors(_model(seed=2), "player_0"))
 
 
-def test_another_base_model_tokenizer_or_chat_format_is_refused(tmp_path: Path) -> None:
-    for number, fact in enumerate(FACTS):
-        settings = _settings(str(_checkpoint(tmp_path / str(number), _model(), **{fact: "zz"})))
-        with pytest.raises(
-            SettingsError, match=f"was trained with another .*: zz, the server has {FACTS[fact]}"
-        ):
-            check_base(settings, None, FACTS)
-        check_base(settings, None, {**FACTS, fact: "zz"})
+@pytest.mark.parametrize("fact", FACTS)
+def test_another_base_model_tokenizer_or_chat_format_is_refused(fact: str, tmp_path: Path) -> None:
+    folder = _checkpoint(tmp_path / "other", _model(), **{fact: "zz"})
+    settings = _settings(str(folder))
+    refusal = f"was trained with another .*: zz, the server has {FACTS[fact]}"
+    with pytest.raises(SettingsError, match=refusal):
+        check_base(settings, None, FACTS)
+    check_base(settings, None, {**FACTS, fact: "zz"})
 
 
 def test_damaged_missing_and_empty_folders_are_refused_with_the_entry(tmp_path: Path) -> None:
@@ -171,10 +177,9 @@ def test_damaged_missing_and_empty_folders_are_refused_with_the_entry(tmp_path: 
             recorded_start(_settings(entry), None)
 
 
-def test_an_entry_of_its_own_wins_over_the_one_for_everybody_and_two_of_a_kind_are_refused() -> (
-    None
-):
-    for entries, message in (
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
         (("a/b", "c/d"), "'a/b' and 'c/d' are both for every player"),
         (
             ("player_0=a", "player_0=c"),
@@ -182,9 +187,16 @@ def test_an_entry_of_its_own_wins_over_the_one_for_everybody_and_two_of_a_kind_a
         ),
         (("player_3=a/b",), "this run has no adapter player_3; allowed: player_0, player_1"),
         (("shared=a/b",), "this run has no adapter shared"),
-    ):
-        with pytest.raises(SettingsError, match=message):
-            parse_start(entries, NAMES)
+    ],
+)
+def test_two_entries_of_a_kind_and_unknown_players_are_refused(
+    entries: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        parse_start(entries, NAMES)
+
+
+def test_a_players_own_entry_wins_over_the_one_for_everybody() -> None:
     assert parse_start(("runs/a", "player_1=runs/b/checkpoint-9:player_0"), NAMES) == {
         "player_0": ("runs/a", CheckpointRef(place=Path("runs/a"))),
         "player_1": (

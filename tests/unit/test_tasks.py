@@ -7,12 +7,12 @@ import msgspec
 import pytest
 
 from fake_engine import LAPTOP, task, tasks_of
+from hanabi_grpo.agents.script import make_script
 from hanabi_grpo.client.answers import checked_games
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.rollout.loop import make_script
 from hanabi_grpo.rollout.messages import RolloutAnswer
 from hanabi_grpo.types import DroppedGame
 from made_games import play_episodes_sync
@@ -55,7 +55,8 @@ def test_seats_of_the_request_are_those_of_tasks_that_name_none_as_far_as_they_h
         ("iggi", "base", "random"),
     ]
     with pytest.raises(
-        SettingsError, match=r"tasks.0: 2 players, and seats names nobody; say who sits in each"
+        SettingsError,
+        match=r"tasks.0: 2 players, and seats names nobody; name the policy of each seat",
     ):
         tasks_of(task(3), seats=None)
     with pytest.raises(
@@ -141,7 +142,8 @@ def test_tokens_without_a_logprob_each_are_refused_and_a_game_whose_return_overf
     row = game(3, 0)
     silent = [{**row["turns"][0], "reply_ids": (1, 2)}, *row["turns"][1:]]
     with pytest.raises(
-        ServerError, match="player_0, turn 0: 0 logprobs for 2 reply ids; each id needs its own"
+        ServerError,
+        match="game 0 of hanabi train 3: turns.0: 0 logprobs for 2 reply ids; allowed: one each",
     ):
         checked_games(answer({**row, "turns": silent}), tasks)
     rich = [{**turn, "rewards": [{"score": 1e308}] * 2} for turn in row["turns"]]

@@ -1,13 +1,10 @@
-"""`hanabi-grpo teams`: a workflow beside one seat alone and beside a vote at as many sampled
-tokens.
-"""
+"""`hanabi-grpo teams`: a workflow beside one seat alone and beside a vote at as many tokens."""
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from hanabi_grpo.cli import app
 from hanabi_grpo.client.lineups import SeatResolver, parse_lineup
@@ -17,7 +14,12 @@ from hanabi_grpo.errors import ServerError
 from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.evaluation.teams import evaluate_team, shared_setup
 from hanabi_grpo.settings import Settings
-from server_app import running_app
+from server_app import RunningApp, running_app
+
+DEBATE = registry.setup(
+    "debate", {"preset": "debate", "style": "compact", "rounds": 3, "chain_terms": 4}
+)
+BASE_TEAM = parse_lineup("base", 2, env="debate")
 
 
 @pytest.fixture(autouse=True)
@@ -25,11 +27,18 @@ def _folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def teams(*words: str, **environ: str) -> Any:
-    return CliRunner().invoke(app, ["teams", *words], env=environ)
+def teams(*arguments: str, **environ: str) -> Result:
+    return CliRunner().invoke(app, ["teams", *arguments], env=environ)
 
 
-def test_one_table_and_one_file_for_all_workflows(tmp_path: Path) -> None:
+def served_by(server: RunningApp) -> Served:
+    client = RolloutClient(server.url)
+    return Served(
+        client=client, resolver=SeatResolver(client, Settings()), max_tokens=4, temperature=1.0
+    )
+
+
+def test_one_table_and_one_file_for_all_workflows() -> None:
     entries = ("debate=noisy", "vote=noisy", "summary=solver", "pioneer_observer=noisy")
     answer = teams(
         *entries, "--tasks", "60", "--out", "a.json", HANABI_ENV="debate", HANABI_CHAIN_TERMS="2"
@@ -45,7 +54,7 @@ def test_one_table_and_one_file_for_all_workflows(tmp_path: Path) -> None:
     ):
         assert part in answer.stdout
     assert max(map(len, answer.stdout.splitlines())) <= 120
-    debate, vote, summary, cory = json.loads(Path("a.json").read_text())["results"]
+    debate, vote, summary, pioneer = json.loads(Path("a.json").read_text())["results"]
     assert [row["name"] for row in debate["rows"]] == [
         "one seat alone",
         "vote of 4, as many tokens",
@@ -53,69 +62,71 @@ def test_one_table_and_one_file_for_all_workflows(tmp_path: Path) -> None:
         "debate of 2",
     ]
     assert [row["tokens"] for row in debate["rows"]] == [1.0, 4.0, 2.0, 4.0]
-    alone, _, first, team = debate["rows"]
-    assert alone["right"] == first["right"], (
+    alone, _, first_round, team = debate["rows"]
+    assert alone["right"] == first_round["right"], (
         "of two that differ the one half is right, as on average"
     )
     figures = team["figures"]
-    assert team["right"]["mean"] == pytest.approx(
-        alone["right"]["mean"] + figures["corrected"] - figures["misled"]
-    )
-    assert [row["name"] for row in vote["rows"]] == ["one seat alone", "vote of 3"] and vote[
-        "gain"
-    ] is None
-    assert summary["rows"][-1]["right"]["mean"] == 1.0 and summary["gain"]["mean"] == 0.0
-    assert (
-        cory["rows"][1]["name"] == "vote of 2, as many tokens" and cory["gain"]["num_tasks"] == 60
-    )
+    gained = figures["corrected"] - figures["misled"]
+    assert team["right"]["mean"] == pytest.approx(alone["right"]["mean"] + gained)
+    assert [row["name"] for row in vote["rows"]] == ["one seat alone", "vote of 3"]
+    assert vote["gain"] is None
+    assert summary["rows"][-1]["right"]["mean"] == 1.0
+    assert summary["gain"]["mean"] == 0.0
+    assert pioneer["rows"][1]["name"] == "vote of 2, as many tokens"
+    assert pioneer["gain"]["num_tasks"] == 60
 
 
-def test_what_cannot_be_compared_is_refused_with_the_way_out() -> None:
-    for words, message in (
-        ((), "no WORKFLOW=LINEUP: give one, e.g. debate=served; workflows: vote, debate"),
-        (("hanabi=iggi",), "'hanabi=iggi': give WORKFLOW=LINEUP"),
-        (("debate=",), "'debate=': give WORKFLOW=LINEUP"),
-        (("debate=iggi",), "iggi"),
-        (("debate=noisy,noisy,noisy",), "3 words for 2 players"),
-        (("debate=noisy", "--tasks", "1"), "--tasks 1"),
-    ):
-        answer = teams(*words)
-        assert answer.exit_code == 2 and message in " ".join(answer.stderr.split()), (
-            words,
-            answer.output,
-        )
-
-
-def test_a_vote_may_sample_as_many_tokens_as_the_team_and_has_the_same_problems(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no WORKFLOW=LINEUP: give one, e.g. debate=served; workflows: vote, debate"),
+        (["hanabi=iggi"], "'hanabi=iggi': give WORKFLOW=LINEUP"),
+        (["debate="], "'debate=': give WORKFLOW=LINEUP"),
+        (["debate=iggi"], "iggi"),
+        (["debate=noisy,noisy,noisy"], "lineup 'noisy,noisy,noisy': 3 "),
+        (["debate=noisy", "--tasks", "1"], "--tasks 1"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_with_the_way_out(
+    arguments: list[str], message: str
 ) -> None:
-    setup = registry.setup(
-        "debate", {"preset": "debate", "style": "compact", "rounds": 3, "chain_terms": 4}
-    )
-    vote = shared_setup(setup, "vote")
-    assert (vote.config.chain_terms, vote.config.style, vote.spec.num_players) == (4, "compact", 3)
-    team = parse_lineup("base", 2, env="debate")
-    with running_app() as server, RolloutClient(server.url) as client:
-        served = Served(
-            client=client, resolver=SeatResolver(client, Settings()), max_tokens=4, temperature=1.0
-        )
-        done: list[int] = []
-        result = evaluate_team(team, setup, 30, suite="eval", served=served, progress=done.append)
-        alone, voted, *_, whole = result.rows
-        count = int(voted.name.removesuffix(", as many tokens").split()[-1])
-        # Six replies of a debate, or so many first answers as have as many tokens.
-        assert count == round(whole.tokens / alone.tokens) and alone.tokens > 1
-        assert voted.tokens == pytest.approx(whole.tokens, rel=0.2) and done[-1] == 60
-        assert len(result.rows) == 5 and [row.tokens for row in result.rows[2:]] == sorted(
-            row.tokens for row in result.rows[2:]
-        )
+    answer = teams(*arguments)
+    assert answer.exit_code == 2
+    assert message in " ".join(answer.stderr.split())
 
-        def broken(*_: object) -> float:
-            raise KeyError("units")
 
-        monkeypatch.setattr("hanabi_grpo.envs.workflows.problems.same", broken)
-        with pytest.raises(
-            ServerError,
-            match=r"none of the .* could be played.*VerifierError: chain_sum: its verifier",
-        ):
-            evaluate_team(team, setup, 2, suite="eval", served=served)
+def test_another_workflow_has_the_same_problems_and_its_own_seats() -> None:
+    vote = shared_setup(DEBATE, "vote")
+    assert vote.config.chain_terms == 4
+    assert vote.config.style == "compact"
+    assert vote.spec.num_players == 3
+
+
+def test_a_vote_may_sample_as_many_tokens_as_the_team() -> None:
+    done: list[int] = []
+    with running_app() as server:
+        result = evaluate_team(
+            BASE_TEAM, DEBATE, 30, suite="eval", served=served_by(server), progress=done.append
+        )
+    alone, vote, *rounds_and_team = result.rows
+    team = rounds_and_team[-1]
+    num_votes = int(vote.name.removesuffix(", as many tokens").split()[-1])
+    # Six replies of a debate, or so many first answers as have as many tokens.
+    assert num_votes == round(team.tokens / alone.tokens)
+    assert alone.tokens > 1
+    assert vote.tokens == pytest.approx(team.tokens, rel=0.2)
+    assert done[-1] == 60
+    assert len(result.rows) == 5
+    tokens = [row.tokens for row in rounds_and_team]
+    assert tokens == sorted(tokens), "each round needs more"
+
+
+def test_a_verifier_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> float:
+        raise KeyError("units")
+
+    monkeypatch.setattr("hanabi_grpo.envs.workflows.problems.normalize", broken)
+    message = r"VerifierError: chain_sum: its verifier"
+    with running_app() as server, pytest.raises(ServerError, match=message):
+        evaluate_team(BASE_TEAM, DEBATE, 2, suite="eval", served=served_by(server))

@@ -1,13 +1,12 @@
-"""The tiny model: its words, what it learns from, the folder that is shipped and those that are
-made.
-"""
+"""The tiny model: its words, what it learns from, the shipped folder and those that are made."""
 
 import json
 import math
 import shutil
 import time
+from array import array
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -17,18 +16,20 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
+from hanabi_grpo.agents.conversation import Conversation
 from hanabi_grpo.cli import app
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Observation, Setup, Task
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import HanabiGrpoError, RunFolderError, SettingsError
-from hanabi_grpo.rollout.chat import ChatFormat, Conversation
+from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.runs.adapter_config import WIRE_KEYS, adapter_config_for_wire
 from hanabi_grpo.runs.manifest import file_sha256
 from hanabi_grpo.settings.defaults import TINY_MODEL
-from hanabi_grpo.sft.samples import padded, reply_logits
+from hanabi_grpo.sft.samples import Sample, padded, reply_logits
 from hanabi_grpo.sft.tiny_model import Recipe, build_tiny_model
+from hanabi_grpo.sft.tiny_model.network import single_turns
 from hanabi_grpo.types import Episode, Reply, ReplyKind
 from made_games import play_episodes_sync
 from small_models import SHIPPED
@@ -36,7 +37,9 @@ from small_models import SHIPPED
 LAPTOP = Setup(HANABI, EnvConfig(preset="laptop", observation="compact", legal_moves=False))
 KUHN = registry.setup("kuhn", {})
 QUICK = Recipe.of("hanabi", seed=3, steps=1, num_games=20)
+"""A recipe whose model is made within a second."""
 CHAT = QUICK.chat()
+MAX_REPLY = 4
 
 
 @pytest.fixture(scope="module")
@@ -46,67 +49,92 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(made: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(made, tmp_path / "place" / "model"))
+    """A copy of a made model."""
+    return Path(shutil.copytree(made, tmp_path / "parent" / "model"))
 
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with a copy of the shipped model."""
+    """The shipped model in a copy of the working directory."""
     shutil.copytree(SHIPPED, tmp_path / TINY_MODEL)
     monkeypatch.chdir(tmp_path)
-    for name in ("MODEL", "SEED"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("MODEL", raising=False)
+    monkeypatch.delenv("SEED", raising=False)
     return tmp_path / TINY_MODEL
 
 
-def rebuilt(folder: Path, **changes: Any) -> bool:
-    """Build again by the same recipe; True when the weights were written anew."""
+def is_built_again(folder: Path, **changes: Any) -> bool:
+    """Build by the same recipe with changes; tell whether the weights were written."""
     weights = folder / "model.safetensors"
-    stamp = weights.stat().st_mtime_ns if weights.exists() else 0
+    before = weights.stat().st_mtime_ns if weights.exists() else 0
     build_tiny_model(folder, replace(QUICK, **changes))
-    return weights.stat().st_mtime_ns != stamp
+    return weights.stat().st_mtime_ns != before
 
 
-def test_the_shipped_model_is_small_and_what_the_recipe_of_today_makes() -> None:
+def test_the_shipped_model_is_what_the_recipe_of_today_makes() -> None:
     manifest = json.loads((SHIPPED / "tiny_model.json").read_text())
+    fields = manifest["recipe"]
+    fields["presets"] = tuple(fields["presets"])
     recipe = Recipe.of("hanabi", presets=("laptop",), players=2, legal_moves=False, seed=42)
-    assert (
-        Recipe(**{**manifest["recipe"], "presets": tuple(manifest["recipe"]["presets"])}) == recipe
-    )
+    assert Recipe(**fields) == recipe
     # Another hash means that prompts, bot or recipe have changed: make it again, see the card.
     assert manifest["recipe_hash"] == recipe.hash(CHAT)
+
+
+def test_the_shipped_model_is_small_and_its_card_names_its_weights() -> None:
     assert sum(path.stat().st_size for path in SHIPPED.iterdir()) < 2.6e6
     card = (SHIPPED / "README.md").read_text()
-    assert file_sha256(SHIPPED / "model.safetensors") in card and "| seed | 42 |" in card
+    assert file_sha256(SHIPPED / "model.safetensors") in card
+    assert "| seed | 42 |" in card
 
 
-def test_the_shipped_model_stays_as_it_is(checkout: Path) -> None:
-    before = {path.name: path.stat().st_mtime_ns for path in checkout.iterdir()}
-    for environ in ({}, {"SEED": "7"}):
-        answer = CliRunner().invoke(app, ["tiny-model"], env=environ)
-        assert answer.exit_code == 0 and "data/tiny-model is shipped (recipe" in answer.stderr
+def times_of_change(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("environ", [{}, {"SEED": "7"}])
+def test_the_shipped_model_is_found_and_stays_as_it_is(
+    checkout: Path, environ: dict[str, str]
+) -> None:
+    before = times_of_change(checkout)
+    answer = CliRunner().invoke(app, ["tiny-model"], env=environ)
+    assert answer.exit_code == 0
+    assert "data/tiny-model is shipped (recipe" in answer.stderr
+    assert times_of_change(checkout) == before
+
+
+@pytest.mark.usefixtures("checkout")
+def test_the_shipped_model_has_learned_from_one_kind_of_prompts() -> None:
     answer = CliRunner().invoke(app, ["tiny-model"], env={"HANABI_LEGAL_MOVES": "true"})
-    assert (
-        answer.exit_code == 0
-        and "learned from other prompts than those of HANABI_LEGAL_MOVES=true" in answer.stderr
-    )
-    for option in (["--seed", "7"], ["--steps", "5"], ["--force"]):
-        answer = CliRunner().invoke(app, ["tiny-model", *option])
-        assert answer.exit_code == 2 and "--out outputs/tiny-laptop" in answer.stderr
-    assert {path.name: path.stat().st_mtime_ns for path in checkout.iterdir()} == before
+    assert answer.exit_code == 0
+    message = "learned from other prompts than those of HANABI_LEGAL_MOVES=true"
+    assert message in answer.stderr
+
+
+@pytest.mark.parametrize("options", [["--seed", "7"], ["--steps", "5"], ["--force"]])
+def test_the_shipped_model_is_never_made_anew_in_its_place(
+    checkout: Path, options: list[str]
+) -> None:
+    before = times_of_change(checkout)
+    answer = CliRunner().invoke(app, ["tiny-model", *options])
+    assert answer.exit_code == 2
+    assert "--out outputs/tiny-laptop" in answer.stderr
+    assert times_of_change(checkout) == before
 
 
 def test_another_recipe_is_built_again_and_the_same_is_not(folder: Path) -> None:
-    content = (folder / "model.safetensors").read_bytes()
-    assert not rebuilt(folder)
-    assert rebuilt(folder, seed=4)
-    assert (folder / "model.safetensors").read_bytes() != content
+    weights = folder / "model.safetensors"
+    before = weights.read_bytes()
+    assert not is_built_again(folder)
+    assert is_built_again(folder, seed=4)
+    assert weights.read_bytes() != before
     assert json.loads((folder / "tiny_model.json").read_text())["recipe"]["seed"] == 4
-    assert rebuilt(folder)
-    assert (folder / "model.safetensors").read_bytes() == content, (
-        "the same seed gives the same weights"
-    )
+    assert is_built_again(folder)
+    assert weights.read_bytes() == before, "the same seed gives the same weights"
     assert [path.name for path in folder.parent.iterdir()] == ["model"], "nothing is left beside it"
+
+
+def test_a_folder_that_something_else_made_is_refused(folder: Path) -> None:
     (folder / "tiny_model.json").unlink()
     with pytest.raises(RunFolderError, match="did not make"):
         build_tiny_model(folder, QUICK)
@@ -118,104 +146,127 @@ def test_a_recipe_that_cannot_be_is_refused() -> None:
     with pytest.raises(HanabiGrpoError, match="'laptop' is for 2 players"):
         Recipe(presets=("mini", "laptop"), players=3).setups()
     answer = CliRunner().invoke(app, ["tiny-model", "--steps", "0"])
-    assert answer.exit_code == 2 and "--steps" in answer.stderr
+    assert answer.exit_code == 2
+    assert "--steps" in answer.stderr
 
 
-def test_a_model_of_several_boards_knows_the_words_of_all_and_learns_from_as_many_games_of_each() -> (
-    None
-):
+def test_a_model_of_several_boards_knows_the_words_of_all_and_learns_from_each() -> None:
     recipe = replace(QUICK, presets=("laptop", "marshal-full"))
     chat = recipe.chat()
     for setup in recipe.setups():
-        texts = [
-            chat.tokenizer.decode(list(sample.ids)) for sample in recipe.samples(setup, chat, 20)
-        ]
-        assert 20 < len(texts) <= 40
-        assert not any("<unk>" in text for text in texts)
+        samples = list(recipe.samples(setup, chat, 20))
+        # One or two for each of 20 games.
+        assert 20 < len(samples) <= 40
+        for sample in samples:
+            assert "<unk>" not in chat.tokenizer.decode(list(sample.ids))
     assert chat.tokenizer.encode("life1") == CHAT.tokenizer.encode("life1")
 
 
-class Talker:
-    """Sits in every seat and says what a model finds most likely, or samples it."""
+def test_a_conversation_is_split_into_its_turns() -> None:
+    ids = array("i", [1, 2, 3, 4, 5, 6, 7])
+    is_reply = array("b", [0, 0, 1, 1, 0, 1, 0])
+    first, second = single_turns(Sample(player=1, start=0, ids=ids, is_reply=is_reply))
+    assert list(first.ids) == [1, 2, 3, 4]
+    assert list(first.is_reply) == [0, 0, 1, 1]
+    assert list(second.ids) == [5, 6]
+    assert list(second.is_reply) == [0, 1]
+
+
+class ModelPolicy:
+    """Replies with what a model finds most likely, or samples it."""
+
+    name = "model"
 
     def __init__(self, folder: Path, *, sampled: bool = False) -> None:
-        self.name, self.model, self.sampled = (
-            "model",
-            AutoModelForCausalLM.from_pretrained(folder),
-            sampled,
-        )
+        self.model = AutoModelForCausalLM.from_pretrained(folder)
         self.chat = ChatFormat.from_tokenizer(AutoTokenizer.from_pretrained(folder))
+        self.sampled = sampled
 
-    def seat(self, player: int, *, task: Task[Any], game: int) -> Any:
-        conversation, chat = (
-            Conversation(self.chat, task.environment.system(task.config, player)),
-            self.chat,
-        )
+    def seat(self, player: int, *, task: Task[Any], game: int) -> "ModelSeat":
+        system = task.environment.system(task.config, player)
+        return ModelSeat(policy=self, conversation=Conversation(self.chat, system))
 
-        class Seat:
-            async def reply(_, seen: Observation) -> Reply:
-                conversation.ask(seen.message())
-                said: list[int] = []
-                while len(said) < 4 and chat.eos_id not in said:
-                    logits = self.model(input_ids=torch.tensor([conversation.ids + said])).logits[
-                        0, -1
-                    ]
-                    said.append(
-                        int(
-                            torch.multinomial(logits.softmax(-1), 1)
-                            if self.sampled
-                            else logits.argmax()
-                        )
-                    )
-                conversation.answer(said)
-                return Reply(text=chat.decode(said))
-
-        return Seat()
+    def next_token(self, ids: list[int]) -> int:
+        logits = self.model(input_ids=torch.tensor([ids])).logits[0, -1]
+        if self.sampled:
+            return int(torch.multinomial(logits.softmax(-1), 1))
+        return int(logits.argmax())
 
 
-def played(player: Talker, setup: Setup[Any], seeds: Sequence[int]) -> list[Episode]:
+@dataclass(slots=True, kw_only=True)
+class ModelSeat:
+    """A model in one seat of one game."""
+
+    policy: ModelPolicy
+    conversation: Conversation
+
+    async def reply(self, seen: Observation) -> Reply:
+        chat = self.policy.chat
+        self.conversation.ask(seen.message())
+        reply: list[int] = []
+        while len(reply) < MAX_REPLY and chat.eos_id not in reply:
+            reply.append(self.policy.next_token(self.conversation.ids + reply))
+        self.conversation.answer(reply)
+        return Reply(text=chat.decode(reply))
+
+
+def play_games(policy: ModelPolicy, setup: Setup[Any], num_games: int) -> list[Episode]:
+    """Let a model play with itself."""
+    players = [policy] * setup.spec.num_players
     with torch.no_grad():
-        return play_episodes_sync(setup, [player] * setup.spec.num_players, "eval", seeds)
+        return play_episodes_sync(setup, players, "eval", range(num_games))
 
 
 @pytest.mark.rest
 def test_a_tiny_model_of_another_environment_is_made_soon_and_replies_legally_almost_always(
     tmp_path: Path,
 ) -> None:
+    folder = tmp_path / "kuhn"
     start = time.process_time()
     answer = CliRunner().invoke(
-        app, ["tiny-model", "--env", "kuhn", "--out", str(tmp_path / "kuhn"), "--seed", "1"]
+        app, ["tiny-model", "--env", "kuhn", "--out", str(folder), "--seed", "1"]
     )
     assert answer.exit_code == 0, answer.output
     assert time.process_time() - start < 120
     torch.manual_seed(0)
-    turns = [
-        turn
-        for game in played(Talker(tmp_path / "kuhn", sampled=True), KUHN, range(100))
-        for turn in game.turns
-    ]
-    assert sum(turn.kind is ReplyKind.LEGAL for turn in turns) > 0.97 * len(turns)
+    turns = []
+    for episode in play_games(ModelPolicy(folder, sampled=True), KUHN, 100):
+        turns += episode.turns
+    num_legal = sum(turn.kind is ReplyKind.LEGAL for turn in turns)
+    assert num_legal > 0.97 * len(turns)
     assert {turn.action for turn in turns} == {"check", "bet", "fold", "call"}
-    card = (tmp_path / "kuhn" / "README.md").read_text()
-    assert "tiny-model --env kuhn --preset kuhn --seed 1" in card and "A tiny Kuhn player" in card
+    card = (folder / "README.md").read_text()
+    assert "tiny-model --env kuhn --preset kuhn --seed 1" in card
+    assert "A tiny Kuhn player" in card
+
+
+def most_likely_tokens(folder: Path, batch: Sequence[Any]) -> torch.Tensor:
+    logits, _ = reply_logits(AutoModelForCausalLM.from_pretrained(folder), *batch)
+    return logits.argmax(-1)
+
+
+def scores_of(folder: Path) -> list[float]:
+    return [game.result["score"] for game in play_games(ModelPolicy(folder), LAPTOP, 100)]
+
+
+def standard_error(scores: Sequence[float]) -> float:
+    return stdev(scores) / math.sqrt(len(scores))
 
 
 @pytest.mark.rest
 def test_made_again_the_shipped_model_says_and_scores_the_same_within_error(tmp_path: Path) -> None:
     again = build_tiny_model(tmp_path / "again", Recipe.of("hanabi", seed=42))
-    batch = padded(list(Recipe.of("hanabi", seed=1000).samples(LAPTOP, CHAT, 100)))
+    other_games = Recipe.of("hanabi", seed=1000)
+    batch = padded(list(other_games.samples(LAPTOP, CHAT, 100)))
     with torch.no_grad():
-        models = (AutoModelForCausalLM.from_pretrained(folder) for folder in (SHIPPED, again))
-        first, second = (reply_logits(model, *batch)[0].argmax(-1) for model in models)
-    assert (first == second).float().mean() > 0.9
-    ours, theirs = (
-        [game.result["score"] for game in played(Talker(folder), LAPTOP, range(100))]
-        for folder in (SHIPPED, again)
-    )
-    error = math.hypot(*(stdev(scores) / math.sqrt(len(scores)) for scores in (ours, theirs)))
-    assert abs(mean(ours) - mean(theirs)) < 3 * error
+        is_equal = most_likely_tokens(SHIPPED, batch) == most_likely_tokens(again, batch)
+    assert is_equal.float().mean() > 0.9
+    shipped_scores = scores_of(SHIPPED)
+    again_scores = scores_of(again)
+    error = math.hypot(standard_error(shipped_scores), standard_error(again_scores))
+    assert abs(mean(shipped_scores) - mean(again_scores)) < 3 * error
     # It begins well above what an untrained model can, and leaves much to learn.
-    assert 0.5 < mean(ours) < 3.5
+    assert 0.5 < mean(shipped_scores) < 3.5
 
 
 def test_only_what_may_travel_is_left_of_a_peft_configuration() -> None:
@@ -224,9 +275,7 @@ def test_only_what_may_travel_is_left_of_a_peft_configuration() -> None:
     config = LoraConfig(r=8, target_modules=["v_proj", "q_proj"], base_model_name_or_path="/secret")
     wire = adapter_config_for_wire(config.to_dict())
     assert json.loads(json.dumps(wire)) == wire
-    assert (wire["peft_type"], wire["r"], wire["target_modules"]) == (
-        "LORA",
-        8,
-        ["q_proj", "v_proj"],
-    )
+    assert wire["peft_type"] == "LORA"
+    assert wire["r"] == 8
+    assert wire["target_modules"] == ["q_proj", "v_proj"]
     assert set(wire) <= WIRE_KEYS

@@ -4,14 +4,15 @@ import asyncio
 from typing import Any
 
 from fake_engine import FakeEngine
+from hanabi_grpo.agents.script import make_script
+from hanabi_grpo.agents.served_model import Model, ServedPlayer
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
 from hanabi_grpo.rollout.chat import ChatFormat
-from hanabi_grpo.rollout.loop import make_script, play_episode
-from hanabi_grpo.server.engine import Sample, SamplingConfig
-from hanabi_grpo.server.seats import Model, ServedPlayer
+from hanabi_grpo.rollout.loop import play_episode
+from hanabi_grpo.rollout.sampler import Sample, SamplingConfig
 from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 from hanabi_grpo.types import Episode
 

@@ -1,5 +1,6 @@
-"""`hanabi-grpo train` and `serve`: --print-config, --dry-run, waiting for the server, and becoming
-the trainer.
+"""`hanabi-grpo train` and `serve`.
+
+--print-config, --dry-run, waiting for the server, and becoming the trainer.
 """
 
 import io
@@ -7,10 +8,11 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
+from click.testing import Result
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -25,108 +27,154 @@ from hanabi_grpo.training import main as trainer
 from torn_checkpoints import write as write_checkpoint_of
 
 RUNNER = CliRunner()
-NAMES = ("player_0", "player_1")
 TERMINALS = ("serve", "train")
+TRAIN_SCRIPT = "bash tools/train/train_grpo_msswift.sh"
 
 
-def seen(*words: str) -> tuple[int, str]:
-    result = RUNNER.invoke(app, list(words))
+def run(*args: str) -> tuple[int, str]:
+    """Run a command; return its exit code and standard output."""
+    result = RUNNER.invoke(app, list(args))
     return result.exit_code, result.stdout
 
 
 @pytest.fixture
 def sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Set variables under which nothing fails, and fail the test when anything becomes another
-    process.
-    """
-    for name in [name for name in os.environ if "proxy" in name.lower()] + [
-        "OMP_NUM_THREADS",
-        "CUDA_VISIBLE_DEVICES",
-    ]:
-        monkeypatch.delenv(name, raising=False)
-    model, port = make_model(tmp_path / "model"), free_port()
-    given = {"MODEL": model, "PORT": port, "VLLM_SERVER_PORT": port, "OUTPUT_DIR": tmp_path / "run"}
-    for name, value in {**given, "REPORT_TO": "none"}.items():
-        monkeypatch.setenv(name, str(value))
+    """Set variables under which nothing fails; a trainer that starts fails the test."""
+    for name in list(os.environ):
+        if "proxy" in name.lower():
+            monkeypatch.delenv(name)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    model = make_model(tmp_path / "model")
+    port = str(free_port())
+    monkeypatch.setenv("MODEL", str(model))
+    monkeypatch.setenv("PORT", port)
+    monkeypatch.setenv("VLLM_SERVER_PORT", port)
+    monkeypatch.setenv("OUTPUT_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("REPORT_TO", "none")
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(trainer, "main", lambda argv: pytest.fail(f"started {argv}"))
     return model
 
 
-def test_print_config_shows_every_setting_with_its_origin(
-    sound: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HANABI_API_KEY", "topsecret")
-    for command in TERMINALS:
-        code, text = seen(command, "--print-config")
-        rows = {
-            cells[0]: cells[1:]
-            for line in text.splitlines()
-            if len(cells := line.strip("│").split()) >= 3
-        }
-        assert (
-            code == 0
-            and rows["REPORT_TO"] == ["│", "none", "│", "shell"]
-            and rows["BETA"][-1] == "default"
-        )
-        code, text = seen(command, "--print-config", "--json")
-        assert (code, json.loads(text)) == (
-            0,
-            settings_json(load_settings()),
-        ) and "topsecret" not in text
-        for words in (("--print-config", "--dry-run"), ("--json",)):
-            result = RUNNER.invoke(app, [command, *words])
-            assert (
-                result.exit_code == 2
-                and "give one of --print-config and --dry-run" in result.stderr
-            )
-
-
+@pytest.mark.usefixtures("sound")
 @pytest.mark.parametrize("command", TERMINALS)
-def test_a_dry_run_checks_shows_and_leaves_no_trace(
-    command: str, sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_print_config_shows_every_setting_with_its_origin(command: str) -> None:
+    code, text = run(command, "--print-config")
+    assert code == 0
+    rows = {}
+    for line in text.splitlines():
+        cells = line.strip("│").split()
+        if len(cells) >= 3:
+            rows[cells[0]] = cells[1:]
+    assert rows["REPORT_TO"] == ["│", "none", "│", "shell"]
+    assert rows["BETA"][-1] == "default"
+
+
+@pytest.mark.usefixtures("sound")
+@pytest.mark.parametrize("command", TERMINALS)
+def test_print_config_as_json_masks_the_key(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HANABI_API_KEY", "topsecret")
+    code, text = run(command, "--print-config", "--json")
+    assert code == 0
+    assert json.loads(text) == settings_json(load_settings())
+    assert "topsecret" not in text
+
+
+@pytest.mark.usefixtures("sound")
+@pytest.mark.parametrize("command", TERMINALS)
+@pytest.mark.parametrize("options", [("--print-config", "--dry-run"), ("--json",)])
+def test_print_config_and_dry_run_are_given_one_at_a_time(
+    command: str, options: tuple[str, ...]
+) -> None:
+    result = RUNNER.invoke(app, [command, *options])
+    assert result.exit_code == 2
+    assert "give one of --print-config and --dry-run" in result.stderr
+
+
+def dry_run(command: str, folder: Path) -> tuple[str, str]:
+    """Make a dry run that must leave no trace; return its output and the part on the start."""
+    before = sorted(folder.rglob("*"))
+    code, text = run(command, "--dry-run", "--mine", "1")
+    assert code == 0, text
+    assert sorted(folder.rglob("*")) == before
+    assert " 0 fail" in text
+    _, _, start = text.partition("dry run: nothing was started. Without")
+    return text, start
+
+
+@pytest.mark.usefixtures("sound")
+def test_a_dry_run_of_train_checks_and_shows_the_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    before = sorted(tmp_path.rglob("*"))
-    code, text = seen(command, "--dry-run", "--mine", "1")
-    assert code == 0, text
-    assert sorted(tmp_path.rglob("*")) == before and " 0 fail" in text
-    shown, gpu = (
-        text.partition("dry run: nothing was started. Without")[2],
-        "3" if command == "train" else "2",
-    )
-    assert f"\nGPUs {gpu}: CUDA_VISIBLE_DEVICES=2,3 (shell) has more than " in text
-    assert f"    CUDA_VISIBLE_DEVICES={gpu} " in shown
-    if command == "train":
-        assert (
-            f"-m hanabi_grpo.training.main --settings {tmp_path}/run/settings.json --mine 1\n"
-            in shown
-        )
-        assert "after waiting up to 600 s for the server at http://127.0.0.1:" in shown
-    else:
-        assert "-m hanabi_grpo.cli serve --mine 1\n" in shown
-        assert "listening on http://127.0.0.1:" in shown
+    text, start = dry_run("train", tmp_path)
+    assert "\nGPUs 3: CUDA_VISIBLE_DEVICES=2,3 (shell) has more than " in text
+    assert "    CUDA_VISIBLE_DEVICES=3 " in start
+    settings_path = f"{tmp_path}/run/settings.json"
+    assert f"-m hanabi_grpo.training.main --settings {settings_path} --mine 1\n" in start
+    assert "after waiting up to 600 s for the server at http://127.0.0.1:" in start
 
 
-def test_a_run_folder_in_use_and_a_damaged_resume_are_found_before_the_trainer(
-    tmp_path: Path,
+@pytest.mark.usefixtures("sound")
+def test_a_dry_run_of_serve_checks_and_shows_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "used").mkdir()
-    (tmp_path / "used" / "metrics.jsonl").touch()
-    for given, status, finding in (
-        ({"OUTPUT_DIR": tmp_path / "new"}, "ok", str(tmp_path / "new")),
-        ({"OUTPUT_DIR": tmp_path / "used"}, "fail", "holds another run already (metrics.jsonl)"),
-        ({"OUTPUT_DIR": tmp_path / "used" / "metrics.jsonl"}, "fail", "is a file"),
-        ({"RESUME": tmp_path / "none"}, "fail", "no such folder"),
-        ({"RESUME": "latest", "OUTPUT_DIR": tmp_path / "new"}, "ok", "starts at step 0"),
-    ):
-        check = only(find(run_folder_checks, **given))
-        assert check.status == status and finding in check.finding
-    assert not (tmp_path / "new").exists()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    text, start = dry_run("serve", tmp_path)
+    assert "\nGPUs 2: CUDA_VISIBLE_DEVICES=2,3 (shell) has more than " in text
+    assert "    CUDA_VISIBLE_DEVICES=2 " in start
+    assert "-m hanabi_grpo.cli serve --mine 1\n" in start
+    assert "listening on http://127.0.0.1:" in start
+
+
+@pytest.mark.usefixtures("sound")
+def test_a_dry_run_as_json_has_settings_checks_and_start(tmp_path: Path) -> None:
+    code, text = run("train", "--dry-run", "--json")
+    assert code == 0, text
+    document = json.loads(text)
+    assert list(document) == ["settings", "doctor", "would_start"]
+    assert document["doctor"]["fail"] == 0
+    start = document["would_start"]
+    assert sorted(start) == ["command", "environ", "url"]
+    assert start["command"][-2:] == ["--settings", f"{tmp_path}/run/settings.json"]
+    assert start["url"].startswith("http://127.0.0.1:")
+
+
+def test_a_run_folder_in_use_is_found_before_the_trainer_starts(tmp_path: Path) -> None:
+    new = tmp_path / "new"
+    check = only(find(run_folder_checks, OUTPUT_DIR=new))
+    assert check.status == "ok"
+    assert str(new) in check.finding
+
+    used = tmp_path / "used"
+    used.mkdir()
+    (used / "metrics.jsonl").touch()
+    check = only(find(run_folder_checks, OUTPUT_DIR=used))
+    assert check.status == "fail"
+    assert "holds another run already (metrics.jsonl)" in check.finding
+
+    check = only(find(run_folder_checks, OUTPUT_DIR=used / "metrics.jsonl"))
+    assert check.status == "fail"
+    assert "is a file" in check.finding
+    assert not new.exists()
+
+
+def test_a_resume_from_nothing_is_found_before_the_trainer_starts(tmp_path: Path) -> None:
+    check = only(find(run_folder_checks, RESUME=tmp_path / "none"))
+    assert check.status == "fail"
+    assert "no such folder" in check.finding
+
+    new = tmp_path / "new"
+    check = only(find(run_folder_checks, RESUME="latest", OUTPUT_DIR=new))
+    assert check.status == "ok"
+    assert "starts at step 0" in check.finding
+    assert not new.exists()
 
 
 @pytest.fixture
 def server_port() -> Iterator[int]:
+    """The port of a server that is starting for a moment."""
     with answering(200, {"instance_id": "i"}, starting=2) as port:
         yield port
 
@@ -136,206 +184,264 @@ def loaded(**environ: str) -> LoadedSettings:
 
 
 def recording() -> Console:
+    """Return a console whose output can be read."""
     return Console(record=True, width=200, file=io.StringIO())
 
 
 def test_waiting_ends_when_the_server_is_healthy() -> None:
     console = recording()
     with answering(200, {"instance_id": "i"}, key="k", starting=2) as port:
-        wait_for_server(loaded(VLLM_SERVER_PORT=str(port), HANABI_API_KEY="k"), console, poll=0.01)
-    where = f"the rollout server at http://127.0.0.1:{port}"
+        here = loaded(VLLM_SERVER_PORT=str(port), HANABI_API_KEY="k")
+        wait_for_server(here, console, poll=0.01)
+    server = f"the rollout server at http://127.0.0.1:{port}"
     assert console.export_text().splitlines() == [
-        f"{where} is starting, 146 s",
-        f"{where} is ready.",
+        f"{server} is starting, 146 s",
+        f"{server} is ready.",
     ]
 
 
-def test_a_refused_key_and_a_server_that_never_comes_are_errors() -> None:
+def test_a_refused_key_ends_the_wait() -> None:
     refused = r"refuses this key .401.: set the same HANABI_API_KEY in both terminals"
     with answering(200, {}, key="other") as port, pytest.raises(ServerError, match=refused):
-        wait_for_server(
-            loaded(VLLM_SERVER_PORT=str(port), HANABI_API_KEY="k"), recording(), poll=0.01
-        )
-    console, here = (
-        recording(),
-        loaded(VLLM_SERVER_PORT=str(free_port()), HANABI_SERVER_TIMEOUT="2.5"),
-    )
+        here = loaded(VLLM_SERVER_PORT=str(port), HANABI_API_KEY="k")
+        wait_for_server(here, recording(), poll=0.01)
+
+
+def test_a_server_that_never_comes_ends_the_wait_with_the_command_that_starts_it() -> None:
+    console = recording()
+    here = loaded(VLLM_SERVER_PORT=str(free_port()), HANABI_SERVER_TIMEOUT="2.5")
     with pytest.raises(ServerError, match=r"after 2\.5 s \(ConnectError") as caught:
         wait_for_server(here, console, remind=0.05, poll=0.01)
-    assert f"PORT={here.settings.vllm_server_port} bash tools/rollout/rollout_hanabi_gym.sh" in str(
-        caught.value
-    )
+    port = here.settings.vllm_server_port
+    assert f"PORT={port} bash tools/rollout/rollout_hanabi_gym.sh" in str(caught.value)
     assert console.export_text().count("Type in another terminal") > 1
 
 
-def train_environ(tmp_path: Path, **more: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("HANABI_")}
+def train_environ(tmp_path: Path, **changes: str) -> dict[str, str]:
+    """Return variables with a model and a run folder, and no setting of this shell."""
     (tmp_path / "model").mkdir(exist_ok=True)
-    return {**kept, "MODEL": str(tmp_path / "model"), "OUTPUT_DIR": str(tmp_path / "run"), **more}
+    variables = {}
+    for name, value in os.environ.items():
+        if not name.startswith("HANABI_"):
+            variables[name] = value
+    variables["MODEL"] = str(tmp_path / "model")
+    variables["OUTPUT_DIR"] = str(tmp_path / "run")
+    return {**variables, **changes}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """What `hanabi-grpo train` did."""
+
+    result: Result
+    commands: list[list[str]]
+    """Arguments of the trainers that it became; none where it stopped before."""
+
+
+TrainCommand = Callable[..., Started]
 
 
 @pytest.fixture
 def train_command(
     tmp_path: Path, server_port: int, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[Any, list[Any]]]:
-    """Run `hanabi-grpo train` up to where it becomes the trainer; returns its result and the
-    trainer's words.
-    """
+) -> TrainCommand:
+    """Run `hanabi-grpo train` up to where it becomes the trainer."""
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
 
-    def command(*options: str, **environ: str) -> tuple[Any, list[Any]]:
-        became: list[Any] = []
-        given = train_environ(tmp_path, **{"VLLM_SERVER_PORT": str(server_port), **environ})
+    def command(*options: str, **environ: str) -> Started:
+        commands: list[list[str]] = []
+
+        def become(argv: list[str]) -> int:
+            commands.append(argv)
+            return 0
+
+        changes = {"VLLM_SERVER_PORT": str(server_port), **environ}
         with monkeypatch.context() as patch:
-            patch.setattr(trainer, "main", lambda argv: became.append(argv) or 0)
+            patch.setattr(trainer, "main", become)
             patch.setattr(trainer, "import_parts", lambda: iter(()))
-            patch.setattr(os, "execvp", lambda program, argv: became.append(argv))
-            # The key is left there.
+            patch.setattr(os, "execvp", lambda program, argv: become(argv))
+            # The command sets it for the trainer; the patch takes it back.
             patch.setenv("HANABI_API_KEY", "")
-            for name, value in given.items():
+            for name, value in train_environ(tmp_path, **changes).items():
                 patch.setenv(name, value)
-            return RUNNER.invoke(app, ["train", *options]), became
+            result = RUNNER.invoke(app, ["train", *options])
+        return Started(result=result, commands=commands)
 
     return command
 
 
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"NPROC_PER_NODE": "3"}, "NPROC_PER_NODE=3"),
+        ({"DATASET": "none.jsonl"}, "none.jsonl"),
+        ({"MODEL": "/no-model"}, "hanabi-grpo tiny-model"),
+        ({"HANABI_SERVER_TIMEOUT": "0.1", "VLLM_SERVER_PORT": "1"}, "no rollout server at"),
+    ],
+)
 def test_train_stops_at_the_first_impossible_thing_and_leaves_no_folder(
-    tmp_path: Path, train_command: Any
+    tmp_path: Path, train_command: TrainCommand, environ: dict[str, str], message: str
 ) -> None:
-    for expected, more in {
-        "NPROC_PER_NODE=3": {"NPROC_PER_NODE": "3"},
-        "none.jsonl": {"DATASET": str(tmp_path / "none.jsonl")},
-        "hanabi-grpo tiny-model": {"MODEL": str(tmp_path / "no-model")},
-        "no rollout server at": {
-            "HANABI_SERVER_TIMEOUT": "0.1",
-            "VLLM_SERVER_PORT": str(free_port()),
-        },
-    }.items():
-        result, became = train_command(**more)
-        assert result.exit_code == 2 and expected in result.stderr and not became
-        assert not (tmp_path / "run").exists()
+    started = train_command(**environ)
+    assert started.result.exit_code == 2
+    assert message in started.result.stderr
+    assert started.commands == []
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_machine_that_joins_makes_no_run_folder_and_waits_for_no_server(
-    tmp_path: Path, train_command: Any
+    tmp_path: Path, train_command: TrainCommand
 ) -> None:
-    two = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1", "DEEPSPEED": "zero2"}
-    said, [argv] = train_command("--weight_decay", "0", **two)
-    assert "joining node 0\nstarting " in said.output and "waiting for" not in said.output
+    started = train_command(
+        "--weight_decay",
+        "0",
+        NNODES="2",
+        NODE_RANK="1",
+        MASTER_ADDR="10.0.0.1",
+        DEEPSPEED="zero2",
+    )
+    assert "joining node 0\nstarting " in started.result.output
+    assert "waiting for" not in started.result.output
+    [argv] = started.commands
     assert argv[1:7] == ["-m", "torch.distributed.run", "--nnodes", "2", "--node_rank", "1"]
     assert argv[-4:] == ["--settings", f"{tmp_path}/run/settings.json", "--weight_decay", "0"]
     assert not (tmp_path / "run").exists()
 
 
 def test_train_leaves_its_settings_and_becomes_the_trainer(
-    tmp_path: Path, train_command: Any
+    tmp_path: Path, train_command: TrainCommand
 ) -> None:
-    result, [argv] = train_command("--weight_decay", "0", HANABI_API_KEY="topsecret")
-    assert result.exit_code == 0, result.output
+    started = train_command("--weight_decay", "0", HANABI_API_KEY="topsecret")
+    assert started.result.exit_code == 0, started.result.output
     path = tmp_path / "run" / "settings.json"
-    assert argv == ["--settings", str(path), "--weight_decay", "0"]
-    assert "topsecret" not in path.read_text() + result.output
-    again = read_settings(path)
-    assert (again.output_dir, again.max_steps) == (tmp_path / "run", 500)
-    assert "500 steps of 8 tasks × 16 games, 256 trajectories" in result.output
+    assert started.commands == [["--settings", str(path), "--weight_decay", "0"]]
+    assert "topsecret" not in path.read_text()
+    assert "topsecret" not in started.result.output
+    settings = read_settings(path)
+    assert settings.output_dir == tmp_path / "run"
+    assert settings.max_steps == 500
+    assert "500 steps of 8 tasks × 16 games, 256 trajectories" in started.result.output
 
 
-def test_a_killed_run_goes_on_from_its_newest_valid_checkpoint(
-    tmp_path: Path, train_command: Any
+def test_a_killed_run_continues_from_its_newest_valid_checkpoint(
+    tmp_path: Path, train_command: TrainCommand
 ) -> None:
-    run = tmp_path / "run"
-    result, _ = train_command(RESUME="latest")
-    assert f"nothing to go on from in {run} yet: starts at step 0" in result.output
-    assert read_resume(run) is None
-    first = (run / "settings.json").read_text()
-    for step in (2, 3):
-        write_checkpoint_of(run, step)
-    (run / "checkpoint-3" / "manifest.json").unlink()
-    (run / ".checkpoint-4.partial").mkdir()
-    (run / "metrics.jsonl").write_text('{"step": 2}\n{"step": 3}\n')
-    (run / "episodes").mkdir()
-    (run / "episodes" / "step_000002.jsonl").touch()
+    run_folder = tmp_path / "run"
+    output = train_command(RESUME="latest").result.output
+    assert f"nothing to go on from in {run_folder} yet: starts at step 0" in output
+    assert read_resume(run_folder) is None
+    first_settings = (run_folder / "settings.json").read_text()
+    write_checkpoint_of(run_folder, 2)
+    write_checkpoint_of(run_folder, 3)
+    (run_folder / "checkpoint-3" / "manifest.json").unlink()
+    (run_folder / ".checkpoint-4.partial").mkdir()
+    (run_folder / "metrics.jsonl").write_text('{"step": 2}\n{"step": 3}\n')
+    (run_folder / "episodes").mkdir()
+    (run_folder / "episodes" / "step_000002.jsonl").touch()
 
-    result, became = train_command(
-        RESUME="latest", LEARNING_RATE="0.01", HANABI_API_KEY="topsecret"
-    )
-    assert result.exit_code == 0 and len(became) == 1, result.output
+    started = train_command(RESUME="latest", LEARNING_RATE="0.01", HANABI_API_KEY="topsecret")
+    output = started.result.output
+    assert started.result.exit_code == 0, output
+    assert len(started.commands) == 1
     for line in (
-        f"RESUME=latest: goes on from step 2 ({run}/checkpoint-2, saved ",
-        f"    skipped: {run}/.checkpoint-4.partial: was being written when its process ended.",
-        f"    skipped: {run}/checkpoint-3: no manifest.json",
+        f"RESUME=latest: goes on from step 2 ({run_folder}/checkpoint-2, saved ",
+        f"    skipped: {run_folder}/.checkpoint-4.partial: was being written when its process "
+        "ended.",
+        f"    skipped: {run_folder}/checkpoint-3: no manifest.json",
         "    changed since: LEARNING_RATE: was 0.0015, is 0.01",
         "records after step 2 moved aside: 1 rows to metrics.discarded.jsonl, 1 files to "
         "episodes/discarded/",
-        f"settings until here: {run}/settings-until-step-2.json",
+        f"settings until here: {run_folder}/settings-until-step-2.json",
     ):
-        assert line in result.output
-    assert (
-        "SAVE_STEPS" not in result.output.partition("changed since")[2]
-        and "topsecret" not in result.output
-    )
-    resumed = read_resume(run)
-    assert resumed is not None and (resumed.step, resumed.checkpoint) == (2, run / "checkpoint-2")
-    assert json.loads((run / "settings-until-step-2.json").read_text()) == json.loads(first)
-    assert read_settings(run / "settings.json").learning_rate == 0.01
-    assert (run / "metrics.jsonl").read_text() == '{"step": 2}\n' and not (
-        run / ".checkpoint-4.partial"
-    ).exists()
+        assert line in output
+    _, _, changes = output.partition("changed since")
+    assert "SAVE_STEPS" not in changes
+    assert "topsecret" not in output
+    resumed = read_resume(run_folder)
+    assert resumed is not None
+    assert resumed.step == 2
+    assert resumed.checkpoint == run_folder / "checkpoint-2"
+    kept_settings = (run_folder / "settings-until-step-2.json").read_text()
+    assert json.loads(kept_settings) == json.loads(first_settings)
+    assert read_settings(run_folder / "settings.json").learning_rate == 0.01
+    assert (run_folder / "metrics.jsonl").read_text() == '{"step": 2}\n'
+    assert not (run_folder / ".checkpoint-4.partial").exists()
 
 
-def test_a_resume_with_another_meaning_changes_nothing(tmp_path: Path, train_command: Any) -> None:
-    run = tmp_path / "run"
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Return the content of every file of a run folder but its lock."""
+    contents = {}
+    for path in folder.iterdir():
+        if path.is_file() and path.name != ".lock":
+            contents[path.name] = path.read_bytes()
+    return contents
+
+
+def test_a_resume_with_another_meaning_changes_nothing(
+    tmp_path: Path, train_command: TrainCommand
+) -> None:
+    run_folder = tmp_path / "run"
     train_command()
-    write_checkpoint_of(run, 2)
-    (run / "metrics.jsonl").write_text('{"step": 3}\n')
-    before = {
-        path.name: path.read_bytes()
-        for path in run.iterdir()
-        if path.is_file() and path.name != ".lock"
-    }
-    result, became = train_command(RESUME="latest", LORA_RANK="8", TEMPERATURE="0.5")
-    assert result.exit_code == 2 and not became
-    assert (
-        "LORA_RANK: was 16, is 8" in result.stderr
-        and "TEMPERATURE: was 1.0, is 0.5" in result.stderr
-    )
-    assert {
-        path.name: path.read_bytes()
-        for path in run.iterdir()
-        if path.is_file() and path.name != ".lock"
-    } == before
+    write_checkpoint_of(run_folder, 2)
+    (run_folder / "metrics.jsonl").write_text('{"step": 3}\n')
+    before = files_of(run_folder)
+    started = train_command(RESUME="latest", LORA_RANK="8", TEMPERATURE="0.5")
+    assert started.result.exit_code == 2
+    assert started.commands == []
+    assert "LORA_RANK: was 16, is 8" in started.result.stderr
+    assert "TEMPERATURE: was 1.0, is 0.5" in started.result.stderr
+    assert files_of(run_folder) == before
+
+
+def test_the_settings_of_a_run_hold_the_command_that_resumes_it(
+    tmp_path: Path, train_command: TrainCommand
+) -> None:
+    run_folder = tmp_path / "run"
+    train_command(MAX_STEPS="2", LORA_RANK="8")
+    document = json.loads((run_folder / "settings.json").read_text())
+    command = document["resume_command"]
+    assert "MAX_STEPS=2 LORA_RANK=8 " in command
+    assert command.endswith(f" OUTPUT_DIR={run_folder} RESUME=latest {TRAIN_SCRIPT}")
 
 
 def test_a_finished_run_says_how_to_extend_it_and_ends_well(
-    tmp_path: Path, train_command: Any
+    tmp_path: Path, train_command: TrainCommand
 ) -> None:
-    run = tmp_path / "run"
+    run_folder = tmp_path / "run"
     train_command(MAX_STEPS="2", LORA_RANK="8")
-    write_checkpoint_of(run, 2)
-    settings = (run / "settings.json").read_text()
-    # What a trainer prints when it is stopped.
-    again = json.loads(settings)["resume_command"]
-    assert "MAX_STEPS=2 LORA_RANK=8 " in again
-    assert again.endswith(f" OUTPUT_DIR={run} RESUME=latest bash tools/train/train_grpo_msswift.sh")
-    result, became = train_command(
+    write_checkpoint_of(run_folder, 2)
+    settings = (run_folder / "settings.json").read_text()
+    started = train_command(
         RESUME="latest",
         MAX_STEPS="2",
         LORA_RANK="8",
         HANABI_API_KEY="topsecret",
         WANDB_NAME="my run",
     )
-    assert result.exit_code == 0 and not became
+    output = started.result.output
+    assert started.result.exit_code == 0
+    assert started.commands == []
+    assert "nothing left to train: step 2 of 2 is done." in output
+    assert "To continue: " in output
     assert (
-        "nothing left to train: step 2 of 2 is done." in result.output
-        and "topsecret" not in result.output
+        f"LORA_RANK=8 WANDB_NAME='my run' OUTPUT_DIR={run_folder} RESUME=latest MAX_STEPS=4 "
+        "bash tools/" in output
     )
-    assert "To go on: " in result.output and 'HANABI_API_KEY="$HANABI_API_KEY"' in result.output
-    assert (
-        f"LORA_RANK=8 WANDB_NAME='my run' OUTPUT_DIR={run} RESUME=latest MAX_STEPS=4 bash tools/"
-        in result.output
+    assert 'HANABI_API_KEY="$HANABI_API_KEY"' in output
+    assert "topsecret" not in output
+    assert (run_folder / "settings.json").read_text() == settings
+
+
+def test_a_fork_of_a_finished_run_leaves_no_folder(
+    tmp_path: Path, train_command: TrainCommand
+) -> None:
+    run_folder = tmp_path / "run"
+    train_command(MAX_STEPS="2", LORA_RANK="8")
+    write_checkpoint_of(run_folder, 2)
+    fork = tmp_path / "fork"
+    started = train_command(
+        RESUME=str(run_folder), OUTPUT_DIR=str(fork), MAX_STEPS="2", LORA_RANK="8"
     )
-    assert (run / "settings.json").read_text() == settings
-    fork = train_command(
-        RESUME=str(run), OUTPUT_DIR=str(tmp_path / "fork"), MAX_STEPS="2", LORA_RANK="8"
-    )
-    assert fork[0].exit_code == 0 and not fork[1] and not (tmp_path / "fork").exists()
+    assert started.result.exit_code == 0
+    assert started.commands == []
+    assert not fork.exists()

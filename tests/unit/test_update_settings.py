@@ -1,6 +1,4 @@
-"""The sizes of a step, who is trained when, at which rate, and which settings of updates are
-refused.
-"""
+"""The sizes of a step, who is trained in it, and which settings of updates are refused."""
 
 from typing import Any
 
@@ -14,7 +12,7 @@ from hanabi_grpo.runs.resume_settings import check_compatible
 from hanabi_grpo.settings import BatchPlan, Settings, batch_plan, settings_values
 from hanabi_grpo.training.estimators import ESTIMATORS, GROUP_ESTIMATORS, Pool
 
-CONTRADICTIONS: tuple[tuple[dict[str, Any], str], ...] = (
+CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     (
         {"freeze": ("player_2",)},
         "HANABI_FREEZE=player_2: not at the table; allowed are player_0, player_1",
@@ -45,17 +43,23 @@ CONTRADICTIONS: tuple[tuple[dict[str, Any], str], ...] = (
         {"resample_flat": 1, "advantage": "return_to_go"},
         "HANABI_ADVANTAGE=return_to_go: .* take one of grpo,",
     ),
-)
+]
+"""Settings, and how the refusal begins."""
 
 
-def test_what_contradicts_itself_is_refused_before_anything_starts() -> None:
-    for values, message in CONTRADICTIONS:
-        with pytest.raises(SettingsError, match=message):
-            batch_plan(Settings(**values))
-    batch_plan(Settings(start_from=("outputs/a",), resume="latest"))  # as a supervisor sets both
+@pytest.mark.parametrize(("values", "message"), CONTRADICTIONS)
+def test_what_contradicts_itself_is_refused_before_anything_starts(
+    values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        batch_plan(Settings(**values))
 
 
-def test_every_estimator_can_be_chosen_and_those_within_groups_go_with_further_deals() -> None:
+def test_a_supervisor_may_set_a_start_and_resume_latest() -> None:
+    batch_plan(Settings(start_from=("outputs/a",), resume="latest"))
+
+
+def test_every_estimator_can_be_chosen_and_those_within_groups_go_with_further_tasks() -> None:
     assert [Settings(advantage=name).advantage for name in ESTIMATORS] == list(ESTIMATORS)
     # Of these two a group teaches something also where all earned the same.
     within = [
@@ -68,52 +72,62 @@ def test_every_estimator_can_be_chosen_and_those_within_groups_go_with_further_d
         batch_plan(Settings(advantage=name, resample_flat=15))
 
 
-def test_values_out_of_range_are_refused() -> None:
-    for values in (
-        {"updates_per_step": 0},
-        {"clip_low": 0.0},
-        {"entropy_bonus": -0.1},
-        {"resample_flat": -1},
-        {"resample_flat": 16},
-        {"sampler_correction_limit": 0.5},
-    ):
-        with pytest.raises(ValidationError):
-            Settings(**values)
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("updates_per_step", 0),
+        ("clip_low", 0.0),
+        ("entropy_bonus", -0.1),
+        ("resample_flat", -1),
+        ("resample_flat", 16),
+        ("sampler_correction_limit", 0.5),
+    ],
+)
+def test_values_out_of_range_are_refused(field: str, value: float) -> None:
+    with pytest.raises(ValidationError):
+        Settings(**{field: value})
 
 
-CHANGED: dict[str, Any] = {
-    **{"updates_per_step": 2, "clip_low": 0.1, "clip_high": 0.3},
-    **{"entropy_bonus": 0.01, "sampler_correction": "token_mask", "sampler_correction_limit": 3.0},
-    **{"update": "sequential", "freeze": ("player_1",), "advantage_scale": "none"},
-    **{"resample_flat": 1, "loss_unit": "turn"},
-    **{
-        "overlap": True,
-        "partners": ("iggi",),
-        "bomb_rule": "keep",
-        "reward_illegal": -1.0,
-        "max_turns": 9,
-    },
-}
+CHANGES: list[tuple[str, Any]] = [
+    ("updates_per_step", 2),
+    ("clip_low", 0.1),
+    ("clip_high", 0.3),
+    ("entropy_bonus", 0.01),
+    ("sampler_correction", "token_mask"),
+    ("sampler_correction_limit", 3.0),
+    ("update", "sequential"),
+    ("freeze", ("player_1",)),
+    ("advantage_scale", "none"),
+    ("resample_flat", 1),
+    ("loss_unit", "turn"),
+    ("overlap", True),
+    ("partners", ("iggi",)),
+    ("bomb_rule", "keep"),
+    ("reward_illegal", -1.0),
+    ("max_turns", 9),
+]
+"""Fields of HANABI_ variables, each with another value than its default."""
 
 
-def test_a_resumed_run_cannot_change_its_loss_or_game_even_where_the_earlier_one_did_not_record_it() -> (
-    None
-):
-    for field, value in CHANGED.items():
-        name, now = f"HANABI_{field.upper()}", Settings(**{field: value})
-        for recorded in (True, False):
-            before = settings_values(Settings())
-            if not recorded:
-                del before[name]
-            saved = {"settings": before}
-            assert not [
-                note for note in check_compatible(saved, Settings()) if note.startswith(name)
-            ]
-            with pytest.raises(SettingsError, match=f"{name}: was"):
-                check_compatible(saved, now)
-            assert any(
-                note.startswith(f"{name}: was") for note in check_compatible(saved, now, fork=True)
-            )
+@pytest.mark.parametrize("is_recorded", [True, False])
+@pytest.mark.parametrize(("field", "value"), CHANGES)
+def test_a_resumed_run_cannot_change_its_loss_or_game_even_where_it_did_not_record_it(
+    field: str, value: Any, is_recorded: bool
+) -> None:
+    name = f"HANABI_{field.upper()}"
+    before = settings_values(Settings())
+    if not is_recorded:
+        del before[name]
+    saved = {"settings": before}
+    assert check_compatible(saved, Settings()) == []
+    changed = Settings(**{field: value})
+    with pytest.raises(SettingsError, match=f"{name}: was"):
+        check_compatible(saved, changed)
+    notes = check_compatible(saved, changed, fork=True)
+    assert any(note.startswith(f"{name}: was") for note in notes)
+
+
+def test_a_resumed_run_cannot_change_its_environment() -> None:
     with pytest.raises(SettingsError, match="HANABI_ENV: was hanabi, is kuhn"):
         check_compatible({"settings": settings_values(Settings())}, Settings(env="kuhn"))
 
@@ -166,10 +180,8 @@ def test_sizes_that_do_not_divide_are_refused_with_the_arithmetic() -> None:
         )
     assert str(caught.value) == (
         "8 tasks × 16 games = 128 games do not divide by NPROC_PER_NODE=3 × "
-        "PER_DEVICE_TRAIN_BATCH_SIZE=64 = 192: "
-        "choose HANABI_TASKS_PER_STEP or NUM_GENERATIONS so that they do, a smaller batch, or "
-        "unset it: micro-batches "
-        "by tokens always fit."
+        "PER_DEVICE_TRAIN_BATCH_SIZE=64 = 192: choose HANABI_TASKS_PER_STEP or NUM_GENERATIONS so "
+        "that they do, a smaller batch, or unset it: micro-batches by tokens always fit."
     )
 
 
@@ -184,11 +196,12 @@ def test_a_plan_uses_every_trajectory_exactly_once(
         "num_generations": games,
         "nproc_per_node": processes,
         "players": players,
+        "per_device_train_batch_size": batch,
     }
     if tasks * games % (processes * batch):
         with pytest.raises(SettingsError, match="do not divide by"):
-            plan_of(**sizes, per_device_train_batch_size=batch)
-    else:
-        plan = plan_of(**sizes, per_device_train_batch_size=batch)
-        used = plan.gradient_accumulation_steps * plan.per_device_train_batch_size * processes
-        assert used == plan.sequences == tasks * games * players
+            plan_of(**sizes)
+        return
+    plan = plan_of(**sizes)
+    used = plan.gradient_accumulation_steps * plan.per_device_train_batch_size * processes
+    assert used == plan.sequences == tasks * games * players

@@ -1,9 +1,8 @@
-"""Partners behind OpenAI-compatible URLs: what they are asked, what their faults lead to, and who
-may name them.
-"""
+"""Partners behind OpenAI-compatible URLs: what they are asked, and what their faults lead to."""
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,12 +14,12 @@ import pytest
 
 from bad_server import Behaviour, bad_server, drips, http, resets, silent
 from doctor_machines import find, free_port
-from fake_engine import CHAT, task
-from hanabi_grpo.client import url_partners
+from fake_engine import CHAT, task, task_row
+from hanabi_grpo.agents import url_model, url_transcript
+from hanabi_grpo.agents.url_model import UrlPartners
 from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.client.lineups import SeatResolver, parse_lineup
 from hanabi_grpo.client.rollout_client import RolloutClient
-from hanabi_grpo.client.url_partners import UrlPartners
 from hanabi_grpo.commands.doctor.server import partner_url_checks
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
@@ -30,384 +29,482 @@ from hanabi_grpo.evaluation.evaluate import evaluate_lineup, lineup_key
 from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.rollout.messages import ReplyRequest
 from hanabi_grpo.settings import Settings, load_settings
+from hanabi_grpo.settings.refs import UrlRef
 from hanabi_grpo.training.batching import usable_groups
 from hanabi_grpo.training.partner_seats import PartnerSeats
 from hanabi_grpo.training.tasks import check_stamps
+from hanabi_grpo.types import Turn
 from local_service import LocalService, QuietHandler, served
 from server_app import RunningApp, lora_of, push_to, running_app, word_reply
 
 KEY = "sk-0123456789abcdef"
+BIG = UrlRef(name="big")
 FULL = Setup(HANABI, EnvConfig(preset="marshal-mini", observation="full", bomb_rule="keep"))
-Answer = Callable[[dict[str, Any]], tuple[int, Any] | tuple[int, Any, dict[str, str]]]
+TOKENS_PER_CALL = 10
+Message = dict[str, str]
+Response = tuple[int, Any] | tuple[int, Any, dict[str, str]]
+"""Status, content and perhaps headers."""
+Answer = Callable[[dict[str, Any]], Response]
 
 
-def said(text: Any = "Play 0", **usage: int) -> tuple[int, Any]:
-    counted = usage or {"prompt_tokens": 7, "completion_tokens": 3}
-    return 200, {"choices": [{"message": {"role": "assistant", "content": text}}], "usage": counted}
+def completion(text: Any = "Play 0", prompt_tokens: int = 7) -> Response:
+    """A reply as OpenAI's API has it, of ten tokens together with its prompt."""
+    return 200, {
+        "choices": [{"message": {"role": "assistant", "content": text}}],
+        "usage": {"prompt_tokens": prompt_tokens, "completion_tokens": 3},
+    }
 
 
 class Partner(LocalService):
-    """A model service that answers by a function of the request's body, and keeps what it was
-    asked.
-    """
+    """A model service that answers by a function of the request's body, and keeps requests."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(Handler)
         self.answer = answer
         self.bodies: list[dict[str, Any]] = []
-        self.keys: set[str | None] = set()
+        self.headers: list[dict[str, str]] = []
 
-    def url(self, name: str = "big") -> str:  # type: ignore[override]
-        return f"{name}={super().url}/v1#org/model:1"
+    def entry(self, name: str = "big") -> str:
+        """This service as an entry of HANABI_PARTNER_URLS."""
+        return f"{name}={self.url}/v1#org/model:1"
 
 
 class Handler(QuietHandler):
+    """Chat completions and the list of models, as OpenAI's API has them."""
+
     server: Partner
 
     def do_POST(self) -> None:
-        self.server.keys.add(self.headers["authorization"])
-        self.server.bodies.append(body := json.loads(self.body()))
+        body = json.loads(self.body())
+        self.server.headers.append({name.lower(): value for name, value in self.headers.items()})
+        self.server.bodies.append(body)
         status, content, *headers = self.server.answer(body)
-        content = content if isinstance(content, bytes) else json.dumps(content).encode()
-        self.give(content, status if self.path == "/v1/chat/completions" else 404, *headers)
+        if not isinstance(content, bytes):
+            content = json.dumps(content).encode()
+        if self.path != "/v1/chat/completions":
+            status = 404
+        self.give(content, status, *headers)
 
     def do_GET(self) -> None:
-        self.give_json({"data": [{"id": "org/model:1"}]} if self.path == "/v1/models" else {})
+        is_list = self.path == "/v1/models"
+        self.give_json({"data": [{"id": "org/model:1"}]} if is_list else {})
 
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(url_partners, "PAUSES", (0.01, 0.01))
+    monkeypatch.setattr(url_model, "PAUSES", (0.01, 0.01))
 
 
-def partners_of(tmp_path: Path, *urls: str, **settings: Any) -> UrlPartners:
+def partners_of(folder: Path, *urls: str, **settings: Any) -> UrlPartners:
     given = {"partner_urls": urls, "partner_key": KEY, "partner_timeout": 60.0, **settings}
-    return UrlPartners(Settings.model_validate(given), tmp_path / "calls.jsonl")
+    return UrlPartners(Settings.model_validate(given), folder / "calls.jsonl")
 
 
-def calls(tmp_path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (tmp_path / "calls.jsonl").read_text().splitlines()]
+def read_calls(folder: Path) -> list[dict[str, Any]]:
+    """The lines of the transcript."""
+    return [json.loads(line) for line in (folder / "calls.jsonl").read_text().splitlines()]
 
 
 @contextmanager
 def table(
-    tmp_path: Path, answer: Answer, **settings: Any
+    folder: Path, answer: Answer, **settings: Any
 ) -> Iterator[tuple[Partner, RunningApp, RolloutClient]]:
     """A partner, and a rollout server that knows it as url:big."""
     with ExitStack() as stack:
         partner = stack.enter_context(served(Partner(answer)))
-        known = partners_of(tmp_path, partner.url(), **settings)
-        app = stack.enter_context(running_app(partners=known, max_model_len=20000))
+        partners = partners_of(folder, partner.entry(), **settings)
+        app = stack.enter_context(running_app(partners=partners, max_model_len=20000))
         yield partner, app, stack.enter_context(RolloutClient(app.url))
 
 
 def play(
     client: RolloutClient, *seats: str, num_games: int = 2, setup: Setup[Any] | None = None
 ) -> RolloutResult:
-    config = setup.row() if setup else task(3)
-    row = {**config, "suite": "train", "seed": 3, "seats": list(seats)}
+    game = setup.row() if setup else task(3)
+    row = {**game, "suite": "train", "seed": 3, "seats": list(seats)}
     return client.play([row], num_games=num_games, max_tokens=4, temperature=0.5)
 
 
 def ask(partners: UrlPartners, times: int = 1) -> str:
-    """The reply to the last of some calls of one request."""
+    """The reply to the last of some calls of one request; those before it fail."""
+    messages = [{"role": "user", "content": "?"}]
+    where = {"seat": "player_1"}
 
-    async def run() -> str:
-        player = partners.player("url:big", max_tokens=4, temperature=0.5)
+    async def ask_in_loop() -> str:
+        player = partners.player(BIG, max_tokens=4, temperature=0.5)
         for _ in range(times - 1):
             with pytest.raises(PartnerError):
-                await partners.ask(player, [{"role": "user", "content": "?"}], {"seat": "player_1"})
-        return await partners.ask(player, [{"role": "user", "content": "?"}], {"seat": "player_1"})
+                await partners.ask(player, messages, where)
+        return await partners.ask(player, messages, where)
 
-    return asyncio.run(run())
+    return asyncio.run(ask_in_loop())
 
 
-def test_a_partner_is_shown_the_conversation_of_its_seat_as_chat_messages(tmp_path: Path) -> None:
-    for memory, kept in (("game", 99), ("turn", 0), (2, 1)):
-        folder = tmp_path / str(memory)
-        setup = Setup(HANABI, FULL.config.model_copy(update={"memory": memory}))
-        with table(folder, lambda body: said("<think>well</think>Discard 0")) as (
-            partner,
-            app,
-            client,
-        ):
-            (game,) = play(client, "base", "url:big", num_games=1, setup=setup).groups[0]
-        turns = game.trajectory(1)
-        assert game.seats == ("base", "url:big") and len(turns) > 2
-        assert app.engine.num_samples == len(game.trajectory(0))
-        check_stamps([game], ("base", "url:big"), app.identity.instance_id)
-        assert {(turn.reply, turn.prompt_ids, turn.reply_ids, turn.version) for turn in turns} == {
-            ("<think>well</think>Discard 0", (), (), None)
+def expected_messages(system: str, turns: list[Turn], number: int, kept: int) -> list[Message]:
+    """What a partner is asked at its turn of this number, with `kept` turns before it."""
+    messages = [{"role": "system", "content": system}]
+    for turn in turns[max(0, number - kept) : number]:
+        messages.append({"role": "user", "content": turn.prompt})
+        messages.append({"role": "assistant", "content": "Discard 0"})
+    messages.append({"role": "user", "content": turns[number].prompt})
+    return messages
+
+
+@pytest.mark.parametrize(("memory", "kept"), [("game", 99), ("turn", 0), (2, 1)])
+def test_a_partner_is_shown_the_conversation_of_its_seat_as_chat_messages(
+    tmp_path: Path, memory: Any, kept: int
+) -> None:
+    setup = Setup(HANABI, FULL.config.model_copy(update={"memory": memory}))
+    reply = "<think>well</think>Discard 0"
+    with table(tmp_path, lambda body: completion(reply)) as (partner, app, client):
+        [[game]] = play(client, "base", "url:big", num_games=1, setup=setup).groups
+    turns = list(game.trajectory(1))
+    assert game.seats == ("base", "url:big")
+    assert len(turns) > 2
+    assert app.engine.num_samples == len(game.trajectory(0))
+    check_stamps([game], ("base", "url:big"), app.identity.instance_id)
+    for turn in turns:
+        assert (turn.reply, turn.prompt_ids, turn.reply_ids, turn.version) == (reply, (), (), None)
+    system = HANABI.system(setup.config, 1)
+    for number, body in enumerate(partner.bodies):
+        assert body == {
+            "model": "org/model:1",
+            "messages": expected_messages(system, turns, number, kept),
+            "max_tokens": 4,
+            "temperature": 0.5,
         }
-        system = {"role": "system", "content": HANABI.system(setup.config, 1)}
-        for number, body in enumerate(partner.bodies):
-            before = [
-                {"role": "user", "content": turn.prompt}
-                for turn in turns[max(0, number - kept) : number]
-            ]
-            earlier = [
-                one
-                for asked in before
-                for one in (asked, {"role": "assistant", "content": "Discard 0"})
-            ]
-            now = {"role": "user", "content": turns[number].prompt}
-            assert body.pop("messages") == [system, *earlier, now]
-            assert body == {"model": "org/model:1", "max_tokens": 4, "temperature": 0.5}
-        assert partner.keys == {f"Bearer {KEY}"}
-        rows = calls(folder)
-        assert [row["spent"] for row in rows] == [
-            10 * number for number in range(1, len(turns) + 1)
-        ]
-        assert [row["prompt"] for row in rows] == [turn.prompt for turn in turns]
-        wanted = {
-            "partner": "big",
-            "seat": "player_1",
-            "task": "hanabi train/3",
-            "game": 0,
-            "tries": 1,
-            "error": "",
-        }
-        assert wanted.items() <= rows[-1].items()
-        assert UrlPartners(Settings(), folder / "calls.jsonl").spent == rows[-1]["spent"], (
-            "a restart counts on"
-        )
+    rows = read_calls(tmp_path)
+    spent = [TOKENS_PER_CALL * number for number in range(1, len(turns) + 1)]
+    assert [row["spent"] for row in rows] == spent
+    assert [row["prompt"] for row in rows] == [turn.prompt for turn in turns]
+    last = rows[-1]
+    assert (last["partner"], last["seat"]) == ("big", "player_1")
+    assert (last["task"], last["game"]) == ("hanabi train/3", 0)
+    assert (last["tries"], last["error"]) == (1, "")
+    restarted = UrlPartners(Settings(), tmp_path / "calls.jsonl")
+    assert restarted.spent == last["spent"], "a restart counts on"
 
 
-def test_what_may_pass_is_asked_again_and_the_record_says_how_often(tmp_path: Path) -> None:
-    no_text = [
-        {"choices": []},
-        {"choices": [{"message": {"content": 7}}]},
-        [1],
-        said(" ")[1],
-        said(None)[1],
-    ]
-    bad = [
+def test_only_the_key_of_the_partner_is_sent_and_nothing_of_this_machine_or_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "another-key")
+    monkeypatch.setenv("OPENAI_ORG_ID", "another-organization")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:1/another-url")
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "x-another: header")
+    with served(Partner(lambda body: completion())) as partner:
+        ask(partners_of(tmp_path, partner.entry()))
+        ask(partners_of(tmp_path, partner.entry(), partner_key=None))
+    with_key, without_key = partner.headers
+    assert with_key["authorization"] == f"Bearer {KEY}"
+    assert "authorization" not in without_key
+    for headers in partner.headers:
+        assert "another" not in str(headers)
+        assert "x-stainless-os" not in headers
+
+
+NO_CHOICE = {"choices": []}
+CONTENT_IS_A_NUMBER = {"choices": [{"message": {"content": 7}}]}
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
         (500, "oops"),
         (408, ""),
         (429, {}, {"Retry-After": "0"}),
         (200, b"<html>"),
-        said("x", prompt_tokens=-1),
-    ]
-    bad += [(200, content) for content in no_text]
-    for number, first in enumerate(bad):
-        answers = iter([first, said("Hint R")])
-        with served(Partner(lambda body, answers=answers: next(answers))) as partner:  # type: ignore[misc]
-            assert ask(partners_of(tmp_path, partner.url())) == "Hint R"
-        assert (calls(tmp_path)[number]["tries"], len(calls(tmp_path))) == (2, number + 1), first
+        (200, NO_CHOICE),
+        (200, CONTENT_IS_A_NUMBER),
+        (200, [1]),
+        completion(" "),
+        completion(None),
+        completion("x", prompt_tokens=-1),
+        (200, b"", {"Content-Encoding": "gzip"}),
+    ],
+)
+def test_what_may_pass_is_asked_again_and_the_record_says_how_often(
+    tmp_path: Path, first: Response
+) -> None:
+    answers = iter([first, completion("Hint R")])
+    with served(Partner(lambda body: next(answers))) as partner:
+        assert ask(partners_of(tmp_path, partner.entry())) == "Hint R"
+    [call] = read_calls(tmp_path)
+    assert call["tries"] == 2
 
 
-def test_what_stays_broken_is_given_up_with_a_sentence_and_never_hangs(tmp_path: Path) -> None:
-    def answers(status: str, *headers: str, body: bytes = b"") -> Behaviour:
-        return lambda connection, head: connection.sendall(http(body, status, *headers))
+def test_an_answer_without_end_is_cut_off(tmp_path: Path) -> None:
+    endless = drips(http(b"", length=10**9), b" " * (1 << 20))
+    with bad_server(endless) as server, pytest.raises(PartnerError, match="more than 16777216"):
+        ask(partners_of(tmp_path, f"big={server.url}/v1#m"))
 
-    for behave, message, tries, limit in (
+
+def says(status: str, *headers: str, body: bytes = b"") -> Behaviour:
+    return lambda connection, head: connection.sendall(http(body, status, *headers))
+
+
+@pytest.mark.parametrize(
+    ("behave", "message", "tries", "seconds"),
+    [
         (silent, r"no answer in 0.3 s \(HANABI_PARTNER_TIMEOUT\)", 3, 0.3),
         (drips(http(b"", length=10**6), b" "), "no answer in 0.3 s", 3, 0.3),
         (resets(), r"not reached \((ReadError|RemoteProtocolError)", 3, 60.0),
         (resets(http(b"{", length=50)), "not reached", 3, 60.0),
-        (answers("401 No", body=KEY.encode()), r"401: .*\*\*.* Set HANABI_PARTNER_KEY", 1, 60.0),
-        (answers("404 No"), "is the model named as there", 1, 60.0),
-        (answers("302 No", "location: /"), "it answered 302", 1, 60.0),
-        (answers("503 No", "retry-after: 99999"), "it answered 503", 3, 2.0),
-    ):
-        with bad_server(behave) as bad:
-            with pytest.raises(PartnerError, match=f"^url:big .*{message}") as caught:
-                ask(partners_of(tmp_path, f"big={bad.url}/v1#m", partner_timeout=limit))
-            assert (calls(tmp_path)[-1]["tries"], KEY in str(caught.value)) == (tries, False), (
-                message
-            )
-    with pytest.raises(
-        PartnerDownError, match=r"not reached .*3 calls in a row .*calls.jsonl.*RESUME=latest"
-    ):
-        ask(partners_of(tmp_path, f"big=http://127.0.0.1:{free_port()}/v1#m"), times=3)
-    assert all(row["error"] and row["reply"] == "" for row in calls(tmp_path))
+        (says("401 No", body=KEY.encode()), r"401: .*\*\*.* Set HANABI_PARTNER_KEY", 1, 60.0),
+        (says("404 No"), "is the model named as there", 1, 60.0),
+        (says("302 No", "location: /"), "it answered 302", 1, 60.0),
+        (says("503 No", "retry-after: 99999"), "it answered 503", 3, 2.0),
+    ],
+)
+def test_what_stays_broken_is_given_up_with_a_sentence_and_never_hangs(
+    tmp_path: Path, behave: Behaviour, message: str, tries: int, seconds: float
+) -> None:
+    with bad_server(behave) as server:
+        partners = partners_of(tmp_path, f"big={server.url}/v1#m", partner_timeout=seconds)
+        with pytest.raises(PartnerError, match=f"^url:big .*{message}") as caught:
+            ask(partners)
+    [call] = read_calls(tmp_path)
+    assert call["tries"] == tries
+    assert call["error"] and call["reply"] == ""
+    assert KEY not in str(caught.value)
     assert KEY not in (tmp_path / "calls.jsonl").read_text()
 
 
-def test_a_game_that_loses_its_partner_is_dropped_and_counted_and_most_of_them_end_the_request(
-    tmp_path: Path,
-) -> None:
-    seen: list[str] = []
+def test_a_url_that_fails_three_calls_in_a_row_ends_the_request(tmp_path: Path) -> None:
+    partners = partners_of(tmp_path, f"big=http://127.0.0.1:{free_port()}/v1#m")
+    message = r"not reached .*3 calls in a row .*calls.jsonl.*RESUME=latest"
+    with pytest.raises(PartnerDownError, match=message):
+        ask(partners, times=3)
+    assert all(call["error"] and call["reply"] == "" for call in read_calls(tmp_path))
 
-    def some(body: dict[str, Any]) -> tuple[int, Any]:
-        # The second game's calls fail, from the first to the last try.
-        seen.append("")
-        return (500, "ill") if 1 < len(seen) <= 4 else said()
 
-    with table(tmp_path, some, partner_requests=1) as (_, app, client):
+def test_a_game_that_loses_its_partner_is_dropped_and_counted(tmp_path: Path) -> None:
+    calls: list[None] = []
+
+    def fail_the_second_game(body: dict[str, Any]) -> Response:
+        calls.append(None)
+        # Its first call, and the two tries after it.
+        return (500, "ill") if len(calls) in (2, 3, 4) else completion()
+
+    with table(tmp_path, fail_the_second_game, partner_requests=1) as (_, app, client):
         played = play(client, "url:big", "base", num_games=3)
-        (game,) = played.dropped
-        assert "PartnerError: url:big (http://" in game.reason and len(played.groups[0]) == 2
+        [game] = played.dropped
+        assert "PartnerError: url:big (http://" in game.reason
+        assert len(played.groups[0]) == 2
         assert (app.scheduler.games_retried, app.scheduler.games_failed) == (0, 1)
         # What is learned from is the smaller group, and the run's incidents say so.
         [group], [sentence] = usable_groups(played.groups, played.dropped)
-        assert len(group) == 2 and sentence.startswith("task train 3: 1 of 3 games dropped (game ")
-    for answer, games, message in (
+        assert len(group) == 2
+        assert sentence.startswith("task train 3: 1 of 3 games dropped (game ")
+
+
+@pytest.mark.parametrize(
+    ("answer", "games", "message"),
+    [
         (
             (400, "no such role"),
             2,
             "2 of 2 games with it were dropped, more than half.*no such role.*doctor",
         ),
         ((500, "ill"), 8, "3 calls in a row failed like this"),
-    ):
-        with table(tmp_path, lambda body, answer=answer: answer) as (partner, _, client):  # type: ignore[misc]
-            with pytest.raises(ServerError, match=f"the server answered 500: url:big.*{message}"):
-                play(client, "url:big", "base", num_games=games)
-            assert len(partner.bodies) <= 3 * 8
-
-
-def test_a_used_up_budget_and_answers_that_cannot_be_counted_end_the_request(
-    tmp_path: Path,
+    ],
+)
+def test_a_partner_that_most_games_lose_ends_the_request(
+    tmp_path: Path, answer: Response, games: int, message: str
 ) -> None:
-    with table(tmp_path, lambda body: said(), partner_tokens=25, partner_requests=1) as (
-        partner,
-        _,
-        client,
-    ):
-        with pytest.raises(
-            ServerError,
-            match=r"HANABI_PARTNER_TOKENS=25: .* counted 30 tokens.*Start the server anew",
-        ):
+    with table(tmp_path, lambda body: answer) as (partner, _, client):
+        with pytest.raises(ServerError, match=f"the server answered 500: url:big.*{message}"):
+            play(client, "url:big", "base", num_games=games)
+        assert len(partner.bodies) <= 3 * 8
+
+
+def test_a_used_up_budget_ends_the_request(tmp_path: Path) -> None:
+    limits = {"partner_tokens": 25, "partner_requests": 1}
+    with table(tmp_path, lambda body: completion(), **limits) as (partner, _, client):
+        message = r"HANABI_PARTNER_TOKENS=25: .* counted 30 tokens.*Start the server anew"
+        with pytest.raises(ServerError, match=message):
             play(client, "url:big", "url:big")
         assert len(partner.bodies) == 3
-    uncounted = said()[1] | {"usage": None}
-    with (
-        table(tmp_path / "2", lambda body: (200, uncounted), partner_tokens=25) as (_, _, client),
-        pytest.raises(ServerError, match="no usage, so HANABI_PARTNER_TOKENS cannot be kept"),
-    ):
-        play(client, "url:big", "base")
+
+
+def test_answers_that_cannot_be_counted_end_the_request_of_a_budget(tmp_path: Path) -> None:
+    uncounted = {**completion()[1], "usage": None}
+    with table(tmp_path, lambda body: (200, uncounted), partner_tokens=25) as (_, _, client):
+        message = "no usage, so HANABI_PARTNER_TOKENS cannot be kept"
+        with pytest.raises(ServerError, match=message):
+            play(client, "url:big", "base")
 
 
 def test_no_more_calls_than_allowed_are_made_at_once_and_a_long_transcript_is_moved_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    open_now, most = [0], [0]
+    lock = threading.Lock()
+    num_open = 0
+    most_open = 0
 
-    def count(body: dict[str, Any]) -> tuple[int, Any]:
-        open_now[0] += 1
-        most[0] = max(most[0], open_now[0])
+    def count_open(body: dict[str, Any]) -> Response:
+        nonlocal num_open, most_open
+        with lock:
+            num_open += 1
+            most_open = max(most_open, num_open)
         time.sleep(0.02)
-        open_now[0] -= 1
-        return said()
+        with lock:
+            num_open -= 1
+        return completion()
 
-    monkeypatch.setattr(url_partners, "MAX_TRANSCRIPT", 2000)
-    with table(tmp_path, count, partner_requests=1) as (partner, _, client):
+    monkeypatch.setattr(url_transcript, "MAX_TRANSCRIPT", 2000)
+    with table(tmp_path, count_open, partner_requests=1) as (partner, _, client):
         play(client, "url:big", "base", num_games=6)
-    assert most == [1] and len(partner.bodies) > 9
-    assert (tmp_path / "calls.jsonl").stat().st_size < 3000 and (
-        tmp_path / "calls.old.jsonl"
-    ).stat().st_size > 2000
-    assert calls(tmp_path)[-1]["spent"] == 10 * len(partner.bodies)
+    assert most_open == 1
+    assert len(partner.bodies) > 9
+    assert (tmp_path / "calls.jsonl").stat().st_size < 3000
+    assert (tmp_path / "calls.old.jsonl").stat().st_size > 2000
+    assert read_calls(tmp_path)[-1]["spent"] == TOKENS_PER_CALL * len(partner.bodies)
 
 
-def test_another_rollout_server_is_such_a_url(tmp_path: Path) -> None:
-    with (
-        running_app(max_model_len=20000, api_key=KEY) as other,
-        RolloutClient(other.url, api_key=KEY) as its,
-    ):
-        lora = lora_of(push_to(its, other)["player_1"])
+@pytest.fixture
+def other_server() -> Iterator[RunningApp]:
+    """A rollout server that may be a partner of another one."""
+    with running_app(max_model_len=20000, api_key=KEY) as app:
+        yield app
+
+
+def test_another_rollout_server_is_such_a_url(tmp_path: Path, other_server: RunningApp) -> None:
+    with RolloutClient(other_server.url, api_key=KEY) as client:
+        lora = lora_of(push_to(client, other_server)["player_1"])
         for model, expected in (("base", None), ("player_1@1", lora), ("player_1", lora)):
-            known = partners_of(tmp_path, f"big={other.url}/v1#{model}")
+            partners = partners_of(tmp_path, f"big={other_server.url}/v1#{model}")
             with (
-                running_app(partners=known, max_model_len=20000) as app,
-                RolloutClient(app.url) as client,
+                running_app(partners=partners, max_model_len=20000) as app,
+                RolloutClient(app.url) as player,
             ):
-                (game,) = play(client, "iggi", "url:big", num_games=1, setup=FULL).groups[0]
+                [[game]] = play(player, "iggi", "url:big", num_games=1, setup=FULL).groups
             earlier: list[tuple[str, str]] = []
             for turn in game.trajectory(1):
                 ids = CHAT.open(HANABI.system(FULL.config, 1), turn.prompt, earlier)
                 assert turn.reply == CHAT.decode(list(word_reply(expected, ids).ids))
                 earlier.append((turn.prompt, turn.reply))
-            assert calls(tmp_path)[-1]["prompt_tokens"] == len(ids)
-        user = {"role": "user", "content": "?"}
-        for change, status, message in (
-            ({"model": "iggi"}, 422, "allowed are adapter@version"),
-            ({"model": "player_9"}, 422, "allowed are adapter@version"),
-            ({"model": "player_1@9"}, 409, "player_1@9 is required"),
-            ({"messages": [user, user]}, 422, "user and assistant in turn"),
-            ({"messages": [{"role": "tool", "content": ""}]}, 422, "messages.0.role"),
-            (
-                {"messages": [{"role": "user", "content": "? " * 20000}]},
-                422,
-                "longer than the conversations",
-            ),
-        ):
-            body = {"model": "base", "messages": [user], "max_tokens": 4, **change}  # type: ignore[dict-item]
-            url = f"{other.url}/v1/chat/completions"
-            answer = httpx.post(
-                url, json=body, headers={"authorization": f"Bearer {KEY}"}, trust_env=False
-            )
-            assert answer.status_code == status and message in answer.json()["detail"], answer.text
+            assert read_calls(tmp_path)[-1]["prompt_tokens"] == len(ids)
+
+
+USER = {"role": "user", "content": "?"}
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "message"),
+    [
+        ({"model": "iggi"}, 422, "allowed are adapter@version"),
+        ({"model": "player_9"}, 422, "allowed are adapter@version"),
+        ({"model": "player_1@9"}, 409, "player_1@9 is required"),
+        ({"messages": [USER, USER]}, 422, "user and assistant in turn"),
+        ({"messages": [{"role": "tool", "content": ""}]}, 422, "messages.0.role"),
+        (
+            {"messages": [{"role": "user", "content": "? " * 20000}]},
+            422,
+            "longer than the conversations",
+        ),
+    ],
+)
+def test_a_rollout_server_refuses_chat_requests_that_it_cannot_answer(
+    other_server: RunningApp, change: dict[str, Any], status: int, message: str
+) -> None:
+    answer = httpx.post(
+        f"{other_server.url}/v1/chat/completions",
+        json={"model": "base", "messages": [USER], "max_tokens": 4, **change},
+        headers={"authorization": f"Bearer {KEY}"},
+        trust_env=False,
+    )
+    assert answer.status_code == status
+    assert message in answer.json()["detail"]
 
 
 def test_names_that_the_server_does_not_know_are_refused_wherever_they_are_given(
     tmp_path: Path,
 ) -> None:
-    with table(tmp_path, lambda body: said()) as (partner, app, client):
+    with table(tmp_path, lambda body: completion()) as (_, app, client):
+        message = "url:small: the rollout server knows url:big; start it with HANABI"
         for seats in (("url:small", "base"), ("base", "url:small")):
-            with pytest.raises(
-                ServerError,
-                match="url:small: the rollout server knows url:big; start it with HANABI",
-            ):
+            with pytest.raises(ServerError, match=message):
                 play(client, *seats)
-        with pytest.raises(ServerError, match="only sits in games"):
-            client.reply(
-                ReplyRequest(
-                    seat="url:big", system="", turns=(), prompt="?", max_tokens=4, temperature=1.0
-                )
-            )
+        request = ReplyRequest(
+            seat="url:big", system="", turns=(), prompt="?", max_tokens=4, temperature=1.0
+        )
+        with pytest.raises(ServerError, match="can only play in games"):
+            client.reply(request)
         resolver = SeatResolver(client, Settings())
         assert resolver.seats(parse_lineup("url:big,iggi", 2).refs) == ("url:big", "iggi")
         with pytest.raises(SettingsError, match="url:small: the rollout server knows url:big"):
             resolver.seats(parse_lineup("url:small,iggi", 2).refs)
-        pool = PartnerSeats(
-            Settings(partners=("player_1=url:big",), partner_share=1.0), tmp_path, client.lend
-        )
+        settings = Settings(partners=("player_1=url:big",), partner_share=1.0)
+        pool = PartnerSeats(settings, tmp_path, client.upload_guest)
         pool.load({}, "", app.identity.partners)
-        [seated] = pool.seat([{**task(3), "task": 0}], ("player_0@1", "player_1@1"), 1, "")
-        assert seated["seats"] == ["player_0@1", "url:big"] and pool.names == {"url:big": "big"}
-        with pytest.raises(
-            SettingsError, match="HANABI_PARTNERS=url:big: the rollout server knows no URL"
-        ):
+        [seated] = pool.seat([task_row(3)], ("player_0@1", "player_1@1"), 1, "")
+        assert seated["seats"] == ["player_0@1", "url:big"]
+        assert pool.names == {"url:big": "big"}
+        message = "HANABI_PARTNERS=url:big: the rollout server knows no URL"
+        with pytest.raises(SettingsError, match=message):
             pool.load({}, "")
-        # An evaluation plays it in every seat, and says which model it was.
-        given = Served(client=client, resolver=resolver, max_tokens=4, temperature=0.5)
-        lineup, setup = parse_lineup("url:big,iggi", 2), FULL
-        name = partner.url().removeprefix("big=")
-        assert lineup_key(lineup, setup, served=given)["policies"]["url:big"] == name
-        assert evaluate_lineup(lineup, setup, 2, served=given).seats == (
-            ("url:big", "iggi"),
-            ("iggi", "url:big"),
-        )
     with pytest.raises(SettingsError, match="is asked by the rollout server"):
         parse_lineup("human,url:big", 2, human=True)
 
 
-def test_a_bad_setting_is_refused_and_the_key_is_masked() -> None:
-    good = "big=http://localhost:8001/v1#Qwen/Qwen3-8B"
-    given = {
-        "HANABI_PARTNER_URLS": f"{good}, b2=https://[::1]/v1/#m:free",
+def test_an_evaluation_plays_a_url_in_every_seat_and_says_which_model_it_was(
+    tmp_path: Path,
+) -> None:
+    with table(tmp_path, lambda body: completion()) as (partner, _, client):
+        resolver = SeatResolver(client, Settings())
+        games = Served(client=client, resolver=resolver, max_tokens=4, temperature=0.5)
+        lineup = parse_lineup("url:big,iggi", 2)
+        key = lineup_key(lineup, FULL, served=games)
+        assert key["policies"]["url:big"] == partner.entry().removeprefix("big=")
+        result = evaluate_lineup(lineup, FULL, 2, served=games)
+        assert result.seats == (("url:big", "iggi"), ("iggi", "url:big"))
+
+
+GOOD_URL = "big=http://localhost:8001/v1#Qwen/Qwen3-8B"
+
+
+def test_urls_are_read_and_the_key_is_masked() -> None:
+    variables = {
+        "HANABI_PARTNER_URLS": f"{GOOD_URL}, b2=https://[::1]/v1/#m:free",
         "HANABI_PARTNER_KEY": KEY,
     }
-    loaded = load_settings(given, Path("no"))
-    assert len(loaded.settings.partner_urls) == 2 and KEY not in repr(loaded)
-    bad = (
-        "big big=http://host/v1 http://host/v1#m Big=http://host/v1#m big=ftp://host/v1#m "
-        "big=http:///v1#m "
-    )
-    bad += "big=http://user:pass@host/v1#m big=http://host/v1?key=1#m big=http://host:99999/v1#m"
-    for text in (*bad.split(), f"{good},{good}"):
-        with pytest.raises(
-            SettingsError, match=r"HANABI_PARTNER_URLS=.*a comma list of NAME=URL#MODEL, e\.g\."
-        ):
-            load_settings({"HANABI_PARTNER_URLS": text}, Path("no"))
+    loaded = load_settings(variables, Path("no"))
+    assert len(loaded.settings.partner_urls) == 2
+    assert KEY not in repr(loaded)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "big",
+        "big=http://host/v1",
+        "http://host/v1#m",
+        "Big=http://host/v1#m",
+        "big=ftp://host/v1#m",
+        "big=http:///v1#m",
+        "big=http://user:pass@host/v1#m",
+        "big=http://host/v1?key=1#m",
+        "big=http://host:99999/v1#m",
+        f"{GOOD_URL},{GOOD_URL}",
+    ],
+)
+def test_a_bad_url_is_refused(text: str) -> None:
+    message = r"HANABI_PARTNER_URLS=.*a comma list of NAME=URL#MODEL, e\.g\."
+    with pytest.raises(SettingsError, match=message):
+        load_settings({"HANABI_PARTNER_URLS": text}, Path("no"))
 
 
 def test_the_doctor_asks_each_url_for_its_models() -> None:
-    with served(Partner(lambda body: said())) as partner:
-        gone = f"gone=http://127.0.0.1:{free_port()}/v1#m"
-        urls = f"{partner.url()},{partner.url('other')}x,{gone},{partner.url('lost').replace('/v1', '')}"
-        found = find(partner_url_checks, HANABI_PARTNER_URLS=urls)
-    assert [one.status for one in found] == ["ok", "warn", "fail", "fail"]
-    assert "lists org/model:1, and not org/model:1x" in found[1].finding
-    assert "not reached (ConnectError" in found[2].finding and "data" in found[3].finding
+    with served(Partner(lambda body: completion())) as partner:
+        urls = [
+            partner.entry(),
+            partner.entry("other") + "x",
+            f"gone=http://127.0.0.1:{free_port()}/v1#m",
+            partner.entry("lost").replace("/v1", ""),
+        ]
+        checks = find(partner_url_checks, HANABI_PARTNER_URLS=",".join(urls))
+    assert [check.status for check in checks] == ["ok", "warn", "fail", "fail"]
+    assert "lists org/model:1, and not org/model:1x" in checks[1].finding
+    assert "not reached (ConnectError" in checks[2].finding
+    assert "data" in checks[3].finding

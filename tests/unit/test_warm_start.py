@@ -1,5 +1,6 @@
-"""Supervised learning on a really tiny model: it imitates, it resumes bit by bit, and players stay
-apart.
+"""Supervised learning on a very small model.
+
+It imitates a script, it resumes bit by bit, and players stay apart.
 """
 
 import json
@@ -29,9 +30,16 @@ from hanabi_grpo.runs.manifest import check_checkpoint
 from hanabi_grpo.runs.saved_adapters import read_adapters
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.sft.encoding import Encoder
-from hanabi_grpo.sft.learning import Lesson, held_out_figures, learn, load_base, make_students
+from hanabi_grpo.sft.learning import (
+    Lesson,
+    Student,
+    held_out_figures,
+    learn,
+    load_base,
+    make_students,
+)
 from hanabi_grpo.sft.run import StoppedError, WarmStart, Watcher
-from hanabi_grpo.sft.samples import split_held_out
+from hanabi_grpo.sft.samples import Sample, split_held_out
 from hanabi_grpo.sft.sources import Sources
 from hanabi_grpo.types import player_names
 from small_models import small_model
@@ -39,6 +47,7 @@ from small_models import small_model
 SETUP = Setup(HANABI, LAPTOP)
 Rows = list[tuple[str, Mapping[str, Any]]]
 LESSON = Lesson(steps=4, micro_batch=64, learning_rate=3e-3, max_grad_norm=1.0)
+NUM_GAMES = 60
 
 
 @pytest.fixture(scope="module")
@@ -46,91 +55,123 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that knows nothing."""
     folder = tmp_path_factory.mktemp("base") / "model"
     torch.manual_seed(0)
-    shape = {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-    }
-    words = {
-        "vocab_size": len(TOKENIZER),
-        "eos_token_id": TOKENIZER.eos_token_id,
-        "tie_word_embeddings": True,
-    }
-    model = small_model(head_dim=32, initializer_range=0.1, **shape, **words)
+    model = small_model(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        head_dim=32,
+        initializer_range=0.1,
+        vocab_size=len(TOKENIZER),
+        eos_token_id=TOKENIZER.eos_token_id,
+        tie_word_embeddings=True,
+    )
     model.save_pretrained(folder)
     TOKENIZER.save_pretrained(folder)
     return folder
 
 
-def settings(base: Path, **other: Any) -> Settings:
-    return Settings(model=str(base), lora_rank=16, lora_alpha=32, seed=7, **other)
+def make_settings(base: Path, **changes: Any) -> Settings:
+    return Settings(model=str(base), lora_rank=16, lora_alpha=32, seed=7, **changes)
 
 
-def work(base: Path, out: Path, **other: Any) -> WarmStart:
-    sources = Sources(lineups=("hint-bot",), num_tasks=60, noise=0.2)
-    given: dict[str, Any] = {"sources": sources, "steps": 4, "batch": 8, "learning_rate": 3e-3}
-    given |= {
+def make_sources(num_tasks: int = NUM_GAMES) -> Sources:
+    return Sources(lineups=("hint-bot",), num_tasks=num_tasks, noise=0.2)
+
+
+def make_start(base: Path, out: Path, **changes: Any) -> WarmStart:
+    """Return a warm start of four steps on games of the hint bot.
+
+    Args:
+        base: The base model.
+        out: Folder of the result.
+        changes: Options that differ.
+    """
+    options: dict[str, Any] = {
+        "settings": make_settings(base),
+        "sources": make_sources(),
+        "steps": 4,
+        "batch": 8,
+        "learning_rate": 3e-3,
         "shared": False,
         "full": False,
         "every_start": False,
         "resume": False,
-        "settings": settings(base),
     }
-    return WarmStart(setup=SETUP, out=out, **{**given, **other})
+    options.update(changes)
+    return WarmStart(setup=SETUP, out=out, **options)
 
 
-def do(what: WarmStart, should_stop: Callable[[], bool] = lambda: False) -> Rows:
-    return what.run(
-        Watcher(
-            say=lambda text: None,
-            show=lambda name, done, total, text: None,
-            should_stop=should_stop,
-        )
-    )
+def run(
+    start: WarmStart,
+    should_stop: Callable[[], bool] = lambda: False,
+    say: Callable[[str], None] = lambda text: None,
+) -> Rows:
+    watcher = Watcher(say=say, show=lambda *progress: None, should_stop=should_stop)
+    return start.run(watcher)
 
 
-def after(calls: int) -> Callable[[], bool]:
-    """True from this call on."""
-    left = iter(range(calls))
-    return lambda: next(left, None) is None
+def stop_after(calls: int) -> Callable[[], bool]:
+    """Return a function that is False so many times, then True."""
+    remaining = iter(range(calls))
+    return lambda: next(remaining, None) is None
 
 
 @pytest.fixture(scope="module")
 def trained(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Rows]:
-    """A finished start of two adapters, for tests that look at it; those that change it take a
-    copy.
-    """
+    """A finished start of two adapters; tests that change it take a copy."""
     out = tmp_path_factory.mktemp("trained") / "out"
-    return out, do(work(base, out))
+    return out, run(make_start(base, out))
 
 
 @pytest.fixture
 def copied(trained: tuple[Path, Rows], tmp_path: Path) -> Path:
+    """A copy of the finished start."""
     return Path(shutil.copytree(trained[0], tmp_path / "copy"))
 
 
 def weights(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*.safetensors"))
-    }
+    """Return every safetensors file below a folder."""
+    files = {}
+    for path in sorted(folder.rglob("*.safetensors")):
+        files[str(path.relative_to(folder))] = path.read_bytes()
+    return files
 
 
-def start(base: Path, names: Sequence[str], **changes: Any) -> tuple[Any, list[Any]]:
-    """A base model and its students, on games of the hint bot."""
-    what = work(base, Path("unused"))
+def clone(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in parameters.items()}
+
+
+def all_equal(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> bool:
+    return all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+def make_model_and_students(
+    base: Path,
+    names: Sequence[str],
+    choose: Callable[[Sample], bool] = lambda sample: True,
+) -> tuple[Any, list[Student]]:
+    """Return a base model and its students, on games of the hint bot.
+
+    Args:
+        base: The base model.
+        names: The students.
+        choose: Which samples are learned from.
+    """
+    start = make_start(base, Path("unused"))
     encoder = Encoder(setup=SETUP, chat=CHAT, max_model_len=1024, max_completion_length=4)
-    games = what.sources.samples(encoder, seed=7, say=print)
-    taught, held_out = split_held_out([one for own in games for one in own])
-    if "player_1" in changes:
-        taught = changes["player_1"](taught)
-    model = load_base(what.settings, base, full="model" in names)
-    _, students = make_students(model, names, what.settings, taught, held_out, 3e-3, batch_size=8)
+    samples = []
+    for of_game in start.sources.samples(encoder, seed=7, say=print):
+        samples += of_game
+    taught, held_out = split_held_out(samples)
+    taught = [sample for sample in taught if choose(sample)]
+    model = load_base(start.settings, base, full="model" in names)
+    _, students = make_students(model, names, start.settings, taught, held_out, 3e-3, batch_size=8)
     return model, students
 
 
-def run_steps(model: Any, students: list[Any], lesson: Lesson = LESSON) -> None:
+def run_steps(model: Any, students: list[Student], lesson: Lesson = LESSON) -> None:
+    """Make all steps of a lesson."""
     for _ in learn(model, students, lesson, lambda student, loss: None, lambda: False):
         pass
     assert {student.step for student in students} == {lesson.steps}
@@ -139,11 +180,18 @@ def run_steps(model: Any, students: list[Any], lesson: Lesson = LESSON) -> None:
 def test_adapters_on_a_model_that_knows_nothing_learn_to_play_like_the_bot(
     base: Path, tmp_path: Path
 ) -> None:
-    sources = Sources(lineups=("hint-bot",), num_tasks=150, noise=0.2)
-    done = do(work(base, tmp_path / "out", sources=sources, steps=40, batch=16, learning_rate=1e-2))
-    rows = {(label, row["name"]): row for label, row in done}
+    start = make_start(
+        base,
+        tmp_path / "out",
+        sources=make_sources(num_tasks=150),
+        steps=40,
+        batch=16,
+        learning_rate=1e-2,
+    )
+    rows = {(label, row["name"]): row for label, row in run(start)}
     for name in ("player_0", "player_1"):
-        before, best = rows["before", name], rows["best", name]
+        before = rows["before", name]
+        best = rows["best", name]
         assert before["accuracy"] < 0.05
         assert best["accuracy"] > 0.3
         assert best["loss"] < before["loss"] / 3
@@ -152,55 +200,55 @@ def test_adapters_on_a_model_that_knows_nothing_learn_to_play_like_the_bot(
 def test_the_whole_model_learns_and_its_folder_is_a_model(base: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    (_, before), (_, best), _ = do(
-        work(base, tmp_path, full=True, steps=30, batch=32, learning_rate=3e-3)
-    )
-    assert (before["accuracy"] < 0.05, best["accuracy"] > 0.3) == (True, True)
+    rows = run(make_start(base, tmp_path, full=True, steps=30, batch=32))
+    (_, before), (_, best), _ = rows
+    assert before["accuracy"] < 0.05
+    assert best["accuracy"] > 0.3
     folder = tmp_path / "model"
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert {value.dtype for value in model.parameters()} == {torch.float32}
+    assert model.generation_config.eos_token_id == 2
     assert tokenizer_hash(AutoTokenizer.from_pretrained(folder)) == tokenizer_hash(TOKENIZER)
     assert model_fingerprint(folder) != model_fingerprint(base)
-    assert (folder / "model.safetensors").stat().st_size <= (
-        base / "model.safetensors"
-    ).stat().st_size + 4096
-    assert model.generation_config.eos_token_id == 2
-    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == [
-        "last",
-        "model",
-        "warm_start.json",
-    ]
+    # Tied weights are written once.
+    size = (folder / "model.safetensors").stat().st_size
+    assert size <= (base / "model.safetensors").stat().st_size + 4096
+    names = sorted(path.name for path in tmp_path.glob("[!.]*"))
+    assert names == ["last", "model", "warm_start.json"]
 
 
-def test_the_checkpoint_is_read_by_everybody_who_reads_checkpoints(
+def test_the_manifest_of_the_checkpoint_says_what_it_was_learned_from(
+    base: Path, trained: tuple[Path, Rows]
+) -> None:
+    folder = trained[0] / "checkpoint-0"
+    facts = check_checkpoint(folder).facts
+    assert facts["adapters"] == ["player_0", "player_1"]
+    assert facts["model_fingerprint"] == model_fingerprint(base)
+    assert facts["tokenizer_hash"] == tokenizer_hash(TOKENIZER)
+    assert facts["dtype"] == "float32"
+    assert facts["spec_hashes"] == [SETUP.spec.hash]
+    assert facts["games"] == ["hint-bot: 60 tasks, 0.2 of the actions random"]
+    saved = read_adapters(folder)
+    assert saved.step == 0
+    assert saved.lora_rank == 16
+    assert list(saved.adapters) == ["player_0", "player_1"]
+
+
+def test_plain_peft_gives_the_figures_that_the_manifest_names(
     base: Path, trained: tuple[Path, Rows]
 ) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
     folder = trained[0] / "checkpoint-0"
-    manifest = check_checkpoint(folder)
-    saved = read_adapters(folder)
-    assert (saved.step, saved.lora_rank, list(saved.adapters)) == (0, 16, ["player_0", "player_1"])
-    expected = {
-        "adapters": ["player_0", "player_1"],
-        "model_fingerprint": model_fingerprint(base),
-        "tokenizer_hash": tokenizer_hash(TOKENIZER),
-        "dtype": "float32",
-        "spec_hashes": [SETUP.spec.hash],
-        "games": ["hint-bot: 60 tasks, 0.2 of the actions random"],
-    }
-    assert expected.items() <= manifest.facts.items()
-    # Plain PEFT gives the figures that the manifest names.
-    _, students = start(base, player_names(2))
+    best = check_checkpoint(folder).facts["warm_start"]["best"]
+    _, students = make_model_and_students(base, player_names(2))
     for number, student in enumerate(students):
-        plain = PeftModel.from_pretrained(
-            AutoModelForCausalLM.from_pretrained(base), folder / student.name
-        )
-        loss = held_out_figures(
-            plain.get_base_model(), replace(student, select=lambda: None), LESSON
-        )["loss"]
-        assert loss == pytest.approx(manifest.facts["warm_start"]["best"][number]["loss"], rel=1e-4)
+        plain_base = AutoModelForCausalLM.from_pretrained(base)
+        plain = PeftModel.from_pretrained(plain_base, folder / student.name)
+        loaded = replace(student, select=lambda: None)
+        figures = held_out_figures(plain.get_base_model(), loaded, LESSON)
+        assert figures["loss"] == pytest.approx(best[number]["loss"], rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -210,20 +258,18 @@ def test_a_stopped_and_resumed_start_ends_bit_by_bit_where_an_undisturbed_one_do
     base: Path, tmp_path: Path, full: bool, moments: tuple[int, ...]
 ) -> None:
     whole = tmp_path / "whole"
-    do(work(base, whole, full=full))
+    run(make_start(base, whole, full=full))
     for calls in moments:
         parts = tmp_path / f"parts-{calls}"
-        # While the 60 games are read, or after.
-        with pytest.raises(
-            StoppedError, match="nothing was learned" if calls < 60 else "of 4, kept in"
-        ):
-            do(work(base, parts, full=full), after(calls))
-        do(work(base, parts, full=full, resume=True))
+        # It asks once for each game, then in every update.
+        message = "nothing was learned" if calls < NUM_GAMES else "of 4, kept in"
+        with pytest.raises(StoppedError, match=message):
+            run(make_start(base, parts, full=full), stop_after(calls))
+        run(make_start(base, parts, full=full, resume=True))
         assert weights(parts) == weights(whole)
-        figures = [
-            json.loads((folder / "warm_start.json").read_text()) for folder in (parts, whole)
-        ]
-        assert figures[0] == figures[1]
+        figures_of_parts = json.loads((parts / "warm_start.json").read_text())
+        figures_of_whole = json.loads((whole / "warm_start.json").read_text())
+        assert figures_of_parts == figures_of_whole
 
 
 def test_a_finished_start_is_not_learned_again(
@@ -231,95 +277,106 @@ def test_a_finished_start_is_not_learned_again(
 ) -> None:
     before = weights(copied)
     with pytest.raises(RunFolderError, match="holds something already"):
-        do(work(base, copied))
-    assert do(work(base, copied, resume=True)) == trained[1]
+        run(make_start(base, copied))
+    assert run(make_start(base, copied, resume=True)) == trained[1]
     assert weights(copied) == before
 
 
-def test_a_resume_needs_the_same_work(base: Path, copied: Path) -> None:
-    fewer = Sources(lineups=("hint-bot",), num_tasks=50, noise=0.2)
-    changes = {"steps": 5, "learning_rate": 1e-4, "batch": 9, "data": fewer}
-    for name, value in changes.items():
-        with pytest.raises(SettingsError, match=f"another warm start: {name} was"):
-            do(work(base, copied, resume=True, **{"sources" if name == "data" else name: value}))
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("steps", {"steps": 5}),
+        ("learning_rate", {"learning_rate": 1e-4}),
+        ("batch", {"batch": 9}),
+        ("data", {"sources": make_sources(num_tasks=50)}),
+    ],
+)
+def test_a_resume_needs_the_same_work(
+    base: Path, copied: Path, name: str, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(SettingsError, match=f"another warm start: {name} was"):
+        run(make_start(base, copied, resume=True, **changes))
 
 
-def test_one_players_games_move_no_other_players_adapter_and_nobodys_the_base_model(
+def learn_and_keep_base(
+    base: Path, choose: Callable[[Sample], bool]
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Train both players, check that the base model stays, and return both players' weights."""
+    model, students = make_model_and_students(base, player_names(2), choose)
+    frozen = {}
+    for name, value in model.named_parameters():
+        if "lora_" not in name:
+            frozen[name] = value.detach().clone()
+    run_steps(model, students)
+    assert all_equal(frozen, dict(model.named_parameters()))
+    first, second = students
+    return clone(first.parameters), clone(second.parameters)
+
+
+def test_one_players_games_change_no_other_players_adapter_and_nobodys_the_base_model(
     base: Path,
 ) -> None:
-    ends = []
-    for keep in (True, False):
-        model, students = start(
-            base,
-            player_names(2),
-            player_1=lambda taught, keep=keep: [
-                one for one in taught if keep or one.player == 0 or one.start % 2
-            ],
-        )
-        frozen = {
-            name: value.detach().clone()
-            for name, value in model.named_parameters()
-            if "lora_" not in name
-        }
-        run_steps(model, students)
-        assert all(
-            torch.equal(value, dict(model.named_parameters())[name])
-            for name, value in frozen.items()
-        )
-        ends.append(
-            [
-                {name: value.detach().clone() for name, value in one.parameters.items()}
-                for one in students
-            ]
-        )
-    (first_0, first_1), (second_0, second_1) = ends
-    assert all(torch.equal(first_0[name], second_0[name]) for name in first_0)
-    assert not all(torch.equal(first_1[name], second_1[name]) for name in first_1)
+    first_0, first_1 = learn_and_keep_base(base, lambda sample: True)
+    # Player 1 learns from half of its games.
+    second_0, second_1 = learn_and_keep_base(
+        base, lambda sample: sample.player == 0 or bool(sample.start % 2)
+    )
+    assert all_equal(first_0, second_0)
+    assert not all_equal(first_1, second_1)
 
 
 def test_how_a_batch_is_cut_changes_no_update(base: Path) -> None:
-    ends = []
+    states = []
     for micro_batch in (8, 3):
-        model, students = start(base, ("shared",))
+        model, students = make_model_and_students(base, ("shared",))
         run_steps(model, students, replace(LESSON, micro_batch=micro_batch, steps=1))
-        ends.append(students[0].optimizer.state_dict()["state"])
-    for number, state in ends[0].items():
-        assert torch.allclose(state["exp_avg"], ends[1][number]["exp_avg"], rtol=1e-3, atol=1e-7)
+        states.append(students[0].optimizer.state_dict()["state"])
+    in_one_piece, in_pieces = states
+    for number, state in in_one_piece.items():
+        other = in_pieces[number]
+        assert torch.allclose(state["exp_avg"], other["exp_avg"], rtol=1e-3, atol=1e-7)
 
 
-def test_a_loss_that_is_no_number_stops_before_anything_moves(base: Path) -> None:
-    model, [student] = start(base, ("shared",))
-    name, poisoned = next((n, p) for n, p in student.parameters.items() if "lora_B" in n)
+def test_a_loss_that_is_no_number_stops_before_anything_changes(base: Path) -> None:
+    model, [student] = make_model_and_students(base, ("shared",))
+    poisoned = next(name for name in student.parameters if "lora_B" in name)
     with torch.no_grad():
-        poisoned.fill_(float("nan"))
-    before = {key: held.detach().clone() for key, held in student.parameters.items()}
+        student.parameters[poisoned].fill_(float("nan"))
+    before = clone(student.parameters)
     with pytest.raises(NonFiniteError, match="shared, update 1: loss"):
         run_steps(model, [student])
     assert student.step == 0
-    assert all(
-        torch.equal(before[key], held) for key, held in student.parameters.items() if key != name
-    )
+    del before[poisoned]
+    assert all_equal(before, student.parameters)
 
 
 def test_every_start_is_learned_where_none_is_held_out(base: Path, tmp_path: Path) -> None:
-    lines = list[str]()
-    for every in (False, True):
-        watcher = Watcher(say=lines.append, show=lambda *_: None, should_stop=lambda: False)
-        work(base, tmp_path / str(every), every_start=every, steps=1).run(watcher)
-    held, every = (line.split() for line in lines if "conversations to learn from" in line)
-    assert int(every[0]) == int(held[0]) + int(held[5]) and int(every[5]) == int(held[5]) > 0
+    counts = []
+    for every_start in (False, True):
+        lines: list[str] = []
+        out = tmp_path / str(every_start)
+        run(make_start(base, out, every_start=every_start, steps=1), say=lines.append)
+        [line] = [line for line in lines if "conversations to learn from" in line]
+        # "100 conversations to learn from, 12 held out (…)"
+        words = line.split()
+        counts.append((int(words[0]), int(words[5])))
+    (taught, held_out), (all_taught, measured) = counts
+    assert held_out > 0
+    assert measured == held_out
+    assert all_taught == taught + held_out
 
 
 def test_the_best_parameters_are_those_of_the_lowest_held_out_loss(base: Path) -> None:
-    model, [student] = start(base, ("shared",))
+    model, [student] = make_model_and_students(base, ("shared",))
     run_steps(model, [student])
-    best = {name: value.clone() for name, value in student.best.items()}
+    assert student.best is not None
+    best = clone(student.best)
     with torch.no_grad():
         for value in student.parameters.values():
             value.add_(1.0)
-    for loss in (held_out_figures(model, student, LESSON)["loss"], float("nan")):
-        student.remember(loss)
-    assert all(torch.equal(best[name], value) for name, value in student.best.items())
+    student.remember(held_out_figures(model, student, LESSON)["loss"])
+    student.remember(float("nan"))
+    assert all_equal(best, student.best)
     assert student.best_step == 4
 
 
@@ -332,70 +389,87 @@ def test_the_learning_rate_warms_up_and_falls_to_a_tenth() -> None:
     assert replace(lesson, steps=1).rate(1) == 1.0
 
 
-def test_a_player_without_anything_to_learn_and_float16_are_refused(base: Path) -> None:
+def test_a_player_without_anything_to_learn_is_refused(base: Path) -> None:
     with pytest.raises(SettingsError, match="player_1 has 0 conversations"):
-        start(
-            base,
-            ("player_0", "player_1"),
-            player_1=lambda taught: [one for one in taught if one.player == 0],
-        )
+        make_model_and_students(base, player_names(2), lambda sample: sample.player == 0)
+
+
+def test_float16_is_refused(base: Path) -> None:
     with pytest.raises(SettingsError, match="float16"):
-        load_base(settings(base, dtype="float16"), base, full=False)
+        load_base(make_settings(base, dtype="float16"), base, full=False)
 
 
-def test_a_shared_adapter_learns_on_a_bfloat16_base_and_a_whole_model_is_saved_in_it(
-    base: Path, tmp_path: Path
-) -> None:
+def test_a_shared_adapter_learns_on_a_bfloat16_base(base: Path, tmp_path: Path) -> None:
+    settings = make_settings(base, dtype="bfloat16")
+    run(make_start(base, tmp_path, settings=settings, shared=True))
+    saved = read_adapters(tmp_path / "checkpoint-0")
+    assert saved.facts["dtype"] == "bfloat16"
+    assert list(saved.adapters) == ["shared"]
+
+
+def test_a_whole_model_is_saved_in_bfloat16(base: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    half = settings(base, dtype="bfloat16")
-    do(work(base, tmp_path / "a", settings=half, shared=True))
-    saved = read_adapters(tmp_path / "a" / "checkpoint-0")
-    assert (saved.facts["dtype"], list(saved.adapters)) == ("bfloat16", ["shared"])
-    do(work(base, tmp_path / "f", settings=half, full=True))
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "f" / "model")
-    assert {model.config.dtype, *(value.dtype for value in model.parameters())} == {torch.bfloat16}
+    settings = make_settings(base, dtype="bfloat16")
+    run(make_start(base, tmp_path, settings=settings, full=True))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert model.config.dtype == torch.bfloat16
+    assert {value.dtype for value in model.parameters()} == {torch.bfloat16}
 
 
-def test_a_wrong_command_ends_with_one_line_and_leaves_no_folder(
-    base: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    for options, text in (
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
         ([], "Name scripts that play"),
         (["hint-bot", "--steps", "0"], "--steps"),
         (["hint-but"], "hint-bot"),
         (["--games", "nowhere"], "no such file or folder"),
-    ):
-        command = ["warm-start", *options, "--out", str(out), "--preset", "laptop"]
-        answer = CliRunner().invoke(app, command, env={"MODEL": str(base)})
-        assert (answer.exit_code, text in answer.output, "Traceback" in answer.output) == (
-            2,
-            True,
-            False,
-        )
-        assert not out.exists()
+    ],
+)
+def test_a_wrong_command_ends_with_one_line_and_leaves_no_folder(
+    base: Path, tmp_path: Path, options: list[str], message: str
+) -> None:
+    out = tmp_path / "out"
+    command = ["warm-start", *options, "--out", str(out), "--preset", "laptop"]
+    answer = CliRunner().invoke(app, command, env={"MODEL": str(base)})
+    assert answer.exit_code == 2
+    assert message in answer.output
+    assert "Traceback" not in answer.output
+    assert not out.exists()
 
 
 @pytest.mark.rest
-def test_ctrl_c_keeps_the_newest_state_and_the_same_command_goes_on(
+def test_ctrl_c_keeps_the_newest_state_and_the_same_command_continues(
     base: Path, tmp_path: Path, start_process: Callable[..., subprocess.Popen[str]]
 ) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "hanabi_grpo.cli", "warm-start", "hint-bot", "--out", str(out)]
-    command += ["--preset", "laptop", "--tasks", "40", "--steps", "200", "--batch", "4"]
+    command = [
+        sys.executable,
+        "-m",
+        "hanabi_grpo.cli",
+        "warm-start",
+        "hint-bot",
+        "--out",
+        str(out),
+        "--preset",
+        "laptop",
+        "--tasks",
+        "40",
+        "--steps",
+        "200",
+        "--batch",
+        "4",
+    ]
     environ = {**os.environ, "MODEL": str(base), "SEED": "3"}
     process = start_process(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     while not (out / "last" / "checkpoint-0" / "manifest.json").exists():
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    told, _ = process.communicate()
+    output, _ = process.communicate()
     assert process.returncode == 130
-    assert "with --resume goes on" in " ".join(told.split())
-    again = subprocess.run([*command, "--resume"], env=environ, capture_output=True, text=True)
-    assert again.returncode == 0, again.stderr
-    assert check_checkpoint(out / "checkpoint-0").facts["warm_start"]["steps"] == {
-        "player_0": 200,
-        "player_1": 200,
-    }
+    assert "with --resume continues" in " ".join(output.split())
+    resumed = subprocess.run([*command, "--resume"], env=environ, capture_output=True, text=True)
+    assert resumed.returncode == 0, resumed.stderr
+    steps = check_checkpoint(out / "checkpoint-0").facts["warm_start"]["steps"]
+    assert steps == {"player_0": 200, "player_1": 200}

@@ -27,12 +27,14 @@ EPISODE = made_episode(
 
 
 def put(row: Any, path: str, value: object) -> Any:
-    """Replace one value of `row`, or take it out if the value is `...`; without a path replace all
-    of it.
+    """Replace one value of a row, e.g. at "turns/1/kind".
+
+    The value `...` takes it out; without a path all of the row is replaced.
     """
     if not path:
         return value
-    *parents, last = [int(key) if key.isdecimal() else key for key in path.split("/")]
+    keys = [int(key) if key.isdecimal() else key for key in path.split("/")]
+    *parents, last = keys
     target = row
     for key in parents:
         target = target[key]

@@ -1,5 +1,6 @@
 """Workflows: who sees what, what is paid, where problems come from, and what bad ones are told."""
 
+import itertools
 import json
 import sys
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.conformance import check
 from hanabi_grpo.envs.referee import Referee, parts_of, play_scripts
-from hanabi_grpo.envs.workflows.answers import majority, read_answer, said, same
+from hanabi_grpo.envs.workflows.answers import majority_worth, normalize, public_text, read_answer
 from hanabi_grpo.envs.workflows.environment import WORKFLOWS
 from hanabi_grpo.envs.workflows.problems import draw_problem, load_source, share_of
 from hanabi_grpo.envs.wrappers import AECWrapper, SeatEnv
@@ -45,130 +46,149 @@ def play(setup: Setup[Any], *steps: Sequence[str], seed: int = 0) -> Episode:
 
 def paid(episode: Episode, part: str) -> list[list[float]]:
     """Return what a part paid, per step and player."""
-    steps = [
-        [turn for turn in episode.turns if turn.step == step]
-        for step in range(episode.turns[-1].step + 1)
-    ]
-    return [
-        [parts_of(turns, player).get(part, 0.0) for player in range(episode.num_players)]
-        for turns in steps
-    ]
+    num_steps = episode.turns[-1].step + 1
+    steps = []
+    for step in range(num_steps):
+        turns = [turn for turn in episode.turns if turn.step == step]
+        players = range(episode.num_players)
+        steps.append([parts_of(turns, player).get(part, 0.0) for player in players])
+    return steps
 
 
+@pytest.mark.parametrize(("style", "memory"), [("full", "turn"), ("compact", "game")])
 @pytest.mark.parametrize("env", WORKFLOWS)
-def test_a_workflow_does_what_the_interface_says(env: str) -> None:
-    fields = {"debate": {"players": 3, "rounds": 3}}.get(env, {})
-    for style in ("full", "compact"):
-        setup = workflow(env, style=style, memory="turn" if style == "full" else "game", **fields)
-        report = check(setup.environment, setup.config, num_episodes=4)
-        assert set(report.secrets) >= {"solution"} and ("what others said" in report.secrets) is (
-            env in ("debate", "summary")
-        )
+def test_a_workflow_does_what_the_interface_says(env: str, style: str, memory: str) -> None:
+    fields = {"players": 3, "rounds": 3} if env == "debate" else {}
+    setup = workflow(env, style=style, memory=memory, **fields)
+    report = check(setup.environment, setup.config, num_episodes=4)
+    assert "solution" in report.secrets
+    hides_texts = env in ("debate", "summary")
+    assert ("what others said" in report.secrets) is hides_texts
+
+
+def messages_of_three_players(env: str) -> list[dict[int, str]]:
+    """Play an episode; return per step what each player was shown.
+
+    Every player says its number, and thinks a secret.
+    """
+    fields = {} if env == "pioneer_observer" else {"players": 3}
+    setup = workflow(env, style="full", **fields)
+    referee = Referee(setup.task("eval", 0))
+    question = referee.game.view(0).question
+    steps = []
+    while referee.status is None:
+        messages = {}
+        replies = {}
+        for player in referee.to_act():
+            messages[player] = referee.see(player).message()
+            assert messages[player].startswith(question)
+            replies[player] = f"<think>secret</think>I am {player}.\nAnswer: {70 + player}"
+        steps.append(messages)
+        referee.step(replies)
+    for player in range(setup.spec.num_players):
+        last_message = referee.game.state_message(player)
+        for other in range(3):
+            assert other == player or f"I am {other}" not in last_message
+    return steps
+
+
+def quoted_players(message: str) -> list[int]:
+    return [player for player in range(3) if f"I am {player}" in message]
 
 
 def test_everybody_sees_the_others_last_replies_and_a_voter_none() -> None:
-    shown = {}
+    quoted = {}
     for env in WORKFLOWS:
-        setup = (
-            workflow(env, style="full", players=3)
-            if env != "pioneer_observer"
-            else workflow(env, style="full")
-        )
-        referee = Referee(setup.task("eval", 0))
-        question = referee.game.view(0).question
-        while acting := referee.to_act():
-            texts = {player: referee.see(player).message() for player in acting}
-            assert all(text.startswith(question) for text in texts.values())
-            shown[env, len(referee.game.said)] = texts  # type: ignore[attr-defined]
-            referee.step(
-                {
-                    player: f"<think>secret</think>I am {player}.\nAnswer: {70 + player}"
-                    for player in acting
+        for step, messages in enumerate(messages_of_three_players(env)):
+            assert all("secret" not in message for message in messages.values())
+            if step:
+                quoted[env, step] = {
+                    player: quoted_players(message) for player, message in messages.items()
                 }
-            )
-        after = [referee.game.state_message(player) for player in range(setup.spec.num_players)]
-        assert not any(
-            f"I am {other}" in after[seat]
-            for seat in range(len(after))
-            for other in range(3)
-            if other != seat
-        )
-    assert all("secret" not in text for texts in shown.values() for text in texts.values())
-    heard = {
-        key: {
-            player: [other for other in range(3) if f"I am {other}" in text]
-            for player, text in texts.items()
-        }
-        for key, texts in shown.items()
-        if key[1]
-    }
-    assert heard == {
+    assert quoted == {
         ("debate", 1): {0: [0, 1, 2], 1: [0, 1, 2], 2: [0, 1, 2]},
         ("summary", 1): {2: [0, 1]},
         ("pioneer_observer", 1): {1: [0]},
     }
-    answers = workflow("summary", style="full", show="answer")
-    referee = Referee(answers.task("eval", 0))
+
+
+def test_where_only_answers_are_shown_the_text_around_them_is_not() -> None:
+    setup = workflow("summary", style="full", show="answer")
+    referee = Referee(setup.task("eval", 0))
     referee.step({0: "I am 0.\nAnswer: 70", 1: "hm"})
-    assert (
-        "I am 0" not in (text := referee.see(2).message())
-        and "answered:\n70" in text
-        and "(no answer)" in text
-    )
+    message = referee.see(2).message()
+    assert "I am 0" not in message
+    assert "answered:\n70" in message
+    assert "(no answer)" in message
 
 
 def test_rewards_have_names_weights_and_seats() -> None:
     vote = workflow("vote", reward_team=0.5, reward_difference=2.0)
     most = play(vote, ["right", "right", "99"])
-    assert (paid(most, "correct"), paid(most, "team")) == ([[1.0, 1.0, 0.0]], [[0.5, 0.5, 0.5]])
+    assert paid(most, "correct") == [[1.0, 1.0, 0.0]]
+    assert paid(most, "team") == [[0.5, 0.5, 0.5]]
     # Without a seat that is right the others are tied: half of it was its own doing; the wrong seat
     # changed nothing.
     assert paid(most, "difference") == [[1.0, 1.0, 0.0]]
-    assert paid(play(vote, ["right", "98", "99"]), "difference") == [
-        [2 / 3, pytest.approx(-1 / 3), pytest.approx(-1 / 3)]
-    ]
-    assert paid(play(vote, ["98", "", "99"]), "difference") == [[0.0] * 3]
+    one_right = play(vote, ["right", "98", "99"])
+    assert paid(one_right, "difference") == [pytest.approx([2 / 3, -1 / 3, -1 / 3])]
+    none_right = play(vote, ["98", "", "99"])
+    assert paid(none_right, "difference") == [[0.0, 0.0, 0.0]]
     debate = play(
         workflow("debate", reward_difference=2.0, players=3),
         ["99", "99", "99"],
         ["right", "right", "99"],
     )
-    assert paid(debate, "difference") == [[0.0] * 3, [1.0, 1.0, 0.0]]
+    assert paid(debate, "difference") == [[0.0, 0.0, 0.0], [1.0, 1.0, 0.0]]
     summary = play(workflow("summary"), ["right", "99"], ["right"])
     assert paid(summary, "correct") == [[0.5, 0.0, 0.0], [0.0, 0.0, 0.5]]
-    assert paid(summary, "team") == [[0.0] * 3, [0.5] * 3]
-    cory = play(workflow("pioneer_observer"), ["99"], ["right"])
-    assert paid(cory, "sum") == [[0.0, 0.0], [1.0, 1.0]]
+    assert paid(summary, "team") == [[0.0, 0.0, 0.0], [0.5, 0.5, 0.5]]
+    pioneer_observer = play(workflow("pioneer_observer"), ["99"], ["right"])
+    assert paid(pioneer_observer, "sum") == [[0.0, 0.0], [1.0, 1.0]]
 
 
 def test_a_round_of_a_debate_is_worth_its_answer_and_the_fading_mean_of_later_ones() -> None:
     setup = workflow("debate", rounds=3, reward_later_rounds=2.0, reward_correct=1.0)
     episode = play(setup, ["right", "99"], ["99", "99"], ["right", ""])
     # Round 1: [v + .3 * 0 + .09 * 1/2] / 1.39; round 2: [0 + .3 * 1/2] / 1.3; twice that.
-    rounds = [[2 * 1.045 / 1.39, 2 * 0.045 / 1.39], [0.3 / 1.3, 0.3 / 1.3], [2.0, 0.0]]
-    assert paid(episode, "later_rounds") == [pytest.approx(one) for one in rounds]
+    assert paid(episode, "later_rounds") == [pytest.approx(worth) for worth in ROUNDS]
     assert paid(episode, "correct") == [[0.0, 0.0], [0.0, 0.0], [1.0, 0.0]]
     assert episode.reward(1, "unparsable") == -0.5
-    # HANABI_ADVANTAGE=turn compares each turn by that worth, not by the sum of all rounds.
+
+
+ROUNDS = [[2 * 1.045 / 1.39, 2 * 0.045 / 1.39], [0.3 / 1.3, 0.3 / 1.3], [2.0, 0.0]]
+"""Per round and player the worth in the debate of three rounds."""
+
+
+def test_turns_of_a_debate_are_compared_by_that_worth_not_by_the_sum_of_all_rounds() -> None:
+    setup = workflow("debate", rounds=3, reward_later_rounds=2.0, reward_correct=1.0)
+    episode = play(setup, ["right", "99"], ["99", "99"], ["right", ""])
     other = play(setup, ["99", "99"], ["99", "99"], ["99", "99"])
     [values, _] = make_estimator("turn", scale="none").advantages([episode, other], 0)
-    assert values == pytest.approx([1 + one[0] for one in rounds])
-    # The wrappers, whose rewards come step by step, pay the same in all.
-    aec, seat = (
-        AECWrapper(setup.environment, setup.config),
-        SeatEnv(setup.environment, setup.config, 0, {1: Silent()}),
-    )
+    first_player = [worth[0] for worth in ROUNDS]
+    assert values == pytest.approx([1 + worth for worth in first_player])
+
+
+def test_the_wrappers_whose_rewards_come_step_by_step_pay_the_same_in_all() -> None:
+    setup = workflow("debate", rounds=3, reward_later_rounds=2.0, reward_correct=1.0)
+    episode = play(setup, ["right", "99"], ["99", "99"], ["right", ""])
+    aec = AECWrapper(setup.environment, setup.config)
     aec.reset(options={"split": "eval", "seed": 0})
-    seat.reset(options={"split": "eval", "seed": 0})
-    total = {agent: 0.0 for agent in aec.agents}
+    totals = dict.fromkeys(aec.agents, 0.0)
     for turn in episode.turns:
         aec.step(turn.action if turn.kind is ReplyKind.LEGAL else "")
-        total = {agent: total[agent] + aec.rewards[agent] for agent in total}
-    assert list(total.values()) == [pytest.approx(episode.reward(player)) for player in (0, 1)]
+        for agent in totals:
+            totals[agent] += aec.rewards[agent]
+    assert totals == pytest.approx({"player_0": episode.reward(0), "player_1": episode.reward(1)})
+
+    seat = SeatEnv(setup.environment, setup.config, 0, {1: Silent()})
+    seat.reset(options={"split": "eval", "seed": 0})
     alone = play(setup, ["right", ""], ["99", ""], ["right", ""])
-    assert sum(seat.step(turn.action)[1] for turn in alone.trajectory(0)) == pytest.approx(
-        alone.reward(0)
-    )
+    total = 0.0
+    for turn in alone.trajectory(0):
+        _, reward, _, _, _ = seat.step(turn.action)
+        total += reward
+    assert total == pytest.approx(alone.reward(0))
 
 
 class Silent:
@@ -179,52 +199,61 @@ class Silent:
 
 
 def test_figures_say_what_the_team_made_of_first_answers() -> None:
-    found = play(
-        workflow("debate", players=3), ["right", "right", "99"], ["99", "right", "99"]
-    ).result
-    thirds = {"final": 0.0, "alone": 2 / 3, "corrected": 0.0, "misled": 2 / 3, "agreement": 1 / 3}
-    assert found == pytest.approx({**thirds, "round_1": 1.0, "round_2": 0.0})
+    setup = workflow("debate", players=3)
+    figures = play(setup, ["right", "right", "99"], ["99", "right", "99"]).result
+    assert figures == pytest.approx(
+        {
+            "final": 0.0,
+            "alone": 2 / 3,
+            "corrected": 0.0,
+            "misled": 2 / 3,
+            "agreement": 1 / 3,
+            "round_1": 1.0,
+            "round_2": 0.0,
+        }
+    )
     tied = play(workflow("debate"), ["right", "99"], ["right", "99"]).result
-    assert (tied["final"], tied["corrected"], tied["misled"]) == (0.5, 0.25, 0.25)
-    assert play(workflow("vote", players=1), ["right"]).result == {
-        "final": 1.0,
-        "alone": 1.0,
-        "corrected": 0,
-        "misled": 0,
-    }
+    assert tied["final"] == 0.5
+    assert tied["corrected"] == 0.25
+    assert tied["misled"] == 0.25
+    alone = play(workflow("vote", players=1), ["right"]).result
+    assert alone == {"final": 1.0, "alone": 1.0, "corrected": 0, "misled": 0}
     cut = Referee(workflow("summary").task("eval", 0))
     cut.step({0: cut.game.problem.answer, 1: "1"})  # type: ignore[attr-defined]
     cut.out_of_tokens(2)
     assert cut.episode().result["final"] == 0.0, "who did not answer was not right"
+
+
+def test_the_final_answer_is_the_first_ones_plus_what_was_corrected_minus_what_was_misled() -> None:
+    setup = workflow("summary", players=4)
+    noisy = dict.fromkeys(range(4), setup.environment.policies["noisy"]())
     for seed in range(20):
-        setup = workflow("summary", players=4)
-        noisy = {player: setup.environment.policies["noisy"]() for player in range(4)}
         figures = play_scripts(setup.task("eval", seed), noisy).result
-        assert figures["final"] == pytest.approx(
-            figures["alone"] + figures["corrected"] - figures["misled"]
-        )
+        change = figures["corrected"] - figures["misled"]
+        assert figures["final"] == pytest.approx(figures["alone"] + change)
 
 
 def test_payoffs_that_differ_still_have_one_score() -> None:
     setup = workflow("debate")
-    assert (setup.spec.payoff, setup.spec.has_common_score, is_versus(setup.spec)) == (
-        "general",
-        True,
-        False,
-    )
+    assert setup.spec.payoff == "general"
+    assert setup.spec.has_common_score
+    assert not is_versus(setup.spec)
     assert workflow("vote", reward_correct=0.0, reward_team=1.0).spec.payoff == "team"
     assert workflow("pioneer_observer").spec.payoff == "team"
     for env, common in (("kuhn_poker", False), ("hanabi", True), ("sokoban", True)):
         environment = registry.get(env)
-        assert environment.spec(next(iter(environment.presets.values()))).has_common_score is common
-    games = [play(setup, ["right", "99"], ["right", "right"])]
-    assert lineup_score(setup.spec, games[0], 1) == 1.0
-    figures = task_figures(setup.spec, games).figures
-    assert figures["perfect"] == 1.0 and not any(name.startswith("win") for name in figures)
+        first_preset = next(iter(environment.presets.values()))
+        assert environment.spec(first_preset).has_common_score is common
+    game = play(setup, ["right", "99"], ["right", "right"])
+    assert lineup_score(setup.spec, game, 1) == 1.0
+    figures = task_figures(setup.spec, [game]).figures
+    assert figures["perfect"] == 1.0
+    assert not any(name.startswith("win") for name in figures)
 
 
-def test_answers_are_read_from_the_last_line_or_box() -> None:
-    for text, found in (
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
         ("So 5.\n**Answer: 7**", "7"),
         ("Answer: 3\nNo.\nFinal answer: $-4$", "-4"),
         (r"Thus \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
@@ -233,37 +262,61 @@ def test_answers_are_read_from_the_last_line_or_box() -> None:
         ("It is 7.", None),
         ("Answer:", None),
         ("my question: 7", None),
-    ):
-        assert read_answer(text, "full") == found
-    assert read_answer("6 = 1 2", "compact") == "1 2" and read_answer(" ", "compact") is None
-    assert said("<think>a</think>b<|im_end|>\n<think>") is None
-    assert said("x < 5 <|im_end|> </s> [INST]") == "x < 5 < |im_end|> < /s> [ INST]"
-    for one, other in (
+    ],
+)
+def test_answers_are_read_from_the_last_line_or_box(text: str, answer: str | None) -> None:
+    assert read_answer(text, "full") == answer
+
+
+def test_a_compact_answer_stands_behind_the_last_equals_sign() -> None:
+    assert read_answer("6 = 1 2", "compact") == "1 2"
+    assert read_answer(" ", "compact") is None
+
+
+def test_what_others_read_of_a_reply_holds_no_thoughts_and_no_special_tokens() -> None:
+    assert public_text("<think>a</think>b<|im_end|>\n<think>") is None
+    assert public_text("x < 5 <|im_end|> </s> [INST]") == "x < 5 < |im_end|> < /s> [ INST]"
+
+
+@pytest.mark.parametrize(
+    ("answer", "other"),
+    [
         ("$1 200.50", "1,200.5"),
         ("007.", "7"),
         ("-0", "0"),
         ("Blue", " blue"),
         ("+3", "3"),
-    ):
-        assert same(one) == same(other)
-    assert same("1.5") != same("15") and same("-3") != same("3") and same("a.b") != same("ab")
-    assert (
-        majority(["1", None, "01", "2"], [1.0, 0.0, 1.0, 0.0]) == 1.0
-        and majority([None], [0.0]) == 0.0
-    )
+    ],
+)
+def test_spelling_makes_no_other_answer(answer: str, other: str) -> None:
+    assert normalize(answer) == normalize(other)
+
+
+@pytest.mark.parametrize(("answer", "other"), [("1.5", "15"), ("-3", "3"), ("a.b", "ab")])
+def test_other_numbers_and_words_are_other_answers(answer: str, other: str) -> None:
+    assert normalize(answer) != normalize(other)
+
+
+def test_a_majority_is_worth_what_its_answer_is_worth() -> None:
+    assert majority_worth(["1", None, "01", "2"], [1.0, 0.0, 1.0, 0.0]) == 1.0
+    assert majority_worth([None], [0.0]) == 0.0
 
 
 def test_no_question_is_in_two_splits_and_the_draw_is_for_ever() -> None:
     source = load_source("chain_sum", 3, HIGHEST)
     assert [draw_problem(source, "train", seed).question for seed in range(3)] == QUESTIONS
-    seen = {
-        split: {draw_problem(source, split, seed).question for seed in range(200)}
-        for split in SPLITS
-    }
-    for number, split in enumerate(SPLITS):
-        assert not any(seen[split] & seen[other] for other in SPLITS[number + 1 :])
-    long = load_source("chain_sum", 5, 999).make(7)
-    assert eval(long.question.partition("=")[0]) == int(long.answer) and len(long.work) == 3
+    questions = {}
+    for split in SPLITS:
+        questions[split] = {draw_problem(source, split, seed).question for seed in range(200)}
+    for split, other in itertools.combinations(SPLITS, 2):
+        assert not questions[split] & questions[other]
+
+
+def test_a_long_sum_has_its_total_as_the_answer_and_the_results_on_the_way() -> None:
+    problem = load_source("chain_sum", 5, 999).make(7)
+    expression, _, _ = problem.question.partition("=")
+    assert eval(expression) == int(problem.answer)
+    assert len(problem.work) == 3
 
 
 SPLITS = ("train", "eval", "eval-validation", "test")
@@ -295,9 +348,11 @@ def test_a_file_of_problems_counts_by_its_content_and_a_bad_line_is_named(tmp_pa
     solver = play_scripts(
         setup.task("test", 3), dict.fromkeys(range(3), setup.environment.policies["solver"]())
     )
-    assert solver.result["final"] == 1.0 and solver.turns[0].reply.startswith("Answer: ")
+    assert solver.result["final"] == 1.0
+    assert solver.turns[0].reply.startswith("Answer: ")
     question = setup.environment.start_id(setup.config, split="test", seed=3)
-    assert share_of(question) == "test" and "####" not in solver.turns[0].reply
+    assert share_of(question) == "test"
+    assert "####" not in solver.turns[0].reply
     for content, message in (
         ('{"question": "a", "answer": "b"}\n\n{oops', r"line 3: not JSON"),
         (rows(good[0], {"question": "a"}), r'line 2: no "answer"'),
@@ -365,11 +420,9 @@ def test_fields_are_settings_and_a_tiny_model_knows_every_word(tmp_path: Path) -
     loaded = load_settings(
         {"HANABI_ENV": "debate", "HANABI_ROUNDS": "3", "HANABI_CHAIN_TERMS": "2"}, tmp_path
     ).settings
-    assert (loaded.setup().config.rounds, loaded.players, loaded.setup().config.style) == (
-        3,
-        2,
-        "compact",
-    )
+    assert loaded.setup().config.rounds == 3
+    assert loaded.players == 2
+    assert loaded.setup().config.style == "compact"
     with pytest.raises(SettingsError, match="HANABI_ROUNDS"):
         load_settings({"HANABI_ENV": "vote", "HANABI_ROUNDS": "3"}, tmp_path)
     for env in WORKFLOWS:
@@ -382,8 +435,6 @@ def test_fields_are_settings_and_a_tiny_model_knows_every_word(tmp_path: Path) -
         for sample in recipe.samples(setup, ChatFormat.from_tokenizer(tokenizer), 50):
             # A result on the way, =, the answer and the end: as many as MAX_COMPLETION_LENGTH
             # allows without a GPU.
-            assert (
-                tokenizer.unk_token_id not in sample.ids
-                and sum(sample.is_reply) <= loaded.max_completion_length
-            )
+            assert tokenizer.unk_token_id not in sample.ids
+            assert sum(sample.is_reply) <= loaded.max_completion_length
         assert unknown_words(("two",), tokenizer) == ("two",)

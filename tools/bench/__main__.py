@@ -1,5 +1,6 @@
-"""`bash tools/bench.sh`: how far this software is from what its parts could do, as ratios of two
-arms side by side.
+"""`bash tools/bench.sh`: how far this software is from what its parts could do.
+
+As ratios of two arms, measured side by side.
 """
 
 import asyncio
@@ -33,12 +34,13 @@ def main(
         "outputs/bench"
     ),
 ) -> None:
-    """Measure ratios, R1 to R19, in one run and print them beside their targets; docs/benchmarks.md
-    explains them.
+    """Measure ratios, R1 to R19, in one run and print them beside their targets.
+
+    docs/benchmarks.md explains them.
 
     Environment: MODEL, DATASET, HANABI_DTYPE, HANABI_MAX_MODEL_LEN, LORA_RANK, LORA_ALPHA,
-    HANABI_TASKS_PER_STEP,
-    NUM_GENERATIONS, MAX_COMPLETION_LENGTH, TEMPERATURE, SEED and the others of serve.
+    HANABI_TASKS_PER_STEP, NUM_GENERATIONS, MAX_COMPLETION_LENGTH, TEMPERATURE, SEED and the others
+    of serve.
     """
     from hanabi_grpo.commands.console import give_environ, interruptible, make_console
     from hanabi_grpo.settings import load_settings
@@ -79,20 +81,20 @@ def main(
     console.print(rich_table(result.rows, title(result.facts)))
     for note in notes(result.rows):
         console.print(note, markup=False, soft_wrap=True)
+    json_file = out / "bench.json"
+    markdown_file = out / "bench.md"
     document = as_json(result.rows, result.facts, result.failed)
-    (out / "bench.json").write_text(
-        json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
-    (out / "bench.md").write_text(markdown(result.rows, result.facts), encoding="utf-8")
-    console.print(
-        f"wrote {out / 'bench.json'} and {out / 'bench.md'}", markup=False, soft_wrap=True
-    )
+    text = json.dumps(document, indent=1, ensure_ascii=False)
+    json_file.write_text(f"{text}\n", encoding="utf-8")
+    markdown_file.write_text(markdown(result.rows, result.facts), encoding="utf-8")
+    console.print(f"wrote {json_file} and {markdown_file}", markup=False, soft_wrap=True)
     if result.failed:
         raise typer.Exit(1)
 
 
 def _line(row: "Row") -> str:
-    return f"{row.id} {row.name}: " + ("–" if row.median is None else f"{row.median:.3g}")
+    median = "–" if row.median is None else f"{row.median:.3g}"
+    return f"{row.id} {row.name}: {median}"
 
 
 def _check_writable(folder: Path) -> None:

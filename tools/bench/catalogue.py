@@ -32,22 +32,25 @@ class Family:
     """Rows that one function measures."""
 
     id: str
-    """"R3b"; the first of them where there are several."""
+    """Number and letter, e.g. "R3b"; the first of them where there are several."""
     title: str
     """What the table says when they could not be measured."""
     target: Target | None
+    """What the table says when they could not be measured; None: only reported."""
     needs_engine: bool
+    """It uses the engine that the run starts once."""
     measure: Callable[[Bench], Awaitable[list[Row]]]
+    """Measures the rows."""
     also: tuple[str, ...] = ()
     """Other numbers that the same function measures."""
     own_engines: bool = False
-    """It starts engines itself, so it is measured before the one that other rows share holds memory
-    and cores.
-    """
+    """It starts engines itself.
+
+    So it is measured before the one that other rows share holds memory and cores."""
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """What may be asked for: "R3"."""
+        """What --only may name, e.g. "R3"."""
         return (self.id.rstrip(_LETTERS), *self.also)
 
 
@@ -212,24 +215,38 @@ FAMILIES = (
 
 
 def chosen(only: Sequence[str]) -> list[Family]:
-    """Return the families that were asked for, all of them when none was.
+    """Return the families that --only names, all of them when it names none.
 
-    Args: only: "R3" takes R3a and R3b; "R3b" that one; letters of a family that is measured as one
-        take all of it.
+    Args:
+        only: "R3" takes R3a and R3b; "R3b" that one; letters of a family that is measured as one
+            take all of it.
 
     Raises:
         SettingsError: Something that is no ratio.
     """
-    found: list[Family] = []
+    if not only:
+        return list(FAMILIES)
+    families: list[Family] = []
     for text in only:
-        exact = text.strip().lower().replace("r", "R", 1)
-        same_number = [family for family in FAMILIES if exact.rstrip(_LETTERS) in family.numbers]
-        matching = [family for family in same_number if family.id == exact] or same_number
-        if not matching:
-            numbers = sorted(
-                {number for family in FAMILIES for number in family.numbers},
-                key=lambda one: int(one[1:]),
-            )
-            raise SettingsError(f"--only {text!r}: choose of {', '.join(numbers)}.")
-        found += matching
-    return [family for family in FAMILIES if not only or family in found]
+        families += _matching(text)
+    return [family for family in FAMILIES if family in families]
+
+
+def _matching(text: str) -> list[Family]:
+    """Return the families that one value of --only names; raises as `chosen`."""
+    wanted_id = text.strip().lower().replace("r", "R", 1)
+    number = wanted_id.rstrip(_LETTERS)
+    same_number = [family for family in FAMILIES if number in family.numbers]
+    same_id = [family for family in same_number if family.id == wanted_id]
+    families = same_id or same_number
+    if not families:
+        raise SettingsError(f"--only {text!r}: choose one of {', '.join(_all_numbers())}.")
+    return families
+
+
+def _all_numbers() -> list[str]:
+    """Return "R1", "R2" and so on, ascending."""
+    numbers: set[str] = set()
+    for family in FAMILIES:
+        numbers.update(family.numbers)
+    return sorted(numbers, key=lambda number: int(number.removeprefix("R")))

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from bench.engine_bench import EngineBench
 
 FULL_PAIRS = 7
+"""Pairs of runs of each ratio."""
 QUICK_PAIRS = 3
+"""The same with --quick."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,12 +22,15 @@ class Bench:
     """One run of the benchmarks."""
 
     settings: Settings
+    """Of server and trainer."""
     config: EnvConfig
     """The board that is played."""
     quick: bool
+    """Fewer pairs of runs."""
     say: Callable[[str], None]
     """Where progress goes."""
     engine: "EngineBench | None" = None
+    """The running engine."""
     no_engine: str = ""
     """Why there is no engine."""
 
@@ -54,4 +59,4 @@ def board_of(settings: Settings) -> EnvConfig:
     """
     from hanabi_grpo.rollout.datasets import training_rows
 
-    return EnvConfig.parse(training_rows(settings)[0]["env_config"])
+    return EnvConfig.parse(training_rows(settings)[0].env_config)

@@ -1,5 +1,6 @@
-"""The engine, started once a run, with the real app around it and one adapter per player pushed
-over HTTP.
+"""The engine, started once a run, with the real app around it.
+
+One adapter per player is pushed over HTTP.
 """
 
 import asyncio
@@ -17,16 +18,17 @@ from bench.raw_engine import generate_raw
 from bench.recording import ForcedSampler, GameCalls, Recorder
 from bench.serving import serving
 from bench.stand_in import SUITE, first_tasks
+from hanabi_grpo.agents.served_model import Model
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.messages import read_tasks
+from hanabi_grpo.rollout.sampler import SamplingConfig
 from hanabi_grpo.server.adapter_store import AdapterStore
-from hanabi_grpo.server.engine import Engine, SamplingConfig
+from hanabi_grpo.server.engine import VllmSampler
 from hanabi_grpo.server.scheduler import Scheduler
-from hanabi_grpo.server.seats import Model
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.types import player_names
 
@@ -34,14 +36,15 @@ __all__ = ["SUITE", "EngineBench", "started_engine"]
 
 
 class EngineBench:
-    """What rows need of a running engine. A step's games are played once and recorded; arms play
-    them again.
+    """What rows need of a running engine.
+
+    A step's games are played once and recorded; arms replay them.
     """
 
     def __init__(
         self,
         *,
-        engine: Engine,
+        engine: VllmSampler,
         store: AdapterStore,
         chat: ChatFormat,
         app: ASGIApp,
@@ -50,8 +53,13 @@ class EngineBench:
         url: str,
     ) -> None:
         """Bind the parts; `started_engine` makes them."""
-        self.engine, self.store, self.chat, self.app, self.url = engine, store, chat, app, url
-        self.settings, self.config = settings, config
+        self.engine = engine
+        self.store = store
+        self.chat = chat
+        self.app = app
+        self.url = url
+        self.settings = settings
+        self.config = config
         self.players = player_names(config.players)
         self.sampling = SamplingConfig(
             max_tokens=settings.max_completion_length, temperature=settings.temperature
@@ -70,10 +78,10 @@ class EngineBench:
         return self.settings.tasks_per_step * self.settings.num_generations
 
     async def plays(self, count: int) -> list[list[GameCalls]]:
-        """Return the games of so many steps with the served adapters, each step played once and on
-        empty caches.
+        """Return the games of so many steps with the served adapters.
 
-        One step before them is thrown away: a new engine's first batches are slow.
+        Each step is played once and on empty caches. One step before them is thrown away: a new
+        engine's first batches are slow.
         """
         while len(self._plays) < count + 1:
             await self.engine.reset_prefix_cache()
@@ -93,7 +101,7 @@ class EngineBench:
 
         Args:
             num_tasks: Only the first ones; None: all.
-            seats: Who plays, one word each; None: the adapters that are served.
+            seats: A policy spec per seat; None: the adapters that are served.
 
         Returns:
             The measure in sampled tokens.
@@ -109,8 +117,9 @@ class EngineBench:
         return watch.measure(forced.num_tokens, games=len(games))
 
     async def replay_raw(self) -> Measure:
-        """Send the recorded requests to the bare engine: a game's next one when its last one was
-        answered.
+        """Send the recorded requests to the bare engine.
+
+        A game's next one is sent when its last one was answered.
         """
         games = await self.recorded_games()
         await self.engine.reset_prefix_cache()
@@ -120,9 +129,8 @@ class EngineBench:
             async def play(game: GameCalls) -> int:
                 count = 0
                 for call in game:
-                    count += await self.raw(
-                        list(call.prompt_ids), len(call.reply_ids), loras.get(call.adapter)
-                    )
+                    lora = loras.get(call.adapter)
+                    count += await self.raw(list(call.prompt_ids), len(call.reply_ids), lora)
                 return count
 
             with Stopwatch(children=True) as watch:
@@ -142,16 +150,25 @@ class EngineBench:
         async with self.store.lease(self.store.versions()) as leased:
             loras = {name: held.lora for name, held in leased.items()} if lora else {}
             with Stopwatch(children=True) as watch:
-                counts = await asyncio.gather(
-                    *(
-                        self.raw(list(ids), length, loras.get(adapter))
-                        for ids, length, adapter in prompts
-                    )
-                )
-        return watch.measure(sum(counts), prompt_tokens=sum(len(ids) for ids, _, _ in prompts))
+                requests = [
+                    self.raw(list(ids), length, loras.get(adapter))
+                    for ids, length, adapter in prompts
+                ]
+                counts = await asyncio.gather(*requests)
+        prompt_tokens = sum(len(ids) for ids, _, _ in prompts)
+        return watch.measure(sum(counts), prompt_tokens=prompt_tokens)
 
     async def raw(self, ids: list[int], max_tokens: int, lora: Any | None) -> int:
-        """Return how many tokens the bare engine sampled."""
+        """Sample one reply with the bare engine.
+
+        Args:
+            ids: [prompt tokens].
+            max_tokens: Of the reply.
+            lora: A handle that is loaded now, None for the base model.
+
+        Returns:
+            The number of sampled tokens.
+        """
         return await generate_raw(
             self.engine,
             ids,
@@ -172,9 +189,8 @@ class EngineBench:
         from hanabi_grpo.training.model.adapters import export_adapter
 
         dtype = getattr(torch, self.settings.dtype)
-        self.client.push(
-            version, {name: export_adapter(self.model, name, dtype) for name in self.players}
-        )
+        files = {name: export_adapter(self.model, name, dtype) for name in self.players}
+        self.client.push(version, files)
 
     async def prepare(self) -> None:
         """Make the trainer's model with fresh adapters, open a session and push them."""
@@ -214,19 +230,19 @@ class EngineBench:
         self, sampler: Any, num_tasks: int, seats: tuple[str, ...] | None = None
     ) -> None:
         model = Model(sampler=sampler, chat=self.chat, max_model_len=self.settings.max_model_len)
-        at_once = max(self.settings.games_at_once, self.num_games)
-        seats = seats or tuple(
-            f"{name}@{version}" for name, version in self.store.versions().items()
-        )
-        scheduler = Scheduler(model, self.store, games_at_once=at_once, instance_id="bench")
-        asked = first_tasks(
+        games_at_once = max(self.settings.games_at_once, self.num_games)
+        scheduler = Scheduler(model, self.store, games_at_once=games_at_once, instance_id="bench")
+        if seats is None:
+            versions = self.store.versions().items()
+            seats = tuple(f"{name}@{version}" for name, version in versions)
+        request = first_tasks(
             self.config,
             self.sampling,
             num_tasks=num_tasks,
             num_games=self.settings.num_generations,
             seats=seats,
         )
-        await scheduler.run(read_tasks(asked), self.sampling)
+        await scheduler.run(read_tasks(request), self.sampling)
 
 
 @contextlib.asynccontextmanager
@@ -261,13 +277,13 @@ async def started_engine(settings: Settings, config: EnvConfig) -> AsyncIterator
 
 
 def pinned_threads() -> str:
-    """Say which cores this process and its children may use, and how many threads torch takes."""
+    """Give torch a thread for each core that this process may use; returns both in words."""
     import torch
 
-    cores = (
-        sorted(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else list(range(os.cpu_count() or 1))
-    )
+    if hasattr(os, "sched_getaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+    else:
+        cores = list(range(os.cpu_count() or 1))
     torch.set_num_threads(len(cores))
-    return f"cores {','.join(map(str, cores))}, {len(cores)} threads"
+    names = ",".join(str(core) for core in cores)
+    return f"cores {names}, {len(cores)} threads"

@@ -1,5 +1,6 @@
-"""The floor of R14: vLLM imported once, the model loaded, one token, all in this process;
-`engine_floor.py OPTIONS`.
+"""The floor of R14: `engine_floor.py OPTIONS`.
+
+vLLM is imported once, the model loaded, one token sampled, all in this process.
 """
 
 import json

@@ -1,6 +1,4 @@
-"""R9 and the part of R12 that needs no engine: what rules, prompts, tokens and the event loop
-cost.
-"""
+"""R9, and R12 without an engine: what rules, prompts, tokens and the event loop cost."""
 
 import contextlib
 import itertools
@@ -34,27 +32,32 @@ from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.messages import read_tasks
-from hanabi_grpo.server.engine import SamplingConfig
+from hanabi_grpo.rollout.sampler import SamplingConfig
 from hanabi_grpo.server.scheduler import Scheduler
 
 LAG_TARGET = at_most(0.005)
 _REPLY_SECONDS = 0.4
-"""Mean of the stand-in: a short reply of the demo's model on two cores when a whole step is in
-play.
-"""
+"""Mean of the stand-in.
+
+A short reply of the demo's model on two cores takes as long when a whole step is in play."""
+_STAND_IN = f"an engine that answers after {_REPLY_SECONDS:g} s, give or take half of it"
+"""What answers where no engine runs."""
 _BEST_OF = 2
 """Runs of one size; what else the machine does can only add to the smaller of their times."""
 _PER_TASK = 16
+"""Games of a task."""
 _SAMPLING = SamplingConfig(max_tokens=8)
 
 
 async def env_share(bench: Bench) -> list[Row]:
-    """R9a: what rules and prompt take of a turn, as its game sees it; on the engine R9c too: of the
-    whole step.
+    """R9a: what rules and prompt take of a turn, as its game sees it.
+
+    On the engine R9c too: of the whole step.
     """
     games, source = await _recording(bench)
     turn = mean_turn_seconds(games)
-    step, turns = step_seconds(games), sum(map(len, games))
+    step = step_seconds(games)
+    turns = sum(len(game) for game in games)
     moves = _bot_moves(bench.config)
     costs = [_env_seconds(bench.config, moves) for _ in range(bench.pairs + 1)]
     part = "rules, view, prompt and rewards of a move"
@@ -87,17 +90,25 @@ async def env_share(bench: Bench) -> list[Row]:
 
 async def loop_lag(bench: Bench) -> list[Row]:
     """R9b: seconds by which the server's event loop is late while one step's games are played."""
-    engine, settings = bench.engine, bench.settings
-    tasks, per_task = settings.tasks_per_step, settings.num_generations
-    config = engine.config if engine else compact_config("laptop")
-    chat = engine.chat if engine else chat_of(config)
-    games = (
-        [] if engine else await scripted_games(config, chat, num_tasks=tasks, num_games=per_task)
-    )
+    engine = bench.engine
+    settings = bench.settings
+    tasks = settings.tasks_per_step
+    per_task = settings.num_generations
+    games: list[GameCalls] = []
+    if engine:
+        config = engine.config
+        chat = engine.chat
+        source = "the engine"
+    else:
+        config = compact_config("laptop")
+        chat = chat_of(config)
+        games = await scripted_games(config, chat, num_tasks=tasks, num_games=per_task)
+        source = _STAND_IN
     sampling = SamplingConfig(
         max_tokens=settings.max_completion_length, temperature=settings.temperature
     )
-    body = msgspec.json.encode(first_tasks(config, sampling, num_tasks=tasks, num_games=per_task))
+    request = first_tasks(config, sampling, num_tasks=tasks, num_games=per_task)
+    body = msgspec.json.encode(request)
     lags: list[float] = []
     busy: list[float] = []
     for _ in range(bench.pairs + 1):
@@ -119,11 +130,6 @@ async def loop_lag(bench: Bench) -> list[Row]:
             answer.raise_for_status()
         lags.append(percentile([lag.late for lag in seen], 0.99))
         busy.append(percentile([lag.busy for lag in seen], 0.99))
-    source = (
-        "the engine"
-        if engine
-        else f"an engine that answers after {_REPLY_SECONDS:g} s, give or take half of it"
-    )
     return [
         Row(
             id="R9b",
@@ -133,8 +139,7 @@ async def loop_lag(bench: Bench) -> list[Row]:
             target=LAG_TARGET,
             how=(
                 f"the real app on a socket, {tasks * per_task} games at once, {source}; the "
-                "client shares the loop; "
-                "in 99 % of the sleeps its own callbacks took at most "
+                "client shares the loop; in 99 % of the sleeps its own callbacks took at most "
                 f"{statistics.median(busy[1:]):.2g} CPU s"
             ),
             if_missed="the engine's threads want the same cores as this loop",
@@ -145,64 +150,73 @@ async def loop_lag(bench: Bench) -> list[Row]:
 
 async def growth(bench: Bench) -> list[Row]:
     """R12 without an engine: seconds of the whole server path against games, players and turns."""
-    games = (32, 64, 128) if bench.quick else (32, 64, 128, 256)
-    turns = (8, 16, 32) if bench.quick else (8, 16, 32, 48)
-    sweeps = [
-        (
-            "a",
-            "games of a step",
-            {count: await _path(compact_config("laptop"), count) for count in games},
-        ),
-        # The same number of moves at every table: what is left is the cost of a move at a larger
-        # one.
-        (
-            "b",
-            "players of a table, moves fixed",
-            {
-                players: await _path(compact_config("full", players, 20), 32)
-                for players in (2, 3, 4, 5)
-            },
-        ),
-        (
-            "c",
-            "turns of a game",
-            {count: await _path(compact_config("full", 2, count), 32) for count in turns},
-        ),
-    ]
-    rounds: dict[str, list[dict[float, float]]] = {letter: [] for letter, _, _ in sweeps}
+    sweeps = await _sweeps(bench.quick)
+    rounds: dict[str, list[dict[float, float]]] = {sweep.letter: [] for sweep in sweeps}
     for number in range(bench.pairs + 1):
-        for letter, _, paths in sweeps:
+        for sweep in sweeps:
             # Up, then down: a machine that grows slower meanwhile does not bend the slope one way
             # only.
-            order = sorted(paths, reverse=number % 2 == 0)
-            costs = {float(size): await _path_seconds(paths[size]) for size in order}
+            sizes = sorted(sweep.paths, reverse=number % 2 == 0)
+            costs = {float(size): await _path_seconds(sweep.paths[size]) for size in sizes}
             if number:
-                rounds[letter].append(costs)
-    how = (
-        "rules, prompts, tokens, conversations and answers through the real scheduler; the "
-        "engine answers at once"
-    )
-    return [
-        Row(
-            id=f"R12{letter}",
-            name=f"log-log slope of the server path over {what}",
-            arms=("log seconds", f"log {what}"),
-            ratios=slopes(rounds[letter]),
-            target=at_most(1.1),
-            how=how,
-            details={
-                "seconds": [
-                    {f"{size:g}": cost for size, cost in costs.items()} for costs in rounds[letter]
-                ]
-            },
+                rounds[sweep.letter].append(costs)
+    rows = []
+    for sweep in sweeps:
+        seconds = []
+        for costs in rounds[sweep.letter]:
+            seconds.append({f"{size:g}": cost for size, cost in costs.items()})
+        rows.append(
+            Row(
+                id=f"R12{sweep.letter}",
+                name=f"log-log slope of the server path over {sweep.title}",
+                arms=("log seconds", f"log {sweep.title}"),
+                ratios=slopes(rounds[sweep.letter]),
+                target=at_most(1.1),
+                how="rules, prompts, tokens, conversations and answers through the real "
+                "scheduler; the engine answers at once",
+                details={"seconds": seconds},
+            )
         )
-        for letter, what, _ in sweeps
+    return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sweep:
+    """Games of several sizes."""
+
+    letter: str
+    """Of the row."""
+    title: str
+    """What the size is."""
+    paths: "dict[int, _Path]"
+    """By size."""
+
+
+async def _sweeps(quick: bool) -> list[_Sweep]:
+    """Return what R12 measures."""
+    games = (32, 64, 128) if quick else (32, 64, 128, 256)
+    turns = (8, 16, 32) if quick else (8, 16, 32, 48)
+    # The same number of moves at every table: what is left is the cost of a move at a larger one.
+    tables = {n: await _path(compact_config("full", n, 20), 32) for n in (2, 3, 4, 5)}
+    return [
+        _Sweep(
+            letter="a",
+            title="games of a step",
+            paths={count: await _path(compact_config("laptop"), count) for count in games},
+        ),
+        _Sweep(letter="b", title="players of a table, moves fixed", paths=tables),
+        _Sweep(
+            letter="c",
+            title="turns of a game",
+            paths={count: await _path(compact_config("full", 2, count), 32) for count in turns},
+        ),
     ]
 
 
 def _env_seconds(config: EnvConfig, games: Sequence[Sequence[str]]) -> float:
-    """Return the mean seconds of a turn when recorded moves are stepped through the env alone,
-    prompts included.
+    """Return the mean seconds of a turn when recorded moves go through the env alone.
+
+    Prompts are included.
     """
     start = time.perf_counter()
     for seed, moves in enumerate(games):
@@ -211,22 +225,26 @@ def _env_seconds(config: EnvConfig, games: Sequence[Sequence[str]]) -> float:
             [player] = game.to_act()
             game.message(player)
             game.step({player: move})
-    return (time.perf_counter() - start) / sum(map(len, games))
+    seconds = time.perf_counter() - start
+    return seconds / sum(len(moves) for moves in games)
 
 
 def _bot_moves(config: EnvConfig, num_tasks: int = 64) -> list[list[str]]:
+    """Return the moves of a bot's games, one of each task."""
     policies = dict.fromkeys(range(config.players), HANABI.policies["iggi"]())
-    episodes = [
-        play_scripts(Setup(HANABI, config).task(SUITE, seed), policies) for seed in range(num_tasks)
-    ]
-    return [[turn.action for turn in episode.turns] for episode in episodes]
+    games = []
+    for seed in range(num_tasks):
+        episode = play_scripts(Setup(HANABI, config).task(SUITE, seed), policies)
+        games.append([turn.action for turn in episode.turns])
+    return games
 
 
 async def _recording(bench: Bench) -> tuple[list[GameCalls], str]:
     """Return one step's games and what answered them."""
     if bench.engine is not None:
         return await bench.engine.recorded_games(), "the engine"
-    settings, config = bench.settings, compact_config("laptop")
+    settings = bench.settings
+    config = compact_config("laptop")
     chat = chat_of(config)
     games = await scripted_games(
         config, chat, num_tasks=settings.tasks_per_step, num_games=settings.num_generations
@@ -239,25 +257,27 @@ async def _recording(bench: Bench) -> tuple[list[GameCalls], str]:
         await _run(scheduler, config, settings.tasks_per_step, settings.num_generations)
     finally:
         store.close()
-    return (
-        recorder.games,
-        f"an engine that answers after {_REPLY_SECONDS:g} s, give or take half of it",
-    )
+    return recorder.games, _STAND_IN
 
 
 def mean_turn_seconds(games: list[GameCalls]) -> float:
     """Return the mean time from one question of a game to its next."""
-    gaps = [
-        later.started - earlier.started
-        for game in games
-        for earlier, later in itertools.pairwise(game)
-    ] or [call.ended - call.started for game in games for call in game]
-    return sum(gaps) / len(gaps)
+    gaps = []
+    for game in games:
+        for earlier, later in itertools.pairwise(game):
+            gaps.append(later.started - earlier.started)
+    if not gaps:
+        # Games of one turn.
+        for game in games:
+            gaps += [call.ended - call.started for call in game]
+    return statistics.fmean(gaps)
 
 
 def step_seconds(games: list[GameCalls]) -> float:
     """Return the time from the first question to the last answer."""
-    return max(game[-1].ended for game in games) - min(game[0].started for game in games)
+    start = min(game[0].started for game in games)
+    end = max(game[-1].ended for game in games)
+    return end - start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,11 +285,15 @@ class _Path:
     """Games that are played through the server path again and again."""
 
     config: EnvConfig
+    """The board."""
     chat: ChatFormat
+    """The tiny model's conversation format."""
     games: list[GameCalls]
+    """What is played."""
 
 
 async def _path(config: EnvConfig, num_games: int) -> _Path:
+    """Return games of a bot on a board."""
     chat = chat_of(config)
     games = await scripted_games(
         config, chat, num_tasks=num_games // _PER_TASK, num_games=_PER_TASK
@@ -278,6 +302,7 @@ async def _path(config: EnvConfig, num_games: int) -> _Path:
 
 
 async def _path_seconds(path: _Path) -> float:
+    """Return what the games take, the shortest of `_BEST_OF` times."""
     engine = StandIn()
     store = stand_in_store(engine)
     try:
@@ -295,5 +320,5 @@ async def _path_seconds(path: _Path) -> float:
 
 
 async def _run(scheduler: Scheduler, config: EnvConfig, num_tasks: int, num_games: int) -> None:
-    asked = first_tasks(config, _SAMPLING, num_tasks=num_tasks, num_games=num_games)
-    await scheduler.run(read_tasks(asked), _SAMPLING)
+    request = first_tasks(config, _SAMPLING, num_tasks=num_tasks, num_games=num_games)
+    await scheduler.run(read_tasks(request), _SAMPLING)

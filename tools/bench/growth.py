@@ -1,5 +1,6 @@
-"""How a cost grows with size: the slope of its logarithm over the size's logarithm; 1 is
-proportional.
+"""How a cost grows with size: the slope of its logarithm over the size's logarithm.
+
+1 is proportional, 2 quadratic.
 """
 
 import math
@@ -27,9 +28,9 @@ def log_slope(sizes: Sequence[float], costs: Sequence[float]) -> float:
         raise SettingsError(
             f"slope of {list(costs)} over {list(sizes)}: every number must be above 0."
         )
-    return statistics.linear_regression(
-        [math.log(size) for size in sizes], [math.log(cost) for cost in costs]
-    ).slope
+    log_sizes = [math.log(size) for size in sizes]
+    log_costs = [math.log(cost) for cost in costs]
+    return statistics.linear_regression(log_sizes, log_costs).slope
 
 
 def slopes(rounds: Sequence[Mapping[float, float]]) -> tuple[float, ...]:

@@ -1,8 +1,10 @@
-"""R17: memory for each further logit of a micro-batch, in chunks and whole, by the slope of the
-allocator's peak.
+"""R17: memory for each further logit of a micro-batch, in chunks and whole.
+
+Measured as the slope of the allocator's peak.
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from bench.context import Bench
@@ -12,27 +14,30 @@ from bench.training_rows import learn, made_rows, with_adapter
 if TYPE_CHECKING:
     import torch
 
-    from hanabi_grpo.training.batching import TokenRow
+    from hanabi_grpo.training.micro_batch import TokenRow
 
 TARGET = at_most(0.1)
 VOCABULARY = 4096
 """Large beside the layers, so that logits are most of what is held."""
 _TURN = 512
+"""Tokens of a reply."""
+_NO_LIMIT = 1 << 30
+"""Tokens of a micro-batch that are never reached."""
 
 
 async def logit_memory(bench: Bench) -> list[Row]:
     """R17, without an engine; on the CPU, whose allocations are all seen."""
     import torch
 
-    found = {
-        f"{dtype}".removeprefix("torch."): [
-            bytes_per_logit(dtype, whole=whole) for whole in (False, True)
-        ]
-        for dtype in (torch.float32, torch.bfloat16)
-    }
-    told = ", ".join(
-        f"{name} {chunked:.3g} instead of {whole:.3g}" for name, (chunked, whole) in found.items()
-    )
+    bytes_of: dict[str, _LogitBytes] = {}
+    for name in ("float32", "bfloat16"):
+        dtype = getattr(torch, name)
+        bytes_of[name] = _LogitBytes(
+            chunks=bytes_per_logit(dtype, whole=False), whole=bytes_per_logit(dtype, whole=True)
+        )
+    parts = [
+        f"{name} {cost.chunks:.3g} instead of {cost.whole:.3g}" for name, cost in bytes_of.items()
+    ]
     return [
         Row(
             id="R17",
@@ -41,40 +46,64 @@ async def logit_memory(bench: Bench) -> list[Row]:
                 "peak bytes of a further token ÷ vocabulary, in chunks",
                 "the same with whole logits",
             ),
-            ratios=tuple(chunked / whole for chunked, whole in found.values()),
+            ratios=tuple(cost.chunks / cost.whole for cost in bytes_of.values()),
             target=TARGET,
             how="forward and backward of 2,048 and 3,072 reply tokens, the layers' part taken "
-            "off; bytes a logit: "
-            f"{told}",
-            details={
-                name: {"chunks": chunked, "whole": whole}
-                for name, (chunked, whole) in found.items()
-            },
+            f"off; bytes a logit: {', '.join(parts)}",
+            details={name: asdict(cost) for name, cost in bytes_of.items()},
         )
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class _LogitBytes:
+    """Peak bytes of a further logit."""
+
+    chunks: float
+    """With the head in chunks."""
+    whole: float
+    """With whole logits."""
+
+
 def bytes_per_logit(dtype: "torch.dtype", *, whole: bool) -> float:
-    """Return by how much the peak grows with each further logit, beyond what the same tokens cost
-    in the layers.
+    """Return by how much the peak grows with each further logit.
+
+    Beyond what the same tokens cost in the layers.
+
+    Args:
+        dtype: Of the model.
+        whole: With whole logits, else in chunks.
     """
-    small, large = 4 * _TURN, 6 * _TURN
-    grown = {}
-    for vocabulary in (VOCABULARY // 2, VOCABULARY):
-        found = []
-        for tokens in (small, large):
-            rows = made_rows(num_games=tokens // _TURN, turns=1, prompt=1, reply=_TURN, seed=0)
-            found.append(peak(wide_model(vocabulary), dtype, rows, whole))
-        grown[vocabulary] = found[1] - found[0]
-    return (grown[VOCABULARY] - grown[VOCABULARY // 2]) / (large - small) / (VOCABULARY // 2)
+    small = VOCABULARY // 2
+    large = VOCABULARY
+    more_logits_a_token = large - small
+    more_bytes_a_token = _bytes_per_token(large, dtype, whole) - _bytes_per_token(
+        small, dtype, whole
+    )
+    return more_bytes_a_token / more_logits_a_token
+
+
+def _bytes_per_token(vocabulary: int, dtype: "torch.dtype", whole: bool) -> float:
+    """Return by how much the peak grows with each further token."""
+    peaks = []
+    sizes = (4 * _TURN, 6 * _TURN)
+    for tokens in sizes:
+        rows = made_rows(num_games=tokens // _TURN, turns=1, prompt=1, reply=_TURN, seed=0)
+        peaks.append(peak(wide_model(vocabulary), dtype, rows, whole))
+    return (peaks[1] - peaks[0]) / (sizes[1] - sizes[0])
 
 
 def peak(model: Any, dtype: "torch.dtype", rows: Sequence["TokenRow"], whole: bool) -> int:
-    """Return the most bytes allocated at once, beyond weights, while rows' gradient is made on the
-    CPU.
+    """Return the most bytes allocated at once, beyond weights, while a gradient is computed.
 
-    The model is brought to `dtype`, its adapters stay in float32; `whole`: with whole logits, else
-    in chunks."""
+    On the CPU.
+
+    Args:
+        model: It is brought to `dtype`; its adapters stay in float32.
+        dtype: Of the model.
+        rows: Whose gradient it is.
+        whole: With whole logits, else in chunks.
+    """
     import torch
 
     model = model.to(dtype)
@@ -82,17 +111,19 @@ def peak(model: Any, dtype: "torch.dtype", rows: Sequence["TokenRow"], whole: bo
         if "lora_" in name:
             parameter.data = parameter.data.float()
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-        learn(model, rows[:1], 1 << 30, whole_logits=whole)
+        learn(model, rows[:1], _NO_LIMIT, whole_logits=whole)
         with torch.profiler.profile(
             activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
         ) as profile:
-            learn(model, rows, 1 << 30, whole_logits=whole)
-    held = most = 0
-    found: Any = profile.profiler
-    memory = [one for one in found.kineto_results.events() if one.name() == "[memory]"]
-    for event in sorted(memory, key=lambda one: one.start_ns()):
-        held += event.nbytes()
-        most = max(most, held)
+            learn(model, rows, _NO_LIMIT, whole_logits=whole)
+    profiler: Any = profile.profiler
+    events = [event for event in profiler.kineto_results.events() if event.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    allocated = 0
+    most = 0
+    for event in events:
+        allocated += event.nbytes()
+        most = max(most, allocated)
     return most
 
 
@@ -100,8 +131,13 @@ def wide_model(vocabulary: int) -> Any:
     """Return a model of one narrow layer with one adapter that is not zero."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 32}
-    heads = {"num_attention_heads": 1, "num_key_value_heads": 1}
-    return with_adapter(
-        lambda: Qwen3ForCausalLM(Qwen3Config(vocab_size=vocabulary, **sizes, **heads)), "cpu"
+    config = Qwen3Config(
+        vocab_size=vocabulary,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        head_dim=32,
+        num_attention_heads=1,
+        num_key_value_heads=1,
     )
+    return with_adapter(lambda: Qwen3ForCausalLM(config), "cpu")

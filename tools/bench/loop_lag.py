@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 _TICK = 0.002
+"""Seconds of a sleep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,24 +18,22 @@ class Lag:
     late: float
     """Seconds by which it came back late; other processes on the same cores add to it."""
     busy: float
-    """CPU seconds that this thread spent meanwhile: what its own callbacks took, whatever else
-    ran.
-    """
+    """CPU seconds of this thread in that time: what its own callbacks took."""
 
 
 @contextlib.asynccontextmanager
 async def watched_loop() -> AsyncIterator[list[Lag]]:
-    """Yield a list that fills with what short sleeps met, one after the other, until the block
-    ends.
-    """
+    """Yield a list that fills with what short sleeps met, until the block ends."""
     lags: list[Lag] = []
 
     async def watch() -> None:
         while True:
-            start, busy = time.perf_counter(), time.thread_time()
+            wall_start = time.perf_counter()
+            cpu_start = time.thread_time()
             await asyncio.sleep(_TICK)
-            late = max(0.0, time.perf_counter() - start - _TICK)
-            lags.append(Lag(late=late, busy=time.thread_time() - busy))
+            late = max(0.0, time.perf_counter() - wall_start - _TICK)
+            busy = time.thread_time() - cpu_start
+            lags.append(Lag(late=late, busy=busy))
 
     task = asyncio.create_task(watch())
     try:
@@ -49,5 +48,6 @@ def percentile(values: Sequence[float], share: float) -> float:
     """Return the smallest value that at least `share` of the values do not exceed; 0 of none."""
     if not values:
         return 0.0
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, max(0, math.ceil(share * len(ordered)) - 1))]
+    rank = math.ceil(share * len(values))
+    index = min(max(rank - 1, 0), len(values) - 1)
+    return sorted(values)[index]

@@ -1,5 +1,6 @@
-"""One layer's LoRA work in a mixed prefill batch, for the benchmark of our CPU method against
-vLLM's own.
+"""One layer's LoRA work in a mixed prefill batch.
+
+For the benchmark of our CPU method against vLLM's own.
 """
 
 from typing import Any
@@ -10,10 +11,14 @@ from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
 from hanabi_grpo.server.vllm_cpu import add_lora_linear, stock_add_lora_linear, update_metadata
 
+_ROWS_PER_PROMPT = 32
+_VOCABULARY = 1000
+
 
 class LoraCase:
-    """Both methods on the same numbers, in the state in which vLLM's own code brings a prefill
-    batch to them.
+    """Both methods on the same numbers.
+
+    In the state in which vLLM's own code brings a prefill batch to them.
     """
 
     def __init__(
@@ -28,9 +33,14 @@ class LoraCase:
     ) -> None:
         """Make the numbers.
 
-        Args: num_tokens: Rows of the batch; adapters take turns every 32 rows, as short prompts of
-            several players do. num_adapters: Adapters in the batch. inner: Width of the layer's
-            input. widths: Of the slices of its output. rank: Of the adapters. dtype: Of everything.
+        Args:
+            num_tokens: Rows of the batch; adapters take turns every `_ROWS_PER_PROMPT` rows, as
+                short prompts of several players do.
+            num_adapters: Adapters in the batch.
+            inner: Width of the layer's input.
+            widths: Of the slices of its output.
+            rank: Of the adapters.
+            dtype: Of everything.
         """
         generator = torch.Generator().manual_seed(0)
 
@@ -38,10 +48,11 @@ class LoraCase:
             return torch.randn(*shape, generator=generator).to(dtype)
 
         ids = list(range(1, num_adapters + 1))
-        rows = tuple(ids[row // 32 % num_adapters] for row in range(num_tokens))
+        prompts = [row // _ROWS_PER_PROMPT for row in range(num_tokens)]
+        rows = tuple(ids[prompt % num_adapters] for prompt in prompts)
         self._wrapper = PunicaWrapperCPU(num_tokens, num_tokens, "cpu")
         mapping = LoRAMapping(index_mapping=rows, prompt_mapping=rows, is_prefill=True)
-        update_metadata(self._wrapper, mapping, list(ids), num_adapters, 1000)
+        update_metadata(self._wrapper, mapping, list(ids), num_adapters, _VOCABULARY)
         self._y = normal(num_tokens, sum(widths))
         self._arguments: dict[str, Any] = {
             "x": normal(num_tokens, inner),

@@ -6,17 +6,24 @@ from bench.context import Bench
 from bench.pairing import Measure, Stopwatch, measure_pairs, ratios_of
 from bench.row import Row, at_least, not_measured
 
-_TOKENS, _INNER, _WIDTHS = 512, 1024, (2048, 512, 512)
+_TOKENS = 512
+"""Of the batch."""
+_INNER = 1024
+"""Width of the layer's input."""
+_WIDTHS = (2048, 512, 512)
+"""Of the slices of the layer's output: queries, keys and values."""
+_OUR_REPEATS = 24
+_STOCK_REPEATS = 3
+"""Calls in a run of each arm; the stock method is several times slower."""
 
 
 async def generation(bench: Bench) -> list[Row]:
     """R3a: tokens per second with every player's adapter over those without."""
     engine = bench.needed_engine
-    prompts = [
-        (call.prompt_ids, len(call.reply_ids), call.adapter)
-        for game in await engine.recorded_games()
-        for call in game[-bench.config.players :]
-    ]
+    prompts = []
+    for game in await engine.recorded_games():
+        for call in game[-bench.config.players :]:
+            prompts.append((call.prompt_ids, len(call.reply_ids), call.adapter))
 
     async def with_lora() -> Measure:
         return await engine.batch(prompts, lora=True)
@@ -36,24 +43,19 @@ async def generation(bench: Bench) -> list[Row]:
             how=f"{len(prompts)} recorded prompts at once (each player's last of a game), bare "
             "engine, empty caches",
             if_missed="two more products in each group of layers; in narrow ones the number of "
-            "operations counts, not "
-            "their size",
+            "operations counts, not their size",
         )
     ]
 
 
 async def operator(bench: Bench) -> list[Row]:
-    """R3b: vLLM's method that adds LoRA to a layer, ours over the stock one, no engine around
-    it.
-    """
-    name, target = "LoRA on CPU, ours ÷ stock, prefill", at_least(2.0)
+    """R3b: vLLM's method that adds LoRA to a layer, ours over the stock one, without an engine."""
+    name = "LoRA on CPU, ours ÷ stock, prefill"
+    target = at_least(2.0)
     arms = ("all adapters side by side", "stock: weights gathered per token")
     if bench.settings.device != "cpu":
-        return [
-            not_measured(
-                "R3b", name, arms, target, "only the CPU build has it; GPUs use vLLM's kernels"
-            )
-        ]
+        why = "only the CPU build has it; GPUs use vLLM's kernels"
+        return [not_measured("R3b", name, arms, target, why)]
     import torch
 
     from bench.lora_case import LoraCase
@@ -68,10 +70,10 @@ async def operator(bench: Bench) -> list[Row]:
     )
 
     async def ours() -> Measure:
-        return _repeat(case.ours, 24)
+        return _repeat(case.ours, _OUR_REPEATS)
 
     async def stock() -> Measure:
-        return _repeat(case.stock, 3)
+        return _repeat(case.stock, _STOCK_REPEATS)
 
     ratios, cpu = ratios_of(await measure_pairs(ours, stock, pairs=bench.pairs))
     return [
@@ -84,9 +86,8 @@ async def operator(bench: Bench) -> list[Row]:
             target=target,
             how=(
                 f"the layer method alone: {_TOKENS} tokens of {bench.config.players} adapters, "
-                f"{_INNER} → "
-                f"{sum(_WIDTHS)} in {len(_WIDTHS)} slices, rank {bench.settings.lora_rank}, "
-                f"{bench.settings.dtype}"
+                f"{_INNER} → {sum(_WIDTHS)} in {len(_WIDTHS)} slices, rank "
+                f"{bench.settings.lora_rank}, {bench.settings.dtype}"
             ),
         )
     ]

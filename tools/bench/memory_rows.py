@@ -1,5 +1,6 @@
-"""R16: what games of 70 turns cost in training, each turn a sequence of its own or the whole
-history in one.
+"""R16: what games of 70 turns cost in training.
+
+Each turn is a sequence of its own, or the whole history is one.
 """
 
 import random
@@ -14,28 +15,26 @@ from bench.training_rows import bot_rows, learn, with_adapter
 
 if TYPE_CHECKING:
     from hanabi_grpo.envs.config import Memory
-    from hanabi_grpo.training.batching import TokenRow
+    from hanabi_grpo.training.micro_batch import TokenRow
 
 TARGET = at_most(0.5)
 _GAMES = 8
 
 
 async def single_turns(bench: Bench) -> list[Row]:
-    """R16, without an engine: the first player's sequences of the same games, under both
-    memories.
-    """
+    """R16, without an engine: the first player's sequences of the same games, both memories."""
     from hanabi_grpo.sft.tiny_model.network import untrained_model
     from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 
     settings = bench.settings
-    turns, whole = [
-        await game_rows(memory, num_games=_GAMES, seed=settings.seed) for memory in ("turn", "game")
-    ]
+    turns = await game_rows("turn", num_games=_GAMES, seed=settings.seed)
+    whole = await game_rows("game", num_games=_GAMES, seed=settings.seed)
     if sampled(turns) != sampled(whole):
         raise RuntimeError(
             "the two memories do not have the same replies, so there is nothing to compare"
         )
-    chat, limit = chat_of(compact_config("full")), settings.tokens_per_micro_batch or 2048
+    chat = chat_of(compact_config("full"))
+    limit = settings.tokens_per_micro_batch or 2048
     model = with_adapter(lambda: untrained_model(chat.tokenizer), settings.device)
     if not share_prefixes(model):
         raise RuntimeError("the tiny model does not share prefixes; the log above says why")
@@ -60,9 +59,8 @@ async def single_turns(bench: Bench) -> list[Row]:
             cpu_ratios=cpu,
             target=TARGET,
             how=f"{_GAMES} games of IGGI on full, first player, {len(sampled(turns))} sampled "
-            "tokens in both; "
-            f"sequences of up to {longest[0]} and {longest[1]} tokens, beginnings shared; the "
-            "tiny architecture",
+            f"tokens in both; sequences of up to {longest[0]} and {longest[1]} tokens, beginnings "
+            "shared; the tiny architecture",
             details={
                 "sequences": [len(turns), len(whole)],
                 "tokens": [sum(len(row.ids) for row in rows) for rows in (turns, whole)],
@@ -73,8 +71,9 @@ async def single_turns(bench: Bench) -> list[Row]:
 
 
 async def game_rows(memory: "Memory", *, num_games: int, seed: int) -> "list[TokenRow]":
-    """Return the first player's sequences of games with one memory; each sampled token has the same
-    advantage in all.
+    """Return the first player's sequences of games with one memory.
+
+    Each sampled token has the same advantage under all memories.
 
     Args:
         memory: What its conversations hold.
@@ -86,14 +85,19 @@ async def game_rows(memory: "Memory", *, num_games: int, seed: int) -> "list[Tok
     config = compact_config("full").model_copy(update={"memory": memory})
     tasks = [(seed * num_games + game, 0) for game in range(num_games)]
     first, *_ = await bot_rows(HANABI.policies["iggi"](), config, tasks)
-    drawn = random.Random(seed)
-    return [
-        replace(row, advantages=[drawn.gauss(0.0, 1.0) if said else 0.0 for said in row.mask])
-        for row in first
-    ]
+    rng = random.Random(seed)
+    rows = []
+    for row in first:
+        advantages = [rng.gauss(0.0, 1.0) if is_reply else 0.0 for is_reply in row.mask]
+        rows.append(replace(row, advantages=advantages))
+    return rows
 
 
 def sampled(rows: "list[TokenRow]") -> list[tuple[int, float]]:
     """Return the tokens that carry loss, and their advantages, in order."""
-    columns = (zip(row.ids, row.advantages, row.mask, strict=True) for row in rows)
-    return [(token, value) for column in columns for token, value, said in column if said]
+    tokens = []
+    for row in rows:
+        for token, advantage, is_reply in zip(row.ids, row.advantages, row.mask, strict=True):
+            if is_reply:
+                tokens.append((token, advantage))
+    return tokens

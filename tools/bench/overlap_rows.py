@@ -1,10 +1,12 @@
-"""R6 on a simulated server: what a step takes when games and learning take fixed times, with
-overlap and without.
+"""R6 on a simulated server: what a step takes when games and learning take fixed times.
+
+With overlap and without.
 
 `training.overlap` is the real one; only the server's games and the learning are sleeps. So the rows
 say how close the trainer's own machinery comes to its bounds, the sum of both parts and the longer
 of them, without the noise of an engine. They do not say how much faster a run gets where server and
-trainer compete for the same cores."""
+trainer compete for the same cores.
+"""
 
 import threading
 import time
@@ -23,25 +25,29 @@ SHAPES = ((0.2, 0.2), (0.3, 0.1), (0.1, 0.3))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """Means over the steps of one simulated run, in seconds as they really were; a sleep may last
-    longer than asked.
+    """Means over the steps of one simulated run, in seconds.
+
+    As they really were: a sleep may last longer than requested.
     """
 
     step: float
+    """The whole step."""
     games: float
+    """Its games."""
     learning: float
+    """Its learning."""
     staleness: tuple[int, ...]
     """Per step the age of its games, in versions."""
 
 
 @dataclass(slots=True)
 class SimulatedServer:
-    """Plays one request at a time, each for the same number of seconds, with the version that it
-    was asked for.
-    """
+    """Plays one request at a time, each for the same number of seconds and with its version."""
 
     seconds: float
+    """Of each request's games."""
     served: int = -1
+    """The version that is served."""
     played: list[float] = field(default_factory=list)
     """Seconds that each request's games took."""
     _engine: threading.Lock = field(default_factory=threading.Lock)
@@ -68,7 +74,7 @@ class SimulatedServer:
         from hanabi_grpo.training.link import GamesRequest
 
         if version != self.served:
-            raise ValueError(f"version {version} was asked for, {self.served} is served")
+            raise ValueError(f"version {version} was requested, {self.served} is served")
         return GamesRequest(tasks=tasks, own=(), version=version, instance_id="simulated")
 
     def fetch(self, request: "GamesRequest") -> "RolloutResult":
@@ -89,13 +95,19 @@ class SimulatedServer:
 def simulate(games: float, learning: float, *, overlap: bool, steps: int) -> StepTimes:
     """Run a training loop whose games and learning take fixed times.
 
-    Args: games: Seconds of a step's games. learning: Seconds of its learning. overlap: With
-        HANABI_OVERLAP=1 or 0. steps: Of the loop, at least 3. The first one and the last one are
-        not counted: nothing runs beside the games of the one or the learning of the other.
+    Args:
+        games: Seconds of a step's games.
+        learning: Seconds of its learning.
+        overlap: With HANABI_OVERLAP=1 or 0.
+        steps: Of the loop, at least 3. The first one and the last one are not counted: nothing runs
+            beside the games of the one or the learning of the other.
     """
     from hanabi_grpo.training.overlap import PlayAhead
 
-    server, learned, starts, ages = SimulatedServer(games), [], [], []
+    server = SimulatedServer(games)
+    learning_times = []
+    starts = []
+    ages = []
     ahead = PlayAhead(server, ("player_0",))
     tasks = [[{"task": number}] for number in range(steps)]
     for step in range(steps):
@@ -107,19 +119,22 @@ def simulate(games: float, learning: float, *, overlap: bool, steps: int) -> Ste
             ahead.ask(tasks[step + 1], step)
         start = time.perf_counter()
         time.sleep(learning)
-        learned.append(time.perf_counter() - start)
-    beside = server.played[2:] if overlap else server.played[1:-1]
+        learning_times.append(time.perf_counter() - start)
+    num_counted = steps - 2
+    # With overlap the games of a step are played during the learning of the one before.
+    game_times = server.played[2:] if overlap else server.played[1:-1]
     return StepTimes(
-        step=(starts[-1] - starts[1]) / (steps - 2),
-        games=sum(beside) / (steps - 2),
-        learning=sum(learned[1:-1]) / (steps - 2),
+        step=(starts[-1] - starts[1]) / num_counted,
+        games=sum(game_times) / num_counted,
+        learning=sum(learning_times[1:-1]) / num_counted,
         staleness=tuple(ages),
     )
 
 
 def overlap_rows(*, steps: int = 8) -> list[Row]:
-    """Measure R6 with and without overlap, for games that take as long as learning, longer and
-    shorter.
+    """Measure R6 with and without overlap.
+
+    For games that take as long as learning, longer and shorter.
 
     Args:
         steps: Of each of the six runs, about 0.4 s each.
@@ -136,12 +151,12 @@ def overlap_rows(*, steps: int = 8) -> list[Row]:
             id="R6b",
             name="overlapped step ÷ the longer part, simulated",
             arms=("step", "longer of games and learning"),
-            ratios=tuple(one.step / max(one.games, one.learning) for one in ahead),
+            ratios=tuple(times.step / max(times.games, times.learning) for times in ahead),
             target=at_most(1.15),
             how=how,
             details={
                 "shapes": SHAPES,
-                "staleness": [max(one.staleness) for one in ahead],
+                "staleness": [max(times.staleness) for times in ahead],
                 "steps": steps,
             },
         ),
@@ -149,12 +164,12 @@ def overlap_rows(*, steps: int = 8) -> list[Row]:
             id="R6c",
             name="synchronous step ÷ sum of its parts, simulated",
             arms=("step", "games + learning"),
-            ratios=tuple(one.step / (one.games + one.learning) for one in plain),
+            ratios=tuple(times.step / (times.games + times.learning) for times in plain),
             target=at_most(1.05),
             how=how,
             details={
                 "shapes": SHAPES,
-                "staleness": [max(one.staleness) for one in plain],
+                "staleness": [max(times.staleness) for times in plain],
                 "steps": steps,
             },
         ),

@@ -2,7 +2,8 @@
 
 Whatever slows the machine for a while slows both arms of a pair, so a ratio holds where two times
 taken minutes apart do not. Every arm says how much it did (tokens, games), and times are divided by
-that before they are compared."""
+that before they are compared.
+"""
 
 import os
 import time
@@ -11,16 +12,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+# Fields of /proc/<pid>/stat behind id and name, see proc_pid_stat(5), where they are 4, 14 and 15.
+_PARENT_FIELD = 1
+_USER_TIME_FIELD = 11
+_SYSTEM_TIME_FIELD = 12
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
     """One run of one arm."""
 
     seconds: float
+    """Wall clock."""
     cpu_seconds: float
+    """Of this process, and of its descendants where they are counted."""
     amount: float
     """What was done in that time, e.g. tokens or games; more than 0."""
     notes: dict[str, Any] = field(default_factory=dict)
+    """Further figures of the run."""
 
     @property
     def rate(self) -> float:
@@ -38,7 +47,9 @@ class Pair:
     """Both arms, run next to each other."""
 
     first: Measure
+    """The numerator."""
     second: Measure
+    """The denominator."""
 
     @property
     def speed(self) -> float:
@@ -57,6 +68,7 @@ class Pair:
 
 
 Arm = Callable[[], Awaitable[Measure]]
+"""Runs one arm once."""
 
 
 class Stopwatch:
@@ -69,11 +81,14 @@ class Stopwatch:
     """
 
     def __init__(self, *, children: bool = False) -> None:
-        """Start nothing yet; `children`: count the CPU seconds of this process's descendants too
-        (Linux).
+        """Start nothing yet.
+
+        Args:
+            children: Count the CPU seconds of this process's descendants too (Linux).
         """
         self._children = children
-        self.seconds = self.cpu_seconds = 0.0
+        self.seconds = 0.0
+        self.cpu_seconds = 0.0
 
     def __enter__(self) -> "Stopwatch":
         self._cpu = self._cpu_now()
@@ -91,9 +106,10 @@ class Stopwatch:
         )
 
     def _cpu_now(self) -> float:
-        return time.process_time() + (
-            sum(_cpu_seconds(pid) for pid in descendants()) if self._children else 0.0
-        )
+        seconds = time.process_time()
+        if self._children:
+            seconds += sum(_cpu_seconds(pid) for pid in descendants())
+        return seconds
 
 
 async def measure_pairs(first: Arm, second: Arm, *, pairs: int, warm_up: int = 1) -> list[Pair]:
@@ -108,52 +124,65 @@ async def measure_pairs(first: Arm, second: Arm, *, pairs: int, warm_up: int = 1
     kept = []
     for number in range(-warm_up, pairs):
         if number % 2 == 0:
-            one, two = await first(), await second()
+            first_measure = await first()
+            second_measure = await second()
         else:
-            two, one = await second(), await first()
+            second_measure = await second()
+            first_measure = await first()
         if number >= 0:
-            kept.append(Pair(first=one, second=two))
+            kept.append(Pair(first=first_measure, second=second_measure))
     return kept
 
 
 def descendants(root: int | None = None, *, proc: Path = Path("/proc")) -> list[int]:
-    """Return the ids of all processes below one (default: this one); empty where there is no
-    /proc.
+    """Return the ids of all processes that one has started, and those that they have started.
+
+    Args:
+        root: Id of the process; None for this one.
+        proc: The folder of the processes; where there is none, nothing is returned.
     """
-    parents: dict[int, list[int]] = {}
+    children_of: dict[int, list[int]] = {}
     for stat in proc.glob("[0-9]*/stat"):
         fields = _stat_fields(stat)
         if fields:
-            parents.setdefault(int(fields[1]), []).append(int(stat.parent.name))
-    found: list[int] = []
+            parent = int(fields[_PARENT_FIELD])
+            children_of.setdefault(parent, []).append(int(stat.parent.name))
+    pids: list[int] = []
     waiting = [os.getpid() if root is None else root]
     while waiting:
-        children = parents.get(waiting.pop(), [])
-        found += children
+        children = children_of.get(waiting.pop(), [])
+        pids += children
         waiting += children
-    return found
+    return pids
 
 
 def _cpu_seconds(pid: int, *, proc: Path = Path("/proc")) -> float:
+    """Return what a process has used so far; 0 for one that has ended."""
     fields = _stat_fields(proc / str(pid) / "stat")
-    # proc_pid_stat(5): utime and stime are fields 14 and 15, of which the first two are cut off
-    # here.
-    return sum(int(value) for value in fields[11:13]) / os.sysconf("SC_CLK_TCK") if fields else 0.0
+    if not fields:
+        return 0.0
+    ticks = int(fields[_USER_TIME_FIELD]) + int(fields[_SYSTEM_TIME_FIELD])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _stat_fields(stat: Path) -> list[str]:
-    # The name in parentheses may hold spaces and parentheses itself; the process may have ended.
+    """Return the fields behind id and name; nothing where the process has ended."""
     try:
-        return stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        text = stat.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return []
+    # The name in parentheses may hold spaces and parentheses itself.
+    _, _, fields = text.rpartition(")")
+    return fields.split()
 
 
 def ratios_of(
     pairs: Iterable[Pair], *, of_time: bool = False
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the ratios of speed (or time) and of CPU seconds, one per pair."""
-    listed = list(pairs)
-    return tuple(pair.time if of_time else pair.speed for pair in listed), tuple(
-        pair.cpu for pair in listed
-    )
+    ratios = []
+    cpu_ratios = []
+    for pair in pairs:
+        ratios.append(pair.time if of_time else pair.speed)
+        cpu_ratios.append(pair.cpu)
+    return tuple(ratios), tuple(cpu_ratios)

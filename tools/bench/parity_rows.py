@@ -7,41 +7,45 @@ from typing import Any
 from bench.context import Bench
 from bench.engine_bench import EngineBench
 from bench.row import Row, at_least, at_most
-from hanabi_grpo.server.engine import Sample
+from hanabi_grpo.rollout.sampler import Sample
 
 TOLERANCE = 0.01
+"""Nats."""
 _PROMPTS = 32
+"""Of each player."""
 _STD = 0.05
-"""Of what is added to the adapters' B matrices between two pushes: far more than one step moves
-them.
-"""
+"""Of what is added to the adapters' B matrices between two pushes.
+
+Far more than one step changes them."""
+_STALE_SEEDS = 1000
+"""First seed of the changes that are not pushed."""
 
 
 async def parity(bench: Bench) -> list[Row]:
-    """R10a and R10b: mean |trainer − sampler| logprob per player after a weight sync, and with the
-    push left out.
+    """R10a and R10b: mean |trainer − sampler| logprob per player after a weight sync.
+
+    And with the push left out.
     """
     engine = bench.needed_engine
-    games = await engine.recorded_games()
-    prompts = {
-        player: [
-            list(call.prompt_ids) for game in games for call in game if call.adapter == player
-        ][:_PROMPTS]
-        for player in engine.players
-    }
-    prompts = {player: listed for player, listed in prompts.items() if listed}
+    prompts: dict[str, list[list[int]]] = {}
+    for game in await engine.recorded_games():
+        for call in game:
+            of_player = prompts.setdefault(call.adapter, [])
+            if len(of_player) < _PROMPTS:
+                of_player.append(list(call.prompt_ids))
+    prompts = {player: prompts[player] for player in engine.players if player in prompts}
     fresh: list[float] = []
     stale: list[float] = []
     tokens = 0
     for number in range(max(1, bench.pairs // 2)):
-        await asyncio.to_thread(_move, engine.model, number)
+        await asyncio.to_thread(_change_adapters, engine.model, number)
         await engine.push()
-        samples = {
-            player: await _sample(engine, player, listed) for player, listed in prompts.items()
-        }
-        tokens += sum(len(sample.ids) for listed in samples.values() for sample in listed)
+        samples = {}
+        for player, of_player in prompts.items():
+            samples[player] = await _sample(engine, player, of_player)
+            tokens += sum(len(sample.ids) for sample in samples[player])
         fresh += await asyncio.to_thread(_gaps, engine, prompts, samples)
-        await asyncio.to_thread(_move, engine.model, number + 1000)
+        await asyncio.to_thread(_change_adapters, engine.model, number + _STALE_SEEDS)
         stale += await asyncio.to_thread(_gaps, engine, prompts, samples)
     how = (
         f"{tokens} tokens sampled right after weight syncs, the trainer's model on them too, "
@@ -78,7 +82,7 @@ async def _sample(engine: EngineBench, player: str, prompts: Sequence[list[int]]
         )
 
 
-def _move(model: Any, seed: int) -> None:
+def _change_adapters(model: Any, seed: int) -> None:
     """Change every adapter as training would, only more."""
     import torch
 
@@ -86,9 +90,8 @@ def _move(model: Any, seed: int) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
-                parameter.add_(
-                    torch.randn(parameter.shape, generator=generator).to(parameter) * _STD
-                )
+                noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+                parameter.add_(noise * _STD)
 
 
 def _gaps(
@@ -101,16 +104,16 @@ def _gaps(
 
     from hanabi_grpo.training.model.adapters import use_adapter
 
-    model, means = engine.model, []
+    model = engine.model
+    means = []
     for player, replies in samples.items():
         use_adapter(model, player)
         gaps: list[float] = []
         for ids, sample in zip(prompts[player], replies, strict=True):
             sampled = torch.tensor(sample.ids)
+            input_ids = torch.tensor([[*ids, *sample.ids]], device=model.device)
             with torch.no_grad():
-                logits = model(
-                    input_ids=torch.tensor([[*ids, *sample.ids]], device=model.device)
-                ).logits
+                logits = model(input_ids=input_ids).logits
             # The sampler's logprobs are those after temperature.
             scaled = logits[0, len(ids) - 1 : -1].float().cpu() / engine.sampling.temperature
             logprobs = scaled.log_softmax(-1).gather(1, sampled[:, None])[:, 0]

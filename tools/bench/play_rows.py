@@ -1,5 +1,6 @@
-"""R18: random games of OpenSpiel through the environment's interface, against a loop over OpenSpiel
-alone.
+"""R18: random games of OpenSpiel through the environment's interface.
+
+Against a loop over OpenSpiel alone.
 """
 
 import random
@@ -18,12 +19,11 @@ if TYPE_CHECKING:
 TARGET = at_most(2)
 GAMES = ("connect_four", "tic_tac_toe", "kuhn_poker", "leduc_poker")
 _EPISODES = 300
+"""Games of a run of an arm."""
 
 
 async def random_play(bench: Bench) -> list[Row]:
-    """R18a to R18d, without an engine: CPU time of a move in each game, tasks and results
-    included.
-    """
+    """R18a to R18d, without an engine: CPU time of a move in each game, start and end included."""
     rows = []
     for letter, name in zip("abcd", GAMES, strict=True):
         setup = registry.setup(name, registry.get(name).presets[name].model_dump())
@@ -50,20 +50,24 @@ async def random_play(bench: Bench) -> list[Row]:
 
 
 def _through_environment(setup: "Setup") -> Measure:
-    rng, moves = random.Random(0), 0
+    rng = random.Random(0)
+    moves = 0
     with Stopwatch() as watch:
         for seed in range(_EPISODES):
             game = setup.environment.reset(setup.config, split="eval", seed=seed)
-            while acting := game.to_act():
+            acting = game.to_act()
+            while acting:
                 for player in acting:
                     game.step({player: rng.choice(game.legal(player))})
                     moves += 1
+                acting = game.to_act()
             game.result()
     return watch.measure(moves)
 
 
 def _bare(game: Any) -> Measure:
-    rng, moves = random.Random(0), 0
+    rng = random.Random(0)
+    moves = 0
     with Stopwatch() as watch:
         for _ in range(_EPISODES):
             state = game.new_initial_state()

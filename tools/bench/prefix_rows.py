@@ -8,20 +8,19 @@ from bench.context import Bench
 from bench.pairing import Measure, measure_pairs, ratios_of
 from bench.row import Row
 from bench.stand_in import compact_config
-from bench.training_rows import bot_rows, gradient_of, learn, small_model
+from bench.training_rows import bot_rows, gradient_of, learn, micro_batches_of, small_model
 
 if TYPE_CHECKING:
-    from hanabi_grpo.training.batching import TokenRow
+    from hanabi_grpo.training.micro_batch import TokenRow
 
 _NOISE = 0.2
-"""Share of the bot's moves that are random; a team in the middle of its training plays about as
-much alike.
-"""
+"""Share of the bot's moves that are random.
+
+A team in the middle of its training plays about as much alike."""
 
 
 async def shared_beginnings(bench: Bench) -> list[Row]:
     """R8b, without an engine: the first player's sequences of one step's groups."""
-    from hanabi_grpo.training.batching import cut_rows
     from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 
     settings = bench.settings
@@ -29,7 +28,8 @@ async def shared_beginnings(bench: Bench) -> list[Row]:
         tasks=settings.tasks_per_step, games=settings.num_generations, seed=settings.seed
     )
     limit = settings.tokens_per_micro_batch or 2048
-    plain, sharing = small_model(settings.device), small_model(settings.device)
+    plain = small_model(settings.device)
+    sharing = small_model(settings.device)
     if not share_prefixes(sharing):
         raise RuntimeError("the bench's own model does not share prefixes; the log above says why")
 
@@ -41,12 +41,10 @@ async def shared_beginnings(bench: Bench) -> list[Row]:
 
     pairs = await measure_pairs(once, each, pairs=bench.pairs)
     ratios, cpu = ratios_of(pairs, of_time=True)
-    found, expected = gradient_of(sharing), gradient_of(plain)
-    cosine = float((found @ expected) / (found.norm() * expected.norm()))
-    micro_batches = [
-        len(cut_rows(rows, tokens=limit, parts=1, rank=0, world_size=1, shared=shared))
-        for shared in (True, False)
-    ]
+    gradient = gradient_of(sharing)
+    expected = gradient_of(plain)
+    cosine = float((gradient @ expected) / (gradient.norm() * expected.norm()))
+    micro_batches = [len(micro_batches_of(rows, limit, "cpu", shared)) for shared in (True, False)]
     return [
         Row(
             id="R8b",
@@ -59,23 +57,27 @@ async def shared_beginnings(bench: Bench) -> list[Row]:
             cpu_ratios=cpu,
             target=None,
             how=f"{settings.tasks_per_step} × {settings.num_generations} games of a hint bot with "
-            f"{_NOISE:.0%} random "
-            f"moves on laptop, first player; gradient cosine {cosine:.6f}",
+            f"{_NOISE:.0%} random moves on laptop, first player; gradient cosine {cosine:.6f}",
             details={"cosine": cosine, "micro_batches": micro_batches},
         )
     ]
 
 
 async def group_rows(*, tasks: int, games: int, seed: int) -> "list[TokenRow]":
-    """Return the first player's sequences of groups of one task each, with random advantages on its
-    replies.
+    """Return the first player's sequences of groups, with random advantages on its replies.
+
+    Args:
+        tasks: Groups, each of a task of its own.
+        games: Games of each group.
+        seed: Of the first task, and of the advantages.
     """
     from hanabi_grpo.envs.hanabi.policies.rule_bots import rule_bot
 
     numbers = [(seed * tasks + task, game) for task in range(tasks) for game in range(games)]
     first, *_ = await bot_rows(rule_bot("hint-bot", _NOISE), compact_config("laptop"), numbers)
-    drawn = random.Random(seed)
-    return [
-        replace(row, advantages=[drawn.gauss(0.0, 1.0) * said for said in row.mask])
-        for row in first
-    ]
+    rng = random.Random(seed)
+    rows = []
+    for row in first:
+        advantages = [rng.gauss(0.0, 1.0) * is_reply for is_reply in row.mask]
+        rows.append(replace(row, advantages=advantages))
+    return rows

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from bench.recording import Call, GameCalls
 
@@ -36,10 +37,11 @@ class Sharing:
     """Prompt tokens of some games."""
 
     prompt: int
+    """All of them."""
     sharable: int
-    """A perfect cache would have held them; the last token of a prompt never counts, its logits are
-    needed.
-    """
+    """Those that a perfect cache would have held.
+
+    The last token of a prompt never counts, its logits are needed."""
     sharable_in_blocks: int
     """The same, with whole blocks only: what the engine can reach."""
     cached: int
@@ -57,21 +59,40 @@ def sharing(games: Sequence[GameCalls], *, block_size: int) -> Sharing:
         games: Recorded calls with prompts.
         block_size: Tokens of one cache block.
     """
-    # What happened first comes first; of equal times, an answer before a question.
-    events: list[tuple[float, int, Call]] = []
-    for call in (call for game in games for call in game):
-        events += [(call.started, 1, call), (call.ended, 0, call)]
     tries: dict[str, PrefixTrie] = {}
-    prompt = sharable = in_blocks = cached = 0
-    for _, is_question, call in sorted(events, key=lambda event: event[:2]):
+    prompt = 0
+    sharable = 0
+    in_blocks = 0
+    cached = 0
+    for event in _events_in_order(games):
+        call = event.call
         trie = tries.setdefault(call.adapter, PrefixTrie())
-        if is_question:
+        if event.is_question:
             shared = min(trie.shared(call.prompt_ids), len(call.prompt_ids) - 1)
+            num_blocks = shared // block_size
             prompt += len(call.prompt_ids)
             sharable += shared
-            in_blocks += shared // block_size * block_size
+            in_blocks += num_blocks * block_size
             cached += call.num_cached
             trie.add(call.prompt_ids)
         else:
             trie.add((*call.prompt_ids, *call.reply_ids[:-1]))
     return Sharing(prompt=prompt, sharable=sharable, sharable_in_blocks=in_blocks, cached=cached)
+
+
+class _Event(NamedTuple):
+    """A call is sent, or answered."""
+
+    time: float
+    is_question: bool
+    call: Call
+
+
+def _events_in_order(games: Sequence[GameCalls]) -> list[_Event]:
+    """Return what happened first first; of equal times, an answer before a question."""
+    events = []
+    for game in games:
+        for call in game:
+            events.append(_Event(call.started, True, call))
+            events.append(_Event(call.ended, False, call))
+    return sorted(events, key=lambda event: (event.time, event.is_question))

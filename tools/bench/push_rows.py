@@ -25,8 +25,8 @@ async def push(bench: Bench) -> list[Row]:
         return Measure(seconds=measure.seconds, cpu_seconds=measure.cpu_seconds, amount=1)
 
     async def floor() -> Measure:
-        with tempfile.TemporaryDirectory(dir=folder) as place, Stopwatch() as watch:
-            size = _floor(engine.model, engine.players, engine.settings.dtype, Path(place))
+        with tempfile.TemporaryDirectory(dir=folder) as name, Stopwatch() as watch:
+            size = _floor(engine.model, engine.players, engine.settings.dtype, Path(name))
         return watch.measure(1, bytes=size)
 
     step_pairs = await measure_pairs(pushing, games, pairs=bench.pairs)
@@ -68,7 +68,17 @@ async def push(bench: Bench) -> list[Row]:
 
 
 def _floor(model: Any, names: tuple[str, ...], dtype: str, folder: Path) -> int:
-    """Do once what any weight sync must do; returns how many bytes the adapters take."""
+    """Do once what any weight sync must do.
+
+    Args:
+        model: With the adapters.
+        names: Of the adapters.
+        dtype: In which they are exported.
+        folder: Where the files go.
+
+    Returns:
+        How many bytes the adapters take.
+    """
     import torch
     from safetensors.torch import load
 

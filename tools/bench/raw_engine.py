@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from hanabi_grpo.server.engine import Engine
+from hanabi_grpo.server.engine import VllmSampler
 
 
 async def generate_raw(
-    engine: Engine,
+    engine: VllmSampler,
     prompt_ids: list[int],
     *,
     max_tokens: int,
@@ -45,6 +45,6 @@ async def generate_raw(
     return count
 
 
-def async_llm(engine: Engine) -> Any:
+def async_llm(engine: VllmSampler) -> Any:
     """Return vLLM's `AsyncLLM` itself, for software that brings calls of its own."""
     return engine._engine

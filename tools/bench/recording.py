@@ -3,7 +3,8 @@
 Two arms are comparable when they do the same work. A `Recorder` stands between the scheduler and
 the engine and writes down every request. A `ForcedSampler` lets the engine sample as usual, with
 the recorded length as its limit, and hands the game the recorded reply: prompts, their order and
-the moves are then those of the recording, whoever plays."""
+the moves are then those of the recording, whoever plays.
+"""
 
 import asyncio
 import math
@@ -30,16 +31,19 @@ class Call:
     """One request to the engine and its answer."""
 
     reply_ids: tuple[int, ...]
+    """The sampled tokens."""
     logprobs: tuple[float, ...] = ()
+    """Of the sampled tokens; empty: unknown."""
     prompt_ids: tuple[int, ...] = ()
     """The whole conversation so far; empty: unknown, so not compared."""
     adapter: str = ""
-    """"player_0" without its version; "" for the base model."""
+    """Name without version, e.g. "player_0"; "" for the base model."""
     num_cached: int = 0
     """Prompt tokens that the engine did not compute."""
     started: float = 0.0
-    """time.perf_counter()"""
+    """When it was sent, by time.perf_counter()."""
     ended: float = 0.0
+    """When it was answered."""
 
 
 GameCalls = tuple[Call, ...]
@@ -47,10 +51,11 @@ GameCalls = tuple[Call, ...]
 
 
 class _Numbering:
-    """Numbers games in the order of their first call; each game is a task of its own.
+    """Numbers games in the order of their first call; each game is an asyncio task of its own.
 
-    The scheduler starts them task by task, so the same request gives the same numbers, up to games
-    of one task that begin with the same prompt and may stand for each other."""
+    The scheduler starts them group by group, so the same request gives the same numbers, up to
+    games of one group that begin with the same prompt and may stand for each other.
+    """
 
     def __init__(self) -> None:
         self._numbers: dict[asyncio.Task[Any], int] = {}
@@ -59,7 +64,7 @@ class _Numbering:
         task = asyncio.current_task()
         if task is None:
             raise ServerError(
-                "a reply was asked for outside any task; games are played by the scheduler."
+                "a reply was requested outside any asyncio task; games are played by the scheduler."
             )
         return self._numbers.setdefault(task, len(self._numbers))
 
@@ -69,7 +74,8 @@ class Recorder:
 
     def __init__(self, sampler: _Sampler) -> None:
         """Record what goes to `sampler`."""
-        self._sampler, self._numbering = sampler, _Numbering()
+        self._sampler = sampler
+        self._numbering = _Numbering()
         self._games: list[list[Call]] = []
 
     @property
@@ -110,13 +116,13 @@ class ForcedSampler:
 
     def __init__(self, sampler: _Sampler, games: Sequence[GameCalls]) -> None:
         """Play `games` again on `sampler`."""
-        self._sampler, self._script, self._numbering = sampler, games, _Numbering()
+        self._sampler = sampler
+        self._script = games
+        self._numbering = _Numbering()
         self._made = [0] * len(games)
         self._refused = ""
         self.num_tokens = 0
-        """Sampled so far; it may be fewer than were recorded, when the engine ends a reply
-        early.
-        """
+        """Sampled so far; fewer than were recorded where the engine ends a reply early."""
 
     def check_complete(self) -> None:
         """Refuse an arm that did less, or more, than the recording.
@@ -128,10 +134,10 @@ class ForcedSampler:
             number for number, game in enumerate(self._script) if self._made[number] != len(game)
         ]
         if wrong or self._refused:
+            reason = f" ({self._refused})" if self._refused else ""
             raise ServerError(
-                f"{len(wrong)} of {len(self._script)} games did not follow the recording"
-                + (f" ({self._refused})" if self._refused else "")
-                + "; the two arms would not have done the same work."
+                f"{len(wrong)} of {len(self._script)} games did not follow the recording{reason}; "
+                "the two arms would not have done the same work."
             )
 
     @property
@@ -144,11 +150,13 @@ class ForcedSampler:
     ) -> Sample:
         """Sample a reply of the recorded length, return the recorded one.
 
-        Raises: ServerError: The game asks for something that was not recorded; the arms would not
-            do the same work.
+        Raises:
+            ServerError: The game asks for something that was not recorded; the arms would not do
+                the same work.
         """
         number = self._numbering.number()
-        if number >= len(self._script) or self._made[number] >= len(self._script[number]):
+        is_recorded_game = number < len(self._script)
+        if not is_recorded_game or self._made[number] >= len(self._script[number]):
             raise self._refuse(
                 f"game {number} asks for more than the {len(self._script)} recorded games hold"
             )
@@ -161,9 +169,8 @@ class ForcedSampler:
         limited = replace(sampling, max_tokens=len(call.reply_ids))
         sample = await self._sampler.generate(prompt_ids, limited, lora, *game)
         self.num_tokens += len(sample.ids)
-        return replace(
-            sample, ids=call.reply_ids, logprobs=call.logprobs or (0.0,) * len(call.reply_ids)
-        )
+        logprobs = call.logprobs or (0.0,) * len(call.reply_ids)
+        return replace(sample, ids=call.reply_ids, logprobs=logprobs)
 
     def _refuse(self, reason: str) -> ServerError:
         # The scheduler would take it for a game's bad luck and play it again.
@@ -191,20 +198,23 @@ def tail_share(games: Sequence[GameCalls], share: float = 0.1) -> float:
     ends = sorted(game[-1].ended for game in games if game)
     start = min(game[0].started for game in games if game)
     total = ends[-1] - start
-    return (
-        (ends[-1] - ends[max(0, math.ceil(len(ends) * (1 - share)) - 1)]) / total
-        if total > 0
-        else 0.0
-    )
+    if total <= 0:
+        return 0.0
+    num_before_tail = math.ceil(len(ends) * (1 - share))
+    tail_start = ends[max(0, num_before_tail - 1)]
+    return (ends[-1] - tail_start) / total
 
 
 def mean_active(games: Sequence[GameCalls]) -> float:
     """Return the mean number of games in play over the whole time, divided by the number of games.
 
-    A game counts from the first game's start to its own last reply, because all were asked for at
-    once."""
+    A game counts from the first game's start to its own last reply, because all were requested at
+    once.
+    """
     played = [game for game in games if game]
-    start, end = min(game[0].started for game in played), max(game[-1].ended for game in played)
+    start = min(game[0].started for game in played)
+    end = max(game[-1].ended for game in played)
     if end <= start:
         return 1.0
-    return sum(game[-1].ended - start for game in played) / (end - start) / len(played)
+    time_in_play = sum(game[-1].ended - start for game in played)
+    return time_in_play / (end - start) / len(played)

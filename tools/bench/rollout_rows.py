@@ -1,5 +1,6 @@
-"""R1, R4, R7 and the part of R12 on the engine: one step's games against what the bare engine could
-do.
+"""R1, R4, R7 and the part of R12 on the engine.
+
+One step's games against what the bare engine could do.
 """
 
 import statistics
@@ -31,8 +32,8 @@ async def against_raw(bench: Bench) -> list[Row]:
             how=f"{engine.num_games} recorded games, prefix cache reset before each arm, wall "
             "time per sampled token",
             if_missed="rules, prompts and tokens of a move cost the same for every model (R12a's "
-            "seconds), so with a "
-            "small one their share is large; on few cores they take time from the engine too",
+            "seconds), so with a small one their share is large; on few cores they take time from "
+            "the engine too",
             details=_absolute(bench, [pair.first for pair in pairs]),
         )
     ]
@@ -42,10 +43,10 @@ async def cached_share(bench: Bench) -> list[Row]:
     """R4: cached prompt tokens over sharable ones."""
     engine = bench.needed_engine
     # Not forced: a forced reply takes the place of the one whose keys the engine holds.
-    counts = [sharing(games, block_size=BLOCK_SIZE) for games in await engine.plays(bench.pairs)]
-    reachable = statistics.median(
-        count.sharable_in_blocks / max(1, count.sharable) for count in counts
-    )
+    plays = await engine.plays(bench.pairs)
+    counts = [sharing(games, block_size=BLOCK_SIZE) for games in plays]
+    reachable_shares = [count.sharable_in_blocks / max(1, count.sharable) for count in counts]
+    reachable = statistics.median(reachable_shares)
     return [
         Row(
             id="R4",
@@ -68,13 +69,14 @@ async def cached_share(bench: Bench) -> list[Row]:
 async def tail(bench: Bench) -> list[Row]:
     """R7: how long few games keep the others waiting."""
     engine = bench.needed_engine
-    tails, active = [], []
+    tails = []
+    active = []
     for games in await engine.plays(bench.pairs):
         tails.append(tail_share(games))
         active.append(mean_active(games))
     how = (
-        f"freely played steps of {engine.num_games} games, all asked for at once; times of "
-        "their last replies"
+        f"freely played steps of {engine.num_games} games, all requested at once; times of their "
+        "last replies"
     )
     return [
         Row(
@@ -98,7 +100,8 @@ async def growth(bench: Bench) -> list[Row]:
     """R12d: seconds of a step's games on the engine against their number."""
     engine = bench.needed_engine
     tasks = [count for count in (1, 2, 4, 8, 16, 32) if count <= bench.settings.tasks_per_step]
-    name, arms = "log-log slope of a step's games over their number", ("log seconds", "log games")
+    name = "log-log slope of a step's games over their number"
+    arms = ("log seconds", "log games")
     if len(tasks) < 2:
         why = (
             f"HANABI_TASKS_PER_STEP={bench.settings.tasks_per_step}: a slope needs at least 2 tasks"
@@ -108,12 +111,10 @@ async def growth(bench: Bench) -> list[Row]:
     for number in range(bench.pairs + 1):
         # Up, then down: a machine that grows slower meanwhile does not bend the slope one way only.
         order = tasks if number % 2 else tasks[::-1]
-        costs = {
-            float(count * bench.settings.num_generations): (
-                await engine.play_again(num_tasks=count)
-            ).seconds
-            for count in order
-        }
+        costs = {}
+        for count in order:
+            measure = await engine.play_again(num_tasks=count)
+            costs[float(count * bench.settings.num_generations)] = measure.seconds
         if number:
             rounds.append(costs)
     return [

@@ -16,16 +16,19 @@ class Target:
     """
 
     limit: float
+    """The bound."""
     at_least: bool
+    """True for a lower bound, False for an upper one."""
 
     def met_by(self, value: float) -> bool:
         """Say whether a finite value meets the target."""
-        return math.isfinite(value) and (
-            value >= self.limit if self.at_least else value <= self.limit
-        )
+        if not math.isfinite(value):
+            return False
+        return value >= self.limit if self.at_least else value <= self.limit
 
     def __str__(self) -> str:
-        return f"{'≥' if self.at_least else '≤'} {self.limit:g}"
+        sign = "≥" if self.at_least else "≤"
+        return f"{sign} {self.limit:g}"
 
 
 def at_least(limit: float) -> Target:
@@ -42,13 +45,20 @@ def at_most(limit: float) -> Target:
 class Row:
     """One measured ratio, or the reason why there is none.
 
-    Example: Row(id="R6b", name="overlapped step ÷ the longer part", arms=("step", "longer part"),
-        ratios=(1.02, 1.05, 1.03), cpu_ratios=(), target=at_most(1.15), how="simulated server, games
-        0.30 s, learning 0.30 s", details={"steps": 6})
+    Example:
+        Row(
+            id="R6b",
+            name="overlapped step ÷ the longer part",
+            arms=("step", "longer part"),
+            ratios=(1.02, 1.05, 1.03),
+            target=at_most(1.15),
+            how="simulated server, games 0.30 s, learning 0.30 s",
+            details={"steps": 6},
+        )
     """
 
     id: str
-    """"R3", or "R3b" where a family has several ratios."""
+    """Number, e.g. "R3", with a letter where a family has several ratios, e.g. "R3b"."""
     name: str
     """What is divided by what."""
     arms: tuple[str, str]
@@ -99,8 +109,9 @@ class Row:
         return f"{missed}: {self.if_missed}" if self.if_missed else missed
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything that the JSON file says of this row; a ratio that is no number becomes
-        null.
+        """Return everything that the JSON file says of this row.
+
+        A ratio that is no number becomes null.
         """
         low, high = self.quartiles or (None, None)
         return {
@@ -122,13 +133,22 @@ class Row:
 
 
 def not_measured(id: str, name: str, arms: tuple[str, str], target: Target | None, why: str) -> Row:
-    """Return the row of a ratio that this machine or this run cannot give."""
+    """Return the row of a ratio that this machine or this run cannot give.
+
+    Args:
+        id: See `Row.id`.
+        name: See `Row.name`.
+        arms: See `Row.arms`.
+        target: See `Row.target`.
+        why: Why there is no ratio.
+    """
     return Row(id=id, name=name, arms=arms, target=target, why_not=why)
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float]:
-    """Return the first and third quartile, interpolated between neighbours (type 7 of Hyndman and
-    Fan, 1996).
+    """Return the first and third quartile, interpolated between neighbours.
+
+    Type 7 of Hyndman and Fan (1996).
 
     Args:
         values: At least one.

@@ -14,12 +14,15 @@ from bench.row import Row, not_measured
 from hanabi_grpo import __version__
 from hanabi_grpo.errors import HanabiGrpoError
 
+_MAX_REASON_CHARS = 300
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """What a run leaves."""
 
     rows: list[Row]
+    """In the order of the table."""
     facts: dict[str, Any]
     """Machine, model, board, load and how many pairs."""
     failed: list[str]
@@ -35,7 +38,7 @@ async def measure_all(
         bench: Without an engine; it is started here when a family needs it.
         families: See `catalogue.chosen`.
         use_engine: Whether the engine may be started.
-        report: Is given each row as soon as it is there.
+        report: Receives each row as soon as it is measured.
     """
     from bench.engine_bench import pinned_threads
 
@@ -50,16 +53,16 @@ async def measure_all(
     async with contextlib.AsyncExitStack() as stack:
         if not use_engine:
             bench = replace(bench, no_engine="the run was asked not to start one")
-        is_asked_for = False
+        was_started = False
         for family in sorted(families, key=lambda family: not family.own_engines):
-            if family.needs_engine and use_engine and not is_asked_for:
-                is_asked_for = True
+            if family.needs_engine and use_engine and not was_started:
+                was_started = True
                 bench = await _with_engine(bench, stack, failed)
             started = time.perf_counter()
-            found = await _measure(bench, family, failed)
-            for row in found:
+            family_rows = await _measure(bench, family, failed)
+            for row in family_rows:
                 report(row)
-            rows += found
+            rows += family_rows
             bench.say(f"{family.id}: {time.perf_counter() - started:.0f} s")
     # Last: asking CUDA for its name before the engine starts would change how vLLM starts its
     # processes.
@@ -68,8 +71,13 @@ async def measure_all(
         "load_after": _load(),
         "seconds": round(time.perf_counter() - begun, 1),
     }
-    rows.sort(key=lambda row: (int("".join(filter(str.isdigit, row.id))), row.id))
+    rows.sort(key=_table_order)
     return Result(rows=rows, facts=facts, failed=failed)
+
+
+def _table_order(row: Row) -> tuple[int, str]:
+    digits = "".join(filter(str.isdigit, row.id))
+    return int(digits), row.id
 
 
 async def _with_engine(bench: Bench, stack: contextlib.AsyncExitStack, failed: list[str]) -> Bench:
@@ -127,7 +135,8 @@ def _load() -> str:
 
 
 def _reason(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    text = f"{type(error).__name__}: {error}"
+    return " ".join(text.split())[:_MAX_REASON_CHARS]
 
 
 def _traceback(error: BaseException) -> str:

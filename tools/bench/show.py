@@ -9,20 +9,29 @@ from rich.text import Text
 from bench.row import Row
 
 _COLUMNS = ("", "ratio", "median", "quartiles", "CPU s", "pairs", "target", "met")
+_NUM_TEXT_COLUMNS = 2
+"""The first columns, which are aligned to the left."""
+_NAME_COLUMN = 1
+"""The only one that wraps."""
 _STYLES = {"yes": "green", "NO": "red"}
+_NONE = "–"
+_LEAST_PAIRS_OF_A_REPORT = 5
 
 
 def cells(row: Row) -> tuple[str, ...]:
     """Return what the table's columns say of a row."""
-    quartiles = row.quartiles
-    met = {True: "yes", False: "NO", None: "–"}[row.met]
+    quartiles = _NONE
+    if row.quartiles is not None:
+        low, high = row.quartiles
+        quartiles = f"{_short(low)} to {_short(high)}"
+    met = {True: "yes", False: "NO", None: _NONE}[row.met]
     return (
         row.id,
         row.name,
-        "–" if row.median is None else _short(row.median),
-        "–" if quartiles is None else f"{_short(quartiles[0])} to {_short(quartiles[1])}",
-        "–" if row.cpu_ratio is None else _short(row.cpu_ratio),
-        str(len(row.ratios)) if row.ratios else "–",
+        _short(row.median),
+        quartiles,
+        _short(row.cpu_ratio),
+        str(len(row.ratios)) if row.ratios else _NONE,
         "reported" if row.target is None else str(row.target),
         met,
     )
@@ -33,7 +42,10 @@ def rich_table(rows: Sequence[Row], title: str) -> Table:
     table = Table(title=Text(title), title_justify="left")
     for number, column in enumerate(_COLUMNS):
         table.add_column(
-            column, overflow="fold", justify="left" if number < 2 else "right", no_wrap=number != 1
+            column,
+            overflow="fold",
+            justify="left" if number < _NUM_TEXT_COLUMNS else "right",
+            no_wrap=number != _NAME_COLUMN,
         )
     for row in rows:
         *plain, met = cells(row)
@@ -43,18 +55,22 @@ def rich_table(rows: Sequence[Row], title: str) -> Table:
 
 def notes(rows: Sequence[Row]) -> list[str]:
     """Return a line per row: how it was measured, or why not, and what keeps it from its target."""
-    return [
-        f"{row.id}: " + "; ".join(part for part in (row.how, row.why_not, row.shortfall) if part)
-        for row in rows
-    ]
+    lines = []
+    for row in rows:
+        parts = filter(None, (row.how, row.why_not, row.shortfall))
+        lines.append(f"{row.id}: {'; '.join(parts)}")
+    return lines
 
 
 def markdown(rows: Sequence[Row], facts: dict[str, Any]) -> str:
     """Return the table and its notes as Markdown."""
     head = ("row", *_COLUMNS[1:])
     lines = [title(facts), "", _line(head), _line(["---"] * len(head))]
-    lines += [_line(cells(row)) for row in rows]
-    lines += ["", *(f"- {_plain(note)}" for note in notes(rows))]
+    for row in rows:
+        lines.append(_line(cells(row)))
+    lines.append("")
+    for note in notes(rows):
+        lines.append(f"- {_escaped(note)}")
     return "\n".join(lines) + "\n"
 
 
@@ -65,25 +81,23 @@ def as_json(rows: Sequence[Row], facts: dict[str, Any], failed: Sequence[str]) -
 
 def title(facts: dict[str, Any]) -> str:
     """Return one line that says where and how a run was made."""
-    pairs = f"{facts['pairs']} pairs" + (
-        " (quick: fewer than the 5 that a report needs)" if facts["pairs"] < 5 else ""
-    )
+    pairs = f"{facts['pairs']} pairs"
+    if facts["pairs"] < _LEAST_PAIRS_OF_A_REPORT:
+        pairs += f" (quick: fewer than the {_LEAST_PAIRS_OF_A_REPORT} that a report needs)"
     return (
         f"{facts['device']}, {facts['threads']}; {facts['model']} in {facts['dtype']}; "
-        f"{facts['board']}, "
-        f"{facts['games_of_a_step']} games a step; {pairs}; load average {facts['load_before']} "
-        "before, "
-        f"{facts['load_after']} after; {facts['date']}"
+        f"{facts['board']}, {facts['games_of_a_step']} games a step; {pairs}; "
+        f"load average {facts['load_before']} before, {facts['load_after']} after; {facts['date']}"
     )
 
 
-def _short(value: float) -> str:
-    return f"{value:.3g}"
+def _short(value: float | None) -> str:
+    return _NONE if value is None else f"{value:.3g}"
 
 
 def _line(columns: Sequence[str]) -> str:
-    return "| " + " | ".join(_plain(column) for column in columns) + " |"
+    return "| " + " | ".join(_escaped(column) for column in columns) + " |"
 
 
-def _plain(text: str) -> str:
+def _escaped(text: str) -> str:
     return text.replace("|", "\\|")

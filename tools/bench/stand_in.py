@@ -1,15 +1,16 @@
-"""The server without a model: the real app, scheduler, store, tokenizer and games, and an engine
-that only waits.
+"""The server without a model.
+
+The real app, scheduler, store, tokenizer and games, and an engine that only waits.
 """
 
 import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
 
 from bench.recording import Call, ForcedSampler, GameCalls, Recorder
 from bench.serving import serving
+from hanabi_grpo.agents.served_model import Model
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
@@ -17,10 +18,9 @@ from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.messages import RolloutRequest, TaskRequest
+from hanabi_grpo.rollout.sampler import AdapterHandle, Sample, Sampler, SamplingConfig
 from hanabi_grpo.server.adapter_store import AdapterStore
-from hanabi_grpo.server.engine import Sample, SamplingConfig
 from hanabi_grpo.server.scheduler import Scheduler
-from hanabi_grpo.server.seats import Model
 
 SUITE = "bench"
 _MAX_MODEL_LEN = 1 << 20
@@ -28,10 +28,12 @@ _SHAPES = {"model.layers.0.self_attn.q_proj": (64, 64)}
 _PLAYER = "iggi"
 
 
-class StandIn:
-    """An engine that takes a while for every request, and not the same one for all."""
+class StandIn(Sampler):
+    """A sampler that takes a while for every request, and not the same while for all."""
 
-    is_dead, state, silence = False, "ok", 0.0
+    is_dead = False
+    state = "ok"
+    silence = 0.0
 
     def __init__(self, seconds: float = 0.0) -> None:
         """Answer after half to one and a half of `seconds`."""
@@ -39,7 +41,11 @@ class StandIn:
         self._random = random.Random(0)
 
     async def generate(
-        self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None, *game: Any
+        self,
+        prompt_ids: list[int],
+        sampling: SamplingConfig,
+        adapter: AdapterHandle | None,
+        game: int | None = None,
     ) -> Sample:
         """Return as many ids as are allowed."""
         await asyncio.sleep(self.seconds * self._random.uniform(0.5, 1.5))
@@ -48,12 +54,21 @@ class StandIn:
             ids=ids, logprobs=(-1.0,) * len(ids), finish_reason="length", num_cached_tokens=0
         )
 
-    async def load_adapter(self, name: str, number: int, path: str) -> Any:
+    async def score(
+        self, prompt_ids: list[int], reply_ids: list[int], adapter: AdapterHandle | None
+    ) -> tuple[float, ...]:
+        """Give every id the same logprob."""
+        return (-1.0,) * len(reply_ids)
+
+    async def load_adapter(self, name: str, number: int, path: str) -> AdapterHandle:
         """Load nothing."""
         return name
 
     async def unload_adapter(self, number: int) -> None:
         """Forget nothing."""
+
+    def stop(self) -> None:
+        """End nothing."""
 
     async def reset_prefix_cache(self) -> bool:
         """Drop nothing."""
@@ -61,7 +76,13 @@ class StandIn:
 
 
 def compact_config(preset: str, players: int = 2, max_turns: int = 0) -> EnvConfig:
-    """Return a board with the compact prompts, whose words make a tokenizer of their own."""
+    """Return a board with the compact prompts, whose words make a tokenizer of their own.
+
+    Args:
+        preset: Name of the board.
+        players: Players of a game.
+        max_turns: Moves after which a game is truncated; 0: the rules' bound.
+    """
     return EnvConfig(
         preset=preset,
         players=players,
@@ -81,19 +102,27 @@ def chat_of(config: EnvConfig) -> ChatFormat:
 async def scripted_games(
     config: EnvConfig, chat: ChatFormat, *, num_tasks: int, num_games: int
 ) -> list[GameCalls]:
-    """Let a bot play each task `num_games` times; returns its replies as recordings without
-    prompts.
+    """Let a bot play each task `num_games` times.
+
+    Args:
+        config: The board.
+        chat: The tiny model's conversation format.
+        num_tasks: Tasks from the first one of the benchmark's suite on.
+        num_games: Games of each task.
+
+    Returns:
+        The bot's replies as recordings without prompts.
     """
     policies = dict.fromkeys(range(config.players), HANABI.policies[_PLAYER]())
     games = []
     for seed in range(num_tasks):
         for game in range(num_games):
             episode = play_scripts(Setup(HANABI, config).task(SUITE, seed), policies, number=game)
-            replies = (
-                chat.tokenizer.encode(turn.action, add_special_tokens=False)
-                for turn in episode.turns
-            )
-            games.append(tuple(Call(reply_ids=(*ids, chat.eos_id)) for ids in replies))
+            calls = []
+            for turn in episode.turns:
+                ids = chat.tokenizer.encode(turn.action, add_special_tokens=False)
+                calls.append(Call(reply_ids=(*ids, chat.eos_id)))
+            games.append(tuple(calls))
     return games
 
 
@@ -105,12 +134,19 @@ def first_tasks(
     num_games: int,
     seats: tuple[str, ...] | None = None,
 ) -> RolloutRequest:
-    """Return the request for the first tasks of the benchmark's suite."""
+    """Return the request for the first tasks of the benchmark's suite.
+
+    Args:
+        config: The board.
+        sampling: Of replies.
+        num_tasks: Tasks.
+        num_games: Games of each task.
+        seats: A policy spec per seat; None: the base model.
+    """
     row = config.model_dump(mode="json")
+    tasks = [TaskRequest(env_config=row, suite=SUITE, seed=seed) for seed in range(num_tasks)]
     return RolloutRequest(
-        tasks=tuple(
-            TaskRequest(env_config=row, suite=SUITE, seed=seed) for seed in range(num_tasks)
-        ),
+        tasks=tuple(tasks),
         num_games=num_games,
         max_tokens=sampling.max_tokens,
         temperature=sampling.temperature,
@@ -121,7 +157,14 @@ def first_tasks(
 def stand_in_scheduler(
     store: AdapterStore, chat: ChatFormat, sampler: ForcedSampler | Recorder, num_games: int
 ) -> Scheduler:
-    """Return a scheduler that plays so many games at once."""
+    """Return a scheduler.
+
+    Args:
+        store: Of the adapters.
+        chat: The conversation format.
+        sampler: What answers.
+        num_games: Games that it plays at once.
+    """
     model = Model(sampler=sampler, chat=chat, max_model_len=_MAX_MODEL_LEN)
     return Scheduler(model, store, games_at_once=max(1, num_games), instance_id="bench")
 
@@ -135,7 +178,17 @@ def stand_in_store(engine: StandIn) -> AdapterStore:
 async def stand_in_server(
     chat: ChatFormat, games: Sequence[GameCalls], *, seconds: float, num_players: int = 2
 ) -> AsyncIterator[str]:
-    """Serve the real app around a stand-in in this event loop; yields its address."""
+    """Serve the real app around a stand-in in this event loop.
+
+    Args:
+        chat: The conversation format.
+        games: What the stand-in replies.
+        seconds: Mean time of a reply.
+        num_players: Players of a game.
+
+    Yields:
+        The address.
+    """
     from hanabi_grpo.logs import LineRing
     from hanabi_grpo.rollout.handshake import tokenizer_hash
     from hanabi_grpo.server.app import create_app

@@ -1,5 +1,6 @@
-"""R14: both processes, started at once, until the first games have been played, against vLLM alone
-in one process.
+"""R14: both processes, started at once, until the first games have been played.
+
+Against vLLM alone in one process.
 """
 
 import asyncio
@@ -26,8 +27,14 @@ _ARMS = (
     "serve and train, started at once, until two games are over",
     "vLLM in one process, until its first token",
 )
-_PAIRS, _PATIENCE, _LOOK_SECONDS = 3, 600.0, 0.02
-SERVE, TRAIN = ((sys.executable, "-m", "hanabi_grpo.cli", word) for word in ("serve", "train"))
+_PAIRS = 3
+_PATIENCE = 600.0
+"""Seconds after which a start has failed."""
+_LOOK_SECONDS = 0.02
+"""Between two looks at the logs."""
+_SHOWN_LOG_CHARS = 300
+SERVE = (sys.executable, "-m", "hanabi_grpo.cli", "serve")
+TRAIN = (sys.executable, "-m", "hanabi_grpo.cli", "train")
 _FLOOR = Path(__file__).with_name("engine_floor.py")
 
 
@@ -56,11 +63,9 @@ async def start(bench: Bench) -> list[Row]:
             cpu_ratios=cpu,
             target=TARGET,
             how="warm file cache, the scripts' look at their set-up left out; in the floor the "
-            "engine has the same "
-            "model and settings and no process of its own",
+            "engine has the same model and settings and no process of its own",
             if_missed="server and engine core are processes that import torch and vLLM, one after "
-            "the other, and the "
-            "trainer imports torch and ms-swift beside them",
+            "the other, and the trainer imports torch and ms-swift beside them",
             details={"seconds": [[pair.first.seconds, pair.second.seconds] for pair in pairs]},
         )
     ]
@@ -73,19 +78,15 @@ def start_both(bench: Bench) -> Measure:
         port = str(probe.getsockname()[1])
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        given = {
+        environ = {
             "HANABI_HOST": "127.0.0.1",
             "PORT": port,
             "VLLM_SERVER_HOST": "127.0.0.1",
             "VLLM_SERVER_PORT": port,
-        }
-        given |= {
             "MODEL": bench.settings.model,
             "OUTPUT_DIR": str(folder / "run"),
             "REPORT_TO": "none",
-        }
-        # The first task of a step of two games.
-        given |= {
+            # A step of one task and two games.
             "HANABI_TASKS_PER_STEP": "1",
             "NUM_GENERATIONS": "2",
             "HANABI_DIE_WITH_PARENT": "true",
@@ -94,7 +95,7 @@ def start_both(bench: Bench) -> Measure:
             SERVE: folder / "serve.log",
             TRAIN: folder / "train.log",
         }
-        return _until(lambda: "tok/s, returns" in _said(logs[SERVE]), logs, given)
+        return _run_until(lambda: "tok/s, returns" in _read_log(logs[SERVE]), logs, environ)
 
 
 def start_floor(bench: Bench) -> Measure:
@@ -107,62 +108,90 @@ def start_floor(bench: Bench) -> Measure:
     options = engine_options(bench.settings, str(model), linear_shapes(model))
     if bench.settings.device == "cpu":
         options |= {"block_size": BLOCK_SIZE, "enforce_eager": True}
-    given = {
+    environ = {
         "VLLM_PLUGINS": "",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
-    given |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         log = Path(name) / "floor.log"
         command = (sys.executable, str(_FLOOR), json.dumps(options))
-        return _until(lambda: "first token" in _said(log), {command: log}, given)
+        return _run_until(lambda: "first token" in _read_log(log), {command: log}, environ)
 
 
-def _until(
-    is_done: Callable[[], bool], commands: Mapping[tuple[str, ...], Path], given: Mapping[str, str]
+def _run_until(
+    is_done: Callable[[], bool],
+    commands: Mapping[tuple[str, ...], Path],
+    environ: Mapping[str, str],
 ) -> Measure:
-    """Start commands, each with its log, and end them once it `is_done`, which is not measured."""
-    started: list[subprocess.Popen[bytes]] = []
+    """Start commands, and end them once `is_done`; ending them is not measured.
+
+    Args:
+        is_done: Looks at the logs.
+        commands: Each with its log.
+        environ: Variables that they have beside this process's.
+
+    Raises:
+        ServerError: A command failed, or the time is up.
+    """
+    processes: list[subprocess.Popen[bytes]] = []
     try:
         with Stopwatch(children=True) as watch:
-            started += [start_process(command, given, log) for command, log in commands.items()]
+            for command, log in commands.items():
+                processes.append(start_process(command, environ, log))
             end = time.monotonic() + _PATIENCE
             while not is_done():
-                if time.monotonic() > end or any(one.poll() not in (None, 0) for one in started):
-                    said = " ... ".join(_said(log)[-300:] for log in commands.values())
-                    raise ServerError(f"the start failed or took {_PATIENCE:.0f} s: {said}")
+                if time.monotonic() > end or any(map(_has_failed, processes)):
+                    logs = [_read_log(log)[-_SHOWN_LOG_CHARS:] for log in commands.values()]
+                    raise ServerError(
+                        f"the start failed or took {_PATIENCE:.0f} s: {' ... '.join(logs)}"
+                    )
                 time.sleep(_LOOK_SECONDS)
         return watch.measure(1)
     finally:
-        _end(started)
+        _end(processes)
+
+
+def _has_failed(process: "subprocess.Popen[bytes]") -> bool:
+    return process.poll() not in (None, 0)
 
 
 def start_process(
-    command: Sequence[str], given: Mapping[str, str], log: Path
+    command: Sequence[str], environ: Mapping[str, str], log: Path
 ) -> "subprocess.Popen[bytes]":
-    """Start a command with some variables of its own; what it says goes to a file."""
+    """Start a command whose output goes to a file.
+
+    Args:
+        command: Program and arguments.
+        environ: Variables that it has beside this process's.
+        log: The file.
+    """
     with log.open("wb") as output:
         return subprocess.Popen(
             command,
-            env={**os.environ, **given},
+            env={**os.environ, **environ},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
         )
 
 
-def _said(log: Path) -> str:
+def _read_log(log: Path) -> str:
     return log.read_text(encoding="utf-8", errors="replace")
 
 
-def _end(started: list["subprocess.Popen[bytes]"]) -> None:
+def _end(processes: list["subprocess.Popen[bytes]"]) -> None:
     """End processes and all that they started."""
-    family = [psutil.Process(one.pid) for one in started if one.poll() is None]
-    family += [child for one in family for child in one.children(recursive=True)]
-    for one in started:
-        one.terminate()
-    for process in psutil.wait_procs(family, timeout=20.0)[1]:
-        process.kill()
-    for one in started:
-        one.wait()
+    running = [psutil.Process(process.pid) for process in processes if process.poll() is None]
+    family = list(running)
+    for parent in running:
+        family += parent.children(recursive=True)
+    for process in processes:
+        process.terminate()
+    _, still_running = psutil.wait_procs(family, timeout=20.0)
+    for survivor in still_running:
+        survivor.kill()
+    for process in processes:
+        process.wait()

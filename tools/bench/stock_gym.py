@@ -1,5 +1,6 @@
-"""ms-swift's own multi-turn path (`GYMScheduler` on `GRPOVllmEngine`) with this package's games
-behind it.
+"""ms-swift's own multi-turn path with this package's games behind it.
+
+That is `GYMScheduler` on `GRPOVllmEngine`.
 
 The classes are ms-swift's (4.6.0); three things are patched so that they run here, and nothing that
 they do per turn:
@@ -47,7 +48,15 @@ class SharedGame:
         seed: int,
         game: int,
     ) -> None:
-        """Task the cards; `scripts` holds the replies of each seat, oldest first."""
+        """Deal the cards.
+
+        Args:
+            config: The board.
+            scripts: The replies of each seat, oldest first.
+            suite: Stream of deals.
+            seed: Number of the deal within the suite.
+            game: Number of the game within its group.
+        """
         self.config = config
         self._scripts = [iter(script) for script in scripts]
         self._referee = Referee(Setup(HANABI, config).task(suite, seed), number=game)
@@ -72,7 +81,8 @@ class SharedGame:
         Raises:
             ServerError: It is not over, or a seat has replies left.
         """
-        if not self.is_over or any(next(script, None) is not None for script in self._scripts):
+        num_left = sum(len(list(script)) for script in self._scripts)
+        if not self.is_over or num_left:
             raise ServerError(
                 "a game of ms-swift's scheduler did not follow the recording; the arms cannot be "
                 "compared."
@@ -94,8 +104,9 @@ class SharedGame:
 
 
 class SeatEnv(Env):
-    """One seat as ms-swift's environment; `env_config` holds the shared game and the seat's
-    number.
+    """One seat as ms-swift's environment.
+
+    `env_config` holds the shared game and the seat's number.
     """
 
     def __init__(self, env_config: Mapping[str, Any]) -> None:
@@ -134,7 +145,8 @@ class ReplayingEngine(GRPOVllmEngine):
         # Qwen3.
         processor = get_processor(str(model), model_type="qwen3")
         template = get_template(processor, template_type="qwen3_nothinking")
-        self.num_tokens = self.num_requests = 0
+        self.num_tokens = 0
+        self.num_requests = 0
         super().__init__(
             str(model),
             template=template,
@@ -153,8 +165,8 @@ class ReplayingEngine(GRPOVllmEngine):
         self, infer_request: RolloutInferRequest, request_config: Any = None, **kwargs: Any
     ) -> Any:
         """Sample as ms-swift does, then say what was recorded."""
-        place = infer_request.data_dict["env_config"]
-        text, ids = place["game"].next_reply(place["seat"])
+        env_config = infer_request.data_dict["env_config"]
+        text, ids = env_config["game"].next_reply(env_config["seat"])
         config = copy(request_config)
         config.max_tokens = len(ids)
         response = await super().infer_async(infer_request, config, **kwargs)
@@ -176,21 +188,30 @@ def scheduler_of(engine: ReplayingEngine) -> Any:
 
 def seat_requests(game: SharedGame) -> list[RolloutInferRequest]:
     """Return one request per seat of a game that has not begun."""
-    return [
+    requests = []
+    for seat in range(game.config.players):
+        env_config = {"name": ENV_NAME, "game": game, "seat": seat}
         # Its trainer sets the uuid, under which the scheduler keeps the environments.
-        RolloutInferRequest(
-            messages=[],
-            uuid=random_uuid(),
-            data_dict={"env_config": {"name": ENV_NAME, "game": game, "seat": seat}},
+        request = RolloutInferRequest(
+            messages=[], uuid=random_uuid(), data_dict={"env_config": env_config}
         )
-        for seat in range(game.config.players)
-    ]
+        requests.append(request)
+    return requests
 
 
 async def play_stock(
     scheduler: Any, requests: list[RolloutInferRequest], temperature: float
 ) -> list[Any]:
-    """Let ms-swift play; returns its outputs, one per seat and game."""
+    """Let ms-swift play.
+
+    Args:
+        scheduler: See `scheduler_of`.
+        requests: See `seat_requests`.
+        temperature: Of sampling.
+
+    Returns:
+        ms-swift's outputs, one per seat and game.
+    """
     config = RequestConfig(
         n=1, temperature=temperature, logprobs=True, return_details=True, stream=False
     )

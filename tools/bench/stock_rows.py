@@ -11,6 +11,7 @@ from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.settings.refs import BASE
 
 Script = list[tuple[str, tuple[int, ...]]]
+"""Text and ids of each reply of a seat."""
 
 
 async def against_stock(bench: Bench) -> list[Row]:
@@ -21,7 +22,9 @@ async def against_stock(bench: Bench) -> list[Row]:
     from bench.stock_gym import ReplayingEngine, SharedGame, play_stock, scheduler_of, seat_requests
     from hanabi_grpo.runs.fingerprint import resolve_model
 
-    engine, settings, config = bench.needed_engine, bench.settings, bench.config
+    engine = bench.needed_engine
+    settings = bench.settings
+    config = bench.config
     games = await engine.recorded_games()
     stock_engine = ReplayingEngine(
         resolve_model(settings.model),
@@ -40,18 +43,20 @@ async def against_stock(bench: Bench) -> list[Row]:
         await engine.engine.reset_prefix_cache()
         before = stock_engine.num_requests
         with Stopwatch(children=True) as watch:
-            played = []
+            shared_games = []
+            requests = []
             for number, script in enumerate(scripts):
                 seed, game = divmod(number, settings.num_generations)
-                played.append(SharedGame(config, script, suite=SUITE, seed=seed, game=game))
-            requests = [request for one in played for request in seat_requests(one)]
+                shared_game = SharedGame(config, script, suite=SUITE, seed=seed, game=game)
+                shared_games.append(shared_game)
+                requests += seat_requests(shared_game)
             # ms-swift waits inside its own `inference_mode`, in many tasks at once; the last one
             # that leaves would leave the mode behind for the whole process. The outer one puts back
             # what was there.
             with torch.inference_mode():
                 await play_stock(scheduler, requests, settings.temperature)
-        for one in played:
-            one.check_followed()
+        for shared_game in shared_games:
+            shared_game.check_followed()
         return watch.measure(len(games), requests=stock_engine.num_requests - before)
 
     pairs = await measure_pairs(ours, stock, pairs=bench.pairs)
@@ -69,7 +74,7 @@ async def against_stock(bench: Bench) -> list[Row]:
             if_missed="both arms wait for the same engine most of the time; CPU seconds say what "
             "is their own",
             details={
-                "our_requests": sum(map(len, games)),
+                "our_requests": sum(len(game) for game in games),
                 "stock_requests": pairs[-1].second.notes["requests"] if pairs else 0,
             },
         )
@@ -77,8 +82,15 @@ async def against_stock(bench: Bench) -> list[Row]:
 
 
 def seat_scripts(game: GameCalls, num_players: int, chat: ChatFormat) -> Sequence[Script]:
-    """Return per seat the (text, ids) of its replies; seats take turns from seat 0 on."""
+    """Return the replies of each seat; seats take turns from seat 0 on.
+
+    Args:
+        game: The recorded calls of a game.
+        num_players: Seats.
+        chat: Decodes the replies.
+    """
     scripts: list[Script] = [[] for _ in range(num_players)]
     for number, call in enumerate(game):
-        scripts[number % num_players].append((chat.decode(list(call.reply_ids)), call.reply_ids))
+        text = chat.decode(list(call.reply_ids))
+        scripts[number % num_players].append((text, call.reply_ids))
     return scripts

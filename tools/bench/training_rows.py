@@ -1,5 +1,6 @@
-"""R8 and R11: what one sequence per game and player saves, and how little of a micro-batch is
-padding.
+"""R8 and R11: sequences and padding.
+
+What one sequence per game and player saves, and how little of a micro-batch is padding.
 """
 
 import random
@@ -15,22 +16,27 @@ from hanabi_grpo.envs.hanabi.config import EnvConfig
 
 if TYPE_CHECKING:
     from hanabi_grpo.envs.base import Policy
-    from hanabi_grpo.training.batching import TokenRow
+    from hanabi_grpo.training.micro_batch import MicroBatch, TokenRow
 
 _PLAYER = "player_0"
 _VOCABULARY = 200
-_GAMES, _TURNS, _PROMPT, _REPLY = 16, 8, 45, 3
-"""Of R8: games of one player, its turns in each, and the tokens of a turn's message and reply."""
+# Of R8.
+_GAMES = 16
+"""Games of one player."""
+_TURNS = 8
+"""The player's turns in each."""
+_PROMPT = 45
+"""Tokens of a turn's message."""
+_REPLY = 3
+"""Tokens of a turn's reply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sequences:
-    """Training on whole conversations (first of each pair) beside training turn by turn
-    (second).
-    """
+    """Training on whole conversations beside training turn by turn."""
 
     pairs: list[Pair]
-    """Amounts are tokens that carry loss."""
+    """Conversations first, turns second; amounts are tokens that carry loss."""
     cosine: float
     """Of both gradients, over all adapter weights."""
     largest_difference: float
@@ -45,18 +51,14 @@ async def training(bench: Bench) -> list[Row]:
         num_games=_GAMES, turns=_TURNS, prompt=_PROMPT, reply=_REPLY, seed=bench.settings.seed
     )
     limit = bench.settings.tokens_per_micro_batch or 2048
-    found = await sequences_against_turns(
-        small_model(bench.settings.device), rows, limit=limit, pairs=bench.pairs
-    )
-    ratios, cpu = ratios_of(found.pairs, of_time=True)
-    config, games = (
-        compact_config("laptop"),
-        bench.settings.tasks_per_step * bench.settings.num_generations,
-    )
-    shares = [
-        await useful_share_of_bots(config, num_games=games, limit=limit, seed=seed)
-        for seed in range(3)
-    ]
+    model = small_model(bench.settings.device)
+    compared = await sequences_against_turns(model, rows, limit=limit, pairs=bench.pairs)
+    ratios, cpu = ratios_of(compared.pairs, of_time=True)
+    config = compact_config("laptop")
+    games = bench.settings.tasks_per_step * bench.settings.num_generations
+    shares = []
+    for seed in range(3):
+        shares.append(await useful_share_of_bots(config, num_games=games, limit=limit, seed=seed))
     return [
         Row(
             id="R8",
@@ -69,11 +71,11 @@ async def training(bench: Bench) -> list[Row]:
             cpu_ratios=cpu,
             target=at_most(1 / 3),
             how=f"{_GAMES} games, {_TURNS} turns of {_PROMPT} + {_REPLY} tokens; gradient cosine "
-            f"{found.cosine:.6f}",
+            f"{compared.cosine:.6f}",
             details={
-                "cosine": found.cosine,
-                "largest_difference": found.largest_difference,
-                "tokens": list(found.tokens),
+                "cosine": compared.cosine,
+                "largest_difference": compared.largest_difference,
+                "tokens": list(compared.tokens),
             },
         ),
         Row(
@@ -104,8 +106,11 @@ def small_model(device: str = "cpu") -> Any:
 
 
 def with_adapter(make: Callable[[], Any], device: str) -> Any:
-    """Return the model that is made, always with the same random weights, and one adapter that is
-    not zero.
+    """Return a model, always with the same random weights, and one adapter that is not zero.
+
+    Args:
+        make: Makes the base model.
+        device: "cpu" or "gpu".
     """
     import torch
 
@@ -125,7 +130,7 @@ def with_adapter(make: Callable[[], Any], device: str) -> Any:
 def made_rows(
     *, num_games: int, turns: int, prompt: int, reply: int, seed: int
 ) -> list["TokenRow"]:
-    """Return conversations of random tokens with random advantages; the first game is the longest.
+    """Return conversations of random tokens with random advantages, all of one length.
 
     Args:
         num_games: Conversations.
@@ -134,45 +139,47 @@ def made_rows(
         reply: Tokens of its reply.
         seed: Of the tokens.
     """
-    from hanabi_grpo.training.batching import TokenRow
+    from hanabi_grpo.training.micro_batch import TokenRow
 
-    drawn = random.Random(seed)
+    rng = random.Random(seed)
     mask = ([False] * prompt + [True] * reply) * turns
-    found = []
+    rows = []
     for game in range(num_games):
-        values = [drawn.gauss(0.0, 1.0) for _ in range(turns) for _ in range(prompt + reply)]
-        found.append(
-            TokenRow(
-                ids=[drawn.randrange(1, _VOCABULARY) for _ in mask],
-                mask=list(mask),
-                logprobs=[0.0] * len(mask),
-                advantages=[value * said for value, said in zip(values, mask, strict=True)],
-                game=game,
-            )
+        advantages = [rng.gauss(0.0, 1.0) * is_reply for is_reply in mask]
+        ids = [rng.randrange(1, _VOCABULARY) for _ in mask]
+        row = TokenRow(
+            ids=ids,
+            mask=list(mask),
+            logprobs=[0.0] * len(mask),
+            advantages=advantages,
+            game=game,
         )
-    return found
+        rows.append(row)
+    return rows
 
 
 def turn_rows(row: "TokenRow") -> list["TokenRow"]:
-    """Return a sequence for each reply of a conversation: all that came before it, and loss on that
-    reply alone.
+    """Return a sequence for each reply of a conversation.
+
+    It holds all that came before the reply, and has loss on that reply alone.
     """
-    found = []
+    sequences = []
     start = 0
     for end in range(1, len(row.mask) + 1):
-        if row.mask[end - 1] and not any(row.mask[end : end + 1]):
+        is_last_of_all = end == len(row.mask)
+        ends_reply = row.mask[end - 1] and (is_last_of_all or not row.mask[end])
+        if ends_reply:
             before = [0.0] * start
-            found.append(
-                replace(
-                    row,
-                    ids=row.ids[:end],
-                    mask=[False] * start + row.mask[start:end],
-                    logprobs=before + row.logprobs[start:end],
-                    advantages=before + row.advantages[start:end],
-                )
+            sequence = replace(
+                row,
+                ids=row.ids[:end],
+                mask=[False] * start + row.mask[start:end],
+                logprobs=before + row.logprobs[start:end],
+                advantages=before + row.advantages[start:end],
             )
+            sequences.append(sequence)
             start = end
-    return found
+    return sequences
 
 
 async def sequences_against_turns(
@@ -186,7 +193,9 @@ async def sequences_against_turns(
         limit: Tokens of a micro-batch, for both.
         pairs: How many are measured.
     """
-    turns = [one for row in rows for one in turn_rows(row)]
+    turns: list[TokenRow] = []
+    for row in rows:
+        turns += turn_rows(row)
 
     async def whole() -> Measure:
         return learn(model, rows, limit)
@@ -196,13 +205,13 @@ async def sequences_against_turns(
 
     measured = await measure_pairs(whole, by_turn, pairs=pairs)
     learn(model, rows, limit)
-    found = gradient_of(model)
+    gradient = gradient_of(model)
     learn(model, turns, limit)
     expected = gradient_of(model)
     return Sequences(
         pairs=measured,
-        cosine=float((found @ expected) / (found.norm() * expected.norm())),
-        largest_difference=float((found - expected).abs().max() / expected.abs().max()),
+        cosine=float((gradient @ expected) / (gradient.norm() * expected.norm())),
+        largest_difference=float((gradient - expected).abs().max() / expected.abs().max()),
         tokens=(sum(len(row.ids) for row in rows), sum(len(row.ids) for row in turns)),
     )
 
@@ -218,18 +227,33 @@ def learn(
     """Leave the gradient of the policy's loss over rows in the model; returns its cost.
 
     The loss is −Σ advantage · logprob / tokens, whose gradient is that of a clipped ratio where the
-    policy is still the one that sampled. With `shared` the model must share prefixes, and computes
-    what rows begin with alike once; `whole_logits` is that of `forward.reply_logps`."""
+    policy is still the one that sampled.
+
+    Args:
+        model: With adapters; its weights stay as they are.
+        rows: Sequences of one player.
+        limit: Tokens of a micro-batch.
+        shared: What rows begin with alike is computed once; the model must share prefixes.
+        whole_logits: See `forward.reply_logps`.
+    """
     from hanabi_grpo.training.model.forward import reply_logps
 
     model.zero_grad()
-    num_tokens = max(sum(sum(row.mask) for row in rows), 1)
+    num_reply_tokens = sum(sum(row.mask) for row in rows)
+    num_tokens = max(num_reply_tokens, 1)
     with Stopwatch() as watch:
-        for batch in _cut(rows, limit, model.device, shared):
-            data = batch["grpo_batch"]
-            ids, mask = batch["model_inputs"]["input_ids"], data.completion_mask
-            logps = reply_logps(model, model, ids, mask, 1.0, data.tree, whole_logits=whole_logits)
-            (-(logps * data.advantages).sum() / num_tokens).backward()
+        for batch in micro_batches_of(rows, limit, model.device, shared):
+            logps = reply_logps(
+                model,
+                model,
+                batch.ids,
+                batch.reply_mask,
+                1.0,
+                batch.tree,
+                whole_logits=whole_logits,
+            )
+            loss = -(logps * batch.advantages).sum() / num_tokens
+            loss.backward()
         _wait_for(model.device)
     return watch.measure(num_tokens)
 
@@ -237,8 +261,7 @@ def learn(
 async def useful_share_of_bots(
     config: EnvConfig, *, num_games: int, limit: int, seed: int
 ) -> float:
-    """Return the share of tokens that are no padding when random players' games are cut into
-    micro-batches.
+    """Return the share of tokens that are no padding in micro-batches of random players' games.
 
     Args:
         config: The board.
@@ -247,11 +270,13 @@ async def useful_share_of_bots(
         seed: Of the first game.
     """
     from hanabi_grpo.envs.hanabi.environment import HANABI
-    from hanabi_grpo.training.batching import useful_share
+    from hanabi_grpo.training.micro_batch import useful_share
 
     tasks = [(seed * num_games + game, game) for game in range(num_games)]
-    rows = await bot_rows(HANABI.policies["random"](), config, tasks)
-    return useful_share([batch for own in rows for batch in _cut(own, limit, "cpu")])
+    batches = []
+    for rows_of_player in await bot_rows(HANABI.policies["random"](), config, tasks):
+        batches += micro_batches_of(rows_of_player, limit, "cpu")
+    return useful_share(batches)
 
 
 async def bot_rows(
@@ -269,7 +294,7 @@ async def bot_rows(
     from hanabi_grpo.envs.recording import Recording
     from hanabi_grpo.envs.referee import play_scripts
     from hanabi_grpo.sft.encoding import Encoder
-    from hanabi_grpo.training.batching import TokenRow
+    from hanabi_grpo.training.micro_batch import TokenRow
 
     setup = Setup(HANABI, config)
     encoder = Encoder(
@@ -281,31 +306,42 @@ async def bot_rows(
         episode = play_scripts(setup.task(SUITE, seed), policies, number=game)
         for sample in encoder.samples(Recording(episode=episode), [True] * len(episode.turns)):
             zeros = [0.0] * len(sample.ids)
-            mask = [bool(said) for said in sample.is_reply]
+            mask = [bool(is_reply) for is_reply in sample.is_reply]
             rows[sample.player].append(
                 TokenRow(ids=list(sample.ids), mask=mask, logprobs=zeros, advantages=zeros)
             )
     return rows
 
 
-def _cut(
+def micro_batches_of(
     rows: Sequence["TokenRow"], limit: int, device: Any, shared: bool = False
-) -> list[dict[str, Any]]:
+) -> "list[MicroBatch]":
+    """Return the rows as micro-batches of one player and one process, see `batching.cut_rows`."""
     import torch
 
-    from hanabi_grpo.training.batching import collate, cut_rows
+    from hanabi_grpo.training.batching import CutPlan, cut_rows
+    from hanabi_grpo.training.micro_batch import collate
 
-    shares = cut_rows(list(rows), tokens=limit, parts=1, rank=0, world_size=1, shared=shared)
-    return [collate(share, _PLAYER, 1, 0, torch.device(device), shared) for share in shares]
+    cut = CutPlan(
+        tokens_per_micro_batch=limit,
+        micro_batches_per_player=1,
+        rank=0,
+        world_size=1,
+        shares_prefixes=shared,
+    )
+    parts = cut_rows(list(rows), cut)
+    return [collate(part, _PLAYER, 1, 0, torch.device(device), shared) for part in parts]
 
 
 def gradient_of(model: Any) -> Any:
     """Return the gradients of all weights that have one, as one tensor."""
     import torch
 
-    return torch.cat(
-        [value.grad.flatten() for value in model.parameters() if value.grad is not None]
-    ).double()
+    gradients = []
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            gradients.append(parameter.grad.flatten())
+    return torch.cat(gradients).double()
 
 
 def _wait_for(device: Any) -> None:

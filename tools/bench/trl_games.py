@@ -1,11 +1,13 @@
-"""TRL's GRPOTrainer (0.29) on a team's games: its `rollout_func`, transformers' generation, one
-adapter for all seats.
+"""TRL's GRPOTrainer (0.29) on a team's games.
+
+With its `rollout_func`, transformers' generation, and one adapter for all seats.
 
 A row of its dataset is a task and a seat, so a group is one seat's conversations in the games of a
 task. What it cannot do: an adapter for each player, or credit turn by turn; each conversation has
 one reward, the game's. What others say is in a conversation and not in the loss (`env_mask`).
 `rollout_func` demands no vLLM, but keys and values of earlier turns are computed again at every
-turn, as `generate` takes whole prompts."""
+turn, as `generate` takes whole prompts.
+"""
 
 import json
 import os
@@ -15,13 +17,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.stand_in import SUITE
+from hanabi_grpo.agents.conversation import Conversation
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.referee import Referee
-from hanabi_grpo.rollout.chat import ChatFormat, Conversation
+from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.types import Reply
+
+_DATASET_STEPS = 64
+"""Steps after which tasks repeat."""
 
 Generate = Callable[[list[list[int]]], list[list[int]]]
 """Prompts to replies, both as ids."""
@@ -32,25 +38,26 @@ class SeatEpisode:
     """One seat's conversation in one game."""
 
     conversation: Conversation
+    """Everything that the seat has read and replied."""
     mask: list[int] = field(default_factory=list)
-    """[tokens] 1 where this seat said it."""
+    """[tokens] 1 in this seat's replies."""
     prompt_length: int = 0
-    """Of what was asked first."""
+    """Tokens of the first message."""
     reward: float = 0.0
+    """Of the whole game."""
 
     def fields(self, eos_id: int) -> dict[str, Any]:
-        """Return what TRL wants of it; a game that ended before the seat's first turn is one token
-        without loss.
+        """Return what TRL wants of it.
+
+        A game that ended before the seat's first turn is one token without loss.
         """
-        ids, mask, cut = (
-            self.conversation.ids or [eos_id] * 2,
-            self.mask or [0] * 2,
-            self.prompt_length or 1,
-        )
+        ids = self.conversation.ids or [eos_id] * 2
+        mask = self.mask or [0] * 2
+        prompt_length = self.prompt_length or 1
         return {
-            "prompt_ids": ids[:cut],
-            "completion_ids": ids[cut:],
-            "env_mask": mask[cut:],
+            "prompt_ids": ids[:prompt_length],
+            "completion_ids": ids[prompt_length:],
+            "env_mask": mask[prompt_length:],
             "game_reward": self.reward,
         }
 
@@ -58,7 +65,7 @@ class SeatEpisode:
 def play_in_lock_step(
     config: EnvConfig, chat: ChatFormat, games: Sequence[tuple[int, int]], generate: Generate
 ) -> list[list[SeatEpisode]]:
-    """Play games side by side: whoever is to act in any of them is asked in one batch.
+    """Play games side by side: all who are to act in any of them reply in one batch.
 
     Args:
         config: The board.
@@ -71,31 +78,41 @@ def play_in_lock_step(
     """
     setup = Setup(HANABI, config)
     referees = [Referee(setup.task(SUITE, seed), number=number) for seed, number in games]
-    seats = [
-        [
-            SeatEpisode(conversation=Conversation(chat, HANABI.system(config, seat)))
-            for seat in range(config.players)
-        ]
-        for _ in games
-    ]
-    while acting := [
-        (game, player) for game, referee in enumerate(referees) for player in referee.to_act()
-    ]:
-        asked = []
+    episodes: list[list[SeatEpisode]] = []
+    for _ in games:
+        seats = []
+        for seat in range(config.players):
+            conversation = Conversation(chat, HANABI.system(config, seat))
+            seats.append(SeatEpisode(conversation=conversation))
+        episodes.append(seats)
+    acting = _acting(referees)
+    while acting:
+        prompts = []
         for game, player in acting:
-            seat = seats[game][player]
-            added = seat.conversation.ask(referees[game].see(player).message())
-            seat.mask += [0] * len(added)
-            seat.prompt_length = seat.prompt_length or len(added)
-            asked.append(list(seat.conversation.ids))
-        for (game, player), ids in zip(acting, generate(asked), strict=True):
-            seats[game][player].conversation.answer(ids)
-            seats[game][player].mask += [1] * len(ids)
+            seat_episode = episodes[game][player]
+            added = seat_episode.conversation.ask(referees[game].see(player).message())
+            seat_episode.mask += [0] * len(added)
+            seat_episode.prompt_length = seat_episode.prompt_length or len(added)
+            prompts.append(list(seat_episode.conversation.ids))
+        for (game, player), ids in zip(acting, generate(prompts), strict=True):
+            seat_episode = episodes[game][player]
+            seat_episode.conversation.answer(ids)
+            seat_episode.mask += [1] * len(ids)
             referees[game].step({player: Reply(text=chat.spoken(ids))})
-    for referee, own in zip(referees, seats, strict=True):
-        for player, seat in enumerate(own):
-            seat.reward = referee.episode().reward(player)
-    return seats
+        acting = _acting(referees)
+    for referee, seats in zip(referees, episodes, strict=True):
+        for player, seat_episode in enumerate(seats):
+            seat_episode.reward = referee.episode().reward(player)
+    return episodes
+
+
+def _acting(referees: Sequence[Referee]) -> list[tuple[int, int]]:
+    """Return the game and the player of everybody who is to act."""
+    acting = []
+    for game, referee in enumerate(referees):
+        for player in referee.to_act():
+            acting.append((game, player))
+    return acting
 
 
 class TrlTeam:
@@ -111,15 +128,23 @@ class TrlTeam:
     ) -> None:
         """Make the trainer, with the run's model, adapter size, learning rate and number of games.
 
-        `arrive` is called before each step with the last one's tokens with loss, and returns when
-        it may begin; False: no more."""
+        Args:
+            settings: Of the run.
+            config: The board.
+            model: Folder of the model.
+            out: Output folder.
+            arrive: Is called before each step with the last one's tokens with loss, and returns
+                when it may begin; False: no more.
+        """
         import torch
         from datasets import Dataset
         from peft import LoraConfig
         from transformers import AutoModelForCausalLM, AutoTokenizer
         from trl import GRPOConfig, GRPOTrainer
 
-        self._config, self._arrive, self._size = config, arrive, settings.num_generations
+        self._config = config
+        self._arrive = arrive
+        self._size = settings.num_generations
         self._learned = 0
         tokenizer = AutoTokenizer.from_pretrained(model)
         self._chat = ChatFormat.from_tokenizer(tokenizer, thinking=settings.thinking)
@@ -150,19 +175,17 @@ class TrlTeam:
             disable_tqdm=True,
             seed=settings.seed,
         )
-        # A prompt is all that `rollout_func` is told of a row.
-        tasks = [
-            f"{seed} {player}"
-            for seed in range(64 * settings.tasks_per_step)
-            for player in range(config.players)
-        ]
+        # A prompt is all that `rollout_func` receives of a row.
+        dataset_rows = []
+        for seed in range(_DATASET_STEPS * settings.tasks_per_step):
+            for player in range(config.players):
+                task = f"{seed} {player}"
+                dataset_rows.append({"prompt": [{"role": "user", "content": task}]})
         self._trainer = GRPOTrainer(
             AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, settings.dtype)),
             args=arguments,
             reward_funcs=lambda game_reward, **_: game_reward,
-            train_dataset=Dataset.from_list(
-                [{"prompt": [{"role": "user", "content": task}]} for task in tasks]
-            ),
+            train_dataset=Dataset.from_list(dataset_rows),
             processing_class=tokenizer,
             peft_config=LoraConfig(
                 r=settings.lora_rank,
@@ -192,17 +215,21 @@ class TrlTeam:
             self._config,
             self._chat,
             games,
-            lambda asked: trainer._generate_single_turn(asked, None, {})[0],
+            lambda prompts: trainer._generate_single_turn(prompts, None, {})[0],
         )
-        played = dict(zip(games, episodes, strict=True))
-        found = [
-            played[seed, number][player].fields(self._chat.eos_id)
-            for seed, number, player in wanted
-        ]
-        self._learned = sum(sum(one["env_mask"]) for one in found)
+        seats_of_game = dict(zip(games, episodes, strict=True))
+        samples = []
+        for seed, number, player in wanted:
+            seat_episode = seats_of_game[seed, number][player]
+            samples.append(seat_episode.fields(self._chat.eos_id))
+        self._learned = sum(sum(sample["env_mask"]) for sample in samples)
+        columns: dict[str, Any] = {}
+        for name in samples[0]:
+            columns[name] = [sample[name] for sample in samples]
         # Without the sampler's logprobs it takes its own forward pass for the old policy, as after
         # its own generation.
-        return {**{name: [one[name] for one in found] for name in found[0]}, "logprobs": None}
+        columns["logprobs"] = None
+        return columns
 
 
 class _Closed(Exception):
@@ -210,23 +237,22 @@ class _Closed(Exception):
 
 
 def main() -> None:
-    """Train as the first line of the input says; print a step's tokens, and take a line before the
-    next one.
+    """Train as the first line of the input says.
+
+    After each step its tokens are printed, and a line is read before the next one.
     """
     # What libraries print goes to the log.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    given = json.loads(sys.stdin.readline())
+    order = json.loads(sys.stdin.readline())
 
     def arrive(learned: int) -> bool:
         print(learned, file=answers, flush=True)
         return bool(sys.stdin.readline())
 
-    settings, config = (
-        Settings.model_validate(given["settings"]),
-        EnvConfig.model_validate(given["config"]),
-    )
-    TrlTeam(settings, config, given["model"], given["out"], arrive).train()
+    settings = Settings.model_validate(order["settings"])
+    config = EnvConfig.model_validate(order["config"])
+    TrlTeam(settings, config, order["model"], order["out"], arrive).train()
 
 
 if __name__ == "__main__":

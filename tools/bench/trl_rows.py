@@ -23,11 +23,14 @@ from hanabi_grpo.settings import Settings
 
 TARGET = at_least(3.0)
 _END_SECONDS = 30.0
+"""That our trainer has to end by itself."""
+_SHOWN_LOG_CHARS = 300
 
 
 async def against_trl(bench: Bench) -> list[Row]:
-    """R13: seconds per learned token of TRL's step over ours; a step goes from one request for
-    games to the next.
+    """R13: seconds per learned token of TRL's step over ours.
+
+    A step goes from one request for games to the next.
     """
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -58,11 +61,9 @@ async def against_trl(bench: Bench) -> list[Row]:
             cpu_ratios=cpu,
             target=TARGET,
             how=f"seconds per sampled token of whole steps of {games} games, learning included, "
-            "in turn, "
-            "the other trainer held at its next request for games; ours updates an adapter for "
-            "each player, TRL one "
-            "for all, with one reward for a game and no credit turn by turn; what others said is "
-            "in neither's loss",
+            "in turn, the other trainer held at its next request for games; ours updates an "
+            "adapter for each player, TRL one for all, with one reward for a game and no credit "
+            "turn by turn; what others said is in neither's loss",
             details={
                 "seconds": [[pair.first.seconds, pair.second.seconds] for pair in pairs],
                 "tokens": [[pair.first.amount, pair.second.amount] for pair in pairs],
@@ -75,35 +76,46 @@ async def against_trl(bench: Bench) -> list[Row]:
 async def _our_trainer(
     bench: Bench, folder: Path
 ) -> AsyncIterator[tuple[Callable[[], None], Callable[[], list[int]]]]:
-    """Start the real trainer on the engine's app; gives what makes one step of it, and what reads
-    its steps' tokens.
+    """Start the real trainer on the engine's app.
+
+    Yields:
+        What makes one step of it, and what reads its steps' tokens.
     """
-    turnstile, engine = Turnstile(), bench.needed_engine
+    turnstile = Turnstile()
+    engine = bench.needed_engine
     # The server works for one trainer at a time.
     await asyncio.to_thread(engine.client.release)
     async with serving(HeldApp(engine.app, turnstile)) as url:
         host, _, port = url.removeprefix("http://").partition(":")
-        given = {
+        environ = {
             "VLLM_SERVER_HOST": host,
             "VLLM_SERVER_PORT": port,
             "OUTPUT_DIR": str(folder / "run"),
-        }
-        given |= {
             "MODEL": bench.settings.model,
             "MAX_STEPS": "100000",
             "SAVE_STEPS": "100000",
             "REPORT_TO": "none",
         }
-        trainer = await asyncio.to_thread(start_process, TRAIN, given, log := folder / "train.log")
+        log = folder / "train.log"
+        metrics = folder / "run" / "metrics.jsonl"
+        trainer = await asyncio.to_thread(start_process, TRAIN, environ, log)
 
-        def check() -> None:
+        def check_running() -> None:
             if trainer.poll() is not None:
-                said = log.read_text(encoding="utf-8", errors="replace")
-                raise ServerError(f"the trainer ended with {trainer.returncode}: {said[-300:]}")
+                text = log.read_text(encoding="utf-8", errors="replace")
+                raise ServerError(
+                    f"the trainer ended with {trainer.returncode}: {text[-_SHOWN_LOG_CHARS:]}"
+                )
+
+        def step() -> None:
+            turnstile.step(check_running)
+
+        def learned_tokens() -> list[int]:
+            return _learned_tokens(metrics)
 
         try:
-            await asyncio.to_thread(turnstile.await_arrival, check)
-            yield lambda: turnstile.step(check), lambda: _learned(folder / "run" / "metrics.jsonl")
+            await asyncio.to_thread(turnstile.await_arrival, check_running)
+            yield step, learned_tokens
         finally:
             trainer.terminate()
             try:
@@ -115,50 +127,65 @@ async def _our_trainer(
     await engine.prepare()
 
 
-def _learned(metrics: Path) -> list[int]:
+def _learned_tokens(metrics: Path) -> list[int]:
     """Return the sampled tokens of each of our steps."""
-    return [
-        int(json.loads(line)["reply_tokens"])
-        for line in metrics.read_text(encoding="utf-8").splitlines()
-    ]
+    lines = metrics.read_text(encoding="utf-8").splitlines()
+    return [int(json.loads(line)["reply_tokens"]) for line in lines]
 
 
 @contextlib.contextmanager
 def trl_team(settings: Settings, config: EnvConfig, folder: Path) -> Iterator[Callable[[], int]]:
-    """Start TRL's trainer, held before its first step; gives what makes one step of it and returns
-    its tokens.
+    """Start TRL's trainer, held before its first step.
 
     In a process of its own: where ms-swift was imported, TRL's class is no longer TRL's.
+
+    Args:
+        settings: Of the run.
+        config: The board.
+        folder: For logs and outputs.
+
+    Yields:
+        What makes one step of it and returns its tokens.
     """
     from hanabi_grpo.runs.fingerprint import resolve_model
 
-    path = os.pathsep.join(
-        [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    )
-    told = {"settings": settings.model_dump(mode="json"), "config": config.model_dump(mode="json")}
-    told |= {"model": str(resolve_model(settings.model)), "out": str(folder / "trl")}
+    import_path = str(Path(__file__).parents[1])
+    if os.environ.get("PYTHONPATH"):
+        import_path += os.pathsep + os.environ["PYTHONPATH"]
+    order = {
+        "settings": settings.model_dump(mode="json"),
+        "config": config.model_dump(mode="json"),
+        "model": str(resolve_model(settings.model)),
+        "out": str(folder / "trl"),
+    }
     with (folder / "trl.log").open("w+", encoding="utf-8", errors="replace") as log:
         trainer = subprocess.Popen(
             [sys.executable, "-m", "bench.trl_games"],
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, "PYTHONPATH": import_path},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
         )
-        asks, answers = trainer.stdin, trainer.stdout
-        assert asks is not None and answers is not None
+        requests = trainer.stdin
+        answers = trainer.stdout
+        assert requests is not None
+        assert answers is not None
 
         def step(line: str = "") -> int:
-            asks.write(line + "\n")
-            asks.flush()
-            if answer := answers.readline():
+            requests.write(f"{line}\n")
+            requests.flush()
+            answer = answers.readline()
+            if answer:
                 return int(answer)
             log.seek(0)
-            raise ServerError(f"TRL's trainer ended with {trainer.wait()}: {log.read()[-300:]}")
+            text = log.read()
+            raise ServerError(
+                f"TRL's trainer ended with {trainer.wait()}: {text[-_SHOWN_LOG_CHARS:]}"
+            )
 
         try:
-            step(json.dumps(told))
+            step(json.dumps(order))
             yield step
         finally:
             trainer.kill()

@@ -2,7 +2,8 @@
 
 A step is what lies between two such requests: games, learning and whatever the trainer does
 besides. A held trainer waits for an answer and computes nothing, so another has the machine for
-itself."""
+itself.
+"""
 
 import asyncio
 import threading
@@ -12,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 _LOOK_SECONDS = 0.5
+"""Between two checks whether anybody can still arrive."""
 
 
 class Turnstile:
@@ -19,7 +21,8 @@ class Turnstile:
 
     def __init__(self) -> None:
         """Let nobody through."""
-        self._arrived, self._free = threading.Semaphore(0), threading.Semaphore(0)
+        self._arrived = threading.Semaphore(0)
+        self._free = threading.Semaphore(0)
         self._closed = False
 
     def arrive(self) -> bool:
@@ -29,8 +32,10 @@ class Turnstile:
         return not self._closed
 
     def await_arrival(self, check: Callable[[], None]) -> None:
-        """Wait for somebody to arrive; `check` is called now and then, and raises when nobody
-        will.
+        """Wait for somebody to arrive.
+
+        Args:
+            check: Is called now and then, and raises when nobody will arrive.
         """
         while not self._arrived.acquire(timeout=_LOOK_SECONDS):
             check()
@@ -51,12 +56,16 @@ class HeldApp:
 
     def __init__(self, app: ASGIApp, turnstile: Turnstile, path: str = "/rollout/") -> None:
         """Hold requests for `path`."""
-        self._app, self._turnstile, self._path = app, turnstile, path
+        self._app = app
+        self._turnstile = turnstile
+        self._path = path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         is_held = scope["type"] == "http" and scope["path"] == self._path
-        if is_held and not await asyncio.to_thread(self._turnstile.arrive):
-            await Response(status_code=503)(scope, receive, send)
-            return
+        if is_held:
+            may_pass = await asyncio.to_thread(self._turnstile.arrive)
+            if not may_pass:
+                await Response(status_code=503)(scope, receive, send)
+                return
         await self._app(scope, receive, send)

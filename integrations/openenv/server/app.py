@@ -5,13 +5,18 @@ import uvicorn
 from hanabi_grpo.envs.interop.openenv_server import openenv_app
 from hanabi_grpo.envs.registry import setup
 
+PORT = 8100
+SEAT = 0
+PARTNER = 1
+
 _GAME = setup("hanabi", {"preset": "laptop"})
-app = openenv_app(_GAME, 0, {1: _GAME.environment.policies["iggi"]()})
+_SCRIPT = _GAME.environment.policies["iggi"]()
+app = openenv_app(_GAME, SEAT, {PARTNER: _SCRIPT})
 
 
 def main() -> None:
     """Serve it."""
-    uvicorn.run(app, host="0.0.0.0", port=8100)
+    uvicorn.run(app, host="0.0.0.0", port=PORT)
 
 
 if __name__ == "__main__":

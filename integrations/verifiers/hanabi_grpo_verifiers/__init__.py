@@ -1,11 +1,13 @@
-"""The environments of hanabi-grpo for verifiers v1: each seat is an agent with a trace and rewards
-of its own.
+r"""The environments of hanabi-grpo for verifiers v1.
 
-    vf-eval hanabi-grpo-verifiers --env.taskset.env kuhn_poker --env.taskset.env-config '{"preset":
-    "kuhn_poker"}'
+Each seat is an agent with a trace and rewards of its own.
+
+    vf-eval hanabi-grpo-verifiers --env.taskset.env kuhn_poker \
+        --env.taskset.env-config '{"preset": "kuhn_poker"}'
 
 An agent that no seat of the game needs is never asked. `scripts` puts scripts of the environment
-into seats."""
+into seats.
+"""
 
 import asyncio
 from collections.abc import Iterator
@@ -34,7 +36,7 @@ class GamesConfig(vf.TasksetConfig):
     """As in a dataset row; what is left out has the environment's default."""
     split: str = "train"
     starts: int = 64
-    """Tasks: the starts 0 to this number of the split."""
+    """Number of tasks: the starts 0, 1, … of the split."""
 
 
 class GameData(vf.TaskData):
@@ -54,7 +56,11 @@ class Games(vf.Taskset[GameTask, GamesConfig]):
     """The starts of one environment."""
 
     def load(self) -> Iterator[GameTask]:
-        """Yield one task a start; a SettingsError says what is wrong with the config."""
+        """Yield one task per start.
+
+        Raises:
+            SettingsError: There is no such environment, or its config is wrong.
+        """
         config = self.config
         registry.setup(config.env, config.env_config)
         for seed in range(config.starts):
@@ -81,28 +87,32 @@ class GameEnvConfig(vf.EnvConfig):
 
 
 class GameEnv(vf.Env[GameEnvConfig]):
-    """One game a task. What a reply means and what a bad one costs, the referee of hanabi-grpo
-    decides.
+    """One game per task.
+
+    The referee of hanabi-grpo decides what a reply means and what a bad one costs.
     """
 
     async def run(self, task: GameTask, agents: vf.Agents) -> None:
-        """Play a game; each agent is asked when its seat is to act, those who act together at the
-        same time.
+        """Play a game.
+
+        Each agent is asked when its seat is to act, those who act together at the same time.
         """
         data = task.data
         setup = registry.setup(data.env, data.env_config)
         start = setup.task(data.split, data.seed)
         referee = Referee(start)
         names = [player_name(player) for player in range(referee.spec.num_players)]
-        if wrong := self.config.scripts.keys() - names:
+        unknown = self.config.scripts.keys() - names
+        if unknown:
             raise SettingsError(
-                f"scripts for {', '.join(sorted(wrong))}: this game has {', '.join(names)}."
+                f"scripts for {', '.join(sorted(unknown))}: this game has {', '.join(names)}."
             )
         scripts = {}
         for name, script in self.config.scripts.items():
             check_script(setup, script)
             player = names.index(name)
-            scripts[player] = setup.environment.policies[script]().seat(player, task=start, game=0)
+            policy = setup.environment.policies[script]()
+            scripts[player] = policy.seat(player, task=start, game=0)
         talks: dict[int, vf.Interaction] = {}
         async with AsyncExitStack() as stack:
 
@@ -113,18 +123,17 @@ class GameEnv(vf.Env[GameEnvConfig]):
                     return scripts[player].act(seen)
                 if player not in talks:
                     system = setup.environment.system(setup.config, player) or None
-                    seat = type(task)(
-                        data.model_copy(update={"system_prompt": system}), task.config
-                    )
-                    talks[player] = await stack.enter_async_context(
-                        getattr(agents, names[player]).interaction(seat)
-                    )
+                    seat_data = data.model_copy(update={"system_prompt": system})
+                    seat_task = type(task)(seat_data, task.config)
+                    agent = getattr(agents, names[player])
+                    talks[player] = await stack.enter_async_context(agent.interaction(seat_task))
                 segment = await talks[player].turn(seen.message())
                 return None if segment.terminated else segment.last_reply
 
             while referee.status is None:
                 acting = referee.to_act()
-                replies = dict(zip(acting, await asyncio.gather(*map(ask, acting)), strict=True))
+                answers = await asyncio.gather(*map(ask, acting))
+                replies = dict(zip(acting, answers, strict=True))
                 ended = [player for player, reply in replies.items() if reply is None]
                 if ended:
                     referee.out_of_tokens(ended[0])
@@ -132,11 +141,13 @@ class GameEnv(vf.Env[GameEnvConfig]):
                     referee.step({player: reply or "" for player, reply in replies.items()})
         episode = referee.episode()
         for player, talk in talks.items():
-            paid: dict[str, float] = {}
+            rewards: dict[str, float] = {}
             for turn in episode.turns:
                 for part, value in turn.rewards[player].items():
-                    paid[part] = paid.get(part, 0.0) + value
-            for part, value in (paid or {"none": 0.0}).items():
+                    rewards[part] = rewards.get(part, 0.0) + value
+            if not rewards:
+                rewards["none"] = 0.0
+            for part, value in rewards.items():
                 talk.trace.record_reward(part, value)
             for name, value in episode.result.items():
                 talk.trace.record_metric(name, float(value))

@@ -1,18 +1,29 @@
-"""The one look at what a server played before anything is learned from it: the games asked for, in
-numbers that hold.
+"""The one examination of what a server returned, before anything is learned from it.
 
-Types, finite numbers and lists that fit are `rollout.wire`'s; here is what only the one who asked can
-know."""
+Types are checked where the answer is decoded (`rollout.wire.read_struct`). Here is what only the
+client can know: whether these are the games and replies that it asked for, whether their parts fit
+together, and whether every number that training uses is finite. Nothing behind this door examines
+an answer again.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+import msgspec
 
 from hanabi_grpo.errors import ServerError
-from hanabi_grpo.rollout.messages import RequestedTask, RolloutAnswer
-from hanabi_grpo.rollout.wire import fitting
-from hanabi_grpo.types import DroppedGame, Episode, player_name, task_name
+from hanabi_grpo.rollout.messages import (
+    ReplyAnswer,
+    ReplyRequest,
+    RequestedTask,
+    RolloutAnswer,
+    ScoreAnswer,
+    ScoreRequest,
+)
+from hanabi_grpo.rollout.wire import check_episode, check_logprob_count
+from hanabi_grpo.settings.refs import AdapterRef, parse_seat
+from hanabi_grpo.types import DroppedGame, Episode, Reply, player_name, task_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,102 +31,179 @@ class RolloutResult:
     """The games of one request."""
 
     groups: list[list[Episode]]
-    """Per task, in the order asked, the games that were played to their end, in order of their
-    numbers.
-    """
+    """Per task, in the order asked, the games that were played to their end, by their numbers."""
     dropped: tuple[DroppedGame, ...] = ()
-    """The games that the server gave up, and those whose returns overflow; they are in no group."""
+    """Games that the server dropped, and those whose returns overflow; they are in no group."""
     prompt_tokens: int = 0
+    """See `messages.RolloutAnswer`."""
     cached_tokens: int = 0
     """See `messages.RolloutAnswer`."""
 
 
-def checked_games(answer: RolloutAnswer, tasks: Sequence[RequestedTask]) -> RolloutResult:
-    """Return the games of an answer; ServerError: others than those asked for, or tokens without a
-    logprob each.
-    """
-    given_up = {(row.task, row.game): row.reason for row in answer.dropped}
-    asked = sum(len(task.games) for task in tasks)
-    if len(answer.episodes) + len(answer.dropped) != asked:
-        raise ServerError(
-            f"{len(answer.episodes)} games and {len(answer.dropped)} dropped ones for {asked} "
-            "that were asked for; "
-            "the server and this client do not fit."
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _GameIdentity:
+    """Which game an episode is of, and who played it."""
+
+    env: str
+    suite: str
+    seed: int
+    game: int
+    preset: str
+    num_players: int
+    spec_hash: str
+    seats: tuple[str, ...]
+
+    @classmethod
+    def of_request(cls, task: RequestedTask, game: int) -> "_GameIdentity":
+        spec = task.task.setup.spec
+        return cls(
+            env=spec.env,
+            suite=task.task.split,
+            seed=task.task.seed,
+            game=game,
+            preset=spec.preset,
+            num_players=spec.num_players,
+            spec_hash=spec.hash,
+            seats=task.seats,
         )
-    rows = iter(answer.episodes)
-    groups: list[list[Episode]] = [[] for _ in tasks]
-    dropped = []
-    for number, (task, group) in enumerate(zip(tasks, groups, strict=True)):
+
+    @classmethod
+    def of_episode(cls, episode: Episode) -> "_GameIdentity":
+        return cls(
+            env=episode.env,
+            suite=episode.suite,
+            seed=episode.seed,
+            game=episode.game,
+            preset=episode.preset,
+            num_players=episode.num_players,
+            spec_hash=episode.spec_hash,
+            seats=episode.seats,
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"game {self.game} of {self.env} {task_name(self.suite, self.seed)} on {self.preset} "
+            f"with {self.num_players} players (rules {self.spec_hash}), {','.join(self.seats)} in "
+            "its seats"
+        )
+
+
+def checked_games(answer: RolloutAnswer, tasks: Sequence[RequestedTask]) -> RolloutResult:
+    """Return the games of an answer, sorted into those played and those dropped.
+
+    Args:
+        answer: Episodes and dropped games, by task and then by number.
+        tasks: What was asked for.
+
+    Raises:
+        ServerError: Other games than those asked for, parts that do not fit together, a reply id
+            without a logprob, or a number that is not finite.
+    """
+    num_asked = sum(len(task.games) for task in tasks)
+    if len(answer.episodes) + len(answer.dropped) != num_asked:
+        raise ServerError(
+            f"{len(answer.episodes)} games and {len(answer.dropped)} dropped ones for {num_asked} "
+            "that were asked for; the server and this client do not fit."
+        )
+    drop_reasons = {(row.task, row.game): row.reason for row in answer.dropped}
+    episodes = iter(answer.episodes)
+    groups: list[list[Episode]] = []
+    dropped: list[DroppedGame] = []
+    for number, task in enumerate(tasks):
+        group: list[Episode] = []
+        groups.append(group)
         for game in task.games:
-            reason = given_up.pop((number, game), "")
+            reason = drop_reasons.pop((number, game), "")
             if not reason:
-                episode = _as_asked(next(rows, None), task, game)
+                episode = _next_episode(episodes, task, game)
                 reason = bad_return(episode)
-            if reason:
-                dropped.append(
-                    DroppedGame(
-                        suite=task.task.split, seed=task.task.seed, game=game, reason=reason
-                    )
-                )
-            else:
+            if not reason:
                 group.append(episode)
-    tokens = {"prompt_tokens": answer.prompt_tokens, "cached_tokens": answer.cached_tokens}
-    return RolloutResult(groups=groups, dropped=tuple(dropped), **tokens)
+                continue
+            dropped.append(
+                DroppedGame(suite=task.task.split, seed=task.task.seed, game=game, reason=reason)
+            )
+    return RolloutResult(
+        groups=groups,
+        dropped=tuple(dropped),
+        prompt_tokens=answer.prompt_tokens,
+        cached_tokens=answer.cached_tokens,
+    )
 
 
-def _as_asked(episode: Episode | None, task: RequestedTask, game: int) -> Episode:
+def _next_episode(episodes: Iterator[Episode], task: RequestedTask, game: int) -> Episode:
+    """Return the next episode, which must be a whole one of this game."""
+    episode = next(episodes, None)
     if episode is None:
         raise ServerError(f"game {game} of {task.where} is neither played nor dropped.")
     try:
-        fitting(episode)
+        check_episode(episode, needs_logprobs=True)
     except ValueError as error:
         raise ServerError(
             f"game {game} of {task.where}: {error}; do both sides run the same version?"
         ) from None
-    spec = task.task.setup.spec
-    asked: dict[str, Any] = {
-        **{"env": spec.env, "suite": task.task.split, "seed": task.task.seed, "game": game},
-        **{
-            "preset": spec.preset,
-            "num_players": spec.num_players,
-            "spec_hash": spec.hash,
-            "seats": task.seats,
-        },
-    }
-    got = {name: getattr(episode, name) for name in asked}
-    if got != asked:
+    asked = _GameIdentity.of_request(task, game)
+    answered = _GameIdentity.of_episode(episode)
+    if answered != asked:
         raise ServerError(
-            f"asked for {_named(asked)}, the answer is {_named(got)}; nothing is learned from it. "
+            f"asked for {asked}, the answer is {answered}; nothing is learned from it. "
             "Do server and client run the same version of hanabi_grpo? Restart the server."
         )
     return episode
 
 
-def _named(fields: dict[str, Any]) -> str:
-    return (
-        f"game {fields['game']} of {fields['env']} {task_name(fields['suite'], fields['seed'])} "
-        f"on {fields['preset']} "
-        f"with {fields['num_players']} players (rules {fields['spec_hash']}), "
-        f"{','.join(fields['seats'])} in its seats"
-    )
-
-
 def bad_return(episode: Episode) -> str:
-    """Return what is wrong with the returns of a game, "" when they are finite; refuse one without
-    its logprobs.
+    """Return what is wrong with the returns of a game; "" when all of them are finite.
+
+    Finite rewards may overflow in their sum.
     """
-    for index, turn in enumerate(episode.turns):
-        if len(turn.logprobs) != len(turn.reply_ids):
-            raise ServerError(
-                f"{player_name(turn.player)}, turn {index}: {len(turn.logprobs)} logprobs for "
-                f"{len(turn.reply_ids)} "
-                "reply ids; each id needs its own."
-            )
     for player in range(episode.num_players):
-        if not math.isfinite(value := episode.reward(player)):
+        value = episode.reward(player)
+        if not math.isfinite(value):
             return (
                 f"{player_name(player)}: its return over the game is {value}; a return must be "
-                "finite. Use smaller "
-                "reward weights (reward_* in the dataset's env_config)."
+                "finite. Use smaller reward weights (reward_* in the dataset's env_config)."
             )
     return ""
+
+
+def checked_reply(answer: ReplyAnswer, request: ReplyRequest) -> Reply:
+    """Return the reply of an answer.
+
+    Raises:
+        ServerError: Parts that do not fit together, or a reply of another version.
+    """
+    where = f"a reply of {request.seat}"
+    try:
+        check_logprob_count(answer.logprobs, answer.reply_ids, where, needs_logprobs=True)
+    except ValueError as error:
+        raise ServerError(f"{error}. Restart the server.") from None
+    if answer.out_of_tokens == bool(answer.reply_ids):
+        raise ServerError(
+            f"{where}: out_of_tokens={answer.out_of_tokens}, but {len(answer.reply_ids)} reply "
+            "ids. Restart the server."
+        )
+    if not answer.out_of_tokens and answer.version != _version_of(request.seat):
+        raise ServerError(f"{where}: it came from version {answer.version}. Restart the server.")
+    return Reply(prompt=request.prompt, **msgspec.structs.asdict(answer))
+
+
+def checked_scores(answer: ScoreAnswer, request: ScoreRequest) -> tuple[tuple[float, ...], ...]:
+    """Return per prompt the log-probability of each of its replies, in nats.
+
+    Raises:
+        ServerError: Not one number for each reply, or those of another version.
+    """
+    num_asked = [len(prompt.replies) for prompt in request.prompts]
+    num_answered = [len(logprobs) for logprobs in answer.logprobs]
+    if num_answered != num_asked or answer.version != _version_of(request.seat):
+        raise ServerError(
+            f"scores of {request.seat}: not what was asked for (version {answer.version})."
+        )
+    return answer.logprobs
+
+
+def _version_of(seat: str) -> int | None:
+    """Return the version that a seat's replies must be stamped with; None: the base model."""
+    ref = parse_seat(seat)
+    return ref.version if isinstance(ref, AdapterRef) else None

@@ -1,9 +1,9 @@
-"""One HTTP call to a rollout server: bounded, repeated where that helps, its answer as a struct or
-an error of ours.
+"""One HTTP call to a rollout server: bounded, repeated where that helps, its answer as a struct.
 
 httpx limits the time of each read, so a server that sends a byte now and then would be listened to
 for ever. Its sockets come from httpcore, whose network backend may be replaced: here each read and
-write gets what is left of the whole call."""
+write gets what is left of the whole call.
+"""
 
 import json
 import logging
@@ -26,11 +26,26 @@ WHO = (
     "Does a rollout server of this version listen there? Check VLLM_SERVER_HOST and "
     "VLLM_SERVER_PORT."
 )
-_CONNECTIONS, _IDLE_SECONDS = 100, 5.0
-_PAUSE = 0.5
-_SAY_SECONDS = 60.0
-_LATER = (408, 409, 429, 503)
+"""Next step of an error about an answer that makes no sense."""
+_MAX_CONNECTIONS = 100
+_KEEP_IDLE_SECONDS = 5.0
+_PAUSE_SECONDS = 0.5
+"""Before the second try after a lost connection; each later pause is as much longer."""
+_REMINDER_SECONDS = 60.0
+"""Between two log lines about a busy server."""
+_LATER_STATUSES = (408, 409, 429, 503)
 """Statuses that mean "later" where the answer has a Retry-After."""
+_GONE_STATUSES = (502, 503, 504)
+"""Statuses of a server, or of a proxy before it, that cannot answer now."""
+_MAX_RETRY_AFTER_DIGITS = 5
+_MAX_QUOTED = 200
+"""Bytes of an answer, and characters of a redirect's target, in an error."""
+_MAX_QUOTED_REFUSAL = 500
+"""Characters of a refusal that is no plain text, in an error."""
+_MAX_DETAIL = 2100
+"""Characters of a refusal's own words."""
+_MAX_QUOTED_ENCODING = 40
+_PLAIN_ENCODING = "identity"
 _Answer = TypeVar("_Answer")
 
 
@@ -43,18 +58,28 @@ def call(
     tries: int,
     patience: float,
 ) -> _Answer:
-    """Make a request and return its answer as `kind`, a struct or `dict`.
+    """Make a request and return its answer.
 
-    A server that is busy with what others asked for says so, with a Retry-After: the call is made
-    again after that time, which does no harm, since a server that says so did nothing. So it goes
-    on for `patience` seconds, all together. A connection may be lost `tries` times, 1 where a
-    repeat would do harm. Messages name `url` and `what`.
+    A server that is busy with the requests of others says so, with a Retry-After: the call is made
+    again after that time, which does no harm, since such a server did nothing.
 
-    Raises: ServerGoneError: Not reached, no answer in time, hung up, or 502, 503 and 504.
+    Args:
+        url: Address of the server, for messages.
+        kind: What the answer is read as: a struct or `dict`.
+        request: Makes the request.
+        what: What is asked for, for messages, e.g. "playing games".
+        tries: How often a connection may be lost; 1 where a repeat would do harm.
+        patience: Seconds for which a busy server is asked again, all together.
+
+    Raises:
+        ServerGoneError: The server was not reached, did not answer in time or closed the
+            connection, or the status is 502, 503 or 504.
         ServerError: Any other status than 200, an answer that does not fit, or a request that
-        cannot be sent.
+            cannot be sent.
     """
-    start, said, lost = time.monotonic(), -math.inf, 0
+    start = time.monotonic()
+    last_reminder = -math.inf
+    num_lost = 0
     while True:
         try:
             response = request()
@@ -63,48 +88,52 @@ def call(
                 f"{url}: {what} cannot be sent: {error}. Check VLLM_SERVER_HOST."
             ) from error
         except httpx.TransportError as error:
-            lost += 1
+            num_lost += 1
             # A server that took all of its time is not given the same time again.
-            if lost >= tries or isinstance(error, httpx.TimeoutException):
+            if num_lost >= tries or isinstance(error, httpx.TimeoutException):
                 raise ServerGoneError(
-                    f"{url}: {what}: no answer after {time.monotonic() - start:.1f} s and {lost} "
-                    "attempt(s) "
-                    f"({type(error).__name__}: {error}). Is the rollout server running? Look at "
-                    "the other terminal."
+                    f"{url}: {what}: no answer after {time.monotonic() - start:.1f} s and "
+                    f"{num_lost} attempt(s) ({type(error).__name__}: {error}). Is the rollout "
+                    "server running? Look at the other terminal."
                 ) from error
-            time.sleep(_PAUSE * lost)
+            time.sleep(_PAUSE_SECONDS * num_lost)
             continue
         except httpx.RequestError as error:
             raise ServerError(
                 f"{url}: {what}: the answer cannot be read: {error}. {WHO}"
             ) from error
-        if response.status_code == 200:
+        if response.status_code == httpx.codes.OK:
             return read_answer(url, kind, response.content, what)
-        refusal, lost = _refusal(url, response, what), 0
-        later = retry_after(response) if response.status_code in _LATER else None
-        now = time.monotonic()
-        if later is None or now - start + later > patience:
+        num_lost = 0
+        refusal = _refusal(url, response, what)
+        pause = retry_after(response) if response.status_code in _LATER_STATUSES else None
+        waited = time.monotonic() - start
+        if pause is None or waited + pause > patience:
             raise refusal
-        if now - said > _SAY_SECONDS:
-            said = now
+        if time.monotonic() - last_reminder > _REMINDER_SECONDS:
+            last_reminder = time.monotonic()
             logger.warning(
-                "%s (asked again every %g s, for %.0f of %g s)",
-                refusal,
-                later,
-                now - start,
-                patience,
+                "%s (asked again every %g s, for %.0f of %g s)", refusal, pause, waited, patience
             )
-        time.sleep(later)
+        time.sleep(pause)
 
 
 def read_answer(url: str, kind: type[_Answer], content: bytes, what: str) -> _Answer:
-    """Return the content of an answer as `kind`; ServerError: it does not fit, with the field and
-    how it begins.
+    """Return the content of an answer.
+
+    Args:
+        url: Address of the server, for messages.
+        kind: What the answer is read as: a struct or `dict`.
+        content: JSON.
+        what: What was asked for, for messages.
+
+    Raises:
+        ServerError: It does not fit; names the field, and quotes the beginning.
     """
     try:
         return read_struct(kind, content)
     except ValueError as error:
-        start = content[:200].decode("utf-8", "replace")
+        start = content[:_MAX_QUOTED].decode("utf-8", "replace")
         raise ServerError(
             f"{url}: {what}: the answer does not fit ({error}): {start!r}. {WHO}"
         ) from None
@@ -113,18 +142,22 @@ def read_answer(url: str, kind: type[_Answer], content: bytes, what: str) -> _An
 def retry_after(response: httpx.Response) -> float | None:
     """Return the seconds of a Retry-After; None without one."""
     seconds = response.headers.get("retry-after", "")
-    return float(seconds) if seconds.isdecimal() and len(seconds) < 6 else None
+    is_number = seconds.isdecimal() and len(seconds) <= _MAX_RETRY_AFTER_DIGITS
+    return float(seconds) if is_number else None
 
 
 def _refusal(url: str, response: httpx.Response, what: str) -> ServerError:
     status = response.status_code
     if response.is_redirect:
+        target = response.headers.get("location", "")[:_MAX_QUOTED]
         return ServerError(
-            f"{url}: {what}: the server answered {status} and points to "
-            f"{response.headers.get('location', '')[:200]!r}; redirects are not followed. {WHO}"
+            f"{url}: {what}: the server answered {status} and points to {target!r}; redirects are "
+            f"not followed. {WHO}"
         )
     message = f"{url}: {what}: the server answered {status}: {detail_of(response)}"
-    return ServerGoneError(message) if status in (502, 503, 504) else ServerError(message)
+    if status in _GONE_STATUSES:
+        return ServerGoneError(message)
+    return ServerError(message)
 
 
 def detail_of(response: httpx.Response) -> str:
@@ -134,20 +167,26 @@ def detail_of(response: httpx.Response) -> str:
     except ValueError:
         detail = None
     if isinstance(detail, list | dict):
-        detail = json.dumps(detail)[:500]
-    return str(detail or response.text[:500])[:2100]
+        detail = json.dumps(detail)[:_MAX_QUOTED_REFUSAL]
+    if not detail:
+        detail = response.text[:_MAX_QUOTED_REFUSAL]
+    return str(detail)[:_MAX_DETAIL]
 
 
 def bounded_client(
     *, timeout: httpx.Timeout | float, headers: Mapping[str, str] | None = None, base_url: str = ""
 ) -> httpx.Client:
-    """Return a client whose limits hold for whole calls: their time in seconds, and the size of
-    their answers.
+    """Return a client whose limits hold for whole calls: their time, and the size of the answers.
+
+    Args:
+        timeout: Seconds; the read timeout is that of the whole call.
+        headers: Sent with every request.
+        base_url: What paths are appended to.
     """
     return httpx.Client(
         base_url=base_url,
         # Compressed, a small answer may hold gigabytes.
-        headers={"accept-encoding": "identity", **(headers or {})},
+        headers={"accept-encoding": _PLAIN_ENCODING, **(headers or {})},
         timeout=timeout,
         transport=_BoundedTransport(),
         # A proxy variable is meant for the internet, not for the machine next door.
@@ -155,30 +194,39 @@ def bounded_client(
     )
 
 
-_limit = threading.local()
-"""Of the call that this thread makes: `until`, on the monotonic clock. A call sends and reads in
-one thread.
-"""
+def refuse_encoding(response: httpx.Response) -> None:
+    """Refuse a compressed answer, which may hold gigabytes, by a `DecodingError` of httpx."""
+    encoding = response.headers.get("content-encoding", _PLAIN_ENCODING).lower()
+    if encoding != _PLAIN_ENCODING:
+        raise httpx.DecodingError(
+            f"its content-encoding is {encoding[:_MAX_QUOTED_ENCODING]!r}, asked was for none"
+        )
 
 
-def _left(timeout: float | None) -> float:
-    left = getattr(_limit, "until", math.inf) - time.monotonic()
+_call_of_this_thread = threading.local()
+"""Its `deadline`, on the monotonic clock. A call sends and reads in one thread."""
+
+
+def _time_left(timeout: float | None) -> float:
+    """Return the seconds for the next read or write: its own limit, or what is left of the call."""
+    deadline = getattr(_call_of_this_thread, "deadline", math.inf)
+    left = deadline - time.monotonic()
     if left <= 0:
         raise httpcore.ReadTimeout("the time of the whole call is up")
     return left if timeout is None else min(timeout, left)
 
 
-class _Stream(httpcore.NetworkStream):
+class _BoundedStream(httpcore.NetworkStream):
     """A connection whose reads and writes end with the call."""
 
     def __init__(self, stream: httpcore.NetworkStream) -> None:
         self._stream = stream
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        return self._stream.read(max_bytes, _left(timeout))
+        return self._stream.read(max_bytes, _time_left(timeout))
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        self._stream.write(buffer, _left(timeout))
+        self._stream.write(buffer, _time_left(timeout))
 
     def close(self) -> None:
         self._stream.close()
@@ -187,41 +235,50 @@ class _Stream(httpcore.NetworkStream):
         return self._stream.get_extra_info(info)
 
 
-class _Backend(httpcore.SyncBackend):
+class _BoundedBackend(httpcore.SyncBackend):
+    """Connections whose whole life ends with the call."""
+
     def connect_tcp(
-        self, host: str, port: int, timeout: float | None = None, *more: Any, **named: Any
-    ) -> _Stream:
-        return _Stream(super().connect_tcp(host, port, _left(timeout), *more, **named))
+        self, host: str, port: int, timeout: float | None = None, *args: Any, **options: Any
+    ) -> _BoundedStream:
+        stream = super().connect_tcp(host, port, _time_left(timeout), *args, **options)
+        return _BoundedStream(stream)
 
 
 class _BoundedTransport(httpx.HTTPTransport):
+    """Sends requests whose time and answers are limited as a whole."""
+
     def __init__(self) -> None:
         super().__init__(trust_env=False)
         # httpx hands no network backend on to its pool.
         self._pool = httpcore.ConnectionPool(
-            max_connections=_CONNECTIONS, keepalive_expiry=_IDLE_SECONDS, network_backend=_Backend()
+            max_connections=_MAX_CONNECTIONS,
+            keepalive_expiry=_KEEP_IDLE_SECONDS,
+            network_backend=_BoundedBackend(),
         )
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         seconds = request.extensions.get("timeout", {}).get("read")
-        _limit.until = math.inf if seconds is None else time.monotonic() + seconds
+        deadline = math.inf if seconds is None else time.monotonic() + seconds
+        _call_of_this_thread.deadline = deadline
         response = super().handle_request(request)
-        encoding = response.headers.get("content-encoding", "identity").lower()
         assert isinstance(response.stream, httpx.SyncByteStream)
-        if encoding != "identity":
+        try:
+            refuse_encoding(response)
+        except httpx.DecodingError:
             response.stream.close()
-            raise httpx.DecodingError(
-                f"its content-encoding is {encoding[:40]!r}, asked was for none"
-            )
-        response.stream = _Bounded(response.stream, request.extensions.get("max_bytes", MAX_ANSWER))
+            raise
+        max_bytes = request.extensions.get("max_bytes", MAX_ANSWER)
+        response.stream = _LimitedBody(response.stream, max_bytes)
         return response
 
 
-class _Bounded(httpx.SyncByteStream):
-    """An answer's body, as far as it may go."""
+class _LimitedBody(httpx.SyncByteStream):
+    """The body of an answer, of at most so many bytes."""
 
     def __init__(self, stream: httpx.SyncByteStream, max_bytes: int) -> None:
-        self._stream, self._max_bytes = stream, max_bytes
+        self._stream = stream
+        self._max_bytes = max_bytes
 
     def __iter__(self) -> Iterator[bytes]:
         size = 0

@@ -1,4 +1,4 @@
-"""A sign of life, sent beside whatever the trainer is doing."""
+"""Signs of life, sent beside whatever the trainer is doing."""
 
 import logging
 import threading
@@ -11,38 +11,53 @@ from hanabi_grpo.client.calls import bounded_client, detail_of
 from hanabi_grpo.client.rollout_client import RolloutClient
 
 logger = logging.getLogger(__name__)
-_EVERY = 5.0
+_INTERVAL_SECONDS = 5.0
+_BEATS_PER_TIMEOUT = 4
+"""Signs within the server's patience, so that single ones may be lost."""
+_STOP_SECONDS = 0.9
 
 
 class Heartbeat:
     """Tells the server every few seconds that its trainer is alive, from a thread of its own.
 
     A step may take minutes in which the trainer sends nothing; without signs of life another
-    trainer could take over."""
+    trainer could take over.
+    """
 
-    def __init__(self, url: str, headers: Mapping[str, str], *, every: float = _EVERY) -> None:
-        """Prepare; `every` is the number of seconds between two signs, and the time limit of
-        one.
+    def __init__(
+        self, url: str, headers: Mapping[str, str], *, every: float = _INTERVAL_SECONDS
+    ) -> None:
+        """Prepare; nothing is sent yet.
+
+        Args:
+            url: Address of the server.
+            headers: What every request of the trainer carries.
+            every: Seconds between two signs, and the time limit of one.
         """
-        self._url, self._headers, self._every = url, dict(headers), every
+        self._url = url
+        self._headers = dict(headers)
+        self._interval = every
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self.lost = ""
-        """Why the server is no longer this trainer's; empty while it is. The trainer looks here
-        between steps.
+        """Why the server is no longer this trainer's; empty while it is.
+
+        The trainer looks here between steps.
         """
         self.beats = 0
         """Signs that were answered."""
         self.missed = ""
-        """What became of the last sign that was not: the server is away, or does not know this run
-        yet.
+        """What became of the last sign that was not answered.
+
+        The server is away, or does not know this run yet.
         """
 
     @classmethod
     def from_client(cls, client: RolloutClient) -> Self:
         """Prepare for the client's session: several signs within the server's patience."""
         assert client.session_timeout is not None, "a heartbeat needs a session"
-        return cls(client.url, client.headers, every=min(_EVERY, client.session_timeout / 4))
+        interval = min(_INTERVAL_SECONDS, client.session_timeout / _BEATS_PER_TIMEOUT)
+        return cls(client.url, client.headers, every=interval)
 
     def start(self) -> None:
         """Begin."""
@@ -52,29 +67,30 @@ class Heartbeat:
         """End, within a second: a sign that is on its way is left to itself."""
         self._stop.set()
         if self._thread.is_alive():
-            self._thread.join(timeout=0.9)
+            self._thread.join(timeout=_STOP_SECONDS)
 
     def _run(self) -> None:
-        with bounded_client(headers=self._headers, timeout=self._every) as http:
-            while not self.lost and not self._stop.wait(self._every):
+        with bounded_client(headers=self._headers, timeout=self._interval) as http:
+            while not self.lost and not self._stop.wait(self._interval):
                 self._beat(http)
 
     def _beat(self, http: httpx.Client) -> None:
         status = 0
         try:
             answer = http.post(f"{self._url}/session/heartbeat")
-            status, text = answer.status_code, detail_of(answer)
+            status = answer.status_code
+            detail = detail_of(answer)
         except Exception as error:
-            # Whatever happens to a sign of life, the training goes on: the next real request tells.
-            text = f"{type(error).__name__}: {error}"
+            # Whatever happens to a sign of life, the training goes on: the next real request fails.
+            detail = f"{type(error).__name__}: {error}"
         if self._stop.is_set():
-            # A sign that crossed the release of the session says nothing.
+            # A sign that crossed the release of the session means nothing.
             return
-        if status == 200:
+        if status == httpx.codes.OK:
             self.beats += 1
-        elif status == 409:
-            self.lost = f"{self._url}: {text}"
+        elif status == httpx.codes.CONFLICT:
+            self.lost = f"{self._url}: {detail}"
             logger.warning("heartbeat refused: %s", self.lost)
         else:
-            self.missed = f"{status}: {text}"
+            self.missed = f"{status}: {detail}"
             logger.debug("no answer to a heartbeat: %s", self.missed)

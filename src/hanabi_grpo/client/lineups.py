@@ -1,21 +1,20 @@
-"""Who sits where: lineups as people type them, and who that is on one server.
+"""Lineups: seat assignments as people type them, and which policies they mean on one server.
 
-A lineup is one reference per seat, e.g. "served" or "player_0@latest,iggi". One alone fills every
+A lineup is one policy spec per seat, e.g. "served" or "player_0@latest,iggi". One alone fills every
 seat: that is a team, and each player takes its own seat. A list is rotated through all its seat
-orders where games are counted."""
+orders where games are counted.
+"""
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs import registry
-from hanabi_grpo.envs.base import Observation, Setup, Task
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.rollout.chat import remembered
-from hanabi_grpo.rollout.messages import EarlierTurn, ReplyRequest
 from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
 from hanabi_grpo.runs.run_folder import find_run, recorded_settings, run_of
 from hanabi_grpo.runs.saved_adapters import (
@@ -39,38 +38,39 @@ from hanabi_grpo.settings.refs import (
     unknown_url,
 )
 from hanabi_grpo.tracking.checkpoints import local_folder, local_ref
-from hanabi_grpo.types import Reply, adapter_of, player_name
+from hanabi_grpo.types import adapter_of, player_name
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineup:
-    """Who sits where before any rotation."""
+    """A seat assignment before any rotation."""
 
     text: str
-    """As it was typed; what tables call it."""
+    """As it was typed."""
     refs: tuple[Ref, ...]
-    """One per seat; what lay elsewhere is a local folder here."""
+    """The policy of each seat; a checkpoint that lay elsewhere is a local folder here."""
 
     @property
-    def words(self) -> tuple[str, ...]:
-        """The references as text."""
+    def specs(self) -> tuple[str, ...]:
+        """The policies as text."""
         return tuple(map(str, self.refs))
 
     @property
     def label(self) -> str:
-        """What tables call it where nobody named it: its text, with folders by their last two
-        names.
-        """
-        return ",".join(short_name(word.strip()) for word in self.text.split(","))
+        """What tables call it where nobody named it: folders by the last two parts of the path."""
+        return ",".join(short_name(spec.strip()) for spec in self.text.split(","))
 
     def orders(self, *, rotate: bool = True) -> list[tuple[Ref, ...]]:
-        """Return the different seat orders: every rotation of the lineup, or only the one that was
-        typed.
+        """Return the different seat orders.
+
+        Args:
+            rotate: Whether every rotation is one, or only the order that was typed.
         """
         count = len(self.refs) if rotate else 1
-        return list(dict.fromkeys(self.refs[start:] + self.refs[:start] for start in range(count)))
+        rotations = [self.refs[start:] + self.refs[:start] for start in range(count)]
+        return list(dict.fromkeys(rotations))
 
     @property
     def needs_server(self) -> bool:
@@ -81,192 +81,251 @@ class Lineup:
 def parse_lineup(
     text: str, num_players: int, *, env: str = "hanabi", human: bool = False
 ) -> Lineup:
-    """Read a lineup for games of an environment; `human` says whether a person may sit there.
+    """Read a lineup for games of an environment.
+
+    Args:
+        text: One policy spec, or one for each seat with commas in between.
+        num_players: Seats of the game.
+        env: Name of the environment, whose scripts are allowed.
+        human: Whether a person may take a seat.
 
     Raises:
-        SettingsError: An unknown reference, not one per seat, or a checkpoint that cannot be had.
+        SettingsError: An unknown spec, not one per seat, or a checkpoint that cannot be had.
     """
-    typed = [word.strip() for word in text.split(",")]
-    if len(typed) not in (1, num_players):
+    specs = [spec.strip() for spec in text.split(",")]
+    if len(specs) not in (1, num_players):
         raise SettingsError(
-            f"lineup {text!r}: {len(typed)} words for {num_players} players; give one for every "
-            "seat, or one each."
+            f"lineup {text!r}: {len(specs)} policy specs for {num_players} players; give one for "
+            "every seat, or one each."
         )
-    where, roles, found = (
-        f"lineup {text!r}",
-        (Role.SERVED, Role.BASE, *([Role.HUMAN] if human else [])),
-        {},
-    )
-    for word in dict.fromkeys(typed):  # each once: what is elsewhere may move between two looks
-        if word == Role.HUMAN and not human:
-            raise SettingsError(
-                f"{where}: people play with hanabi-grpo play; here nobody can be asked."
-            )
-        ref = parse_ref(
-            word, where=where, roles=roles, scripts=registry.get(env).policies, adapters=True
-        )
-        if isinstance(ref, UrlRef) and human:
-            raise SettingsError(
-                f"{where}: {word} is asked by the rollout server in games that it plays itself, "
-                "not here."
-            )
-        if (
-            isinstance(ref, CheckpointRef)
-            and isinstance(ref.place, Path)
-            and not ref.place.is_dir()
-        ):
-            raise SettingsError(
-                f"{where}: {ref.place}: no such folder; give a run's folder or its checkpoint-N."
-            )
-        found[word] = local_ref(ref)
-    refs = tuple(found[word] for word in typed)
-    return Lineup(text=text.strip(), refs=refs * num_players if len(refs) == 1 else refs)
+    refs: dict[str, Ref] = {}
+    for spec in specs:
+        # Each once: a checkpoint that is elsewhere may become another one between two looks.
+        if spec not in refs:
+            refs[spec] = local_ref(_parse_policy(spec, text, env=env, human=human))
+    seats = tuple(refs[spec] for spec in specs)
+    if len(seats) == 1:
+        seats = seats * num_players
+    return Lineup(text=text.strip(), refs=seats)
 
 
-def short_name(word: str) -> str:
-    """Return what a table or a chart calls a reference: a checkpoint by its last two folders."""
+def _parse_policy(spec: str, text: str, *, env: str, human: bool) -> Ref:
+    """Read one spec of a lineup; `text` is the whole of it, for errors."""
+    where = f"lineup {text!r}"
+    if spec == Role.HUMAN and not human:
+        raise SettingsError(
+            f"{where}: people play with hanabi-grpo play; here nobody can be asked."
+        )
+    roles = [Role.SERVED, Role.BASE]
+    if human:
+        roles.append(Role.HUMAN)
+    scripts = registry.get(env).policies
+    ref = parse_ref(spec, where=where, roles=roles, scripts=scripts, adapters=True)
+    if isinstance(ref, UrlRef) and human:
+        raise SettingsError(
+            f"{where}: {spec} is asked by the rollout server in games that it plays itself, "
+            "not here."
+        )
+    if isinstance(ref, CheckpointRef) and isinstance(ref.place, Path) and not ref.place.is_dir():
+        raise SettingsError(
+            f"{where}: {ref.place}: no such folder; give a run's folder or its checkpoint-N."
+        )
+    return ref
+
+
+def short_name(spec: str) -> str:
+    """Return what a table or a chart calls a policy: a checkpoint by its last two folders."""
     try:
-        ref = parse_ref(word, where="", roles=tuple(Role), scripts=(), adapters=True)
+        ref = parse_ref(spec, where="", roles=tuple(Role), scripts=(), adapters=True)
     except SettingsError:
-        return word
-    return ref.label if isinstance(ref, CheckpointRef) else word
+        return spec
+    return ref.label if isinstance(ref, CheckpointRef) else spec
 
 
 class SeatResolver:
-    """Resolves references against one server; versions stay those of the first look: all games meet
-    the same.
+    """Turns policies into seats of one server.
+
+    Versions stay those of the first look: all games meet the same.
     """
 
     def __init__(self, client: RolloutClient | None, settings: Settings) -> None:
-        """Bind a server, None where only scripts play; MODEL is for checkpoints that do not say
-        their base model.
+        """Bind a server.
+
+        Args:
+            client: Of the server; None where only scripts play.
+            settings: Their MODEL is for checkpoints that do not say their base model.
         """
-        self._client, self._settings = client, settings
+        self._client = client
+        self._settings = settings
         self._identity: dict[str, Any] | None = None
-        self._read: dict[Place, tuple[Path, SavedAdapters]] = {}
-        """Folder as typed to its checkpoint: a run that is trained on meanwhile stays what it was
-        at the first look.
+        self._checkpoints: dict[Place, tuple[Path, SavedAdapters]] = {}
+        """By the folder that was typed.
+
+        A run that is trained on meanwhile stays what it was at the first look.
         """
-        self._lent: dict[tuple[Path, str], str] = {}
+        self._guests: dict[tuple[Path, str], str] = {}
+        """Seats of uploaded adapters, by checkpoint and adapter."""
         self._compared: set[Path] = set()
+        """Runs whose messages were compared."""
 
     def seats(self, refs: Sequence[Ref]) -> tuple[str, ...]:
-        """Return what every seat is on the wire, see `refs`.
+        """Return the policy of every seat as requests name it, e.g. ("player_0@7", "iggi").
 
-        Raises: SettingsError: A checkpoint that cannot be read, lacks the adapter, or is of another
-            base model. ServerError: The server holds no such adapter, or refuses a checkpoint.
+        Adapters of checkpoints are uploaded on the way, each once.
+
+        Raises:
+            SettingsError: A checkpoint that cannot be read, lacks the adapter, or is of another
+                base model.
+            ServerError: The server holds no such adapter, or refuses a checkpoint.
         """
         return tuple(self.seat(ref, player) for player, ref in enumerate(refs))
 
     def seat(self, ref: Ref, player: int) -> str:
-        """Return what one seat is on the wire; see `seats`."""
+        """Return the policy of one seat as requests name it; see `seats`."""
         match ref:
             case ScriptRef() | Role.BASE:
                 return str(ref)
-            case UrlRef() if str(ref) not in (known := self._look().get("partners", {})):
-                raise unknown_url(str(ref), known)
             case UrlRef():
+                known = self._look().get("partners", {})
+                if str(ref) not in known:
+                    raise unknown_url(ref, known)
                 return str(ref)
             case Role.SERVED:
-                return self._served(ref, player_name(player), None)
-            case AdapterRef(adapter=adapter, version=version):
-                return self._served(ref, adapter, version)
-            case CheckpointRef(place=place, adapter=chosen):
-                return self._checkpoint(local_folder(place), chosen, player)
+                return self._newest(ref, player_name(player))
+            case AdapterRef(adapter=adapter, version=None):
+                return self._newest(ref, adapter)
+            case AdapterRef():
+                return self._at_version(ref)
+            case CheckpointRef(place=place, adapter=adapter):
+                return self._uploaded(local_folder(place), adapter, player)
         raise SettingsError(f"{ref}: nobody that a server can seat.")
 
-    def lend_again(self) -> None:
-        """Forget what was lent; the server dropped it, or is another one by now."""
-        self._lent.clear()
+    def forget_guests(self) -> None:
+        """Upload adapters anew when they are next needed.
+
+        The server dropped them, or it is another process by now.
+        """
+        self._guests.clear()
 
     def digests(self) -> dict[str, str]:
-        """Return who is behind names that repeat: the digest of each served adapter's weights, each
-        URL and model.
+        """Return what is behind names that may mean something else another time.
+
+        Returns:
+            The digest of each served adapter's weights by its name, and the URL and model of each
+            partner by its spec.
         """
-        look = self._look() if self._client else {"adapters": {}}
-        return {name: str(held["sha256"]) for name, held in look["adapters"].items()} | look.get(
-            "partners", {}
-        )
+        identity: Mapping[str, Any] = self._look() if self._client else {"adapters": {}}
+        digests = {}
+        for name, adapter in identity["adapters"].items():
+            digests[name] = str(adapter["sha256"])
+        return digests | identity.get("partners", {})
 
     def model(self) -> str:
-        """Return the fingerprint of the server's base model, and of how it is spoken to."""
+        """Return the fingerprint of the server's base model, tokenizer and chat format."""
         identity = self._look()
         return "/".join(str(identity[name]) for name in SAME_FACTS)
 
     def run_folders(self, refs: Sequence[Ref]) -> tuple[Path, ...]:
-        """Return the folders on this machine of the runs whose adapters sit in the seats, each
-        once.
+        """Return the folders on this machine of the runs whose adapters sit in the seats.
+
+        Each once; `seats` has resolved the checkpoints before.
         """
-        found: list[Path | None] = []
+        folders: dict[Path, None] = {}
         for ref in refs:
+            folder = None
             if isinstance(ref, AdapterRef) or ref is Role.SERVED:
-                found.append(find_run(self._look().get("run")))
-            elif isinstance(ref, CheckpointRef) and ref.place in self._read:
-                found.append(run_of(self._read[ref.place][0]))
-        return tuple(dict.fromkeys(folder for folder in found if folder is not None))
+                folder = find_run(self._look().get("run"))
+            elif isinstance(ref, CheckpointRef) and ref.place in self._checkpoints:
+                checkpoint, _ = self._checkpoints[ref.place]
+                folder = run_of(checkpoint)
+            if folder is not None:
+                folders[folder] = None
+        return tuple(folders)
 
     def compare_messages(self, refs: Sequence[Ref], setup: Setup[Any]) -> None:
-        """Warn, once a run, where players in the seats learned this preset by other messages, or
-        under other rules.
+        """Warn where players learned this preset by other messages, or under other rules.
+
+        Args:
+            refs: The policies in the seats; there is one warning for each run.
+            setup: The game that they play here.
         """
-        config = setup.config.model_dump(mode="json")
-        here = {
-            f"HANABI_{name.upper()}": value
-            for name, value in config.items()
-            if not name.startswith("reward_")
-        }
-        for run in (one for one in self.run_folders(refs) if one not in self._compared):
+        here = {}
+        for name, value in setup.config.model_dump(mode="json").items():
+            if not name.startswith("reward_"):
+                here[f"HANABI_{name.upper()}"] = value
+        for run in self.run_folders(refs):
+            if run in self._compared:
+                continue
             self._compared.add(run)
-            was = recorded_settings(run)
-            other = {
-                name: was[name]
-                for name, value in here.items()
-                if name in was and was[name] != value
-            }
-            if other and was.get("HANABI_ENV") == setup.env and "HANABI_PRESET" not in other:
-                learned = " ".join(f"{name}={value}" for name, value in other.items())
-                now = ", ".join(str(here[name]) for name in other)
-                said = "%s: learned with %s; here: %s. To play as it learned: export %s"
-                logger.warning(said, run, learned, now, learned)
-
-    def _served(self, ref: Ref, adapter: str, version: int | None) -> str:
-        held = self._look()["versions"]
-        name = adapter_of(adapter, held) if ref is Role.SERVED else adapter
-        if name not in held:
-            known = ", ".join(f"{one}@{number}" for one, number in held.items()) or "none"
-            raise ServerError(
-                f"{ref}: the server serves no adapter for {adapter} (held: {known}). Train first, "
-                "name a checkpoint, "
-                f"or play {BASE}."
+            recorded = recorded_settings(run)
+            learned = {}
+            for name, value in here.items():
+                if name in recorded and recorded[name] != value:
+                    learned[name] = recorded[name]
+            is_same_game = recorded.get("HANABI_ENV") == setup.env
+            if not learned or not is_same_game or "HANABI_PRESET" in learned:
+                continue
+            exports = " ".join(f"{name}={value}" for name, value in learned.items())
+            logger.warning(
+                "%s: learned with %s; here: %s. To play as it learned: export %s",
+                run,
+                exports,
+                ", ".join(str(here[name]) for name in learned),
+                exports,
             )
-        if version not in (None, held[name]):
-            raise ServerError(
-                f"{ref}: the server serves {name}@{held[name]}; it keeps no other version. For an "
-                "earlier one name "
-                "the checkpoint."
-            )
-        return f"{name}@{held[name]}"
 
-    def _checkpoint(self, folder: Path, adapter: str | None, player: int) -> str:
-        if folder not in self._read:
+    def _newest(self, ref: Ref, adapter: str) -> str:
+        """Return the seat of an adapter at the version that the server serves."""
+        versions = self._look()["versions"]
+        name = adapter_of(adapter, versions) if ref is Role.SERVED else adapter
+        if name not in versions:
+            held = [f"{held_name}@{version}" for held_name, version in versions.items()]
+            raise ServerError(
+                f"{ref}: the server serves no adapter for {adapter} (held: "
+                f"{', '.join(held) or 'none'}). Train first, name a checkpoint, or play {BASE}."
+            )
+        return f"{name}@{versions[name]}"
+
+    def _at_version(self, ref: AdapterRef) -> str:
+        """Return the seat of an adapter at the version that was named."""
+        newest = self._newest(ref, ref.adapter)
+        if newest != str(ref):
+            raise ServerError(
+                f"{ref}: the server serves {newest}; it keeps no other version. For an earlier one "
+                "name the checkpoint."
+            )
+        return newest
+
+    def _uploaded(self, folder: Path, adapter: str | None, player: int) -> str:
+        """Return the seat of a checkpoint's adapter, which is uploaded where it was not yet.
+
+        Args:
+            folder: A checkpoint, or a run whose newest one is meant.
+            adapter: Name of the adapter; None: that of the seat.
+            player: Number of the seat.
+        """
+        if folder not in self._checkpoints:
             newest = newest_checkpoint(folder)
-            self._read[folder] = newest, read_adapters(newest)
-        checkpoint, saved = self._read[folder]
+            self._checkpoints[folder] = newest, read_adapters(newest)
+        checkpoint, saved = self._checkpoints[folder]
         try:
             name = saved.choose(player_name(player), adapter)
         except SettingsError as error:
             raise SettingsError(f"{checkpoint}: {error}") from error
-        if (checkpoint, name) not in self._lent:
+        if (checkpoint, name) not in self._guests:
             identity = self._look()
             if not any(fact in saved.facts for fact in SAME_FACTS):
-                own = model_fingerprint(resolve_model(self._settings.model))
-                saved = replace(saved, facts={"model_fingerprint": own})
+                fingerprint = model_fingerprint(resolve_model(self._settings.model))
+                saved = replace(saved, facts={"model_fingerprint": fingerprint})
             check_same_base(checkpoint, saved, identity)
-            assert self._client is not None  # `_look` has asked it
-            self._lent[checkpoint, name] = self._client.lend(saved.step, *saved.adapters[name])
-        return self._lent[checkpoint, name]
+            assert self._client is not None, "`_look` has asked it"
+            weights, config = saved.adapters[name]
+            seat = self._client.upload_guest(saved.step, weights, config)
+            self._guests[checkpoint, name] = seat
+        return self._guests[checkpoint, name]
 
     def _look(self) -> dict[str, Any]:
+        """Return the server's identity as it was at the first look."""
         if self._client is None:
             raise SettingsError(
                 "this lineup needs a rollout server: start one, or add --own-server."
@@ -274,45 +333,3 @@ class SeatResolver:
         if self._identity is None:
             self._identity = self._client.identity()
         return self._identity
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemotePolicy:
-    """A model of a server in one seat of a game that is played here, one request per reply."""
-
-    client: RolloutClient
-    name: str
-    """The seat's word, e.g. "player_1@7"."""
-    max_tokens: int
-    temperature: float
-
-    def seat(self, player: int, *, task: Task[Any], game: int) -> "RemoteSeat":
-        """Return a private conversation for one game."""
-        return RemoteSeat(self, task.environment.system(task.config, player))
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteSeat:
-    """One player of one game; the server keeps nothing between two replies."""
-
-    policy: RemotePolicy
-    system: str
-    said: list[EarlierTurn] = field(default_factory=list)
-    """The past turns of its conversation."""
-
-    async def reply(self, seen: Observation) -> Reply:
-        """Ask the server, see `RolloutClient.reply`; the calling thread waits for it."""
-        text, policy, window = seen.message(), self.policy, seen.window
-        asked = ReplyRequest(
-            seat=policy.name,
-            system=self.system,
-            turns=tuple(remembered(self.said, window)),
-            fresh=window is not None,
-            prompt=text,
-            max_tokens=policy.max_tokens,
-            temperature=policy.temperature,
-        )
-        reply = policy.client.reply(asked)
-        if not reply.out_of_tokens:
-            self.said.append(EarlierTurn(prompt=text, reply_ids=reply.reply_ids))
-        return replace(reply, fresh=asked.fresh)

@@ -1,6 +1,4 @@
-"""A rollout server of this command alone: started as a child on a free port, ended with it on every
-way out.
-"""
+"""A rollout server for this command alone: a child on a free port that ends with the command."""
 
 import contextlib
 import os
@@ -20,7 +18,11 @@ from hanabi_grpo.settings import Settings
 
 _HOST = "127.0.0.1"
 _GRACE_SECONDS = 30.0
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
+_LAST_BREATH_SECONDS = 3.0
+"""Between the end of a server's connections and its own."""
+_NUM_LOG_LINES = 25
+"""Last lines of a dead server's log in the error."""
 _SERVE = (sys.executable, "-m", "hanabi_grpo.cli", "serve")
 
 
@@ -34,19 +36,27 @@ def own_server(
     folder: Path = Path("outputs"),
     grace: float = _GRACE_SECONDS,
 ) -> Iterator[Settings]:
-    """Give settings that lead to a server of one's own, healthy from the first line on.
+    """Start a rollout server, yield settings that lead to it once it is healthy, and end it.
 
-    The server resolves its settings itself, as in this shell but for `environ`; `command` takes
-    host and port from HANABI_HOST and PORT. Its log goes to `folder`, and `grace` are the seconds
-    from SIGTERM to SIGKILL.
+    The server resolves its settings itself, as in this shell but for `environ`.
+
+    Args:
+        settings: Of this command.
+        say: Shows a line to the user.
+        environ: Variables of the server that differ from this shell's.
+        command: Starts the server; it takes host and port from HANABI_HOST and PORT.
+        folder: Where its log goes.
+        grace: Seconds from SIGTERM to SIGKILL.
 
     Raises:
+        SettingsError: No log can be written.
         ServerError: It died, with the last lines of its log, or was not healthy in time.
     """
     with socket.socket() as probe:
         probe.bind((_HOST, 0))
         port = int(probe.getsockname()[1])
-    here = settings.model_copy(update={"vllm_server_host": _HOST, "vllm_server_port": port})
+    update = {"vllm_server_host": _HOST, "vllm_server_port": port}
+    own_settings = settings.model_copy(update=update)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         log = (folder / f"own-server-{datetime.now():%Y%m%d-%H%M%S}-{port}.log").open("xb")
@@ -55,21 +65,9 @@ def own_server(
             f"{folder}: no log of its own server can be written there ({error.strerror})."
         ) from error
     with log:
-        # What is a trainer's is not the server's: its addresses must not contradict each other.
-        own = {
-            "HANABI_HOST": _HOST,
-            "PORT": str(port),
-            "VLLM_SERVER_HOST": _HOST,
-            "VLLM_SERVER_PORT": str(port),
-        }
-        if settings.preset is None:
-            # The board is named for this server alone; MODEL must not follow it.
-            own["MODEL"] = settings.model
-        if settings.api_key is not None:
-            own["HANABI_API_KEY"] = settings.api_key.get_secret_value()
         server = subprocess.Popen(
             list(command),
-            env={**os.environ, **(environ or {}), **own, "HANABI_DIE_WITH_PARENT": "true"},
+            env={**os.environ, **(environ or {}), **_server_variables(settings, port)},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -77,44 +75,65 @@ def own_server(
             start_new_session=True,
         )
 
-        def look() -> None:
+        def raise_if_dead() -> None:
             if server.poll() is not None:
                 _raise_dead(server, Path(log.name), None)
 
         try:
             say(f"own server: starting on port {port}, log {log.name}")
-            wait_for_server(here, say, server_command=None, poll=_LOOK_SECONDS, look=look)
-            yield here
+            wait_for_server(
+                own_settings, say, server_command=None, poll=_POLL_SECONDS, look=raise_if_dead
+            )
+            yield own_settings
         except ServerGoneError as error:
             # Its connections close a moment before it has ended.
             with contextlib.suppress(subprocess.TimeoutExpired):
-                server.wait(3.0)
+                server.wait(_LAST_BREATH_SECONDS)
                 _raise_dead(server, Path(log.name), error)
             raise ServerGoneError(f"{error} The log of its own server: {log.name}") from error
         finally:
             _end(server, grace)
 
 
+def _server_variables(settings: Settings, port: int) -> dict[str, str]:
+    """Return what the server must read otherwise than this command."""
+    variables = {
+        "HANABI_HOST": _HOST,
+        "PORT": str(port),
+        # A trainer's settings of this shell must not contradict the server's own address.
+        "VLLM_SERVER_HOST": _HOST,
+        "VLLM_SERVER_PORT": str(port),
+        "HANABI_DIE_WITH_PARENT": "true",
+    }
+    if settings.preset is None:
+        # The board is named for this server alone; MODEL must not follow it.
+        variables["MODEL"] = settings.model
+    if settings.api_key is not None:
+        variables["HANABI_API_KEY"] = settings.api_key.get_secret_value()
+    return variables
+
+
 def _raise_dead(
     server: "subprocess.Popen[bytes]", log: Path, cause: BaseException | None
 ) -> NoReturn:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-25:]
-    shown = "\n".join(f"    {line}" for line in lines) or "    (empty)"
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_NUM_LOG_LINES:]
+    indented = [f"    {line}" for line in lines] or ["    (empty)"]
+    end = "\n".join(indented)
     raise ServerError(
-        f"its own server ended with code {server.poll()}; the end of {log}:\n{shown}"
+        f"its own server ended with code {server.poll()}; the end of {log}:\n{end}"
     ) from cause
 
 
 def _end(server: "subprocess.Popen[bytes]", grace: float) -> None:
-    """End the server and whatever it left in its process group; a second Ctrl-C does not cut this
-    short.
+    """End the server and whatever it left in its process group.
+
+    A second Ctrl-C does not cut this short.
     """
-    held = (
-        (signal.SIGINT, signal.SIGTERM)
-        if threading.current_thread() is threading.main_thread()
-        else ()
-    )
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in held}
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():
+        # Only the main thread may set handlers.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            handlers[number] = signal.signal(number, signal.SIG_IGN)
     try:
         if server.poll() is None:
             server.terminate()
@@ -124,5 +143,5 @@ def _end(server: "subprocess.Popen[bytes]", grace: float) -> None:
             os.killpg(server.pid, signal.SIGKILL)
         server.wait()
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -1,10 +1,10 @@
-"""The client's side of the rollout server's HTTP routes: sessions, adapters, games and single
-replies.
+"""The client's side of the rollout server's HTTP routes: sessions, adapters, games and replies.
 
 Every call has a time limit, names the server in its errors, and is retried only where a repeat is
 harmless. A server that is busy for others is asked again for a while, see `ClientTimeouts.busy`.
-One that was not reached, hung up or did not answer in time is a `ServerGoneError`; everything else
-that it may answer is a `ServerError`, and asking again cannot help."""
+One that was not reached, closed the connection or did not answer in time is a `ServerGoneError`;
+everything else that it may answer is a `ServerError`, and asking again cannot help.
+"""
 
 import hashlib
 import json
@@ -19,7 +19,12 @@ import httpx
 import msgspec
 from msgspec import Meta, Struct
 
-from hanabi_grpo.client.answers import RolloutResult, checked_games
+from hanabi_grpo.client.answers import (
+    RolloutResult,
+    checked_games,
+    checked_reply,
+    checked_scores,
+)
 from hanabi_grpo.client.calls import MAX_ANSWER, WHO, bounded_client, call
 from hanabi_grpo.client.fleet import server_url
 from hanabi_grpo.envs.base import Setup
@@ -39,17 +44,20 @@ from hanabi_grpo.rollout.messages import (
 from hanabi_grpo.rollout.wire import read_struct
 from hanabi_grpo.runs.adapter_config import config_digest, frozen_name
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.settings.refs import seat_adapter
 from hanabi_grpo.types import Reply
 
 logger = logging.getLogger(__name__)
 _TRIES = 3
+"""How often a connection may be lost where a repeat does no harm."""
 _PLAYER_BYTES = 4 << 20
-"""Of one player's part of a game: 40,960 tokens at 30 bytes for id and logprob, and as much text
-again, fit twice.
+"""Bytes of one player's part of a game.
+
+40,960 tokens at 30 bytes for id and logprob, and as much text again, fit twice.
 """
-_UPLOAD_PACE = 1 << 20
-"""Bytes a second of the slowest link that an adapter may be pushed over."""
+_BYTES_PER_SECOND = 1 << 20
+"""Of the slowest link that an adapter may be pushed over."""
+_SHOWN_DIGEST = 16
+"""Characters of a digest in an error."""
 _Answer = TypeVar("_Answer")
 
 
@@ -58,6 +66,7 @@ class ClientTimeouts:
     """Longest waits, in seconds, each for a whole call: until the last byte of its answer."""
 
     connect: float = 5.0
+    """For the connection alone."""
     health: float = 5.0
     """For health and the release of a session."""
     answer: float = 60.0
@@ -65,13 +74,14 @@ class ClientTimeouts:
     rollout: float = 1800.0
     """For the games of one request."""
     busy: float = 1800.0
-    """For guests of the server to be done with what a call needs; health and releases do not
-    wait.
+    """Until other clients of the server are done with what a call needs.
+
+    Health and releases do not wait.
     """
 
 
 class _Session(Struct):
-    """What is read of the answer to a session's request, which is the server's whole identity."""
+    """The part of the answer to a session request that is read; all of it is an identity."""
 
     instance_id: str
     session_timeout: Annotated[float, Meta(gt=0)]
@@ -79,22 +89,27 @@ class _Session(Struct):
 
 
 class _Log(Struct):
+    """Lines of the server's log."""
+
     next: int
+    """Number of the line after them."""
     lines: list[str]
 
 
 class _Receipt(Struct):
-    """What the server serves of one adapter: the digests are of the tensors as loaded and of
-    `config_digest`.
-    """
+    """What the server serves of one adapter."""
 
     version: int
     sha256: str
+    """Of the tensors as loaded."""
     config_sha256: str
+    """See `config_digest`."""
     lora_name: str
 
 
 class _Commit(Struct):
+    """The answer to a commit."""
+
     instance_id: str
     receipts: dict[str, _Receipt]
 
@@ -108,21 +123,27 @@ class RolloutClient:
     def __init__(
         self, url: str, *, api_key: str | None = None, timeouts: ClientTimeouts | None = None
     ) -> None:
-        """Prepare a client of e.g. "http://127.0.0.1:8000"; nothing is sent yet."""
+        """Prepare a client; nothing is sent yet.
+
+        Args:
+            url: E.g. "http://127.0.0.1:8000".
+            api_key: HANABI_API_KEY; None: the server wants none.
+            timeouts: Longest waits.
+        """
         self.url = url
         self.trainer_id = uuid.uuid4().hex
         """Names this trainer process to the server, which works for one at a time."""
-        self._secret = secrets.token_hex(32)
         self.session_timeout: float | None = None
-        """Seconds of silence after which the server lets another trainer in; None without a
-        session.
+        """Seconds of silence after which the server lets another trainer in.
+
+        None without a session.
         """
-        self._limits = limits = timeouts or ClientTimeouts()
+        self._secret = secrets.token_hex(32)
+        self._limits = timeouts or ClientTimeouts()
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        short = httpx.Timeout(limits.health, connect=min(limits.connect, limits.health))
-        self._short: dict[str, Any] = {"tries": 1, "patience": 0.0, "timeout": short}
-        answer_timeout = httpx.Timeout(limits.answer, connect=limits.connect)
-        self._http = bounded_client(base_url=url, headers=headers, timeout=answer_timeout)
+        self._http = bounded_client(
+            base_url=url, headers=headers, timeout=self._timeout(self._limits.answer)
+        )
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Self:
@@ -137,25 +158,30 @@ class RolloutClient:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What every request carries: the key, and from `open_session` on the names of run and
-        trainer.
+        """What every request carries.
+
+        The key, and from `open_session` on the names of run and trainer.
         """
+        sent = self._http.headers
         names = ("authorization", "x-run-id", "x-trainer-id")
-        return {name: self._http.headers[name] for name in names if name in self._http.headers}
+        return {name: sent[name] for name in names if name in sent}
 
     def health(self) -> dict[str, Any]:
-        """Return the server's state; ServerGoneError when it is unreachable or its engine is
-        dead.
-        """
-        return self._call(dict, "health check", "GET", "/health/", **self._short)
+        """Return the server's state; ServerGoneError: it is unreachable or its engine is dead."""
+        return self._call_briefly("health check", "GET", "/health/")
 
     def identity(self) -> dict[str, Any]:
         """Return what the server is: instance, base model, dtype, largest rank, versions held."""
         return self._call(dict, "identity", "GET", "/identity/")
 
     def log(self, after: int) -> tuple[int, list[str]]:
-        """Return (the number to ask for next time, the server's log lines from number `after`
-        on).
+        """Return lines of the server's log.
+
+        Args:
+            after: Number of the first line that is wanted, from 0.
+
+        Returns:
+            The number to ask for next time, and the lines.
         """
         answer = self._call(_Log, "log", "GET", "/log/", params={"after": after})
         return answer.next, answer.lines
@@ -163,10 +189,15 @@ class RolloutClient:
     def introduce(
         self, settings: Settings, *, setups: Sequence[Setup[Any]], **claims: Any
     ) -> dict[str, Any]:
-        """Open a session with what these settings say of base model, tokenizer, chat format and
-        number format.
+        """Open a session with what these settings say of base model, tokenizer and formats.
 
-        `setups` are the games that this run will ask for; for `claims` see `open_session`.
+        Args:
+            settings: Of the run.
+            setups: The games that this run will ask for.
+            **claims: See `open_session`.
+
+        Returns:
+            The server's identity, the run and the versions that it serves of it.
         """
         # Imported here: it takes seconds, which a health check need not wait for.
         from transformers import AutoTokenizer
@@ -175,12 +206,11 @@ class RolloutClient:
         from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
 
         folder = resolve_model(settings.model)
-        chat = ChatFormat.from_tokenizer(
-            AutoTokenizer.from_pretrained(folder), thinking=settings.thinking
-        )
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        chat = ChatFormat.from_tokenizer(tokenizer, thinking=settings.thinking)
         return self.open_session(
             model_fingerprint=model_fingerprint(folder),
-            tokenizer_hash=tokenizer_hash(chat.tokenizer),
+            tokenizer_hash=tokenizer_hash(tokenizer),
             chat_hash=chat.hash,
             dtype=settings.dtype,
             games=game_claims(setups),
@@ -190,34 +220,41 @@ class RolloutClient:
     def open_session(
         self, *, run_id: str, secret: str | None = None, **claims: Any
     ) -> dict[str, Any]:
-        """Introduce a run; the server compares both sides and refuses what differs, or to work for
-        two trainers.
+        """Introduce a run.
 
-        `run_id` is the path of the run folder, and `secret` its own (`runs.run_secret`); None: one
-        of this client, so that no other trainer succeeds it while it lives. `claims` are the other
-        fields of `SessionRequest`. Returns the server's identity, the run and the versions that it
-        serves of it."""
+        The server compares both sides and refuses what differs, or to work for two trainers.
+
+        Args:
+            run_id: Path of the run folder.
+            secret: Its own (`runs.run_secret`); None: one of this client, so that no other trainer
+                succeeds it while it lives.
+            **claims: The other fields of `SessionRequest`.
+
+        Returns:
+            The server's identity, the run and the versions that it serves of it.
+        """
         try:
             names = session_headers(run_id, self.trainer_id)
         except UnicodeEncodeError as error:
             raise SettingsError(
                 f"OUTPUT_DIR={run_id!r}: not UTF-8 text; choose another folder."
             ) from error
-        own = {
+        request = {
+            **claims,
+            "run_id": run_id,
             "protocol": PROTOCOL,
             "trainer_id": self.trainer_id,
             "secret": secret or self._secret,
         }
         what = "opening a session"
-        answer = self._call(
-            dict, what, "POST", "/session/", json={**claims, "run_id": run_id, **own}
-        )
+        answer = self._call(dict, what, "POST", "/session/", json=request)
         try:
-            self.session_timeout = read_struct(_Session, answer).session_timeout
+            session = read_struct(_Session, answer)
         except ValueError as error:
             raise ServerError(
                 f"{self.url}: {what}: the answer does not fit ({error}). {WHO}"
             ) from None
+        self.session_timeout = session.session_timeout
         # From here on the server knows whose requests these are, and refuses them once another
         # trainer took over.
         self._http.headers.update(names)
@@ -231,7 +268,7 @@ class RolloutClient:
         if self.session_timeout is None:
             return
         try:
-            self._call(dict, "releasing the session", "DELETE", "/session/", **self._short)
+            self._call_briefly("releasing the session", "DELETE", "/session/")
         finally:
             self.session_timeout = None
             for name in ("x-run-id", "x-trainer-id"):
@@ -259,85 +296,110 @@ class RolloutClient:
     def push(
         self, version: int, adapters: Mapping[str, tuple[bytes, Mapping[str, Any]]]
     ) -> dict[str, Any]:
-        """Upload the safetensors bytes and the PEFT configuration of every adapter, commit, and
-        check the receipts.
+        """Upload every adapter, commit them, and check the receipts.
 
-        Returns: {"instance_id": …, "receipts": {adapter: {"version", "sha256", "config_sha256",
+        Args:
+            version: Policy version, the optimizer steps behind the weights.
+            adapters: By name, safetensors bytes and PEFT configuration.
+
+        Returns:
+            {"instance_id": …, "receipts": {adapter: {"version", "sha256", "config_sha256",
             "lora_name"}}}
+
+        Raises:
+            ServerError: A receipt that is missing, or of something else.
         """
-        sent = {}
-        for name, (body, config) in adapters.items():
-            sent[name] = (version, hashlib.sha256(body).hexdigest(), config_digest(config))
-            self._upload(f"pushing {name}@{version}", f"/adapters/{name}", version, body, config)
+        pushed = {}
+        for name, (weights, config) in adapters.items():
+            pushed[name] = (version, hashlib.sha256(weights).hexdigest(), config_digest(config))
+            self._upload(f"pushing {name}@{version}", f"/adapters/{name}", version, weights, config)
         what = f"committing version {version}"
         answer = self._call(_Commit, what, "POST", "/adapters/commit", params={"version": version})
-        for name, pushed in sent.items():
+        for name, sent in pushed.items():
             receipt = answer.receipts.get(name)
-            if (
-                receipt is None
-                or (receipt.version, receipt.sha256, receipt.config_sha256) != pushed
-            ):
+            if receipt is None:
+                served = None
+            else:
+                served = (receipt.version, receipt.sha256, receipt.config_sha256)
+            if served != sent:
+                _, sha256, config_sha256 = sent
                 raise ServerError(
                     f"{self.url}: receipt for {name} is {receipt}, pushed was version {version} "
-                    "with sha256 "
-                    f"{pushed[1][:16]}… and config {pushed[2][:16]}…; the server does not serve "
-                    "what was trained. "
-                    "Restart it."
+                    f"with sha256 {sha256[:_SHOWN_DIGEST]}… and config "
+                    f"{config_sha256[:_SHOWN_DIGEST]}…; the server does not serve what was "
+                    "trained. Restart it."
                 )
         return dict(msgspec.to_builtins(answer))
 
-    def lend(self, version: int, weights: bytes, config: Mapping[str, Any]) -> str:
-        """Give the server an adapter that it keeps beside those of its session, and check the
-        receipt.
+    def upload_guest(self, version: int, weights: bytes, config: Mapping[str, Any]) -> str:
+        """Upload an adapter that the server keeps beside those of its session, a guest.
 
-        The server holds a few; the least recently used go first. Lending one that it holds costs
-        only the upload. Returns the word for its seats, e.g. "frozen_0123456789abcdef@50"."""
-        sha256, digest = hashlib.sha256(weights).hexdigest(), config_digest(config)
+        The server holds a few; the least recently used go first. One that it holds already costs
+        only the upload.
+
+        Args:
+            version: Policy version of the weights.
+            weights: safetensors bytes.
+            config: PEFT configuration.
+
+        Returns:
+            The seat that names it in requests, e.g. "frozen_0123456789abcdef@50".
+
+        Raises:
+            ServerError: The server refused it, or its receipt is of something else.
+        """
+        sha256 = hashlib.sha256(weights).hexdigest()
         name = frozen_name(sha256, config)
         seat = f"{name}@{version}"
-        answer = self._upload(f"uploading {seat}", "/frozen/", version, weights, config)
+        receipt = self._upload(f"uploading {seat}", "/frozen/", version, weights, config)
         sent = {
             "seat": seat,
             "name": name,
             "version": version,
             "sha256": sha256,
-            "config_sha256": digest,
+            "config_sha256": config_digest(config),
         }
-        if {key: answer.get(key) for key in sent} != sent:
+        held = {key: receipt.get(key) for key in sent}
+        if held != sent:
             raise ServerError(
-                f"{self.url}: receipt for {seat} is {answer}; the server does not hold what was "
+                f"{self.url}: receipt for {seat} is {receipt}; the server does not hold what was "
                 "uploaded. Restart it."
             )
         return seat
 
-    def reply(self, asked: ReplyRequest) -> Reply:
-        """Sample one reply in a conversation; the server remembers nothing of it afterwards."""
-        what = f"a reply of {asked.seat}"
-        answer = self._call(ReplyAnswer, what, "POST", "/reply/", **self._games(asked))
-        named = seat_adapter(asked.seat)
-        if not answer.out_of_tokens and answer.version != (named[1] if named else None):
-            raise ServerError(
-                f"{self.url}: {what}: it came from version {answer.version}. Restart the server."
-            )
-        return Reply(prompt=asked.prompt, **msgspec.structs.asdict(answer))
+    def reply(self, request: ReplyRequest) -> Reply:
+        """Sample one reply in a conversation; the server remembers nothing of it afterwards.
+
+        Raises:
+            ServerError: The server refused, or the answer is none to this request, see
+                `answers.checked_reply`.
+        """
+        what = f"a reply of {request.seat}"
+        answer = self._call(ReplyAnswer, what, "POST", "/reply/", **self._long(request))
+        try:
+            return checked_reply(answer, request)
+        except ServerError as error:
+            raise ServerError(f"{self.url}: {error}") from error
 
     def score(self, seat: str, prompts: Sequence[ScoredPrompt]) -> tuple[tuple[float, ...], ...]:
         """Return per prompt the log-probabilities of its replies, see `ScoreAnswer`.
 
-        A ServerError where the server refused, or its answer is of another version or not one
-        number a reply."""
-        what = f"scores of {seat}"
-        body = ScoreRequest(seat=seat, prompts=tuple(prompts))
-        answer = self._call(ScoreAnswer, what, "POST", "/score/", **self._games(body))
-        named = seat_adapter(seat)
-        wanted = [len(one.replies) for one in prompts]
-        if list(map(len, answer.logprobs)) != wanted or answer.version != (
-            named[1] if named else None
-        ):
-            raise ServerError(
-                f"{self.url}: {what}: not what was asked for (version {answer.version}). {WHO}"
-            )
-        return answer.logprobs
+        Args:
+            seat: Whose: "base" or an adapter at a version.
+            prompts: What may be replied to, and the replies.
+
+        Raises:
+            ServerError: The server refused, or the answer is none to this request, see
+                `answers.checked_scores`.
+        """
+        request = ScoreRequest(seat=seat, prompts=tuple(prompts))
+        answer = self._call(
+            ScoreAnswer, f"scores of {seat}", "POST", "/score/", **self._long(request)
+        )
+        try:
+            return checked_scores(answer, request)
+        except ServerError as error:
+            raise ServerError(f"{self.url}: {error} {WHO}") from error
 
     def play(
         self,
@@ -350,34 +412,47 @@ class RolloutClient:
     ) -> RolloutResult:
         """Play each task `num_games` times, see `RolloutRequest`.
 
-        Each task is a `TaskRequest` as a mapping; other keys are the caller's own and are not sent.
         One that is named twice gets two groups of different games, numbered on.
 
-        Raises: SettingsError: A task that cannot be played. ServerError: The server refused, no
-            game of all could be played, or the answers are not the games that were asked for.
+        Args:
+            tasks: Each a `TaskRequest` as a mapping; other keys are the caller's own and are not
+                sent.
+            num_games: Games of each task.
+            max_tokens: Longest reply, in tokens.
+            temperature: Of sampling; 0 is greedy.
+            seats: Policy of each seat in tasks that name none.
+
+        Returns:
+            The games, examined by `answers.checked_games`.
+
+        Raises:
+            SettingsError: A task that cannot be played.
+            ServerError: The server refused, no game of all could be played, or the answers are not
+                the games that were asked for.
         """
-        given = {
-            "tasks": [
-                {name: task[name] for name in TaskRequest.__struct_fields__ if name in task}
-                for task in tasks
-            ],
-            "num_games": num_games,
-            "max_tokens": max_tokens,
-            "temperature": temperature,
-            "seats": seats,
-        }
+        rows = []
+        for task in tasks:
+            fields = TaskRequest.__struct_fields__
+            rows.append({name: task[name] for name in fields if name in task})
         what = "playing games"
         try:
-            request = read_struct(RolloutRequest, given)
+            request = read_struct(
+                RolloutRequest,
+                {
+                    "tasks": rows,
+                    "num_games": num_games,
+                    "max_tokens": max_tokens,
+                    "temperature": temperature,
+                    "seats": seats,
+                },
+            )
         except ValueError as error:
             raise SettingsError(f"{what}: {error}.") from error
         requested = read_tasks(request)
-        max_bytes = (
-            MAX_ANSWER
-            + num_games * sum(one.task.setup.spec.num_players for one in requested) * _PLAYER_BYTES
-        )
+        num_seats = sum(len(task.refs) for task in requested)
+        max_bytes = MAX_ANSWER + num_games * num_seats * _PLAYER_BYTES
         answer = self._call(
-            RolloutAnswer, what, "POST", "/rollout/", tries=1, **self._games(request, max_bytes)
+            RolloutAnswer, what, "POST", "/rollout/", tries=1, **self._long(request, max_bytes)
         )
         try:
             return checked_games(answer, requested)
@@ -393,44 +468,76 @@ class RolloutClient:
         *,
         tries: int = _TRIES,
         patience: float | None = None,
-        **sent: Any,
+        **request: Any,
     ) -> _Answer:
-        patience = self._limits.busy if patience is None else patience
+        """Make one call, see `calls.call`.
+
+        Args:
+            kind: What the answer is read as.
+            what: What is asked for, for messages.
+            method: HTTP method.
+            path: Route.
+            tries: How often a connection may be lost.
+            patience: Seconds for which a busy server is asked again; None: the usual ones.
+            **request: What else httpx is given.
+        """
         return call(
             self.url,
             kind,
-            lambda: self._http.request(method, path, **sent),
+            lambda: self._http.request(method, path, **request),
             what,
             tries=tries,
-            patience=patience,
+            patience=self._limits.busy if patience is None else patience,
         )
 
-    def _games(self, body: Struct, max_bytes: int = MAX_ANSWER) -> dict[str, Any]:
+    def _call_briefly(self, what: str, method: str, path: str) -> dict[str, Any]:
+        """Make a call that is not repeated and waits for nobody."""
+        limits = self._limits
+        timeout = httpx.Timeout(limits.health, connect=min(limits.connect, limits.health))
+        return self._call(dict, what, method, path, tries=1, patience=0.0, timeout=timeout)
+
+    def _timeout(self, seconds: float) -> httpx.Timeout:
+        return httpx.Timeout(seconds, connect=self._limits.connect)
+
+    def _long(self, body: Struct, max_bytes: int = MAX_ANSWER) -> dict[str, Any]:
         """Return how a struct is sent whose answer may take as long as games take."""
         return {
             "content": msgspec.json.encode(body),
             "headers": {"content-type": "application/json"},
-            "timeout": httpx.Timeout(self._limits.rollout, connect=self._limits.connect),
+            "timeout": self._timeout(self._limits.rollout),
             "extensions": {"max_bytes": max_bytes},
         }
 
     def _upload(
-        self, what: str, path: str, version: int, body: bytes, config: Mapping[str, Any]
+        self, what: str, path: str, version: int, weights: bytes, config: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Upload an adapter; the larger it is the more time it has."""
+        """Upload an adapter; the larger it is, the more time it has.
+
+        Args:
+            what: What is uploaded, for messages.
+            path: Route.
+            version: Policy version.
+            weights: safetensors bytes.
+            config: PEFT configuration.
+        """
+        limit = self._limits.answer
+        timeout = httpx.Timeout(
+            limit,
+            connect=self._limits.connect,
+            read=limit + len(weights) / _BYTES_PER_SECOND,
+        )
         headers = {
-            "x-sha256": hashlib.sha256(body).hexdigest(),
+            "x-sha256": hashlib.sha256(weights).hexdigest(),
             "x-peft-config": json.dumps(config),
             "content-type": "application/octet-stream",
         }
-        limit = self._limits.answer
-        timeout = httpx.Timeout(
-            limit, connect=self._limits.connect, read=limit + len(body) / _UPLOAD_PACE
+        return self._call(
+            dict,
+            what,
+            "PUT",
+            path,
+            params={"version": version},
+            content=weights,
+            headers=headers,
+            timeout=timeout,
         )
-        sent: dict[str, Any] = {
-            "params": {"version": version},
-            "content": body,
-            "headers": headers,
-            "timeout": timeout,
-        }
-        return self._call(dict, what, "PUT", path, **sent)

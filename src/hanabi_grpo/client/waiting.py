@@ -1,4 +1,4 @@
-"""Waiting for a rollout server, bounded, and never without saying for whom."""
+"""Waiting for a rollout server: bounded, and always with a message that names the server."""
 
 import time
 from collections.abc import Callable
@@ -13,6 +13,13 @@ from hanabi_grpo.rollout.handshake import STARTING
 from hanabi_grpo.settings import Settings
 
 _ASK_SECONDS = 5.0
+"""Time limit of one health check."""
+_MIN_ASK_SECONDS = 0.1
+_MAX_REMINDER_SECONDS = 60.0
+_MAX_QUOTED = 200
+"""Characters of an answer in a message."""
+_MAX_QUOTED_STRANGER = 80
+"""Characters of the answer of something that is no rollout server."""
 
 
 class NotReady(NamedTuple):
@@ -24,7 +31,7 @@ class NotReady(NamedTuple):
 
 
 Health = dict[str, Any] | NotReady | ServerError
-"""What a rollout server says of itself, or why there is no healthy one, or why it refuses."""
+"""The identity of a healthy server, or why there is no healthy one, or why it refuses."""
 
 
 def wait_for_server(
@@ -36,56 +43,72 @@ def wait_for_server(
     poll: float = 1.0,
     look: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Return once the server answers that it is healthy; say meanwhile what is waited for, less and
-    less often.
+    """Return once the server answers that it is healthy; say meanwhile what is waited for.
 
-    `server_command` starts the server, as typed in another terminal; None: it was started for this
-    wait. The first reminder comes after `remind` seconds, and the times after it double, up to a
-    minute. Every `poll` seconds the server is asked; while there is none, `look` is called after
-    it, and what that raises ends the wait.
+    Args:
+        settings: Name the server and its key, and how long to wait (HANABI_SERVER_TIMEOUT).
+        say: Shows a line to the user.
+        server_command: Starts the server, as typed in another terminal; None: it was started for
+            this wait.
+        remind: Seconds before the first reminder; the times after it double, up to a minute.
+        poll: Seconds between two questions.
+        look: Called after each question while there is no server; what it raises ends the wait.
+
+    Returns:
+        What the server says of itself.
 
     Raises:
         ServerGoneError: The time is up.
         ServerError: The server refuses the key, or the address is none.
     """
-    base, limit = server_url(settings), settings.server_timeout
-    start = next_reminder = time.monotonic()
-    said: bool | None = None
+    url = server_url(settings)
+    limit = settings.server_timeout
+    start = time.monotonic()
+    next_reminder = start
+    was_there: bool | None = None
+    """What the user was told last; None: nothing."""
     with _client(settings) as client:
         while True:
             left = start + limit - time.monotonic()
-            answer = _ask(client, base, max(0.1, min(_ASK_SECONDS, left)))
+            answer = _ask(client, url, max(_MIN_ASK_SECONDS, min(_ASK_SECONDS, left)))
             waited = time.monotonic() - start
             if isinstance(answer, dict):
-                if said is not None or server_command is None:
-                    say(f"the rollout server at {base} is ready.")
+                if was_there is not None or server_command is None:
+                    say(f"the rollout server at {url} is ready.")
                 return answer
             if server_command is None and not answer.is_there:
                 answer = NotReady(f"is starting, {waited:.0f} s", is_there=True)
             if waited >= limit:
-                raise ServerGoneError(
-                    f"the rollout server at {base} is not ready after {limit:g} s: it "
-                    f"{answer.reason}. Look at its "
-                    "terminal or its log, or allow more time: HANABI_SERVER_TIMEOUT."
-                    if answer.is_there
-                    else f"no rollout server at {base} after {limit:g} s ({answer.reason}). Start "
-                    "it in another "
-                    f"terminal: {server_command} — or allow more time: HANABI_SERVER_TIMEOUT."
-                )
-            if answer.is_there is not said or start + waited >= next_reminder:
-                say(
-                    f"the rollout server at {base} {answer.reason}"
-                    if answer.is_there
-                    else f"waiting for the rollout server at {base} ({answer.reason}; "
-                    f"{waited:.0f} of {limit:g} s). "
-                    f"Type in another terminal:\n    {server_command}"
-                )
-                said = answer.is_there
+                raise _too_late(url, limit, answer, server_command)
+            if answer.is_there is not was_there or start + waited >= next_reminder:
+                if answer.is_there:
+                    say(f"the rollout server at {url} {answer.reason}")
+                else:
+                    say(
+                        f"waiting for the rollout server at {url} ({answer.reason}; {waited:.0f} "
+                        f"of {limit:g} s). Type in another terminal:\n    {server_command}"
+                    )
+                was_there = answer.is_there
                 next_reminder = start + waited + remind
-                remind = min(2 * remind, 60.0)
-            looked = time.monotonic()
+                remind = min(2 * remind, _MAX_REMINDER_SECONDS)
+            before_look = time.monotonic()
             look()
-            time.sleep(max(0.0, min(poll, limit - waited) - (time.monotonic() - looked)))
+            spent_looking = time.monotonic() - before_look
+            time.sleep(max(0.0, min(poll, limit - waited) - spent_looking))
+
+
+def _too_late(
+    url: str, limit: float, answer: NotReady, server_command: str | None
+) -> ServerGoneError:
+    if answer.is_there:
+        return ServerGoneError(
+            f"the rollout server at {url} is not ready after {limit:g} s: it {answer.reason}. "
+            "Look at its terminal or its log, or allow more time: HANABI_SERVER_TIMEOUT."
+        )
+    return ServerGoneError(
+        f"no rollout server at {url} after {limit:g} s ({answer.reason}). Start it in another "
+        f"terminal: {server_command} — or allow more time: HANABI_SERVER_TIMEOUT."
+    )
 
 
 def look_once(settings: Settings) -> Health:
@@ -98,47 +121,48 @@ def look_once(settings: Settings) -> Health:
 
 
 def _client(settings: Settings) -> httpx.Client:
-    headers = (
-        {"authorization": f"Bearer {settings.api_key.get_secret_value()}"}
-        if settings.api_key
-        else {}
-    )
+    headers = {}
+    if settings.api_key:
+        headers["authorization"] = f"Bearer {settings.api_key.get_secret_value()}"
     return bounded_client(headers=headers, timeout=_ASK_SECONDS)
 
 
-def _ask(client: httpx.Client, base: str, timeout: float) -> dict[str, Any] | NotReady:
+def _ask(client: httpx.Client, url: str, timeout: float) -> dict[str, Any] | NotReady:
     """Return the health of the server, or why it has none."""
     try:
-        answer = client.get(f"{base}/health/", timeout=timeout)
+        answer = client.get(f"{url}/health/", timeout=timeout)
     except httpx.InvalidURL as error:
         raise ServerError(
-            f"{base}: not an address ({error}); set VLLM_SERVER_HOST to a host name."
+            f"{url}: not an address ({error}); set VLLM_SERVER_HOST to a host name."
         ) from error
     except httpx.RequestError as error:
-        problem = f"{type(error).__name__}: {error}".removesuffix(": ")
-        hung_up = isinstance(error, httpx.RemoteProtocolError) and "disconnected" in str(error)
-        if hung_up or isinstance(error, httpx.ReadTimeout | httpx.ReadError):
-            # Also where the one that says "starting" has just made way for the one that serves.
-            return NotReady(
-                f"accepts connections and does not answer yet ({problem})", is_there=True
-            )
-        return NotReady(problem)
+        return _not_reached(error)
     try:
         health = dict(answer.json())
     except (ValueError, TypeError, RecursionError):
         health = {}
-    if answer.status_code == 401:
+    if answer.status_code == httpx.codes.UNAUTHORIZED:
         raise ServerError(
-            f"{base} refuses this key (401): set the same HANABI_API_KEY in both terminals."
+            f"{url} refuses this key (401): set the same HANABI_API_KEY in both terminals."
         )
-    if answer.status_code == 403:
-        raise ServerError(f"{base} answers 403: {detail_of(answer)}")
+    if answer.status_code == httpx.codes.FORBIDDEN:
+        raise ServerError(f"{url} answers 403: {detail_of(answer)}")
     if health.get("status") == STARTING:
         seconds = health.get("seconds")
         so_far = f", {seconds:.0f} s" if isinstance(seconds, int | float) else ""
         return NotReady(f"is starting{so_far}", is_there=True)
     if not answer.is_success:
-        return NotReady(f"it answers {answer.status_code}: {answer.text[:200]}")
+        return NotReady(f"it answers {answer.status_code}: {answer.text[:_MAX_QUOTED]}")
     if "instance_id" not in health:
-        return NotReady(f"what answers there is no rollout server: {answer.text[:80]!r}")
+        quoted = answer.text[:_MAX_QUOTED_STRANGER]
+        return NotReady(f"what answers there is no rollout server: {quoted!r}")
     return health
+
+
+def _not_reached(error: httpx.RequestError) -> NotReady:
+    problem = f"{type(error).__name__}: {error}".removesuffix(": ")
+    is_closed = isinstance(error, httpx.RemoteProtocolError) and "disconnected" in str(error)
+    if is_closed or isinstance(error, httpx.ReadTimeout | httpx.ReadError):
+        # Also where the one that says "starting" has just made way for the one that serves.
+        return NotReady(f"accepts connections and does not answer yet ({problem})", is_there=True)
+    return NotReady(problem)

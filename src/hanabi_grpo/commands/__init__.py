@@ -1,7 +1,10 @@
-"""One file a command: a function of its name, whose annotations are the options and whose docstring
-is the help.
+"""One file per command, with a function of the command's name.
 
-`cli` has the table of names and imports a file when its command is called. Shared are `console`
-(printing, interruption, the other terminal's command), `playing` (options, games and servers of
-commands that play), `dry_run` (of serve and train), `nodes` (of train) and `mirror` (the process
-that mirrors a run to W&B)."""
+The function's annotations are the options, and its docstring is the help text. `cli` has the table
+of all names, and imports a file when its command is called.
+
+Shared by several commands are `console` (printing, interruption, the command of the other
+terminal), `playing` (options, games and servers of commands that play), `dry_run` (of serve and
+train), `training_plan` and `nodes` (of train), and `mirror` (the process that mirrors a run to
+W&B).
+"""

@@ -20,30 +20,32 @@ def compare(
         list[str],
         typer.Argument(
             metavar="ARM",
-            help="NAME=RUN,RUN,…: run folders that differ in their seed only; * matches, "
-            "'a=runs/a-*'.",
+            help="NAME=RUN,RUN,…: run folders that differ in their seed only. * matches several "
+            "folders: 'a=runs/a-*'.",
         ),
     ],
     window: Annotated[
-        int, typer.Option(min=1, help="Steps of which a curve and the training mean are the mean.")
+        int,
+        typer.Option(min=1, help="Steps over which curves and the training mean are averaged."),
     ] = 10,
     metric: Annotated[
-        str, typer.Option(help="Figure of metrics.jsonl whose curves are compared.")
+        str, typer.Option(help="Metric of metrics.jsonl whose curves are compared.")
     ] = SCORE,
-    out_png: Annotated[Path | None, typer.Option(help="The picture.")] = None,
-    out_markdown: Annotated[Path | None, typer.Option(help="The tables.")] = None,
+    out_png: Annotated[Path | None, typer.Option(help="Write the chart to this file.")] = None,
+    out_markdown: Annotated[
+        Path | None, typer.Option(help="Write the tables to this file.")
+    ] = None,
 ) -> None:
-    """Compare runs over seeds: curves with bands, held-out scores, differences with their
-    errors.
+    """Compare runs over several seeds: curves with bands, held-out scores, differences.
+
+    Every difference has its standard error.
     """
     name, loaded = load_arms(parse_arms(arms), metric=metric)
-    found = compare_arms(name, loaded, window=window, metric=metric)
+    comparison = compare_arms(name, loaded, window=window, metric=metric)
+    sheets = comparison_sheets(comparison)
+    notes = [f"- {note}" for note in comparison_notes(comparison)]
     console = make_console()
-    say, sheets, notes = (
-        sayer(console),
-        comparison_sheets(found),
-        [f"- {note}" for note in comparison_notes(found)],
-    )
+    say = sayer(console)
     for sheet in sheets:
         console.print(sheet.rich())
     for note in notes:
@@ -51,9 +53,10 @@ def compare(
     if out_png is not None:
         from hanabi_grpo.report.charts.bands import draw_bands
 
-        draw_bands(out_png, found)
+        draw_bands(out_png, comparison)
         say(f"picture: {out_png}")
     if out_markdown is not None:
-        tables = [*(sheet.markdown() for sheet in sheets), "".join(f"{note}\n" for note in notes)]
-        save_text(out_markdown, "\n".join(tables), "--out-markdown")
+        tables = [sheet.markdown() for sheet in sheets]
+        note_lines = "".join(f"{note}\n" for note in notes)
+        save_text(out_markdown, "\n".join([*tables, note_lines]), "--out-markdown")
         say(f"tables: {out_markdown}")

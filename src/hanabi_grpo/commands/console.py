@@ -1,5 +1,6 @@
-"""What commands share at the terminal: printing, bars, interruption, the other terminal's command,
-offline switches.
+"""What commands share at the terminal.
+
+Printing, progress bars, interruption, the command of the other terminal, and offline switches.
 """
 
 import os
@@ -34,26 +35,34 @@ _SECTIONS: Mapping[Terminal, tuple[str, ...]] = {
     "server": ("run", "server", "game"),
     "trainer": ("run", "game", "trainer", "tracking"),
 }
-"""What each terminal prints of the settings."""
+"""Sections of the settings that each terminal prints."""
 ROLLOUT_SCRIPT = "tools/rollout/rollout_hanabi_gym.sh"
+"""Starts terminal 1, the rollout server."""
 TRAIN_SCRIPT = "tools/train/train_grpo_msswift.sh"
+"""Starts terminal 2, the trainer."""
 INTERRUPTED = 130
-"""Exit code of a command that was stopped and can go on."""
+"""Exit code of a command that was stopped and can be continued."""
+_MIN_TABLE_WIDTH = 120
+"""Columns of a table where standard output is not a terminal."""
+_QUIET = {"USE_HF": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "VLLM_NO_USAGE_STATS": "1"}
+"""`USE_HF` makes ms-swift take models from the hub that vLLM takes them from."""
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
 
 def make_console(*, aside: bool = False) -> Console:
-    """Return a console for standard output; `aside` for standard error, where progress and what is
-    no result go.
+    """Return a console for standard output.
 
-    A table is never narrower than 120 columns where it is not a terminal.
+    Args:
+        aside: Write to standard error, where progress goes and everything else that is no result.
     """
-    width = None if aside or sys.stdout.isatty() else 120
+    width = None if aside or sys.stdout.isatty() else _MIN_TABLE_WIDTH
     return Console(stderr=aside, width=width, highlight=False, emoji=False)
 
 
 def sayer(console: Console) -> Callable[..., None]:
-    """Return what prints a text as it is, each line whole so that it can be copied; `style` is
-    rich's.
+    """Return a function that prints a text as it is, never wrapped, so that it can be copied.
+
+    Its second argument, `style`, is rich's.
     """
 
     def say(text: str, style: str = "") -> None:
@@ -63,26 +72,33 @@ def sayer(console: Console) -> Callable[..., None]:
 
 
 def print_json(document: Any, indent: int | None = None) -> None:
-    """Write a document to standard output, on one line without `indent`; a number that is not
-    finite becomes null.
+    """Write a document to standard output; a number that is not finite becomes null.
+
+    Args:
+        document: What json can write.
+        indent: Spaces of a level; None writes one line.
     """
     sys.stdout.write(json_text(document, indent=indent))
 
 
-def bars(console: Console) -> Progress:
-    """Return rich's progress with our columns."""
-    text = TextColumn("{task.description}", markup=False)
-    return Progress(text, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console)
+def progress_bars(console: Console) -> Progress:
+    """Return rich's progress bars with our columns."""
+    description = TextColumn("{task.description}", markup=False)
+    return Progress(
+        description, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
+    )
 
 
 @contextmanager
 def interruptible(summary: Callable[[], str]) -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C, and end the command with a line on what is done and how to go on,
-    and with 130.
+    """Treat SIGTERM like Ctrl-C, and end an interrupted command with a summary and exit code 130.
 
-    A server that fails is an error, after the same line.
+    A server that fails stays an error, raised after the same summary.
+
+    Args:
+        summary: Returns a line on what is done and how to continue.
     """
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     except (KeyboardInterrupt, ServerError) as error:
@@ -91,26 +107,33 @@ def interruptible(summary: Callable[[], str]) -> Iterator[None]:
             raise
         raise typer.Exit(INTERRUPTED) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous)
 
 
 @contextmanager
 def stop_flag() -> Iterator[Callable[[], bool]]:
-    """Turn Ctrl-C and SIGTERM into a flag, so that a piece of work is finished or not begun; the
-    second one raises.
+    """Turn Ctrl-C and SIGTERM into a flag, so that a piece of work is finished or not begun.
+
+    A second signal raises KeyboardInterrupt.
+
+    Yields:
+        A function that tells whether the command was asked to stop.
     """
-    asked: list[int] = []
+    is_asked = False
 
     def stop(number: int, frame: FrameType | None) -> None:
-        if asked:
+        nonlocal is_asked
+        if is_asked:
             raise KeyboardInterrupt
-        asked.append(number)
+        is_asked = True
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        previous[number] = signal.signal(number, stop)
     try:
-        yield lambda: bool(asked)
+        yield lambda: is_asked
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 
@@ -124,84 +147,97 @@ def show_settings(*, as_json: bool) -> None:
 
 
 def announce(console: Console, terminal: Terminal) -> LoadedSettings:
-    """Resolve the settings, print those that are no defaults, and set what other software reads
-    (`set_environ`).
+    """Load the settings, print those that are no defaults, and set variables of other software.
+
+    See `set_environ` for these variables.
     """
     loaded = load_settings()
     console.print(settings_table(loaded, _SECTIONS[terminal], only_given=True))
-    if why := set_environ(loaded, terminal):
-        sayer(console)(why)
+    reason = set_environ(loaded, terminal)
+    if reason:
+        sayer(console)(reason)
     return loaded
 
 
 def set_environ(loaded: LoadedSettings, terminal: Terminal) -> str:
-    """Give other software its share of `.env` and the profile, and this terminal its GPUs; returns
-    why it has others.
+    """Set this process's variables for other software, and the GPUs of this terminal.
+
+    Returns:
+        Why the terminal has other GPUs than CUDA_VISIBLE_DEVICES names; empty where it has those.
 
     Raises:
         SettingsError: A list of GPUs is too short for both terminals.
     """
     give_environ(loaded)
-    if (share := gpu_share(loaded, terminal)) is None:
+    share = gpu_share(loaded, terminal)
+    if share is None:
         return ""
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(share[0])
-    return share[1]
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(share.names)
+    return share.reason
 
 
 def give_environ(loaded: LoadedSettings) -> None:
-    """Set what `.env` and the profile hold for other software, and `offline_environ`, where this
-    shell has no value.
+    """Set what `.env` and the profile hold for other software, and the offline switches.
+
+    A value of this shell wins.
     """
-    for name, value in {**loaded.dotenv_environ, **offline_environ(loaded.settings)}.items():
+    environ = {**loaded.dotenv_environ, **offline_environ(loaded.settings)}
+    for name, value in environ.items():
         os.environ.setdefault(name, value)
 
 
 def offline_environ(settings: Settings) -> dict[str, str]:
-    """Return switches that keep libraries off the network; none when the model or a checkpoint must
-    come from a hub.
+    """Return switches that keep libraries off the network, unless a hub is needed.
 
     A model folder needs nothing from a hub, and without these switches a machine that is offline
-    waits through every library's retries. `USE_HF` makes ms-swift take models from the hub that
-    vLLM takes them from."""
-    quiet = {"USE_HF": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "VLLM_NO_USAGE_STATS": "1"}
-    from_hub = any(
-        split_player(entry)[1].startswith("hf:")
-        for entry in (*settings.start_from, *settings.partners)
-    )
+    waits through every library's retries. A model or a checkpoint from a hub needs the network.
+    """
+    from_hub = False
+    for entry in (*settings.start_from, *settings.partners):
+        _, reference = split_player(entry)
+        if reference.startswith("hf:"):
+            from_hub = True
     if from_hub or not Path(settings.model).is_dir():
-        return quiet
-    return {**quiet, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+        return dict(_QUIET)
+    return {**_QUIET, **_OFFLINE}
 
 
 def server_command(loaded: LoadedSettings) -> str:
     """Return the command that starts a server for this trainer, as typed in the other terminal."""
-    settings, default = loaded.settings, Settings()
-    words = typed_words(loaded, both=True)
+    settings = loaded.settings
+    default = Settings()
+    assignments = shell_assignments(loaded, both=True)
     if settings.vllm_server_port != default.port:
-        words.append(f"PORT={settings.vllm_server_port}")
+        assignments.append(f"PORT={settings.vllm_server_port}")
     if settings.vllm_server_host not in ("localhost", default.host):
-        words.append(f"HANABI_HOST={settings.vllm_server_host}")
-    return " ".join([*words, "bash", ROLLOUT_SCRIPT])
+        assignments.append(f"HANABI_HOST={settings.vllm_server_host}")
+    return " ".join([*assignments, "bash", ROLLOUT_SCRIPT])
 
 
-def typed_words(
+def shell_assignments(
     loaded: LoadedSettings, *, both: bool = False, without: Collection[str] = ()
 ) -> list[str]:
-    """Return NAME=value of what only this shell knows, with `both` only of what server and trainer
-    share.
+    """Return NAME=value for every setting that only this shell knows.
 
-    `.env` is read by every terminal. Keys are named, not shown.
+    Every terminal reads `.env`, so what it holds is left out. Keys are named, not shown.
+
+    Args:
+        loaded: The settings.
+        both: Return only settings that server and trainer share.
+        without: Names to leave out.
+
+    Example:
+        ["HANABI_PRESET=mini", 'HANABI_API_KEY="$HANABI_API_KEY"']
     """
-    words = []
+    assignments = []
     for variable in variables(loaded.settings.env):
-        if (
-            loaded.origins[variable.field] == "shell"
-            and variable.env not in without
-            and (variable.both or not both)
-        ):
-            value = typed(getattr(loaded.settings, variable.field))
-            words.append(
-                f"{variable.env}="
-                + (f'"${variable.env}"' if variable.secret else shlex.quote(value))
-            )
-    return words
+        if loaded.origins[variable.field] != "shell" or variable.env in without:
+            continue
+        if both and not variable.both:
+            continue
+        if variable.secret:
+            value = f'"${variable.env}"'
+        else:
+            value = shlex.quote(typed(getattr(loaded.settings, variable.field)))
+        assignments.append(f"{variable.env}={value}")
+    return assignments

@@ -1,4 +1,4 @@
-"""`hanabi-grpo cross-play`: every entry with every other on common tasks, in both orders."""
+"""`hanabi-grpo cross-play`: every policy with every other on common tasks, in both seat orders."""
 
 import shlex
 from datetime import datetime
@@ -8,7 +8,13 @@ from typing import Annotated
 import typer
 
 from hanabi_grpo.client.lineups import Lineup
-from hanabi_grpo.commands.console import bars, interruptible, make_console, print_json, sayer
+from hanabi_grpo.commands.console import (
+    interruptible,
+    make_console,
+    print_json,
+    progress_bars,
+    sayer,
+)
 from hanabi_grpo.commands.playing import (
     AsJson,
     Env,
@@ -26,17 +32,18 @@ from hanabi_grpo.report.cross_play_page import write_cross_play
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from hanabi_grpo.settings.refs import ScriptRef
 
+_MAX_MATRIX = 6
+"""Entries whose matrix still fits into 120 columns."""
+
 
 def cross_play(
     texts: Annotated[
         list[str],
         typer.Argument(
             metavar="ENTRY",
-            help="One word each: a script such as iggi, served, base, player_1@latest, a run's or "
-            "checkpoint's folder, "
-            "wandb:team/project/name:alias, hf:org/repo, or one of these and an adapter, "
-            "FOLDER:player_1. "
-            "NAME=WORD names it.",
+            help="A policy: a script such as iggi, served, base, player_1@latest, the folder of a "
+            "run or checkpoint, wandb:team/project/name:alias or hf:org/repo. :player_1 behind a "
+            "checkpoint chooses one adapter of it. NAME=ENTRY gives it a name in the tables.",
         ),
     ],
     env: Env = None,
@@ -47,12 +54,15 @@ def cross_play(
     ] = 1000,
     suite: Suite = "eval",
     temperature: Temperature = None,
-    out: Annotated[Path | None, typer.Option(help="Folder; continues it if it exists.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the result; continued if it exists.")
+    ] = None,
     as_json: AsJson = False,
     own_server: OwnServer = False,
 ) -> None:
-    """Play every entry with every other in both orders: heat map, self-play minus cross-play, worst
-    partners.
+    """Play every policy with every other, in both seat orders.
+
+    Shows a heat map, self-play minus cross-play, and the worst partners.
 
     Environment: HANABI_ENV, HANABI_PRESET, VLLM_SERVER_PORT, TEMPERATURE and the others of
     evaluate.
@@ -60,44 +70,47 @@ def cross_play(
     check_tasks(tasks, suite)
     chosen = choose(env, preset, players, temperature)
     entries = parse_entries(texts, chosen.game)
-    folder = (
-        out
-        or Path("outputs") / f"cross-play-{chosen.game.spec.preset}-{datetime.now():%Y%m%d-%H%M%S}"
-    )
-    aside, console = make_console(aside=True), make_console(aside=as_json)
+    if out is None:
+        name = f"cross-play-{chosen.game.spec.preset}-{datetime.now():%Y%m%d-%H%M%S}"
+        folder = Path("outputs") / name
+    else:
+        folder = out
+    aside = make_console(aside=True)
+    console = make_console(aside=as_json)
     cells: dict[str, EvaluationResult] = {}
     plan: Plan | None = None
 
-    def standing() -> str:
+    def stop_summary() -> str:
         if plan is None:
             return "stopped before the games began."
         if cells:
             write_cross_play(folder, summarise(plan, cells))
-        done = (
-            f"stopped: {len(cells)} of {len(plan.cells)} pairs are done, and reported in {folder}"
-        )
         return (
-            f"{done}; finished tasks are kept. To go on: the same command with --out "
-            f"{shlex.quote(str(folder))}"
+            f"stopped: {len(cells)} of {len(plan.cells)} pairs are done, and reported in {folder}; "
+            "finished tasks are kept. To continue: the same command with "
+            f"--out {shlex.quote(str(folder))}"
         )
 
-    needed = any(not isinstance(entry.ref, ScriptRef) for entry in entries)
-    with interruptible(standing), chosen.serving(console, needed=needed, own=own_server) as served:
+    needs_server = any(not isinstance(entry.ref, ScriptRef) for entry in entries)
+    with (
+        interruptible(stop_summary),
+        chosen.serving(console, needed=needs_server, own=own_server) as served,
+    ):
         plan = make_plan(entries, chosen.game, tasks, suite=suite, served=served)
-        with bars(aside) as shown:
-            of_cells = shown.add_task("cells", total=len(plan.cells))
-            of_tasks = shown.add_task("tasks", total=plan.num_tasks)
+        with progress_bars(aside) as bars:
+            cells_bar = bars.add_task("pairs", total=len(plan.cells))
+            tasks_bar = bars.add_task("tasks", total=plan.num_tasks)
 
             def begin(lineup: Lineup) -> None:
-                shown.update(of_cells, completed=len(cells))
-                shown.update(of_tasks, completed=0, description=lineup.label)
+                bars.update(cells_bar, completed=len(cells))
+                bars.update(tasks_bar, completed=0, description=lineup.label)
 
-            def progress(done: int) -> None:
-                shown.update(of_tasks, completed=done)
+            def progress(num_done: int) -> None:
+                bars.update(tasks_bar, completed=num_done)
 
             play_cells(plan, folder, cells, served=served, begin=begin, progress=progress)
-            shown.update(of_cells, completed=len(cells))
-            shown.update(of_tasks, completed=plan.num_tasks, description="tasks")
+            bars.update(cells_bar, completed=len(cells))
+            bars.update(tasks_bar, completed=plan.num_tasks, description="tasks")
         summary = summarise(plan, cells)
         files = write_cross_play(folder, summary)
     say = sayer(console)
@@ -106,8 +119,10 @@ def cross_play(
     else:
         for line in describe(summary):
             say(line)
-        # The matrix of more than six entries does not fit into 120 columns.
-        for sheet in all_sheets(summary)[0 if len(summary.labels) <= 6 else 1 :]:
+        matrix, *other_sheets = all_sheets(summary)
+        if len(summary.labels) <= _MAX_MATRIX:
+            console.print(matrix.rich())
+        for sheet in other_sheets:
             console.print(sheet.rich())
     for file in files:
         say(f"wrote {file}")

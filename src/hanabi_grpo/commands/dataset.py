@@ -13,29 +13,34 @@ from hanabi_grpo.settings import load_settings
 
 def dataset(
     preset: Annotated[
-        list[str], typer.Option(help="Preset, e.g. laptop; may be repeated, with shares: laptop=3.")
+        list[str],
+        typer.Option(
+            help="Preset, e.g. laptop. May be repeated, with shares of the tasks: laptop=3."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="File to write.")],
-    env: Annotated[str | None, typer.Option(help="Environment; HANABI_ENV when left out.")] = None,
+    env: Annotated[str | None, typer.Option(help="Environment.", show_default="HANABI_ENV")] = None,
     players: Annotated[
-        int | None, typer.Option(help="Players; HANABI_PLAYERS when left out.")
+        int | None, typer.Option(help="Number of players.", show_default="HANABI_PLAYERS")
     ] = None,
     observation: Annotated[
-        str | None, typer.Option(help="compact or full; HANABI_OBSERVATION when left out.")
+        str | None, typer.Option(help="compact or full.", show_default="HANABI_OBSERVATION")
     ] = None,
-    suite: Annotated[str, typer.Option(help="Stream of tasks.")] = "train",
+    suite: Annotated[str, typer.Option(help="Suite that the tasks are drawn from.")] = "train",
     num_tasks: Annotated[
-        int, typer.Option(help="Length of a fixed list of tasks; 0: fresh ones for ever.")
+        int, typer.Option(help="Length of a fixed list of tasks; 0: new tasks for ever.")
     ] = 0,
     add: Annotated[
-        bool, typer.Option("--add", help="Put the rows behind those of the file.")
+        bool, typer.Option("--add", help="Append the rows to those of the file.")
     ] = False,
 ) -> None:
-    """Write a dataset: a row for each preset, with shares; --add puts more rows into one."""
+    """Write a dataset with a row for each preset, or add rows to one."""
     env = env or load_settings().settings.env
-    rows = [
-        dataset_row(
-            board,
+    rows = []
+    for text in preset:
+        name, share = _parse_share(text)
+        row = dataset_row(
+            name,
             env=env,
             players=players,
             suite=suite,
@@ -43,15 +48,18 @@ def dataset(
             observation=observation,
             share=share,
         )
-        for board, share in map(_with_share, preset)
-    ]
-    print(f"wrote {out} ({write_dataset(out, rows, add=add)}); train on it with DATASET={out}")
+        rows.append(row)
+    content = write_dataset(out, rows, add=add)
+    print(f"wrote {out} ({content}); train on it with DATASET={out}")
 
 
-def _with_share(given: str) -> tuple[str, float]:
-    preset, mark, typed = given.partition("=")
+def _parse_share(text: str) -> tuple[str, float]:
+    """Parse "laptop=3" to ("laptop", 3); without a number the share is 1."""
+    preset, equals, number = text.partition("=")
+    if not equals:
+        return preset, 1
     try:
-        share = float(typed if mark else 1)
+        share = float(number)
     except ValueError as error:
-        raise SettingsError(f"--preset {given!r}: {SHARE_RULE}: {preset}=3.") from error
+        raise SettingsError(f"--preset {text!r}: {SHARE_RULE}: {preset}=3.") from error
     return preset, int(share) if share.is_integer() else share

@@ -1,14 +1,13 @@
-"""`--print-config` and `--dry-run` of both terminals: what would be started, with which settings;
-nothing is.
-"""
+"""`--print-config` and `--dry-run` of both terminals: show what would start, and start nothing."""
 
 import contextlib
 import os
 import shlex
 import sys
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -36,18 +35,43 @@ DryRun = Annotated[
     bool,
     typer.Option(
         "--dry-run",
-        help="Check everything and show what would start; start nothing. Exits with 1 when a "
-        "check fails.",
+        help="Check everything and show what would start; start nothing. Exits with 1 if a check "
+        "fails.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, with one of the other two.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="With one of the other two: print one JSON object.")
+]
+_MASKED = "********"
 
 
-def look(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedStart:
+    """What a terminal would start."""
+
+    command: list[str]
+    """Program and arguments."""
+    environ: dict[str, str]
+    """Variables that would be set for it; keys are masked."""
+    url: str
+    """Where the server would listen, or where the trainer would wait for it."""
+
+
+def show_start(
     terminal: Terminal, extra_args: list[str], *, print_config: bool, dry_run: bool, as_json: bool
 ) -> None:
-    """Do what --print-config or --dry-run of a terminal asks for; `extra_args` would be handed on
-    and are shown.
+    """Do what --print-config or --dry-run of a terminal asks for.
+
+    Args:
+        terminal: The terminal whose start is shown.
+        extra_args: Options that would be handed on to vLLM or ms-swift.
+        print_config: Show the settings.
+        dry_run: Make the doctor's checks and show what would be started.
+        as_json: Print one JSON object.
+
+    Raises:
+        SettingsError: Not exactly one of `print_config` and `dry_run` is set.
+        typer.Exit: A check failed; the exit code is 1.
     """
     if print_config == dry_run:
         raise SettingsError("give one of --print-config and --dry-run; --json is for either.")
@@ -58,59 +82,74 @@ def look(
     from hanabi_grpo.commands.doctor.check import report_json, summary_line
     from hanabi_grpo.commands.doctor.command import make_checks
 
-    console, shell = make_console(), dict(os.environ)
+    console = make_console()
+    shell = dict(os.environ)
     if as_json:
         loaded = load_settings()
         set_environ(loaded, terminal)
     else:
         loaded = announce(console, terminal)
-    gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
-    shell |= {"CUDA_VISIBLE_DEVICES": gpus} if gpus is not None else {}
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        shell["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
     checks = make_checks(loaded, role=terminal, shell=shell, console=None if as_json else console)
-    plan = None
-    with contextlib.suppress(HanabiGrpoError):  # a check has said why
-        plan = _plan(terminal, loaded, extra_args)
+    start = None
+    # Where it cannot be planned, a check has said why.
+    with contextlib.suppress(HanabiGrpoError):
+        start = _plan_start(terminal, loaded, extra_args)
     if as_json:
-        print_json(
-            {"settings": settings_json(loaded), "doctor": report_json(checks), "would_start": plan},
-            indent=2,
-        )
+        document = {
+            "settings": settings_json(loaded),
+            "doctor": report_json(checks),
+            "would_start": None if start is None else asdict(start),
+        }
+        print_json(document, indent=2)
     else:
         console.print(summary_line(checks))
-        lines = ["dry run: nothing was started, and nothing could be: see what failed above."]
-        if plan is not None:
-            words = [f"{name}={shlex.quote(value)}" for name, value in plan["environ"].items()]
-            waits = f"after waiting up to {loaded.settings.server_timeout:g} s for the server at "
-            lines = [
-                "dry run: nothing was started. Without --dry-run this would be:",
-                f"    {' '.join([*words, shlex.join(plan['command'])])}",
-                f"    {'listening on ' if terminal == 'server' else waits}{plan['url']}",
-            ]
-        sayer(console)("\n".join(lines))
+        sayer(console)(_describe(terminal, loaded, start))
     if any(check.status == "fail" for check in checks):
         raise typer.Exit(1)
 
 
-def _plan(terminal: Terminal, loaded: LoadedSettings, extra_args: list[str]) -> dict[str, Any]:
-    """Return {"command": [word, …], "environ": {name: value}, "url": listened on or waited for};
-    keys are masked.
-    """
-    settings, gpus = loaded.settings, os.environ.get("CUDA_VISIBLE_DEVICES")
-    environ = {**({"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}), **offline_environ(settings)}
+def _describe(terminal: Terminal, loaded: LoadedSettings, start: PlannedStart | None) -> str:
+    if start is None:
+        return "dry run: nothing was started, and nothing could be: see what failed above."
+    assignments = [f"{name}={shlex.quote(value)}" for name, value in start.environ.items()]
+    command = " ".join([*assignments, shlex.join(start.command)])
     if terminal == "server":
-        command = [sys.executable, "-m", "hanabi_grpo.cli", "serve", *extra_args]
-        return {
-            "command": command,
-            "environ": environ,
-            "url": f"http://{settings.host}:{settings.port}",
-        }
+        then = f"listening on {start.url}"
+    else:
+        timeout = f"{loaded.settings.server_timeout:g} s"
+        then = f"after waiting up to {timeout} for the server at {start.url}"
+    return (
+        f"dry run: nothing was started. Without --dry-run this would be:\n    {command}\n    {then}"
+    )
+
+
+def _plan_start(terminal: Terminal, loaded: LoadedSettings, extra_args: list[str]) -> PlannedStart:
+    settings = loaded.settings
+    environ = {}
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if gpus:
+        environ["CUDA_VISIBLE_DEVICES"] = gpus
+    environ |= offline_environ(settings)
+    if terminal == "server":
+        return PlannedStart(
+            command=[sys.executable, "-m", "hanabi_grpo.cli", "serve", *extra_args],
+            environ=environ,
+            url=f"http://{settings.host}:{settings.port}",
+        )
     resume = plan_resume(settings)
-    new = settings.output_dir or Path("outputs") / run_folder_name(settings, datetime.now())
-    run_folder = resume.run_folder if resume else new
-    environ |= {"HANABI_API_KEY": "********"} if settings.api_key else {}
-    command = trainer_argv(settings, run_folder / "settings.json", extra_args, read_nodes())
-    return {
-        "command": command,
-        "environ": environ,
-        "url": ", ".join(map(server_url, each_server(settings))),
-    }
+    if resume is not None:
+        run_folder = resume.run_folder
+    elif settings.output_dir is not None:
+        run_folder = settings.output_dir
+    else:
+        run_folder = Path("outputs") / run_folder_name(settings, datetime.now())
+    if settings.api_key:
+        environ["HANABI_API_KEY"] = _MASKED
+    urls = [server_url(server) for server in each_server(settings)]
+    return PlannedStart(
+        command=trainer_argv(settings, run_folder / "settings.json", extra_args, read_nodes()),
+        environ=environ,
+        url=", ".join(urls),
+    )

@@ -1,7 +1,8 @@
-"""`hanabi-grpo evaluate`: lineups on held-out tasks, beside what the scripts score on them."""
+"""`hanabi-grpo evaluate`: scores of lineups on held-out tasks, beside those of scripts."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ import typer
 from rich.progress import TaskID
 
 from hanabi_grpo.client.lineups import Lineup, parse_lineup
-from hanabi_grpo.commands.console import bars, interruptible, make_console, sayer
+from hanabi_grpo.commands.console import interruptible, make_console, progress_bars, sayer
 from hanabi_grpo.commands.playing import (
     AsJson,
     Env,
@@ -34,17 +35,31 @@ from hanabi_grpo.runs.ledger import key_digest
 from hanabi_grpo.runs.run_folder import EVALUATIONS
 from hanabi_grpo.settings.refs import SERVED
 
+_MAX_STEM = 60
+"""Characters of a label that the name of a kept result has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Evaluated:
+    """One lineup and its result."""
+
+    team: Lineup
+    digest: str
+    """Of everything that the result depends on."""
+    ledger: Path
+    """Keeps finished tasks, so that an interrupted evaluation can be continued."""
+    result: EvaluationResult
+
 
 def evaluate(
     lineups: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="LINEUP",
-            help="Who plays, one word for every seat or one each with commas: served, "
-            "player_1@latest, base, a "
-            "checkpoint's or run's folder, wandb:team/project/name:alias, hf:org/repo, or a "
-            "script such as iggi. "
-            "served when left out.",
+            help="Policies that play: one for all seats, or one for each seat with commas. A "
+            "policy is served, player_1@latest, base, the folder of a checkpoint or run, "
+            "wandb:team/project/name:alias, hf:org/repo, or a script such as iggi.",
+            show_default="served",
         ),
     ] = None,
     tasks: Annotated[
@@ -56,74 +71,60 @@ def evaluate(
     players: Players = None,
     temperature: Temperature = None,
     label: Annotated[
-        str | None, typer.Option(help="Name in tables; what was typed when left out.")
+        str | None, typer.Option(help="Name in the tables.", show_default="the lineup")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="JSON file of the result.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the result as JSON to this file.")] = None,
     as_json: AsJson = False,
     no_rotate: Annotated[
-        bool, typer.Option("--no-rotate", help="Only the seat order that was typed.")
+        bool, typer.Option("--no-rotate", help="Play the given seat order only.")
     ] = False,
     own_server: OwnServer = False,
 ) -> None:
-    """Play held-out tasks, beside random and blind play of the same tasks; rerun the same command
-    to continue.
+    """Play held-out tasks and compare with random and blind play of the same tasks.
 
-    A result of a run's checkpoint, or of what its trainer serves, is also left in evaluations/ of
-    the run folder.
+    The same command continues an interrupted one. A result of a run's checkpoint, or of what its
+    trainer serves, is also kept in evaluations/ of the run folder.
 
     Environment: VLLM_SERVER_HOST, VLLM_SERVER_PORT, HANABI_API_KEY and HANABI_SERVER_TIMEOUT find
-    the server, or MODEL
-    and the others of serve with --own-server; DATASET, HANABI_PRESET and HANABI_PLAYERS choose the
-    board; TEMPERATURE and MAX_COMPLETION_LENGTH hold for replies, WANDB_ENTITY, WANDB_MODE,
-    OUTPUT_DIR, HF_HOME for wandb: and hf: words."""
+    the server; with --own-server MODEL and the others of serve start one. DATASET, HANABI_PRESET
+    and HANABI_PLAYERS choose the board. TEMPERATURE and MAX_COMPLETION_LENGTH hold for replies,
+    WANDB_ENTITY, WANDB_MODE, OUTPUT_DIR and HF_HOME for wandb: and hf: policies.
+    """
     check_tasks(tasks, suite)
-    texts = lineups or [SERVED]
-    for text in texts:
-        if texts.count(text) > 1:
-            raise SettingsError(f"lineup {text!r}: is named twice; once is enough.")
-    if label is not None and len(texts) > 1:
-        raise SettingsError(f"--label {label!r}: names one lineup, and {len(texts)} are given.")
+    specs = lineups or [SERVED]
+    _check_names(specs, label)
     chosen = choose(env, preset, players, temperature)
     game = chosen.game
-    teams = [parse_lineup(text, game.spec.num_players, env=game.env) for text in texts]
-    labels = [label] if label is not None else _labels(teams)
-    aside, console = make_console(aside=True), make_console(aside=as_json)
-    done: dict[str, int] = dict.fromkeys(labels, 0)
-    books: list[Path] = []
-    digests: list[str] = []
-    results: list[EvaluationResult] = []
-    needed = any(team.needs_server for team in teams)
-
-    def standing() -> str:
-        each = (
-            f" ({', '.join(f'{label}: {count}' for label, count in done.items())})"
-            if len(done) > 1
-            else ""
-        )
-        total = f"{sum(done.values())} of {len(done) * tasks}"
-        return (
-            f"stopped: {total} tasks are done{each} and kept; the same command goes on from there."
-        )
+    teams = [parse_lineup(spec, game.spec.num_players, env=game.env) for spec in specs]
+    labels = _labels(teams) if label is None else [label]
+    aside = make_console(aside=True)
+    console = make_console(aside=as_json)
+    num_done: dict[str, int] = dict.fromkeys(labels, 0)
+    evaluated: list[_Evaluated] = []
+    needs_server = any(team.needs_server for team in teams)
 
     with (
-        interruptible(standing),
-        chosen.serving(console, needed=needed, own=own_server) as served,
-        bars(aside) as progress,
+        interruptible(lambda: _stop_summary(num_done, tasks)),
+        chosen.serving(console, needed=needs_server, own=own_server) as served,
+        progress_bars(aside) as progress,
     ):
         for number, (team, name) in enumerate(zip(teams, labels, strict=True), start=1):
             key = lineup_key(team, game, suite=suite, served=served, rotate=not no_rotate)
-            digests.append(key_digest(key))
-            part = f".{number}.part.jsonl" if len(teams) > 1 else ".part.jsonl"
-            unfinished = (
-                Path("outputs/evaluations") / f"{game.spec.preset}-{digests[-1]}.part.jsonl"
-            )
-            books.append(out.with_suffix(part) if out else unfinished)
-            orders = len(team.orders(rotate=not no_rotate))
-            title = f"{name}: {tasks} tasks" + (f" in {orders} seat orders" if orders > 1 else "")
+            digest = key_digest(key)
+            if out is None:
+                ledger = Path("outputs/evaluations") / f"{game.spec.preset}-{digest}.part.jsonl"
+            elif len(teams) > 1:
+                ledger = out.with_suffix(f".{number}.part.jsonl")
+            else:
+                ledger = out.with_suffix(".part.jsonl")
+            title = f"{name}: {tasks} tasks"
+            num_orders = len(team.orders(rotate=not no_rotate))
+            if num_orders > 1:
+                title += f" in {num_orders} seat orders"
             bar = progress.add_task(title, total=tasks)
 
             def show(count: int, name: str = name, bar: TaskID = bar) -> None:
-                done[name] = count
+                num_done[name] = count
                 progress.update(bar, completed=count)
 
             result = evaluate_lineup(
@@ -134,61 +135,96 @@ def evaluate(
                 served=served,
                 rotate=not no_rotate,
                 label=name,
-                ledger=books[-1],
+                ledger=ledger,
                 progress=show,
             )
-            results.append(result)
-        # Not again what was evaluated anyway.
-        names = [name for name in reference_names(game) if name not in texts]
-        bar = progress.add_task(f"references: {', '.join(names)}", total=tasks * len(names))
+            evaluated.append(_Evaluated(team=team, digest=digest, ledger=ledger, result=result))
+        results = [one.result for one in evaluated]
+        # A script that was evaluated anyway is not played again.
+        scripts = [name for name in reference_names(game) if name not in specs]
+        bar = progress.add_task(f"references: {', '.join(scripts)}", total=tasks * len(scripts))
         references = reference_results(
-            results[0], names, progress=lambda count: progress.update(bar, completed=count)
+            results[0], scripts, progress=lambda count: progress.update(bar, completed=count)
         )
         progress.stop()
         document = evaluation_document(results, references)
-        # One result as `report` and others read it; its references are rows of its run's tables.
-        each = [{**result_to_json(one), "references": document["references"]} for one in results]
-        kept = each[0] if len(each) == 1 else document
-        tables = (sheet.rich() for sheet in evaluation_sheets(results, references))
+        # Documents of one result are what `report` and others read; the references in them become
+        # rows of the tables of a run.
+        documents = []
+        for result in results:
+            documents.append({**result_to_json(result), "references": document["references"]})
+        tables = [sheet.rich() for sheet in evaluation_sheets(results, references)]
+        kept = documents[0] if len(documents) == 1 else document
         give_result(console, document, tables, out=out, as_json=as_json, kept=kept)
-        for team, own, digest in zip(teams, each, digests, strict=True):
-            runs = served.resolver.run_folders(team.refs) if served else ()
-            _keep(runs, own, digest, None if len(teams) > 1 else out, sayer(aside))
-        for book in books:
-            book.unlink(missing_ok=True)
+        for one, own_document in zip(evaluated, documents, strict=True):
+            runs = served.resolver.run_folders(one.team.refs) if served else ()
+            written = out if len(teams) == 1 else None
+            _keep_with_runs(runs, own_document, one.digest, written, sayer(aside))
+        for one in evaluated:
+            one.ledger.unlink(missing_ok=True)
+
+
+def _check_names(specs: Sequence[str], label: str | None) -> None:
+    """Refuse a lineup that is named twice, and one label for several lineups."""
+    for spec in specs:
+        if specs.count(spec) > 1:
+            raise SettingsError(f"lineup {spec!r}: is named twice; once is enough.")
+    if label is not None and len(specs) > 1:
+        raise SettingsError(f"--label {label!r}: names one lineup, and {len(specs)} are given.")
+
+
+def _stop_summary(num_done: Mapping[str, int], num_tasks: int) -> str:
+    """Say how many tasks of each lineup are done, and how to continue."""
+    by_lineup = ""
+    if len(num_done) > 1:
+        counts = ", ".join(f"{label}: {count}" for label, count in num_done.items())
+        by_lineup = f" ({counts})"
+    total = len(num_done) * num_tasks
+    return (
+        f"stopped: {sum(num_done.values())} of {total} tasks are done{by_lineup} and kept; run the "
+        "same command again to continue."
+    )
 
 
 def _labels(teams: Sequence[Lineup]) -> list[str]:
-    """Return short labels where they differ, and what was typed where two would be the same."""
+    """Return short labels where they differ, and the whole lineup where two would be equal."""
     short = [team.label for team in teams]
-    return [
-        name if short.count(name) == 1 else team.text
-        for name, team in zip(short, teams, strict=True)
-    ]
+    labels = []
+    for team in teams:
+        labels.append(team.label if short.count(team.label) == 1 else team.text)
+    return labels
 
 
-def _keep(
+def _keep_with_runs(
     runs: Iterable[Path],
     document: dict[str, Any],
     digest: str,
     out: Path | None,
-    tell: Callable[[str], None],
+    say: Callable[[str], None],
 ) -> None:
-    """Leave a result with every run on this machine whose adapters played, for its page, its card
-    and comparisons.
+    """Keep a result with every run on this machine whose adapters played.
+
+    The page and the model card of a run and comparisons of runs read it there.
+
+    Args:
+        runs: Run folders.
+        document: The result.
+        digest: Of everything that the result depends on.
+        out: Where the user wanted the result; a run that holds it already gets no second copy.
+        say: Receives what was kept, or why it was not.
     """
-    temperature, num_tasks = document["temperature"], len(document["scores"])
-    heat = (
-        f"T{temperature:g}" if temperature else "greedy"
-    )  # None: scripts alone, whose result no run keeps
-    stem = re.sub(r"[^\w@.-]+", "_", document["label"])[-60:]
+    temperature = document["temperature"]
+    num_tasks = len(document["scores"])
+    # Without a temperature scripts alone played, whose result no run keeps.
+    sampling = f"T{temperature:g}" if temperature else "greedy"
+    stem = re.sub(r"[^\w@.-]+", "_", document["label"])[-_MAX_STEM:]
     for run in runs:
         if out is not None and run.resolve() in out.resolve().parents:
             continue
-        path = run / EVALUATIONS / f"{stem}-{heat}-{num_tasks}-{digest[:8]}.json"
+        path = run / EVALUATIONS / f"{stem}-{sampling}-{num_tasks}-{digest[:8]}.json"
         try:
             write_document(path, document)
         except SettingsError as error:
-            tell(f"not kept with the run: {error}")
+            say(f"not kept with the run: {error}")
         else:
-            tell(f"kept with the run: {path}")
+            say(f"kept with the run: {path}")

@@ -14,26 +14,26 @@ def export(
         str,
         typer.Argument(
             help="Run folder, RUN@best, checkpoint-N, artifacts/step_N, "
-            "wandb:entity/project/name:alias or "
-            "hf:org/repo; :player_1 behind it chooses one adapter."
+            "wandb:entity/project/name:alias or hf:org/repo. :player_1 behind it chooses one "
+            "adapter."
         ),
     ],
     out: Annotated[Path, typer.Option(help="New folder.")],
     base_model: Annotated[
-        str | None, typer.Option(help="Hub name of a base model that was a folder.")
+        str | None,
+        typer.Option(help="Hub name of the base model, where MODEL was a folder."),
     ] = None,
 ) -> None:
-    """Write a hub-ready folder: a PEFT adapter for each player, card with results and limits,
-    manifest.
+    """Write a folder for a hub: a PEFT adapter per player, a model card, a manifest.
 
-    The newest whole checkpoint of a run is taken. Evaluations of these very weights, in the run
-    folder or in its evaluations/, are put on the card. Nothing is uploaded.
+    The newest complete checkpoint of a run is taken. The model card shows results and limits.
+    Evaluations of these very weights, in the run folder or in its evaluations/, are put on it.
+    Nothing is uploaded.
 
-    Environment: WANDB_MODE and WANDB_ENTITY say how wandb: words are resolved, HF_HOME, HF_TOKEN
-    and HF_HUB_OFFLINE
-    how hf: words are.
+    Environment: WANDB_MODE and WANDB_ENTITY say where wandb: sources are looked for, HF_HOME,
+    HF_TOKEN and HF_HUB_OFFLINE where hf: sources are.
     """
-    from hanabi_grpo.report.export.folder import export as write
+    from hanabi_grpo.report.export.folder import export as write_export
     from hanabi_grpo.report.export.origin import read_origin
     from hanabi_grpo.settings.refs import parse_checkpoint
     from hanabi_grpo.tracking.artifact import HUB_NAME
@@ -45,14 +45,16 @@ def export(
         )
     say = sayer(make_console())
     with interruptible(lambda: f"Stopped; nothing was written to {out}."):
-        ref = parse_checkpoint(source)
-        origin = read_origin(local_folder(ref.place))
-        if ref.adapter is not None:
-            origin.saved.choose(ref.adapter, ref.adapter)
-        players = [ref.adapter] if ref.adapter else list(origin.saved.adapters)
-        write(origin, out, players=players, base_model=base_model, say=say)
-    say(
-        f"wrote {out}: {', '.join(players)} at step {origin.saved.step}, {len(origin.results)} "
-        "evaluations"
-    )
+        checkpoint = parse_checkpoint(source)
+        origin = read_origin(local_folder(checkpoint.place))
+        if checkpoint.adapter is None:
+            players = list(origin.saved.adapters)
+        else:
+            # Refuses an adapter that the checkpoint does not have.
+            origin.saved.choose(checkpoint.adapter, checkpoint.adapter)
+            players = [checkpoint.adapter]
+        write_export(origin, out, players=players, base_model=base_model, say=say)
+    step = origin.saved.step
+    num_results = len(origin.results)
+    say(f"wrote {out}: {', '.join(players)} at step {step}, {num_results} evaluations")
     say(f"to publish: .venv/bin/hf upload ORG/NAME {out}")

@@ -1,9 +1,10 @@
 """The process that mirrors a run to W&B; the trainer starts it, see `tracking.mirror`.
 
-`python -m hanabi_grpo.commands.mirror RUN STEP`. Its standard input is the trainer's life: a line
-with the exit code when training ended, or an end without a line when the trainer was killed. Its
-standard output has one JSON object a line, `kind` and `message`; everything that W&B prints goes to
-standard error."""
+`python -m hanabi_grpo.commands.mirror RUN STEP`. Its standard input tells how the trainer fares: a
+line with the exit code when training ended, or the end of input without a line when the trainer was
+killed. Its standard output has one JSON object per line, `kind` and `message`; everything that W&B
+prints goes to standard error.
+"""
 
 import json
 import logging
@@ -13,9 +14,11 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.report.games import newest_games_page
@@ -27,70 +30,103 @@ from hanabi_grpo.tracking.wandb_run import MARGIN_SECONDS, Unreachable, open_run
 logger = logging.getLogger("hanabi_grpo.commands.mirror")
 
 _LOOK_SECONDS = 1.0
+"""Between two looks at the run folder."""
+_NICENESS = 10
+_TROUBLE = 1
+"""Exit code when W&B could not be started."""
+_REFUSED = 2
+"""Exit code when settings or the run folder cannot be used."""
+_Say = Callable[[str, str], None]
+"""Sends the trainer a message; takes its kind and its text."""
 
 
 def mirror_run(run_folder: Path, from_step: int) -> int:
-    """Mirror a run until its trainer ends; returns the process's exit code."""
+    """Mirror a run until its trainer ends.
+
+    Args:
+        run_folder: The run.
+        from_step: Steps before it are on W&B already.
+
+    Returns:
+        The exit code of this process.
+    """
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    output = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-
-    def say(kind: str, message: str) -> None:
-        logger.info("%s: %s", kind, message)
-        try:
-            output.write(json.dumps({"kind": kind, "message": message}) + "\n")
-        except (OSError, ValueError):
-            logger.info("the trainer is gone")
-
+    say = _open_channel()
     try:
         settings = read_settings(run_folder / "settings.json")
         record = read_record(run_folder)
-        try:
-            run = open_run(settings, run_folder, record, settings.wandb_mode)
-            say("ready", run.url or f"recorded in {run_folder / 'wandb'}")
-        except Unreachable as error:
-            run = open_run(settings, run_folder, record, "offline")
-            say("offline", f"W&B does not answer ({error}): this run is recorded on this disk")
+        wandb_run = _open_wandb_run(settings, run_folder, record, say)
     except SettingsError as error:
         say("refused", str(error))
-        return 2
+        return _REFUSED
     except Exception as error:
-        # Whatever W&B's library raises: training goes on without it.
+        # Whatever W&B's library raises: training continues without it.
         logger.exception("W&B could not be started")
         say("trouble", f"W&B could not be started ({type(error).__name__}: {error})")
-        return 1
-    # From here on training comes first; until here it waited for the answer.
-    os.nice(10)
-    life: queue.Queue[str] = queue.Queue()
-    threading.Thread(target=_listen, args=(life,), daemon=True).start()
-    trouble = partial(say, "trouble")
+        return _TROUBLE
+    # The trainer waited for the answer so far; from here on it comes first.
+    os.nice(_NICENESS)
+    last_lines: queue.Queue[str] = queue.Queue()
+    threading.Thread(target=_listen, args=(last_lines,), daemon=True).start()
     publisher = Publisher(
-        run,
+        wandb_run,
         record,
         settings,
         run_folder,
         from_step=from_step,
         games_page=newest_games_page,
-        trouble=trouble,
+        trouble=partial(say, "trouble"),
     )
-    ended = None
-    while ended is None:
+    last_line = None
+    while last_line is None:
         publisher.publish_new()
         with suppress(queue.Empty):
-            ended = life.get(timeout=_LOOK_SECONDS)
-    # A trainer that was killed says nothing.
-    whole = publisher.close(int(ended or 1))
-    say("done" if whole else "incomplete", run.url or run.mode)
+            last_line = last_lines.get(timeout=_LOOK_SECONDS)
+    # A trainer that was killed sends no exit code.
+    exit_code = int(last_line or 1)
+    is_complete = publisher.close(exit_code)
+    say("done" if is_complete else "incomplete", wandb_run.url or wandb_run.mode)
     return 0
 
 
-def _listen(life: "queue.Queue[str]") -> None:
-    """Hand on the trainer's last line, "" for one that was killed, and see to it that this process
-    ends after it.
+def _open_channel() -> _Say:
+    """Keep standard output for messages to the trainer, and send everything else to standard error.
+
+    Returns:
+        The function that sends a message.
     """
-    life.put(sys.stdin.readline().strip())
+    channel = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def say(kind: str, message: str) -> None:
+        logger.info("%s: %s", kind, message)
+        try:
+            channel.write(json.dumps({"kind": kind, "message": message}) + "\n")
+        except (OSError, ValueError):
+            logger.info("the trainer is gone")
+
+    return say
+
+
+def _open_wandb_run(settings: Any, run_folder: Path, record: Any, say: _Say) -> Any:
+    """Open the run at W&B, or record it on this disk where W&B does not answer."""
+    try:
+        wandb_run = open_run(settings, run_folder, record, settings.wandb_mode)
+        say("ready", wandb_run.url or f"recorded in {run_folder / 'wandb'}")
+    except Unreachable as error:
+        wandb_run = open_run(settings, run_folder, record, "offline")
+        say("offline", f"W&B does not answer ({error}): this run is recorded on this disk")
+    return wandb_run
+
+
+def _listen(last_lines: "queue.Queue[str]") -> None:
+    """Hand on the trainer's last line, and make sure that this process ends some time after it.
+
+    The line is empty for a trainer that was killed.
+    """
+    last_lines.put(sys.stdin.readline().strip())
     time.sleep(time_limit(os.environ, "WANDB_FINISH_TIMEOUT") + MARGIN_SECONDS)
     os.killpg(0, signal.SIGKILL)
 
@@ -100,6 +136,6 @@ if __name__ == "__main__":
         code = mirror_run(Path(sys.argv[1]), int(sys.argv[2]))
     except HanabiGrpoError as failure:
         logger.error("%s", failure)
-        code = 2
+        code = _REFUSED
     sys.stderr.flush()
     sys.exit(code)

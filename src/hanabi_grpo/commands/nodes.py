@@ -1,9 +1,9 @@
-"""A trainer on several machines (nodes): the variables of torchrun, and what each node's command
-does with them.
+"""A trainer on several machines (nodes).
 
-Node 0 does all that one machine does: it makes and locks the run folder, waits for the servers,
-writes settings.json. The others join it: their processes read that file of the same run folder,
-which all nodes must see under one path."""
+Node 0 does all that a single machine does: it makes and locks the run folder, waits for the servers
+and writes settings.json. The other nodes join it: their processes read that file of the same run
+folder, which all nodes must see under one path.
+"""
 
 import os
 import sys
@@ -16,6 +16,8 @@ from hanabi_grpo.settings import BatchPlan, Settings
 
 DEFAULT_PORT = 29500
 """torchrun's own."""
+_MAX_NODES = 4096
+_MAX_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +33,18 @@ class Nodes:
 
 
 def read_nodes(environ: Mapping[str, str] = os.environ) -> Nodes:
-    """Read NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT; only the first counts while it is 1 or
-    unset.
+    """Read torchrun's variables NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT.
+
+    While NNODES is 1 or unset, the others are not read.
+
+    Raises:
+        SettingsError: A variable is missing or out of its range.
     """
-    count = _number(environ, "NNODES", 1, 1, 4096)
+    count = _read_number(environ, "NNODES", default=1, low=1, high=_MAX_NODES)
     if count == 1:
         return Nodes()
-    rank = _number(environ, "NODE_RANK", None, 0, count - 1)
-    port = _number(environ, "MASTER_PORT", DEFAULT_PORT, 1, 65535)
+    rank = _read_number(environ, "NODE_RANK", default=None, low=0, high=count - 1)
+    port = _read_number(environ, "MASTER_PORT", default=DEFAULT_PORT, low=1, high=_MAX_PORT)
     address = environ.get("MASTER_ADDR", "").strip()
     if not address:
         raise SettingsError(
@@ -49,33 +55,40 @@ def read_nodes(environ: Mapping[str, str] = os.environ) -> Nodes:
 
 
 def check_nodes(nodes: Nodes, settings: Settings, plan: BatchPlan) -> None:
-    """Refuse, by a SettingsError, what cannot be trained with on several nodes."""
+    """Refuse settings that cannot be trained with on several nodes.
+
+    Raises:
+        SettingsError: DEEPSPEED=none, micro-batches by rows, or no run folder to join.
+    """
     if nodes.count == 1:
         return
-    many = f"NNODES={nodes.count}"
+    given = f"NNODES={nodes.count}"
     if settings.deepspeed == "none":
         raise SettingsError(
-            f"{many} DEEPSPEED=none: several processes need DEEPSPEED=zero1, zero2 or zero3."
+            f"{given} DEEPSPEED=none: several processes need DEEPSPEED=zero1, zero2 or zero3."
         )
     if not plan.tokens_per_micro_batch:
         raise SettingsError(
-            f"{many}: micro-batches must be cut by tokens, which fits any number of processes; "
-            "unset "
-            "PER_DEVICE_TRAIN_BATCH_SIZE, or set HANABI_TOKENS_PER_MICRO_BATCH above 0."
+            f"{given}: micro-batches must be cut by tokens, which fits any number of processes; "
+            "unset PER_DEVICE_TRAIN_BATCH_SIZE, or set HANABI_TOKENS_PER_MICRO_BATCH above 0."
         )
     if nodes.rank and settings.output_dir is None:
         raise SettingsError(
-            f"{many} NODE_RANK={nodes.rank}: OUTPUT_DIR must name the run folder of node 0, in a "
-            "file system that all "
-            "nodes share; its settings.json is what this node's processes read."
+            f"{given} NODE_RANK={nodes.rank}: OUTPUT_DIR must name the run folder of node 0, in a "
+            "file system that all nodes share; its settings.json is what this node's processes "
+            "read."
         )
 
 
-def _number(source: Mapping[str, str], name: str, default: int | None, low: int, high: int) -> int:
-    text = source.get(name, "").strip()
+def _read_number(
+    environ: Mapping[str, str], name: str, *, default: int | None, low: int, high: int
+) -> int:
+    """Read a whole number from `low` to `high`; None as `default` makes it required."""
+    text = environ.get(name, "").strip()
     if not text and default is not None:
         return default
-    if not (text.isascii() and text.isdecimal() and low <= int(text) <= high):
+    is_number = text.isascii() and text.isdecimal()
+    if not is_number or not low <= int(text) <= high:
         raise SettingsError(f"{name}={text!r}: a whole number from {low} to {high}.")
     return int(text)
 
@@ -88,33 +101,31 @@ def is_one_process(settings: Settings, nodes: Nodes) -> bool:
 def trainer_argv(
     settings: Settings, settings_path: Path, extra_args: list[str], nodes: Nodes
 ) -> list[str]:
-    """Return the trainer's command line: one process, or torchrun (by its module, so of this
-    environment).
+    """Return the command line of the trainer: one process, or torchrun.
+
+    torchrun is started by its module, so that it is the one of this environment.
+
+    Args:
+        settings: The settings.
+        settings_path: The file from which the trainer reads them.
+        extra_args: Options for ms-swift.
+        nodes: The machines of the trainer.
     """
-    launcher = []
-    if not is_one_process(settings, nodes):
-        where = [
+    trainer = ["-m", "hanabi_grpo.training.main", "--settings", str(settings_path), *extra_args]
+    if is_one_process(settings, nodes):
+        return [sys.executable, *trainer]
+    if nodes.count == 1:
+        machines = ["--standalone"]
+    else:
+        machines = [
             "--nnodes",
             str(nodes.count),
             "--node_rank",
             str(nodes.rank),
             "--master_addr",
             nodes.address,
+            "--master_port",
+            str(nodes.port),
         ]
-        where = [*where, "--master_port", str(nodes.port)] if nodes.count > 1 else ["--standalone"]
-        launcher = [
-            "-m",
-            "torch.distributed.run",
-            *where,
-            "--nproc_per_node",
-            str(settings.nproc_per_node),
-        ]
-    return [
-        sys.executable,
-        *launcher,
-        "-m",
-        "hanabi_grpo.training.main",
-        "--settings",
-        str(settings_path),
-        *extra_args,
-    ]
+    processes = ["--nproc_per_node", str(settings.nproc_per_node)]
+    return [sys.executable, "-m", "torch.distributed.run", *machines, *processes, *trainer]

@@ -1,6 +1,4 @@
-"""`hanabi-grpo openenv`: one seat of any environment for clients of OpenEnv, with scripts in the
-others.
-"""
+"""`hanabi-grpo openenv`: one seat of any environment for clients of OpenEnv."""
 
 from typing import Annotated
 
@@ -9,7 +7,7 @@ import typer
 from hanabi_grpo.commands.console import make_console, sayer
 from hanabi_grpo.commands.playing import Env, Players, Preset, choose
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.loop import check_script
+from hanabi_grpo.rollout.messages import check_script
 from hanabi_grpo.types import player_names
 
 
@@ -17,7 +15,7 @@ def openenv(
     env: Env = None,
     preset: Preset = None,
     players: Players = None,
-    seat: Annotated[str, typer.Option(help="The learning seat.")] = "player_0",
+    seat: Annotated[str, typer.Option(help="The seat that clients play.")] = "player_0",
     partner: Annotated[
         str, typer.Option(help="A script for every other seat, or one each: iggi,random.")
     ] = "random",
@@ -27,11 +25,13 @@ def openenv(
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8100,
     sessions: Annotated[int, typer.Option(min=1, max=4096, help="Sessions at once.")] = 64,
     split: Annotated[
-        str, typer.Option(help="Split of the starts; a seed in a reset is a number in it.")
+        str,
+        typer.Option(help="Suite that tasks are drawn from; a reset's seed is a number in it."),
     ] = "openenv",
 ) -> None:
-    """Serve one seat of an environment to clients of OpenEnv, scripts in the others. Needs the
-    extra openenv.
+    """Serve one seat of an environment to clients of OpenEnv; scripts play the others.
+
+    Needs the extra openenv.
 
     Environment: HANABI_ENV, HANABI_PRESET, HANABI_PLAYERS and the fields of the environment's
     config.
@@ -41,14 +41,15 @@ def openenv(
     if seat not in names:
         raise SettingsError(f"--seat {seat}: {game.env} {game.spec.preset} has {', '.join(names)}.")
     others = [player for player, name in enumerate(names) if name != seat]
-    words = [word.strip() for word in partner.split(",")]
-    words = words * len(others) if len(words) == 1 else words
-    if len(words) != len(others):
+    scripts = [script.strip() for script in partner.split(",")]
+    if len(scripts) == 1:
+        scripts = scripts * len(others)
+    if len(scripts) != len(others):
         raise SettingsError(
             f"--partner {partner}: give one script, or one for each of {len(others)} other seats."
         )
-    for word in words:
-        check_script(game, word)
+    for script in scripts:
+        check_script(game, script)
     try:
         from hanabi_grpo.envs.interop.openenv_server import openenv_app
     except ModuleNotFoundError as error:
@@ -57,14 +58,13 @@ def openenv(
         ) from error
     import uvicorn
 
-    scripts = {
-        player: game.environment.policies[word]()
-        for player, word in zip(others, words, strict=True)
-    }
-    app = openenv_app(game, names.index(seat), scripts, sessions=sessions, split=split)
+    policies = {}
+    for player, script in zip(others, scripts, strict=True):
+        make_policy = game.environment.policies[script]
+        policies[player] = make_policy()
+    app = openenv_app(game, names.index(seat), policies, sessions=sessions, split=split)
     sayer(make_console())(
         f"OpenEnv: {seat} of {game.env} {game.spec.preset}, others {partner}, on "
-        f"http://{host}:{port}, "
-        f"{sessions} sessions at once"
+        f"http://{host}:{port}, {sessions} sessions at once"
     )
     uvicorn.run(app, host=host, port=port, log_level="warning")

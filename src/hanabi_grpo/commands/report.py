@@ -1,6 +1,6 @@
 """`hanabi-grpo report`: what training changed, as tables, pictures and pages."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -19,85 +19,105 @@ from hanabi_grpo.report.run_page import run_page
 from hanabi_grpo.report.run_report import RunReport, read_report
 from hanabi_grpo.runs.run_folder import run_home, save_text
 
+_BELOW_LIMIT = 1
+"""Exit code where the score rose by less than --min-rise or --min-sigma."""
+_PICTURE_SUFFIXES = (".png", ".svg")
+
 
 def report(
-    run: Annotated[Path, typer.Argument(help="Run folder; of a run that is going on too.")],
-    html: Annotated[Path | None, typer.Option(help="Write one page that works offline.")] = None,
-    png: Annotated[
-        Path | None, typer.Option(help="Write the learning curve (*.png, *.svg); a folder: all.")
+    run: Annotated[Path, typer.Argument(help="Run folder, also of a run that is going on.")],
+    html: Annotated[
+        Path | None, typer.Option(help="Write one HTML page that works offline.")
     ] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Write the tables.")] = None,
+    png: Annotated[
+        Path | None,
+        typer.Option(help="Write the learning curve (*.png, *.svg), or all charts to a folder."),
+    ] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write the tables to this file.")] = None,
     alarms: Annotated[
-        bool, typer.Option("--alarms", help="Also every alarm, and when each was raised.")
+        bool, typer.Option("--alarms", help="Show every alarm, and when each was raised.")
     ] = False,
     conventions: Annotated[
-        bool, typer.Option("--conventions", help="What hints mean; of collect's games too.")
+        bool, typer.Option("--conventions", help="Show what hints mean, also in games of collect.")
     ] = False,
     min_rise: Annotated[
-        float | None, typer.Option(help="Exit with 1 below this rise of the mean score.")
+        float | None, typer.Option(help="Exit with 1 if the mean score rose by less.")
     ] = None,
     min_sigma: Annotated[
-        float | None, typer.Option(help="Exit with 1 below this rise in standard errors.")
+        float | None,
+        typer.Option(help="Exit with 1 if it rose by fewer standard errors."),
     ] = None,
 ) -> None:
-    """Show what training changed: held-out scores against scripts, alarms of collapse, curves,
-    sample games.
+    """Show what training changed: scores, alarms, curves and sample games.
 
     Evaluations are files of evaluate --out in the run folder and in its evaluations/. The rise is
-    from the first to the last one of the same tasks, in the order of training."""
+    that from the first to the last evaluation of the same tasks, in the order of training.
+    """
     console = make_console()
     say = sayer(console)
-    sheets = []
+    convention_sheets = []
     if conventions:
-        counted, lines = count_conventions(run)
-        sheets = [convention_sheet(counted)]
-        for line in filter(None, [*lines, convention_sentence(counted)]):
-            say(line)
-        if not (run_home(run) / "metrics.jsonl").is_file():
-            for sheet in sheets:
+        counts, lines = count_conventions(run)
+        convention_sheets.append(convention_sheet(counts))
+        for line in [*lines, convention_sentence(counts)]:
+            if line:
+                say(line)
+        is_run = (run_home(run) / "metrics.jsonl").is_file()
+        if not is_run:
+            for sheet in convention_sheets:
                 console.print(sheet.rich())
             return
-    found = read_report(run)
-    state = found.state
-    say(
-        f"{state.name}: step {state.step}" + (f" of {state.max_steps}" if state.max_steps else ""),
-        "bold",
-    )
-    for line in filter(None, (found.lead, found.validation)):
-        say(line)
-    raised = [
-        f"{name}{f' ({subject})' if subject else ''} since step {since}"
-        for (name, subject), since in state.raised.items()
-    ]
-    say(f"alarms: {', '.join(raised) or 'none is raised'}", "red" if raised else "")
-    for sheet in [*found.sheets, *([found.alarm_sheet()] if alarms else []), *sheets]:
+    run_report = read_report(run)
+    _print_head(run_report, say)
+    alarm_sheets = [run_report.alarm_sheet()] if alarms else []
+    for sheet in [*run_report.sheets, *alarm_sheets, *convention_sheets]:
         console.print(sheet.rich())
-    for change in state.changes if alarms else ():
-        say(f"step {change.step}: {change.message}")
-    notes = list(found.notes)
+    if alarms:
+        for change in run_report.state.changes:
+            say(f"step {change.step}: {change.message}")
+    notes: Sequence[str] = run_report.notes
     if html is not None:
-        page, notes = run_page(found)
+        page, notes = run_page(run_report)
         say(write_page(html, page, "--html"))
     for note in notes:
         say(note, "yellow")
     if png is not None:
-        _draw(found, png, say)
+        _draw(run_report, png, say)
     if markdown is not None:
-        line = f"{found.validation}\n\n" if found.validation else ""
-        save_text(
-            markdown,
-            line + "\n".join(sheet.markdown() for sheet in [*found.sheets, *sheets]),
-            "--markdown",
-        )
+        tables = [sheet.markdown() for sheet in [*run_report.sheets, *convention_sheets]]
+        text = "\n".join(tables)
+        if run_report.validation:
+            text = f"{run_report.validation}\n\n{text}"
+        save_text(markdown, text, "--markdown")
         say(f"tables: {markdown}")
-    is_limited = min_rise is not None or min_sigma is not None
-    if is_limited and (problem := found.shortfall(min_rise=min_rise, min_sigma=min_sigma)):
-        sayer(make_console(aside=True))(problem, "red")
-        raise typer.Exit(1)
+    if min_rise is not None or min_sigma is not None:
+        problem = run_report.shortfall(min_rise=min_rise, min_sigma=min_sigma)
+        if problem:
+            sayer(make_console(aside=True))(problem, "red")
+            raise typer.Exit(_BELOW_LIMIT)
 
 
-def _draw(found: RunReport, path: Path, say: Callable[..., None]) -> None:
-    if path.suffix in (".png", ".svg"):
+def _print_head(run_report: RunReport, say: Callable[..., None]) -> None:
+    """Print the run's step, its result, and the alarms that are raised."""
+    state = run_report.state
+    of_all = f" of {state.max_steps}" if state.max_steps else ""
+    say(f"{state.name}: step {state.step}{of_all}", "bold")
+    for line in (run_report.lead, run_report.validation):
+        if line:
+            say(line)
+    raised = []
+    for (name, subject), since in state.raised.items():
+        of_subject = f" ({subject})" if subject else ""
+        raised.append(f"{name}{of_subject} since step {since}")
+    if raised:
+        say(f"alarms: {', '.join(raised)}", "red")
+    else:
+        say("alarms: none is raised")
+
+
+def _draw(run_report: RunReport, path: Path, say: Callable[..., None]) -> None:
+    """Write the learning curve to a file, or every picture to a folder."""
+    if path.suffix in _PICTURE_SUFFIXES:
         files = {"score": path}
     else:
         if path.exists() and not path.is_dir():
@@ -105,6 +125,9 @@ def _draw(found: RunReport, path: Path, say: Callable[..., None]) -> None:
                 f"--png {path}: give a name that ends in .png or .svg, or a folder."
             )
         files = {name: path / f"{name}.png" for name in PICTURES}
-    left_out = found.pictures.save_all(files)
+    left_out = run_report.pictures.save_all(files)
     for name, file in files.items():
-        say(f"no picture {name}: {left_out[name]}" if name in left_out else f"picture: {file}")
+        if name in left_out:
+            say(f"no picture {name}: {left_out[name]}")
+        else:
+            say(f"picture: {file}")

@@ -1,14 +1,24 @@
-"""`hanabi-grpo serve`: the rollout server. This process holds the port and restarts its child,
-which has the engine.
+"""`hanabi-grpo serve`: the rollout server.
+
+This process holds the port, and starts and restarts its child, which has the engine.
 """
 
 import typer
 
-from hanabi_grpo.commands.console import TRAIN_SCRIPT, announce, make_console, sayer, typed_words
-from hanabi_grpo.commands.dry_run import AsJson, DryRun, PrintConfig, look
+from hanabi_grpo.commands.console import (
+    TRAIN_SCRIPT,
+    announce,
+    make_console,
+    sayer,
+    shell_assignments,
+)
+from hanabi_grpo.commands.dry_run import AsJson, DryRun, PrintConfig, show_start
 from hanabi_grpo.settings import LoadedSettings, Settings
-from hanabi_grpo.settings.load import check_names
+from hanabi_grpo.settings.names import check_names
 from hanabi_grpo.settings.pass_through import check_options
+
+_REACHED_AT_DEFAULT = ("localhost", "0.0.0.0", "::")
+"""Values of HANABI_HOST at which a trainer on this machine reaches the server by default."""
 
 
 def serve(
@@ -17,16 +27,18 @@ def serve(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Start the rollout server (terminal 1). Further options go to vLLM, see docs/pass-through.md.
+    """Start the rollout server (terminal 1).
+
+    Other options are handed on to vLLM, see docs/pass-through.md.
 
     Environment: MODEL, PORT, HANABI_HOST, HANABI_API_KEY, VLLM_TENSOR_PARALLEL_SIZE,
-    HANABI_MAX_MODEL_LEN,
-    HANABI_DTYPE, CUDA_VISIBLE_DEVICES and all others that --print-config shows.
+    HANABI_MAX_MODEL_LEN, HANABI_DTYPE, CUDA_VISIBLE_DEVICES and all others that --print-config
+    shows.
     """
     check_names()
     check_options("server", ctx.args)
     if print_config or dry_run or as_json:
-        look("server", ctx.args, print_config=print_config, dry_run=dry_run, as_json=as_json)
+        show_start("server", ctx.args, print_config=print_config, dry_run=dry_run, as_json=as_json)
         return
     console = make_console()
     loaded = announce(console, "server")
@@ -39,10 +51,11 @@ def serve(
 
 def trainer_command(loaded: LoadedSettings) -> str:
     """Return the command that starts a trainer on this server, as typed in the other terminal."""
-    settings, default = loaded.settings, Settings()
-    words = typed_words(loaded, both=True)
+    settings = loaded.settings
+    default = Settings()
+    assignments = shell_assignments(loaded, both=True)
     if settings.port != default.vllm_server_port:
-        words.append(f"VLLM_SERVER_PORT={settings.port}")
-    if settings.host not in ("localhost", "0.0.0.0", "::", default.vllm_server_host):
-        words.append(f"VLLM_SERVER_HOST={settings.host}")
-    return " ".join([*words, "bash", TRAIN_SCRIPT])
+        assignments.append(f"VLLM_SERVER_PORT={settings.port}")
+    if settings.host not in (*_REACHED_AT_DEFAULT, default.vllm_server_host):
+        assignments.append(f"VLLM_SERVER_HOST={settings.host}")
+    return " ".join([*assignments, "bash", TRAIN_SCRIPT])

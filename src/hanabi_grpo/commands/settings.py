@@ -10,12 +10,17 @@ from hanabi_grpo.settings import environment_markdown
 
 
 def settings(
-    as_json: Annotated[bool, typer.Option("--json", help="As settings.json holds them.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print them as settings.json holds them.")
+    ] = False,
     as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="The tables of docs/settings.md.")
+        bool, typer.Option("--markdown", help="Print the tables of docs/settings.md.")
     ] = False,
 ) -> None:
-    """Show every setting, which is an environment variable, its value, and where that came from."""
+    """Show every setting, its value, and where the value comes from.
+
+    Every setting is an environment variable.
+    """
     if as_markdown:
         sys.stdout.write(environment_markdown())
     else:

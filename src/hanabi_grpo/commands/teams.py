@@ -1,5 +1,6 @@
-"""`hanabi-grpo teams`: does a team pay? Workflows beside one seat alone and beside a vote at as
-many tokens.
+"""`hanabi-grpo teams`: does a team pay?
+
+Workflows beside one seat alone, and beside a vote that samples as many tokens.
 """
 
 from pathlib import Path
@@ -9,7 +10,7 @@ import typer
 from rich.progress import TaskID
 
 from hanabi_grpo.client.lineups import Lineup, parse_lineup
-from hanabi_grpo.commands.console import bars, interruptible, make_console
+from hanabi_grpo.commands.console import interruptible, make_console, progress_bars
 from hanabi_grpo.commands.playing import AsJson, OwnServer, Suite, Temperature, choose, give_result
 from hanabi_grpo.envs.workflows.environment import WORKFLOWS
 from hanabi_grpo.errors import SettingsError
@@ -30,83 +31,84 @@ def teams(
         list[str] | None,
         typer.Argument(
             metavar="WORKFLOW=LINEUP",
-            help="Who answers how, e.g. debate=served summary=outputs/run vote=noisy; lineups as "
-            "in evaluate. The "
-            "chosen environment with served when left out.",
+            help="A workflow and the policies that play it, as in evaluate, e.g. debate=served "
+            "summary=outputs/run vote=noisy.",
+            show_default="served in the environment of the settings",
         ),
     ] = None,
     tasks: Annotated[int, typer.Option(help="Number of held-out problems.")] = 500,
     suite: Suite = "eval",
     temperature: Temperature = None,
-    out: Annotated[Path | None, typer.Option(help="JSON file of the result.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the result as JSON to this file.")] = None,
     as_json: AsJson = False,
     own_server: OwnServer = False,
 ) -> None:
-    """Answer held-out problems in each workflow, by one seat alone, and by a vote at as many
-    sampled tokens.
+    """Compare a team with one seat alone, and with a vote at as many sampled tokens.
 
-    A lineup of trained adapters stands behind the same workflow with base, the model before
-    training.
+    Each workflow answers held-out problems in all three ways. A lineup of trained adapters is
+    also compared with base, the model before training, in the same workflow.
 
-    Environment: as for evaluate; HANABI_ENV names one of the workflows, and what its settings say
-    of problems and
-    prompts holds for all of them.
+    Environment: as for evaluate. HANABI_ENV names one of the workflows; what its settings say of
+    problems and prompts holds for all of them.
     """
     check_tasks(tasks, suite)
     env = load_settings().settings.env
-    asked = [_entry(text) for text in entries or ([f"{env}={SERVED}"] if env in WORKFLOWS else [])]
-    if not asked:
+    default_entries = [f"{env}={SERVED}"] if env in WORKFLOWS else []
+    wanted = [_parse_entry(text) for text in entries or default_entries]
+    if not wanted:
         raise SettingsError(
             f"no WORKFLOW=LINEUP: give one, e.g. debate=served; workflows: {', '.join(WORKFLOWS)}."
         )
-    chosen = choose(None if env in WORKFLOWS else asked[0][0], None, None, temperature)
-    setups = {workflow: shared_setup(chosen.game, workflow) for workflow, _ in asked}
-
+    first_workflow, _ = wanted[0]
+    chosen = choose(None if env in WORKFLOWS else first_workflow, None, None, temperature)
+    setups = {workflow: shared_setup(chosen.game, workflow) for workflow, _ in wanted}
     lineups: dict[tuple[str, str], Lineup] = {}
-    for workflow, text in asked:
-        typed, base = (
-            parse_lineup(one, setups[workflow].spec.num_players, env=workflow)
-            for one in (text, BASE)
-        )
-        lineups |= {(workflow, BASE): base} if typed.needs_server else {}
-        lineups[workflow, text] = typed
+    for workflow, spec in wanted:
+        num_players = setups[workflow].spec.num_players
+        lineup = parse_lineup(spec, num_players, env=workflow)
+        if lineup.needs_server:
+            lineups[workflow, BASE] = parse_lineup(BASE, num_players, env=workflow)
+        lineups[workflow, spec] = lineup
     console = make_console(aside=as_json)
     results: list[TeamResult] = []
-    needed = any(one.needs_server for one in lineups.values())
+    needs_server = any(lineup.needs_server for lineup in lineups.values())
+
+    def stop_summary() -> str:
+        return f"stopped: {len(results)} of {len(lineups)} lineups were done; nothing is kept."
+
     with (
-        interruptible(
-            lambda: f"stopped: {len(results)} of {len(lineups)} lineups were done; nothing is kept."
-        ),
-        chosen.serving(console, needed=needed, own=own_server) as served,
-        bars(make_console(aside=True)) as progress,
+        interruptible(stop_summary),
+        chosen.serving(console, needed=needs_server, own=own_server) as served,
+        progress_bars(make_console(aside=True)) as progress,
     ):
-        for (workflow, text), lineup in lineups.items():
-            bar = progress.add_task(f"{workflow}={text}: {tasks} problems", total=2 * tasks)
+        for (workflow, spec), lineup in lineups.items():
+            # Each problem is answered by the team, and again by the vote.
+            bar = progress.add_task(f"{workflow}={spec}: {tasks} problems", total=2 * tasks)
 
-            def show(done: int, bar: TaskID = bar) -> None:
-                progress.update(bar, completed=done)
+            def show(num_done: int, bar: TaskID = bar) -> None:
+                progress.update(bar, completed=num_done)
 
-            team = evaluate_team(
+            result = evaluate_team(
                 lineup, setups[workflow], tasks, suite=suite, served=served, progress=show
             )
-            results.append(team)
-    heat = chosen.temperature if needed else None
-    about = {
-        "problems": chosen.game.config.problems,
-        "suite": suite,
-        "num_tasks": tasks,
-        "temperature": heat,
-    }
-    title = f"{about['problems']}: {tasks} problems of suite {suite}" + (
-        "" if heat is None else f", T={heat:g}"
+            results.append(result)
+    # Scripts alone sample nothing.
+    used_temperature = chosen.temperature if needs_server else None
+    problems = chosen.game.config.problems
+    title = f"{problems}: {tasks} problems of suite {suite}"
+    if used_temperature is not None:
+        title += f", T={used_temperature:g}"
+    document = team_document(
+        results, problems=problems, suite=suite, num_tasks=tasks, temperature=used_temperature
     )
     table = team_sheet(results, title).rich()
-    give_result(console, team_document(results, **about), [table], out=out, as_json=as_json)
+    give_result(console, document, [table], out=out, as_json=as_json)
 
 
-def _entry(text: str) -> tuple[str, str]:
+def _parse_entry(text: str) -> tuple[str, str]:
+    """Parse "debate=served" to ("debate", "served")."""
     workflow, equals, lineup = (part.strip() for part in text.partition("="))
-    if workflow not in WORKFLOWS or not (equals and lineup):
+    if workflow not in WORKFLOWS or not equals or not lineup:
         raise SettingsError(
             f"{text!r}: give WORKFLOW=LINEUP, e.g. debate=served; workflows: "
             f"{', '.join(WORKFLOWS)}."

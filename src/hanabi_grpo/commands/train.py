@@ -19,17 +19,12 @@ from hanabi_grpo.commands.console import (
     make_console,
     sayer,
     server_command,
-    typed_words,
+    shell_assignments,
 )
-from hanabi_grpo.commands.dry_run import AsJson, DryRun, PrintConfig, look
-from hanabi_grpo.commands.nodes import Nodes, check_nodes, is_one_process, read_nodes, trainer_argv
-from hanabi_grpo.rollout.datasets import (
-    check_payoffs,
-    mix_line,
-    num_steps,
-    played_setups,
-    training_rows,
-)
+from hanabi_grpo.commands.dry_run import AsJson, DryRun, PrintConfig, show_start
+from hanabi_grpo.commands.nodes import Nodes, is_one_process, trainer_argv
+from hanabi_grpo.commands.training_plan import plan_training
+from hanabi_grpo.rollout.datasets import mix_line, played_setups, training_rows
 from hanabi_grpo.rollout.vocabulary import boards_of
 from hanabi_grpo.runs.checkpoints import recover_checkpoints
 from hanabi_grpo.runs.fingerprint import resolve_model
@@ -37,20 +32,22 @@ from hanabi_grpo.runs.history import cut_records
 from hanabi_grpo.runs.resume import ResumePlan, plan_resume, resume_lines, write_resume
 from hanabi_grpo.runs.resume_settings import dataset_sha256, keep_settings
 from hanabi_grpo.runs.run_folder import (
-    RESUME_COMMAND,
     leave_run_folder,
     lock_run_folder,
     make_run_folder,
     prepare_run_folder,
     write_json_atomic,
 )
-from hanabi_grpo.settings import LoadedSettings, Settings, batch_plan, settings_json
+from hanabi_grpo.settings import LoadedSettings, Settings, settings_json
 from hanabi_grpo.settings.defaults import tiny_model_command
-from hanabi_grpo.settings.load import check_names
+from hanabi_grpo.settings.names import check_names
 from hanabi_grpo.settings.pass_through import check_options
-from hanabi_grpo.settings.steps import plan_line
+from hanabi_grpo.settings.saved import RESUME_COMMAND
 from hanabi_grpo.tracking.used_checkpoints import KEY, fetch_used
 from hanabi_grpo.training import main as trainer
+
+_POLL_SECONDS = 0.25
+"""Between two looks at a server; the trainer's imports are done meanwhile."""
 
 
 def train(
@@ -59,103 +56,124 @@ def train(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Wait for the server, then train (terminal 2). Further options go to ms-swift, see
-    docs/pass-through.md.
+    """Wait for the rollout server, then train (terminal 2).
+
+    Other options are handed on to ms-swift, see docs/pass-through.md.
 
     Environment: MODEL, DATASET, OUTPUT_DIR, RESUME, MAX_STEPS, VLLM_SERVER_HOST, VLLM_SERVER_PORT,
-    HANABI_API_KEY,
-    NPROC_PER_NODE, DEEPSPEED, REPORT_TO, CUDA_VISIBLE_DEVICES and all others that --print-config
-    shows."""
+    HANABI_API_KEY, NPROC_PER_NODE, DEEPSPEED, REPORT_TO, CUDA_VISIBLE_DEVICES and all others that
+    --print-config shows.
+    """
     extra_args = ctx.args
     check_names()
     check_options("trainer", extra_args)
     if print_config or dry_run or as_json:
-        look("trainer", extra_args, print_config=print_config, dry_run=dry_run, as_json=as_json)
+        show_start(
+            "trainer", extra_args, print_config=print_config, dry_run=dry_run, as_json=as_json
+        )
         return
     console = make_console()
     say = sayer(console)
     loaded = announce(console, "trainer")
-    plan = batch_plan(loaded.settings)
     rows = training_rows(loaded.settings)
-    check_payoffs(loaded.settings, rows)
-    steps = num_steps(loaded.settings, rows)
-    boards = boards_of(played_setups(rows))
-    resolve_model(loaded.settings.model, tiny_model_command(*boards))
-    nodes = read_nodes()
-    check_nodes(nodes, loaded.settings, plan)
-    if nodes.rank and loaded.settings.output_dir is not None:
+    plan = plan_training(loaded.settings, rows)
+    make_tiny_model = tiny_model_command(*boards_of(played_setups(rows)))
+    resolve_model(loaded.settings.model, make_tiny_model)
+    if plan.nodes.rank and loaded.settings.output_dir is not None:
         say("joining node 0")
-        _become_trainer(
-            loaded, loaded.settings.output_dir / "settings.json", extra_args, nodes, say
-        )
+        settings_path = loaded.settings.output_dir / "settings.json"
+        _become_trainer(loaded, settings_path, extra_args, plan.nodes, say)
         return
     with _run_folder(loaded.settings) as (folder, resume):
         loaded = replace(loaded, settings=loaded.settings.model_copy(update={"output_dir": folder}))
-        say(plan_line(loaded.settings, plan, steps))
+        say(plan.line(loaded.settings))
         say(f"boards: {mix_line(rows)}")
         say(f"run folder: {folder}")
-        for line in resume_lines(resume, loaded.settings, steps):
+        for line in resume_lines(resume, loaded.settings, plan.num_steps):
             say(line)
-        if resume is not None and resume.step >= steps:
-            say(f"To go on: {resume_command(loaded, folder, extra_args, max_steps=2 * steps)}")
+        if resume is not None and resume.step >= plan.num_steps:
+            longer = resume_command(loaded, folder, extra_args, max_steps=2 * plan.num_steps)
+            say(f"To continue: {longer}")
             return
         is_resumed = resume is not None and resume.checkpoint is not None
         used = fetch_used(loaded.settings, folder, is_resumed=is_resumed, say=say)
-        # A server's start takes as long as the trainer's imports do.
-        parts = trainer.import_parts() if is_one_process(loaded.settings, nodes) else iter(())
-        for one in each_server(loaded.settings):
-            wait_for_server(
-                replace(loaded, settings=one), console, poll=0.25, look=lambda: next(parts, None)
-            )
+        _wait_for_all_servers(loaded, console, plan.nodes)
         if resume is not None:
-            moved, files = cut_records(resume.run_folder, resume.step)
-            if moved or files:
-                say(
-                    f"records after step {resume.step} moved aside: {moved} rows to "
-                    f"metrics.discarded.jsonl, {files} "
-                    "files to episodes/discarded/"
-                )
-            if kept := keep_settings(resume.run_folder, resume.step):
-                say(f"settings until here: {kept}")
+            _set_later_records_aside(resume, say)
         document = {
             **settings_json(loaded),
             "dataset_sha256": dataset_sha256(loaded.settings),
             KEY: used,
             RESUME_COMMAND: resume_command(loaded, folder, extra_args),
         }
-        write_json_atomic(folder / "settings.json", document)
+        settings_path = folder / "settings.json"
+        write_json_atomic(settings_path, document)
         write_resume(resume, folder)
         # Inside the block: the trainer inherits the lock.
-        _become_trainer(loaded, folder / "settings.json", extra_args, nodes, say)
+        _become_trainer(loaded, settings_path, extra_args, plan.nodes, say)
+
+
+def _wait_for_all_servers(loaded: LoadedSettings, console: Console, nodes: Nodes) -> None:
+    """Wait for every server, and import what the trainer needs meanwhile.
+
+    A server's start takes as long as these imports do.
+    """
+    imports: Iterator[object] = iter(())
+    if is_one_process(loaded.settings, nodes):
+        imports = trainer.import_parts()
+
+    def import_next() -> None:
+        next(imports, None)
+
+    for settings in each_server(loaded.settings):
+        wait_for_server(
+            replace(loaded, settings=settings), console, poll=_POLL_SECONDS, look=import_next
+        )
+
+
+def _set_later_records_aside(resume: ResumePlan, say: Callable[[str], None]) -> None:
+    """Set aside what was recorded after the step of a resume, and keep the settings until there."""
+    num_rows, num_files = cut_records(resume.run_folder, resume.step)
+    if num_rows or num_files:
+        say(
+            f"records after step {resume.step} moved aside: {num_rows} rows to "
+            f"metrics.discarded.jsonl, {num_files} files to episodes/discarded/"
+        )
+    kept = keep_settings(resume.run_folder, resume.step)
+    if kept:
+        say(f"settings until here: {kept}")
 
 
 def resume_command(
     loaded: LoadedSettings, folder: Path, extra_args: list[str], *, max_steps: int | None = None
 ) -> str:
-    """Return the command that goes on with a run, as typed in this shell; keys are named, not
-    shown.
+    """Return the command that continues a run, as typed in this shell.
 
-    What came from a file is read there again. `max_steps` are those of the whole run; None: as
-    before."""
-    given = {
-        "OUTPUT_DIR": str(folder),
-        "RESUME": "latest",
-        **({"MAX_STEPS": str(max_steps)} if max_steps else {}),
-    }
-    words = typed_words(loaded, without={*given, *(("NUM_TRAIN_EPOCHS",) if max_steps else ())})
-    passed = (
-        (name, value)
-        for name, (value, origin) in loaded.passed_through.items()
-        if origin == "shell"
-    )
-    words += [f"{name}={shlex.quote(value)}" for name, value in (*passed, *given.items())]
-    here = Path(TRAIN_SCRIPT).is_file()
-    start = (
-        ["bash", TRAIN_SCRIPT]
-        if here
-        else [shlex.quote(sys.executable), "-m", "hanabi_grpo.cli", "train"]
-    )
-    return " ".join([*words, *start, *map(shlex.quote, extra_args)])
+    Keys are named, not shown. What came from a file is read there again.
+
+    Args:
+        loaded: The settings.
+        folder: The run folder.
+        extra_args: Options for ms-swift.
+        max_steps: Steps of the whole run; None: as before.
+    """
+    changes = {"OUTPUT_DIR": str(folder), "RESUME": "latest"}
+    without = list(changes)
+    if max_steps:
+        changes["MAX_STEPS"] = str(max_steps)
+        without += ["MAX_STEPS", "NUM_TRAIN_EPOCHS"]
+    assignments = shell_assignments(loaded, without=without)
+    for name, (value, origin) in loaded.passed_through.items():
+        if origin == "shell":
+            assignments.append(f"{name}={shlex.quote(value)}")
+    for name, value in changes.items():
+        assignments.append(f"{name}={shlex.quote(value)}")
+    if Path(TRAIN_SCRIPT).is_file():
+        start = ["bash", TRAIN_SCRIPT]
+    else:
+        start = [shlex.quote(sys.executable), "-m", "hanabi_grpo.cli", "train"]
+    options = [shlex.quote(arg) for arg in extra_args]
+    return " ".join([*assignments, *start, *options])
 
 
 def wait_for_server(
@@ -168,18 +186,25 @@ def wait_for_server(
 ) -> None:
     """Return once the server answers that it is healthy; see `waiting.wait_for_server`.
 
-    Where VLLM_SERVER_HOST lists several, it is the first one, which commands that only play use;
-    they say so."""
-    servers, say = each_server(loaded.settings), sayer(console)
-    if len(servers) > 1:
+    Where VLLM_SERVER_HOST lists several servers, only the first is waited for: commands that only
+    play use that one, and say so.
+
+    Args:
+        loaded: The settings.
+        console: Where the wait is announced.
+        remind: Seconds until the first reminder.
+        poll: Seconds between two looks at the server.
+        look: Called after each look while there is no server; what it raises ends the wait.
+    """
+    say = sayer(console)
+    first, *others = each_server(loaded.settings)
+    if others:
         say(
-            f"VLLM_SERVER_HOST lists {len(servers)} servers; this command uses the first, "
-            f"{server_name(servers[0])}"
+            f"VLLM_SERVER_HOST lists {1 + len(others)} servers; this command uses the first, "
+            f"{server_name(first)}"
         )
-    command = server_command(replace(loaded, settings=servers[0]))
-    waiting.wait_for_server(
-        servers[0], say, server_command=command, remind=remind, poll=poll, look=look
-    )
+    command = server_command(replace(loaded, settings=first))
+    waiting.wait_for_server(first, say, server_command=command, remind=remind, poll=poll, look=look)
 
 
 def _become_trainer(
@@ -189,25 +214,37 @@ def _become_trainer(
     nodes: Nodes,
     say: Callable[[str], None],
 ) -> None:
-    # This process becomes the trainer, so that a signal from the terminal reaches it directly.
+    """Turn this process into the trainer, so that a signal from the terminal reaches it directly.
+
+    Args:
+        loaded: The settings.
+        settings_path: The file from which the trainer reads them.
+        extra_args: Options for ms-swift.
+        nodes: The machines of the trainer.
+        say: Prints a line.
+    """
     command = trainer_argv(loaded.settings, settings_path, extra_args, nodes)
     say(f"starting {shlex.join(command)}")
     sys.stdout.flush()
-    # The key travels here because no file may hold it.
-    if key := loaded.settings.api_key:
-        os.environ["HANABI_API_KEY"] = key.get_secret_value()
+    # The key travels in a variable because no file may hold it.
+    api_key = loaded.settings.api_key
+    if api_key:
+        os.environ["HANABI_API_KEY"] = api_key.get_secret_value()
     if is_one_process(loaded.settings, nodes):
-        raise typer.Exit(trainer.main(command[command.index("--settings") :]))
+        trainer_args = command[command.index("--settings") :]
+        raise typer.Exit(trainer.main(trainer_args))
     os.execvp(command[0], command)
 
 
 @contextmanager
 def _run_folder(settings: Settings) -> Iterator[tuple[Path, ResumePlan | None]]:
-    """Give the run folder, locked, and what to go on from; an unused new folder is removed
-    again.
+    """Lock the run folder while the block runs; a new folder that stays unused is removed again.
+
+    Yields:
+        The run folder, and what the run continues from.
     """
     resume = plan_resume(settings)
-    fresh = resume is None or resume.fork
+    is_new = resume is None or resume.fork
     if resume is None:
         folder = prepare_run_folder(settings)
     else:
@@ -216,20 +253,21 @@ def _run_folder(settings: Settings) -> Iterator[tuple[Path, ResumePlan | None]]:
     settled = settings.model_copy(update={"output_dir": folder})
     with lock_run_folder(folder):
         try:
-            # Again: until the lock was taken, another trainer may have worked here.
-            again = plan_resume(settled)
-            if resume is None or again is None or again.checkpoint != resume.checkpoint:
-                resume = again
-            if fresh:
+            # Until the lock was taken, another trainer may have worked here.
+            newest = plan_resume(settled)
+            if resume is None or newest is None or newest.checkpoint != resume.checkpoint:
+                resume = newest
+            if is_new:
                 prepare_run_folder(settled)
             else:
                 recover_checkpoints(folder)
-            if (
-                resume is not None
-                and resume.checkpoint is not None
-                and not resume.checkpoint.exists()
-            ):
-                resume = replace(resume, checkpoint=folder / f"checkpoint-{resume.step}")
-            yield folder, resume
+            yield folder, _with_existing_checkpoint(resume, folder)
         finally:
             leave_run_folder(folder)
+
+
+def _with_existing_checkpoint(resume: ResumePlan | None, folder: Path) -> ResumePlan | None:
+    """Return the plan with the checkpoint's name of after `recover_checkpoints`."""
+    if resume is None or resume.checkpoint is None or resume.checkpoint.exists():
+        return resume
+    return replace(resume, checkpoint=folder / f"checkpoint-{resume.step}")

@@ -21,31 +21,38 @@ def view(
     path: Annotated[
         Path,
         typer.Argument(
-            help="Run folder, folder of games, a *.jsonl file of games, or "
+            help="Run folder, folder of games, *.jsonl file of games, or "
             "wandb:team/project/name:alias."
         ),
     ],
-    worst: Annotated[int | None, typer.Option(help="This many games of the lowest return.")] = None,
-    best: Annotated[int | None, typer.Option(help="This many games of the highest return.")] = None,
+    worst: Annotated[
+        int | None, typer.Option(help="Show this many games with the lowest return.")
+    ] = None,
+    best: Annotated[
+        int | None, typer.Option(help="Show this many games with the highest return.")
+    ] = None,
     illegal: Annotated[
-        bool, typer.Option("--illegal", help="Only games with a bad reply.")
+        bool, typer.Option("--illegal", help="Show only games with a bad reply.")
     ] = False,
     player: Annotated[
-        str | None, typer.Option(help="Only turns of this player, e.g. player_1.")
+        str | None, typer.Option(help="Show only turns of this player, e.g. player_1.")
     ] = None,
-    game: Annotated[int | None, typer.Option(help="Only the game of this number.")] = None,
+    game: Annotated[int | None, typer.Option(help="Show only the game of this number.")] = None,
     step: Annotated[
-        int | None, typer.Option(help="Recorded step of a run; the last when left out.")
+        int | None, typer.Option(help="Recorded step of a run.", show_default="the last")
     ] = None,
     prompts: Annotated[
-        bool, typer.Option("--prompts", help="Also what the players were shown.")
+        bool, typer.Option("--prompts", help="Show the prompts of the players too.")
     ] = False,
-    html: Annotated[Path | None, typer.Option(help="Write one page for a browser instead.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write one HTML page for a browser instead.")
+    ] = None,
 ) -> None:
-    """Watch recorded games of any environment: what each player saw, thought, said and did, and
-    what it earned.
+    """Watch recorded games of any environment.
 
-    Environment: WANDB_MODE, WANDB_ENTITY and OUTPUT_DIR say where wandb: words are looked for.
+    Shows what each player saw, thought, said and did, and the reward.
+
+    Environment: WANDB_MODE, WANDB_ENTITY and OUTPUT_DIR say where wandb: sources are looked for.
     """
     if player not in (None, *PLAYERS):
         raise SettingsError(f"--player {player!r}: a player is one of {', '.join(PLAYERS)}.")
@@ -65,27 +72,39 @@ def view(
         say(note, "yellow")
     settings = settings_beside(path)
     chosen = selection.apply(recordings)
-    # A page is passed on, and whole paths name machines and people.
-    folder = files[0].resolve().parent
-    run = folder.parent.name if folder.name == "episodes" else folder.name
-    name = files[0].name if len(files) == 1 else f"{len(files)} files"
-    title = f"{name} of {run}: {len(chosen)} of {len(recordings)} games"
+    title = f"{_source_of(files)}: {len(chosen)} of {len(recordings)} games"
     if not chosen:
         say(f"{title}; every reply was a legal action.")
         return
-    if html is None and selection.is_everything and len(chosen) > 1:
+    if html is not None:
+        page = games_page(recordings, chosen, title=title, settings=settings, prompts=prompts)
+        say(write_page(html, page, "--html"))
+        return
+    if selection.is_everything and len(chosen) > 1:
         console.print(games_table(chosen, title))
         say(
             "One of them: --game N. Several: --worst N, --best N, --illegal. All as a page: "
             "--html FILE"
         )
         return
-    if html is not None:
-        page = games_page(recordings, chosen, title=title, settings=settings, prompts=prompts)
-        say(write_page(html, page, "--html"))
-        return
     advantages, _ = advantages_of(recordings, settings)
-    for one in chosen:
+    for recording in chosen:
         print_game(
-            console, one, settings, advantages[one.number], prompts=prompts, player=selection.player
+            console,
+            recording,
+            settings,
+            advantages[recording.number],
+            prompts=prompts,
+            player=selection.player,
         )
+
+
+def _source_of(files: list[Path]) -> str:
+    """Name the files and their run, e.g. "step_000100.jsonl of laptop-20260131-093000".
+
+    A page may be passed on, and whole paths name machines and people.
+    """
+    folder = files[0].resolve().parent
+    run = folder.parent.name if folder.name == "episodes" else folder.name
+    name = files[0].name if len(files) == 1 else f"{len(files)} files"
+    return f"{name} of {run}"

@@ -1,7 +1,8 @@
 """`hanabi-grpo warm-start`: supervised learning from games of scripts or from recorded games."""
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.progress import TaskID
@@ -9,9 +10,9 @@ from rich.table import Table
 
 from hanabi_grpo.commands.console import (
     INTERRUPTED,
-    bars,
     give_environ,
     make_console,
+    progress_bars,
     sayer,
     stop_flag,
 )
@@ -22,7 +23,8 @@ from hanabi_grpo.settings import load_settings
 def warm_start(
     out: Annotated[Path, typer.Option(help="New folder of the result.")],
     lineups: Annotated[
-        list[str] | None, typer.Argument(metavar="SOURCE", help="Scripts that play: iggi,piers.")
+        list[str] | None,
+        typer.Argument(metavar="SOURCE", help="Scripts that play the games, e.g. iggi,piers."),
     ] = None,
     games: Annotated[
         list[Path] | None, typer.Option(help="Recorded games: a folder, a run or a file.")
@@ -32,42 +34,51 @@ def warm_start(
     players: Players = None,
     tasks: Annotated[int, typer.Option(min=1, help="Tasks that each SOURCE plays.")] = 2000,
     noise: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of random moves, which are not learned.")
+        float,
+        typer.Option(min=0, max=1, help="Share of random actions, which are not learned."),
     ] = 0.2,
     learn_noise: Annotated[
-        bool, typer.Option("--learn-noise", help="Learn those too: a start that explores.")
+        bool,
+        typer.Option(
+            "--learn-noise", help="Learn the random actions too, for a policy that explores."
+        ),
     ] = False,
     steps: Annotated[int, typer.Option(min=1, help="Updates of each adapter.")] = 300,
     batch: Annotated[int, typer.Option(min=1, help="Conversations of one update.")] = 32,
     learning_rate: Annotated[
-        float | None, typer.Option(min=0, help="At its peak; by size when left out.")
+        float | None,
+        typer.Option(min=0, help="Peak learning rate.", show_default="by the size of the model"),
     ] = None,
     min_score: Annotated[
-        float | None, typer.Option(help="Learn from games of this score or more.")
+        float | None, typer.Option(help="Learn only from games of at least this score.")
     ] = None,
     who: Annotated[
-        str | None, typer.Option(help="Learn only what this seat said: iggi, player_0.")
+        str | None, typer.Option(help="Learn only the replies of this policy: iggi, player_0.")
     ] = None,
-    shared: Annotated[bool, typer.Option("--shared", help="One adapter for all players.")] = False,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="Train one adapter for all players.")
+    ] = False,
     full: Annotated[
         bool, typer.Option("--full", help="Train the whole model instead of adapters.")
     ] = False,
     every_start: Annotated[
-        bool, typer.Option("--every-start", help="Learn all starts, and hold none out.")
+        bool, typer.Option("--every-start", help="Learn from all starts, and hold none out.")
     ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with an interrupted --out.")
+        bool, typer.Option("--resume", help="Continue an interrupted warm start in --out.")
     ] = False,
 ) -> None:
-    """Teach adapters, or with --full a whole model, to play like a script or like recorded games.
+    """Train adapters to play like a script or like recorded games, by supervised learning.
+
+    With --full the whole model is trained.
 
     Environment: MODEL, HANABI_DTYPE, HANABI_THINKING, LORA_RANK, LORA_ALPHA, HANABI_ADAPTERS and
-    SEED; DATASET,
-    HANABI_PRESET, HANABI_PLAYERS and the other variables of a game choose the board.
+    SEED. DATASET, HANABI_PRESET, HANABI_PLAYERS and the other variables of a game choose the board.
     """
-    give_environ(loaded := load_settings())
+    loaded = load_settings()
+    give_environ(loaded)
     settings = loaded.settings
-    # After these switches: libraries read them once.
+    # Imported after the switches are set: libraries read them once.
     from transformers.utils.logging import disable_progress_bar
 
     from hanabi_grpo.sft.run import StoppedError, WarmStart, Watcher
@@ -96,24 +107,34 @@ def warm_start(
         resume=resume,
     )
     disable_progress_bar()
-    aside, console = make_console(aside=True), make_console()
-    with stop_flag() as should_stop, bars(aside) as progress:
-        bar_of: dict[str, TaskID] = {}
+    console = make_console()
+    aside = make_console(aside=True)
+    with stop_flag() as should_stop, progress_bars(aside) as progress:
+        bars: dict[str, TaskID] = {}
 
-        def show(what: str, done: int, total: int | None, text: str) -> None:
-            if what not in bar_of:
-                bar_of[what] = progress.add_task(text, total=total)
-            progress.update(bar_of[what], completed=done, total=total, description=text)
+        def show(name: str, num_done: int, total: int | None, text: str) -> None:
+            if name not in bars:
+                bars[name] = progress.add_task(text, total=total)
+            progress.update(bars[name], completed=num_done, total=total, description=text)
 
         try:
             rows = work.run(Watcher(say=sayer(aside), show=show, should_stop=should_stop))
-        except StoppedError as stopped:
-            sayer(aside)(f"stopped: {stopped}; the same command with --resume goes on.")
+        except StoppedError as error:
+            sayer(aside)(f"stopped: {error}; the same command with --resume continues.")
             raise typer.Exit(INTERRUPTED) from None
-    table = Table("learns", "after step", "held-out loss", "held-out accuracy", "replies")
-    for label, row in rows:
-        figures = f"{row['loss']:.4f}", f"{row['accuracy']:.3f}", str(row["num_replies"])
-        table.add_row(f"{row['name']} ({label})", str(row["step"]), *figures)
-    console.print(table)
+    console.print(_table(rows))
     for line in work.next_steps():
         sayer(console)(line)
+
+
+def _table(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> Table:
+    table = Table("learns", "after step", "held-out loss", "held-out accuracy", "replies")
+    for label, row in rows:
+        table.add_row(
+            f"{row['name']} ({label})",
+            str(row["step"]),
+            f"{row['loss']:.4f}",
+            f"{row['accuracy']:.3f}",
+            str(row["num_replies"]),
+        )
+    return table

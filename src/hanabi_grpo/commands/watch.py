@@ -21,56 +21,67 @@ from hanabi_grpo.report.run_report import levels_of
 from hanabi_grpo.report.run_views.run_watch import RunWatch
 from hanabi_grpo.report.run_views.screen import RunScreen
 
+_QUIT = "q"
+_NEXT_PANEL = "\t"
+
 
 def watch(
-    run: Annotated[Path, typer.Argument(help="Run folder (OUTPUT_DIR); it may not be there yet.")],
+    run: Annotated[Path, typer.Argument(help="Run folder (OUTPUT_DIR); it need not exist yet.")],
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
     every: Annotated[
-        float, typer.Option(min=0.1, max=3600, help="Seconds between two looks.")
+        float, typer.Option(min=0.1, max=3600, help="Seconds between two frames.")
     ] = 1.0,
 ) -> None:
-    """Watch a run: score, players, phase times, versions, alarms. q leaves, tab brings the next
-    panel up.
+    """Watch a run: score, players, phase times, versions, alarms.
 
-    Nothing is written, and the run goes on. --once exits with 1 when there is no run yet. Where
-    standard output is no terminal, one frame is printed."""
+    q quits, tab shows the next panel first. Nothing is written, and the run continues. --once
+    exits with 1 if there is no run yet. Where standard output is no terminal, one frame is
+    printed.
+    """
     if run.is_file():
         raise SettingsError(f"{run}: is a file; give the folder of a run (OUTPUT_DIR).")
-    console, watched, levels = make_console(), RunWatch(run), levels_of(run)
+    console = make_console()
+    run_watch = RunWatch(run)
+    levels = levels_of(run)
     if once or not sys.stdout.isatty():
-        state = watched.look()
+        state = run_watch.look()
         console.print(RunScreen(state, levels))
         raise typer.Exit(0 if state.is_there else 1)
-    # SIGTERM must give the terminal back too.
+    # SIGTERM must restore the terminal too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    first = 0
-    screen = Live(
-        RunScreen(watched.look(), levels), console=console, screen=True, auto_refresh=False
-    )
-    with contextlib.suppress(KeyboardInterrupt), _single_keys(), screen:
-        while (key := _typed(every)) != "q":
-            first += key == "\t"
-            screen.update(RunScreen(watched.look(), levels, first), refresh=True)
+    first_panel = 0
+    frame = RunScreen(run_watch.look(), levels)
+    live = Live(frame, console=console, screen=True, auto_refresh=False)
+    with contextlib.suppress(KeyboardInterrupt), _single_keys(), live:
+        while True:
+            key = _read_key(every)
+            if key == _QUIT:
+                break
+            if key == _NEXT_PANEL:
+                first_panel += 1
+            live.update(RunScreen(run_watch.look(), levels, first_panel), refresh=True)
 
 
 @contextlib.contextmanager
 def _single_keys() -> Iterator[None]:
-    """Give keys to the program without Enter and unseen, where standard input is a terminal."""
+    """Deliver each key at once and unseen, where standard input is a terminal."""
     if not sys.stdin.isatty():
         yield
         return
-    before = termios.tcgetattr(sys.stdin)
+    previous = termios.tcgetattr(sys.stdin)
     tty.setcbreak(sys.stdin)
     try:
         yield
     finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, previous)
 
 
-def _typed(seconds: float) -> str:
-    """Return the key that is typed within so many seconds; "": none."""
-    if sys.stdin.isatty() and select.select([sys.stdin], [], [], seconds)[0]:
-        return os.read(sys.stdin.fileno(), 1).decode("ascii", "ignore")
+def _read_key(seconds: float) -> str:
+    """Wait so many seconds for a key; return "" where none was pressed."""
     if not sys.stdin.isatty():
         time.sleep(seconds)
-    return ""
+        return ""
+    is_pressed, _, _ = select.select([sys.stdin], [], [], seconds)
+    if not is_pressed:
+        return ""
+    return os.read(sys.stdin.fileno(), 1).decode("ascii", "ignore")

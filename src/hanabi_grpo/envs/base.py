@@ -1,12 +1,13 @@
 """The interface of an environment.
 
 An *environment* is a game with its prompts and scripts. A *task* is one start of it, named by
-(split, seed): in Hanabi a task. An *episode* is one play of a task to its end by all *players*, who
+(split, seed): in Hanabi a deal. An *episode* is one play of a task to its end by all *players*, who
 are numbered from 0.
 
 To write an environment, subclass `EnvConfig` (its settings), `Game` (one episode) and `Environment`
 (what holds for all episodes), as docs/environments.md shows. Methods with a body here are defaults;
-the others have to be written. `Referee` plays a game, `conformance.check` tests it."""
+the others have to be written. `Referee` plays a game, `conformance.check` tests it.
+"""
 
 import copy
 import functools
@@ -15,7 +16,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Generic, Literal, Protocol, Self, TypeVar
+from typing import Any, Generic, Literal, NoReturn, Protocol, Self, TypeVar
 
 from hanabi_grpo.envs.alarms import Alarm
 from hanabi_grpo.envs.config import EnvConfig
@@ -38,30 +39,31 @@ class EnvSpec:
     env: str
     preset: str
     hash: str
-    """Of rules and prompts, e.g. by `stable_hash`. Two sides with the same hash play the same
-    game.
-    """
+    """Of rules and prompts, e.g. by `stable_hash`.
+
+    Two sides with the same hash play the same game."""
     num_players: int
     roles: tuple[str, ...]
-    """What each player is in the game, e.g. ("first", "second"); players with equal roles can be
-    compared.
-    """
+    """What each player is in the game, e.g. ("first", "second").
+
+    Players with equal roles can be compared."""
     payoff: Literal["team", "zero_sum", "general"]
-    """"team": every player gets the same parts. "zero_sum": the parts of all players add up to 0 in
-    every step.
-    """
+    """How the players' rewards are related.
+
+    "team": every player gets the same parts. "zero_sum": the parts of all players add up to 0 in
+    every step. "general": anything else."""
     max_turns: int
     """Steps after which an episode is truncated."""
     return_range: tuple[float, float]
     """Least and greatest sum of a player's reward parts in an episode, bad replies not counted."""
     bad_reply: Literal["random_legal", "forfeit", "skip"] = "random_legal"
-    """What takes the place of a bad reply: a legal action drawn at random, or the action `FORFEIT`
-    or `SKIP`.
-    """
+    """What takes the place of a bad reply.
+
+    It is a legal action drawn at random, or the action `FORFEIT` or `SKIP`."""
     score: str = "return"
-    """Name of the figure of `Game.result` by which players are compared; "return": the sum of a
-    player's rewards.
-    """
+    """Name of the figure of `Game.result` by which players are compared.
+
+    "return" is the sum of a player's rewards."""
     max_score: float | None = None
     """Greatest value of that figure under the rules; None: the upper end of `return_range`."""
     attainable: float | None = None
@@ -71,32 +73,26 @@ class EnvSpec:
 
     @property
     def has_common_score(self) -> bool:
-        """Whether one figure says how well all of them played: a team's return, or a figure that is
-        no return.
+        """Whether one figure says how well all of them played.
+
+        It is a team's return, or a figure that is no return.
         """
         return self.payoff == "team" or (self.payoff == "general" and self.score != "return")
 
     def __post_init__(self) -> None:
         """Refuse a spec that contradicts itself with a `SettingsError`."""
+        if not 1 <= self.num_players <= MAX_PLAYERS:
+            self._refuse("num_players", f"an environment has 1 to {MAX_PLAYERS} players")
+        if len(self.roles) != self.num_players:
+            self._refuse("roles", f"give one role for each of {self.num_players} players")
+        if self.max_turns < 1:
+            self._refuse("max_turns", "give at least 1")
         low, high = self.return_range
-        for name, is_right, rule in (
-            (
-                "num_players",
-                1 <= self.num_players <= MAX_PLAYERS,
-                f"an environment has 1 to {MAX_PLAYERS} players",
-            ),
-            (
-                "roles",
-                len(self.roles) == self.num_players,
-                f"give one role for each of {self.num_players} players",
-            ),
-            ("max_turns", self.max_turns >= 1, "give at least 1"),
-            ("return_range", low <= high, "give the least return first"),
-        ):
-            if not is_right:
-                raise SettingsError(
-                    f"EnvSpec of {self.env!r}: {name}={getattr(self, name)!r}: {rule}."
-                )
+        if low > high:
+            self._refuse("return_range", "give the least return first")
+
+    def _refuse(self, name: str, rule: str) -> NoReturn:
+        raise SettingsError(f"EnvSpec of {self.env!r}: {name}={getattr(self, name)!r}: {rule}.")
 
     @property
     def span(self) -> float:
@@ -114,54 +110,65 @@ class Frame:
 
 
 class Game(Protocol):
-    """One episode in progress. It is pure: no I/O, no clock, and all chance was drawn in
-    `Environment.reset`.
+    """One episode in progress.
 
-    Everything that a player is shown comes from `message`, `state_message`, `view` and `legal`.
-    None of them may depend on what the player must not know, and none may change the game."""
+    It is pure: no I/O, no clock, and all chance was drawn in `Environment.reset`. Everything that a
+    player is shown comes from `message`, `state_message`, `view` and `legal`. None of them may
+    depend on what the player must not know, and none may change the game.
+    """
 
     def to_act(self) -> tuple[int, ...]:
-        """Return the players who answer now: one, several at the same time, or () when the game is
-        over.
+        """Return the players who answer now.
+
+        There is one, there are several at the same time, or () when the game is over.
         """
 
     def message(self, player: int) -> str:
-        """Return what is new for the player since its last action, and what it is asked;
-        private.
+        """Return what is new for the player since its last action, and what it is asked.
+
+        Only this player may see it.
         """
         return self.state_message(player)
 
     def state_message(self, player: int) -> str:
-        """Return all that matters for the player now, for one that remembers no earlier message;
-        private.
+        """Return all that matters for the player now, for one that remembers no earlier message.
+
+        Only this player may see it.
         """
 
     def view(self, player: int) -> Any:
-        """Return what the player may know as data with `==`, for scripts; private."""
+        """Return what the player may know as data with `==`, for scripts.
+
+        Only this player may see it.
+        """
         return self.state_message(player)
 
     def legal(self, player: int) -> tuple[str, ...] | None:
-        """Return the actions that the player may take now, or None where any text is one; () when
-        it is not to act.
+        """Return the actions that the player may take now, or None where any text is one.
+
+        It is () when the player is not to act.
         """
 
     def parse(self, player: int, reply: str) -> str | None:
-        """Return the action that a reply names, legal or not, worded as in `legal`; None when it
-        names none.
+        """Return the action that a reply names, legal or not, worded as in `legal`, or None.
 
         The reply is any text at all, and none may raise. `envs.replies` has helpers.
         """
 
     def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
-        """Take one action of each player in `to_act()` and return per player its named reward parts
-        of this step.
+        """Take one action of each player in `to_act()`.
 
-        An action is a legal one, or the word that `EnvSpec.bad_reply` names. Reward parts are, for
-        example, `[{"chips": 1.0}, {"chips": -1.0}]`."""
+        An action is a legal one, or the one that `EnvSpec.bad_reply` names.
+
+        Returns:
+            Per player its named reward parts, e.g. `[{"chips": 1.0}, {"chips": -1.0}]`.
+        """
 
     def late(self) -> Sequence[Sequence[Mapping[str, float]]]:
-        """Return, once the episode is over, what it pays for earlier steps beside `step`: per step
-        and player.
+        """Return, once the episode is over, what it pays for earlier steps beside `step`.
+
+        Returns:
+            Per step and player the named reward parts.
         """
         return ()
 
@@ -173,18 +180,19 @@ class Game(Protocol):
         return copy.deepcopy(self)
 
     def hidden(self, player: int) -> Mapping[str, Any]:
-        """Return what the player must not know now, by name, e.g. `{"opponent's card": "K"}`; only
-        tests read it.
+        """Return what the player must not know now, by name, e.g. `{"opponent's card": "K"}`.
+
+        Only tests read it.
         """
         return {}
 
     def resampled(self, player: int, rng: random.Random) -> Self:
-        """Return a game in which the player has lived through the same, with its `hidden` drawn
-        anew.
+        """Return a game in which the player has lived through the same, with other `hidden`.
 
         Only tests call it: what the player is shown must be equal in both games. So the new values
         must be possible, given all that the player was told, and may equal the old ones now and
-        then."""
+        then.
+        """
         if self.hidden(player):
             raise NotImplementedError(
                 f"{type(self).__name__} has hidden values: write resampled(player, rng)."
@@ -193,8 +201,9 @@ class Game(Protocol):
 
 
 class Environment(Protocol[C]):
-    """A game with its prompts, scripts and figures; one object without state, shared by all
-    episodes.
+    """A game with its prompts, scripts and figures.
+
+    One object without state, shared by all episodes.
     """
 
     name: str
@@ -205,25 +214,28 @@ class Environment(Protocol[C]):
     policies: Mapping[str, Callable[[], "Policy"]]
     """Scripts by name."""
     teachers: Sequence[str] = ()
-    """Names of scripts whose noisy games a tiny model imitates before training; (): all of them and
-    random play.
-    """
+    """Names of scripts whose noisy games a tiny model imitates before training.
+
+    (): all of them and random play."""
     teacher_noise: float = 0.4
     """Share of random actions in those games."""
     alarms: Sequence[Alarm] = ()
     """Signs of collapse in figures of `metrics`, beside those that hold for every environment."""
 
     def spec(self, config: C) -> EnvSpec:
-        """Return what others have to know; raises `SettingsError` where fields of the config
-        contradict each other.
+        """Return what others have to know.
+
+        Raises:
+            SettingsError: Fields of the config contradict each other.
         """
 
     def system(self, config: C, player: int) -> str:
         """Return the system message of a player, e.g. the rules; "" for none."""
 
     def reset(self, config: C, *, split: str, seed: int) -> Game:
-        """Start an episode. The same (split, seed) starts the same game on every machine, see
-        `draw`.
+        """Start an episode.
+
+        The same (split, seed) starts the same game on every machine, see `draw`.
 
         Args:
             config: The settings.
@@ -236,29 +248,33 @@ class Environment(Protocol[C]):
         return f"{split}/{seed}"
 
     def recorded(self, config: C, recording: Recording) -> tuple[Game, str]:
-        """Return a recorded game at its start, in the config's words, and the name of the start,
-        see `start_id`.
+        """Return a recorded game at its start and the name of the start, see `start_id`.
+
+        Its prompts are those of the config.
 
         Raises:
             SettingsError: It is another game, or nothing says how it starts.
         """
-        episode, spec = recording.episode, self.spec(config)
-        if (episode.env, episode.spec_hash) != (spec.env, spec.hash) or recording.start is not None:
+        episode = recording.episode
+        spec = self.spec(config)
+        is_same_game = (episode.env, episode.spec_hash) == (spec.env, spec.hash)
+        if not is_same_game or recording.start is not None:
             raise other_game(spec, recording)
-        split, seed = episode.suite, episode.seed
-        return self.reset(config, split=split, seed=seed), self.start_id(
-            config, split=split, seed=seed
-        )
+        game = self.reset(config, split=episode.suite, seed=episode.seed)
+        name = self.start_id(config, split=episode.suite, seed=episode.seed)
+        return game, name
 
     def reply_words(self, config: C) -> tuple[str, ...]:
-        """Return words that a tiny model needs and that random play does not show: of answers in
-        free text.
+        """Return words that a tiny model needs and that random play does not show.
+
+        They are those of answers in free text.
         """
         return ()
 
     def metrics(self, config: C, episodes: Sequence[Episode]) -> dict[str, float]:
-        """Return figures over episodes, by default the mean of each figure of `Game.result` where
-        it is given.
+        """Return figures over episodes.
+
+        By default it is the mean of each figure of `Game.result`, where it is given.
         """
         figures: dict[str, list[float]] = {}
         for episode in episodes:
@@ -267,46 +283,49 @@ class Environment(Protocol[C]):
         return {name: sum(values) / len(values) for name, values in figures.items()}
 
     def picture(self, config: C, game: Any) -> str:
-        """Return the table between two moves as people see it, with everything that is hidden; ""
-        for none.
+        """Return the position between two moves as people see it, "" for no picture.
+
+        Everything that is hidden from players is in it.
         """
         return ""
 
     def render(self, config: C, episode: Episode) -> Iterator[Frame]:
-        """Yield the episode as text for people, by default pictures, or what players were shown,
-        and moves.
+        """Yield the episode as text for people.
+
+        By default that is pictures, or where there are none what players were shown, and moves.
         """
         game = self.reset(config, split=episode.suite, seed=episode.seed)
         for number, turns in groupby(episode.turns, lambda turn: turn.step):
             actions = {turn.player: turn.action for turn in turns}
-            read = (
-                f"{player_name(player)} reads:\n{game.state_message(player)}" for player in actions
-            )
-            shown = self.picture(config, game) or "\n".join(read)
-            done = [f"{player_name(player)}: {action}" for player, action in actions.items()]
-            yield Frame(title=f"turn {number + 1}", text="\n".join([shown, *done]))
+            picture = self.picture(config, game)
+            lines = [picture] if picture else []
+            if not picture:
+                for player in actions:
+                    lines.append(f"{player_name(player)} reads:\n{game.state_message(player)}")
+            for player, action in actions.items():
+                lines.append(f"{player_name(player)}: {action}")
+            yield Frame(title=f"turn {number + 1}", text="\n".join(lines))
             game.step(actions)
         figures = ", ".join(f"{name} {value:g}" for name, value in game.result().items())
-        last = self.picture(config, game), figures or episode.status.value
-        yield Frame(title="end", text="\n".join(filter(None, last)))
+        last_lines = [self.picture(config, game), figures or episode.status.value]
+        yield Frame(title="end", text="\n".join(filter(None, last_lines)))
 
 
 def other_game(wanted: EnvSpec, recording: Recording) -> SettingsError:
     """Return the error for a recorded game that is not the wanted one."""
     episode = recording.episode
     return SettingsError(
-        f"{recording.where}: a game of {episode.preset} ({episode.env}, rules "
-        f"{episode.spec_hash}) with "
-        f"{episode.num_players} players, wanted {wanted.preset} ({wanted.env}, rules "
-        f"{wanted.hash}) with "
-        f"{wanted.num_players}; choose by HANABI_ENV, --preset and --players."
+        f"{recording.where}: a game of {episode.preset} ({episode.env}, rules {episode.spec_hash}) "
+        f"with {episode.num_players} players, wanted {wanted.preset} ({wanted.env}, rules "
+        f"{wanted.hash}) with {wanted.num_players}; choose by HANABI_ENV, --preset and --players."
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Setup(Generic[C]):
-    """An environment with its config: what a dataset row names. `.task("eval", 17)` is one start of
-    it.
+    """An environment with its config: what a dataset row names.
+
+    `.task("eval", 17)` is one start of it.
     """
 
     environment: Environment[C]
@@ -343,7 +362,9 @@ class Task(Generic[C]):
     environment: Environment[C]
     config: C
     split: str
+    """Name of a stream of starts, e.g. "train" or "eval"."""
     seed: int
+    """Number of the start within the split."""
 
     @property
     def setup(self) -> Setup[C]:
@@ -352,25 +373,33 @@ class Task(Generic[C]):
 
 
 class Observation:
-    """What one player may look at on its turn, and the only thing that a player gets; each part is
-    built when asked.
+    """What one player may look at on its turn, and the only thing that a player gets.
+
+    Each part is built when it is asked for.
     """
 
     __slots__ = ("__game", "player", "window")
 
     def __init__(self, game: Game, player: int, window: int | None = None) -> None:
-        """Look at `game` with the eyes of `player`, who remembers so many turns (see
-        `EnvConfig.window`).
+        """Look at a game with the eyes of one player.
+
+        Args:
+            game: The episode.
+            player: Number of the player.
+            window: Turns that the player remembers, see `EnvConfig.window`.
         """
         self.__game = game
         self.player = player
         self.window = window
 
     def message(self) -> str:
-        """Return what the player is told on this turn, as far as it remembers: `Game.message` or
-        `state_message`.
+        """Return what the player is told on this turn: `Game.message` or `state_message`.
+
+        The latter is for a player that does not remember the whole episode.
         """
-        return self.__game.message(self.player) if self.window is None else self.state_message()
+        if self.window is None:
+            return self.__game.message(self.player)
+        return self.state_message()
 
     def state_message(self) -> str:
         """See `Game.state_message`."""
@@ -415,12 +444,12 @@ class Script:
     choose: Callable[[Observation, random.Random], str]
 
     def seat(self, player: int, *, task: Task[Any], game: int) -> "ScriptSeat":
-        """Return a seat whose generator depends only on the script, the player, the task and the
-        episode's number.
+        """Return a seat with its own generator.
+
+        It depends only on the script, the player, the task and the episode's number.
         """
-        return ScriptSeat(
-            self.choose, random.Random(repr((self.name, player, task.split, task.seed, game)))
-        )
+        key = (self.name, player, task.split, task.seed, game)
+        return ScriptSeat(self.choose, random.Random(repr(key)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,23 +470,30 @@ def random_policy() -> Script:
 
 
 def is_held_out(split: str) -> bool:
-    """Return True for a split of evaluations, "eval…" or "test…", also with "split-" before it: no
-    run trains on it.
+    """Return True for a split of evaluations, which no run trains on.
+
+    It is named "eval…" or "test…", also with "split-" before it.
     """
     return split.removeprefix("split-").startswith(("eval", "test"))
 
 
 def draw(*key: object, below: int) -> int:
-    """Return a number from 0 to `below` - 1 that only the key decides, the same on every machine
-    and for ever.
+    """Return a number from 0 to `below` - 1 that only the key decides.
 
-    Python's own generator may choose otherwise in another version. Example: `draw("dice", split,
-    seed, below=6)`."""
-    return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8]) % below
+    It is the same on every machine and for ever. Python's own generator may choose otherwise in
+    another version.
+
+    Example:
+        draw("dice", split, seed, below=6)
+    """
+    digest = hashlib.sha256(repr(key).encode()).digest()
+    return int.from_bytes(digest[:8]) % below
 
 
 def stable_hash(*parts: object) -> str:
-    """Return twelve hex digits for `EnvSpec.hash`, of what makes the game: rules, prompts, the
-    config's fields.
+    """Return twelve hex digits for `EnvSpec.hash`.
+
+    Args:
+        *parts: What makes the game: rules, prompts, the config's fields.
     """
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]

@@ -16,7 +16,8 @@ class EnvConfig(BaseModel):
 
     Each is an environment variable too, HANABI_<FIELD>, which the string under it describes. The
     three rewards belong to the player who made the reply; `Referee` pays them beside the parts of
-    the game."""
+    the game.
+    """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
@@ -44,8 +45,11 @@ class EnvConfig(BaseModel):
 
     @classmethod
     def defaults(cls, device: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return defaults that differ from the fields' own; models play on a "cpu" or "gpu",
-        `given` was set.
+        """Return defaults that differ from the fields' own.
+
+        Args:
+            device: What models play on, "cpu" or "gpu".
+            given: The settings that somebody has set.
         """
         return {}
 
@@ -53,8 +57,9 @@ class EnvConfig(BaseModel):
     def parse(cls, row: Mapping[str, Any]) -> Self:
         """Build from a mapping that a person or a client wrote.
 
-        Raises: SettingsError: A key is missing, unknown or has a value that is not allowed; names
-            all of them.
+        Raises:
+            SettingsError: A key is missing, unknown or has a value that is not allowed; names all
+                of them.
         """
         try:
             return cls.model_validate(dict(row))
@@ -64,6 +69,7 @@ class EnvConfig(BaseModel):
 
     @classmethod
     def _problem(cls, item: dict[str, Any]) -> str:
+        """Return one of pydantic's errors as a message says it."""
         message = str(item["msg"]).removeprefix("Value error, ").rstrip(".")
         if not item["loc"]:
             return message
@@ -71,21 +77,20 @@ class EnvConfig(BaseModel):
         if item["type"] == "extra_forbidden":
             hint = did_you_mean(key, cls.model_fields)
             return f"unknown key {key!r}; {hint}allowed: {', '.join(cls.model_fields)}"
-        return (
-            f"key {key!r} is missing"
-            if item["type"] == "missing"
-            else f"{key}={shown(item['input'])}: {message}"
-        )
+        if item["type"] == "missing":
+            return f"key {key!r} is missing"
+        return f"{key}={shown(item['input'])}: {message}"
 
 
 class StateConfig(EnvConfig):
-    """Of an environment whose every message is the whole position, so that no other one is
-    needed.
+    """Settings of an environment whose every message is the whole position.
+
+    So a player needs no other message, and by default remembers none.
     """
 
     memory: Memory = Field(default="turn", json_schema_extra={"allowed": MEMORY_ALLOWED})
     style: Literal["full", "compact"] = "full"
-    """Words of the prompts: full for language models, compact for the tiny model."""
+    """Style of the prompts: full for language models, compact for the tiny model."""
 
     @classmethod
     def defaults(cls, device: str, given: Mapping[str, Any]) -> Mapping[str, Any]:

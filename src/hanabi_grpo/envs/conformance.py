@@ -3,10 +3,11 @@
     from hanabi_grpo.envs.conformance import check
     print(check(MY_GAME, MY_GAME.presets["small"]))
 
-A failed check raises `ConformanceError`, which says what was expected, where, and what stood there.
-The games that are checked are drawn from a fixed seed, so a failure comes again. What is shown is
-shown for the positions that were met and for what `Game.hidden` names: an environment that does not
-name a secret has not been tested on it."""
+A failed check raises `ConformanceError`, which says what was expected, where, and what was found
+there. The games that are checked are drawn from a fixed seed, so a failure is reproducible. What
+passes has been proven for the positions that were met and for what `Game.hidden` names: an
+environment that does not name a secret has not been tested on it.
+"""
 
 import random
 from collections import Counter
@@ -20,10 +21,31 @@ from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.types import REPLY_PARTS, Episode, ReplyKind
 
 STRANGE_REPLIES = (
-    "", " \n\t", "\x00", "\ud800", "\ufffd" * 40, "{}", "-1", "9" * 400, "<think>", "</think>", "<answer></answer>",
-    "\u202eevil", "0" * 20_000, "a\n" * 2_000, "%s %n {0}", FORFEIT, SKIP,
-)  # fmt: skip
+    "",
+    " \n\t",
+    "\x00",
+    "\ud800",
+    "\ufffd" * 40,
+    "{}",
+    "-1",
+    "9" * 400,
+    "<think>",
+    "</think>",
+    "<answer></answer>",
+    "\u202eevil",
+    "0" * 20_000,
+    "a\n" * 2_000,
+    "%s %n {0}",
+    FORFEIT,
+    SKIP,
+)
+"""What a model may write instead of an action; none of it may raise."""
 _NUM_SPLIT_SEEDS = 50
+"""Starts of each split that `check_starts` looks at."""
+_NUM_REPEATED_STARTS = 20
+"""How many of them it starts twice."""
+_ROUNDING = 1e-9
+"""Difference of two sums of rewards that counts as none."""
 
 
 class ConformanceError(HanabiGrpoError, AssertionError):
@@ -39,17 +61,15 @@ class Report:
     num_episodes: int = 0
     num_steps: int = 0
     num_copies: int = 0
-    """Positions whose copy was played on beside the original; 0 when the environment cannot copy a
-    game.
-    """
+    """Positions whose copy was played on beside the original; 0 when games cannot be copied."""
     num_starts: int = 0
     """Different starts among the episodes."""
     secrets: Counter[str] = field(default_factory=Counter)
-    """Name of a hidden value to the positions in which it was exchanged and the player saw the
-    same.
-    """
+    """Per name of a hidden value the positions in which it was exchanged.
+
+    In all of them the player saw the same."""
     known: Counter[str] = field(default_factory=Counter)
-    """Name of a hidden value to the positions in which no other value was found."""
+    """Per name of a hidden value the positions in which no other value was found."""
 
     def __str__(self) -> str:
         """Return a few lines for people."""
@@ -65,8 +85,15 @@ class Report:
 
 
 def check(environment: Environment[C], config: C, *, num_episodes: int = 30) -> Report:
-    """Run every check on an environment with one config: `num_episodes` of legal moves, and as many
-    of random replies.
+    """Run every check on an environment with one config.
+
+    Args:
+        environment: The environment.
+        config: Its settings.
+        num_episodes: Episodes of legal moves; as many are played by random replies.
+
+    Returns:
+        What was seen.
 
     Raises:
         ConformanceError: A check failed.
@@ -81,8 +108,9 @@ def check(environment: Environment[C], config: C, *, num_episodes: int = 30) -> 
 
 
 def check_games(environment: Environment[C], config: C, *, num_episodes: int = 30) -> Report:
-    """Play legal episodes and check every position: spec, moves, messages, privacy, copies,
-    rewards, figures.
+    """Play legal episodes and check every position.
+
+    That is the spec, moves, messages, privacy, copies, rewards and figures.
     """
     spec = environment.spec(config)
     _expect(
@@ -108,7 +136,9 @@ def check_games(environment: Environment[C], config: C, *, num_episodes: int = 3
             "none",
         )
     report = Report(env=spec.env, preset=spec.preset)
-    rng, starts, episodes = random.Random(0), set[str](), list[Episode]()
+    rng = random.Random(0)
+    starts: set[str] = set()
+    episodes: list[Episode] = []
     for number in range(num_episodes):
         task = Task(environment=environment, config=config, split="train", seed=number)
         starts.add(environment.start_id(config, split="train", seed=number))
@@ -144,14 +174,16 @@ def check_games(environment: Environment[C], config: C, *, num_episodes: int = 3
         )
         episodes.append(referee.episode())
         for player in range(spec.num_players):
-            total, (low, high) = episodes[-1].reward(player), spec.return_range
+            total = episodes[-1].reward(player)
+            low, high = spec.return_range
             _expect(
-                low - 1e-9 <= total <= high + 1e-9,
+                low - _ROUNDING <= total <= high + _ROUNDING,
                 spec,
                 f"player {player}'s return in {spec.return_range}",
                 total,
             )
-    report.num_episodes, report.num_starts = num_episodes, len(starts)
+    report.num_episodes = num_episodes
+    report.num_starts = len(starts)
     for name in report.known:
         found = f"no position of {report.known[name]} in which resampled() changed it"
         _expect(
@@ -161,18 +193,19 @@ def check_games(environment: Environment[C], config: C, *, num_episodes: int = 3
             found,
         )
     _check_figures(environment.metrics(config, episodes), spec, "metrics()")
-    for frame in (frame for episode in episodes for frame in environment.render(config, episode)):
-        _expect(bool(frame.title), spec, "a title for each frame of render()", frame)
+    for episode in episodes:
+        for frame in environment.render(config, episode):
+            _expect(bool(frame.title), spec, "a title for each frame of render()", frame)
     return report
 
 
 def check_starts(environment: Environment[C], config: C) -> None:
-    """Check that a (split, seed) names one start, and that splits share none where the spec says
-    so.
+    """Check that a (split, seed) names one start, and that disjoint splits share none.
 
     Two starts that a player cannot tell apart must differ in its `hidden`, or be the same for
     everybody: so an environment cannot leave out of `hidden` what another player is shown at the
-    start."""
+    start.
+    """
     spec = environment.spec(config)
     starts: dict[str, dict[str, tuple[Any, ...]]] = {}
     opened_alike: dict[str, list[dict[str, Any]]] = {}
@@ -181,7 +214,7 @@ def check_starts(environment: Environment[C], config: C) -> None:
             name = environment.start_id(config, split=split, seed=seed)
             games = [
                 environment.reset(config, split=split, seed=seed)
-                for _ in range(2 if seed < 20 else 1)
+                for _ in range(2 if seed < _NUM_REPEATED_STARTS else 1)
             ]
             opened = [_everything(game, spec) for game in games]
             _expect(
@@ -283,8 +316,9 @@ def check_policies(environment: Environment[C], config: C) -> None:
 
 
 def check_wrappers(environment: Environment[C], config: C) -> None:
-    """Run PettingZoo's checks on `AECWrapper`, and Gymnasium's on `SeatEnv` of every seat beside
-    the first script.
+    """Run PettingZoo's checks on `AECWrapper`, and Gymnasium's on `SeatEnv`.
+
+    The latter with every seat, beside the first script.
     """
     import contextlib
     import io
@@ -403,7 +437,8 @@ def _check_privacy(
 
 def _check_copy(game: Game, actions: Mapping[int, str], spec: EnvSpec, report: Report) -> None:
     try:
-        twin, moved = game.copy(), game.copy()
+        twin = game.copy()
+        moved = game.copy()
     except NotImplementedError:
         return
     before = _everything(game, spec)
@@ -455,7 +490,7 @@ def _check_rewards(rewards: tuple[Mapping[str, float], ...], spec: EnvSpec) -> N
         )
     if spec.payoff == "zero_sum":
         total = sum(value for parts in rewards for value in parts.values())
-        _expect(abs(total) < 1e-9, spec, "zero-sum parts that add up to 0", rewards)
+        _expect(abs(total) < _ROUNDING, spec, "zero-sum parts that add up to 0", rewards)
 
 
 def _check_figures(figures: Mapping[str, float], spec: EnvSpec, where: str) -> None:
@@ -474,8 +509,9 @@ def _check_figures(figures: Mapping[str, float], spec: EnvSpec, where: str) -> N
 
 
 def _random_actions(referee: Referee, rng: random.Random) -> dict[int, str]:
-    """Return a legal action of each player to act: a random one, or a script's where any text is
-    one.
+    """Return a legal action of each player to act.
+
+    It is a random one, or a script's where any text is legal.
     """
     actions = {}
     for player in referee.to_act():
@@ -505,12 +541,16 @@ def _shown(game: Game, player: int) -> dict[str, Any]:
         "view()": game.view(player),
         "legal()": game.legal(player),
     }
-    return {**shown, "message()": game.message(player)} if player in game.to_act() else shown
+    if player in game.to_act():
+        shown["message()"] = game.message(player)
+    return shown
 
 
 def _everything(game: Game, spec: EnvSpec) -> tuple[Any, ...]:
-    told = [(_shown(game, player), dict(game.hidden(player))) for player in range(spec.num_players)]
-    return game.to_act(), dict(game.result()), told
+    players = []
+    for player in range(spec.num_players):
+        players.append((_shown(game, player), dict(game.hidden(player))))
+    return game.to_act(), dict(game.result()), players
 
 
 def _expect(is_right: bool, spec: EnvSpec, expected: str, found: object) -> None:

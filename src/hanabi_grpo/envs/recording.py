@@ -2,7 +2,8 @@
 
 An episode names its start by (suite, seed). A game from elsewhere has a start that no seed draws:
 its line carries it as text in `start` (in Hanabi the deck, e.g. "R1 Y4 ..."), and in `names` the
-players' own names."""
+players' own names.
+"""
 
 from dataclasses import dataclass
 
@@ -14,12 +15,13 @@ class Recording:
     """One game of a file."""
 
     episode: Episode
+    """The game."""
     number: int = 0
-    """Place among the games that were read together, from 0; people choose a game by it."""
+    """Number among the games that were read together, from 0; people choose a game by it."""
     source: str = ""
     """File it came from, without folder and suffix, e.g. "step_000030"."""
     start: str | None = None
-    """The start of a game that no (suite, seed) draws, in words of its environment."""
+    """The start of a game that no (suite, seed) draws, as its environment writes it."""
     names: tuple[str, ...] = ()
     """What the players are called elsewhere; empty: `player_0`, …"""
 
@@ -31,4 +33,5 @@ class Recording:
     @property
     def where(self) -> str:
         """What errors call this game."""
-        return f"{self.source or 'recording'}, game {self.number}"
+        source = self.source or "recording"
+        return f"{source}, game {self.number}"

@@ -1,5 +1,6 @@
-"""One episode from replies to rewards. Whoever plays, plays through a `Referee`, so that bad
-replies mean one thing.
+"""One episode from replies to rewards.
+
+Whoever plays, plays through a `Referee`, so that bad replies mean one thing.
 """
 
 from collections import Counter
@@ -18,20 +19,31 @@ class Referee:
     A bad reply is data: it costs its player `reward_illegal` or `reward_unparsable`, and what
     `EnvSpec.bad_reply` says takes its place.
 
-    Example: referee = Referee(registry.setup("kuhn_poker", {"preset": "kuhn_poker"}).task("eval",
-        17)) while referee.status is None: referee.step({player: ask(referee.see(player).message())
-        for player in referee.to_act()})
-
-    `number` is that of the episode within the group of its task; it feeds the randomness of
-    replacing actions. `game` knows everything: it is for records and tests, never for players.
-    `status` is None while the episode goes on."""
+    Example:
+        setup = registry.setup("kuhn_poker", {"preset": "kuhn_poker"})
+        referee = Referee(setup.task("eval", 17))
+        while referee.status is None:
+            replies = {}
+            for player in referee.to_act():
+                replies[player] = ask(referee.see(player).message())
+            referee.step(replies)
+    """
 
     def __init__(self, task: Task[Any], *, number: int = 0) -> None:
+        """Start an episode.
+
+        Args:
+            task: The start.
+            number: Number of the episode within the task's group; it feeds the randomness of
+                replacing actions.
+        """
         self.task = task
         self.number = number
         self.spec: EnvSpec = task.setup.spec
         self.game: Game = task.environment.reset(task.config, split=task.split, seed=task.seed)
+        """It knows everything: it is for records and tests, never for players."""
         self.status: EpisodeStatus | None = None if self.game.to_act() else EpisodeStatus.FINISHED
+        """None while the episode goes on."""
         self._turns: list[Turn] = []
         self._num_steps = 0
         self._late: tuple[Counter[str], ...] = tuple(
@@ -48,11 +60,14 @@ class Referee:
         return Observation(self.game, player, self.task.config.window)
 
     def step(self, replies: Mapping[int, Reply | str]) -> tuple[Turn, ...]:
-        """Take one reply of each player in `to_act()`, any text or one with tokens; return their
-        turns in that order.
+        """Take one reply of each player in `to_act()` and return their turns in that order.
 
-        Raises: IllegalActionError: The episode is over, or the replies are not those of the players
-            to act.
+        Args:
+            replies: Per player any text, or a reply with its tokens.
+
+        Raises:
+            IllegalActionError: The episode is over, or the replies are not those of the players to
+                act.
         """
         players = self.to_act()
         if self.status is not None:
@@ -61,45 +76,21 @@ class Referee:
             raise IllegalActionError(
                 f"replies of players {sorted(replies)}: give one of each of {sorted(players)}."
             )
-        given = {
-            who: reply if isinstance(reply, Reply) else Reply(text=reply)
-            for who, reply in replies.items()
-        }
-        read = {
-            player: self._read(player, given[player].text, place)
-            for place, player in enumerate(players)
-        }
-        paid = self.game.step({player: action for player, (action, _) in read.items()})
-        config, turns = self.task.config, []
-        prices = {
-            ReplyKind.ILLEGAL: config.reward_illegal,
-            ReplyKind.UNPARSABLE: config.reward_unparsable,
-        }
-        for player, (action, kind) in read.items():
-            reply = given[player]
-            is_last = player == players[-1]
-            here = [
-                who == player or (is_last and who not in players)
-                for who in range(self.spec.num_players)
-            ]
-            parts = [dict(paid[who]) if is_here else {} for who, is_here in enumerate(here)]
-            if kind in prices:
-                parts[player][kind.value] = prices[kind]
+        full_replies: dict[int, Reply] = {}
+        for player, reply in replies.items():
+            full_replies[player] = reply if isinstance(reply, Reply) else Reply(text=reply)
+        actions: dict[int, str] = {}
+        kinds: dict[int, ReplyKind] = {}
+        for order, player in enumerate(players):
+            action, kind = self._read(player, full_replies[player].text, order)
+            actions[player] = action
+            kinds[player] = kind
+        game_rewards = self.game.step(actions)
+        turns = []
+        for player in players:
+            rewards = self._turn_rewards(player, players, game_rewards, kinds[player])
             turns.append(
-                Turn(
-                    player=player,
-                    step=self._num_steps,
-                    prompt=_encodable(reply.prompt),
-                    reply=_encodable(reply.text),
-                    action=action,
-                    kind=kind,
-                    rewards=tuple(parts),
-                    prompt_ids=reply.prompt_ids,
-                    reply_ids=reply.reply_ids,
-                    logprobs=reply.logprobs,
-                    version=reply.version,
-                    fresh=reply.fresh,
-                )
+                self._turn(player, full_replies[player], actions[player], kinds[player], rewards)
             )
         self._turns += turns
         self._num_steps += 1
@@ -107,7 +98,7 @@ class Referee:
             self.status = EpisodeStatus.FINISHED
         elif self._num_steps >= self.spec.max_turns:
             self.status = EpisodeStatus.TRUNCATED_TURNS
-        self._settle()
+        self._pay_earlier_steps()
         return tuple(self._turns[-len(turns) :])
 
     def out_of_tokens(self, player: int) -> None:
@@ -115,44 +106,36 @@ class Referee:
 
         The others keep what they have earned. Without a price, talking until the context is full
         would be a safe way out of a game that may still be lost: the part "out_of_tokens" stands in
-        the player's last turn, whose reply took the room. A player without a turn has none."""
+        the player's last turn, whose reply took the room. A player without a turn has none.
+        """
         self.status = EpisodeStatus.TRUNCATED_TOKENS
-        self._settle()
-        for place in reversed(range(len(self._turns))):
-            turn = self._turns[place]
-            if turn.player == player:
-                rewards = list(turn.rewards)
-                rewards[player] = {
-                    **rewards[player],
-                    "out_of_tokens": self.task.config.reward_out_of_tokens,
-                }
-                self._turns[place] = replace(turn, rewards=tuple(rewards))
+        self._pay_earlier_steps()
+        for index in reversed(range(len(self._turns))):
+            if self._turns[index].player == player:
+                price = self.task.config.reward_out_of_tokens
+                self._add_rewards(index, player, {"out_of_tokens": price})
                 return
 
     def paid(self, turns: Sequence[Turn], player: int) -> dict[str, float]:
-        """Return what a step paid a player, by part; the last one with what the end paid for
-        earlier steps.
-        """
-        found = Counter(parts_of(turns, player))
-        found.update(self._late[player] if self.status is not None else {})
-        return dict(found)
+        """Return what a step paid a player, by part.
 
-    def _settle(self) -> None:
-        """Write into the turns of each step what the game pays for it once the episode is over."""
-        for step, paid in enumerate(self.game.late() if self.status is not None else ()):
-            places = {
-                turn.player: place for place, turn in enumerate(self._turns) if turn.step == step
-            }
-            for player, parts in enumerate(paid):
-                place = places.get(player, max(places.values()))
-                rewards = list(self._turns[place].rewards)
-                rewards[player] = {**rewards[player], **parts}
-                self._turns[place] = replace(self._turns[place], rewards=tuple(rewards))
-                if step < self._num_steps - 1:
-                    self._late[player].update(parts)
+        The last step comes with what the end paid for earlier ones.
+
+        Args:
+            turns: The turns that `step` returned.
+            player: Number of the player.
+        """
+        rewards = Counter(parts_of(turns, player))
+        if self.status is not None:
+            rewards.update(self._late[player])
+        return dict(rewards)
 
     def episode(self, *, seats: Sequence[str] = (), instance_id: str = "") -> Episode:
-        """Return the episode as data, with who sat in each seat and which server process played.
+        """Return the episode as data.
+
+        Args:
+            seats: Who sat in each seat, see `Episode.seats`.
+            instance_id: Which server process played.
 
         Raises:
             IllegalActionError: It goes on.
@@ -174,42 +157,126 @@ class Referee:
             instance_id=instance_id,
         )
 
-    def _read(self, player: int, reply: str, place: int) -> tuple[str, ReplyKind]:
+    def _read(self, player: int, reply: str, order: int) -> tuple[str, ReplyKind]:
+        """Return the action that is applied for a reply, and what became of the reply.
+
+        `order` is the place of the player among those who answer in this step.
+        """
         legal = self.game.legal(player)
         action = self.game.parse(player, reply)
         if action is not None and (legal is None or action in legal):
             return action, ReplyKind.LEGAL
         kind = ReplyKind.UNPARSABLE if action is None else ReplyKind.ILLEGAL
-        if self.spec.bad_reply != "random_legal":
-            return (FORFEIT if self.spec.bad_reply == "forfeit" else SKIP), kind
+        if self.spec.bad_reply == "forfeit":
+            return FORFEIT, kind
+        if self.spec.bad_reply == "skip":
+            return SKIP, kind
         if not legal:
             raise SettingsError(
-                f"environment {self.spec.env!r}: bad_reply='random_legal' needs legal actions, "
-                f"and player {player} to "
-                "act has none listed; give bad_reply='skip' or 'forfeit'."
+                f"environment {self.spec.env!r}: bad_reply='random_legal' needs legal actions, and "
+                f"player {player} to act has none listed; give bad_reply='skip' or 'forfeit'."
             )
-        key = (self.task.split, self.task.seed, self.number, len(self._turns) + place)
+        key = (self.task.split, self.task.seed, self.number, len(self._turns) + order)
         return legal[draw(*key, below=len(legal))], kind
+
+    def _turn_rewards(
+        self,
+        player: int,
+        acting: Sequence[int],
+        game_rewards: Sequence[Mapping[str, float]],
+        kind: ReplyKind,
+    ) -> list[dict[str, float]]:
+        """Return what stands in one player's turn of a step: per player its reward parts.
+
+        These are the player's own, the price of a bad reply among them. The last turn of the step
+        also holds the parts of everybody who did not act.
+        """
+        is_last_turn = player == acting[-1]
+        rewards: list[dict[str, float]] = []
+        for receiver in range(self.spec.num_players):
+            if receiver == player or (is_last_turn and receiver not in acting):
+                rewards.append(dict(game_rewards[receiver]))
+            else:
+                rewards.append({})
+        if kind is ReplyKind.ILLEGAL:
+            rewards[player][kind.value] = self.task.config.reward_illegal
+        elif kind is ReplyKind.UNPARSABLE:
+            rewards[player][kind.value] = self.task.config.reward_unparsable
+        return rewards
+
+    def _turn(
+        self,
+        player: int,
+        reply: Reply,
+        action: str,
+        kind: ReplyKind,
+        rewards: Sequence[Mapping[str, float]],
+    ) -> Turn:
+        return Turn(
+            player=player,
+            step=self._num_steps,
+            prompt=_encodable(reply.prompt),
+            reply=_encodable(reply.text),
+            action=action,
+            kind=kind,
+            rewards=tuple(rewards),
+            prompt_ids=reply.prompt_ids,
+            reply_ids=reply.reply_ids,
+            logprobs=reply.logprobs,
+            version=reply.version,
+            fresh=reply.fresh,
+        )
+
+    def _pay_earlier_steps(self) -> None:
+        """Write into the turns of each step what the game pays for it once the episode is over."""
+        if self.status is None:
+            return
+        for step, rewards in enumerate(self.game.late()):
+            indices: dict[int, int] = {}
+            for index, turn in enumerate(self._turns):
+                if turn.step == step:
+                    indices[turn.player] = index
+            last_index = max(indices.values())
+            for player, parts in enumerate(rewards):
+                self._add_rewards(indices.get(player, last_index), player, parts)
+                if step < self._num_steps - 1:
+                    self._late[player].update(parts)
+
+    def _add_rewards(self, index: int, player: int, parts: Mapping[str, float]) -> None:
+        """Add reward parts of a player to the turn at an index of `_turns`."""
+        turn = self._turns[index]
+        rewards = list(turn.rewards)
+        rewards[player] = {**rewards[player], **parts}
+        self._turns[index] = replace(turn, rewards=tuple(rewards))
 
 
 def parts_of(turns: Sequence[Turn], player: int) -> dict[str, float]:
     """Return what the turns of one step pay a player, by part."""
-    return {part: value for turn in turns for part, value in turn.rewards[player].items()}
+    parts: dict[str, float] = {}
+    for turn in turns:
+        parts.update(turn.rewards[player])
+    return parts
 
 
 def play_scripts(task: Task[Any], policies: Mapping[int, Policy], *, number: int = 0) -> Episode:
-    """Play episode `number` of a task's group by scripts alone, one per player."""
+    """Play an episode by scripts alone.
+
+    Args:
+        task: The start.
+        policies: One script per player.
+        number: Number of the episode within the task's group.
+    """
     referee = Referee(task, number=number)
-    seats = {
-        player: policy.seat(player, task=task, game=number) for player, policy in policies.items()
-    }
+    seats = {}
+    for player, policy in policies.items():
+        seats[player] = policy.seat(player, task=task, game=number)
     while referee.status is None:
-        referee.step(
-            {player: seats[player].act(referee.see(player)) for player in referee.to_act()}
-        )
-    return referee.episode(
-        seats=[policies[player].name for player in range(referee.spec.num_players)]
-    )
+        replies = {}
+        for player in referee.to_act():
+            replies[player] = seats[player].act(referee.see(player))
+        referee.step(replies)
+    names = [policies[player].name for player in range(referee.spec.num_players)]
+    return referee.episode(seats=names)
 
 
 def _encodable(text: str) -> str:

@@ -7,7 +7,8 @@ environment's and whose value leads to the `Environment` object:
     my_game = "my_package.my_game:MY_GAME"
 
 So code runs only if somebody installed it. A name is never a path, since it may come from a dataset
-row or a request."""
+row or a request.
+"""
 
 import functools
 import importlib
@@ -21,6 +22,7 @@ from hanabi_grpo.envs.base import Environment, Setup
 from hanabi_grpo.errors import SettingsError, did_you_mean, shown
 
 GROUP = "hanabi_grpo.environments"
+"""Group of entry points that installed packages register environments in."""
 OWN_DISTRIBUTION = "hanabi-grpo"
 OWN = {
     "hanabi": "hanabi_grpo.envs.hanabi.environment:HANABI",
@@ -35,14 +37,16 @@ OWN = {
     "summary": "hanabi_grpo.envs.workflows.environment:SUMMARY",
     "pioneer_observer": "hanabi_grpo.envs.workflows.environment:PIONEER_OBSERVER",
 }
+"""Environments of this package by name, with the module and the name of each object."""
 FAMILIES = {
     "openspiel": "hanabi_grpo.envs.openspiel.any_game:any_game",
     "gymnasium": "hanabi_grpo.envs.interop.gymnasium_text:gymnasium_game",
     "textarena": "hanabi_grpo.envs.interop.textarena_game:textarena_game",
     "openenv": "hanabi_grpo.envs.interop.openenv_client:openenv_game",
 }
-"""What stands before the colon of another library's game, and the function that makes it an
-environment.
+"""What stands before the colon of another library's game, and the function for the whole name.
+
+The function returns the environment.
 """
 OTHERS = "openspiel:<game>, gymnasium:<id>, textarena:<id>, openenv:localhost:<port>"
 _NAME = re.compile(
@@ -50,116 +54,150 @@ _NAME = re.compile(
     r"|openenv:(localhost|127\.0\.0\.1):[0-9]{1,5}",
     re.ASCII,
 )
+"""What may be looked up."""
+_UNKNOWN = "?"
+"""Name and version of a package that does not say them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Which installed package an environment comes from; two sides compare it before they play
-    together.
+    """Which installed package an environment comes from.
+
+    Two sides compare it before they play together.
     """
 
     env: str
+    """Name of the environment."""
     distribution: str
+    """Name of the package, e.g. "hanabi-grpo"."""
     version: str
+    """Version of the package."""
 
 
 def names() -> tuple[str, ...]:
-    """Return the name of every environment, this package's first; other libraries' are in
-    `FAMILIES`.
+    """Return the name of every environment, this package's first.
+
+    Games of other libraries are not among them, see `FAMILIES`.
     """
-    return (*OWN, *sorted(set(_entry_points()) - set(OWN)))
+    foreign = set(_entry_points()) - set(OWN)
+    return (*OWN, *sorted(foreign))
 
 
 def get(name: str) -> Environment[Any]:
-    """Return the environment of this name; `SettingsError` where there is none, or two, or it
-    cannot be loaded.
+    """Return the environment of this name.
+
+    Raises:
+        SettingsError: There is none, or two, or it cannot be loaded.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise SettingsError(
             f"env={shown(name)}: an environment is named by a word of lower-case letters, digits, "
-            "'_' and '-', never "
-            f"by a path; known: {', '.join(names())}; of other libraries: {OTHERS}."
+            f"'_' and '-', never by a path; known: {', '.join(names())}; of other libraries: "
+            f"{OTHERS}."
         )
     return _load(name)
 
 
 def is_zero_sum(name: str) -> bool:
-    """Tell whether players of an environment's first preset win what others lose; raises as
-    `get`.
+    """Tell whether players of an environment's first preset win what others lose.
+
+    Raises:
+        SettingsError: As `get`.
     """
     environment = get(name)
-    return environment.spec(next(iter(environment.presets.values()))).payoff == "zero_sum"
+    first_preset = next(iter(environment.presets.values()))
+    return environment.spec(first_preset).payoff == "zero_sum"
 
 
 def setup(env: str, env_config: Mapping[str, Any]) -> Setup[Any]:
-    """Return an environment with the config that a dataset row, a request or a record holds; raises
-    `SettingsError`.
+    """Return an environment with the config that a dataset row, a request or a record holds.
+
+    Raises:
+        SettingsError: There is no such environment, or the config is not one of its own.
     """
     environment = get(env)
-    found = Setup(environment, environment.Config.parse(env_config))
-    _ = found.spec  # refuses fields that contradict each other
-    return found
+    chosen = Setup(environment, environment.Config.parse(env_config))
+    # Refuses fields that contradict each other.
+    _ = chosen.spec
+    return chosen
 
 
 def origin(name: str) -> Origin:
-    """Return which package an environment comes from; raises as `get`."""
+    """Return which package an environment comes from.
+
+    Raises:
+        SettingsError: As `get`.
+    """
     get(name)
-    if name in OWN or ":" in name:
+    is_of_a_library = ":" in name
+    if name in OWN or is_of_a_library:
         return Origin(
             env=name, distribution=OWN_DISTRIBUTION, version=metadata.version(OWN_DISTRIBUTION)
         )
     [entry] = _entry_points()[name]
-    found = entry.dist
-    return Origin(
-        env=name, distribution=found.name if found else "?", version=found.version if found else "?"
-    )
+    if entry.dist is None:
+        return Origin(env=name, distribution=_UNKNOWN, version=_UNKNOWN)
+    return Origin(env=name, distribution=entry.dist.name, version=entry.dist.version)
 
 
 @functools.cache
 def _load(name: str) -> Environment[Any]:
-    if (family := name.partition(":")[0]) in FAMILIES and ":" in name:
-        module, _, function = FAMILIES[family].partition(":")
-        return getattr(importlib.import_module(module), function)(name)
+    family, colon, _ = name.partition(":")
+    if colon and family in FAMILIES:
+        make_environment = _import(FAMILIES[family])
+        return make_environment(name)
     entries = _entry_points().get(name, [])
-    if (name in OWN) + len(entries) > 1:
-        owners = [*([OWN_DISTRIBUTION] if name in OWN else []), *sorted(map(_owner, entries))]
+    owners = [OWN_DISTRIBUTION] if name in OWN else []
+    owners += sorted(map(_owner, entries))
+    if len(owners) > 1:
         raise SettingsError(
             f"env={name!r} is registered by {' and '.join(owners)}: uninstall all but one."
         )
     if name in OWN:
-        module, _, attribute = OWN[name].partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        return _import(OWN[name])
     if not entries:
         raise SettingsError(
             f"env={name!r}: no such environment; {did_you_mean(name, names())}known: "
-            f"{', '.join(names())}, "
-            f"{OTHERS}. One of another package has to be installed here and registered in the "
-            "entry-point group "
-            f"{GROUP} (docs/environments.md)."
+            f"{', '.join(names())}, {OTHERS}. One of another package has to be installed here and "
+            f"registered in the entry-point group {GROUP} (docs/environments.md)."
         )
     [entry] = entries
+    return _load_entry(entry)
+
+
+def _load_entry(entry: metadata.EntryPoint) -> Environment[Any]:
+    """Return the environment that an entry point of another package leads to."""
     try:
         environment = entry.load()
     except Exception as error:  # whatever a stranger's module raises when it is imported
         raise SettingsError(
-            f"env={name!r}: {_owner(entry)} registers {entry.value}, which cannot be loaded: "
+            f"env={entry.name!r}: {_owner(entry)} registers {entry.value}, which cannot be loaded: "
             f"{type(error).__name__}: {error}."
         ) from error
-    if (found := getattr(environment, "name", None)) != name:
+    name = getattr(environment, "name", None)
+    if name != entry.name:
         raise SettingsError(
-            f"env={name!r}: {_owner(entry)} registers {entry.value}, whose name is "
-            f"{shown(found)}; the entry point and "
-            "the environment need the same name."
+            f"env={entry.name!r}: {_owner(entry)} registers {entry.value}, whose name is "
+            f"{shown(name)}; the entry point and the environment need the same name."
         )
     return environment
 
 
+def _import(address: str) -> Any:
+    """Return what stands at e.g. "package.module:NAME"."""
+    module, _, attribute = address.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
 def _entry_points() -> dict[str, list[metadata.EntryPoint]]:
-    found: dict[str, list[metadata.EntryPoint]] = {}
+    """Return the entry points of installed packages by name; two packages may give the same."""
+    entries: dict[str, list[metadata.EntryPoint]] = {}
     for entry in metadata.entry_points(group=GROUP):
-        found.setdefault(entry.name, []).append(entry)
-    return found
+        entries.setdefault(entry.name, []).append(entry)
+    return entries
 
 
 def _owner(entry: metadata.EntryPoint) -> str:
-    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
+    if entry.dist is None:
+        return entry.value
+    return f"{entry.dist.name} {entry.dist.version}"

@@ -1,5 +1,6 @@
-"""From whatever a model wrote to lines that may be its answer. Linear in the length of the text;
-never raises.
+"""From whatever a model wrote to lines that may be its answer.
+
+Linear in the length of the text; never raises.
 """
 
 from collections.abc import Iterable, Iterator
@@ -8,48 +9,73 @@ from hanabi_grpo.envs.texts import think_parts
 
 _DECORATION = " \t\r\f\v*_`~#>|\"'.,;!-+=()[]{}$\u2018\u2019\u201c\u201d\u2022\u2013\u2014\x00"
 _LABEL_WORDS = frozenset(
-    {"my", "the", "a", "next", "final", "chosen", "best", "selected", "is"}
-    | {"action", "move", "answer", "reply", "choice", "decision"}
+    {
+        "my",
+        "the",
+        "a",
+        "next",
+        "final",
+        "chosen",
+        "best",
+        "selected",
+        "is",
+        "action",
+        "move",
+        "answer",
+        "reply",
+        "choice",
+        "decision",
+    }
 )
+"""Words that may stand before the colon of a line such as "My final move: Play 1"."""
 MAX_LINE_CHARS = 120
 """No decorated answer is longer; longer lines are prose and are skipped unread."""
 
 
 def answer_lines(reply: str) -> Iterator[str]:
-    r"""Yield the short lines of a reply, last first, without markdown, quotes and a label such as `Action:`.
+    r"""Yield the short lines of a reply, last first, undecorated.
 
-    Think blocks are not read; a reply whose thinking was cut off has no lines.
+    They come without markdown, quotes and a label such as `Action:`. Think blocks are not read; a
+    reply whose thinking was cut off has no lines.
 
     Example:
-        list(answer_lines("<think>bet?</think>\nI am strong.\n**Action: bet**")) == ["bet", "I am strong"]
+        reply = "<think>bet?</think>\nI am strong.\n**Action: bet**"
+        list(answer_lines(reply)) == ["bet", "I am strong"]
     """
-    _, said, is_cut_off = think_parts(reply)
-    for line in () if is_cut_off else reversed("\n".join(said).splitlines()):
+    _, outside, is_cut_off = think_parts(reply)
+    if is_cut_off:
+        return
+    lines = "\n".join(outside).splitlines()
+    for line in reversed(lines):
         if line and len(line) <= MAX_LINE_CHARS:
             yield undecorated(line)
 
 
 def last_choice(reply: str, choices: Iterable[str]) -> str | None:
-    r"""Return the choice that the last line naming one names, or None; upper and lower case are the same.
+    r"""Return the choice that the last line naming one names, or None.
 
-    A line counts when it is a choice and nothing else; prose around it makes it none. Marks at the ends of a choice
-    count as little as those of a line.
+    A line counts when it is a choice and nothing else; prose around it makes it none. Upper and
+    lower case are the same. Marks at the ends of a choice count as little as those of a line.
 
     Example:
         last_choice("I could check.\nMove: Bet.", ("check", "bet")) == "bet"
     """
-    known = {undecorated(choice).lower(): choice for choice in choices}
-    return next(
-        (known[line.lower()] for line in answer_lines(reply) if line.lower() in known), None
-    )
+    by_reading = {undecorated(choice).lower(): choice for choice in choices}
+    for line in answer_lines(reply):
+        choice = by_reading.get(line.lower())
+        if choice is not None:
+            return choice
+    return None
 
 
 def undecorated(line: str) -> str:
-    """Return a line without markdown, quotes and marks at its ends, and without a label such as
-    `Action:`.
+    """Return a line without markdown, quotes and marks at its ends, and without its label.
+
+    Example:
+        undecorated("**Action: bet**") == "bet"
     """
     line = line.strip(_DECORATION)
     label, colon, rest = line.partition(":")
     if colon and _LABEL_WORDS.issuperset(label.strip(_DECORATION).lower().split()):
-        line = rest.strip(_DECORATION)
+        return rest.strip(_DECORATION)
     return line

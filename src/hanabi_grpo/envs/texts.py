@@ -1,5 +1,6 @@
-"""Replies as people read them: thought and answer apart, and no character that does more than be
-seen.
+"""Replies as people read them.
+
+Thought and answer apart, and no character that does more than be seen.
 """
 
 import re
@@ -7,33 +8,55 @@ import unicodedata
 from collections.abc import Mapping
 
 _THINK_TAG = re.compile(r"<(/?)think>", re.IGNORECASE | re.ASCII)
+_FIRST_PRINTABLE = 0x20
+"""Control characters below it have pictures in Unicode, from `_CONTROL_PICTURES` on."""
+_CONTROL_PICTURES = 0x2400
+_DELETE = 0x7F
+_INVISIBLE_CATEGORIES = ("Cf", "Zl", "Zp")
+"""Unicode's format characters, and its separators of lines and of paragraphs."""
 
 
 def split_reply(reply: str) -> tuple[str, str]:
     """Return what a reply thinks and what it says, both stripped."""
-    thoughts, said, _ = think_parts(reply)
-    return _joined(thoughts), _joined(said)
+    thoughts, outside, _ = think_parts(reply)
+    return _join_stripped(thoughts), _join_stripped(outside)
 
 
 def think_parts(reply: str) -> tuple[list[str], list[str], bool]:
-    """Return the pieces of a reply inside think blocks, those outside, and whether the last block
-    is open.
+    """Return the pieces of a reply inside and outside think blocks.
 
     A closing tag without an opening one ends a thought that the prompt opened; a thought that was
-    cut off has no closing tag."""
+    cut off has no closing tag.
+
+    Returns:
+        The pieces inside think blocks, those outside, and whether the last block is open.
+
+    Example:
+        think_parts("<think>a</think>b<think>c") == (["a", "c"], ["", "b"], True)
+    """
     thoughts: list[str] = []
-    said: list[str] = []
-    start, thinking = 0, False
+    outside: list[str] = []
+    start = 0
+    is_thinking = False
     for tag in _THINK_TAG.finditer(reply):
         text = reply[start : tag.start()]
-        if tag.group(1) and not thinking:
-            thoughts += [*said, text]
-            said = []
+        is_closing = tag.group(1) == "/"
+        if is_thinking:
+            thoughts.append(text)
+        elif is_closing:
+            # The prompt opened the thought: all so far belongs to it.
+            thoughts += [*outside, text]
+            outside = []
         else:
-            (thoughts if thinking else said).append(text)
-        start, thinking = tag.end(), not tag.group(1)
-    (thoughts if thinking else said).append(reply[start:])
-    return thoughts, said, thinking
+            outside.append(text)
+        start = tag.end()
+        is_thinking = not is_closing
+    rest = reply[start:]
+    if is_thinking:
+        thoughts.append(rest)
+    else:
+        outside.append(rest)
+    return thoughts, outside, is_thinking
 
 
 def visible(text: str) -> str:
@@ -41,9 +64,12 @@ def visible(text: str) -> str:
 
     Control characters (a terminal obeys them) become the pictures that Unicode has for them,
     characters that turn the direction of writing or have no width are named, e.g. `[U+202E]`, and a
-    lone surrogate becomes U+FFFD."""
+    lone surrogate becomes U+FFFD.
+    """
     text = text.replace("\r\n", "\n")
-    return text if text.isascii() and text.isprintable() else "".join(map(_shown, text))
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(map(_visible_character, text))
 
 
 def earned(rewards: Mapping[str, float]) -> str:
@@ -52,27 +78,28 @@ def earned(rewards: Mapping[str, float]) -> str:
 
 
 def signed(value: float) -> str:
-    """Return a number with its sign and without needless zeros."""
+    """Return a number with its sign and without needless zeros, e.g. "+0.5"."""
     return f"{value:+.2f}".rstrip("0").rstrip(".")
 
 
-def _shown(character: str) -> str:
+def _visible_character(character: str) -> str:
     if character in "\n\t":
         return character
+    code = ord(character)
     category = unicodedata.category(character)
     if category == "Cc":
-        code = ord(character)
-        return (
-            chr(0x2400 + code)
-            if code < 0x20
-            else "\N{SYMBOL FOR DELETE}"
-            if code == 0x7F
-            else f"[U+{code:04X}]"
-        )
+        if code < _FIRST_PRINTABLE:
+            return chr(_CONTROL_PICTURES + code)
+        if code == _DELETE:
+            return "\N{SYMBOL FOR DELETE}"
+        return f"[U+{code:04X}]"
     if category == "Cs":
         return "\N{REPLACEMENT CHARACTER}"
-    return f"[U+{ord(character):04X}]" if category in ("Cf", "Zl", "Zp") else character
+    if category in _INVISIBLE_CATEGORIES:
+        return f"[U+{code:04X}]"
+    return character
 
 
-def _joined(parts: list[str]) -> str:
-    return "\n".join(stripped for part in parts if (stripped := part.strip()))
+def _join_stripped(parts: list[str]) -> str:
+    stripped = [part.strip() for part in parts]
+    return "\n".join(filter(None, stripped))

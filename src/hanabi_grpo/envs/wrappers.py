@@ -1,5 +1,6 @@
-"""Any environment as a PettingZoo environment, and one seat of it as a Gymnasium one: replies in,
-messages out.
+"""Any environment as a PettingZoo environment, and one seat of it as a Gymnasium one.
+
+Replies go in, messages come out.
 """
 
 import string
@@ -31,10 +32,19 @@ class AnyText(Text):
         return isinstance(x, str) and len(x) <= self.max_length
 
 
-_REPLY_CHARS, _MESSAGE_CHARS = 1 << 12, 1 << 16
+_REPLY_CHARS = 1 << 12
+"""Longest reply that the action spaces hold."""
+_MESSAGE_CHARS = 1 << 16
+"""Longest message that the observation spaces hold."""
+_NUM_SEEDS = 2**31
+"""Starts from which one is drawn where `reset` is not told which."""
+_AEC_OPTIONS = frozenset({"split", "seed"})
+_SEAT_OPTIONS = frozenset({"split", "seed", "game"})
 
 
 class _HoldsEpisode:
+    """What both wrappers have: the episode that `reset` starts."""
+
     _referee: Referee | None = None
 
     @property
@@ -62,38 +72,51 @@ class AECWrapper(_HoldsEpisode, AECEnv[str, dict[str, str], str | None]):
       "pettingzoo" and the start is drawn from a generator that `reset(seed=...)` seeds.
     """
 
-    metadata = {"name": "hanabi_grpo_v1", "render_modes": [], "is_parallelizable": False}  # noqa: RUF012 - as PettingZoo declares it
+    metadata = {  # noqa: RUF012 - as PettingZoo declares it
+        "name": "hanabi_grpo_v1",
+        "render_modes": [],
+        "is_parallelizable": False,
+    }
 
     def __init__(self, environment: Environment[C], config: C) -> None:
+        """Make an env without an episode; `reset` starts one."""
         self.environment = environment
         self.config = config
         self.possible_agents = list(player_names(environment.spec(config).num_players))
         self.agents: list[str] = []
-        self.action_spaces = {agent: AnyText(_REPLY_CHARS) for agent in self.possible_agents}
-        self.observation_spaces = {
-            agent: Dict({"message": AnyText(_MESSAGE_CHARS)}) for agent in self.possible_agents
-        }
-        self._players = {agent: player for player, agent in enumerate(self.possible_agents)}
+        self.action_spaces = {}
+        self.observation_spaces = {}
+        self._players: dict[str, int] = {}
+        for player, agent in enumerate(self.possible_agents):
+            self.action_spaces[agent] = AnyText(_REPLY_CHARS)
+            self.observation_spaces[agent] = Dict({"message": AnyText(_MESSAGE_CHARS)})
+            self._players[agent] = player
         self._generator: np.random.Generator | None = None
         self._replies: dict[int, str] = {}
+        """Replies of the step so far, by player."""
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
-        """Start a new episode; see the class for `options`. Warns of an option that it does not
-        know.
+        """Start a new episode; warns of an option that it does not know.
+
+        Args:
+            seed: Seeds the generator that draws starts.
+            options: Which start, see the class.
         """
         options = options or {}
-        if unknown := sorted(set(options) - {"split", "seed"}):
+        unknown = sorted(set(options) - _AEC_OPTIONS)
+        if unknown:
             # PettingZoo's own check passes an unknown option and expects no error.
             warnings.warn(
                 f"reset options {unknown}: unknown, ignored; allowed: split, seed.", stacklevel=2
             )
         if seed is not None or self._generator is None:
             self._generator, _ = seeding.np_random(seed)
-        number = options["seed"] if "seed" in options else int(self._generator.integers(2**31))
+        number = options.get("seed")
+        if number is None:
+            number = int(self._generator.integers(_NUM_SEEDS))
         split = options.get("split", "pettingzoo")
-        self._referee = Referee(
-            Task(environment=self.environment, config=self.config, split=split, seed=number)
-        )
+        task = Task(environment=self.environment, config=self.config, split=split, seed=number)
+        self._referee = Referee(task)
         self._replies = {}
         self.agents = self.possible_agents.copy()
         self.rewards = dict.fromkeys(self.agents, 0.0)
@@ -101,10 +124,15 @@ class AECWrapper(_HoldsEpisode, AECEnv[str, dict[str, str], str | None]):
         self.terminations = dict.fromkeys(self.agents, False)
         self.truncations = dict.fromkeys(self.agents, False)
         self._skip_agent_selection: str | None = None
-        self._tell([{}] * len(self.agents))
+        self._begin_step([{}] * len(self.agents))
 
     def step(self, action: str | None) -> None:
-        """Take the reply of the selected agent; None from an agent whose episode is over."""
+        """Take the reply of the selected agent; None from an agent whose episode is over.
+
+        Raises:
+            IllegalActionError: No episode was started, every agent has left, or the action is no
+                text.
+        """
         referee = self.referee
         if not self.agents:
             raise IllegalActionError(
@@ -122,25 +150,29 @@ class AECWrapper(_HoldsEpisode, AECEnv[str, dict[str, str], str | None]):
         if set(self._replies) == set(referee.to_act()):
             turns = referee.step(self._replies)
             self._replies = {}
-            parts = [referee.paid(turns, player) for player in range(len(self.agents))]
-            self.rewards = {
-                agent: float(sum(part.values()))
-                for agent, part in zip(self.agents, parts, strict=True)
-            }
-            self._tell(parts)
+            rewards = [referee.paid(turns, player) for player in range(len(self.agents))]
+            for rewarded_agent, parts in zip(self.agents, rewards, strict=True):
+                self.rewards[rewarded_agent] = float(sum(parts.values()))
+            self._begin_step(rewards)
         else:
-            self._select()
+            self._select_agent()
         self._accumulate_rewards()
 
     def observe(self, agent: str) -> dict[str, str]:
-        """Return the message of one agent."""
+        """Return the message of one agent.
+
+        Raises:
+            SettingsError: The environment has no such agent.
+        """
         player = self._players.get(agent)
         if player is None:
             raise SettingsError(
                 f"agent={agent!r}: this environment has {', '.join(self.possible_agents)}."
             )
         referee = self.referee
-        return {"message": referee.see(player).message() if player in referee.to_act() else ""}
+        if player not in referee.to_act():
+            return {"message": ""}
+        return {"message": referee.see(player).message()}
 
     def observation_space(self, agent: str) -> Dict:
         """Return the space of an agent's observations; equal for all agents."""
@@ -150,28 +182,36 @@ class AECWrapper(_HoldsEpisode, AECEnv[str, dict[str, str], str | None]):
         """Return the space of an agent's replies; equal for all agents."""
         return self.action_spaces[agent]
 
-    def _tell(self, parts: list[dict[str, float]]) -> None:
+    def _begin_step(self, rewards: list[dict[str, float]]) -> None:
+        """Fill in what agents are told before a step, and select the first of those who act.
+
+        `rewards` are the parts that the step before has paid, per player.
+        """
         referee = self.referee
-        self.infos: dict[str, dict[str, Any]] = {
-            agent: {"rewards": part} for agent, part in zip(self.agents, parts, strict=True)
-        }
+        self.infos: dict[str, dict[str, Any]] = {}
+        for agent, parts in zip(self.agents, rewards, strict=True):
+            self.infos[agent] = {"rewards": parts}
         for player in referee.to_act():
             self.infos[self.agents[player]]["legal"] = referee.see(player).legal()
         if referee.status is not None:
-            self.terminations = dict.fromkeys(self.agents, not referee.status.is_truncated)
-            self.truncations = dict.fromkeys(self.agents, referee.status.is_truncated)
+            is_truncated = referee.status.is_truncated
+            self.terminations = dict.fromkeys(self.agents, not is_truncated)
+            self.truncations = dict.fromkeys(self.agents, is_truncated)
             for info in self.infos.values():
                 info["result"] = dict(referee.game.result())
-        self._select()
+        self._select_agent()
 
-    def _select(self) -> None:
+    def _select_agent(self) -> None:
+        """Select the next player who has not answered in this step, the first one at the end."""
         waiting = [player for player in self.referee.to_act() if player not in self._replies]
-        self.agent_selection = self.agents[waiting[0] if waiting else 0]
+        next_player = waiting[0] if waiting else 0
+        self.agent_selection = self.agents[next_player]
 
 
 class SeatEnv(_HoldsEpisode, gymnasium.Env[str, str], Generic[C]):
-    """An environment seen from one seat: each step is one reply of it and what the partners do
-    until its next turn.
+    """An environment seen from one seat.
+
+    Each step is one reply of the seat and what the partners do until its next turn.
 
     - Action and observation: texts as in `AECWrapper`; "" when the episode is over.
     - Reward: the seat's return since its last turn, whose parts are `info["rewards"]`. What it
@@ -193,8 +233,16 @@ class SeatEnv(_HoldsEpisode, gymnasium.Env[str, str], Generic[C]):
     def __init__(
         self, environment: Environment[C], config: C, seat: int, partners: Mapping[int, Policy]
     ) -> None:
-        """Make an env without a game; `partners` are the others' scripts, e.g. `{1:
-        HANABI.policies["iggi"]()}`.
+        """Make an env without an episode; `reset` starts one.
+
+        Args:
+            environment: What is played.
+            config: Its settings.
+            seat: Number of the seat, from 0.
+            partners: Scripts of all other seats, e.g. `{1: HANABI.policies["iggi"]()}`.
+
+        Raises:
+            SettingsError: The game has no such seat, or the partners do not fill the others.
         """
         num_players = environment.spec(config).num_players
         if not 0 <= seat < num_players:
@@ -214,89 +262,118 @@ class SeatEnv(_HoldsEpisode, gymnasium.Env[str, str], Generic[C]):
         self.action_space = AnyText(_REPLY_CHARS)
         self.partners = dict(partners)
         self._seats: dict[int, Seat] = {}
-        self._owed: Counter[str] = Counter()
-        self._is_end_told = False
+        """The partners as players of this episode."""
+        self._unpaid: Counter[str] = Counter()
+        """Reward parts since this seat's last turn, which its next step returns."""
+        self._is_end_returned = False
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """Start a new episode and let the partners before this seat act; see the class for
-        `options`.
+        """Start a new episode and let the partners before this seat act.
+
+        Args:
+            seed: Seeds the generator that draws starts.
+            options: Which start and which episode of its group, see the class.
+
+        Returns:
+            The seat's first message and the info.
+
+        Raises:
+            SettingsError: An option is unknown.
         """
         super().reset(seed=seed)
         options = options or {}
-        if unknown := sorted(set(options) - {"split", "seed", "game"}):
+        unknown = sorted(set(options) - _SEAT_OPTIONS)
+        if unknown:
             raise SettingsError(f"reset options {unknown}: unknown; allowed: split, seed, game.")
-        number = options["seed"] if "seed" in options else int(self.np_random.integers(2**31))
-        split, game = options.get("split", "gymnasium"), options.get("game", 0)
+        number = options.get("seed")
+        if number is None:
+            number = int(self.np_random.integers(_NUM_SEEDS))
+        split = options.get("split", "gymnasium")
+        game = options.get("game", 0)
         task = Task(environment=self.environment, config=self.config, split=split, seed=number)
         self._referee = Referee(task, number=game)
-        self._seats = {
-            player: one.seat(player, task=task, game=game) for player, one in self.partners.items()
-        }
-        self._owed = Counter()
-        self._is_end_told = False
+        self._seats = {}
+        for player, policy in self.partners.items():
+            self._seats[player] = policy.seat(player, task=task, game=game)
+        self._unpaid = Counter()
+        self._is_end_returned = False
         self._wait_for_my_turn()
-        return self._shown()
+        return self._observation()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Take this seat's reply, then let the partners act until its next turn or the end.
 
-        Raises: IllegalActionError: There is no game, or it is over, or a partner's action was not
-            legal.
+        Returns:
+            Message, reward, terminated, truncated and info, as Gymnasium has them.
+
+        Raises:
+            IllegalActionError: There is no episode, or it is over, or a partner's action was not
+                legal.
         """
-        own: dict[str, Any] = {}
+        move: dict[str, Any] = {}
         if self.referee.status is None:
-            own = self._step(action)
+            move = self._step(action)
             self._wait_for_my_turn()
-        elif self._is_end_told:
+        elif self._is_end_returned:
             raise IllegalActionError(
                 f"The episode is over ({self.referee.status}): call reset() before the next step."
             )
-        rewards, self._owed = dict(self._owed), Counter()
+        rewards = dict(self._unpaid)
+        self._unpaid = Counter()
         status = self.referee.status
-        self._is_end_told = status is not None
+        self._is_end_returned = status is not None
         truncated = status is not None and status.is_truncated
-        message, info = self._shown()
+        terminated = status is not None and not truncated
+        message, info = self._observation()
         reward = float(sum(rewards.values()))
-        return (
-            message,
-            reward,
-            self._is_end_told and not truncated,
-            truncated,
-            {**info, **own, "rewards": rewards},
-        )
+        return message, reward, terminated, truncated, {**info, **move, "rewards": rewards}
 
     def _wait_for_my_turn(self) -> None:
         while self.referee.status is None and self.seat not in self.referee.to_act():
             self._step(None)
 
     def _step(self, reply: str | None) -> dict[str, Any]:
-        """Make one step in which this seat gives `reply`; return what became of it."""
-        referee, replies = self.referee, {} if reply is None else {self.seat: reply}
+        """Make one step in which this seat gives `reply`; return what became of the reply.
+
+        `reply` is None and nothing is returned where this seat is not to act.
+        """
+        referee = self.referee
+        replies: dict[int, str] = {}
+        if reply is not None:
+            replies[self.seat] = reply
         for player in referee.to_act():
             if player != self.seat:
-                seen = referee.see(player)
-                replies[player] = self._seats[player].act(seen)
-                legal = seen.legal()
-                if legal is not None and seen.parse(replies[player]) not in legal:
-                    raise IllegalActionError(
-                        f"{replies[player]!r}: {self.partners[player].name} as "
-                        f"{player_name(player)} may not do that "
-                        f"now; a partner has to choose one of {', '.join(legal)}."
-                    )
+                replies[player] = self._ask_partner(player)
         turns = referee.step(replies)
-        self._owed.update(referee.paid(turns, self.seat))
-        own = next((turn for turn in turns if turn.player == self.seat), None)
-        return {} if own is None else {"action": own.action, "kind": own.kind}
+        self._unpaid.update(referee.paid(turns, self.seat))
+        for turn in turns:
+            if turn.player == self.seat:
+                return {"action": turn.action, "kind": turn.kind}
+        return {}
 
-    def _shown(self) -> tuple[str, dict[str, Any]]:
+    def _ask_partner(self, player: int) -> str:
+        seen = self.referee.see(player)
+        reply = self._seats[player].act(seen)
+        legal = seen.legal()
+        if legal is not None and seen.parse(reply) not in legal:
+            raise IllegalActionError(
+                f"{reply!r}: {self.partners[player].name} as {player_name(player)} may not do that "
+                f"now; a partner has to choose one of {', '.join(legal)}."
+            )
+        return reply
+
+    def _observation(self) -> tuple[str, dict[str, Any]]:
         """Return message and info of this seat."""
         info: dict[str, Any] = {
             "player": player_name(self.seat),
             "system": self.environment.system(self.config, self.seat),
         }
         if self.referee.status is not None:
-            return "", {**info, "legal": (), "result": dict(self.referee.game.result())}
+            info["legal"] = ()
+            info["result"] = dict(self.referee.game.result())
+            return "", info
         seen = self.referee.see(self.seat)
-        return seen.message(), {**info, "legal": seen.legal()}
+        info["legal"] = seen.legal()
+        return seen.message(), info

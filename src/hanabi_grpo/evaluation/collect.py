@@ -1,10 +1,15 @@
-"""Games of a lineup as files of episodes, without a trainer: for supervised learning, or to look
-at.
+"""Collects games of a lineup as files of episodes, for supervised learning or to look at.
 
-A folder holds `games_000000.jsonl` and so on (an episode a line, see `wire`; the number is that of
-the first task), `collection.json` (what they are) and `collection.ledger` (how far it got). A file
-appears at once, and its row in the ledger after it; a file without a row is played and written
-again."""
+A folder holds
+
+- `games_000000.jsonl` and so on: an episode a line, see `rollout.wire`; the number is that of the
+  first task,
+- `collection.json`: what the games are,
+- `collection.ledger`: how far the collection got.
+
+A file appears at once, and its row in the ledger after it; a file without a row is played and
+written again.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -27,19 +32,33 @@ from hanabi_grpo.types import Episode
 
 FILE_GAMES = 200
 """Games after which a file is written; an interruption loses fewer."""
-_LEDGER, _ABOUT = "collection.ledger", "collection.json"
+_LEDGER = "collection.ledger"
+_DESCRIPTION = "collection.json"
+_DESCRIBED_KEYS = (
+    "lineup",
+    "seats",
+    "policies",
+    "env",
+    "env_config",
+    "spec_hash",
+    "suite",
+    "temperature",
+    "max_tokens",
+)
+"""Parts of the ledger's key that `collection.json` repeats."""
 
 
 class Progress(BaseModel):
-    """How far a collection got."""
+    """How far a collection got; a row of the ledger."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
     tasks: int = 0
-    """Tasks 0 to this number are done."""
+    """Tasks done: those from 0 up to this number, without it."""
     games: int = 0
+    """Games of these tasks."""
     score: float = 0.0
-    """Sum over the games."""
+    """Sum of the scores of these games."""
 
 
 def collect_games(
@@ -54,11 +73,18 @@ def collect_games(
     served: Served | None = None,
     progress: Callable[[int], None] = lambda tasks: None,
 ) -> Progress:
-    """Play and write `num_games` of each task until all are done; goes on where an earlier call for
-    the same stopped.
+    """Play and write games until all tasks are done; continues where an earlier call stopped.
 
-    With `rotate` task after task changes the seat order. `served` is needed unless scripts fill
-    every seat; `progress` receives how many tasks are done.
+    Args:
+        lineup: The seat assignment.
+        setup: Environment and configuration.
+        folder: Folder of the collection.
+        suite: Suite of the tasks.
+        num_tasks: Tasks 0 to `num_tasks - 1` are played.
+        num_games: Games of each task.
+        rotate: Whether the seat order changes from task to task.
+        served: How models are played; needed unless scripts fill every seat.
+        progress: Receives the number of tasks done.
 
     Raises:
         SettingsError: The folder holds other games, is damaged or cannot be written.
@@ -69,22 +95,27 @@ def collect_games(
             f"--out {folder}: holds other games already (*.jsonl); choose a new folder."
         )
     key = lineup_key(lineup, setup, suite=suite, served=served, rotate=rotate)
-    key |= {"games_per_task": num_games, "prompts": True}
+    key["games_per_task"] = num_games
+    key["prompts"] = True
     orders = lineup.orders(rotate=rotate)
     with Ledger(folder / _LEDGER, key) as book:
-        state, waiting = _last(book), list[Episode]()
+        state = _last_progress(book)
+        unwritten: list[Episode] = []
         try:
             _describe(folder, setup, num_tasks, key, state)
             progress(state.tasks)
-            tables = [
-                Table(seed, orders[seed % len(orders)]) for seed in range(state.tasks, num_tasks)
-            ]
+            tables = []
+            for seed in range(state.tasks, num_tasks):
+                tables.append(Table(seed, orders[seed % len(orders)]))
             for groups in play_tables(
                 tables, setup, suite=suite, label=lineup.text, served=served, num_games=num_games
             ):
-                waiting += [game for group in groups for game in group]
-                if len(waiting) >= FILE_GAMES or waiting[-1].seed + 1 == num_tasks:
-                    state, waiting = _write(folder, setup, waiting, len(orders), state), []
+                for group in groups:
+                    unwritten += group
+                is_last = unwritten[-1].seed + 1 == num_tasks
+                if len(unwritten) >= FILE_GAMES or is_last:
+                    state = _write_games(folder, setup, unwritten, len(orders), state)
+                    unwritten = []
                     book.add(state.model_dump())
                     progress(state.tasks)
         except OSError as error:
@@ -97,33 +128,52 @@ def collect_games(
 
 
 def fill_prompts(episode: Episode, setup: Setup[Any]) -> Episode:
-    """Return the episode with what each player would have been shown, on the turns that do not
-    say.
+    """Return the episode with a prompt on every turn.
+
+    Where a turn has none, as with scripts, it gets the message that a model would have been shown.
     """
     game = setup.environment.reset(setup.config, split=episode.suite, seed=episode.seed)
     turns = []
     for _, group in groupby(episode.turns, lambda turn: turn.step):
-        step = list(group)
-        turns += [replace(turn, prompt=turn.prompt or game.message(turn.player)) for turn in step]
-        game.step({turn.player: turn.action for turn in step})
+        step_turns = list(group)
+        for turn in step_turns:
+            prompt = turn.prompt or game.message(turn.player)
+            turns.append(replace(turn, prompt=prompt))
+        game.step({turn.player: turn.action for turn in step_turns})
     return replace(episode, turns=tuple(turns))
 
 
-def _write(
+def _write_games(
     folder: Path, setup: Setup[Any], games: Sequence[Episode], num_orders: int, state: Progress
 ) -> Progress:
-    """Write whole tasks as one file; returns the state once it is on disk."""
-    lines = (json_text(episode_to_json(fill_prompts(game, setup))) for game in games)
+    """Write whole tasks as one file.
+
+    Args:
+        folder: Folder of the collection.
+        setup: Environment and configuration.
+        games: All games of the tasks that follow those of `state`.
+        num_orders: Number of seat orders, which alternate from task to task.
+        state: Progress before this file.
+
+    Returns:
+        The progress once the file is on disk.
+    """
+    lines = []
+    score = 0.0
+    for game in games:
+        lines.append(json_text(episode_to_json(fill_prompts(game, setup))))
+        score += lineup_score(setup.spec, game, game.seed % num_orders)
     write_text_atomic(folder / f"games_{state.tasks:06d}.jsonl", "".join(lines))
-    score = sum(lineup_score(setup.spec, game, game.seed % num_orders) for game in games)
     return Progress(
         tasks=games[-1].seed + 1, games=state.games + len(games), score=state.score + score
     )
 
 
-def _last(book: Ledger) -> Progress:
+def _last_progress(book: Ledger) -> Progress:
+    if not book.rows:
+        return Progress()
     try:
-        return Progress.model_validate(book.rows[-1]) if book.rows else Progress()
+        return Progress.model_validate(book.rows[-1])
     except ValidationError as error:
         raise SettingsError(
             f"{book.path}: damaged ({error.errors()[0]['msg']}); choose a new folder."
@@ -133,29 +183,16 @@ def _last(book: Ledger) -> Progress:
 def _describe(
     folder: Path, setup: Setup[Any], num_tasks: int, key: Mapping[str, Any], state: Progress
 ) -> None:
-    shown = (
-        "lineup",
-        "seats",
-        "policies",
-        "env",
-        "env_config",
-        "spec_hash",
-        "suite",
-        "temperature",
-        "max_tokens",
-    )
-    about = {
-        **{name: key.get(name) for name in shown},
-        "num_tasks": num_tasks,
-        "games_per_task": key["games_per_task"],
-        "tasks_done": state.tasks,
-        "games_done": state.games,
-        "complete": state.tasks >= num_tasks,
-        "mean_score": state.score / state.games if state.games else None,
-        "system_prompts": [
-            setup.environment.system(setup.config, player)
-            for player in range(setup.spec.num_players)
-        ],
-        "hanabi_grpo": __version__,
-    }
-    write_json_atomic(folder / _ABOUT, about)
+    """Write `collection.json`: what the games are, and how far the collection got."""
+    description: dict[str, Any] = {name: key.get(name) for name in _DESCRIBED_KEYS}
+    description["num_tasks"] = num_tasks
+    description["games_per_task"] = key["games_per_task"]
+    description["tasks_done"] = state.tasks
+    description["games_done"] = state.games
+    description["complete"] = state.tasks >= num_tasks
+    description["mean_score"] = state.score / state.games if state.games else None
+    description["system_prompts"] = [
+        setup.environment.system(setup.config, player) for player in range(setup.spec.num_players)
+    ]
+    description["hanabi_grpo"] = __version__
+    write_json_atomic(folder / _DESCRIPTION, description)

@@ -1,7 +1,8 @@
-"""Held-out tasks: who plays them, what comes out, and the paired difference of two lineups.
+"""Evaluation on held-out tasks: one lineup's scores, and the paired difference of two lineups.
 
-Every lineup plays the same tasks, so a difference is taken task by task and the luck of the task
-drops out."""
+Every lineup plays the same tasks, so a difference is paired by task and the luck of the task drops
+out.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -16,27 +17,34 @@ from hanabi_grpo.envs.base import EnvSpec, Setup, is_held_out
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.matches import HALF, Served, Table, play_tables, start_numbers
 from hanabi_grpo.evaluation.outcomes import is_versus, outcome_figures, seat_of
-from hanabi_grpo.runs.evaluation_result import EvaluationResult, SeatOrder, mean_figures
+from hanabi_grpo.runs.evaluation_result import (
+    MIN_TASKS,
+    EvaluationResult,
+    SeatOrder,
+    mean_figures,
+)
 from hanabi_grpo.runs.ledger import Ledger
 from hanabi_grpo.runs.task_statistics import Estimate, difference, estimate
 from hanabi_grpo.settings.refs import is_frozen, is_url, seat_adapter
 from hanabi_grpo.types import Episode, ReplyKind
 
 SUITE = "eval"
-_FORMAT = 2
-"""Of a ledger's rows."""
+"""Suite of an evaluation where none is named."""
 RETURN = "return"
 """`EnvSpec.score` where lineups are compared by what their players earn."""
+_FORMAT = 2
+"""Version of a ledger's rows."""
 
 
 class TaskFigures(BaseModel):
-    """What one task's games come to."""
+    """The figures of one task's games, one game per seat order."""
 
     seed: int
+    """The task."""
     scores: list[float]
     """Per seat order."""
     figures: dict[str, float]
-    """See `EvaluationResult.figures`."""
+    """Means over the games, see `EvaluationResult.figures`."""
 
 
 def evaluate_lineup(
@@ -51,48 +59,63 @@ def evaluate_lineup(
     ledger: Path | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> EvaluationResult:
-    """Let a lineup play tasks 0 to `num_tasks - 1` of a held-out suite, each once in every seat
-    order.
+    """Play tasks 0 to `num_tasks - 1` of a held-out suite, each once in every seat order.
 
-    `served` is needed unless scripts fill every seat; with `rotate` a list of different players
-    changes seats. Tables call it by `label`; None: see `Lineup.label`. `ledger` is a file for
-    finished tasks, from which an interrupted evaluation goes on; the caller removes it, once the
-    result is kept. `progress` receives the number of tasks done.
+    Args:
+        lineup: The seat assignment.
+        setup: Environment and configuration.
+        num_tasks: Number of tasks, at least two.
+        suite: A held-out suite.
+        served: How models are played; needed unless scripts fill every seat.
+        rotate: Whether a list of different players changes seats.
+        label: Name in tables; None: see `Lineup.label`.
+        ledger: File for finished tasks, from which an interrupted evaluation continues; the caller
+            removes it once the result is kept.
+        progress: Receives the number of tasks done.
 
     Raises:
-        SettingsError: Fewer than two tasks, a suite that training uses, or a ledger of other work.
+        SettingsError: Fewer than two tasks, a suite that training uses, or a ledger of another job.
         ServerError: The server failed, holds other adapters, or dropped a game.
     """
     check_tasks(num_tasks, suite)
     key = lineup_key(lineup, setup, suite=suite, served=served, rotate=rotate)
     orders = lineup.orders(rotate=rotate)
+    num_orders = len(orders)
     with Ledger(ledger, key) if ledger else nullcontext() as book:
-        tasks = _finished(book, len(orders)) if book else {}
-        missing = [
-            Table(seed, order) for seed in range(num_tasks) if seed not in tasks for order in orders
-        ]
-        progress(num_tasks - len(missing) // len(orders))
+        finished = _finished_tasks(book, num_orders) if book else {}
+        missing_seeds = [seed for seed in range(num_tasks) if seed not in finished]
+        missing_tables = [Table(seed, order) for seed in missing_seeds for order in orders]
+        progress(num_tasks - len(missing_seeds))
         for groups in play_tables(
-            missing, setup, suite=suite, label=lineup.text, served=served, together=len(orders)
+            missing_tables,
+            setup,
+            suite=suite,
+            label=lineup.text,
+            served=served,
+            together=num_orders,
         ):
             games = [game for [game] in groups]
-            starts = range(0, len(games), len(orders))
-            fresh = [
-                task_figures(setup.spec, games[start : start + len(orders)]) for start in starts
-            ]
+            played = []
+            for start in range(0, len(games), num_orders):
+                played.append(task_figures(setup.spec, games[start : start + num_orders]))
             if book:
-                book.add(*(task.model_dump() for task in fresh))
-            tasks |= {task.seed: task for task in fresh}
-            progress(sum(seed < num_tasks for seed in tasks))
-    return summarise(
-        lineup, setup, [tasks[seed] for seed in range(num_tasks)], key=key, label=label
-    )
+                book.add(*(task.model_dump() for task in played))
+            finished |= {task.seed: task for task in played}
+            progress(sum(seed < num_tasks for seed in finished))
+    tasks = [finished[seed] for seed in range(num_tasks)]
+    return summarise(lineup, setup, tasks, key=key, label=label)
 
 
 def check_tasks(num_tasks: int, suite: str) -> None:
-    """Refuse, by a SettingsError, fewer than two tasks and those of a suite that training uses."""
-    if num_tasks < 2:
-        raise SettingsError(f"--tasks {num_tasks}: a mean with an error needs at least 2 tasks.")
+    """Check the tasks of an evaluation.
+
+    Raises:
+        SettingsError: There are fewer than two, or training uses the suite.
+    """
+    if num_tasks < MIN_TASKS:
+        raise SettingsError(
+            f"--tasks {num_tasks}: a mean with an error needs at least {MIN_TASKS} tasks."
+        )
     if not is_held_out(suite):
         raise SettingsError(
             f"--suite {suite!r}: training may have seen its tasks; play on eval or test."
@@ -107,10 +130,17 @@ def lineup_key(
     served: Served | None = None,
     rotate: bool = True,
 ) -> dict[str, Any]:
-    """Return everything that a task's games depend on; two evaluations of one key are the same
-    work.
+    """Return everything that a task's games depend on; two evaluations of one key are the same job.
 
-    Players who learned the preset otherwise are warned of, see `SeatResolver.compare_messages`.
+    A warning is logged where players learned the preset with other messages, see
+    `SeatResolver.compare_messages`.
+
+    Args:
+        lineup: The seat assignment.
+        setup: Environment and configuration.
+        suite: Suite of the tasks.
+        served: How models are played; needed unless scripts fill every seat.
+        rotate: Whether a list of different players changes seats.
 
     Raises:
         SettingsError: A model has to play and there is no server, or a checkpoint cannot be used.
@@ -135,63 +165,81 @@ def lineup_key(
         )
     seats = [served.resolver.seats(order) for order in orders]
     served.resolver.compare_messages(lineup.refs, setup)
-    digests = served.resolver.digests()
-    names = {
-        named[0]
-        for order in seats
-        for seat in order
-        if not is_frozen(seat) and (named := seat_adapter(seat))
-    }
-    names |= {seat for order in seats for seat in order if is_url(seat)}
     return {
         **key,
         "seats": seats,
-        # A lent adapter's name is a digest of its weights; a served one's says nothing about the
-        # run that made it.
-        "policies": {
-            "base": served.resolver.model(),
-            **{name: digests[name] for name in sorted(names)},
-        },
+        "policies": _policies(served, seats),
         "temperature": served.temperature,
         "max_tokens": served.max_tokens,
     }
 
 
+def _policies(served: Served, seats: Sequence[Sequence[str]]) -> dict[str, str]:
+    """Return what names on the server stand for: the base model, adapters and URLs.
+
+    A guest adapter's name is a digest of its weights already; the name of a served one says nothing
+    about the run that made it, so its digest is needed.
+    """
+    names = set()
+    for seat in {seat for order in seats for seat in order}:
+        adapter = seat_adapter(seat)
+        if is_url(seat):
+            names.add(seat)
+        elif adapter is not None and not is_frozen(seat):
+            names.add(adapter[0])
+    digests = served.resolver.digests()
+    policies = {"base": served.resolver.model()}
+    for name in sorted(names):
+        policies[name] = digests[name]
+    return policies
+
+
 def task_figures(spec: EnvSpec, games: Sequence[Episode]) -> TaskFigures:
-    """Return what one task's games come to, one game per seat order."""
-    count = len(games)
-    scores = [lineup_score(spec, game, number) for number, game in enumerate(games)]
-    kinds = [turn.kind for game in games for turn in game.turns]
+    """Return the figures of one task's games, one game per seat order."""
+    num_games = len(games)
+    scores = [lineup_score(spec, game, order) for order, game in enumerate(games)]
+    reply_kinds = [turn.kind for game in games for turn in game.turns]
+    num_truncated = sum(game.status.is_truncated for game in games)
     figures = {
         **mean_figures(game.result for game in games),
-        "truncated": sum(game.status.is_truncated for game in games) / count,
-        "illegal_per_game": kinds.count(ReplyKind.ILLEGAL) / count,
-        "unparsable_per_game": kinds.count(ReplyKind.UNPARSABLE) / count,
-        "turns_per_game": len(kinds) / count,
+        "truncated": num_truncated / num_games,
+        "illegal_per_game": reply_kinds.count(ReplyKind.ILLEGAL) / num_games,
+        "unparsable_per_game": reply_kinds.count(ReplyKind.UNPARSABLE) / num_games,
+        "turns_per_game": len(reply_kinds) / num_games,
     }
     if is_versus(spec):
         figures |= outcome_figures(spec, games)
     if spec.has_common_score:
-        figures["perfect"] = sum(score >= score_range(spec)[1] for score in scores) / count
+        greatest = score_range(spec)[1]
+        num_perfect = sum(score >= greatest for score in scores)
+        figures["perfect"] = num_perfect / num_games
     return TaskFigures(seed=games[0].seed, scores=scores, figures=figures)
 
 
 def lineup_score(spec: EnvSpec, game: Episode, order: int) -> float:
     """Return the figure by which lineups are compared.
 
-    Where that is the return, it is the same for all of a team; elsewhere it is that of the
-    lineup's first word, which moves one seat to the left from seat order to seat order."""
+    Where that is the return, it is the same for all players of a team; elsewhere it is that of the
+    lineup's first policy, which moves one seat to the left from seat order to seat order.
+
+    Args:
+        spec: Rules of the game.
+        game: The episode.
+        order: Number of the seat order in which it was played.
+    """
     if spec.score != RETURN:
         return float(game.result[spec.score])
-    return game.reward(0 if spec.payoff == "team" else seat_of(order, spec.num_players))
+    if spec.payoff == "team":
+        return game.reward(0)
+    return game.reward(seat_of(order, spec.num_players))
 
 
 def score_range(spec: EnvSpec) -> tuple[float, float]:
-    """Return least and most of `EnvSpec.score`; figures of other names begin at 0."""
-    low, high = spec.return_range
-    return low if spec.score == RETURN else min(
-        0.0, low
-    ), high if spec.max_score is None else float(spec.max_score)
+    """Return the least and the greatest of `EnvSpec.score`; figures of other names begin at 0."""
+    least_return, greatest_return = spec.return_range
+    least = least_return if spec.score == RETURN else min(0.0, least_return)
+    greatest = greatest_return if spec.max_score is None else float(spec.max_score)
+    return least, greatest
 
 
 def summarise(
@@ -202,21 +250,30 @@ def summarise(
     key: dict[str, Any],
     label: str | None = None,
 ) -> EvaluationResult:
-    """Return the figures of one lineup, given those of its tasks 0 to n-1 and its
-    `lineup_key`.
+    """Return the result of one lineup.
+
+    Args:
+        lineup: The seat assignment.
+        setup: Environment and configuration.
+        tasks: Figures of tasks 0 to n-1.
+        key: See `lineup_key`.
+        label: Name in tables; None: see `Lineup.label`.
     """
-    spec, suite = setup.spec, key["suite"]
+    spec = setup.spec
+    suite = key["suite"]
     seeds = tuple(task.seed for task in tasks)
     starts = start_numbers(setup, suite, seeds)
     orders = []
-    for number, order in enumerate(lineup.orders(rotate=key["rotate"])):
-        found = estimate(tuple(task.scores[number] for task in tasks), starts)
-        words, seats = tuple(map(str, order)), tuple(key["seats"][number])
-        orders.append(
-            SeatOrder(
-                words=words, seats=seats, mean=found.mean, standard_error=found.standard_error
-            )
+    for number, refs in enumerate(lineup.orders(rotate=key["rotate"])):
+        scores = tuple(task.scores[number] for task in tasks)
+        mean_score = estimate(scores, starts)
+        order = SeatOrder(
+            words=tuple(map(str, refs)),
+            seats=tuple(key["seats"][number]),
+            mean=mean_score.mean,
+            standard_error=mean_score.standard_error,
         )
+        orders.append(order)
     return EvaluationResult(
         label=label or lineup.label,
         lineup=lineup.text,
@@ -228,6 +285,7 @@ def summarise(
         spec_hash=spec.hash,
         score=spec.score,
         score_range=score_range(spec),
+        # What is attainable is known of the whole game, not of half of its starts.
         attainable=None if suite.startswith(HALF) else spec.attainable,
         suite=suite,
         temperature=key.get("temperature"),
@@ -239,26 +297,33 @@ def summarise(
 
 
 def paired_difference(a: EvaluationResult, b: EvaluationResult) -> Estimate:
-    """Return mean, error and interval of `b - a` over the tasks that both played, which must be the
-    same.
+    """Return the mean of `b - a` paired by task, with its error, clustered by start, and interval.
 
-    The error is clustered by start. A SettingsError where they did not play the same tasks.
+    Raises:
+        SettingsError: The two did not play the same tasks.
     """
-    for what, mine, theirs in (
-        ("games", f"{a.preset} {a.spec_hash}", f"{b.preset} {b.spec_hash}"),
-        ("suites", a.suite, b.suite),
-        ("tasks", a.seeds, b.seeds),
-    ):
-        if mine != theirs:
-            shown = f"{len(a.seeds)}; {len(b.seeds)}" if what == "tasks" else f"{mine}; {theirs}"
-            raise SettingsError(
-                f"{a.label} and {b.label} played different {what} ({shown}); "
-                "evaluate both with the same --preset and --tasks."
-            )
+    rules_of_a = f"{a.preset} {a.spec_hash}"
+    rules_of_b = f"{b.preset} {b.spec_hash}"
+    if rules_of_a != rules_of_b:
+        raise _not_comparable(a, b, "games", f"{rules_of_a}; {rules_of_b}")
+    if a.suite != b.suite:
+        raise _not_comparable(a, b, "suites", f"{a.suite}; {b.suite}")
+    if a.seeds != b.seeds:
+        raise _not_comparable(a, b, "tasks", f"{a.num_tasks}; {b.num_tasks}")
     return difference(a.scores, b.scores, a.starts)
 
 
-def _finished(book: Ledger, num_orders: int) -> dict[int, TaskFigures]:
+def _not_comparable(
+    a: EvaluationResult, b: EvaluationResult, what: str, values: str
+) -> SettingsError:
+    return SettingsError(
+        f"{a.label} and {b.label} played different {what} ({values}); "
+        "evaluate both with the same --preset and --tasks."
+    )
+
+
+def _finished_tasks(book: Ledger, num_orders: int) -> dict[int, TaskFigures]:
+    """Return the tasks of a ledger by seed; a SettingsError where a row is damaged."""
     try:
         rows = TypeAdapter(list[TaskFigures]).validate_python(book.rows)
     except ValidationError as error:

@@ -1,8 +1,6 @@
-"""Games of lineups on lists of tasks, for whoever counts or collects them: by scripts here, by
-models on a server.
-"""
+"""Plays lineups on lists of tasks: scripts in this process, models on a server."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -14,16 +12,16 @@ from hanabi_grpo.envs.base import FORFEIT, SKIP, Setup
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.settings.refs import NOT_HELD, Ref, ScriptRef
-from hanabi_grpo.types import Episode, task_name
+from hanabi_grpo.types import DroppedGame, Episode, task_name
 
 HALF = "split-"
-"""What the name of a suite begins with that has only some of the starts, in environments that can
-task so.
-"""
+"""Prefix of suites that have only some of the starts, in environments that can split them."""
 SCRIPTED_GAMES = 50
+"""Games of scripts between two reports of progress."""
 SERVED_GAMES = 200
 """Games of one request: enough to fill the engine, few enough for a progress bar that moves."""
 _MAX_REASONS = 3
+"""Dropped games whose reason an error message gives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,16 +31,17 @@ class Served:
     client: RolloutClient
     resolver: SeatResolver
     max_tokens: int
-    """Per reply."""
+    """Tokens of a reply at most."""
     temperature: float
-    """Of sampling; 0 is greedy."""
+    """Sampling temperature; 0 is greedy."""
 
 
 class Table(NamedTuple):
-    """One task and who plays it, in turn order."""
+    """One task with its seat assignment."""
 
     seed: int
     refs: tuple[Ref, ...]
+    """Who plays, in turn order."""
 
 
 def start_numbers(setup: Setup[Any], suite: str, seeds: Sequence[int]) -> tuple[int, ...]:
@@ -50,12 +49,18 @@ def start_numbers(setup: Setup[Any], suite: str, seeds: Sequence[int]) -> tuple[
 
     Where a suite has only some of the starts, tasks of one start are one cluster. A suite that
     draws from all starts has no others to speak for: its tasks are independent draws of the very
-    game that the score is about."""
-    if not (setup.spec.disjoint_splits or suite.startswith(HALF)):
+    game that the score is about.
+    """
+    has_some_starts = setup.spec.disjoint_splits or suite.startswith(HALF)
+    if not has_some_starts:
         return tuple(range(len(seeds)))
-    numbers: dict[str, int] = {}
-    ids = (setup.environment.start_id(setup.config, split=suite, seed=seed) for seed in seeds)
-    return tuple(numbers.setdefault(name, len(numbers)) for name in ids)
+    number_of_start: dict[str, int] = {}
+    numbers = []
+    for seed in seeds:
+        start = setup.environment.start_id(setup.config, split=suite, seed=seed)
+        number = number_of_start.setdefault(start, len(number_of_start))
+        numbers.append(number)
+    return tuple(numbers)
 
 
 def play_tables(
@@ -68,107 +73,146 @@ def play_tables(
     num_games: int = 1,
     together: int = 1,
 ) -> Iterator[list[list[Episode]]]:
-    """Play each table `num_games` times; yields the games of some tables at a time, per table a
-    list.
+    """Play each table `num_games` times.
 
-    Errors call the lineup by `label`; `served` is needed unless scripts fill every seat; so many
-    tables `together` are never told apart.
+    Args:
+        tables: The tasks with their seat assignments.
+        setup: Environment and configuration.
+        suite: Suite of the tasks.
+        label: Name of the lineup in error messages.
+        served: How models are played; needed unless scripts fill every seat.
+        num_games: Games of each table.
+        together: Consecutive tables that are always yielded together, e.g. the seat orders of a
+            task.
 
-    Raises: SettingsError: A checkpoint cannot be used. ServerError: The server failed, or dropped a
-        game: figures over the rest would be biased by whatever broke it.
+    Yields:
+        The games of some tables at a time: per table a list.
+
+    Raises:
+        SettingsError: A checkpoint cannot be used.
+        ServerError: The server failed, or dropped a game: figures over the rest would be biased by
+            whatever broke it.
     """
     needs_server = any(not isinstance(ref, ScriptRef) for table in tables for ref in table.refs)
-    games = SERVED_GAMES if needs_server else SCRIPTED_GAMES
-    size = together * max(1, games // (together * num_games))
-    for some in (tables[first : first + size] for first in range(0, len(tables), size)):
+    games_per_batch = SERVED_GAMES if needs_server else SCRIPTED_GAMES
+    batch_size = together * max(1, games_per_batch // (together * num_games))
+    for start in range(0, len(tables), batch_size):
+        batch = tables[start : start + batch_size]
         if needs_server:
             assert served is not None
-            yield _ask(served, some, setup, suite, label, num_games)
+            yield _play_on_server(
+                served, batch, setup, suite=suite, label=label, num_games=num_games
+            )
         else:
             # Without an event loop, which Ctrl-C could leave half closed.
-            groups = []
-            for table in some:
-                policies = {
-                    player: setup.environment.policies[str(ref)]()
-                    for player, ref in enumerate(table.refs)
-                }
-                task = setup.task(suite, table.seed)
-                groups.append(
-                    [play_scripts(task, policies, number=number) for number in range(num_games)]
-                )
-            yield groups
+            yield [_play_scripted(table, setup, suite, num_games) for table in batch]
+
+
+def _play_scripted(table: Table, setup: Setup[Any], suite: str, num_games: int) -> list[Episode]:
+    """Play one table whose seats are all filled by scripts."""
+    policies = {}
+    for player, ref in enumerate(table.refs):
+        policies[player] = setup.environment.policies[str(ref)]()
+    task = setup.task(suite, table.seed)
+    return [play_scripts(task, policies, number=number) for number in range(num_games)]
 
 
 def check_replay(setup: Setup[Any], episode: Episode) -> None:
-    """Play the actions of an episode again; ServerError: they do not fit the task that it names, or
-    its result.
+    """Play the actions of an episode again and compare the result.
+
+    Raises:
+        ServerError: The actions do not fit the task that the episode names, or its result.
     """
     where = f"task {task_name(episode.suite, episode.seed)}, game {episode.game}"
     game = setup.environment.reset(setup.config, split=episode.suite, seed=episode.seed)
     for step, turns in groupby(episode.turns, lambda turn: turn.step):
         actions = {turn.player: turn.action for turn in turns}
         legal = {player: game.legal(player) for player in game.to_act()}
-        if actions.keys() != legal.keys() or not all(
-            (allowed := legal[player]) is None or action in (*allowed, FORFEIT, SKIP)
-            for player, action in actions.items()
-        ):
+        if not _can_be_played(actions, legal):
             raise ServerError(
                 f"{where}, step {step}: {actions} cannot be played; legal is {legal}."
             )
         game.step(actions)
-    if dict(game.result()) != dict(episode.result):
-        raise ServerError(
-            f"{where}: its actions lead to {dict(game.result())}, it says {dict(episode.result)}."
-        )
+    result = dict(game.result())
+    if result != dict(episode.result):
+        raise ServerError(f"{where}: its actions lead to {result}, it says {dict(episode.result)}.")
 
 
-def _ask(
+def _can_be_played(actions: Mapping[int, str], legal: Mapping[int, Sequence[str] | None]) -> bool:
+    """Tell whether exactly the players to act do, each by a legal action (None: any is)."""
+    if actions.keys() != legal.keys():
+        return False
+    for player, action in actions.items():
+        allowed = legal[player]
+        if allowed is not None and action not in (*allowed, FORFEIT, SKIP):
+            return False
+    return True
+
+
+def _play_on_server(
     served: Served,
     tables: Sequence[Table],
     setup: Setup[Any],
+    *,
     suite: str,
     label: str,
     num_games: int,
 ) -> list[list[Episode]]:
-    """Return the games that the server plays.
+    """Return the games that the server plays, per table a list.
 
-    A lent adapter that the server does not hold any more is lent again: others lent theirs
-    meanwhile, or it is another server process. The seats stay, because their words are digests."""
+    A guest adapter that the server does not hold any more is uploaded again: other clients uploaded
+    theirs meanwhile, or it is another server process. The seats stay the same, because a guest
+    adapter's name is a digest of its weights.
+    """
 
-    def ask() -> RolloutResult:
-        row = setup.row()
-        tasks = [
-            {
-                **row,
-                "suite": suite,
-                "seed": table.seed,
-                "seats": list(served.resolver.seats(table.refs)),
-            }
-            for table in tables
-        ]
+    def play() -> RolloutResult:
+        environment_row = setup.row()
+        tasks = []
+        for table in tables:
+            seats = list(served.resolver.seats(table.refs))
+            tasks.append({**environment_row, "suite": suite, "seed": table.seed, "seats": seats})
         return served.client.play(
-            tasks, num_games=num_games, max_tokens=served.max_tokens, temperature=served.temperature
+            tasks,
+            num_games=num_games,
+            max_tokens=served.max_tokens,
+            temperature=served.temperature,
         )
 
     try:
-        result = ask()
+        result = play()
     except ServerError as error:
         if NOT_HELD not in str(error):
             raise
-        served.resolver.lend_again()
-        result = ask()
-    if result.dropped or [len(group) for group in result.groups] != [num_games] * len(tables):
-        reasons = [
-            f"task {task_name(game.suite, game.seed)}: {game.reason}" for game in result.dropped
-        ]
-        shown = "; ".join(reasons[:_MAX_REASONS]) + ("; …" if len(reasons) > _MAX_REASONS else "")
-        wanted, played = num_games * len(tables), sum(len(group) for group in result.groups)
-        raise ServerError(
-            f"{label}: {wanted - played} of {wanted} games were not played "
-            f"({shown or 'no reason given'}); "
-            "every task is needed. Look at the server's log, then give the same command again."
-        )
+        served.resolver.forget_guests()
+        result = play()
+    _check_complete(result, label=label, num_tables=len(tables), num_games=num_games)
     for group in result.groups:
         for episode in group:
             check_replay(setup, episode)
     return result.groups
+
+
+def _check_complete(result: RolloutResult, *, label: str, num_tables: int, num_games: int) -> None:
+    """Refuse an answer of the server that lacks games; a ServerError."""
+    group_sizes = [len(group) for group in result.groups]
+    if not result.dropped and group_sizes == [num_games] * num_tables:
+        return
+    num_wanted = num_games * num_tables
+    num_missing = num_wanted - sum(group_sizes)
+    raise ServerError(
+        f"{label}: {num_missing} of {num_wanted} games were not played "
+        f"({_drop_reasons(result.dropped)}); every task is needed. Look at the server's log, then "
+        "give the same command again."
+    )
+
+
+def _drop_reasons(dropped: Sequence[DroppedGame]) -> str:
+    """Return why games were dropped, e.g. "task eval 0: …; task eval 3: …"."""
+    if not dropped:
+        return "no reason given"
+    reasons = []
+    for game in dropped[:_MAX_REASONS]:
+        reasons.append(f"task {task_name(game.suite, game.seed)}: {game.reason}")
+    if len(dropped) > _MAX_REASONS:
+        reasons.append("…")
+    return "; ".join(reasons)

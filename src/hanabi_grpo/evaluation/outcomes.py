@@ -1,5 +1,7 @@
-"""Wins, draws and losses of a lineup's first word in games of two players against each other, from
-both seats.
+"""Wins, draws and losses in games of two players against each other, from both seats.
+
+They are counted for the first policy of the lineup, e.g. for `player_0@latest` in
+"player_0@latest,iggi".
 """
 
 import math
@@ -10,13 +12,20 @@ from hanabi_grpo.evaluation.sheets import Sheet, figure
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from hanabi_grpo.types import REPLY_PARTS, Episode
 
-OUTCOMES = ("win", "draw", "loss", "bad-reply win")
+WIN = "win"
+DRAW = "draw"
+LOSS = "loss"
+FORFEIT_WIN = "bad-reply win"
+"""A win because the other player lost by a bad reply; it counts as a win, too."""
+OUTCOMES = (WIN, DRAW, LOSS, FORFEIT_WIN)
 RETURN = "return"
-"""Of the game, without what bad replies cost."""
+"""Return of the game, without what bad replies cost."""
 AS = " as "
-"""Between an outcome and the role in which it was reached, e.g. "win as first"."""
+"""Stands between an outcome and the role in which it was reached, e.g. "win as first"."""
+_BOTH = "both"
+"""Seat of the row over both roles."""
 _Z = 1.959964
-"""Of a 95 % interval."""
+"""Standard normal quantile of a 95 % interval."""
 
 
 def is_versus(spec: EnvSpec) -> bool:
@@ -25,86 +34,129 @@ def is_versus(spec: EnvSpec) -> bool:
 
 
 def seat_of(order: int, num_players: int) -> int:
-    """Return where a lineup's first word sits: one seat further to the left in each seat order."""
+    """Return the seat of a lineup's first policy: one further to the left in each seat order."""
     return -order % num_players
 
 
 def outcome_figures(spec: EnvSpec, games: Sequence[Episode]) -> dict[str, float]:
-    """Return the outcomes of one task's games, one per seat order, e.g. {"win as first": 1.0, "draw
-    as first": 0.0, …}.
+    """Return the outcomes of one task's games, one game per seat order.
 
     The winner has the greater return; what a bad reply costs beside the game does not count. A win
     in which the other player lost by a bad reply, where the environment says so, counts as a win
-    and apart."""
-    found: dict[str, float] = {}
+    and apart.
+
+    Example:
+        {"win as first": 1.0, "draw as first": 0.0, "loss as first": 0.0,
+         "bad-reply win as first": 0.0, "return as first": 2.0, "win as second": 0.0, …}
+    """
+    figures: dict[str, float] = {}
     for order, game in enumerate(games):
         seat = seat_of(order, spec.num_players)
-        margin = _points(game, seat) - _points(game, 1 - seat)
-        is_forfeit = any(turn.action == FORFEIT for turn in game.turns)
-        happened = (margin > 0, margin == 0, margin < 0, margin > 0 and is_forfeit)
-        for name, has in zip(OUTCOMES, happened, strict=True):
-            found[f"{name}{AS}{spec.roles[seat]}"] = float(has)
-        found[f"{RETURN}{AS}{spec.roles[seat]}"] = _points(game, seat)
-    return found
+        own_points = _points(game, seat)
+        margin = own_points - _points(game, 1 - seat)
+        has_forfeit = any(turn.action == FORFEIT for turn in game.turns)
+        role = spec.roles[seat]
+        figures[f"{WIN}{AS}{role}"] = float(margin > 0)
+        figures[f"{DRAW}{AS}{role}"] = float(margin == 0)
+        figures[f"{LOSS}{AS}{role}"] = float(margin < 0)
+        figures[f"{FORFEIT_WIN}{AS}{role}"] = float(margin > 0 and has_forfeit)
+        figures[f"{RETURN}{AS}{role}"] = own_points
+    return figures
 
 
 def outcome_sheets(results: Sequence[EvaluationResult]) -> list[Sheet]:
-    """Return the table of wins, draws and losses, none where nobody wins; a row per seat and one
-    for both.
+    """Return the table of wins, draws and losses; an empty list where the game has no winner.
+
+    A lineup has a row per seat, and one for both.
     """
-    groups = [rows for result in results if (rows := _rows(result))]
-    note = (
-        "Shares with 95 % Wilson intervals. Normalised: 0 is the least return of the rules, "
-        "100 the greatest."
+    groups = []
+    for result in results:
+        rows = _rows(result)
+        if rows:
+            groups.append(rows)
+    if not groups:
+        return []
+    sheet = Sheet(
+        title="Outcomes of the first policy",
+        columns=("lineup", "seat", *OUTCOMES, "normalised"),
+        groups=groups,
+        num_names=2,
+        note=(
+            "Shares with 95 % Wilson intervals. Normalised: 0 is the least return of the rules, "
+            "100 the greatest."
+        ),
     )
-    columns = ("lineup", "seat", *OUTCOMES, "normalised")
-    title = "Outcomes of the first word"
-    return (
-        [Sheet(title=title, columns=columns, groups=groups, num_names=2, note=note)]
-        if groups
-        else []
-    )
+    return [sheet]
 
 
 def played_roles(figures: Mapping[str, float]) -> list[str]:
-    """Return the roles in which the first word played; empty where nobody wins."""
-    return [name.removeprefix(f"win{AS}") for name in figures if name.startswith(f"win{AS}")]
+    """Return the roles in which the first policy played; an empty list without a winner."""
+    prefix = f"{WIN}{AS}"
+    return [name.removeprefix(prefix) for name in figures if name.startswith(prefix)]
 
 
 def outcome_shares(figures: Mapping[str, float], roles: Sequence[str]) -> list[float]:
-    """Return the shares of `OUTCOMES` as a mean over roles, from figures by name, see
-    `outcome_figures`.
+    """Return the share of each of `OUTCOMES`, as a mean over roles.
+
+    Args:
+        figures: Figures by name, see `outcome_figures`.
+        roles: Some of `played_roles`.
     """
-    return [sum(figures[f"{name}{AS}{role}"] for role in roles) / len(roles) for name in OUTCOMES]
+    return [_role_mean(figures, outcome, roles) for outcome in OUTCOMES]
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:
-    """Return the 95 % score interval of a share of `count` games (Wilson, J. Am. Stat. Assoc. 22,
-    1927).
+    """Return the 95 % score interval of a share of `count` games.
+
+    With z = 1.96 it is (p + z^2 / 2n ± z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n): E. B.
+    Wilson, Probable inference, the law of succession, and statistical inference, J. Am. Stat.
+    Assoc. 22, 1927.
     """
     scale = 1 + _Z**2 / count
     middle = (share + _Z**2 / (2 * count)) / scale
-    half = _Z / scale * math.sqrt(share * (1 - share) / count + _Z**2 / (4 * count**2))
-    return max(0.0, middle - half), min(1.0, middle + half)
+    variance = share * (1 - share) / count + _Z**2 / (4 * count**2)
+    half_width = _Z / scale * math.sqrt(variance)
+    return max(0.0, middle - half_width), min(1.0, middle + half_width)
+
+
+def _role_mean(figures: Mapping[str, float], name: str, roles: Sequence[str]) -> float:
+    return sum(figures[f"{name}{AS}{role}"] for role in roles) / len(roles)
 
 
 def _points(game: Episode, player: int) -> float:
-    parts = (item for turn in game.turns for item in turn.rewards[player].items())
-    return sum(value for name, value in parts if name not in REPLY_PARTS)
+    """Return what a player earned in the game, without what bad replies cost."""
+    points = 0.0
+    for turn in game.turns:
+        for part, value in turn.rewards[player].items():
+            if part not in REPLY_PARTS:
+                points += value
+    return points
 
 
 def _rows(result: EvaluationResult) -> list[tuple[str, ...]]:
+    """Return a lineup's rows: one per role, and one for both."""
     roles = played_roles(result.figures)
-    if not roles:
-        return []
+    roles_by_seat = {role: [role] for role in roles}
+    if len(roles) > 1:
+        roles_by_seat[_BOTH] = roles
     rows: list[tuple[str, ...]] = []
-    low, high = result.score_range
-    for seat in (*roles, *(["both"] if len(roles) > 1 else [])):
-        parts = roles if seat == "both" else [seat]
-        shares = outcome_shares(result.figures, parts)
-        between = [(share, *wilson(share, result.num_tasks * len(parts))) for share in shares[:-1]]
-        cells = [f"{figure(share)} ({least:.2f} to {most:.2f})" for share, least, most in between]
-        won = sum(result.figures[f"{RETURN}{AS}{role}"] for role in parts) / len(parts)
-        cells += [figure(shares[-1]), f"{100 * (won - low) / (high - low):.1f}"]
-        rows.append((result.label if not rows else "", seat, *cells))
+    for seat, seat_roles in roles_by_seat.items():
+        label = "" if rows else result.label
+        rows.append((label, seat, *_outcome_cells(result, seat_roles)))
     return rows
+
+
+def _outcome_cells(result: EvaluationResult, roles: Sequence[str]) -> list[str]:
+    """Return wins, draws and losses with intervals, forfeit wins, and the normalised return."""
+    num_games = result.num_tasks * len(roles)
+    *shares, forfeit_share = outcome_shares(result.figures, roles)
+    cells = []
+    for share in shares:
+        low, high = wilson(share, num_games)
+        cells.append(f"{figure(share)} ({low:.2f} to {high:.2f})")
+    cells.append(figure(forfeit_share))
+    least, greatest = result.score_range
+    mean_return = _role_mean(result.figures, RETURN, roles)
+    normalised = 100 * (mean_return - least) / (greatest - least)
+    cells.append(f"{normalised:.1f}")
+    return cells

@@ -1,6 +1,4 @@
-"""One table as text, for the terminal, as Markdown and for pages; and figures as such tables write
-them.
-"""
+"""Tables as text: for the terminal, as Markdown and for pages; and how their figures look."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,8 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 UNKNOWN = "–"
+"""Cell of a figure that is not known."""
 MAX_FIGURES = 8
-"""Columns of figures in one table of 120 characters."""
+"""Columns of figures that fit into one table of 120 characters."""
+_DECIMALS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +20,7 @@ class Sheet:
 
     title: str
     columns: tuple[str, ...]
+    """Headings."""
     groups: Sequence[Sequence[Sequence[str]]]
     """Groups of rows of cells; a line is drawn between groups."""
     num_names: int = 1
@@ -29,47 +30,56 @@ class Sheet:
 
     def rich(self) -> Table:
         """Return the table for the terminal."""
-        caption = Text(self.note) if self.note else None
+        # Titles and labels are text that people wrote: a bracket in one is no markup.
         table = Table(
-            title=Text(self.title), title_justify="left", caption=caption, caption_justify="left"
+            title=Text(self.title),
+            title_justify="left",
+            caption=Text(self.note) if self.note else None,
+            caption_justify="left",
         )
-        for number, column in enumerate(self.columns):
+        for index, column in enumerate(self.columns):
             # A long name is broken, a figure never.
-            if number < self.num_names:
+            if index < self.num_names:
                 table.add_column(column, overflow="fold")
             else:
                 table.add_column(column, justify="right", no_wrap=True)
         for group in self.groups:
             for row in group:
-                # Labels are people's: a bracket in one is no markup.
                 table.add_row(*map(Text, row))
             table.add_section()
         return table
 
     def markdown(self) -> str:
         """Return the table as Markdown."""
-        rule = ["---"] * self.num_names + ["---:"] * (len(self.columns) - self.num_names)
-        lines = [f"**{self.title}**", "", _line(self.columns), _line(rule)]
-        lines += [_line(row) for group in self.groups for row in group]
-        lines += ["", self.note] if self.note else []
+        num_figures = len(self.columns) - self.num_names
+        rule = ["---"] * self.num_names + ["---:"] * num_figures
+        lines = [f"**{self.title}**", "", _markdown_row(self.columns), _markdown_row(rule)]
+        for group in self.groups:
+            lines += map(_markdown_row, group)
+        if self.note:
+            lines += ["", self.note]
         return "\n".join(lines) + "\n"
 
 
 def figure(value: float | None, sign: str = "") -> str:
-    """Return a figure with three digits, a dash where it is unknown; `sign="+"` writes that of a
-    difference.
+    """Return a figure with three decimals; a dash where it is unknown.
+
+    Args:
+        value: The figure; None or not finite: unknown.
+        sign: "+" writes the sign of a difference.
     """
-    # A rounded -0.0001 is no negative number.
-    return (
-        UNKNOWN
-        if value is None or not math.isfinite(value)
-        else f"{round(value, 3) + 0.0:{sign}.3f}"
-    )
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    # Adding 0.0 turns the -0.0 of a rounded -0.0001 into 0.0.
+    rounded = round(value, _DECIMALS) + 0.0
+    return f"{rounded:{sign}.{_DECIMALS}f}"
 
 
 def with_error(mean: float, error: float, sign: str = "") -> str:
     """Return "mean ± error"; a dash where the mean is unknown."""
-    return f"{figure(mean, sign)} ± {figure(error)}" if math.isfinite(mean) else UNKNOWN
+    if not math.isfinite(mean):
+        return UNKNOWN
+    return f"{figure(mean, sign)} ± {figure(error)}"
 
 
 def figure_sheets(
@@ -79,30 +89,44 @@ def figure_sheets(
     *,
     without: str,
 ) -> list[Sheet]:
-    """Return tables of named figures, as many as their columns need, `without` one that stands
-    elsewhere.
+    """Return tables of named figures, as many as their columns need.
 
-    `first` is the title of the column of names; a row of `groups` is a name and its figures.
+    Args:
+        title: Title of every table.
+        first: Heading of the column of names.
+        groups: Groups of rows; a row is a name and its figures.
+        without: A figure that is left out, because it stands in another table.
     """
-    rows = [figures for group in groups for _, figures in group]
-    names = [
-        name for name in dict.fromkeys(name for one in rows for name in one) if name != without
-    ]
-    return [
-        Sheet(
+    figure_names: dict[str, None] = {}
+    for group in groups:
+        for _, figures in group:
+            figure_names.update(dict.fromkeys(figures))
+    figure_names.pop(without, None)
+    names = list(figure_names)
+    sheets = []
+    for start in range(0, len(names), MAX_FIGURES):
+        columns = names[start : start + MAX_FIGURES]
+        sheet = Sheet(
             title=title,
-            columns=(first, *(name.replace("_per_", "/") for name in some)),
-            groups=[
-                [(row, *(figure(figures.get(name)) for name in some)) for row, figures in one]
-                for one in groups
-            ],
+            columns=(first, *(name.replace("_per_", "/") for name in columns)),
+            groups=[_figure_rows(group, columns) for group in groups],
         )
-        for some in (
-            names[start : start + MAX_FIGURES] for start in range(0, len(names), MAX_FIGURES)
-        )
-    ]
+        sheets.append(sheet)
+    return sheets
 
 
-def _line(cells: Sequence[str]) -> str:
-    escaped = (cell.replace("\\", "\\\\").replace("|", r"\|").replace("\n", " ") for cell in cells)
+def _figure_rows(
+    group: Sequence[tuple[str, Mapping[str, float]]], columns: Sequence[str]
+) -> list[tuple[str, ...]]:
+    rows = []
+    for name, figures in group:
+        cells = [figure(figures.get(column)) for column in columns]
+        rows.append((name, *cells))
+    return rows
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    escaped = []
+    for cell in cells:
+        escaped.append(cell.replace("\\", "\\\\").replace("|", r"\|").replace("\n", " "))
     return "| " + " | ".join(escaped) + " |"

@@ -1,6 +1,4 @@
-"""Tables of evaluations: scores, figures, paired differences, seat orders; for terminals and as
-Markdown.
-"""
+"""Tables of evaluations: scores, figures, paired differences and seat orders."""
 
 from collections.abc import Callable, Sequence
 from itertools import combinations
@@ -8,7 +6,7 @@ from typing import Any
 
 from hanabi_grpo.client.lineups import parse_lineup, short_name
 from hanabi_grpo.envs.base import Setup
-from hanabi_grpo.envs.registry import setup as setup_of
+from hanabi_grpo.envs.registry import setup as make_setup
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import evaluate_lineup, paired_difference
 from hanabi_grpo.evaluation.outcomes import AS, outcome_sheets
@@ -18,21 +16,29 @@ from hanabi_grpo.runs.task_statistics import Interval
 from hanabi_grpo.settings.refs import is_frozen
 
 ATTAINABLE = "attainable"
+"""Row of the best mean score that is known."""
 ATTAINABLE_SOURCE = (
     "attainable: the best mean that players are known to reach; not played here, "
     "and no proven maximum."
 )
-_SCORES = ("lineup", "mean score ± SE", "95 % interval")
-_DIFFERENCES = ("paired difference", "mean ± SE", "95 % interval", "in SE")
-_ORDERS = ("lineup", "seat order", "mean score ± SE")
+_NUM_REFERENCES = 3
+"""Scripts that stand beside a team's result."""
+_ALL_PAIRS_UP_TO = 4
+"""Lineups of which all pairs are compared; with more, each is compared with the first."""
+_SCORE_COLUMNS = ("lineup", "mean score ± SE", "95 % interval")
+_DIFFERENCE_COLUMNS = ("paired difference", "mean ± SE", "95 % interval", "in SE")
+_ORDER_COLUMNS = ("lineup", "seat order", "mean score ± SE")
 
 
 def reference_names(setup: Setup[Any]) -> tuple[str, ...]:
     """Return the scripts that stand beside a team's result: the environment's first three.
 
     Where one player wins what another loses, a script that plays itself is no level to compare
-    with."""
-    return tuple(setup.environment.policies)[:3] if setup.spec.has_common_score else ()
+    with, so there are none.
+    """
+    if not setup.spec.has_common_score:
+        return ()
+    return tuple(setup.environment.policies)[:_NUM_REFERENCES]
 
 
 def reference_results(
@@ -41,43 +47,45 @@ def reference_results(
     *,
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[EvaluationResult]:
-    """Let scripts, those of `reference_names` where none are named, play exactly the tasks of a
-    result.
+    """Let scripts play exactly the tasks of a result.
 
-    `progress` receives the number of tasks done by all of them together.
+    Args:
+        result: The result to stand beside.
+        names: The scripts; None: those of `reference_names`.
+        progress: Receives the number of tasks done by all scripts together.
 
-    Raises: SettingsError: The preset of this name has other rules by now, or the tasks are not 0 to
-        n-1.
+    Raises:
+        SettingsError: The preset of this name has other rules by now, or the tasks are not 0 to
+            n-1.
     """
-    found = setup_of(result.env, result.env_config)
-    if found.spec.hash != result.spec_hash:
+    setup = make_setup(result.env, result.env_config)
+    if setup.spec.hash != result.spec_hash:
         raise SettingsError(
             f"{result.label}: played on {result.preset} {result.spec_hash}, which is "
-            f"{found.spec.hash} in this "
-            "version; evaluate it again."
+            f"{setup.spec.hash} in this version; evaluate it again."
         )
     references: list[EvaluationResult] = []
-    for name in reference_names(found) if names is None else names:
-        before = len(references) * result.num_tasks
+    for name in reference_names(setup) if names is None else names:
+        num_before = len(references) * result.num_tasks
 
-        def count(done: int, before: int = before) -> None:
-            progress(before + done)
+        def count(done: int, num_before: int = num_before) -> None:
+            progress(num_before + done)
 
-        team = parse_lineup(name, found.spec.num_players, env=found.env)
-        references.append(
-            evaluate_lineup(team, found, result.num_tasks, suite=result.suite, progress=count)
+        team = parse_lineup(name, setup.spec.num_players, env=setup.env)
+        reference = evaluate_lineup(
+            team, setup, result.num_tasks, suite=result.suite, progress=count
         )
-        paired_difference(result, references[-1])  # refuses other tasks
+        # Refuses other tasks.
+        paired_difference(result, reference)
+        references.append(reference)
     return references
 
 
 def compared_pairs(
     results: Sequence[EvaluationResult],
 ) -> list[tuple[EvaluationResult, EvaluationResult]]:
-    """Return which lineups are compared, as (one, the other): all pairs of up to four, else each
-    with the first.
-    """
-    if len(results) <= 4:
+    """Return the pairs of lineups to compare: all pairs of up to four, else each with the first."""
+    if len(results) <= _ALL_PAIRS_UP_TO:
         return list(combinations(results, 2))
     return [(results[0], result) for result in results[1:]]
 
@@ -85,114 +93,133 @@ def compared_pairs(
 def evaluation_sheets(
     results: Sequence[EvaluationResult], references: Sequence[EvaluationResult]
 ) -> list[Sheet]:
-    """Return every table of an evaluation: reference scripts from low to high, lineups, what is
-    attainable.
+    """Return every table of an evaluation.
 
-    A difference is a later one of the results, of which there is at least one, minus an earlier
-    one."""
-    groups = [group for group in (sorted(references, key=lambda one: one.mean), results) if group]
-    scores: list[list[tuple[str, ...]]] = [
-        [(_name(result), *estimate_cells(result.estimate)) for result in group] for group in groups
-    ]
-    most, note = results[0].attainable, ""
-    if most is not None:
-        scores.append([attainable_row(most, len(_SCORES))])
-        note = ATTAINABLE_SOURCE
-    sheets = [Sheet(title=game_title(results[0]), columns=_SCORES, groups=scores, note=note)]
+    A difference is a later one of the results minus an earlier one.
+
+    Args:
+        results: The lineups, at least one, all on the same tasks.
+        references: Scripts on the same tasks; tables show them from low to high, before the
+            lineups.
+    """
+    groups = [list(results)]
+    if references:
+        groups.insert(0, sorted(references, key=lambda reference: reference.mean))
+    sheets = [_score_sheet(results[0], groups)]
     sheets += outcome_sheets(results)
-    figures = [
-        [
-            (_name(one), {name: value for name, value in one.figures.items() if AS not in name})
-            for one in group
-        ]
-        for group in groups
-    ]
-    sheets += figure_sheets("Figures, mean over tasks", "lineup", figures, without=results[0].score)
-    differences = []
-    for one, other in compared_pairs(results):
-        found = paired_difference(one, other)
-        differences.append(
-            (f"{other.label} − {one.label}", *estimate_cells(found, "+"), f"{found.sigmas:+.1f}")
-        )
-    if differences:
-        sheets.append(
-            Sheet(title="Differences, task by task", columns=_DIFFERENCES, groups=[differences])
-        )
-    told = [
-        result
-        for result in results
-        if len(result.orders) > 1 or result.orders[0].seats != result.orders[0].words
-    ]
-    if told:
-        rows_of = [
-            [_order(result, number) for number in range(len(result.orders))] for result in told
-        ]
-        sheets.append(
-            Sheet(
-                title="Seat orders; the first is player_0",
-                columns=_ORDERS,
-                groups=rows_of,
-                num_names=2,
-            )
-        )
+    sheets += figure_sheets(
+        "Figures, mean over tasks",
+        "lineup",
+        [[(_name(result), _plain_figures(result)) for result in group] for group in groups],
+        without=results[0].score,
+    )
+    sheets += _difference_sheets(results)
+    sheets += _order_sheets(results)
     return sheets
+
+
+def _score_sheet(example: EvaluationResult, groups: Sequence[Sequence[EvaluationResult]]) -> Sheet:
+    """Return the table of mean scores, with what is attainable below."""
+    rows: list[list[tuple[str, ...]]] = []
+    for group in groups:
+        rows.append([(_name(result), *estimate_cells(result.estimate)) for result in group])
+    note = ""
+    if example.attainable is not None:
+        rows.append([attainable_row(example.attainable, len(_SCORE_COLUMNS))])
+        note = ATTAINABLE_SOURCE
+    return Sheet(title=game_title(example), columns=_SCORE_COLUMNS, groups=rows, note=note)
+
+
+def _plain_figures(result: EvaluationResult) -> dict[str, float]:
+    """Return the figures without outcomes, which have a table of their own."""
+    return {name: value for name, value in result.figures.items() if AS not in name}
+
+
+def _difference_sheets(results: Sequence[EvaluationResult]) -> list[Sheet]:
+    rows = []
+    for before, after in compared_pairs(results):
+        difference = paired_difference(before, after)
+        name = f"{after.label} − {before.label}"
+        rows.append((name, *estimate_cells(difference, "+"), f"{difference.sigmas:+.1f}"))
+    if not rows:
+        return []
+    return [Sheet(title="Differences, paired by task", columns=_DIFFERENCE_COLUMNS, groups=[rows])]
+
+
+def _order_sheets(results: Sequence[EvaluationResult]) -> list[Sheet]:
+    """Return the table of seat orders, of lineups of which the score table does not say all."""
+    groups = []
+    for result in results:
+        first = result.orders[0]
+        if len(result.orders) > 1 or first.seats != first.words:
+            groups.append([_order_row(result, number) for number in range(len(result.orders))])
+    if not groups:
+        return []
+    sheet = Sheet(
+        title="Seat orders; the first seat is player_0",
+        columns=_ORDER_COLUMNS,
+        groups=groups,
+        num_names=2,
+    )
+    return [sheet]
 
 
 def evaluation_document(
     results: Sequence[EvaluationResult], references: Sequence[EvaluationResult]
 ) -> dict[str, Any]:
-    """Return all that an evaluation found, as `--json` prints it: results with their tasks,
-    comparisons, attainable.
-    """
+    """Return an evaluation as `--json` prints it: results, references, differences, attainable."""
+    differences = []
+    for before, after in compared_pairs(results):
+        difference = paired_difference(before, after)
+        differences.append({"of": after.label, "minus": before.label, **difference.to_json()})
     return {
         "results": [result_to_json(result) for result in results],
         "references": [result_to_json(result) for result in references],
-        "differences": [
-            {"of": other.label, "minus": one.label, **paired_difference(one, other).to_json()}
-            for one, other in compared_pairs(results)
-        ],
+        "differences": differences,
         "attainable": results[0].attainable,
     }
 
 
-def attainable_row(most: float, num_columns: int) -> tuple[str, ...]:
-    """Return the row that says what the best known players score; nothing else of them is known
-    here.
-    """
-    return (ATTAINABLE, f"{most:.2f}", *[UNKNOWN] * (num_columns - 2))
+def attainable_row(attainable: float, num_columns: int) -> tuple[str, ...]:
+    """Return the row of the best known players; nothing but their score is known here."""
+    return (ATTAINABLE, f"{attainable:.2f}", *[UNKNOWN] * (num_columns - 2))
 
 
 def game_title(result: EvaluationResult) -> str:
-    """Return which game and tasks a table is about."""
+    """Return the game and the tasks of a table, for its title."""
     num_starts = len(set(result.starts))
     starts = f" ({num_starts} different starts)" if num_starts < result.num_tasks else ""
     return (
         f"{result.env} {result.preset}, {result.num_players} players, rules {result.spec_hash}, "
-        f"{result.score} at most "
-        f"{result.score_range[1]:g}: {result.num_tasks} tasks{starts} of suite {result.suite}"
+        f"{result.score} at most {result.score_range[1]:g}: {result.num_tasks} tasks{starts} of "
+        f"suite {result.suite}"
     )
+
+
+def temperature_name(temperature: float | None) -> str:
+    """Return "greedy", e.g. "T=0.7", or "" where scripts played."""
+    if temperature is None:
+        return ""
+    return "greedy" if temperature == 0 else f"T={temperature:g}"
 
 
 def _name(result: EvaluationResult) -> str:
-    heat = result.temperature
-    return result.label + ("" if heat is None else " (greedy)" if heat == 0 else f" (T={heat:g})")
+    """Return the label with the temperature, e.g. "after (T=1)"."""
+    temperature = temperature_name(result.temperature)
+    return f"{result.label} ({temperature})" if temperature else result.label
 
 
-def estimate_cells(found: Interval, sign: str = "") -> tuple[str, str]:
-    """Return "mean ± error" and "low to high"."""
-    interval = f"{figure(found.low, sign)} to {figure(found.high, sign)}"
-    return with_error(found.mean, found.standard_error, sign), interval
+def estimate_cells(interval: Interval, sign: str = "") -> tuple[str, str]:
+    """Return the cells "mean ± error" and "low to high"; `sign="+"` writes signs."""
+    ends = f"{figure(interval.low, sign)} to {figure(interval.high, sign)}"
+    return with_error(interval.mean, interval.standard_error, sign), ends
 
 
-def _order(result: EvaluationResult, number: int) -> tuple[str, ...]:
+def _order_row(result: EvaluationResult, number: int) -> tuple[str, ...]:
     order = result.orders[number]
-    # A lent adapter is called by its digest; its folder says more.
-    seats = (
-        short_name(word) if is_frozen(seat) else seat
-        for word, seat in zip(order.words, order.seats, strict=True)
-    )
-    return (
-        result.label if number == 0 else "",
-        ", ".join(seats),
-        with_error(order.mean, order.standard_error),
-    )
+    seats = []
+    for spec, seat in zip(order.words, order.seats, strict=True):
+        # The seat of a guest adapter is named by a digest; its folder says more.
+        seats.append(short_name(spec) if is_frozen(seat) else seat)
+    label = result.label if number == 0 else ""
+    return label, ", ".join(seats), with_error(order.mean, order.standard_error)

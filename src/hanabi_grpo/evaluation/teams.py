@@ -1,11 +1,11 @@
-"""Does the team pay? A workflow beside one of its seats alone, and beside a vote that may say as
-much.
+"""Does the team pay? A workflow beside one seat alone, and beside a vote at as many tokens.
 
 The vote has as many answers as cost what the workflow's tokens cost: independent first answers of
 the same seats, taken in turn. A team that is no better than it has gained nothing but the tokens.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -19,19 +19,23 @@ from hanabi_grpo.evaluation.matches import Served, Table, play_tables, start_num
 from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure
 from hanabi_grpo.evaluation.tables import estimate_cells
 from hanabi_grpo.runs.task_statistics import Estimate, difference, estimate
+from hanabi_grpo.settings.refs import Ref
 from hanabi_grpo.types import Episode, ReplyKind, Turn
 
 SHARED = ("problems", "chain_terms", "chain_highest", "show", "style", "memory")
 """Fields that say what is asked and how it is worded; all workflows of a table have the same."""
-_FIGURES = ("corrected", "misled", "agreement", "no answer")
+_NO_ANSWER = "no answer"
+_FIGURES = ("corrected", "misled", "agreement", _NO_ANSWER)
+"""Columns of a row's `figures`."""
 _COLUMNS = ("lineup", "who answers", "right ± SE", "95 % interval", "tokens", *_FIGURES)
 _NOTE = (
-    "right: share of problems; of tied answers the mean. tokens: sampled for a problem; a "
-    "script's reply counts as "
-    "one. corrected: first answers that were wrong while the team's was right; misled: the "
-    "reverse. agreement: pairs "
-    "of last answers that are the same. no answer: replies that gave none."
+    "right: share of problems; of tied answers the mean. tokens: sampled for a problem; a script's "
+    "reply counts as one. corrected: first answers that were wrong while the team's was right; "
+    "misled: the reverse. agreement: pairs of last answers that are the same. no answer: replies "
+    "that gave none."
 )
+_ROUND = "round_"
+"""Prefix of the figures that say how the answer of each round did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +43,13 @@ class TeamRow:
     """One way to answer."""
 
     name: str
+    """E.g. "one seat alone", "vote of 4, as many tokens", "debate of 2"."""
     right: Estimate
+    """Share of problems that were answered right."""
     tokens: float
-    """Sampled for a problem, mean over problems."""
+    """Tokens sampled for a problem, mean over problems."""
     figures: dict[str, float]
-    """Of `_FIGURES` those that it has."""
+    """Those of `_FIGURES` that it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,22 +57,98 @@ class TeamResult:
     """One lineup in one workflow."""
 
     workflow: str
+    """Name of the environment."""
     lineup: str
+    """Label of the lineup."""
     rows: tuple[TeamRow, ...]
     gain: Estimate | None
-    """The workflow's team minus the vote at as many tokens, problem by problem; None: it is that
-    vote.
-    """
+    """The workflow's team minus the vote at as many tokens, paired by problem; None: it is that
+    vote."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Problems:
+    """The problems that a lineup answers."""
+
+    lineup: Lineup
+    suite: str
+    num_tasks: int
+    starts: tuple[int, ...]
+    """Cluster of each problem."""
+    served: Served | None
+
+    def play(
+        self, setup: Setup[Any], refs: Sequence[Ref], num_games: int, count: Callable[[int], None]
+    ) -> Iterator[list[Episode]]:
+        """Play every problem `num_games` times.
+
+        Args:
+            setup: The workflow.
+            refs: The seat assignment.
+            num_games: Games of each problem.
+            count: Receives the number of problems done.
+
+        Yields:
+            The games of one problem.
+        """
+        tables = [Table(seed, tuple(refs)) for seed in range(self.num_tasks)]
+        num_done = 0
+        for groups in play_tables(
+            tables,
+            setup,
+            suite=self.suite,
+            label=self.lineup.text,
+            served=self.served,
+            num_games=num_games,
+        ):
+            yield from groups
+            num_done += len(groups)
+            count(num_done)
+
+    def row(
+        self,
+        name: str,
+        shares_right: Sequence[float],
+        turns: Sequence[Sequence[Turn]],
+        results: Sequence[Mapping[str, float]] = (),
+    ) -> TeamRow:
+        """Return the row of one way to answer.
+
+        Args:
+            name: Name of the row.
+            shares_right: Per problem how right the answer was, 0 to 1.
+            turns: Per problem the turns that it took.
+            results: Per problem the result of the game, of which figures are averaged.
+        """
+        figures = {}
+        for figure_name in _FIGURES:
+            values = [result[figure_name] for result in results if figure_name in result]
+            if values:
+                figures[figure_name] = fmean(values)
+        is_no_answer = []
+        num_tokens = 0
+        for problem_turns in turns:
+            num_tokens += _num_tokens(problem_turns)
+            is_no_answer += [turn.kind is not ReplyKind.LEGAL for turn in problem_turns]
+        figures[_NO_ANSWER] = fmean(is_no_answer)
+        return TeamRow(
+            name=name,
+            right=estimate(tuple(shares_right), self.starts),
+            tokens=num_tokens / self.num_tasks,
+            figures=figures,
+        )
 
 
 def shared_setup(setup: Setup[Any], workflow: str) -> Setup[Any]:
-    """Return another workflow over the same problems, with the number of seats and rounds of its
-    preset.
+    """Return another workflow over the same problems.
+
+    The number of seats and of rounds is that of the workflow's own preset.
     """
     if workflow == setup.env:
         return setup
-    given = {name: getattr(setup.config, name) for name in SHARED}
-    return registry.setup(workflow, registry.get(workflow).presets[workflow].model_dump() | given)
+    preset = registry.get(workflow).presets[workflow].model_dump()
+    shared_fields = {name: getattr(setup.config, name) for name in SHARED}
+    return registry.setup(workflow, preset | shared_fields)
 
 
 def evaluate_team(
@@ -78,125 +160,143 @@ def evaluate_team(
     served: Served | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> TeamResult:
-    """Play problems 0 to `num_tasks - 1` of a suite as the workflow of `setup` does, then the vote
-    beside it.
+    """Answer problems 0 to `num_tasks - 1` of a suite in a workflow, then by the vote beside it.
 
-    `progress` receives the number of problems done, at the end 2 `num_tasks`. Raises as
-    `evaluate_lineup`."""
-    starts = start_numbers(setup, suite, range(num_tasks))
+    Args:
+        lineup: The seat assignment.
+        setup: The workflow.
+        num_tasks: Number of problems.
+        suite: Suite of the problems.
+        served: How models are played; needed unless scripts fill every seat.
+        progress: Receives the number of problems done, at the end 2 `num_tasks`.
 
-    def play(game: Setup[Any], seats: int, num_games: int, before: int) -> Iterator[list[Episode]]:
-        tables = [Table(seed, lineup.refs[:seats]) for seed in range(num_tasks)]
-        done = before
-        for groups in play_tables(
-            tables, game, suite=suite, label=lineup.text, served=served, num_games=num_games
-        ):
-            yield from groups
-            done += len(groups)
-            progress(done)
-
-    def row(
-        name: str,
-        values: Sequence[float],
-        turns: Sequence[Sequence[Turn]],
-        results: Sequence[Any] = (),
-    ) -> TeamRow:
-        figures = {
-            one: fmean(found)
-            for one in _FIGURES
-            if (found := [done[one] for done in results if one in done])
-        }
-        kinds = [turn.kind is not ReplyKind.LEGAL for some in turns for turn in some]
-        return TeamRow(
-            name=name,
-            right=estimate(tuple(values), starts),
-            tokens=sum(map(_tokens, turns)) / num_tasks,
-            figures=figures | {"no answer": fmean(kinds)},
-        )
-
-    games = [game for [game] in play(setup, setup.spec.num_players, 1, 0)]
+    Raises:
+        SettingsError: As `evaluate_lineup`.
+        ServerError: As `evaluate_lineup`.
+    """
+    problems = _Problems(
+        lineup=lineup,
+        suite=suite,
+        num_tasks=num_tasks,
+        starts=start_numbers(setup, suite, range(num_tasks)),
+        served=served,
+    )
+    num_players = setup.spec.num_players
+    games = [game for [game] in problems.play(setup, lineup.refs[:num_players], 1, progress)]
     results = [game.result for game in games]
     finals = [result["final"] for result in results]
-    first = [[turn for turn in game.turns if turn.step == 0] for game in games]
-    seats = max(len(turns) for turns in first)
-    spent = [_tokens(turns) / len(turns) for turns in first]
-    whole = row(
-        f"{setup.env} of {setup.spec.num_players}", finals, [game.turns for game in games], results
+    first_turns = _turns_up_to(games, 0)
+    # Tokens of one seat's first answer, per problem.
+    tokens_alone = [_num_tokens(turns) / len(turns) for turns in first_turns]
+
+    team = problems.row(
+        f"{setup.env} of {num_players}", finals, [game.turns for game in games], results
     )
-    alone = row("one seat alone", [result["alone"] for result in results], first)
-    rows = [replace(alone, tokens=fmean(spent))]
+    alone = problems.row("one seat alone", [result["alone"] for result in results], first_turns)
+    rows = [replace(alone, tokens=fmean(tokens_alone))]
     gain = None
     if setup.env != VOTE.name:
-        count = max(1, round(whole.tokens / fmean(spent)))
-        vote = registry.setup(
-            VOTE.name, shared_setup(setup, VOTE.name).config.model_dump() | {"players": seats}
-        )
-        asked = [
-            [turn for game in group for turn in game.turns][:count]
-            for group in play(vote, seats, -(-count // seats), num_tasks)
-        ]
-        votes = [_vote(vote, suite, seed, turns) for seed, turns in enumerate(asked)]
-        rows.append(
-            row(f"vote of {count}, as many tokens", [one["final"] for one in votes], asked, votes)
-        )
-        gain = difference([one["final"] for one in votes], finals, starts)
+        num_seats = max(len(turns) for turns in first_turns)
+        num_answers = max(1, round(team.tokens / fmean(tokens_alone)))
+        vote = _play_vote(problems, setup, num_seats, num_answers, progress)
+        rows.append(vote.row)
+        gain = difference(vote.finals, finals, problems.starts)
     # The last round is the team's own row.
-    for number in range(sum(name.startswith("round_") for name in results[0]) - 1):
-        said = [[turn for turn in game.turns if turn.step <= number] for game in games]
-        rows.append(
-            row(f"round {number + 1}", [result[f"round_{number + 1}"] for result in results], said)
-        )
+    num_rounds = sum(name.startswith(_ROUND) for name in results[0])
+    for number in range(1, num_rounds):
+        shares_right = [result[f"{_ROUND}{number}"] for result in results]
+        rows.append(problems.row(f"round {number}", shares_right, _turns_up_to(games, number - 1)))
+    rows.append(team)
     progress(2 * num_tasks)
-    return TeamResult(workflow=setup.env, lineup=lineup.label, rows=(*rows, whole), gain=gain)
+    return TeamResult(workflow=setup.env, lineup=lineup.label, rows=tuple(rows), gain=gain)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Vote:
+    """The vote at as many tokens."""
+
+    row: TeamRow
+    finals: list[float]
+    """Per problem how right its answer was."""
+
+
+def _play_vote(
+    problems: _Problems,
+    setup: Setup[Any],
+    num_seats: int,
+    num_answers: int,
+    progress: Callable[[int], None],
+) -> _Vote:
+    """Let the same seats vote on each problem.
+
+    Args:
+        problems: The problems of the workflow.
+        setup: The workflow.
+        num_seats: Seats that give a first answer there, and answer here in turn.
+        num_answers: Answers of each vote.
+        progress: Receives the number of problems done, counted on from those of the workflow.
+    """
+    vote_config = shared_setup(setup, VOTE.name).config.model_dump()
+    vote_setup = registry.setup(VOTE.name, vote_config | {"players": num_seats})
+    num_games = math.ceil(num_answers / num_seats)
+    turns = []
+    results = []
+    refs = problems.lineup.refs[:num_seats]
+    groups = problems.play(
+        vote_setup, refs, num_games, lambda done: progress(problems.num_tasks + done)
+    )
+    for seed, group in enumerate(groups):
+        answers = [turn for game in group for turn in game.turns][:num_answers]
+        turns.append(answers)
+        results.append(_count_votes(vote_setup, problems.suite, seed, answers))
+    finals = [result["final"] for result in results]
+    row = problems.row(f"vote of {num_answers}, as many tokens", finals, turns, results)
+    return _Vote(row=row, finals=finals)
+
+
+def _count_votes(
+    setup: Setup[Any], suite: str, seed: int, turns: Sequence[Turn]
+) -> dict[str, float]:
+    """Return the result of one vote over the answers of some turns."""
+    problem = VOTE.problem(setup.config, split=suite, seed=seed)
+    all_seats_at_once = (tuple(range(len(turns))),)
+    game = VoteGame(setup.config, all_seats_at_once, VOTE.source(setup.config), problem)
+    game.step({seat: turn.action for seat, turn in enumerate(turns)})
+    return dict(game.result())
+
+
+def _turns_up_to(games: Sequence[Episode], step: int) -> list[list[Turn]]:
+    """Return each game's turns of steps 0 to `step`."""
+    return [[turn for turn in game.turns if turn.step <= step] for game in games]
+
+
+def _num_tokens(turns: Sequence[Turn]) -> int:
+    """Return the sampled tokens of some turns; a script's reply counts as one."""
+    return sum(len(turn.reply_ids) or 1 for turn in turns)
 
 
 def team_sheet(results: Sequence[TeamResult], title: str) -> Sheet:
     """Return one table of all results."""
     groups = []
     for result in results:
-        rows = [
-            (
-                one.name,
-                *estimate_cells(one.right),
-                *map(figure, (one.tokens, *map(one.figures.get, _FIGURES))),
-            )
-            for one in result.rows
-        ]
+        rows: list[tuple[str, ...]] = []
+        for row in result.rows:
+            label = "" if rows else result.lineup
+            figures = [figure(row.figures.get(name)) for name in _FIGURES]
+            rows.append((label, row.name, *estimate_cells(row.right), figure(row.tokens), *figures))
         if result.gain is not None:
-            rows.append(
-                (
-                    f"{result.workflow} − that vote",
-                    *estimate_cells(result.gain, "+"),
-                    *[UNKNOWN] * (1 + len(_FIGURES)),
-                )
-            )
-        groups.append(
-            [(result.lineup if number == 0 else "", *row) for number, row in enumerate(rows)]
-        )
+            unknown = [UNKNOWN] * (1 + len(_FIGURES))
+            name = f"{result.workflow} − that vote"
+            rows.append(("", name, *estimate_cells(result.gain, "+"), *unknown))
+        groups.append(rows)
     return Sheet(title=title, columns=_COLUMNS, groups=groups, num_names=2, note=_NOTE)
 
 
 def team_document(results: Sequence[TeamResult], **about: Any) -> dict[str, Any]:
-    """Return all figures as JSON has them."""
-    return {
-        **about,
-        "results": [
-            {
-                **asdict(result),
-                "rows": [{**asdict(one), "right": one.right.to_json()} for one in result.rows],
-                "gain": result.gain and result.gain.to_json(),
-            }
-            for result in results
-        ],
-    }
-
-
-def _tokens(turns: Sequence[Turn]) -> int:
-    return sum(len(turn.reply_ids) or 1 for turn in turns)
-
-
-def _vote(setup: Setup[Any], suite: str, seed: int, turns: Sequence[Turn]) -> dict[str, float]:
-    problem = VOTE.problem(setup.config, split=suite, seed=seed)
-    game = VoteGame(setup.config, (tuple(range(len(turns))),), VOTE.source(setup.config), problem)
-    game.step({seat: turn.action for seat, turn in enumerate(turns)})
-    return dict(game.result())
+    """Return all figures as a JSON object; `about` are further facts of the evaluation."""
+    documents = []
+    for result in results:
+        rows = [{**asdict(row), "right": row.right.to_json()} for row in result.rows]
+        gain = None if result.gain is None else result.gain.to_json()
+        documents.append({**asdict(result), "rows": rows, "gain": gain})
+    return {**about, "results": documents}

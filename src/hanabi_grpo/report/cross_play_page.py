@@ -1,6 +1,4 @@
-"""The files of a cross-play: figures as JSON, the heat map as a picture, and a page of it and the
-tables.
-"""
+"""The files of a cross-play: figures as JSON, the heat map as a picture, and a page with tables."""
 
 import math
 import textwrap
@@ -19,106 +17,144 @@ from hanabi_grpo.evaluation.crossplay.summary import (
     summary_json,
 )
 from hanabi_grpo.evaluation.evaluate import score_range
+from hanabi_grpo.evaluation.sheets import UNKNOWN
 from hanabi_grpo.report.charts.canvas import data_address, make_figure, save_figure
 from hanabi_grpo.report.page import render
 from hanabi_grpo.runs.evaluation_result import write_document
 from hanabi_grpo.runs.run_folder import save_text
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-JSON, PICTURE, PAGE = "cross_play.json", "heat_map.png", "cross_play.html"
+JSON = "cross_play.json"
+PICTURE = "heat_map.png"
+PAGE = "cross_play.html"
 _CELL_INCHES = 0.82
-_WRAP, _MAX_LINES = 24, 3
-"""Characters of a label's line, and its lines."""
+_LEAST_SIDE = 3.2
+"""Inches of a small matrix."""
+_LABEL_INCHES = 2.7
+"""Room for labels beside the matrix, and below it where they are turned."""
+_FLAT_LABEL_INCHES = 1.9
+"""Room for labels below the matrix where they are not turned."""
+_LONGEST_FLAT_LABEL = 10
+"""Characters; labels below the matrix are turned where one is longer."""
+_LABEL_WRAP = 24
+"""Characters of a label's line."""
+_MAX_LABEL_LINES = 3
 _ERRORS_UP_TO = 24
 """Entries; with more the cells are too small for a second line."""
-_PER_INCH = 11
-"""Characters of the heading."""
+_LARGEST_FONT = 12.0
+_CHARACTERS_PER_INCH = 11
+"""Of the heading."""
+_UNPLAYED = "#d9d9d9"
+"""Colour of cells that were not played."""
 
 
 def write_cross_play(folder: Path, summary: Summary) -> list[Path]:
-    """Write JSON, picture and page, finished or not, and return the files; a SettingsError: one
-    cannot be written.
+    """Write JSON, picture and page of a cross-play, finished or not.
+
+    Returns:
+        The files.
+
+    Raises:
+        SettingsError: A file cannot be written.
     """
-    paths = [folder / name for name in (JSON, PICTURE, PAGE)]
-    write_document(paths[0], summary_json(summary))
-    save_figure(heat_map(summary), paths[1])
-    save_text(paths[2], render_cross_play(summary))
-    return paths
+    json_path = folder / JSON
+    picture_path = folder / PICTURE
+    page_path = folder / PAGE
+    write_document(json_path, summary_json(summary))
+    save_figure(heat_map(summary), picture_path)
+    save_text(page_path, render_cross_play(summary))
+    return [json_path, picture_path, page_path]
 
 
 def render_cross_play(summary: Summary) -> str:
     """Return the page."""
     entries = tuple(replace(entry, label=visible(entry.label)) for entry in summary.plan.entries)
     summary = replace(summary, plan=replace(summary.plan, entries=entries))
-    lines, sheets = describe(summary), all_sheets(summary)
     return render(
-        "cross_play.html.j2", lines=lines, picture=data_address(heat_map(summary)), sheets=sheets
+        "cross_play.html.j2",
+        lines=describe(summary),
+        picture=data_address(heat_map(summary)),
+        sheets=all_sheets(summary),
     )
 
 
 def heat_map(summary: Summary) -> "Figure":
-    """Return mean ± standard error of every cell as a picture, from the least to the most points of
-    the game.
+    """Draw mean ± standard error of every cell, on the colour scale of the game's score range.
 
     In games against each other the second line is wins/draws/losses of the row in percent instead.
     """
-    labels, estimates = summary.labels, summary.estimates
-    low, high = score_range(summary.plan.setup.spec)
-    names = [_wrapped(label) for label in labels]
-    side = max(_CELL_INCHES * len(labels), 3.2)
-    size = min(12.0, 6.0 * side / len(labels) + 5.0)
-    turned = 90 if any(len(name) > 10 for name in labels) else 0
-    figure = make_figure(side + 2.7, side + (2.7 if turned else 1.9))
+    num_entries = len(summary.labels)
+    names = [_wrapped(label) for label in summary.labels]
+    is_turned = any(len(name) > _LONGEST_FLAT_LABEL for name in names)
+    side = max(_CELL_INCHES * num_entries, _LEAST_SIDE)
+    width = side + _LABEL_INCHES
+    figure = make_figure(width, side + (_LABEL_INCHES if is_turned else _FLAT_LABEL_INCHES))
     axes = figure.subplots()
-    image = axes.imshow(
-        np.ma.masked_invalid(summary.matrix.means), cmap="viridis", vmin=low, vmax=high
-    )
-    axes.set_facecolor("#d9d9d9")
-    for (i, j), mean in np.ndenumerate(summary.matrix.means):
-        error = estimates[i][j].error
-        text = f"{mean:.2f}" if math.isfinite(mean) else "–"
-        if math.isfinite(error) and len(labels) <= _ERRORS_UP_TO:
-            text += "\n" + (
-                "/".join(f"{share:.0f}" for share in summary.outcomes(i, j)) or f"±{error:.2f}"
-            )
-        # The bright half of viridis begins at its middle.
-        ink = "black" if not math.isfinite(mean) or mean > (low + high) / 2 else "white"
-        weight = "bold" if i == j else "normal"
-        axes.text(
-            j, i, text, ha="center", va="center", fontsize=0.9 * size, color=ink, fontweight=weight
-        )
-    axes.set_xticks(range(len(labels)), names, rotation=turned, fontsize=9.5, parse_math=False)
-    axes.set_yticks(range(len(labels)), names, fontsize=9.5, parse_math=False)
+    low, high = score_range(summary.plan.setup.spec)
+    means = np.ma.masked_invalid(summary.matrix.means)
+    image = axes.imshow(means, cmap="viridis", vmin=low, vmax=high)
+    axes.set_facecolor(_UNPLAYED)
+    _write_cells(axes, summary, font_size=min(_LARGEST_FONT, 6.0 * side / num_entries + 5.0))
+    ticks = range(num_entries)
+    rotation = 90 if is_turned else 0
+    axes.set_xticks(ticks, names, rotation=rotation, fontsize=9.5, parse_math=False)
+    axes.set_yticks(ticks, names, fontsize=9.5, parse_math=False)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     rows, columns = seat_titles(summary)
     axes.set_xlabel(columns, labelpad=8)
     axes.set_ylabel(rows, labelpad=8)
-    heading = [
-        part
-        for line in describe(summary)
-        for part in textwrap.wrap(line, int(_PER_INCH * (side + 2.7)))
-    ]
+    heading: list[str] = []
+    for line in describe(summary):
+        heading += textwrap.wrap(line, int(_CHARACTERS_PER_INCH * width))
     figure.suptitle("\n".join(heading), fontsize=10.5, x=0.01, ha="left", parse_math=False)
-    named = (
-        "mean score"
-        if summary.plan.is_team
-        else "return of the row; below: its wins/draws/losses in percent"
-    )
-    bar = figure.colorbar(image, ax=axes, shrink=0.8, aspect=24, pad=0.02, label=named)
+    scale_name = "return of the row; below: its wins/draws/losses in percent"
+    if summary.plan.is_team:
+        scale_name = "mean score"
+    bar = figure.colorbar(image, ax=axes, shrink=0.8, aspect=24, pad=0.02, label=scale_name)
     bar.outline.set_visible(False)
     return figure
 
 
+def _write_cells(axes: "Axes", summary: Summary, *, font_size: float) -> None:
+    """Write the text of every cell, dark on bright and bright on dark."""
+    low, high = score_range(summary.plan.setup.spec)
+    for (row, column), mean in np.ndenumerate(summary.matrix.means):
+        # The bright half of viridis begins at its middle.
+        is_bright = not math.isfinite(mean) or mean > (low + high) / 2
+        axes.text(
+            column,
+            row,
+            _cell_text(summary, row, column),
+            ha="center",
+            va="center",
+            fontsize=0.9 * font_size,
+            color="black" if is_bright else "white",
+            fontweight="bold" if row == column else "normal",
+        )
+
+
+def _cell_text(summary: Summary, row: int, column: int) -> str:
+    """Return the mean, with its error or the outcomes in a second line."""
+    estimate = summary.matrix.cell(row, column)
+    if not math.isfinite(estimate.mean):
+        return UNKNOWN
+    text = f"{estimate.mean:.2f}"
+    if not math.isfinite(estimate.error) or len(summary.labels) > _ERRORS_UP_TO:
+        return text
+    outcomes = "/".join(f"{share:.0f}" for share in summary.outcomes(row, column))
+    return f"{text}\n{outcomes or f'±{estimate.error:.2f}'}"
+
+
 def _wrapped(label: str) -> str:
+    """Return a label in a few lines; of a long one the end."""
     # Folders are joined without a blank to break at.
-    lines = [
-        line.replace("/ ", "/") for line in textwrap.wrap(label.replace("/", "/ "), _WRAP)
-    ] or [""]
-    return "\n".join(
-        lines
-        if len(lines) <= _MAX_LINES
-        else [*lines[: _MAX_LINES - 1], "…" + label[-(_WRAP - 1) :]]
-    )
+    with_blanks = label.replace("/", "/ ")
+    lines = [line.replace("/ ", "/") for line in textwrap.wrap(with_blanks, _LABEL_WRAP)]
+    if len(lines) > _MAX_LABEL_LINES:
+        end = "…" + label[-(_LABEL_WRAP - 1) :]
+        lines = [*lines[: _MAX_LABEL_LINES - 1], end]
+    return "\n".join(lines)

@@ -1,5 +1,6 @@
-"""Recorded games of any environment as a page, with what their turns were worth among the games
-recorded with them.
+"""Recorded games of any environment as a page, with the advantage of each turn.
+
+The advantages are those among the games that were recorded together.
 """
 
 from collections import Counter, defaultdict
@@ -11,7 +12,7 @@ from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.report.page import render
-from hanabi_grpo.report.played import frames_of, game_words, own_page
+from hanabi_grpo.report.played import frames_of, game_texts, own_page
 from hanabi_grpo.rollout.recordings import NUM_REPLAYS, read_recordings, recording_files, spread
 from hanabi_grpo.runs.manifest import read_manifest
 from hanabi_grpo.runs.run_folder import recorded_settings
@@ -20,12 +21,15 @@ from hanabi_grpo.training.estimators import ESTIMATORS, Estimator, Pool, make_es
 
 
 def settings_beside(path: Path) -> dict[str, Any]:
-    """Return the settings with which games were played: of the run or the exported folder in which
-    a path lies.
+    """Return the settings with which games were played.
+
+    They are those of the run or the exported folder in which a path lies; empty where neither says
+    them.
     """
     for folder in (path, path.resolve().parent.parent):
-        if found := recorded_settings(folder):
-            return found
+        settings = recorded_settings(folder)
+        if settings:
+            return settings
         try:
             return dict(read_manifest(folder).facts["settings"])
         except (HanabiGrpoError, LookupError, TypeError, ValueError):
@@ -36,21 +40,33 @@ def settings_beside(path: Path) -> dict[str, Any]:
 def advantages_of(
     recordings: Sequence[Recording], settings: Mapping[str, Any]
 ) -> tuple[dict[int, tuple[float, ...] | None], str]:
-    """Return the advantages of each game's turns among all these games, by its number, None if
-    alone; and of what.
+    """Return the advantages of each game's turns among all these games.
 
-    The estimator is that of a run's settings, the default one where they name none that is known.
+    The estimator is that of the run's settings, the default one where they name none that is known.
     The weights of the loss come after it, and a moving baseline is not known here: the step's own
-    mean stands for it."""
-    name, scale = settings.get("HANABI_ADVANTAGE"), settings.get("HANABI_ADVANTAGE_SCALE")
-    if name not in ESTIMATORS or scale not in (None, "std", "none"):
-        name, scale = Settings().advantage, None
-    estimator = make_estimator(name, scale=scale)
-    found = dict(
-        zip((one.number for one in recordings), turn_advantages(recordings, estimator), strict=True)
-    )
-    among = "the games of a task" if estimator.pool is Pool.GROUP else "all games of the step"
-    return found, f"{estimator.name}, among {among}" if any(found.values()) else ""
+    mean stands for it.
+
+    Args:
+        recordings: The games.
+        settings: Settings of their run, by variable.
+
+    Returns:
+        Per game, by its number, the advantage of each turn, None for a game that is alone; and what
+        estimated them, e.g. "turn, among the games of a task", "" where nothing did.
+    """
+    name = settings.get("HANABI_ADVANTAGE")
+    scale = settings.get("HANABI_ADVANTAGE_SCALE")
+    is_known = name in ESTIMATORS and scale in (None, "std", "none")
+    if not is_known:
+        name = Settings().advantage
+        scale = None
+    estimator = make_estimator(str(name), scale=scale)
+    numbers = [recording.number for recording in recordings]
+    advantages = dict(zip(numbers, turn_advantages(recordings, estimator), strict=True))
+    if not any(advantages.values()):
+        return advantages, ""
+    pool = "the games of a task" if estimator.pool is Pool.GROUP else "all games of the step"
+    return advantages, f"{estimator.name}, among {pool}"
 
 
 def turn_advantages(
@@ -60,27 +76,45 @@ def turn_advantages(
 
     Games of one file and one task are a group, as they were in training. For an estimator that
     compares over the step, games of one file and one board are compared, per player those in which
-    the same policy had its seat."""
+    the same policy had its seat.
 
-    def pool(one: Recording) -> tuple[Any, ...]:
-        task = (one.episode.suite, one.episode.seed) if estimate.pool is Pool.GROUP else ()
-        return (one.source, one.episode.spec_hash, *task)
-
+    Args:
+        recordings: The games.
+        estimate: The estimator.
+    """
+    pools = [_pool(recording, estimate) for recording in recordings]
+    # Per player, policy and pool, the positions of the games that are compared.
     compared: dict[tuple[Any, ...], list[int]] = defaultdict(list)
-    for place, one in enumerate(recordings):
-        for player in range(one.episode.num_players):
-            compared[player, one.episode.seats[player : player + 1], pool(one)].append(place)
-    values: dict[tuple[int, int], Iterator[float]] = {}
-    for (player, *_), places in compared.items():
-        games = estimate.advantages([recordings[place].episode for place in places], player)
-        values |= {(place, player): iter(game) for place, game in zip(places, games, strict=True)}
-    sizes = Counter(map(pool, recordings))
-    return [
-        tuple(next(values[place, turn.player]) for turn in one.episode.turns)
-        if sizes[pool(one)] > 1
-        else None
-        for place, one in enumerate(recordings)
-    ]
+    for position, recording in enumerate(recordings):
+        episode = recording.episode
+        for player in range(episode.num_players):
+            # Seats are not recorded for every game; an empty slice stands for unknown.
+            policy = episode.seats[player : player + 1]
+            compared[player, policy, pools[position]].append(position)
+    # By position of the game and player, the advantages of the player's turns.
+    advantages: dict[tuple[int, int], Iterator[float]] = {}
+    for (player, *_), positions in compared.items():
+        episodes = [recordings[position].episode for position in positions]
+        for position, values in zip(positions, estimate.advantages(episodes, player), strict=True):
+            advantages[position, player] = iter(values)
+    sizes = Counter(pools)
+    advantages_of_games: list[tuple[float, ...] | None] = []
+    for position, recording in enumerate(recordings):
+        if sizes[pools[position]] == 1:
+            advantages_of_games.append(None)
+            continue
+        turns = recording.episode.turns
+        advantages_of_games.append(tuple(next(advantages[position, turn.player]) for turn in turns))
+    return advantages_of_games
+
+
+def _pool(recording: Recording, estimate: Estimator) -> tuple[Any, ...]:
+    """Return what games have in common that an estimator compares."""
+    episode = recording.episode
+    pool: tuple[Any, ...] = (recording.source, episode.spec_hash)
+    if estimate.pool is Pool.GROUP:
+        pool += (episode.suite, episode.seed)
+    return pool
 
 
 def games_page(
@@ -91,59 +125,88 @@ def games_page(
     settings: Mapping[str, Any],
     prompts: bool = False,
 ) -> str:
-    """Return the page of the chosen ones of all games of a file; its list of turns can be read
-    without a script.
+    """Return the page of some games; its list of turns can be read without a script.
 
-    `settings` are those of the run, by variable. `prompts`: also what the players were shown, which
-    makes the page several times larger. A record that does not fit its task is a SettingsError."""
+    Args:
+        recordings: All games of a file.
+        chosen: The games to show.
+        title: Title of the page.
+        settings: Settings of their run, by variable.
+        prompts: Whether to show what the players were shown, too, which makes the page several
+            times larger.
+
+    Raises:
+        SettingsError: A record does not fit its task.
+    """
     advantages, estimator = advantages_of(recordings, settings)
-    games = [game_words(one, advantages[one.number], prompts=prompts) for one in chosen]
-    envs = {one.episode.env for one in chosen}
-    own = own_page(chosen[0].episode.env) if len(envs) == 1 else None
-    if own is None:
-        for one, game in zip(chosen, games, strict=True):
-            # The frame of each step stands before its first turn, and the last one at the end.
-            frames, first = frames_of(one, settings), dict[int, int]()
-            for place, turn in enumerate(one.episode.turns):
-                first.setdefault(turn.step, place)
-            for frame, place in zip(frames, first.values(), strict=False):
-                game["moves"][place]["frame"] = frame.text
-            if len(frames) > len(first):
-                game["end"] = frames[-1].text
+    games = []
+    for recording in chosen:
+        games.append(game_texts(recording, advantages[recording.number], prompts=prompts))
+    envs = sorted({recording.episode.env for recording in chosen})
+    page = own_page(envs[0]) if len(envs) == 1 else None
+    board_data = None
+    if page is not None:
+        board_data = page.draw_games(chosen, games, prompts=prompts)
+    else:
+        for recording, game in zip(chosen, games, strict=True):
+            _add_frames(recording, game, settings)
+    turns = [turn for recording in chosen for turn in recording.episode.turns]
     return render(
         "replay.html.j2",
-        script=own.SCRIPT if own else "",
+        script=page.SCRIPT if page else "",
         title=visible(title),
-        env=visible(", ".join(sorted(envs))),
-        has_versions=any(turn.version is not None for one in chosen for turn in one.episode.turns),
+        env=visible(", ".join(envs)),
+        has_versions=any(turn.version is not None for turn in turns),
         games=games,
-        data=own.draw_games(chosen, games, prompts=prompts) if own else None,
+        data=board_data,
         estimator=estimator,
     )
+
+
+def _add_frames(recording: Recording, game: dict[str, Any], settings: Mapping[str, Any]) -> None:
+    """Put the frame of each step before its first turn, and the last one at the end."""
+    frames = frames_of(recording, settings)
+    first_turn_of_step: dict[int, int] = {}
+    for position, turn in enumerate(recording.episode.turns):
+        first_turn_of_step.setdefault(turn.step, position)
+    for frame, position in zip(frames, first_turn_of_step.values(), strict=False):
+        game["moves"][position]["frame"] = frame.text
+    if len(frames) > len(first_turn_of_step):
+        game["end"] = frames[-1].text
 
 
 def sample_page(
     recordings: Sequence[Recording], most: int, *, title: str, settings: Mapping[str, Any]
 ) -> str:
-    """Return the page of some games from the worst to the best; raises as `games_page`."""
+    """Return the page of some games from the worst to the best.
+
+    Args:
+        recordings: All games of a file.
+        most: How many to show at most.
+        title: Title of the page.
+        settings: Settings of their run, by variable.
+
+    Raises:
+        SettingsError: As `games_page`.
+    """
     chosen = spread(recordings, most)
     title = f"{title}: {len(chosen)} of {len(recordings)} games"
     return games_page(recordings, chosen, title=title, settings=settings)
 
 
 def newest_games_page(run_folder: Path, settings: Settings) -> str:
-    """Return some games of the newest recorded step as one page; "" where none was recorded; raises
-    as `games_page`.
+    """Return some games of the newest recorded step as one page; "" where none was recorded.
+
+    Raises:
+        SettingsError: As `games_page`.
     """
+    if not (run_folder / "episodes").is_dir():
+        return ""
     try:
-        recordings = (
-            read_recordings(recording_files(run_folder))[0]
-            if (run_folder / "episodes").is_dir()
-            else []
-        )
+        recordings, _ = read_recordings(recording_files(run_folder))
     except SettingsError:
         # The file may be half-written just now; the next look finds it whole.
-        recordings = []
+        return ""
     if not recordings:
         return ""
     title = f"{run_folder.resolve().name}, {recordings[0].source}"

@@ -9,24 +9,35 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from hanabi_grpo.envs.base import Frame
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.texts import visible
-from hanabi_grpo.report.played import frames_of, game_words, outcome, returns
+from hanabi_grpo.report.played import frames_of, game_texts, outcome, returns
 from hanabi_grpo.rollout.recordings import num_bad_replies
 from hanabi_grpo.types import task_name
 
+_COLUMNS = ("game", "task", "returns", "ending", "turns", "bad replies")
+_NUMBER_COLUMNS = (0, 4, 5)
+_NAME_WIDTH = 9
+"""Characters of the column "saw", "thought", …"""
+
 
 def games_table(recordings: Sequence[Recording], title: str) -> Table:
-    """Return one line per game."""
-    table = Table("game", "task", "returns", "ending", "turns", "bad replies", title=title)
-    for column in (0, 4, 5):
+    """Return a table with a row per game."""
+    table = Table(*_COLUMNS, title=title)
+    for column in _NUMBER_COLUMNS:
         table.columns[column].justify = "right"
-    for one in recordings:
-        episode = one.episode
+    for recording in recordings:
+        episode = recording.episode
         task = visible(f"{task_name(episode.suite, episode.seed)} #{episode.game}")
-        bad, turns = str(num_bad_replies(one) or ""), str(len(episode.turns))
+        num_bad = num_bad_replies(recording)
         table.add_row(
-            str(one.number), Text(task), returns(episode), Text(outcome(episode)), turns, bad
+            str(recording.number),
+            Text(task),
+            returns(episode),
+            Text(outcome(episode)),
+            str(len(episode.turns)),
+            str(num_bad) if num_bad else "",
         )
     return table
 
@@ -42,44 +53,62 @@ def print_game(
 ) -> None:
     """Print one game: the frame of each step, then what each player thought, said, did and earned.
 
-    `settings` are those of its run, by variable. With `prompts` also what the players were shown;
-    of `player` alone, or of all. Raises a SettingsError when it cannot be played again."""
+    Args:
+        console: The terminal.
+        recording: The game.
+        settings: Settings of its run, by variable.
+        advantages: Advantage of each turn; None: not known.
+        prompts: Whether to print what the players were shown, too.
+        player: The only player whose turns are printed; None: all players.
+
+    Raises:
+        SettingsError: The game cannot be played again.
+    """
     episode = recording.episode
-    frames, words = (
-        frames_of(recording, settings),
-        game_words(recording, advantages, prompts=prompts),
-    )
+    frames = frames_of(recording, settings)
+    texts = game_texts(recording, advantages, prompts=prompts)
     head = (
-        f"{episode.env} {words['preset']} · {words['task']}, game {episode.game} of its group "
-        f"· {words['source']}"
+        f"{episode.env} {texts['preset']} · {texts['task']}, game {episode.game} of its group "
+        f"· {texts['source']}\n{texts['outcome']}\nreturns: {texts['shown']}"
     )
-    told = Text(visible(f"{head}\n{words['outcome']}\nreturns: {words['shown']}"))
-    console.print(Panel(told, title=f"game {recording.number}", title_align="left"))
-    for place, (_, turns) in enumerate(
-        groupby(enumerate(episode.turns), lambda item: item[1].step)
-    ):
-        shown = [words["moves"][number] for number, turn in turns if player in (None, turn.player)]
-        if shown and place < len(frames):
-            console.print(Text(f"{frames[place].title}\n{frames[place].text}"))
-        for move in shown:
-            console.print(_turn(move))
+    panel = Panel(Text(visible(head)), title=f"game {recording.number}", title_align="left")
+    console.print(panel)
+    steps = groupby(enumerate(episode.turns), lambda numbered: numbered[1].step)
+    for position, (_, turns) in enumerate(steps):
+        moves = []
+        for number, turn in turns:
+            if player in (None, turn.player):
+                moves.append(texts["moves"][number])
+        if moves and position < len(frames):
+            console.print(_frame_text(frames[position]))
+        for move in moves:
+            console.print(_move_grid(move))
     if len(frames) > 1:
-        console.print(Text(f"{frames[-1].title}\n{frames[-1].text}\n"))
+        console.print(Text.assemble(_frame_text(frames[-1]), "\n"))
 
 
-def _turn(move: Mapping[str, str]) -> Table:
+def _frame_text(frame: Frame) -> Text:
+    return Text(f"{frame.title}\n{frame.text}")
+
+
+def _move_grid(move: Mapping[str, str]) -> Table:
+    """Return what a player saw, thought, said, did and earned on one turn."""
     grid = Table.grid(padding=(0, 2))
-    grid.add_column(width=9)
+    grid.add_column(width=_NAME_WIDTH)
     grid.add_column(ratio=1)
     grid.add_row("", Text(move["player"], style="bold"))
-    did = Text.assemble(
-        (f"{move['bad']} reply; in its place: ", "red") if move["bad"] else "", move["did"]
-    )
-    earned = move["facts"] or "nothing"
-    for name, text in (("saw", move["prompt"]), ("thought", move["thought"]), ("said", move["said"]), ("did", did),
-                       ("earned", earned)):  # fmt: skip
-        if text:
-            grid.add_row(
-                Text(f"  {name}", style="dim"), Text(text) if isinstance(text, str) else text
-            )
+    action = Text()
+    if move["bad"]:
+        action.append(f"{move['bad']} reply; in its place: ", style="red")
+    action.append(move["did"])
+    rows = {
+        "saw": Text(move["prompt"]),
+        "thought": Text(move["thought"]),
+        "said": Text(move["said"]),
+        "did": action,
+        "earned": Text(move["facts"] or "nothing"),
+    }
+    for name, text in rows.items():
+        if text.plain:
+            grid.add_row(Text(f"  {name}", style="dim"), text)
     return grid

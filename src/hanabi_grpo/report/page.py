@@ -1,12 +1,14 @@
-"""Pages of one file that need nothing else: no network, no server, and to be read no script either.
+"""Pages of one file that need nothing else: no network, no server, and no script to be read.
 
 Every text goes through a template, which escapes it. The content security policy names the hashes
 of the page's own style and script, so that nothing else in it can run or fetch anything; therefore
-colours are classes, and pictures are data: addresses."""
+colours are classes, and pictures are data: addresses.
+"""
 
 import base64
 import hashlib
 import re
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,65 +17,107 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from hanabi_grpo.runs.run_folder import save_text
 
-_CODE = re.compile(r"<(style|script)>(.*?)</\1>", re.DOTALL)
+_PACKAGE = "hanabi_grpo.report"
+_STYLE = "page.css"
+_INLINE_CODE = re.compile(r"<(style|script)>(.*?)</\1>", re.DOTALL)
+_NOTHING = "'none'"
+"""Source list of a content security policy that allows nothing."""
 
 
 def render(template: str, *, script: str = "", frame: str = "", **values: Any) -> str:
-    """Return the page of a template, with these values for it.
+    """Return the page of a template.
 
-    `script` is the name of the page's script in templates/; `frame` a whole page of this family
-    that stands in a frame of this one."""
+    Args:
+        template: Name of the template.
+        script: Name of the page's script in templates/; "": none.
+        frame: A whole page of this family, shown in a frame of this one; "": none.
+        **values: Values for the template.
+    """
     environment = templates(autoescape=True)
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "sort_keys": True}
-    style, code = _read("page.css"), _read(script) if script else ""
-    inner = _CODE.findall(frame)
-    # A frame from a data: address may keep its place in its own address, one from srcdoc may not.
-    address = (
-        "data:text/html;charset=utf-8;base64," + base64.b64encode(frame.encode()).decode()
-        if frame
-        else ""
+    style = _read(_STYLE)
+    code = _read(script) if script else ""
+    return environment.get_template(template).render(
+        policy=_security_policy(style, code, frame),
+        style=style,
+        script=code,
+        frame=_frame_address(frame),
+        **values,
     )
-    policy = [
-        "default-src 'none'",
-        _sources("style", [style, *(text for kind, text in inner if kind == "style")]),
-        _sources(
-            "script",
-            [*([code] if code else []), *(text for kind, text in inner if kind == "script")],
-        ),
+
+
+def _security_policy(style: str, code: str, frame: str) -> str:
+    """Return the content security policy of a page.
+
+    Args:
+        style: Its style.
+        code: Its script; "": none.
+        frame: The page in its frame, whose style and script are allowed too; "": none.
+    """
+    styles = [style]
+    scripts = [code] if code else []
+    for kind, text in _INLINE_CODE.findall(frame):
+        if kind == "style":
+            styles.append(text)
+        else:
+            scripts.append(text)
+    directives = (
+        f"default-src {_NOTHING}",
+        f"style-src {_hashes(styles)}",
+        f"script-src {_hashes(scripts)}",
         "img-src data:",
-        f"frame-src {'data:' if frame else chr(39) + 'none' + chr(39)}",
-        "base-uri 'none'",
-        "form-action 'none'",
-    ]
-    found = environment.get_template(template)
-    return found.render(policy="; ".join(policy), style=style, script=code, frame=address, **values)
+        f"frame-src {'data:' if frame else _NOTHING}",
+        f"base-uri {_NOTHING}",
+        f"form-action {_NOTHING}",
+    )
+    return "; ".join(directives)
+
+
+def _hashes(codes: Sequence[str]) -> str:
+    """Return the source list that allows exactly these inline styles or scripts."""
+    sources = []
+    for code in dict.fromkeys(codes):
+        digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+        sources.append(f"'sha256-{digest}'")
+    return " ".join(sources) or _NOTHING
+
+
+def _frame_address(frame: str) -> str:
+    """Return the address of the page in a frame.
+
+    A frame from a data: address may keep its place in its own address, one from srcdoc may not.
+    """
+    if not frame:
+        return ""
+    return "data:text/html;charset=utf-8;base64," + base64.b64encode(frame.encode()).decode()
 
 
 def templates(*, autoescape: bool) -> Environment:
-    """Return the templates of this room; a value that one lacks is an error."""
-    loader, strict = PackageLoader("hanabi_grpo.report"), StrictUndefined
+    """Return the templates of this package; a value that a template lacks is an error."""
     return Environment(
-        loader=loader, autoescape=autoescape, undefined=strict, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader(_PACKAGE),
+        autoescape=autoescape,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
 
 
 def write_page(path: Path, page: str, option: str) -> str:
-    """Write a page and return a line that says so; raises as `save_text`."""
+    """Write a page and return a line that says so.
+
+    Args:
+        path: The file.
+        page: Its content.
+        option: The option that named the file, for the error message.
+
+    Raises:
+        SettingsError: The file cannot be written.
+    """
     save_text(path, page, option)
-    return f"wrote {path} ({path.stat().st_size / 1000:.0f} kB); open it in a browser."
+    kilobytes = path.stat().st_size / 1000
+    return f"wrote {path} ({kilobytes:.0f} kB); open it in a browser."
 
 
 def _read(name: str) -> str:
-    return (
-        resources.files("hanabi_grpo.report")
-        .joinpath("templates", name)
-        .read_text(encoding="utf-8")
-    )
-
-
-def _sources(kind: str, codes: list[str]) -> str:
-    hashes = [
-        "sha256-" + base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
-        for code in codes
-    ]
-    return f"{kind}-src " + (" ".join(f"'{one}'" for one in dict.fromkeys(hashes)) or "'none'")
+    return resources.files(_PACKAGE).joinpath("templates", name).read_text(encoding="utf-8")

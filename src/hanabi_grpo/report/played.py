@@ -1,6 +1,4 @@
-"""What a run or a recorded game played, for any environment: its setup, its frames, and how it
-ended in words.
-"""
+"""What a run or a recorded game played, in any environment: its setup, frames and texts."""
 
 import importlib
 import itertools
@@ -23,133 +21,187 @@ _ENDINGS = {
     EpisodeStatus.TRUNCATED_TURNS: "cut off",
     EpisodeStatus.TRUNCATED_TOKENS: "cut off: out of tokens",
 }
+_OWN_PAGES = {"hanabi": "hanabi_grpo.report.hanabi.replay_page"}
+"""Modules of environments that show their games themselves, by environment."""
+_SEPARATOR = " · "
 
 
 def run_setup(settings: Mapping[str, Any]) -> Setup[Any] | None:
-    """Return what the settings of a run, by variable, play; None where this version lacks the
-    preset.
+    """Return what a run plays; None where this version lacks the preset.
+
+    Args:
+        settings: Settings of the run, by variable.
     """
     env = settings.get("HANABI_ENV") or "hanabi"
     try:
-        fields = registry.get(env).Config.model_fields
-        given = {name: settings.get(f"HANABI_{name.upper()}") for name in fields}
-        return registry.setup(
-            env, {name: value for name, value in given.items() if value is not None}
-        )
+        config = {}
+        for name in registry.get(env).Config.model_fields:
+            value = settings.get(f"HANABI_{name.upper()}")
+            if value is not None:
+                config[name] = value
+        return registry.setup(env, config)
     except HanabiGrpoError:
         return None
 
 
 def setup_of(episode: Episode, settings: Mapping[str, Any]) -> Setup[Any] | None:
-    """Return what a recorded game played: that of its run's settings, or a preset; None where
-    neither has its rules.
+    """Return what a recorded game played: that of its run's settings, or a preset's.
+
+    Args:
+        episode: The game.
+        settings: Settings of its run, by variable; empty where they are unknown.
+
+    Returns:
+        The setup whose rules have the hash that the game names; None where none has.
     """
-    found = [run_setup(settings)]
-    for device, more in itertools.product(("cpu", "gpu"), ({}, {"players": episode.num_players})):
+    candidates = [run_setup(settings)]
+    numbers_of_players: tuple[dict[str, int], ...] = ({}, {"players": episode.num_players})
+    for device, players in itertools.product(("cpu", "gpu"), numbers_of_players):
+        named = {"env": episode.env, "device": device, "preset": episode.preset, **players}
         with suppress(HanabiGrpoError):
-            given = {"env": episode.env, "device": device, "preset": episode.preset, **more}
-            found.append(registry.setup(episode.env, game_defaults(given) | more))
-    wanted = (episode.env, episode.spec_hash)
-    return next(
-        (one for one in found if one is not None and (one.env, one.spec.hash) == wanted), None
-    )
+            candidates.append(registry.setup(episode.env, game_defaults(named) | players))
+    for candidate in candidates:
+        if candidate is None or candidate.env != episode.env:
+            continue
+        if candidate.spec.hash == episode.spec_hash:
+            return candidate
+    return None
 
 
 def own_page(env: str) -> ModuleType | None:
-    """Return the module of an environment that shows its games itself: it has `SCRIPT`,
-    `draw_games` and `frames`.
+    """Return the module of an environment that shows its games itself; None for others.
+
+    It has `SCRIPT`, `draw_games` and `frames`.
     """
-    return (
-        importlib.import_module("hanabi_grpo.report.hanabi.replay_page")
-        if env == "hanabi"
-        else None
-    )
+    module = _OWN_PAGES.get(env)
+    return importlib.import_module(module) if module else None
 
 
 def frames_of(recording: Recording, settings: Mapping[str, Any]) -> tuple[Frame, ...]:
-    """Return the frames of a game, one a step and the end; none where this version does not know
-    what was played.
+    """Return the frames of a game: one a step and the end.
 
-    `settings` are those of its run, by variable. A game that cannot be played again is a
-    SettingsError."""
-    episode, own = recording.episode, own_page(recording.episode.env)
-    setup = None if own else setup_of(episode, settings)
+    Args:
+        recording: The game.
+        settings: Settings of its run, by variable.
+
+    Returns:
+        The frames; none where this version does not know what was played.
+
+    Raises:
+        SettingsError: The game cannot be played again.
+    """
     try:
-        found = (
-            own.frames(recording)
-            if own
-            else setup.environment.render(setup.config, episode)
-            if setup
-            else ()
-        )
-        return tuple(Frame(title=visible(one.title), text=visible(one.text)) for one in found)
+        frames = _render_frames(recording, settings)
     except SettingsError:
         raise
     except HanabiGrpoError as error:
         raise SettingsError(f"{recording.where}: {error}") from error
+    return tuple(Frame(title=visible(frame.title), text=visible(frame.text)) for frame in frames)
+
+
+def _render_frames(recording: Recording, settings: Mapping[str, Any]) -> Sequence[Frame]:
+    episode = recording.episode
+    page = own_page(episode.env)
+    if page is not None:
+        frames: Sequence[Frame] = page.frames(recording)
+        return frames
+    setup = setup_of(episode, settings)
+    if setup is None:
+        return ()
+    return tuple(setup.environment.render(setup.config, episode))
 
 
 def outcome(episode: Episode) -> str:
     """Return the figures of a game and its ending, e.g. "score 3, bombed 0; played to its end"."""
-    figures = ", ".join(
-        f"{name.replace('_', ' ')} {value:.4g}" for name, value in episode.result.items()
-    )
-    return visible("; ".join(filter(None, [figures, _ENDINGS[episode.status]])))
+    figures = []
+    for name, value in episode.result.items():
+        figures.append(f"{name.replace('_', ' ')} {value:.4g}")
+    parts = [", ".join(figures), _ENDINGS[episode.status]]
+    return visible("; ".join(part for part in parts if part))
 
 
 def returns(episode: Episode) -> str:
     """Return what each player got, e.g. "+3" where all got the same, else "+1 / -1"."""
     texts = [signed(episode.reward(player)) for player in range(episode.num_players)]
-    return texts[0] if len(set(texts)) == 1 else " / ".join(texts)
+    if len(set(texts)) == 1:
+        return texts[0]
+    return " / ".join(texts)
 
 
-def game_words(
+def game_texts(
     recording: Recording, advantages: Sequence[float] | None = None, *, prompts: bool = False
 ) -> dict[str, Any]:
-    """Return a game in words: what pages, tables and the dashboard show of it."""
+    """Return a game as texts: what pages, tables and the dashboard show of it.
+
+    Args:
+        recording: The game.
+        advantages: Advantage of each turn; None: not known.
+        prompts: Whether to say what the players were shown, too.
+
+    Returns:
+        Values for the template of a page; "moves" has an entry per turn, see `_move_texts`.
+    """
     episode = recording.episode
-    values: Sequence[float | None] = advantages or [None] * len(episode.turns)
+    advantage_of_turn: Sequence[float | None] = advantages or [None] * len(episode.turns)
+    seats = range(episode.num_players)
+    plural = "s" if episode.num_players > 1 else ""
+    moves = []
+    for turn, advantage in zip(episode.turns, advantage_of_turn, strict=True):
+        moves.append(_move_texts(recording, turn, advantage, prompts=prompts))
+    returns_by_player = []
+    for seat, name in enumerate(recording.players):
+        returns_by_player.append((visible(name), signed(episode.reward(seat))))
     return {
         "number": recording.number,
         "task": visible(task_name(episode.suite, episode.seed)),
         "group_game": episode.game,
-        "preset": visible(
-            f"{episode.preset}, {episode.num_players} player{'s' * (episode.num_players > 1)}"
-        ),
+        "preset": visible(f"{episode.preset}, {episode.num_players} player{plural}"),
         "source": visible(recording.source),
-        "score": round(sum(episode.reward(seat) for seat in range(episode.num_players)), 4),
+        "score": round(sum(episode.reward(seat) for seat in seats), 4),
         "shown": returns(episode),
         "outcome": outcome(episode),
         "num_bad": num_bad_replies(recording),
-        "returns": [
-            (visible(name), signed(episode.reward(seat)))
-            for seat, name in enumerate(recording.players)
-        ],
-        "moves": [
-            _words(recording, turn, value, prompts)
-            for turn, value in zip(episode.turns, values, strict=True)
-        ],
+        "returns": returns_by_player,
+        "moves": moves,
+        # A page fills it with the last frame.
         "end": "",
     }
 
 
-def _words(
-    recording: Recording, turn: Turn, advantage: float | None, prompts: bool
+def _move_texts(
+    recording: Recording, turn: Turn, advantage: float | None, *, prompts: bool
 ) -> dict[str, Any]:
+    """Return one turn as texts.
+
+    Args:
+        recording: The game.
+        turn: The turn.
+        advantage: Its advantage; None: not known.
+        prompts: Whether to say what the player was shown, too.
+    """
     is_legal = turn.kind is ReplyKind.LEGAL
-    thought, said = map(visible, split_reply(turn.reply))
-    parts = visible(earned(turn.rewards[turn.player]))
-    version = "" if turn.version is None else f"v{turn.version}"
-    worth = "" if advantage is None else f"adv {advantage:+.2f}"
+    action = visible(turn.action)
+    thought, message = map(visible, split_reply(turn.reply))
+    if is_legal and message == action:
+        # A reply that is nothing but the action says it a second time.
+        message = ""
+    elif not message:
+        message = "(nothing)"
+    rewards = visible(earned(turn.rewards[turn.player]))
+    facts = [rewards]
+    if advantage is not None:
+        facts.append(f"adv {advantage:+.2f}")
+    if turn.version is not None:
+        facts.append(f"v{turn.version}")
     return {
+        # A page fills it with the frame of the step.
         "frame": "",
         "player": visible(recording.players[turn.player]),
-        "did": visible(turn.action),
+        "did": action,
         "bad": "" if is_legal else turn.kind.value,
-        "earned": parts,
-        "facts": " · ".join(filter(None, [parts, worth, version])),
+        "earned": rewards,
+        "facts": _SEPARATOR.join(fact for fact in facts if fact),
         "thought": thought,
-        # A reply that is nothing but the action says it a second time.
-        "said": "" if is_legal and said == visible(turn.action) else said or "(nothing)",
+        "said": message,
         "prompt": visible(turn.prompt) if prompts else "",
     }

@@ -1,6 +1,4 @@
-"""The page of a run: the result, curves, evaluations, alarms, incidents, games to step through,
-settings.
-"""
+"""The page of a run: result, curves, evaluations, alarms, incidents, replays and settings."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC
@@ -10,12 +8,13 @@ from typing import Any
 from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.charts.canvas import data_address
-from hanabi_grpo.report.charts.run import small_figure
+from hanabi_grpo.report.charts.run import PHASES_CHART, SCORE_CHART, small_figure
 from hanabi_grpo.report.games import sample_page
 from hanabi_grpo.report.page import render
 from hanabi_grpo.report.run_report import RunReport
 from hanabi_grpo.report.run_views.figures import (
     SCORE,
+    WINDOW,
     clock,
     duration,
     player_figures,
@@ -31,31 +30,43 @@ from hanabi_grpo.runs.run_folder import run_home
 from hanabi_grpo.settings.variables import typed
 
 _MOST_REPLAY_BYTES = 1_000_000
-"""Of the replays' page; browsers refuse frames of some megabytes."""
+"""Size of the replays' page; browsers refuse frames of some megabytes."""
 _MOST_GAMES = 6
 _MOST_INCIDENTS = 100
 _MOST_ALARMS = 8
 _NUM_FIRST = 5
 """Figures of players that are shown at once, beside the phases; the others behind "more"."""
-_PLACES = ("HANABI_HOST", "PORT", "VLLM_SERVER_HOST", "VLLM_SERVER_PORT")
+_MACHINE_SETTINGS = frozenset({"HANABI_HOST", "PORT", "VLLM_SERVER_HOST", "VLLM_SERVER_PORT"})
 """Settings that name machines; a page is passed on."""
+_PATH_PREFIXES = ("/", "~", "file:")
+"""What an absolute path in a setting begins with."""
 
 
 def run_page(report: RunReport) -> tuple[str, list[str]]:
-    """Return the page of a run, and notes about what is not in it.
+    """Return the page of a run.
 
     Six games of the newest recorded step are shown, or as many as fit, from the worst to the best.
+
+    Returns:
+        The page, and notes about what is not in it.
     """
-    state, folder = report.state, report.folder
-    notes, replays = [*report.notes], ""
+    state = report.state
+    folder = report.folder
+    rows = state.rows
+    notes = list(report.notes)
+    replays = ""
     try:
         replays = _replays(run_home(folder), state)
     except SettingsError as error:
         notes.append(visible(str(error)))
-    rows = state.rows
-    small = _pictures(state, player_figures(rows), [f"{name}/" for name in players(rows)])
-    first, more = small[:_NUM_FIRST], small[_NUM_FIRST:]
-    team = {name: title for name, title in team_figures(rows).items() if name != SCORE}
+    player_prefixes = [f"{name}/" for name in players(rows)]
+    small_charts = _charts(state, player_figures(rows), player_prefixes)
+    first_charts = small_charts[:_NUM_FIRST]
+    phases_chart = _drawn(report, PHASES_CHART, "seconds a step")
+    if phases_chart is not None:
+        first_charts.append(phases_chart)
+    team_titles = team_figures(rows)
+    team_titles.pop(SCORE, None)
     page = render(
         "run.html.j2",
         frame=replays,
@@ -63,19 +74,16 @@ def run_page(report: RunReport) -> tuple[str, list[str]]:
         lead=report.lead,
         validation=report.validation,
         facts=_facts(state),
-        score=_drawn(report, "score", _words(state, [SCORE])),
-        first=[*first, *filter(None, [_drawn(report, "phases", "seconds a step")])],
-        more=[*more, *_pictures(state, team, [""])],
+        score=_drawn(report, SCORE_CHART, _described(state, [SCORE])),
+        first=first_charts,
+        more=[*small_charts[_NUM_FIRST:], *_charts(state, team_titles, [""])],
         sheets=report.sheets,
         alarms=report.alarm_sheet(_MOST_ALARMS),
         changes=[
             (change.step, change.since is None, visible(change.message)) for change in state.changes
         ],
         counts=sorted(state.incident_counts.items()),
-        incidents=[
-            (clock(one.time, UTC), one.kind, one.step, _private(one.message, folder, state))
-            for one in state.incidents[-_MOST_INCIDENTS:]
-        ],
+        incidents=_incidents(state, folder),
         settings=_settings(state.settings),
         notes=[_private(note, folder, state) for note in notes],
     )
@@ -83,95 +91,139 @@ def run_page(report: RunReport) -> tuple[str, list[str]]:
 
 
 def _facts(state: RunState) -> list[tuple[str, str]]:
+    """Return what stands at the top of the page: names and texts."""
     settings = state.settings
-    seconds = series(state.rows, "step_time")[1]
+    _, step_seconds = series(state.rows, "step_time")
+    steps = f"{state.step} of {state.max_steps}" if state.max_steps else str(state.step)
     facts = {
-        "steps": f"{state.step}" + (f" of {state.max_steps}" if state.max_steps else ""),
-        "score of the last 10 steps": shown(recent(state.rows, SCORE)),
+        "steps": steps,
+        f"score of the last {WINDOW} steps": shown(recent(state.rows, SCORE)),
         "environment": settings.get("HANABI_ENV"),
         "preset": settings.get("HANABI_PRESET"),
         "players": settings.get("HANABI_PLAYERS"),
         "model": _last_part(settings.get("MODEL")),
-        "time": duration(sum(seconds)) if seconds else None,
+        "time": duration(sum(step_seconds)) if step_seconds else None,
         "checkpoints": ", ".join(map(str, state.checkpoints)) or None,
     }
-    return [
-        (visible(name), visible(str(value))) for name, value in facts.items() if value is not None
-    ]
+    texts = []
+    for name, value in facts.items():
+        if value is not None:
+            texts.append((visible(name), visible(str(value))))
+    return texts
 
 
-def _pictures(
-    state: RunState, figures: Mapping[str, str], prefixes: Sequence[str]
+def _charts(
+    state: RunState, titles: Mapping[str, str], prefixes: Sequence[str]
 ) -> list[dict[str, str]]:
-    """Return small pictures of those figures that the rows have, with words for those who do not
-    see them.
+    """Return small charts of those figures that the rows have.
+
+    Args:
+        state: The run.
+        titles: Title of each figure.
+        prefixes: Prefixes of the metrics that stand in one chart, e.g. "player_0/"; "": the team's.
+
+    Returns:
+        Per chart its title, the address of the image, and words for those who do not see it.
     """
-    found = []
-    for figure, title in figures.items():
-        names = [f"{prefix}{figure}" for prefix in prefixes]
-        lines = {
-            name.partition("/")[0]: line for name in names if (line := series(state.rows, name))[0]
-        }
+    charts = []
+    for figure, title in titles.items():
+        metrics = [f"{prefix}{figure}" for prefix in prefixes]
+        lines = {}
+        for metric in metrics:
+            steps, values = series(state.rows, metric)
+            if steps:
+                lines[metric.partition("/")[0]] = (steps, values)
         if lines:
             address = data_address(small_figure(lines))
-            found.append({"title": title, "address": address, "words": _words(state, names)})
-    return found
+            charts.append({"title": title, "address": address, "words": _described(state, metrics)})
+    return charts
 
 
 def _drawn(report: RunReport, name: str, words: str) -> dict[str, str] | None:
+    """Return one of the large charts; None where the rows have no figures for it."""
     try:
-        return {"title": words, "address": data_address(report.pictures.draw(name)), "words": words}
+        figure = report.pictures.draw(name)
     except SettingsError:
         return None
+    return {"title": words, "address": data_address(figure), "words": words}
 
 
-def _words(state: RunState, names: Sequence[str]) -> str:
-    lines = ((name, series(state.rows, name)[1]) for name in names)
-    return ", ".join(
-        f"{name} from {shown(values[0])} to {shown(values[-1])}" for name, values in lines if values
-    )
+def _described(state: RunState, metrics: Sequence[str]) -> str:
+    """Return curves in words, e.g. "player_0/reward from 1.1 to 2.3"."""
+    parts = []
+    for metric in metrics:
+        _, values = series(state.rows, metric)
+        if values:
+            parts.append(f"{metric} from {shown(values[0])} to {shown(values[-1])}")
+    return ", ".join(parts)
+
+
+def _incidents(state: RunState, folder: Path) -> list[tuple[str, str, int | None, str]]:
+    """Return the last incidents: time, kind, step and message."""
+    rows = []
+    for incident in state.incidents[-_MOST_INCIDENTS:]:
+        message = _private(incident.message, folder, state)
+        rows.append((clock(incident.time, UTC), incident.kind, incident.step, message))
+    return rows
 
 
 def _replays(home: Path, state: RunState) -> str:
+    """Return the page of the replays; "" where no game was recorded.
+
+    Raises:
+        SettingsError: Even one game is too large for a frame, or the games cannot be read.
+    """
     if not (home / "episodes").is_dir():
         return ""
-    most = _MOST_GAMES
     recordings, _ = read_recordings(recording_files(home))
     title = f"{state.name}, {recordings[0].source}"
-    while most:
-        page = sample_page(recordings, most, title=title, settings=state.settings)
+    num_games = _MOST_GAMES
+    while num_games:
+        page = sample_page(recordings, num_games, title=title, settings=state.settings)
         if len(page.encode()) <= _MOST_REPLAY_BYTES:
             return page
-        most //= 2
+        num_games //= 2
     raise SettingsError(
         "replays: even one game is too large for a frame; hanabi-grpo view RUN --html shows it."
     )
 
 
 def _settings(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return names and texts; absolute paths are cut to their last part, since whole ones name
-    machines and people.
+    """Return names and texts of settings.
+
+    Absolute paths are cut to their last part, since whole ones name machines and people.
     """
-    found = []
-    for name, text in (
-        (name, typed(value)) for name, value in settings.items() if name not in _PLACES
-    ):
-        parts = visible(text).split(",")
-        cut = (
-            f"…/{_last_part(one)}" if one.strip().startswith(("/", "~", "file:")) else one
-            for one in parts
-        )
-        found += [(visible(name), ",".join(cut))] if text else []
-    return found
+    texts = []
+    for name, value in settings.items():
+        if name in _MACHINE_SETTINGS:
+            continue
+        text = visible(typed(value))
+        if text:
+            parts = [_shortened(part) for part in text.split(",")]
+            texts.append((visible(name), ",".join(parts)))
+    return texts
+
+
+def _shortened(text: str) -> str:
+    """Return the last part of an absolute path, e.g. "…/tiny"; other texts as they are."""
+    if text.strip().startswith(_PATH_PREFIXES):
+        return f"…/{_last_part(text)}"
+    return text
 
 
 def _private(text: str, folder: Path, state: RunState) -> str:
-    output = state.settings.get("OUTPUT_DIR")
-    for path in (str(folder.resolve()), str(folder), output if isinstance(output, str) else ""):
+    """Return a text in which the run's folder goes by its name."""
+    output_dir = state.settings.get("OUTPUT_DIR")
+    paths = [str(folder.resolve()), str(folder)]
+    if isinstance(output_dir, str):
+        paths.append(output_dir)
+    for path in paths:
         if "/" in path:
             text = text.replace(path, state.name)
     return text
 
 
 def _last_part(value: object) -> str | None:
-    return None if value is None else str(value).rstrip("/").rpartition("/")[2]
+    if value is None:
+        return None
+    return str(value).rstrip("/").rpartition("/")[2]

@@ -1,3 +1,1 @@
-"""Playing: the loop over a game, conversations, tasks and rows, what client and server tell each
-other.
-"""
+"""Playing: the loop over a game, chat formats, tasks, and the messages of client and server."""

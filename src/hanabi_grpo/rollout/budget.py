@@ -4,7 +4,8 @@ What players remember (HANABI_MEMORY) is never chosen from these numbers. It is 
 played: a policy that learned with one memory is another one with less, and a warm start, a resumed
 run, an evaluation and an opponent must have the same; so neither a longer reply nor a smaller
 context may change it unasked. Its default is the environment's, the doctor says what fits and what
-that costs, and a run whose longest games do not fit says so at its start."""
+that costs, and a run whose longest games do not fit says so at its start.
+"""
 
 import math
 import random
@@ -12,16 +13,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
-from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.envs.base import Observation, Setup
 from hanabi_grpo.envs.config import Memory
 from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.rollout.chat import ChatFormat
 
-_STARTS = 8
-_SETUPS = 4
-"""Of a dataset with more games those of most turns are measured."""
+_NUM_GAMES = 8
+"""Random games that are played of each setup."""
+_MAX_SETUPS = 4
+"""Setups that are measured: of a dataset with more, those of most turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,101 +37,137 @@ class Budget:
     turns: int
     """Of one player, in the longest game."""
     reply: int
+    """Longest reply."""
     opening: int
     """Tokens before the first reply where the whole game is remembered."""
     later: float
-    """Those that each later message adds there."""
+    """Tokens that each later message adds there."""
     alone: int
     """Tokens before a reply where this turn alone is remembered."""
     earlier: float
-    """Those that the message of each earlier turn adds in a window."""
+    """Tokens that the message of each earlier turn adds where some turns are remembered."""
 
-    def held(self, memory: Memory) -> int:
+    def num_turns(self, memory: Memory) -> int:
         """Return the turns of one player's longest sequence."""
-        return (
-            min(memory, self.turns)
-            if isinstance(memory, int)
-            else 1
-            if memory == "turn"
-            else self.turns
-        )
+        if memory == "game":
+            return self.turns
+        if memory == "turn":
+            return 1
+        return min(memory, self.turns)
 
     def prompts(self, memory: Memory) -> int:
         """Return the tokens of the longest sequence without replies."""
-        first, more = (self.opening, self.later) if memory == "game" else (self.alone, self.earlier)
-        return first + math.ceil((self.held(memory) - 1) * more)
+        if memory == "game":
+            first, each_more = self.opening, self.later
+        else:
+            first, each_more = self.alone, self.earlier
+        return first + math.ceil((self.num_turns(memory) - 1) * each_more)
 
     def longest(self, memory: Memory) -> int:
         """Return the tokens of the longest sequence."""
-        return self.prompts(memory) + self.held(memory) * self.reply
+        return self.prompts(memory) + self.num_turns(memory) * self.reply
 
     def of_game(self, memory: Memory) -> int:
-        """Return the tokens of all sequences that one game gives to training: a window is read at
-        every turn.
+        """Return the tokens of all sequences that one game gives to training.
+
+        With the whole game remembered, each player has one sequence; else each turn has one of its
+        own, which holds what is remembered then.
         """
         if memory == "game":
             return self.players * self.longest(memory)
-        held = self.held(memory)
-        return self.players * sum(
-            self.longest(min(turn, held)) for turn in range(1, self.turns + 1)
-        )
+        most = self.num_turns(memory)
+        per_player = sum(self.longest(min(turn, most)) for turn in range(1, self.turns + 1))
+        return self.players * per_player
 
     def fitting(self, limit: int) -> Memory | None:
-        """Return the longest memory whose sequences have at most `limit` tokens; None: not even a
-        turn alone fits.
+        """Return the longest memory whose sequences have at most `limit` tokens.
+
+        None: not even a turn alone fits.
         """
         longest_first: tuple[Memory, ...] = ("game", *range(self.turns - 1, 1, -1), "turn")
-        return next((memory for memory in longest_first if self.longest(memory) <= limit), None)
+        for memory in longest_first:
+            if self.longest(memory) <= limit:
+                return memory
+        return None
 
     def warning(self, limit: int) -> str:
-        """Return a sentence where the longest game does not fit a conversation of `limit` tokens,
-        else "".
-        """
+        """Return a sentence where the longest game does not fit into `limit` tokens, else ""."""
         if self.longest(self.memory) <= limit:
             return ""
         fitting = self.fitting(limit)
-        most = (
-            f"HANABI_MEMORY={fitting} is the longest that fits"
-            if fitting
-            else "not even a turn alone fits"
-        )
+        remedy = "not even a turn alone fits"
+        if fitting is not None:
+            remedy = f"HANABI_MEMORY={fitting} is the longest that fits"
         return (
             f"HANABI_MEMORY={self.memory}: the longest game ({self.preset}, {self.turns} turns a "
-            "player) may take "
-            f"{self.longest(self.memory)} tokens of HANABI_MAX_MODEL_LEN={limit}, and a longer "
-            f"one is cut; {most}. "
+            f"player) may take {self.longest(self.memory)} tokens of "
+            f"HANABI_MAX_MODEL_LEN={limit}, and a longer one is cut; {remedy}. "
             "hanabi-grpo doctor shows what each costs, and the other ways."
         )
 
 
+class _MeasuredTurn(NamedTuple):
+    """The message of one turn."""
+
+    step: int
+    """Number of the game's step."""
+    message: int
+    """Tokens of the message, with what goes around it, where the whole game is remembered."""
+    state: int
+    """The same of the message that stands alone, see `Observation.state_message`."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _MeasuredConversation:
+    """One player's conversation in a random game."""
+
+    head: int
+    """Tokens of the system message and what is around it."""
+    turns: list[_MeasuredTurn]
+
+
 def measure_budget(setups: Sequence[Setup[Any]], chat: ChatFormat, max_completion: int) -> Budget:
-    """Return the budget of the hungriest game."""
-    largest = sorted(setups, key=lambda setup: setup.spec.max_turns, reverse=True)[:_SETUPS]
-    measured = (_measure(setup, chat, max_completion) for setup in largest)
-    return max(measured, key=lambda budget: budget.longest(budget.memory))
+    """Return the budget of the game that needs the most tokens.
+
+    Args:
+        setups: The games of a run.
+        chat: The chat format of its model.
+        max_completion: Longest reply, in tokens.
+    """
+    by_turns = sorted(setups, key=lambda setup: setup.spec.max_turns, reverse=True)
+    budgets = [_measure(setup, chat, max_completion) for setup in by_turns[:_MAX_SETUPS]]
+    return max(budgets, key=lambda budget: budget.longest(budget.memory))
 
 
 def _measure(setup: Setup[Any], chat: ChatFormat, max_completion: int) -> Budget:
-    """Play some games with random actions, and stretch the longest conversation to the most turns
-    that may be.
-    """
-    openings, alone, later, earlier = list[int](), list[int](), [0.0], [0.0]
-    first_steps, gaps = list[int](), list[int]()
-    for seed in range(_STARTS):
-        for head, messages in _conversations(setup, chat, seed):
-            steps, added, states = zip(*messages, strict=True)
-            openings.append(head + added[0])
-            alone.append(head + max(states))
-            later += [fmean(added[1:])] if len(added) > 1 else []
+    """Play random games and stretch their longest conversation to the most turns that may be."""
+    openings: list[int] = []
+    alone: list[int] = []
+    later: list[float] = [0.0]
+    earlier: list[float] = [0.0]
+    first_steps: list[int] = []
+    gaps: list[int] = []
+    for seed in range(_NUM_GAMES):
+        for conversation in _play_random_game(setup, chat, seed):
+            steps = [turn.step for turn in conversation.turns]
+            messages = [turn.message for turn in conversation.turns]
+            states = [turn.state for turn in conversation.turns]
+            openings.append(conversation.head + messages[0])
+            alone.append(conversation.head + max(states))
+            if len(messages) > 1:
+                later.append(fmean(messages[1:]))
             earlier.append(fmean(states))
             first_steps.append(steps[0])
-            gaps += [after - before for before, after in pairwise(steps)]
+            gaps.extend(after - before for before, after in pairwise(steps))
     spec = setup.spec
+    turns = 1
+    if gaps:
+        turns += (spec.max_turns - 1 - min(first_steps)) // min(gaps)
     return Budget(
         preset=spec.preset,
         players=spec.num_players,
         memory=setup.config.memory,
-        turns=1 + (spec.max_turns - 1 - min(first_steps)) // min(gaps) if gaps else 1,
+        turns=turns,
         reply=max_completion,
         opening=max(openings),
         later=max(later),
@@ -138,35 +176,36 @@ def _measure(setup: Setup[Any], chat: ChatFormat, max_completion: int) -> Budget
     )
 
 
-def _conversations(
+def _play_random_game(
     setup: Setup[Any], chat: ChatFormat, seed: int
-) -> list[tuple[int, list[tuple[int, int, int]]]]:
-    """Play one game of whole conversations.
-
-    Returns: Per player the tokens of the system message and what is around it, and per turn its
-        step and the tokens of its message and of its state's, see `Observation`.
-    """
+) -> list[_MeasuredConversation]:
+    """Play one game by random actions and return the conversation of each player."""
+    # Whole conversations, whatever is remembered: the state's message is measured beside.
     config = setup.config.model_copy(update={"memory": "game"})
-    referee, rng = (
-        Referee(Setup(setup.environment, config).task("doctor", seed)),
-        random.Random(seed),
-    )
-    heads: dict[int, int] = {}
-    added: dict[int, list[tuple[int, int, int]]] = {}
+    environment = setup.environment
+    referee = Referee(Setup(environment, config).task("doctor", seed))
+    rng = random.Random(seed)
+    conversations: dict[int, _MeasuredConversation] = {}
     step = 0
     while acting := referee.to_act():
-        replies = {}
+        actions = {}
         for player in acting:
             seen = referee.see(player)
-            message, state = seen.message(), seen.state_message()
-            size = len(chat.follow(chat.eos_id, message))
-            state_size = size if state == message else len(chat.follow(chat.eos_id, state))
-            if player not in heads:
-                heads[player] = (
-                    len(chat.open(setup.environment.system(config, player), message)) - size
-                )
-            added.setdefault(player, []).append((step, size, state_size))
-            replies[player] = rng.choice(seen.legal() or ("",))
-        referee.step(replies)
+            turn = _measure_turn(seen, chat, step)
+            if player not in conversations:
+                opening = chat.open(environment.system(config, player), seen.message())
+                head = len(opening) - turn.message
+                conversations[player] = _MeasuredConversation(head=head, turns=[])
+            conversations[player].turns.append(turn)
+            actions[player] = rng.choice(seen.legal() or ("",))
+        referee.step(actions)
         step += 1
-    return [(heads[player], messages) for player, messages in added.items()]
+    return list(conversations.values())
+
+
+def _measure_turn(seen: Observation, chat: ChatFormat, step: int) -> _MeasuredTurn:
+    message = seen.message()
+    state = seen.state_message()
+    size = len(chat.follow(chat.eos_id, message))
+    state_size = size if state == message else len(chat.follow(chat.eos_id, state))
+    return _MeasuredTurn(step=step, message=size, state=state_size)

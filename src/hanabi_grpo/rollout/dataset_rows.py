@@ -1,28 +1,108 @@
-"""One row of a dataset: what it may hold, what it means under given settings, and how one is
-made.
+"""One row of a dataset: what it may hold, what it means under given settings, and how one is made.
+
+A row stands for a stream of tasks, `DatasetRow`; one of these tasks is a `TaskRow`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
 from hanabi_grpo.envs import registry
-from hanabi_grpo.envs.base import is_held_out
+from hanabi_grpo.envs.base import Setup, is_held_out
 from hanabi_grpo.errors import SettingsError, did_you_mean
 from hanabi_grpo.rollout.wire import read_struct
 from hanabi_grpo.settings import Settings, variables
-from hanabi_grpo.settings.game import game_defaults
+from hanabi_grpo.settings.game import HANABI, game_defaults
 from hanabi_grpo.types import SEEDS_APART
 
 STREAM_KEYS = ("suite", "seeds")
-"""What `env_config` may hold beside the game's settings: the stream of tasks, and which tasks of
-it.
-"""
+"""What `env_config` may hold beside the game's settings: the stream of tasks, and which of them."""
 ROW_KEYS = ("messages", "env", "env_config", "share")
-MIN_SHARE, MAX_SHARE = 0.0001, 10_000
+"""What a row may hold."""
+MIN_SHARE = 0.0001
+MAX_SHARE = 10_000
 SHARE_RULE = f"a share is a number from {MIN_SHARE:g} to {MAX_SHARE}, such as 3"
+
+Message = Mapping[str, str]
+"""{"role": …, "content": …}"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetRow:
+    """A row of a dataset under the settings of a run: one game, and a stream of its tasks."""
+
+    messages: Sequence[Message]
+    """What the row says to other trainers; our players read the prompts of their environment."""
+    env: str
+    """Name of the environment."""
+    env_config: Mapping[str, Any]
+    """Every key of the environment's config, checked."""
+    suite: str
+    """The stream of tasks, e.g. "train"."""
+    seeds: Sequence[int] | None
+    """Which tasks of it, in this order, again and again; None: fresh tasks without end."""
+    first_seed: int
+    """The seed of fresh task number 0."""
+    share: Fraction
+    """How often the row is played, relative to the other rows."""
+
+    @property
+    def setup(self) -> Setup[Any]:
+        """What is played."""
+        return registry.setup(self.env, self.env_config)
+
+    def task(self, number: int, seed: int) -> "TaskRow":
+        """Return one of its tasks.
+
+        Args:
+            number: The task's number in the run.
+            seed: The task's seed in the row's suite.
+        """
+        return TaskRow(
+            messages=self.messages,
+            env=self.env,
+            env_config=self.env_config,
+            suite=self.suite,
+            seed=seed,
+            number=number,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRow:
+    """One task of a run; the games of a group share it."""
+
+    messages: Sequence[Message]
+    """Those of its row, for other trainers."""
+    env: str
+    """Name of the environment."""
+    env_config: Mapping[str, Any]
+    """Every key of the environment's config."""
+    suite: str
+    """The stream of tasks that it belongs to."""
+    seed: int
+    """Its seed in the suite, which decides how an episode starts."""
+    number: int
+    """Its number in the run, from 0."""
+
+    def request(self, seats: Sequence[str] | None = None) -> dict[str, Any]:
+        """Return what goes over the wire, see `messages.TaskRequest`.
+
+        Args:
+            seats: Seat assignment of this task; None: that of the whole request.
+        """
+        request: dict[str, Any] = {
+            "env": self.env,
+            "env_config": self.env_config,
+            "suite": self.suite,
+            "seed": self.seed,
+        }
+        if seats is not None:
+            request["seats"] = list(seats)
+        return request
 
 
 class _Message(Struct):
@@ -36,53 +116,59 @@ class _Row(Struct):
     share: Annotated[float, Meta(ge=MIN_SHARE, le=MAX_SHARE)] = 1.0
 
 
+_Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
 class _Stream(Struct):
     suite: Annotated[str, Meta(min_length=1)] = "train"
-    seeds: Annotated[list[Annotated[int, Meta(ge=0, le=2**63 - 1)]], Meta(min_length=1)] | None = (
-        None
-    )
+    seeds: Annotated[list[_Seed], Meta(min_length=1)] | None = None
 
 
 def messages(env: str) -> list[dict[str, str]]:
-    """Return what a row says to other trainers; our players read the prompts of their
-    environment.
-    """
-    return [
-        {
-            "role": "user",
-            "content": "Play Hanabi with your team." if env == "hanabi" else f"Play {env}.",
-        }
-    ]
+    """Return what a new row says to other trainers."""
+    content = "Play Hanabi with your team." if env == HANABI else f"Play {env}."
+    return [{"role": "user", "content": content}]
 
 
-def parse_row(line: bytes, settings: Settings) -> dict[str, Any]:
-    """Read and check one line, see `datasets.load_rows` for what is returned; ValueError: what is
-    wrong with it.
+def parse_row(line: bytes, settings: Settings) -> DatasetRow:
+    """Read and check one line of a dataset.
+
+    What the row leaves open comes from the settings.
+
+    Raises:
+        ValueError: Says what is wrong with it.
     """
     given = read_struct(dict, line)
     env = given.get("env", settings.env)
-    keys = (*registry.get(env).Config.model_fields, *STREAM_KEYS)
-    _only(given, ROW_KEYS, "a row", elsewhere=keys, place="into env_config")
-    row = read_struct(_Row, given)
-    _only(row.env_config, keys, "env_config", elsewhere=ROW_KEYS, place="beside env_config")
-    stream = read_struct(
-        _Stream, {key: row.env_config[key] for key in STREAM_KEYS if key in row.env_config}
+    config_keys = (*registry.get(env).Config.model_fields, *STREAM_KEYS)
+    _check_keys(
+        given, ROW_KEYS, "a row", other_keys=config_keys, other_place="belongs into env_config"
     )
+    row = read_struct(_Row, given)
+    _check_keys(
+        row.env_config,
+        config_keys,
+        "env_config",
+        other_keys=ROW_KEYS,
+        other_place="belongs beside env_config",
+    )
+    given_stream = {key: row.env_config[key] for key in STREAM_KEYS if key in row.env_config}
+    stream = read_struct(_Stream, given_stream)
     if is_held_out(stream.suite):
         raise ValueError(
             f"suite={stream.suite!r}: these tasks are held out for evaluation; train on another "
             "suite."
         )
-    return {
-        "messages": given["messages"],
-        "env": env,
-        "env_config": _game(env, row.env_config, settings),
-        "suite": stream.suite,
-        "seeds": stream.seeds,
-        "first_seed": settings.task_seed * SEEDS_APART,
+    return DatasetRow(
+        messages=given["messages"],
+        env=env,
+        env_config=_full_config(env, row.env_config, settings),
+        suite=stream.suite,
+        seeds=stream.seeds,
+        first_seed=settings.task_seed * SEEDS_APART,
         # The decimal that was typed: 0.1 is then a tenth.
-        "share": Fraction(str(row.share)),
-    }
+        share=Fraction(str(row.share)),
+    )
 
 
 def dataset_row(
@@ -90,17 +176,31 @@ def dataset_row(
     *,
     suite: str,
     num_tasks: int,
-    env: str = "hanabi",
+    env: str = HANABI,
     players: int | None = None,
     observation: str | None = None,
     share: float = 1,
 ) -> dict[str, Any]:
-    """Return one row; `num_tasks` 0 means fresh tasks for ever, and a key that is None is left out.
+    """Return a new row as a file holds it; keys that say nothing are left out.
 
-    Raises: SettingsError: There is no such environment or preset, the suite is held out, or the
-        number is negative.
+    Args:
+        preset: The preset that is played.
+        suite: The stream of tasks.
+        num_tasks: Length of a fixed list of tasks; 0: fresh ones without end.
+        env: Name of the environment.
+        players: Number of players; None: as the settings say.
+        observation: What players see, in Hanabi; None: as the settings say.
+        share: How often the row is played, relative to others.
+
+    Raises:
+        SettingsError: There is no such environment or preset, the suite is held out, or the number
+            of tasks is negative.
     """
-    game = _without_none(preset=preset, players=players, observation=observation)
+    game: dict[str, Any] = {"preset": preset}
+    if players is not None:
+        game["players"] = players
+    if observation is not None:
+        game["observation"] = observation
     registry.setup(env, game)
     if not suite or is_held_out(suite):
         raise SettingsError(
@@ -108,74 +208,97 @@ def dataset_row(
         )
     if num_tasks < 0:
         raise SettingsError(f"--num-tasks {num_tasks}: must be 0 (fresh tasks for ever) or more.")
-    seeds = list(range(num_tasks)) or None
-    return _without_none(
-        messages=messages(env),
-        env=None if env == "hanabi" else env,
-        env_config={"preset": preset, "suite": suite, **game, **_without_none(seeds=seeds)},
-        share=None if share == 1 else share,
-    )
+
+    env_config = {"preset": preset, "suite": suite, **game}
+    if num_tasks:
+        env_config["seeds"] = list(range(num_tasks))
+    row: dict[str, Any] = {"messages": messages(env)}
+    if env != HANABI:
+        row["env"] = env
+    row["env_config"] = env_config
+    if share != 1:
+        row["share"] = share
+    return row
 
 
-def _without_none(**given: Any) -> dict[str, Any]:
-    return {key: value for key, value in given.items() if value is not None}
+def _full_config(env: str, given: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    """Return the config of a row, with what it leaves open.
 
+    That comes from the settings, or, for another environment than that of the settings, from its
+    own defaults.
 
-def _game(env: str, given: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    """Return the config of a row: what it leaves open comes from the settings, or from the defaults
-    of another game.
+    Args:
+        env: The row's environment.
+        given: The row's env_config.
+        settings: Those of the run.
     """
     environment = registry.get(env)
-    keys = environment.Config.model_fields
-    game = {key: value for key, value in given.items() if key in keys}
+    fields = environment.Config.model_fields
+    game = {key: value for key, value in given.items() if key in fields}
     if env == settings.env:
-        names = {variable.field: variable.env for variable in variables(env)}
-        for key, value in game.items():
-            default = getattr(settings, key)
-            if value == default:
-                continue
-            if key in settings.model_fields_set:
-                raise ValueError(
-                    f"env_config {key}={value!r}, but {names[key]}={default!r} is set as well. "
-                    "Unset DATASET, and "
-                    f"the settings decide; or unset {names[key]}."
-                )
-            if key == "players":
-                # The server makes room for one adapter per player before it sees a row.
-                raise ValueError(
-                    f"env_config players={value!r} needs HANABI_PLAYERS={value!r} in both "
-                    "terminals, or unset DATASET."
-                )
+        _check_against_settings(game, settings)
         game = settings.config_row(game)
     else:
-        game = {**game_defaults({"env": env, "device": settings.device, **game}), **game}
+        defaults = game_defaults({"env": env, "device": settings.device, **game})
+        game = {**defaults, **game}
     if game.get("preset", "") is None:
-        if keys["preset"].is_required():
+        if fields["preset"].is_required():
             raise ValueError("no board: put a preset into env_config, or set HANABI_PRESET.")
         del game["preset"]
     setup = registry.setup(env, game)
     if setup.spec.num_players != settings.players:
         raise ValueError(
             f"env={env!r} has {setup.spec.num_players} players, but "
-            f"HANABI_PLAYERS={settings.players}; set HANABI_ENV="
-            f"{env} in both terminals."
+            f"HANABI_PLAYERS={settings.players}; set HANABI_ENV={env} in both terminals."
         )
     return setup.config.model_dump(mode="json")
 
 
-def _only(
-    given: dict[str, Any],
+def _check_against_settings(game: Mapping[str, Any], settings: Settings) -> None:
+    """Refuse a row that says something else than a setting that was given.
+
+    Args:
+        game: The settings of the game that the row has.
+        settings: Those of the run, of the same environment.
+    """
+    names = {variable.field: variable.env for variable in variables(settings.env)}
+    for key, value in game.items():
+        set_value = getattr(settings, key)
+        if value == set_value:
+            continue
+        if key in settings.model_fields_set:
+            raise ValueError(
+                f"env_config {key}={value!r}, but {names[key]}={set_value!r} is set as well. Unset "
+                f"DATASET, and the settings decide; or unset {names[key]}."
+            )
+        if key == "players":
+            # The server makes room for one adapter per player before it sees a row.
+            raise ValueError(
+                f"env_config players={value!r} needs HANABI_PLAYERS={value!r} in both terminals, "
+                "or unset DATASET."
+            )
+
+
+def _check_keys(
+    given: Mapping[str, Any],
     allowed: Sequence[str],
     what: str,
     *,
-    elsewhere: Sequence[str],
-    place: str,
+    other_keys: Sequence[str],
+    other_place: str,
 ) -> None:
+    """Refuse unknown keys.
+
+    Args:
+        given: What was read.
+        allowed: The keys that it may have.
+        what: What it is called, for the message.
+        other_keys: Keys that are right elsewhere.
+        other_place: Where that is, e.g. "belongs beside env_config".
+    """
+    may_hold = f"{what} may hold {', '.join(allowed)}."
     for key in given:
-        if key in elsewhere:
-            raise ValueError(f"{key!r} belongs {place}: {what} may hold {', '.join(allowed)}.")
+        if key in other_keys:
+            raise ValueError(f"{key!r} {other_place}: {may_hold}")
         if key not in allowed:
-            raise ValueError(
-                f"unknown key {key!r}; {did_you_mean(key, allowed)}{what} may hold "
-                f"{', '.join(allowed)}."
-            )
+            raise ValueError(f"unknown key {key!r}; {did_you_mean(key, allowed)}{may_hold}")

@@ -1,8 +1,9 @@
 """What trainer and server tell each other before the first game, and how each side computes it.
 
 Both sides run this code over their own installation: the server recomputes what a trainer claims of
-its games, so two installations that would task, word or encode a game differently are told so
-instead of training on the difference."""
+its games, so that two installations that would deal, phrase or encode a game differently are told
+so instead of training on the difference.
+"""
 
 import functools
 import hashlib
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 from urllib.parse import quote, unquote
 
-from pydantic import BaseModel, ConfigDict, Field
+from msgspec import Meta, Struct
 
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.referee import Referee
@@ -19,63 +20,92 @@ from hanabi_grpo.envs.registry import origin
 from hanabi_grpo.types import MAX_PLAYERS
 
 PROTOCOL = 6
-"""Of the rollout server's routes; both sides name it when a run is introduced."""
+"""Version of the rollout server's routes; both sides name it when a run is introduced."""
 MAX_VERSION = 2**31 - 1
 """Largest policy version: versions count optimizer steps."""
 STARTING = "starting"
-"""`status` of the answer 503 that a server gives until its engine is up; beside it `seconds`, so
-far.
+"""`status` of the answer 503 that a server gives until its engine is up.
+
+Beside it stand the `seconds` so far.
 """
+_MAX_TEXT = 100
+_MAX_RUN_ID = 4096
+_MAX_RANK = 512
+_MAX_GAMES = 64
+_MAX_CONFIG_FIELDS = 32
 _NUM_PROBES = 3
+"""Games whose messages are compared."""
 _PROBE_TURNS = 8
+"""Turns of each of them."""
 
-_Text = Annotated[str, Field(min_length=1, max_length=100)]
-_Version = Annotated[int, Field(ge=0, le=MAX_VERSION)]
-_Versions = Annotated[dict[_Text, _Version], Field(max_length=MAX_PLAYERS)]
+_Text = Annotated[str, Meta(min_length=1, max_length=_MAX_TEXT)]
+_Version = Annotated[int, Meta(ge=0, le=MAX_VERSION)]
+_Versions = Annotated[dict[_Text, _Version], Meta(max_length=MAX_PLAYERS)]
+_Config = Annotated[dict[_Text, Any], Meta(min_length=1, max_length=_MAX_CONFIG_FIELDS)]
 
 
-class GameClaim(BaseModel):
+class GameClaim(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One game that a trainer will ask for, and what its own code makes of it."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     env: _Text
-    env_config: dict[_Text, Any] = Field(min_length=1, max_length=32)
+    """Name of the environment."""
+    env_config: _Config
+    """Fields of its Config."""
     distribution: _Text
-    """The installed package that the environment comes from, and its version."""
+    """The installed package that the environment comes from."""
     version: _Text
+    """Version of that package."""
     spec_hash: _Text
+    """See `EnvSpec.hash`."""
     prompt_hash: _Text
+    """See `prompt_hash`."""
 
 
-class SessionRequest(BaseModel):
+class SessionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a trainer says of itself; the server refuses one that does not fit."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     protocol: int
-    run_id: str = Field(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f\x7f]+$")
-    trainer_id: str = Field(pattern=r"^[0-9a-f]{32}$")
-    secret: str = Field(pattern=r"^[0-9a-f]{64}$", repr=False)
-    """Of the run folder (`runs.run_secret`): who knows it is the run's next trainer, whatever else
-    is public.
+    run_id: Annotated[
+        str, Meta(min_length=1, max_length=_MAX_RUN_ID, pattern=r"^[^\x00-\x1f\x7f]+\Z")
+    ]
+    """Path of the run folder."""
+    trainer_id: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
+    """Names the trainer's process."""
+    secret: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    """Of the run folder (`runs.run_secret`).
+
+    Whoever knows it is the run's next trainer, whatever else is public.
     """
-    adapters: list[_Text] = Field(min_length=1, max_length=MAX_PLAYERS)
-    lora_rank: int = Field(ge=1, le=512)
+    adapters: Annotated[list[_Text], Meta(min_length=1, max_length=MAX_PLAYERS)]
+    lora_rank: Annotated[int, Meta(ge=1, le=_MAX_RANK)]
     model_fingerprint: _Text
     tokenizer_hash: _Text
+    """See `tokenizer_hash`."""
     chat_hash: _Text
+    """See `ChatFormat.hash`."""
     dtype: _Text
-    games: list[GameClaim] = Field(min_length=1, max_length=64)
+    games: Annotated[list[GameClaim], Meta(min_length=1, max_length=_MAX_GAMES)]
     """Never empty: a session is what uploads adapters, and an adapter without games cannot be
-    checked. Playing the base model, or what is served already, needs no session."""
+    checked. Playing the base model, or what is served already, needs no session.
+    """
     version: _Version = 0
     """The first version that the trainer will push."""
     replaces: _Versions | None = None
     """Newer versions of the same run that the server may drop."""
 
+    def __repr__(self) -> str:
+        """Name the trainer without the secret."""
+        return f"SessionRequest(run_id={self.run_id!r}, trainer_id={self.trainer_id!r})"
+
+
+SECRET_FIELDS = frozenset({"secret"})
+"""Fields of a `SessionRequest` whose values no error may show."""
+
 
 def session_headers(run_id: str, trainer_id: str) -> dict[str, str]:
-    """Return the headers that name a trainer; a path may hold what a header may not, so it is
-    percent-encoded.
+    """Return the headers that name a trainer.
+
+    A path may hold what a header may not, so it is percent-encoded.
     """
     return {"x-run-id": quote(run_id, safe="/:@"), "x-trainer-id": trainer_id}
 
@@ -83,21 +113,23 @@ def session_headers(run_id: str, trainer_id: str) -> dict[str, str]:
 def read_session_headers(headers: Mapping[str, str]) -> tuple[str | None, str | None]:
     """Return (run_id, trainer_id) of a request; None for what it does not say."""
     run_id = headers.get("x-run-id")
-    return (None if run_id is None else unquote(run_id)), headers.get("x-trainer-id")
+    trainer_id = headers.get("x-trainer-id")
+    return (None if run_id is None else unquote(run_id)), trainer_id
 
 
 def game_claims(setups: Sequence[Setup[Any]]) -> list[dict[str, Any]]:
-    """Return what this installation makes of each game, as the request carries it; equal games
-    once.
+    """Return what this installation makes of each game, as a `GameClaim` in JSON.
+
+    Equal games are claimed once.
     """
     claims = []
     for setup in dict.fromkeys(setups):
         source = origin(setup.env)
-        package = {"distribution": source.distribution, "version": source.version}
         claims.append(
             {
                 **setup.row(),
-                **package,
+                "distribution": source.distribution,
+                "version": source.version,
                 "spec_hash": setup.spec.hash,
                 "prompt_hash": prompt_hash(setup),
             }
@@ -107,44 +139,48 @@ def game_claims(setups: Sequence[Setup[Any]]) -> list[dict[str, Any]]:
 
 @functools.lru_cache(maxsize=256)
 def prompt_hash(setup: Setup[Any]) -> str:
-    """Return a short sha256 over what players of a game are told.
+    """Return a short sha256 over what players of a game are shown.
 
     That is every player's system message, and the messages of a few turns of fixed games: the
     actions are chosen by position among the legal ones, so a difference in the rules shows as well.
     """
-    told = [
-        setup.environment.system(setup.config, player) for player in range(setup.spec.num_players)
-    ]
+    players = range(setup.spec.num_players)
+    texts = [setup.environment.system(setup.config, player) for player in players]
     for number in range(_NUM_PROBES):
         referee = Referee(setup.task("eval-handshake", number))
         for turn in range(_PROBE_TURNS):
             replies = {}
             for player in referee.to_act():
-                told.append(referee.see(player).message())
+                observation = referee.see(player)
+                texts.append(observation.message())
+                legal = observation.legal() or ("",)
                 # The last legal action of the first game: in many games the first ones end it.
-                legal = referee.see(player).legal() or ("",)
-                replies[player] = legal[-1 if number == 0 else (7 * turn + number) % len(legal)]
+                choice = -1 if number == 0 else (7 * turn + number) % len(legal)
+                replies[player] = legal[choice]
             if not replies:
                 break
             referee.step(replies)
-    return _short_hash(told)
+    return _short_hash(texts)
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
     """Return a short sha256 over all that decides which ids a text becomes, and back.
 
     Vocabulary, merges, normalisation, added and special tokens count; the folder, and the
-    truncation and padding that earlier calls left switched on, do not."""
+    truncation and padding that earlier calls left switched on, do not.
+    """
+    added = tokenizer.added_tokens_decoder.items()
+    special = tokenizer.special_tokens_map.items()
     parts: list[Any] = [
         sorted(tokenizer.get_vocab().items()),
-        sorted((number, str(token)) for number, token in tokenizer.added_tokens_decoder.items()),
-        {name: str(value) for name, value in tokenizer.special_tokens_map.items()},
+        sorted((number, str(token)) for number, token in added),
+        {name: str(token) for name, token in special},
     ]
     if tokenizer.is_fast:
         pipeline = json.loads(tokenizer.backend_tokenizer.to_str())
-        parts.append(
-            {key: value for key, value in pipeline.items() if key not in ("truncation", "padding")}
-        )
+        for name in ("truncation", "padding"):
+            pipeline.pop(name, None)
+        parts.append(pipeline)
     return _short_hash(parts)
 
 

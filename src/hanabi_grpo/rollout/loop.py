@@ -1,16 +1,15 @@
-"""The only loop over a game, and who plays in it: the contract with a model, a script or a person.
+"""The only loop over a game, and what it asks of an agent: a model, a script or a person.
 
-Servers, evaluation, demos and people all play through `play_episode`.
+Servers, evaluation, demos and people all play through `play_episode`. The agents are in `agents`.
 """
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hanabi_grpo.envs.base import Observation, Policy, Seat, Setup, Task
+from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.envs.referee import Referee
-from hanabi_grpo.errors import SettingsError, shown
+from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.types import Episode, Reply
 
 
@@ -18,8 +17,9 @@ class PlayerSeat(Protocol):
     """One player in one game, with its private state, e.g. a conversation."""
 
     async def reply(self, seen: Observation) -> Reply:
-        """Answer on this player's turn; the texts of `seen` are built when asked, so games of
-        scripts stay fast.
+        """Answer on this player's turn.
+
+        The texts of `seen` are built when they are asked for, so that games of scripts stay fast.
         """
         ...
 
@@ -33,50 +33,14 @@ class Player(Protocol):
         ...
 
     def seat(self, player: int, *, task: Task[Any], game: int) -> PlayerSeat:
-        """Return a fresh seat for `player` (from 0) in game number `game` of the task."""
+        """Return a fresh seat.
+
+        Args:
+            player: Number of the seat, from 0.
+            task: Start of the game.
+            game: Number of the game within the task's group.
+        """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class ScriptedPlayer:
-    """A script of an environment as a player."""
-
-    policy: Policy
-
-    @property
-    def name(self) -> str:
-        """Name of the script."""
-        return self.policy.name
-
-    def seat(self, player: int, *, task: Task[Any], game: int) -> "ScriptedSeat":
-        """Return a fresh seat."""
-        return ScriptedSeat(self.policy.seat(player, task=task, game=game))
-
-
-@dataclass(frozen=True, slots=True)
-class ScriptedSeat:
-    """A script as one player of one game."""
-
-    inner: Seat
-
-    async def reply(self, seen: Observation) -> Reply:
-        """Return the script's action as text; no message is built."""
-        return Reply(text=self.inner.act(seen))
-
-
-def make_script(setup: Setup[Any], name: str) -> ScriptedPlayer:
-    """Return a script by its name; SettingsError where the environment has no such script."""
-    check_script(setup, name)
-    return ScriptedPlayer(setup.environment.policies[name]())
-
-
-def check_script(setup: Setup[Any], name: str) -> None:
-    """Refuse a script that the environment does not have, by a SettingsError."""
-    if name not in setup.environment.policies:
-        known = ", ".join(setup.environment.policies) or "none"
-        raise SettingsError(
-            f"{shown(name)}: the environment {setup.env} has no such script; its scripts: {known}."
-        )
 
 
 async def play_episode(
@@ -92,10 +56,17 @@ async def play_episode(
     A bad reply is data: the referee penalises and replaces it. A seat that raises ends the game
     with that error. Players who are to act at the same time are asked at the same time.
 
-    `players` are one per seat, in turn order; another number is a SettingsError. `game` is the
-    number of this game within the task's group and feeds the randomness of scripts and replacing
-    actions. The record has `names`, who sits in each seat (the players' own when left out), and
-    `instance_id`, which server process plays."""
+    Args:
+        task: Start of the game.
+        players: One per seat, in turn order.
+        game: Number of this game within the task's group; it feeds the randomness of scripts and
+            of the actions that replace bad replies.
+        names: The policy of each seat, for the record; the players' own names when left out.
+        instance_id: Which server process plays, for the record.
+
+    Raises:
+        SettingsError: Not one player for every seat.
+    """
     referee = Referee(task, number=game)
     if len(players) != referee.spec.num_players:
         raise SettingsError(

@@ -1,8 +1,9 @@
 """What a client sends to have games played or a reply sampled, and what the server answers.
 
-Both sides use these structs, and read the games that a request asks for by the same rule. A field
-that is none of them is refused in a request and left alone in an answer; no value may nest deeper
-than its type says."""
+Both sides use these structs, and read the games that a request asks for by the same rule. An
+unknown field is refused in a request and ignored in an answer; no value may nest deeper than its
+type says.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -12,32 +13,39 @@ from msgspec import Meta, Struct
 from hanabi_grpo.envs.base import Setup, Task
 from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.errors import GameParameterError, SettingsError, shown
-from hanabi_grpo.rollout.loop import check_script
 from hanabi_grpo.rollout.wire import TokenId
-from hanabi_grpo.settings.refs import check_seat, is_scripted
+from hanabi_grpo.settings.refs import ScriptRef, SeatRef, parse_seat
 from hanabi_grpo.types import MAX_PLAYERS, Episode, task_name
 
 MAX_TASKS = 16384
 MAX_GAMES = 32768
-"""Of all tasks of a request together."""
+"""Games of all tasks of a request together."""
 MAX_TEMPERATURE = 2.0
 """vLLM takes no more."""
 MAX_TEXT = 64 << 10
 """Characters of one system message or prompt."""
 MAX_TURNS = 512
+"""Past turns of a conversation."""
 MAX_SCORED = 8192
-"""Prompts of one request."""
+"""Prompts of one request for scores."""
 MAX_REPLIES = 64
-"""Of one prompt."""
+"""Replies to one of them."""
 MAX_REPLY_IDS = 65536
-"""Of one earlier reply; the model's own limit is far below."""
+"""Token ids of one past reply; the model's own limit is far below."""
+_MAX_CONFIG_FIELDS = 32
+_MAX_CONFIG_NAME = 100
+_MAX_SEAT = 80
+_MAX_TOKENS = 2**31 - 1
+_MAX_SEED = 2**63 - 1
+_SPLIT_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z"
 
-_Value = str | int | float | bool | None
-_Config = Annotated[dict[Annotated[str, Meta(max_length=100)], _Value], Meta(max_length=32)]
-_Seat = Annotated[str, Meta(max_length=80)]
+_ConfigName = Annotated[str, Meta(max_length=_MAX_CONFIG_NAME)]
+_ConfigValue = str | int | float | bool | None
+_Config = Annotated[dict[_ConfigName, _ConfigValue], Meta(max_length=_MAX_CONFIG_FIELDS)]
+_Seat = Annotated[str, Meta(max_length=_MAX_SEAT)]
 _Seats = Annotated[tuple[_Seat, ...], Meta(min_length=1, max_length=MAX_PLAYERS)]
 _Text = Annotated[str, Meta(max_length=MAX_TEXT)]
-_MaxTokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+_MaxTokens = Annotated[int, Meta(ge=1, le=_MAX_TOKENS)]
 _Temperature = Annotated[float, Meta(ge=0.0, le=MAX_TEMPERATURE)]
 
 
@@ -47,11 +55,15 @@ class TaskRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     env: Annotated[str, Meta(max_length=64)] = "hanabi"
     """Name of the environment, see `envs.registry`."""
     env_config: _Config
-    suite: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")]
-    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    """Fields of the environment's Config."""
+    suite: Annotated[str, Meta(pattern=_SPLIT_PATTERN)]
+    """Split that the task is drawn from."""
+    seed: Annotated[int, Meta(ge=0, le=_MAX_SEED)]
+    """Number of the task in its split."""
     seats: _Seats | None = None
-    """Who sits in each seat: a script, "base" or an adapter with its version, see `refs`; None: as
-    the request says.
+    """The policy of each seat, see `settings.refs`, e.g. ("player_0@7", "iggi").
+
+    None: those of the request.
     """
 
 
@@ -60,11 +72,12 @@ class RolloutRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     tasks: Annotated[tuple[TaskRequest, ...], Meta(min_length=1, max_length=MAX_TASKS)]
     num_games: Annotated[int, Meta(ge=1, le=MAX_GAMES)]
+    """Games of each task."""
     max_tokens: _MaxTokens
-    """Per reply."""
+    """Longest reply, in tokens."""
     temperature: _Temperature
     seats: _Seats | None = None
-    """Who sits where in tasks that do not say; a task for fewer players takes the first of them."""
+    """Seats of the tasks that name none; a task for fewer players takes the first of them."""
 
 
 class DroppedRow(Struct, frozen=True, kw_only=True):
@@ -76,22 +89,24 @@ class DroppedRow(Struct, frozen=True, kw_only=True):
 
 
 class RolloutAnswer(Struct, frozen=True, kw_only=True):
-    """One object per game: by task, then by number, played or dropped."""
+    """The games of a request: one object per game, by task and then by number."""
 
     episodes: tuple[Episode, ...]
     dropped: tuple[DroppedRow, ...]
     prompt_tokens: Annotated[int, Meta(ge=0)] = 0
-    """Of all prompts that the engine was given; a conversation that grows is given anew at each
-    turn.
+    """Tokens of all prompts that the engine was given.
+
+    A conversation that grows is given anew at each turn.
     """
     cached_tokens: Annotated[int, Meta(ge=0)] = 0
-    """Those of them that it had in its prefix cache."""
+    """Those of them that the engine had in its prefix cache."""
 
 
 class EarlierTurn(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One turn that was played: what the player was shown, and the ids that were sampled then."""
+    """One past turn of a conversation."""
 
     prompt: _Text
+    """What the player was shown."""
     reply_ids: Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=MAX_REPLY_IDS)]
 
 
@@ -99,16 +114,18 @@ class ReplyRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Everything that a reply depends on; the server remembers nothing between two of them."""
 
     seat: _Seat
-    """Who replies: "base" or an adapter at a version, see `refs`."""
+    """The policy that replies: "base" or an adapter at a version, see `settings.refs`."""
     system: _Text
     """First message of the conversation; "" for none."""
     turns: Annotated[tuple[EarlierTurn, ...], Meta(max_length=MAX_TURNS)]
-    """Oldest first."""
+    """Past turns, oldest first."""
     fresh: bool = False
-    """True: the conversation is one of a window, see `rollout.chat`; `turns` are all that it
-    holds.
+    """Whether the player remembers some turns only, see `agents.conversation`.
+
+    Then `turns` are all that it remembers.
     """
     prompt: _Text
+    """Message that is replied to."""
     max_tokens: _MaxTokens
     temperature: _Temperature
 
@@ -121,11 +138,12 @@ class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A conversation as texts, in OpenAI's words: at most one system message, then user and
-    assistant in turn.
+    """A conversation as texts, as in OpenAI's API.
 
-    Other fields of OpenAI's, and other values of `top_logprobs`, `n` and `top_p`, ask for what is
-    not given here: they are refused."""
+    It has at most one system message, then user and assistant in turn. Other fields of OpenAI's,
+    and other values of `top_logprobs`, `n` and `top_p`, ask for what is not given here: they are
+    refused.
+    """
 
     model: Annotated[str, Meta(max_length=512)]
     """An adapter at a version, "base", or the name of the base model."""
@@ -135,14 +153,14 @@ class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """The newer name of `max_tokens`; one of them is needed."""
     temperature: _Temperature = 1.0
     logprobs: bool = True
-    """Whatever it says, the answer has them."""
+    """The answer has them in any case."""
     top_logprobs: Annotated[int, Meta(ge=0, le=0)] | None = None
     n: Annotated[int, Meta(ge=1, le=1)] = 1
     top_p: Annotated[float, Meta(ge=1.0, le=1.0)] = 1.0
     stream: bool = False
-    """True: the answer comes as events, the whole reply in one of them."""
+    """True: the answer comes as server-sent events, the whole reply in one of them."""
     stream_options: dict[Literal["include_usage"], bool] | None = None
-    """Whatever it says, the events end with the usage."""
+    """The events end with the usage in any case."""
 
 
 class ScoredPrompt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -154,20 +172,20 @@ class ScoredPrompt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class ScoreRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Replies whose chances are wanted: nothing is sampled."""
+    """Replies whose probabilities are asked for; nothing is sampled."""
 
     seat: _Seat
-    """Whose: "base" or an adapter at a version, see `refs`."""
+    """The policy: "base" or an adapter at a version, see `settings.refs`."""
     prompts: Annotated[tuple[ScoredPrompt, ...], Meta(min_length=1, max_length=MAX_SCORED)]
 
 
 class ScoreAnswer(Struct, frozen=True, kw_only=True):
-    """Per prompt and reply the log-probability of the whole reply, its end token included, in
-    nats.
-    """
+    """Log-probabilities of given replies."""
 
     logprobs: tuple[tuple[float, ...], ...]
+    """Per prompt and reply: of the whole reply, its end token included, in nats."""
     version: int | None
+    """Version of the adapter; None: the base model."""
 
 
 class ReplyAnswer(Struct, frozen=True, kw_only=True):
@@ -179,26 +197,25 @@ class ReplyAnswer(Struct, frozen=True, kw_only=True):
     logprobs: tuple[float, ...]
     """Of each id in `reply_ids`, in nats."""
     version: int | None
+    """Version of the adapter; None: the base model."""
     out_of_tokens: bool
-
-    def __post_init__(self) -> None:
-        """Refuse parts that do not fit together."""
-        if len(self.logprobs) != len(self.reply_ids):
-            raise ValueError(f"{len(self.logprobs)} logprobs for {len(self.reply_ids)} reply_ids")
-        if self.out_of_tokens == bool(self.reply_ids):
-            raise ValueError(
-                f"out_of_tokens={self.out_of_tokens}, but {len(self.reply_ids)} reply_ids"
-            )
+    """True when no reply could be made because the conversation would outgrow its budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestedTask:
-    """One task, who plays it and the numbers of its games."""
+    """One task, the policies in its seats and the numbers of its games."""
 
     task: Task[Any]
-    seats: tuple[str, ...]
-    """Who sits in each seat."""
+    refs: tuple[SeatRef, ...]
+    """The policy of each seat."""
     games: range
+    """Numbers of the games within the task's group."""
+
+    @property
+    def seats(self) -> tuple[str, ...]:
+        """The policy of each seat as answers and records name it, e.g. ("player_0@7", "iggi")."""
+        return tuple(map(str, self.refs))
 
     @property
     def where(self) -> str:
@@ -212,55 +229,66 @@ def read_tasks(request: RolloutRequest) -> list[RequestedTask]:
     A task that a request names twice goes on counting: its second group of 16 holds games 16 to 31.
     The same task with other seats is a task of its own.
 
-    Raises: SettingsError: A task that cannot be played, by its number; or more games than a request
-        may ask for.
+    Raises:
+        SettingsError: A task that cannot be played, by its number; or more games than a request may
+            ask for.
     """
     if len(request.tasks) * request.num_games > MAX_GAMES:
         raise SettingsError(
             f"{len(request.tasks)} tasks, num_games={request.num_games}: a request may ask for "
-            f"{MAX_GAMES} games. "
-            "Ask for fewer at once."
+            f"{MAX_GAMES} games. Ask for fewer at once."
         )
     setups: dict[str, Setup[Any]] = {}
-    seen: dict[tuple[Task[Any], tuple[str, ...]], int] = {}
-    tasks = []
-    for number, task in enumerate(request.tasks):
+    """By environment and config, which most tasks of a request share."""
+    num_games: dict[tuple[Task[Any], tuple[SeatRef, ...]], int] = {}
+    """Games that tasks before asked for, by task and seats."""
+    requested = []
+    for number, row in enumerate(request.tasks):
         try:
-            # Most tasks of a request have the same.
-            given = repr((task.env, task.env_config))
-            if given not in setups:
-                setups[given] = setup(task.env, task.env_config)
-            seats = _seats(task, request.seats, setups[given])
+            key = repr((row.env, row.env_config))
+            if key not in setups:
+                setups[key] = setup(row.env, row.env_config)
+            refs = _read_seats(row, request.seats, setups[key])
         except (SettingsError, GameParameterError) as error:
             raise SettingsError(f"tasks.{number}: {error}") from error
-        start_of = setups[given].task(task.suite, task.seed)
-        first = seen.get((start_of, seats), 0)
-        seen[start_of, seats] = first + request.num_games
-        tasks.append(
-            RequestedTask(task=start_of, seats=seats, games=range(first, first + request.num_games))
+        task = setups[key].task(row.suite, row.seed)
+        first = num_games.get((task, refs), 0)
+        last = first + request.num_games
+        num_games[task, refs] = last
+        requested.append(RequestedTask(task=task, refs=refs, games=range(first, last)))
+    return requested
+
+
+def _read_seats(
+    row: TaskRequest, default: tuple[str, ...] | None, setup: Setup[Any]
+) -> tuple[SeatRef, ...]:
+    """Return the policy of each seat of a task; `default` are the seats of the request."""
+    num_players = setup.spec.num_players
+    if row.seats is not None:
+        seats = row.seats
+        if len(seats) != num_players:
+            raise SettingsError(f"seats={shown(seats)}: give a list of {num_players} seats.")
+    elif default is None:
+        raise SettingsError(
+            f"{num_players} players, and seats names nobody; name the policy of each seat."
         )
-    return tasks
-
-
-def _seats(
-    task: TaskRequest, default: tuple[str, ...] | None, found: Setup[Any]
-) -> tuple[str, ...]:
-    num_players = found.spec.num_players
-    if task.seats is None:
-        if default is None:
-            raise SettingsError(
-                f"{num_players} players, and seats names nobody; say who sits in each."
-            )
-        if len(default) < num_players:
-            raise SettingsError(
-                f"{num_players} players, but seats={shown(default)} names {len(default)}; name all."
-            )
-        words = default[:num_players]
+    elif len(default) < num_players:
+        raise SettingsError(
+            f"{num_players} players, but seats={shown(default)} names {len(default)}; name all."
+        )
     else:
-        words = task.seats
-        if len(words) != num_players:
-            raise SettingsError(f"seats={shown(words)}: give a list of {num_players} seats.")
-    for word in words:
-        if is_scripted(check_seat(word)):
-            check_script(found, word)
-    return tuple(words)
+        seats = default[:num_players]
+    refs = tuple(map(parse_seat, seats))
+    for ref in refs:
+        if isinstance(ref, ScriptRef):
+            check_script(setup, ref.name)
+    return refs
+
+
+def check_script(setup: Setup[Any], name: str) -> None:
+    """Refuse a script that the environment does not have, by a SettingsError."""
+    if name not in setup.environment.policies:
+        known = ", ".join(setup.environment.policies) or "none"
+        raise SettingsError(
+            f"{shown(name)}: the environment {setup.env} has no such script; its scripts: {known}."
+        )

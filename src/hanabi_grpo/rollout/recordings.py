@@ -1,5 +1,6 @@
-"""Files of recorded games, read, written and chosen from: a line is an episode, and what
-`Recording` has beside it.
+"""Files of recorded games: written, read and chosen from.
+
+A line is an episode, and what `Recording` has beside it.
 """
 
 import json
@@ -12,13 +13,16 @@ from typing import Any
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.rollout.wire import episode_from_json, episode_to_json
-from hanabi_grpo.runs import v1
 from hanabi_grpo.runs.run_folder import append_jsonl, json_text, run_home, save_text
 from hanabi_grpo.types import Episode, ReplyKind, player_name
 
 NUM_REPLAYS = 4
 """Games of a page that shows a sample."""
-_STEP = re.compile(r"step_(\d+)", re.ASCII)
+_STEP_PATTERN = re.compile(r"step_(\d+)", re.ASCII)
+_MAX_START = 40
+"""Characters of a bad start in an error."""
+_MAX_NAMES = 80
+"""Characters of bad names in an error."""
 
 
 def recording_to_json(recording: Recording) -> dict[str, Any]:
@@ -32,16 +36,28 @@ def recording_to_json(recording: Recording) -> dict[str, Any]:
 
 
 def write_recordings(path: Path, recordings: Iterable[Recording]) -> None:
-    """Write games to a new file, all or none; a SettingsError where it exists already or cannot be
-    written.
+    """Write games to a new file, all or none.
+
+    Raises:
+        SettingsError: The file exists already or cannot be written.
     """
     if path.exists():
         raise SettingsError(f"--out {path}: exists already; choose another name or remove it.")
-    save_text(path, "".join(json_text(recording_to_json(one)) for one in recordings), "--out")
+    lines = [json_text(recording_to_json(recording)) for recording in recordings]
+    save_text(path, "".join(lines), "--out")
 
 
 def write_episodes(run_folder: Path, step: int, groups: Sequence[Sequence[Episode]]) -> Path:
-    """Write every game of a recorded step to `episodes/step_<step>.jsonl`."""
+    """Write every game of a recorded step to `episodes/step_<step>.jsonl`.
+
+    Args:
+        run_folder: Folder of the run.
+        step: Number of the optimizer step.
+        groups: The step's games, by task.
+
+    Returns:
+        The file.
+    """
     folder = run_folder / "episodes"
     folder.mkdir(exist_ok=True)
     path = folder / f"step_{step:06d}.jsonl"
@@ -51,22 +67,36 @@ def write_episodes(run_folder: Path, step: int, groups: Sequence[Sequence[Episod
 
 
 def recorded_steps(folder: Path) -> dict[int, Path]:
-    """Return the files of recorded steps in `episodes/` of a folder, or in the folder itself where
-    it has none.
+    """Return the files of recorded steps, by step.
+
+    They are in `episodes/` of a folder, or in the folder itself where it has none.
     """
-    folder = folder / "episodes" if (folder / "episodes").is_dir() else folder
-    return {
-        int(match[1]): file
-        for file in folder.glob("*.jsonl")
-        if (match := _STEP.fullmatch(file.stem))
-    }
+    steps = {}
+    for path in _episode_folder(folder).glob("*.jsonl"):
+        match = _STEP_PATTERN.fullmatch(path.stem)
+        if match is not None:
+            steps[int(match[1])] = path
+    return steps
+
+
+def _episode_folder(folder: Path) -> Path:
+    episodes = folder / "episodes"
+    return episodes if episodes.is_dir() else folder
 
 
 def recording_files(path: Path, step: int | None = None) -> list[Path]:
-    """Return the files of games that a path stands for; a SettingsError where there are none.
+    """Return the files of games that a path stands for.
 
-    A run folder (see `run_home`) stands for one of its recorded steps, the last when none is named;
-    a folder without steps stands for all its `*.jsonl` files."""
+    A run folder (see `run_home`) stands for one of its recorded steps; a folder without steps
+    stands for all its `*.jsonl` files.
+
+    Args:
+        path: A file, or a folder.
+        step: The recorded step; None: the last one.
+
+    Raises:
+        SettingsError: There is no such file, folder or step.
+    """
     if path.is_file():
         if step is not None:
             raise SettingsError(
@@ -77,15 +107,16 @@ def recording_files(path: Path, step: int | None = None) -> list[Path]:
         raise SettingsError(
             f"{path}: no such file or folder; give a run folder or a *.jsonl file of games."
         )
-    path = run_home(path)
-    folder = path / "episodes" if (path / "episodes").is_dir() else path
-    steps = recorded_steps(path)
+    home = run_home(path)
+    folder = _episode_folder(home)
+    steps = recorded_steps(home)
     if step is None and not steps:
-        if files := sorted(folder.glob("*.jsonl")):
-            return files
-        raise SettingsError(
-            f"{folder}: holds no *.jsonl files of games; a run records some in episodes/."
-        )
+        files = sorted(folder.glob("*.jsonl"))
+        if not files:
+            raise SettingsError(
+                f"{folder}: holds no *.jsonl files of games; a run records some in episodes/."
+            )
+        return files
     if step is None:
         step = max(steps)
     if step not in steps:
@@ -95,11 +126,17 @@ def recording_files(path: Path, step: int | None = None) -> list[Path]:
 
 
 def read_recordings(files: Sequence[Path]) -> tuple[list[Recording], list[str]]:
-    """Return the games of some files, numbered through, and notes about what was left out.
+    """Read the games of some files.
 
-    A last line that was cut off (its writer was killed) is left out with a note; any other that is
-    no game raises a SettingsError."""
-    found: list[Recording] = []
+    A last line that was cut off (its writer was killed) is left out with a note.
+
+    Returns:
+        The games, numbered through all files, and notes about what was left out.
+
+    Raises:
+        SettingsError: A file cannot be read, holds a line that is no game, or none holds a game.
+    """
+    recordings: list[Recording] = []
     notes: list[str] = []
     for path in files:
         try:
@@ -107,38 +144,42 @@ def read_recordings(files: Sequence[Path]) -> tuple[list[Recording], list[str]]:
         except OSError as error:
             raise SettingsError(f"{path}: cannot be read ({error.strerror}).") from error
         lines = text.split("\n")
-        for index, line in enumerate(lines):
+        for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             try:
                 row = json.loads(line)
             except ValueError as error:
-                if index == len(lines) - 1:
-                    notes.append(f"{path}: its last line was cut off and is left out.")
-                    continue
-                raise SettingsError(f"{path}: line {index + 1} is no JSON ({error}).") from error
-            found.append(_recording(_without_surrogates(row), len(found), path, index + 1))
-    if not found:
+                if number < len(lines):
+                    raise SettingsError(f"{path}: line {number} is no JSON ({error}).") from error
+                notes.append(f"{path}: its last line was cut off and is left out.")
+                continue
+            row = _without_surrogates(row)
+            recordings.append(_read_recording(row, len(recordings), path, number))
+    if not recordings:
         raise SettingsError(f"{', '.join(map(str, files))}: no game in there.")
-    return found, notes
+    return recordings, notes
 
 
-def _recording(row: Any, number: int, path: Path, line: int) -> Recording:
+def _read_recording(row: Any, number: int, path: Path, line: int) -> Recording:
+    """Return the game of one line; `number` is its own among all games that are read."""
     where = f"{path}: line {line}"
     try:
-        episode = episode_from_json(row if "schema" in row else v1.episode_row(row))
+        episode = episode_from_json(row)
     except ServerError as error:
         raise SettingsError(f"{where} is no game of this version: {error}") from error
-    start, names = row.get("start", row.get("deck")), row.get("names", [])  # version 0.1 says deck
+    start = row.get("start")
     if start is not None and not isinstance(start, str):
         raise SettingsError(
-            f"{where}: start={str(start)[:40]!r}: a start is a text, in Hanabi the deck 'R1 Y4 "
-            "...'."
+            f"{where}: start={str(start)[:_MAX_START]!r}: a start is a text, in Hanabi the deck "
+            "'R1 Y4 ...'."
         )
-    well_named = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    if not well_named or len(names) not in (0, episode.num_players):
+    names = row.get("names", [])
+    are_texts = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    if not are_texts or len(names) not in (0, episode.num_players):
         raise SettingsError(
-            f"{where}: names={str(names)[:80]}: one text for each of {episode.num_players} players."
+            f"{where}: names={str(names)[:_MAX_NAMES]}: one text for each of "
+            f"{episode.num_players} players."
         )
     return Recording(
         episode=episode, number=number, source=path.stem, start=start, names=tuple(names)
@@ -146,34 +187,38 @@ def _recording(row: Any, number: int, path: Path, line: int) -> Recording:
 
 
 def _without_surrogates(data: Any) -> Any:
-    # JSON can escape half a character, and no text that holds one can be checked or shown.
+    """Return JSON without halves of characters.
+
+    JSON can escape them, and no text that holds one can be checked or shown.
+    """
     if isinstance(data, str):
         return data.encode("utf-8", "replace").decode("utf-8")
     if isinstance(data, list):
-        return (
-            data
-            if not data or isinstance(data[0], int | float)
-            else [_without_surrogates(item) for item in data]
-        )
-    return (
-        {key: _without_surrogates(item) for key, item in data.items()}
-        if isinstance(data, dict)
-        else data
-    )
+        # Lists of token ids and logprobs are long.
+        if not data or isinstance(data[0], int | float):
+            return data
+        return [_without_surrogates(item) for item in data]
+    if isinstance(data, dict):
+        return {key: _without_surrogates(item) for key, item in data.items()}
+    return data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What was asked for; without anything, every game. Choices that exclude each other are a
-    SettingsError.
+    """Which games are asked for; by default all of them.
+
+    Raises:
+        SettingsError: Choices that exclude each other.
     """
 
     worst: int | None = None
-    """This many games of the lowest returns of all players together."""
+    """So many games of the lowest returns of all players together."""
     best: int | None = None
+    """So many games of the highest."""
     illegal: bool = False
-    """Only games with a reply that was illegal or no move; with `player`, a reply of that
-    player.
+    """Only games with a reply that was illegal or no move.
+
+    With `player`, a reply of that player.
     """
     player: int | None = None
     """Only turns of this seat are shown."""
@@ -181,18 +226,16 @@ class Selection:
     """Only the game of this number."""
 
     def __post_init__(self) -> None:
-        given = {
-            name: value
-            for name in ("worst", "best", "game")
-            if (value := getattr(self, name)) is not None
-        }
+        """Refuse choices that exclude each other."""
+        choices = {"worst": self.worst, "best": self.best, "game": self.game}
+        given = [name for name, value in choices.items() if value is not None]
         if len(given) > 1:
-            raise SettingsError(
-                f"{' and '.join(f'--{name}' for name in given)}: choose one of them."
-            )
-        for name, value in given.items():
-            if name != "game" and value < 1:
-                raise SettingsError(f"--{name} {value}: how many games, at least 1.")
+            options = " and ".join(f"--{name}" for name in given)
+            raise SettingsError(f"{options}: choose one of them.")
+        for name in ("worst", "best"):
+            count = choices[name]
+            if count is not None and count < 1:
+                raise SettingsError(f"--{name} {count}: how many games, at least 1.")
 
     @property
     def is_everything(self) -> bool:
@@ -200,51 +243,61 @@ class Selection:
         return self.worst is None and self.best is None and self.game is None and not self.illegal
 
     def apply(self, recordings: Sequence[Recording]) -> list[Recording]:
-        """Return the chosen games: by returns for `worst` and `best`, else in the order of the
-        file.
+        """Return the chosen games: by returns for `worst` and `best`, else in the file's order.
+
+        Raises:
+            SettingsError: No such game, or no game with such a player.
         """
         chosen = list(recordings)
         if self.game is not None:
-            chosen = [one for one in chosen if one.number == self.game]
+            chosen = [recording for recording in chosen if recording.number == self.game]
             if not chosen:
                 raise SettingsError(
                     f"--game {self.game}: there are games 0 to {len(recordings) - 1}."
                 )
-        if self.player is not None and all(
-            self.player >= one.episode.num_players for one in chosen
-        ):
+        if self.player is not None and not _has_player(chosen, self.player):
             raise SettingsError(
                 f"--player {player_name(self.player)}: no game here has that many players."
             )
         if self.illegal:
-            chosen = [one for one in chosen if num_bad_replies(one, self.player)]
-        if self.worst is not None or self.best is not None:
-            chosen = sorted(chosen, key=_score, reverse=self.worst is None)[
-                : self.worst or self.best
+            chosen = [
+                recording for recording in chosen if num_bad_replies(recording, self.player) > 0
             ]
+        if self.worst is not None:
+            return sorted(chosen, key=_total_return)[: self.worst]
+        if self.best is not None:
+            return sorted(chosen, key=_total_return, reverse=True)[: self.best]
         return chosen
+
+
+def _has_player(recordings: Sequence[Recording], player: int) -> bool:
+    return any(player < recording.episode.num_players for recording in recordings)
 
 
 def num_bad_replies(recording: Recording, player: int | None = None) -> int:
     """Return how many replies were no legal move, of one seat or of all."""
-    turns = recording.episode.turns
-    return sum(
-        turn.kind is not ReplyKind.LEGAL
-        for turn in turns
-        if player is None or turn.player == player
-    )
+    count = 0
+    for turn in recording.episode.turns:
+        is_counted = player is None or turn.player == player
+        if is_counted and turn.kind is not ReplyKind.LEGAL:
+            count += 1
+    return count
 
 
-def _score(recording: Recording) -> float:
+def _total_return(recording: Recording) -> float:
     episode = recording.episode
     return sum(episode.reward(player) for player in range(episode.num_players))
 
 
 def spread(recordings: Sequence[Recording], number: int) -> list[Recording]:
-    """Return this many games, evenly from the worst to the best: 3 of those that earned 0, 1, 1, 2,
-    4 are 0, 1, 4.
+    """Return so many games, evenly from the worst to the best.
+
+    Example: 3 games of those that earned 0, 1, 1, 2, 4 are those of 0, 1 and 4.
     """
-    ranked = sorted(recordings, key=_score)
-    if number < 2 or len(ranked) <= number:
-        return ranked[-number:] if number else []
-    return [ranked[round(place * (len(ranked) - 1) / (number - 1))] for place in range(number)]
+    ranked = sorted(recordings, key=_total_return)
+    if number == 0:
+        return []
+    if number == 1 or len(ranked) <= number:
+        return ranked[-number:]
+    last = len(ranked) - 1
+    return [ranked[round(place * last / (number - 1))] for place in range(number)]

@@ -1,8 +1,9 @@
-"""Whether a tokenizer knows the words of a game: a tiny model's knows those of the presets that it
-was made for.
+"""Whether a tokenizer knows the words of a game.
+
+A tiny model's tokenizer knows those of the presets that it was made for, and no others.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hanabi_grpo.envs.base import Setup, random_policy
@@ -10,74 +11,112 @@ from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings.defaults import tiny_model_command, tiny_model_folder
 
-_SHOWN = 5
-_GAMES = 20
+_MAX_SHOWN = 5
+"""Unknown words of a game in an error."""
+_NUM_GAMES = 20
+"""Random games whose words are collected."""
 
 
-def game_words(setup: Setup[Any], *, num_games: int = _GAMES) -> tuple[str, ...]:
-    """Return the different words of the environment's own list, the system messages, and random
-    play, in order.
+def game_words(setup: Setup[Any], *, num_games: int = _NUM_GAMES) -> tuple[str, ...]:
+    """Return the different words of a game, in order of appearance.
+
+    They are those of the environment's own list, of the system messages, and of random play.
+
+    Args:
+        setup: The game.
+        num_games: Random games that are played.
     """
     players = range(setup.spec.num_players)
+    # The keys of a dict are a set that keeps its order.
     texts = dict.fromkeys(setup.environment.reply_words(setup.config))
     texts |= dict.fromkeys(setup.environment.system(setup.config, player) for player in players)
-    policy = random_policy()
     for seed in range(num_games):
-        referee = Referee(task := setup.task("train-words", seed))
-        seats = {player: policy.seat(player, task=task, game=0) for player in players}
-        while acting := referee.to_act():
-            seen = {player: referee.see(player) for player in acting}
-            for one in seen.values():
-                texts |= dict.fromkeys((one.message(), *(one.legal() or ())))
-            referee.step({player: seats[player].act(one) for player, one in seen.items()})
-    return tuple(dict.fromkeys(word for text in texts for word in text.split()))
+        texts |= dict.fromkeys(_texts_of_random_game(setup, seed))
+    words: dict[str, None] = {}
+    for text in texts:
+        words |= dict.fromkeys(text.split())
+    return tuple(words)
+
+
+def _texts_of_random_game(setup: Setup[Any], seed: int) -> Iterable[str]:
+    """Yield the messages of a random game, and its legal actions at each turn."""
+    policy = random_policy()
+    task = setup.task("train-words", seed)
+    referee = Referee(task)
+    seats = {}
+    for player in range(setup.spec.num_players):
+        seats[player] = policy.seat(player, task=task, game=0)
+    while acting := referee.to_act():
+        actions = {}
+        observations = {player: referee.see(player) for player in acting}
+        for player, observation in observations.items():
+            yield observation.message()
+            yield from observation.legal() or ()
+            actions[player] = seats[player].act(observation)
+        referee.step(actions)
 
 
 def unknown_words(words: Sequence[str], tokenizer: Any) -> tuple[str, ...]:
     """Return the words that the tokenizer cannot tell from other unknown ones."""
-    unknown = tokenizer.unk_token_id
-    if unknown is None:
+    unknown_id = tokenizer.unk_token_id
+    if unknown_id is None:
         return ()
     ids = tokenizer(list(words), add_special_tokens=False)["input_ids"]
-    return tuple(word for word, pieces in zip(words, ids, strict=True) if unknown in pieces)
+    return tuple(word for word, word_ids in zip(words, ids, strict=True) if unknown_id in word_ids)
 
 
 def check_vocabulary(setups: Sequence[Setup[Any]], tokenizer: Any, model: str) -> None:
-    """Return if the model can read every game; SettingsError where words of one have no token."""
+    """Refuse a model that cannot read every game.
+
+    Args:
+        setups: The games of a run.
+        tokenizer: The model's tokenizer.
+        model: MODEL, for the message.
+
+    Raises:
+        SettingsError: Words of a game have no token of their own.
+    """
     if tokenizer.unk_token_id is None:
         return
     problems = []
     for setup in setups:
         words = game_words(setup)
-        if missing := unknown_words(words, tokenizer):
-            shown = ", ".join(missing[:_SHOWN]) + (", …" if len(missing) > _SHOWN else "")
-            style = f" ({setup.config.observation})" if setup.env == "hanabi" else ""
-            problems.append(
-                f"{len(missing)} of {len(words)} words of {setup.spec.preset}{style}: {shown}"
-            )
-    if problems:
-        # Hanabi's tiny model knows the words of the compact style only.
-        full = any(setup.env == "hanabi" and setup.config.observation == "full" for setup in setups)
-        boards = boards_of(setups)
-        raise SettingsError(
-            f"MODEL={model}: its tokenizer does not know {'; '.join(problems)}. Players could not "
-            "tell what they see. "
-            f"{'With HANABI_OBSERVATION=compact, make' if full else 'Make'} a model that knows "
-            "them: "
-            f"{tiny_model_command(*boards)}, and set MODEL={tiny_model_folder(*boards)}; or "
-            "choose another MODEL."
-        )
+        unknown = unknown_words(words, tokenizer)
+        if unknown:
+            problems.append(_describe_unknown(setup, unknown, len(words)))
+    if not problems:
+        return
+    # Hanabi's tiny model knows the words of the compact style only.
+    is_full = any(setup.env == "hanabi" and setup.config.observation == "full" for setup in setups)
+    make = "With HANABI_OBSERVATION=compact, make" if is_full else "Make"
+    boards = boards_of(setups)
+    raise SettingsError(
+        f"MODEL={model}: its tokenizer does not know {'; '.join(problems)}. Players could not tell "
+        f"what they see. {make} a model that knows them: {tiny_model_command(*boards)}, and set "
+        f"MODEL={tiny_model_folder(*boards)}; or choose another MODEL."
+    )
+
+
+def _describe_unknown(setup: Setup[Any], unknown: Sequence[str], num_words: int) -> str:
+    """Return e.g. "2 of 40 words of laptop (compact): life1, life2"."""
+    shown = ", ".join(unknown[:_MAX_SHOWN])
+    if len(unknown) > _MAX_SHOWN:
+        shown += ", …"
+    style = f" ({setup.config.observation})" if setup.env == "hanabi" else ""
+    return f"{len(unknown)} of {num_words} words of {setup.spec.preset}{style}: {shown}"
 
 
 def boards_of(setups: Sequence[Setup[Any]]) -> tuple[tuple[str, ...], int, str]:
-    """Return the different presets of a run's games, their greatest number of players, and the
-    first's environment.
+    """Return what a tiny model for a run's games must know.
 
-    A preset of another environment has its name before it, as in "kuhn_poker:kuhn_poker".
+    Returns:
+        The different presets of the games, their greatest number of players, and the environment of
+        the first. A preset of another environment has its name before it, as in
+        "kuhn_poker:kuhn_poker".
     """
     env = setups[0].env
-    names = (
-        setup.spec.preset if setup.env == env else f"{setup.env}:{setup.spec.preset}"
-        for setup in setups
-    )
-    return tuple(dict.fromkeys(names)), max(setup.spec.num_players for setup in setups), env
+    presets: dict[str, None] = {}
+    for setup in setups:
+        preset = setup.spec.preset
+        presets[preset if setup.env == env else f"{setup.env}:{preset}"] = None
+    return tuple(presets), max(setup.spec.num_players for setup in setups), env

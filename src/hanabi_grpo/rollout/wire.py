@@ -1,46 +1,61 @@
-"""JSON into msgspec structs, and episodes as JSON: an object each, in a server's answer and as a
-line of a record.
+"""JSON into msgspec structs, and episodes as JSON: in a server's answer and as a line of a record.
 
-Reading trusts nothing: a missing field, a wrong type, a number that is not finite or lists that do
-not fit together are an error that names the place, its value and what is allowed."""
+Reading trusts nothing: a missing field, a wrong type, a number that is not finite or lists whose
+lengths differ are an error that names the place, its value and what is allowed.
+"""
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from hanabi_grpo.errors import ServerError, shown
-from hanabi_grpo.types import MAX_PLAYERS, Episode
+from hanabi_grpo.types import MAX_PLAYERS, Episode, Turn
 
 SCHEMA = 2
-"""Of a recorded episode; version 0.1 wrote none, see `v1.episode_row`."""
-TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+"""Version of the format of a recorded episode."""
+MAX_TOKEN_ID = 2**31 - 1
+TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 _Kind = TypeVar("_Kind")
-_PLACE = re.compile(r" - at (?P<key>`key` in )?`\$(?P<path>.*)`$")
-_STEP = re.compile(r"\.([A-Za-z_]\w*)|\[(\d+)\]")
-_FIELD = re.compile(r"Object (missing required|contains unknown) field `(.*)`")
-_NOTHING = object()
-_QUOTED_BYTES = 1 << 20
-"""Longer text is not read a second time for a message: as plain objects it takes many times its
-size.
+_Path = list[str | int]
+"""Field names and list positions that lead to a value."""
+_PLACE_PATTERN = re.compile(r" - at (?P<key>`key` in )?`\$(?P<path>.*)`$")
+"""How a message of msgspec ends, e.g. " - at `$.tasks[0].seed`"."""
+_STEP_PATTERN = re.compile(r"\.(?P<name>[A-Za-z_]\w*)|\[(?P<index>\d+)\]")
+_FIELD_PATTERN = re.compile(
+    r"Object (?P<problem>missing required|contains unknown) field `(?P<name>.*)`"
+)
+_MAX_FIELD_NAME = 80
+"""Characters of an unknown field's name in an error."""
+_UNKNOWN = object()
+"""In place of a value that cannot be shown."""
+_MAX_QUOTED_BYTES = 1 << 20
+"""Longer text is not read a second time for a message.
+
+As plain objects it takes many times its size.
 """
 
 
-def read_struct(kind: type[_Kind], data: Any) -> _Kind:
-    """Return JSON, as bytes or as a parser made it, as a struct or `dict`: every type checked,
-    every number finite.
+def read_struct(kind: type[_Kind], data: Any, *, secret_fields: Container[str] = ()) -> _Kind:
+    """Return JSON as a struct or a `dict`: every type checked, every number finite.
 
-    A ValueError says what is wrong, e.g. "tasks.0.seed='3': Expected `int`, got `str`".
+    Args:
+        kind: A msgspec struct, or `dict`.
+        data: JSON as bytes, or as a parser made it.
+        secret_fields: Names of fields whose values no error may show.
+
+    Raises:
+        ValueError: Says what is wrong, e.g. "tasks.0.seed='3': Expected `int`, got `str`".
     """
     try:
         if isinstance(data, bytes):
             return msgspec.json.decode(data, type=kind)
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
-        raise ValueError(_named(str(error), data)) from None
+        raise ValueError(_describe(str(error), data, secret_fields)) from None
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 text: {error.reason}") from None
     except msgspec.DecodeError as error:
@@ -49,34 +64,45 @@ def read_struct(kind: type[_Kind], data: Any) -> _Kind:
         raise ValueError("nested too deeply") from None
 
 
-def _named(message: str, data: Any) -> str:
-    steps: list[str | int] = []
-    place = _PLACE.search(message)
+def _describe(message: str, data: Any, secret_fields: Container[str]) -> str:
+    """Return msgspec's message with the name of the place before it, and the value there."""
+    path: _Path = []
+    place = _PLACE_PATTERN.search(message)
     if place is not None:
         message = message[: place.start()]
-        steps = [name or int(number) for name, number in _STEP.findall(place["path"])]
-    field = _FIELD.fullmatch(message)
+        path = _read_path(place["path"])
+    field = _FIELD_PATTERN.fullmatch(message)
     if field is not None:
-        steps.append(field[2][:80])
-        message = "this field is missing" if field[1] == "missing required" else "no such field"
-    name = ".".join(map(str, steps)) or "all of it"
-    value = _NOTHING if place is not None and place["key"] else _value_at(data, steps)
-    # What a struct says of itself names its fields.
-    quoted = value is not _NOTHING and (
-        message.startswith("Expected") or not isinstance(value, Mapping)
-    )
-    return f"{name}={shown(value)}: {message}" if quoted else f"{name}: {message}"
+        path.append(field["name"][:_MAX_FIELD_NAME])
+        is_missing = field["problem"] == "missing required"
+        message = "this field is missing" if is_missing else "no such field"
+    name = ".".join(map(str, path)) or "all of it"
+    is_key = place is not None and place["key"] is not None
+    value = _UNKNOWN if is_key or name in secret_fields else _value_at(data, path)
+    # What a struct says of itself names its fields, so its value would only repeat them.
+    is_shown = message.startswith("Expected") or not isinstance(value, Mapping)
+    if value is _UNKNOWN or not is_shown:
+        return f"{name}: {message}"
+    return f"{name}={shown(value)}: {message}"
 
 
-def _value_at(data: Any, steps: list[str | int]) -> Any:
-    if isinstance(data, bytes) and len(data) > _QUOTED_BYTES:
-        return _NOTHING
+def _read_path(text: str) -> _Path:
+    """Return the steps of a path, e.g. ["tasks", 0, "seed"] for ".tasks[0].seed"."""
+    path: _Path = []
+    for step in _STEP_PATTERN.finditer(text):
+        path.append(step["name"] or int(step["index"]))
+    return path
+
+
+def _value_at(data: Any, path: _Path) -> Any:
+    if isinstance(data, bytes) and len(data) > _MAX_QUOTED_BYTES:
+        return _UNKNOWN
     try:
         value = msgspec.json.decode(data) if isinstance(data, bytes) else data
-        for step in steps:
+        for step in path:
             value = value[step]
     except (ValueError, LookupError, TypeError, RecursionError):
-        return _NOTHING
+        return _UNKNOWN
     return value
 
 
@@ -89,47 +115,73 @@ def episode_to_json(episode: Episode) -> dict[str, Any]:
 
 
 def episode_from_json(row: Mapping[str, Any]) -> Episode:
-    """Return the episode of a JSON object; a ServerError names the field that is malformed, or a
-    later schema.
+    """Return the episode of a JSON object.
+
+    Raises:
+        ServerError: A field is malformed, or the record is of a later schema.
     """
     try:
         if isinstance(row, Mapping) and row.get("schema", SCHEMA) != SCHEMA:
             raise ValueError(f"schema={row['schema']!r:.40}: this version reads {SCHEMA} and older")
-        return fitting(read_struct(Episode, row))
+        episode = read_struct(Episode, row)
+        check_episode(episode)
     except ValueError as error:
         raise ServerError(
             f"episode: {error}; does the other side run this version of hanabi_grpo?"
         ) from None
+    return episode
 
 
-def fitting(episode: Episode) -> Episode:
-    """Return an episode whose parts fit together and whose numbers are finite; a ValueError names
-    what does not.
+def check_episode(episode: Episode, *, needs_logprobs: bool = False) -> None:
+    """Refuse an episode whose parts do not fit together, or whose numbers are not finite.
+
+    Types are checked before: this is what no type says.
+
+    Args:
+        episode: As `read_struct` returned it.
+        needs_logprobs: Whether each reply id needs a logprob; records may have none at all.
+
+    Raises:
+        ValueError: Names the turn, what does not fit, and what is allowed.
     """
-    players = episode.num_players
-    if not 1 <= players <= MAX_PLAYERS or len(episode.seats) not in (0, players):
+    num_players = episode.num_players
+    has_seats = len(episode.seats) in (0, num_players)
+    if not 1 <= num_players <= MAX_PLAYERS or not has_seats:
         raise ValueError(
-            f"num_players={players}, seats={episode.seats}; allowed: 1 to {MAX_PLAYERS}, and a "
-            "seat each or none at all"
+            f"num_players={num_players}, seats={episode.seats}; allowed: 1 to {MAX_PLAYERS}, and "
+            "a seat each or none at all"
         )
     for index, turn in enumerate(episode.turns):
-        if not 0 <= turn.player < players or len(turn.rewards) != players:
+        if not 0 <= turn.player < num_players or len(turn.rewards) != num_players:
             raise ValueError(
                 f"turns.{index}: player={turn.player} with {len(turn.rewards)} rewards, but "
-                f"num_players={players}; "
-                f"allowed: 0 to {players - 1}, and rewards for each"
+                f"num_players={num_players}; allowed: 0 to {num_players - 1}, and rewards for each"
             )
-        if turn.logprobs and len(turn.logprobs) != len(turn.reply_ids):
-            raise ValueError(
-                f"turns.{index}: {len(turn.logprobs)} logprobs for {len(turn.reply_ids)} reply "
-                "ids; allowed: one each, "
-                "or none at all"
-            )
-        if not all(
-            map(
-                math.isfinite,
-                (*turn.logprobs, *(value for one in turn.rewards for value in one.values())),
-            )
-        ):
+        check_logprob_count(turn.logprobs, turn.reply_ids, f"turns.{index}", needs_logprobs)
+        if not _has_finite_numbers(turn):
             raise ValueError(f"turns.{index}: a logprob or a reward is not finite")
-    return episode
+
+
+def check_logprob_count(
+    logprobs: tuple[float, ...], reply_ids: tuple[int, ...], where: str, needs_logprobs: bool
+) -> None:
+    """Refuse a reply without one logprob for each of its ids, by a ValueError.
+
+    Args:
+        logprobs: In nats, one for each id.
+        reply_ids: Sampled ids.
+        where: What the message begins with, e.g. "turns.3".
+        needs_logprobs: Whether no logprobs at all are refused too.
+    """
+    if len(logprobs) == len(reply_ids) or (not logprobs and not needs_logprobs):
+        return
+    allowed = "one each" if needs_logprobs else "one each, or none at all"
+    raise ValueError(
+        f"{where}: {len(logprobs)} logprobs for {len(reply_ids)} reply ids; allowed: {allowed}"
+    )
+
+
+def _has_finite_numbers(turn: Turn) -> bool:
+    if not all(map(math.isfinite, turn.logprobs)):
+        return False
+    return all(all(map(math.isfinite, rewards.values())) for rewards in turn.rewards)

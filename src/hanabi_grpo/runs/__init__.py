@@ -1,3 +1,1 @@
-"""One run on this disk: its folder, checkpoints, records of games and evaluations, and how it goes
-on.
-"""
+"""One run on this disk: its folder, its checkpoints, its records, and how it is resumed."""

@@ -1,4 +1,4 @@
-"""Raises an alarm of a run once, and says when it is over."""
+"""Watches the metrics of a run: raises an alarm once, and says when it is over."""
 
 import math
 import re
@@ -12,36 +12,51 @@ from hanabi_grpo.envs.alarms import GENERAL, WINDOW, Alarm
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.history import number
 
-_PLAYER = re.compile(r"(player_[0-9]+)/", re.ASCII)
-_BOARD = re.compile(r"games/(.+)", re.ASCII)
-_JUMPS = 50  # Jumps between readings from which the noise of a figure is estimated
+_PLAYER_METRIC = re.compile(r"(player_[0-9]+)/", re.ASCII)
+_BOARD_METRIC = re.compile(r"games/(.+)", re.ASCII)
+_NUM_JUMPS = 50
+"""Jumps between readings from which the noise of a figure is estimated."""
+
+AlarmKey = tuple[str, str]
+"""Name and subject of an alarm, e.g. ("blind_play", "player_0") or ("kl", "")."""
 
 
 def alarms_of(settings: Mapping[str, Any]) -> tuple[Alarm, ...]:
-    """Return the alarms of a run, given its settings by variable: its environment's, and the
-    general ones.
+    """Return the alarms of a run: its environment's, and the general ones.
 
-    In a zero-sum game the mean score of self-play is no sign of anything.
+    In a zero-sum game the mean score of self-play is no sign of anything, so alarms on scores are
+    left out there. Of an environment that is not installed only the general ones are known.
+
+    Args:
+        settings: Settings of the run, by variable.
     """
     env = settings.get("HANABI_ENV") or "hanabi"
     try:
-        kept = (
-            one
-            for one in GENERAL
-            if not (one.figure.startswith("score/") and registry.is_zero_sum(env))
-        )
-        return (*registry.get(env).alarms, *kept)
+        own_alarms = registry.get(env).alarms
+        is_zero_sum = registry.is_zero_sum(env)
     except SettingsError:
         return GENERAL
+    alarms = list(own_alarms)
+    for alarm in GENERAL:
+        if not (is_zero_sum and alarm.figure.startswith("score/")):
+            alarms.append(alarm)
+    return tuple(alarms)
 
 
 @dataclass(slots=True)
 class _Series:
+    """The readings of one metric."""
+
     window: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    jumps: deque[float] = field(default_factory=lambda: deque(maxlen=_JUMPS))
+    """The last readings."""
+    jumps: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_JUMPS))
+    """The last absolute differences of neighbours."""
     count: int = 0
+    """Readings so far."""
     first: float | None = None
+    """Mean of the first whole window."""
     highest: float | None = None
+    """Highest mean of a whole window so far."""
 
     def add(self, value: float) -> None:
         if self.window:
@@ -51,8 +66,10 @@ class _Series:
         if self.count < WINDOW:
             return
         mean = self.mean
-        self.first = mean if self.first is None else self.first
-        self.highest = mean if self.highest is None else max(self.highest, mean)
+        if self.first is None or self.highest is None:
+            self.first = mean
+            self.highest = mean
+        self.highest = max(self.highest, mean)
 
     @property
     def mean(self) -> float:
@@ -60,15 +77,18 @@ class _Series:
 
     @property
     def noise(self) -> float:
-        """Standard error of `mean`, from the mean jump between readings, which a trend hardly
-        touches.
+        """Standard error of `mean`, from the mean jump between readings.
 
+        A trend hardly touches the jumps.
         Of independent normal readings the mean jump is 2 / sqrt(pi) = 1.128 standard deviations
         (the moving range of control charts: Montgomery, "Introduction to Statistical Quality
-        Control")."""
+        Control").
+        """
         if not self.jumps:
             return 0.0
-        return sum(self.jumps) / len(self.jumps) * math.sqrt(math.pi) / 2 / math.sqrt(WINDOW)
+        mean_jump = sum(self.jumps) / len(self.jumps)
+        standard_deviation = mean_jump * math.sqrt(math.pi) / 2
+        return standard_deviation / math.sqrt(WINDOW)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,63 +104,80 @@ class AlarmChange:
     level: float
     """The threshold that was crossed."""
     since: int | None = None
-    """Step at which it was raised; None: it is raised now."""
+    """Step at which the alarm was raised; None: it is raised now."""
 
     @property
     def message(self) -> str:
         """What happened, what it means and what to do."""
-        of = f"{self.subject}: " if self.subject else ""
-        found = f"{of}{self.alarm.title} is {self.value:.3g} over the last {WINDOW} steps"
+        alarm = self.alarm
+        subject = f"{self.subject}: " if self.subject else ""
+        reading = f"{subject}{alarm.title} is {self.value:.3g} over the last {WINDOW} steps"
         if self.since is not None:
-            return f"{self.alarm.name} is over: {found}; it was raised at step {self.since}."
-        side = "below" if self.alarm.below else "above"
-        return (
-            f"{self.alarm.name}: {found} ({side} {self.level:.3g}): {self.alarm.means} "
-            f"{self.alarm.do}"
-        )
+            return f"{alarm.name} is over: {reading}; it was raised at step {self.since}."
+        side = "below" if alarm.below else "above"
+        return f"{alarm.name}: {reading} ({side} {self.level:.3g}): {alarm.means} {alarm.do}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What an alarm made of one step, for tables and pictures."""
+    """What an alarm made of one step, for tables and charts."""
 
     alarm: Alarm
     subject: str
+    """A player or a board; "": the whole run."""
     value: float
-    """Of this step."""
+    """The metric at this step."""
     mean: float
-    """Over the last readings; fewer at the start."""
+    """Mean over the last readings; over fewer at the start."""
     level: float | None
     """The threshold now; None while the reference is unknown."""
     raised: bool
+    """Whether the alarm is raised after this step."""
 
     @property
-    def key(self) -> tuple[str, str]:
+    def key(self) -> AlarmKey:
         """Name and subject of the alarm."""
         return self.alarm.name, self.subject
 
     @property
     def distance(self) -> float:
-        """How far the figure is from its threshold, as a share of it."""
+        """Distance of the mean from the threshold, as a share of it; negative beyond it."""
         if self.level is None:
             return math.inf
-        gap = self.mean - self.level if self.alarm.below else self.level - self.mean
+        gap = self.mean - self.level
+        if not self.alarm.below:
+            gap = -gap
         return gap / (abs(self.level) or 1.0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Watched:
+    """One alarm on one metric of a row."""
+
+    alarm: Alarm
+    metric: str
+    """E.g. "player_0/blind_share" for the alarm's figure "{player}/blind_share"."""
+    subject: str
+
+
 class AlarmWatch:
-    """Watches the rows of one run. Everything depends on the rows alone, so a resumed run replays
-    them.
+    """Watches the rows of one run.
+
+    Everything depends on the rows alone, so a resumed run replays them.
+
+    Example:
+        watch = AlarmWatch.after(read_history(folder / "metrics.jsonl"), alarms_of(settings))
+        watch.raised == {("blind_play", "player_0"): 37}
     """
 
     def __init__(self, alarms: Sequence[Alarm]) -> None:
-        """Start before the first step, with `alarms_of` what is played."""
+        """Start before the first step, with the alarms of the environment, see `alarms_of`."""
         self.alarms = tuple(alarms)
         self.readings: list[Reading] = []
         """What each alarm made of the last row that was given."""
         self._series: dict[str, _Series] = {}
-        self._since: dict[tuple[str, str], int] = {}
-        self._heard: set[str] = set()
+        self._raised_since: dict[AlarmKey, int] = {}
+        self._names_with_readings: set[str] = set()
 
     @classmethod
     def after(cls, rows: Iterable[Mapping[str, Any]], alarms: Sequence[Alarm]) -> "AlarmWatch":
@@ -151,77 +188,97 @@ class AlarmWatch:
         return watch
 
     @property
-    def raised(self) -> dict[tuple[str, str], int]:
+    def raised(self) -> dict[AlarmKey, int]:
         """Name and subject of every alarm that is raised, and since which step."""
-        return dict(self._since)
+        return dict(self._raised_since)
 
     def metrics(self) -> dict[str, float]:
-        """Return `alarm/<name>`: 1 while it is raised for anybody, else 0; alarms without a reading
-        are absent.
+        """Return `alarm/<name>`: 1 while it is raised for any subject, else 0.
+
+        Alarms without a reading so far are absent.
         """
-        raised = {name for name, _ in self._since}
-        return {
-            f"alarm/{one.name}": float(one.name in raised)
-            for one in self.alarms
-            if one.name in self._heard
-        }
+        raised_names = {name for name, _ in self._raised_since}
+        metrics = {}
+        for alarm in self.alarms:
+            if alarm.name in self._names_with_readings:
+                metrics[f"alarm/{alarm.name}"] = float(alarm.name in raised_names)
+        return metrics
 
     def update(self, row: Mapping[str, Any]) -> list[AlarmChange]:
-        """Take a row of one step and return what changed; figures that are absent or not finite
-        change nothing.
+        """Take the row of one step and return what changed.
+
+        Metrics that are absent or not finite change nothing.
         """
         step = int(row["step"])
-        subjects = {
-            "player": sorted({match[1] for key in row if (match := _PLAYER.match(key))}),
-            "board": [match[1] for key in row if (match := _BOARD.fullmatch(key))],
-        }
-        figures = [
-            (alarm, figure, subject)
-            for alarm in self.alarms
-            for figure, subject in _expand(alarm, subjects)
-        ]
-        for figure in dict.fromkeys(figure for _, figure, _ in figures):
-            value = number(row.get(figure))
+        watched = self._watched_metrics(row)
+        for metric in dict.fromkeys(entry.metric for entry in watched):
+            value = number(row.get(metric))
             if value is not None:
-                self._series.setdefault(figure, _Series()).add(value)
+                self._series.setdefault(metric, _Series()).add(value)
         changes = []
         self.readings = []
-        for alarm, figure, subject in figures:
-            value, series = number(row.get(figure)), self._series.get(figure)
-            if value is not None and series is not None:
-                self._heard.add(alarm.name)
-                changes += self._look(alarm, series, subject, step)
-                level, raised = _level(alarm, series), (alarm.name, subject) in self._since
-                self.readings.append(
-                    Reading(
-                        alarm=alarm,
-                        subject=subject,
-                        value=value,
-                        mean=series.mean,
-                        level=level,
-                        raised=raised,
-                    )
-                )
+        for entry in watched:
+            value = number(row.get(entry.metric))
+            if value is None:
+                continue
+            self._names_with_readings.add(entry.alarm.name)
+            series = self._series[entry.metric]
+            change = self._check(entry, series, step)
+            if change is not None:
+                changes.append(change)
+            reading = Reading(
+                alarm=entry.alarm,
+                subject=entry.subject,
+                value=value,
+                mean=series.mean,
+                level=_level(entry.alarm, series),
+                raised=(entry.alarm.name, entry.subject) in self._raised_since,
+            )
+            self.readings.append(reading)
         return changes
 
-    def _look(self, alarm: Alarm, series: _Series, subject: str, step: int) -> list[AlarmChange]:
-        key = (alarm.name, subject)
-        since = self._since.get(key)
-        level = _level(alarm, series, clear=since is not None)
+    def _watched_metrics(self, row: Mapping[str, Any]) -> list[_Watched]:
+        """Return every alarm with each metric of the row's players and boards that it reads."""
+        players: set[str] = set()
+        boards: list[str] = []
+        for key in row:
+            if match := _PLAYER_METRIC.match(key):
+                players.add(match[1])
+            elif match := _BOARD_METRIC.fullmatch(key):
+                boards.append(match[1])
+        subjects_of_placeholder = {"{player}": sorted(players), "{board}": boards}
+        watched = []
+        for alarm in self.alarms:
+            for metric, subject in _expand(alarm.figure, subjects_of_placeholder):
+                watched.append(_Watched(alarm=alarm, metric=metric, subject=subject))
+        return watched
+
+    def _check(self, entry: _Watched, series: _Series, step: int) -> AlarmChange | None:
+        """Raise an alarm or end it; returns the change, None where nothing changed."""
+        alarm = entry.alarm
+        key = (alarm.name, entry.subject)
+        since = self._raised_since.get(key)
+        is_raised = since is not None
+        level = _level(alarm, series, clear=is_raised)
         if level is None or series.count < WINDOW:
-            return []
-        beyond = series.mean < level if alarm.below else series.mean > level
-        if beyond != (since is None) or (since is None and series.count < alarm.after):
-            return []
-        if since is None:
-            self._since[key] = step
+            return None
+        is_beyond = series.mean < level if alarm.below else series.mean > level
+        if is_beyond == is_raised:
+            return None
+        if not is_raised and series.count < alarm.after:
+            return None
+        if is_raised:
+            del self._raised_since[key]
         else:
-            del self._since[key]
-        return [
-            AlarmChange(
-                alarm=alarm, subject=subject, step=step, value=series.mean, level=level, since=since
-            )
-        ]
+            self._raised_since[key] = step
+        return AlarmChange(
+            alarm=alarm,
+            subject=entry.subject,
+            step=step,
+            value=series.mean,
+            level=level,
+            since=since,
+        )
 
 
 def _level(alarm: Alarm, series: _Series, *, clear: bool = False) -> float | None:
@@ -229,8 +286,16 @@ def _level(alarm: Alarm, series: _Series, *, clear: bool = False) -> float | Non
     return alarm.level(reference, noise=series.noise, clear=clear)
 
 
-def _expand(alarm: Alarm, subjects: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
-    for kind, names in subjects.items():
-        if f"{{{kind}}}" in alarm.figure:
-            return [(alarm.figure.replace(f"{{{kind}}}", name), name) for name in names]
-    return [(alarm.figure, "")]
+def _expand(
+    figure: str, subjects_of_placeholder: Mapping[str, Sequence[str]]
+) -> list[tuple[str, str]]:
+    """Return each metric that a figure stands for, with its subject.
+
+    Example:
+        _expand("{player}/cut_share", {"{player}": ["player_0", "player_1"], "{board}": []}) ==
+            [("player_0/cut_share", "player_0"), ("player_1/cut_share", "player_1")]
+    """
+    for placeholder, subjects in subjects_of_placeholder.items():
+        if placeholder in figure:
+            return [(figure.replace(placeholder, subject), subject) for subject in subjects]
+    return [(figure, "")]

@@ -6,8 +6,9 @@ Folder names in a run folder, N being the step:
 - `.checkpoint-N.old`: the one that a new `checkpoint-N` is about to replace;
 - `.checkpoint-N.removed`: being removed.
 
-A link with such a name is none of ours: it is not gone on from, and what it points to is never
-removed."""
+A link with such a name is none of ours: no run is resumed from it, and what it points to is never
+removed.
+"""
 
 import contextlib
 import errno
@@ -35,12 +36,16 @@ from hanabi_grpo.runs.run_folder import sync_folder
 logger = logging.getLogger(__name__)
 
 _HIDDEN_NAME = re.compile(r"\.checkpoint-(0|[1-9][0-9]*)\.(partial|old|removed)")
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+"""In a SafetensorError: safetensors writes files itself and tells the reason in its text only."""
 _MARGIN_BYTES = 16 << 20
+"""Space that stays free beside a checkpoint that is written."""
 _REMEDIES = {
     errno.ENOSPC: "Free space there, or keep fewer with SAVE_TOTAL_LIMIT",
     errno.EDQUOT: "Your quota is used up: free space there, or keep fewer with SAVE_TOTAL_LIMIT",
     errno.EFBIG: "Raise this shell's limit on file sizes: ulimit -f unlimited",
 }
+"""What to do, by the operating system's error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +56,16 @@ class FoundCheckpoint:
     manifest: Manifest
     skipped: tuple[str, ...]
     """Each newer one that cannot be used and why, newest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidate:
+    """A folder or link that is named as a checkpoint, or as what becomes or was one."""
+
+    step: int
+    kind: str
+    """Empty: `checkpoint-N`; else what the hidden name says, e.g. "partial"."""
+    folder: Path
 
 
 def write_checkpoint(
@@ -73,11 +88,15 @@ def write_checkpoint(
         facts: Further keys of the manifest, none of its own.
         needed_bytes: What `fill` will write, about; 10 % and 16 MiB more must be free.
 
+    Returns:
+        The checkpoint's folder.
+
     Raises:
         RunFolderError: Too little space, or the operating system refuses.
     """
     target = run_folder / f"checkpoint-{step}"
-    partial, aside = (target.with_name(f".{target.name}.{kind}") for kind in ("partial", "old"))
+    partial = target.with_name(f".{target.name}.partial")
+    replaced = target.with_name(f".{target.name}.old")
     try:
         _check_space(target, needed_bytes)
         _remove(partial)
@@ -85,24 +104,20 @@ def write_checkpoint(
         fill(partial)
         _sync(partial)
         write_manifest(partial, step=step, facts=facts)
-        _put_in_place(partial, target, aside)
+        _put_in_place(partial, target, replaced)
     except BaseException as error:
         with contextlib.suppress(OSError):
-            if aside.exists() and not target.exists():
-                os.rename(aside, target)
+            if replaced.exists() and not target.exists():
+                os.rename(replaced, target)
             # What cannot be removed has a hidden name and goes with the next rotation.
             _remove(partial)
-        if isinstance(error, HanabiGrpoError) or not isinstance(error, OSError | SafetensorError):
-            raise
-        # safetensors writes files itself and tells the reason in words only.
-        told = re.search(r"\(os error (\d+)\)", str(error))
-        code = error.errno if isinstance(error, OSError) else int(told[1]) if told else None
+        code = _os_error_code(error)
         if code is None:
             raise
+        remedy = _REMEDIES.get(code, f"Make {run_folder} writable")
         raise RunFolderError(
             f"{target}: cannot be written ({os.strerror(code)}). Nothing half-written is left; "
-            "earlier checkpoints are "
-            f"as they were. {_REMEDIES.get(code, f'Make {run_folder} writable')}, then go on with "
+            f"earlier checkpoints are as they were. {remedy}, then go on with "
             f"OUTPUT_DIR={run_folder} RESUME=latest."
         ) from error
     logger.info("checkpoint: %s", target)
@@ -110,56 +125,71 @@ def write_checkpoint(
 
 
 def find_checkpoint(run_folder: Path, *, needs: str = "") -> FoundCheckpoint:
-    """Return the newest checkpoint whose every hash is right, and that holds the folder `needs`;
-    nothing is changed.
+    """Return the newest checkpoint whose every hash is right; nothing is changed.
 
-    Without one a RunFolderError says why each cannot be used.
+    Args:
+        run_folder: The run's folder.
+        needs: A folder that the checkpoint must hold, e.g. "trainer".
+
+    Raises:
+        RunFolderError: There is none; it says why each cannot be used.
     """
     skipped: list[str] = []
-    for _, kind, folder in _candidates(run_folder):
+    for candidate in _candidates(run_folder):
+        folder = candidate.folder
         if folder.is_symlink():
             target = folder.resolve()
             skipped.append(
                 f"{folder}: is a link; to go on from where it points, name that: RESUME={target}"
             )
             continue
-        if kind == "partial":
+        if candidate.kind == "partial":
             skipped.append(f"{folder}: was being written when its process ended.")
-        if kind in ("partial", "removed"):
+        if candidate.kind in ("partial", "removed"):
             continue
         try:
             manifest = check_checkpoint(folder)
-            if not needs or any(name.startswith(f"{needs}/") for name in manifest.files):
-                return FoundCheckpoint(folder=folder, manifest=manifest, skipped=tuple(skipped))
-            skipped.append(f"{folder}: is whole but holds no {needs}/.")
         except RunFolderError as error:
             skipped.append(str(error))
+            continue
+        if not needs or any(name.startswith(f"{needs}/") for name in manifest.files):
+            return FoundCheckpoint(folder=folder, manifest=manifest, skipped=tuple(skipped))
+        skipped.append(f"{folder}: is whole but holds no {needs}/.")
     reasons = "\n".join(f"  {text}" for text in skipped) or "  there is no checkpoint-N in it."
     raise RunFolderError(f"{run_folder}: no valid checkpoint to go on from.\n{reasons}")
 
 
 def last_saved(run_folder: Path) -> str:
-    """Return when the newest checkpoint of a run was saved, by its manifest (ISO 8601); "" without
-    a readable one.
+    """Return when the newest checkpoint of a run was saved, by its manifest.
+
+    Returns:
+        ISO 8601, so that texts are ordered as times are; "" without a readable checkpoint.
     """
-    saved = [""]
-    for folder in _whole(run_folder):
+    newest = ""
+    for folder in _visible_checkpoints(run_folder):
         with contextlib.suppress(RunFolderError):
-            saved.append(read_manifest(folder).created)
-    return max(saved)
+            newest = max(newest, read_manifest(folder).created)
+    return newest
 
 
 def rotate(run_folder: Path, keep: int, *, best: int | None = None) -> tuple[Path, ...]:
-    """Remove the oldest checkpoints beyond `keep`, and what killed processes left; returns those
-    removed.
-
-    That of the step `best` stays.
+    """Remove the oldest checkpoints beyond `keep`, and what killed processes left.
 
     Call it after a checkpoint was written. The last valid one is never removed, however many newer
-    ones are damaged. A folder that cannot be removed is logged and tried again the next time."""
+    ones are damaged. A folder that cannot be removed is logged and tried again the next time.
+
+    Args:
+        run_folder: The run's folder.
+        keep: Number of checkpoints that stay.
+        best: Step of one that stays in any case.
+
+    Returns:
+        The folders that were removed.
+    """
     recover_checkpoints(run_folder)
-    whole = _whole(run_folder)
-    kept, surplus = whole[:keep], [one for one in whole[keep:] if one.name != f"checkpoint-{best}"]
+    newest_first = _visible_checkpoints(run_folder)
+    kept = newest_first[:keep]
+    surplus = [folder for folder in newest_first[keep:] if folder.name != f"checkpoint-{best}"]
     while surplus and not any(_is_valid(folder) for folder in kept):
         kept.append(surplus.pop(0))
     removed = []
@@ -179,55 +209,58 @@ def rotate(run_folder: Path, keep: int, *, best: int | None = None) -> tuple[Pat
 
 
 def recover_checkpoints(run_folder: Path) -> None:
-    """Finish what a killed process began: bring back a checkpoint that was set aside, remove other
-    rests.
+    """Finish what a killed process began.
 
-    Only for the process that holds the run folder's lock; another's checkpoint may be half-way just
-    now."""
-    for step, kind, folder in _candidates(run_folder):
-        target = run_folder / f"checkpoint-{step}"
+    A checkpoint that was set aside is brought back, other remains are removed. Only for the process
+    that holds the run folder's lock; another's checkpoint may be half-way just now.
+    """
+    for candidate in _candidates(run_folder):
+        if not candidate.kind:
+            continue
+        folder = candidate.folder
+        target = run_folder / f"checkpoint-{candidate.step}"
+        is_replaced = candidate.kind == "old" and not folder.is_symlink()
         try:
-            if (
-                kind == "old"
-                and not folder.is_symlink()
-                and _is_valid(folder)
-                and not _is_valid(target)
-            ):
+            if is_replaced and _is_valid(folder) and not _is_valid(target):
                 _remove(target)
                 os.rename(folder, target)
                 sync_folder(run_folder)
                 logger.info("%s: brought back; a process was killed while it replaced it", target)
-            elif kind:
+            else:
                 _remove(folder)
         except OSError as error:
-            logger.warning(
-                "%s: a rest of a killed process that cannot be removed (%s)", folder, error
-            )
+            logger.warning("%s: left by a killed process; it cannot be removed (%s)", folder, error)
 
 
-def _candidates(run_folder: Path) -> list[tuple[int, str, Path]]:
-    # (step, "" or what the hidden name says, folder): newest step first, of one step the proper
-    # name first.
-    found = []
+def _candidates(run_folder: Path) -> list[_Candidate]:
+    """Return everything that is named as a checkpoint: newest step first.
+
+    Of one step the proper name comes first.
+    """
+    candidates = []
     try:
         for folder in run_folder.iterdir():
-            if match := CHECKPOINT_NAME.fullmatch(folder.name):
-                found.append((int(match[1]), "", folder))
-            elif match := _HIDDEN_NAME.fullmatch(folder.name):
-                found.append((int(match[1]), match[2], folder))
+            match = CHECKPOINT_NAME.fullmatch(folder.name)
+            if match:
+                candidates.append(_Candidate(step=int(match[1]), kind="", folder=folder))
+                continue
+            match = _HIDDEN_NAME.fullmatch(folder.name)
+            if match:
+                candidates.append(_Candidate(step=int(match[1]), kind=match[2], folder=folder))
     except OSError as error:
         raise RunFolderError(
             f"{run_folder}: cannot be read as a run folder ({error.strerror})."
         ) from error
-    return sorted(found, key=lambda item: (-item[0], item[1]))
+    return sorted(candidates, key=lambda candidate: (-candidate.step, candidate.kind))
 
 
-def _whole(run_folder: Path) -> list[Path]:
-    return [
-        folder
-        for _, kind, folder in _candidates(run_folder)
-        if not kind and not folder.is_symlink()
-    ]
+def _visible_checkpoints(run_folder: Path) -> list[Path]:
+    """Return the folders `checkpoint-N`, newest first; links are not among them."""
+    folders = []
+    for candidate in _candidates(run_folder):
+        if not candidate.kind and not candidate.folder.is_symlink():
+            folders.append(candidate.folder)
+    return folders
 
 
 def _is_valid(folder: Path) -> bool:
@@ -238,20 +271,37 @@ def _is_valid(folder: Path) -> bool:
     return True
 
 
+def _os_error_code(error: BaseException) -> int | None:
+    """Return the operating system's error behind an exception; None where it is another one."""
+    if isinstance(error, HanabiGrpoError):
+        return None
+    if isinstance(error, OSError):
+        return error.errno
+    if isinstance(error, SafetensorError):
+        match = _OS_ERROR.search(str(error))
+        return int(match[1]) if match else None
+    return None
+
+
 def _check_space(target: Path, needed_bytes: int) -> None:
-    needed, free = (
-        needed_bytes + needed_bytes // 10 + _MARGIN_BYTES,
-        shutil.disk_usage(target.parent).free,
-    )
+    """Refuse to write where too little space is free.
+
+    Args:
+        target: The checkpoint that is about to be written.
+        needed_bytes: Its size, about.
+    """
+    needed = needed_bytes + needed_bytes // 10 + _MARGIN_BYTES
+    free = shutil.disk_usage(target.parent).free
     if free < needed:
         raise RunFolderError(
             f"{target}: needs {needed / 2**20:.0f} MiB of free space, {free / 2**20:.0f} MiB are "
-            "left. "
-            f"{_REMEDIES[errno.ENOSPC]}, then go on with OUTPUT_DIR={target.parent} RESUME=latest."
+            f"left. {_REMEDIES[errno.ENOSPC]}, then go on with OUTPUT_DIR={target.parent} "
+            "RESUME=latest."
         )
 
 
 def _sync(partial: Path) -> None:
+    """Return once every file of a folder, and every name in it, is on disk."""
     for name in file_sizes(partial):
         with (partial / name).open("rb") as file:
             os.fsync(file.fileno())
@@ -259,18 +309,26 @@ def _sync(partial: Path) -> None:
         sync_folder(Path(parent))
 
 
-def _put_in_place(partial: Path, target: Path, aside: Path) -> None:
+def _put_in_place(partial: Path, target: Path, replaced: Path) -> None:
+    """Rename a finished folder to the checkpoint that it is.
+
+    Args:
+        partial: The folder.
+        target: Its name; what has it is replaced.
+        replaced: Name of what had it, until it is removed.
+    """
     if target.is_symlink():
         _remove(target)
     elif target.exists():
-        _remove(aside)
-        os.rename(target, aside)
+        _remove(replaced)
+        os.rename(target, replaced)
     os.rename(partial, target)
     sync_folder(target.parent)
-    _remove(aside)
+    _remove(replaced)
 
 
 def _remove(folder: Path) -> None:
+    """Remove a folder with all that is in it; of a link, the link alone."""
     if folder.is_symlink():
         folder.unlink()
     elif folder.is_dir():

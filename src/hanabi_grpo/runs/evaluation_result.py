@@ -11,9 +11,20 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.runs import v1
+from hanabi_grpo.runs.old_keys import rename_old_keys
 from hanabi_grpo.runs.run_folder import json_text, save_text
 from hanabi_grpo.runs.task_statistics import Estimate, estimate
+from hanabi_grpo.settings.refs import seat_adapter
+
+MIN_TASKS = 2
+"""Least number of tasks: a mean of fewer has no error."""
+_RESULT_KEYS = frozenset({"spec_hash", "scores", "orders"})
+"""Keys by which a result is recognised; every version has written them."""
+
+MIN_TASKS = 2
+"""Least number of tasks: a mean of fewer has no error."""
+_RESULT_KEYS = frozenset({"spec_hash", "scores", "orders"})
+"""Keys by which a result is recognised; every version has written them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,11 +32,14 @@ class SeatOrder:
     """One of a lineup's seat orders, played on every task."""
 
     words: tuple[str, ...]
-    """As they were typed, in turn order."""
+    """Policy specs as they were typed, in turn order, e.g. ("outputs/run:player_1", "iggi")."""
     seats: tuple[str, ...]
-    """Who that was, see `refs`."""
+    """What the specs stood for, e.g. ("frozen_0123456789abcdef@50", "iggi"); see
+    `settings.refs`."""
     mean: float
+    """Mean score over the tasks."""
     standard_error: float
+    """Standard error of `mean`, clustered by start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,27 +47,34 @@ class EvaluationResult:
     """One lineup's games on one list of tasks: each task once in every seat order."""
 
     label: str
-    """What tables call it."""
+    """Name of the lineup in tables."""
     lineup: str
-    """As it was typed."""
+    """The lineup as it was typed."""
     orders: tuple[SeatOrder, ...]
+    """The seat orders that were played."""
     policies: dict[str, str]
-    """What the words of the seats stood for: per adapter the sha256 of its weights, and under
-    "base" the fingerprint of the server's model. Empty: scripts."""
+    """What the seats stood for: per adapter the sha256 of its weights, and under "base" the
+    fingerprint of the server's model. Empty: scripts."""
     env: str
+    """Name of the environment."""
     preset: str
+    """Name of the environment's preset."""
     num_players: int
+    """Number of seats."""
     spec_hash: str
+    """Hash of the rules."""
     env_config: dict[str, Any]
+    """Configuration of the environment, as `Setup.row` has it."""
     score: str
     """Name of the figure in `scores`, see `EnvSpec.score`."""
     score_range: tuple[float, float]
-    """Least and most that the rules allow."""
+    """Least and greatest score that the rules allow."""
     attainable: float | None
     """Greatest mean score that is known to be reachable on such tasks."""
     suite: str
+    """Name of the suite that the tasks belong to."""
     temperature: float | None
-    """Of sampling, 0 for greedy; None: scripts."""
+    """Sampling temperature, 0 for greedy; None: scripts."""
     seeds: tuple[int, ...]
     """The tasks, ascending."""
     starts: tuple[int, ...]
@@ -71,8 +92,19 @@ class EvaluationResult:
 
     @property
     def seats(self) -> tuple[tuple[str, ...], ...]:
-        """Who sat in each seat, per seat order."""
+        """Seat assignment of each seat order."""
         return tuple(order.seats for order in self.orders)
+
+    @property
+    def trained_steps(self) -> int:
+        """Optimizer steps behind the newest adapter that plays; 0 where none does."""
+        versions = [0]
+        for seats in self.seats:
+            for seat in seats:
+                adapter = seat_adapter(seat)
+                if adapter is not None:
+                    versions.append(adapter[1])
+        return max(versions)
 
     @property
     def estimate(self) -> Estimate:
@@ -86,21 +118,26 @@ class EvaluationResult:
 
     @property
     def standard_error(self) -> float:
-        """Of `mean`."""
+        """Standard error of `mean`."""
         return self.estimate.standard_error
 
 
 def mean_figures(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of each figure over those that have it."""
+    """Return the mean of each figure over the mappings that have it.
+
+    Example:
+        mean_figures([{"score": 1.0}, {"score": 3.0, "bombed": 1.0}]) ==
+            {"score": 2.0, "bombed": 1.0}
+    """
     values: dict[str, list[float]] = {}
-    for one in figures:
-        for name, value in one.items():
+    for mapping in figures:
+        for name, value in mapping.items():
             values.setdefault(name, []).append(value)
-    return {name: fmean(found) for name, found in values.items()}
+    return {name: fmean(numbers) for name, numbers in values.items()}
 
 
 def result_to_json(result: EvaluationResult) -> dict[str, Any]:
-    """Return a result as JSON has it, its summary first."""
+    """Return a result as a JSON object, its summary first."""
     return {"summary": result.estimate.to_json(), **asdict(result)}
 
 
@@ -110,28 +147,29 @@ def write_document(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def is_result(data: object) -> bool:
-    """Tell whether JSON looks like one result, of this version or an earlier one."""
-    return isinstance(data, dict) and {"spec_hash", "scores", "orders"} <= data.keys()
+    """Tell whether JSON data looks like one result, of this version or an earlier one."""
+    return isinstance(data, dict) and data.keys() >= _RESULT_KEYS
 
 
 def result_of_json(data: object) -> EvaluationResult:
-    """Read what `result_to_json` made, or version 0.1; a ValueError that names the field where it
-    is no such result.
+    """Read what `result_to_json` of this version or an earlier one made.
+
+    Raises:
+        ValueError: The data are no such result; names the field.
     """
+    if isinstance(data, dict):
+        data = rename_old_keys(data)
     try:
-        result = TypeAdapter(EvaluationResult).validate_python(
-            v1.evaluation(data) if isinstance(data, dict) else data
-        )
+        result = TypeAdapter(EvaluationResult).validate_python(data)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"])) or "the file"
         raise ValueError(f"not an evaluation of this version ({field}: {first['msg']})") from error
     lengths = [len(result.seeds), len(result.starts), len(result.scores)]
-    if len(set(lengths)) != 1 or result.num_tasks < 2 or not result.orders:
+    if len(set(lengths)) != 1 or result.num_tasks < MIN_TASKS or not result.orders:
         raise ValueError(
             f"seeds, starts and scores have {', '.join(map(str, lengths))} entries; they need the "
-            "same number, at "
-            "least 2, and orders at least one"
+            f"same number, at least {MIN_TASKS}, and orders at least one"
         )
     if not all(map(math.isfinite, result.scores)):
         raise ValueError("a score is no finite number")
@@ -139,8 +177,10 @@ def result_of_json(data: object) -> EvaluationResult:
 
 
 def read_result(path: Path) -> EvaluationResult:
-    """Read what `evaluate --out` wrote; a SettingsError that names the field where it is no such
-    result.
+    """Read the file of one lineup, as `evaluate --out` writes it.
+
+    Raises:
+        SettingsError: The file holds no such result, names the field; or it holds several.
     """
     hint = "hanabi-grpo evaluate --out makes one"
     try:
@@ -149,12 +189,12 @@ def read_result(path: Path) -> EvaluationResult:
         raise SettingsError(f"{path}: cannot be read ({error.strerror}); {hint}.") from error
     except (ValueError, RecursionError) as error:
         raise SettingsError(f"{path}: not an evaluation ({error}); {hint}.") from error
-    several = data.get("results") if isinstance(data, dict) else None
-    if isinstance(several, list):
-        labels = ", ".join(str(one.get("label")) for one in several if isinstance(one, dict))
+    results = data.get("results") if isinstance(data, dict) else None
+    if isinstance(results, list):
+        labels = [str(row.get("label")) for row in results if isinstance(row, dict)]
         raise SettingsError(
-            f"{path}: holds {len(several)} lineups ({labels}); evaluate one of them with an "
-            "--out of its own."
+            f"{path}: holds {len(results)} lineups ({', '.join(labels)}); evaluate one of them "
+            "with an --out of its own."
         )
     try:
         return result_of_json(data)

@@ -1,5 +1,6 @@
-"""Base models on this disk: their fingerprint, by which sampler and trainer tell that they hold the
-same weights.
+"""Base models on this disk, and their fingerprint.
+
+By the fingerprint sampler and trainer tell that they hold the same weights.
 """
 
 import hashlib
@@ -15,7 +16,13 @@ from hanabi_grpo.settings.defaults import TINY_MODEL, is_local_model
 
 logger = logging.getLogger(__name__)
 
-_LARGE = 64 << 20  # Bytes above which a file's digest is kept: reading a smaller one takes a moment
+_LARGE_BYTES = 64 << 20
+"""Size above which a file's digest is kept: reading a smaller one takes a moment."""
+_NOT_OF_THE_ARCHITECTURE = ("_name_or_path", "transformers_version")
+"""Keys of config.json that do not change what the weights mean."""
+_FINGERPRINT_DIGITS = 16
+_DOWNLOADED = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
+"""Files of a hub model that are needed."""
 
 
 def model_fingerprint(folder: Path) -> str:
@@ -23,71 +30,51 @@ def model_fingerprint(folder: Path) -> str:
 
     Every byte counts. Digests of files over 64 MiB are kept in the user's cache folder until inode,
     size or a time of change differs, so that only the first start after a download reads gigabytes
-    for it."""
-    config, weights = folder / "config.json", sorted(folder.glob("*.safetensors"))
+    for it.
+
+    Raises:
+        SettingsError: There is no model in the folder.
+    """
+    config = folder / "config.json"
+    weights = sorted(folder.glob("*.safetensors"))
     if not config.is_file() or not weights:
         raise SettingsError(
             f"MODEL={folder}: no config.json with *.safetensors weights there. Point MODEL at a "
-            "model folder, "
-            "or make the tiny one: .venv/bin/hanabi-grpo tiny-model"
+            "model folder, or make the tiny one: .venv/bin/hanabi-grpo tiny-model"
         )
     architecture = json.loads(config.read_text())
-    shape = {
-        key: value
-        for key, value in architecture.items()
-        if key not in ("_name_or_path", "transformers_version")
-    }
-    digest = hashlib.sha256(json.dumps(shape, sort_keys=True).encode())
+    for key in _NOT_OF_THE_ARCHITECTURE:
+        architecture.pop(key, None)
+    digest = hashlib.sha256(json.dumps(architecture, sort_keys=True).encode())
     for path in weights:
         size = path.stat().st_size
         digest.update(f"{path.name}:{size};".encode())
-        digest.update(path.read_bytes() if size <= _LARGE else _kept_digest(path).encode())
-    return digest.hexdigest()[:16]
-
-
-def _kept_digest(path: Path) -> str:
-    """Return the sha256 of a file's bytes, read only if it is not the file that was read before."""
-    cache = (
-        Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-        / "hanabi-grpo"
-        / "fingerprints.json"
-    )
-    found = path.stat()
-    # The last one cannot be set back, as a copy or an archive sets back the time of change.
-    name = f"{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns}"
-    try:
-        known = dict(json.loads(cache.read_bytes()))
-    except (OSError, ValueError, TypeError, RecursionError):
-        known = {}
-    if name not in known:
-        logger.info(
-            "fingerprint: reading %s, %.1f GB; kept until it changes", path, found.st_size / 1e9
-        )
-        known[name] = file_sha256(path)
-        try:
-            cache.parent.mkdir(parents=True, exist_ok=True)
-            write_json_atomic(cache, known)
-        except OSError as error:
-            logger.info(
-                "fingerprint: not kept (%s), so the next start reads the weights again", error
-            )
-    return str(known[name])
+        if size <= _LARGE_BYTES:
+            digest.update(path.read_bytes())
+        else:
+            digest.update(_kept_digest(path).encode())
+    return digest.hexdigest()[:_FINGERPRINT_DIGITS]
 
 
 def resolve_model(name: str, make: str = ".venv/bin/hanabi-grpo tiny-model") -> Path:
-    """Return the local folder of MODEL, downloading a hub id; `make` is the command for a tiny one,
-    for the error.
+    """Return the local folder of MODEL; a model of the hub is downloaded.
 
-    A SettingsError: neither a folder nor a hub id that can be had from here, or a model that brings
-    code."""
+    Args:
+        name: A folder, or the id of a model on the hub.
+        make: The command for a tiny model, for the error.
+
+    Raises:
+        SettingsError: It is neither a folder nor a hub id that can be reached from here, or a model
+            that brings code.
+    """
     folder = Path(name)
     if folder.is_dir():
         return _without_code(folder.resolve())
     if is_local_model(name):
         where = "" if folder.is_absolute() else f" in {Path.cwd()}"
-        shipped = " It is shipped with the repository, whose root folder is where commands run." * (
-            name == TINY_MODEL
-        )
+        shipped = ""
+        if name == TINY_MODEL:
+            shipped = " It is shipped with the repository, whose root folder is where commands run."
         raise SettingsError(
             f"MODEL={name}: no such folder{where}.{shipped} Make the tiny model with: {make} "
             f"--out {name}"
@@ -96,11 +83,7 @@ def resolve_model(name: str, make: str = ".venv/bin/hanabi-grpo tiny-model") -> 
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        folder = Path(
-            snapshot_download(
-                name, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
-            )
-        )
+        folder = Path(snapshot_download(name, allow_patterns=_DOWNLOADED))
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise SettingsError(
             f"MODEL={name}: neither a local folder nor a hub model that can be reached "
@@ -109,14 +92,48 @@ def resolve_model(name: str, make: str = ".venv/bin/hanabi-grpo tiny-model") -> 
     return _without_code(folder)
 
 
+def _kept_digest(path: Path) -> str:
+    """Return the sha256 of a file's bytes, read only if it is not the file that was read before."""
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    cache = caches / "hanabi-grpo" / "fingerprints.json"
+    status = path.stat()
+    # The last part cannot be set back, as a copy or an archive sets back the time of change.
+    parts = (
+        status.st_dev,
+        status.st_ino,
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+    )
+    name = ":".join(str(part) for part in parts)
+    try:
+        digests = dict(json.loads(cache.read_bytes()))
+    except (OSError, ValueError, TypeError, RecursionError):
+        digests = {}
+    if name not in digests:
+        logger.info(
+            "fingerprint: reading %s, %.1f GB; kept until it changes", path, status.st_size / 1e9
+        )
+        digests[name] = file_sha256(path)
+        try:
+            cache.parent.mkdir(parents=True, exist_ok=True)
+            write_json_atomic(cache, digests)
+        except OSError as error:
+            logger.info(
+                "fingerprint: not kept (%s), so the next start reads the weights again", error
+            )
+    return str(digests[name])
+
+
 def _without_code(folder: Path) -> Path:
-    # ms-swift loads configurations with trust_remote_code on, so a folder that names code must not
-    # get that far.
+    """Return the folder of a model, or refuse one that names code.
+
+    ms-swift loads configurations with trust_remote_code on, so such a folder must not get that far.
+    """
     config = folder / "config.json"
     if config.is_file() and "auto_map" in json.loads(config.read_text()):
         raise SettingsError(
             f"MODEL={folder}: its config.json names Python code of its own (auto_map), which is "
-            "not run here. "
-            "Choose a model whose architecture transformers and vLLM know."
+            "not run here. Choose a model whose architecture transformers and vLLM know."
         )
     return folder

@@ -1,6 +1,4 @@
-"""The records of a run: rows of `metrics.jsonl`, incidents, and what is moved aside when steps are
-taken again.
-"""
+"""The records of a run: rows of `metrics.jsonl`, incidents, and what a resumed run moves aside."""
 
 import itertools
 import json
@@ -9,6 +7,7 @@ import math
 import os
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +15,24 @@ from hanabi_grpo.runs.run_folder import append_jsonl, write_text_atomic
 
 logger = logging.getLogger(__name__)
 
+_METRICS = "metrics.jsonl"
+_DISCARDED_METRICS = "metrics.discarded.jsonl"
+_INCIDENTS = "incidents.jsonl"
+
 
 def read_history(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of steps, oldest first, none where the file is missing; of a step that is
-    there twice, the last.
+    """Return the rows of steps, oldest first; an empty list where the file is missing.
 
-    A run that is being written, or was killed, may end with a torn line: lines that are no row are
-    left out."""
+    Of a step that is there twice the last row counts. A run that is being written, or was killed,
+    may end with a torn line: lines that are no row of a step are left out.
+    """
     try:
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:
         return []
     rows: dict[int, dict[str, Any]] = {}
-    for row in map(read_row, lines):
+    for line in lines:
+        row = read_row(line)
         if row is not None:
             rows[row["step"]] = row
     return [rows[step] for step in sorted(rows)]
@@ -40,9 +44,11 @@ def read_row(line: bytes) -> dict[str, Any] | None:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return (
-        row if isinstance(row, dict) and type(row.get("step")) is int and "games" in row else None
-    )
+    if not isinstance(row, dict):
+        return None
+    # A bool is an int, too.
+    is_step = type(row.get("step")) is int and "games" in row
+    return row if is_step else None
 
 
 def number(value: object) -> float | None:
@@ -56,18 +62,21 @@ def number(value: object) -> float | None:
 
 
 class IncidentLog:
-    """Appends what went wrong without ending a run to its `incidents.jsonl`, warns in the log, and
-    counts by kind.
-    """
+    """Records what went wrong without ending a run: in `incidents.jsonl` and in the log."""
 
     def __init__(self, run_folder: Path) -> None:
         """Prepare; the file appears with the first incident."""
-        self.path = run_folder / "incidents.jsonl"
+        self.path = run_folder / _INCIDENTS
         self.counts: Counter[str] = Counter()
+        """Incidents by kind."""
 
     def record(self, kind: str, message: str, **details: object) -> None:
-        """Write one incident: a short stable word, e.g. "server_gone", a sentence, and facts, e.g.
-        step=12.
+        """Write one incident.
+
+        Args:
+            kind: A short stable name, e.g. "server_gone".
+            message: A sentence.
+            **details: Facts, e.g. step=12.
         """
         self.counts[kind] += 1
         logger.warning("%s: %s", kind, message)
@@ -80,46 +89,81 @@ class IncidentLog:
             logger.warning("incidents.jsonl cannot be written (%s): %s", error.strerror, row)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SplitLines:
+    """The lines of `metrics.jsonl` before and after a checkpoint."""
+
+    kept: list[bytes]
+    discarded: list[bytes]
+
+
 def cut_records(run_folder: Path, step: int) -> tuple[int, int]:
-    """Move aside what was recorded after the checkpoint of `step`; a kill at any moment loses
-    nothing.
+    """Move aside what was recorded after the checkpoint of `step`; a kill at any time is safe.
 
     `metrics.jsonl` has a row at the end of each step, so rows above `step` go to
-    `metrics.discarded.jsonl`, and lines that are no JSON (a torn last one). `episodes/step_M.jsonl`
-    holds the games behind step M + 1, so files from M = `step` go to `episodes/discarded/`. Returns
-    how many lines and how many files were moved."""
-    return _cut_metrics(run_folder, step), _move_episodes(run_folder / "episodes", step)
+    `metrics.discarded.jsonl`, and so do lines that are no JSON (a torn last one).
+    `episodes/step_M.jsonl` holds the games behind step M + 1, so files from M = `step` on go to
+    `episodes/discarded/`.
+
+    Returns:
+        How many lines and how many files were moved.
+    """
+    num_lines = _cut_metrics(run_folder, step)
+    num_files = _move_episodes(run_folder / "episodes", step)
+    return num_lines, num_files
 
 
 def _cut_metrics(run_folder: Path, step: int) -> int:
-    path = run_folder / "metrics.jsonl"
+    """Move the late lines of `metrics.jsonl` aside and return how many there were."""
+    path = run_folder / _METRICS
     if not path.exists():
         return 0
-    data = path.read_bytes()
-    lines = data.splitlines()
-    late = [line for line in lines if line and _is_late(line, step)]
-    if not late and (not data or data.endswith(b"\n")):
+    content = path.read_bytes()
+    lines = _split_lines(content, step)
+    ends_whole = not content or content.endswith(b"\n")
+    if not lines.discarded and ends_whole:
         return 0
-    if late:
-        _append_once(
-            run_folder / "metrics.discarded.jsonl", b"".join(line + b"\n" for line in late)
-        )
-    kept = b"".join(line + b"\n" for line in lines if line and not _is_late(line, step))
-    write_text_atomic(path, kept)
-    return len(late)
+    if lines.discarded:
+        _append_once(run_folder / _DISCARDED_METRICS, _joined(lines.discarded))
+    write_text_atomic(path, _joined(lines.kept))
+    return len(lines.discarded)
+
+
+def _split_lines(content: bytes, step: int) -> _SplitLines:
+    kept = []
+    discarded = []
+    for line in content.splitlines():
+        if not line:
+            continue
+        if _is_late(line, step):
+            discarded.append(line)
+        else:
+            kept.append(line)
+    return _SplitLines(kept=kept, discarded=discarded)
+
+
+def _joined(lines: list[bytes]) -> bytes:
+    return b"".join(line + b"\n" for line in lines)
 
 
 def _is_late(line: bytes, step: int) -> bool:
+    """Tell whether a line was written after `step`, or is no row at all."""
     try:
         row = json.loads(line)
     except ValueError:
         return True
-    return not isinstance(row, dict) or (isinstance(row.get("step"), int) and row["step"] > step)
+    if not isinstance(row, dict):
+        return True
+    row_step = row.get("step")
+    return isinstance(row_step, int) and row_step > step
 
 
 def _append_once(path: Path, block: bytes) -> None:
-    # A process killed between this and the shorter metrics.jsonl comes here again with the same
-    # lines.
+    """Append a block unless the file ends with it.
+
+    A process killed between this and the shorter metrics.jsonl comes here again with the same
+    lines.
+    """
     with path.open("a+b") as file:
         file.seek(0)
         before = file.read()
@@ -133,15 +177,28 @@ def _append_once(path: Path, block: bytes) -> None:
 
 
 def _move_episodes(folder: Path, step: int) -> int:
+    """Move the files of late episodes aside and return how many there were."""
     discarded = folder / "discarded"
-    numbers = (
-        (path, path.stem.removeprefix("step_")) for path in sorted(folder.glob("step_*.jsonl"))
-    )
-    late = [path for path, number in numbers if number.isdecimal() and int(number) >= step]
-    for path in late:
+    num_moved = 0
+    for path in sorted(folder.glob("step_*.jsonl")):
+        digits = path.stem.removeprefix("step_")
+        if not digits.isdecimal() or int(digits) < step:
+            continue
         discarded.mkdir(exist_ok=True)
-        names = itertools.chain(
-            [path.name], (f"{path.stem}.{copy}.jsonl" for copy in itertools.count(1))
-        )
-        os.rename(path, next(discarded / name for name in names if not (discarded / name).exists()))
-    return len(late)
+        os.rename(path, _free_path(discarded, path))
+        num_moved += 1
+    return num_moved
+
+
+def _free_path(folder: Path, path: Path) -> Path:
+    """Return where a file can go in a folder without replacing another one.
+
+    Example:
+        "step_7.jsonl", and "step_7.1.jsonl" where the folder has a "step_7.jsonl" already.
+    """
+    target = folder / path.name
+    for copy in itertools.count(1):
+        if not target.exists():
+            break
+        target = folder / f"{path.stem}.{copy}.jsonl"
+    return target

@@ -1,8 +1,8 @@
-"""Finished pieces of a long piece of work, in a file, so that an interrupted command goes on where
-it stopped.
+"""Finished pieces of a long job in a file, from which an interrupted command continues.
 
-The first line says which work it is (the key), every other line is a finished piece. A command with
-another key never gets to see them, and only one process at a time holds the file."""
+The first line says which job it is (the key), every other line is a finished piece. A command with
+another key never gets to see them, and only one process at a time holds the file.
+"""
 
 import hashlib
 import json
@@ -12,31 +12,50 @@ from pathlib import Path
 from typing import Any, Self
 
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.runs.old_keys import rename_old_keys
 from hanabi_grpo.runs.run_folder import append_jsonl, open_locked
+
+_DIGEST_LENGTH = 12
+"""Hexadecimal digits of a key's short name."""
+_SHOWN_LENGTH = 60
+"""Characters of a value in an error message."""
 
 
 def key_digest(key: Mapping[str, Any]) -> str:
-    """Return a short name of a key, for a file's name."""
-    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
+    """Return a short name of a key, for a file's name: 12 hexadecimal digits."""
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:_DIGEST_LENGTH]
 
 
 class Ledger:
-    """One file of finished pieces, held by this process until it is closed."""
+    """One file of finished pieces, held by this process until it is closed.
+
+    Example:
+        with Ledger(Path("work.part.jsonl"), {"lineup": "iggi"}) as ledger:
+            done = {row["seed"] for row in ledger.rows}
+            ledger.add({"seed": 7, "scores": [3.0]})
+    """
 
     def __init__(self, path: Path, key: Mapping[str, Any]) -> None:
         """Open a ledger, or begin one; a last line that was cut off is dropped.
 
-        `key` is everything that the pieces depend on. A SettingsError where the file is of other
-        work, damaged, held by another process, or cannot be used."""
+        Args:
+            path: The file; its folder is made where it is missing.
+            key: Everything that the pieces depend on, as JSON data.
+
+        Raises:
+            SettingsError: The file belongs to another job, is damaged, is held by another process,
+                or cannot be used.
+        """
         self.path = path
         self.rows: list[dict[str, Any]] = []
         """The finished pieces, oldest first."""
-        wanted: dict[str, Any] = json.loads(json.dumps(key))
+        # As JSON reads it back: tuples become lists.
+        expected_key: dict[str, Any] = json.loads(json.dumps(key))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open_locked(path)
             try:
-                self._read(wanted)
+                self._read(expected_key)
             except BaseException:
                 self._file.close()
                 raise
@@ -50,8 +69,10 @@ class Ledger:
             ) from error
 
     def add(self, *rows: Mapping[str, Any]) -> None:
-        """Write finished pieces; they are in the file when this returns. A SettingsError where that
-        is impossible.
+        """Write finished pieces; they are in the file when this returns.
+
+        Raises:
+            SettingsError: The file cannot be written.
         """
         try:
             append_jsonl(self.path, *rows)
@@ -67,30 +88,49 @@ class Ledger:
         self._file.close()
 
     def _read(self, key: dict[str, Any]) -> None:
+        """Read the rows, drop a torn last line, and write the key into a new file."""
         content = self.path.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
         if len(whole) < len(content):
             os.truncate(self.path, len(whole))
-        try:
-            rows = [json.loads(line) for line in whole.splitlines()]
-            found = rows[0]["key"] if rows else key
-        except (ValueError, LookupError, TypeError):
-            rows, found = [None], None
-        if not isinstance(found, dict) or not all(isinstance(row, dict) for row in rows):
-            raise SettingsError(
-                f"{self.path}: not what an interrupted command leaves; move it away."
-            )
-        if found != key:
-            other = [
-                f"{name}: there {str(found.get(name))[:60]}, here {str(key.get(name))[:60]}"
-                for name in sorted({*found, *key})
-                if found.get(name) != key.get(name)
-            ]
-            raise SettingsError(
-                f"{self.path}: holds the finished part of other work ({'; '.join(other)}). Finish "
-                "that with its own "
-                "command, choose another --out, or remove the file."
-            )
-        self.rows = rows[1:]
-        if not rows:
+        if not whole:
             self.add({"key": key})
+            return
+        stored_key, rows = self._parse(whole)
+        if stored_key != key:
+            raise SettingsError(
+                f"{self.path}: holds the finished part of other work "
+                f"({_describe_difference(stored_key, key)}). Finish that with its own command, "
+                "choose another --out, or remove the file."
+            )
+        self.rows = rows
+
+    def _parse(self, content: bytes) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Return the key and the rows of a file; a SettingsError where it is no ledger."""
+        damaged = SettingsError(
+            f"{self.path}: not what an interrupted command leaves; move it away."
+        )
+        try:
+            lines = [json.loads(line) for line in content.splitlines()]
+            stored_key = lines[0]["key"]
+        except (ValueError, LookupError, TypeError) as error:
+            raise damaged from error
+        if not isinstance(stored_key, dict):
+            raise damaged
+        if not all(isinstance(line, dict) for line in lines):
+            raise damaged
+        rows = [rename_old_keys(line) for line in lines[1:]]
+        return rename_old_keys(stored_key), rows
+
+
+def _describe_difference(stored: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
+    """Return the fields of two keys that differ, e.g. "temperature: there 1.0, here 0.5"."""
+    differences = []
+    for name in sorted({*stored, *expected}):
+        there = stored.get(name)
+        here = expected.get(name)
+        if there != here:
+            differences.append(
+                f"{name}: there {str(there)[:_SHOWN_LENGTH]}, here {str(here)[:_SHOWN_LENGTH]}"
+            )
+    return "; ".join(differences)

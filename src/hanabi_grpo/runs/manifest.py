@@ -1,6 +1,4 @@
-"""The manifest of a checkpoint: every file with its size and sha256, so that a damaged one is
-recognised.
-"""
+"""The manifest of a checkpoint: its files with their hashes, by which damage is recognised."""
 
 import hashlib
 import json
@@ -16,29 +14,30 @@ from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.runs.run_folder import finite, write_json_atomic
 
 MANIFEST = "manifest.json"
+"""Name of the manifest in a checkpoint's folder."""
 CHECKPOINT_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
+"""Name of a checkpoint's folder; the number is its step."""
 
 
 def checkpoints_of(run_folder: Path) -> dict[int, Path]:
-    """Return what is named as a run's checkpoints, by step, oldest first; each is whole: they
-    appear by a rename.
+    """Return the folders that are named as a run's checkpoints, by step, oldest first.
+
+    Each is whole: they appear by a rename.
     """
-    found = (
-        (CHECKPOINT_NAME.fullmatch(folder.name), folder)
-        for folder in run_folder.glob("checkpoint-*")
-    )
-    return dict(sorted((int(match[1]), folder) for match, folder in found if match))
+    by_step = {}
+    for folder in run_folder.glob("checkpoint-*"):
+        match = CHECKPOINT_NAME.fullmatch(folder.name)
+        if match:
+            by_step[int(match[1])] = folder
+    return dict(sorted(by_step.items()))
 
 
 def _inside(name: str) -> str:
+    """Return the name of a file inside a checkpoint; a ValueError for any other path."""
     path = PurePosixPath(name)
-    if (
-        path.is_absolute()
-        or ".." in path.parts
-        or path.as_posix() != name
-        or name in (".", MANIFEST)
-        or "\0" in name
-    ):
+    is_outside = path.is_absolute() or ".." in path.parts
+    is_odd = path.as_posix() != name or name in (".", MANIFEST) or "\0" in name
+    if is_outside or is_odd:
         raise ValueError("is not the name of a file inside the checkpoint")
     return name
 
@@ -55,14 +54,16 @@ class FileEntry(BaseModel):
 class Manifest(BaseModel):
     """What `manifest.json` says. Further keys are the facts that the writer added.
 
-    Example: {"format": 1, "step": 50, "adapters": ["player_0", "player_1"], "created":
-        "2026-01-31T09:30:00+00:00", "files": {"player_0/adapter_config.json": {"bytes": 612,
-        "sha256": "9f86…"}, …}, "manifest_sha256": "2c26…"}
+    Example:
+        {"format": 1, "step": 50, "adapters": ["player_0", "player_1"],
+        "created": "2026-01-31T09:30:00+00:00", "files": {"player_0/adapter_config.json":
+        {"bytes": 612, "sha256": "9f86…"}, …}, "manifest_sha256": "2c26…"}
     """
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
     format: Literal[1]
+    """Version of the format."""
     step: int = Field(ge=0)
     """Optimizer steps behind the checkpoint."""
     files: dict[Annotated[str, AfterValidator(_inside)], FileEntry]
@@ -79,16 +80,22 @@ class Manifest(BaseModel):
 
 
 def spec_hashes(facts: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the hashes of the games that were trained on, see `envs.base.EnvSpec`; version 0.1
-    called them boards.
+    """Return the hashes of the games that were trained on, see `envs.base.EnvSpec`.
+
+    Args:
+        facts: Of a checkpoint's manifest.
     """
-    found = facts.get("spec_hashes", facts.get("board_hashes"))
-    return tuple(map(str, found)) if isinstance(found, list) else ()
+    hashes = facts.get("spec_hashes")
+    if not isinstance(hashes, list):
+        return ()
+    return tuple(str(spec_hash) for spec_hash in hashes)
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read `manifest.json` of a checkpoint; its files are not looked at. A RunFolderError says why
-    it is none.
+    """Read `manifest.json` of a checkpoint; its files are not looked at.
+
+    Raises:
+        RunFolderError: Says why it is no checkpoint.
     """
     try:
         data = json.loads((folder / MANIFEST).read_bytes())
@@ -107,7 +114,8 @@ def read_manifest(folder: Path) -> Manifest:
         ) from error
     except (ValueError, RecursionError) as error:
         raise RunFolderError(f"{folder}: {MANIFEST} is no JSON ({error}).") from error
-    if (sha256 := manifest_sha256(data)) != manifest.manifest_sha256:
+    sha256 = manifest_sha256(data)
+    if sha256 != manifest.manifest_sha256:
         raise RunFolderError(
             f"{folder}: {MANIFEST} has sha256 {sha256}, but says {manifest.manifest_sha256!r}; "
             "something changed it."
@@ -116,16 +124,26 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def write_manifest(folder: Path, *, step: int, facts: Mapping[str, object]) -> None:
-    """Write the manifest of a folder as it is, files synced by the caller; raises an OSError."""
+    """Write the manifest of a folder as it is; its files must be on disk already.
+
+    Args:
+        folder: The checkpoint's folder.
+        step: Optimizer steps behind it.
+        facts: Further keys of the manifest, none of its own.
+
+    Raises:
+        OSError: The operating system refuses.
+    """
+    files = {}
+    for name, size in sorted(file_sizes(folder).items()):
+        entry = FileEntry(bytes=size, sha256=file_sha256(folder / name))
+        files[name] = entry.model_dump()
     content = {
         "format": 1,
         "step": step,
         **facts,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "files": {
-            name: FileEntry(bytes=size, sha256=file_sha256(folder / name)).model_dump()
-            for name, size in sorted(file_sizes(folder).items())
-        },
+        "files": files,
     }
     # Hashed as a reader will see it: keys that are numbers are strings by then, tuples are lists.
     data = json.loads(json.dumps(finite(content)))
@@ -133,38 +151,30 @@ def write_manifest(folder: Path, *, step: int, facts: Mapping[str, object]) -> N
 
 
 def manifest_sha256(data: Mapping[str, Any]) -> str:
-    """Return the hash over a manifest's content, whatever its line breaks, without the hash
-    itself.
+    """Return the hash over a manifest's content, without the hash itself.
+
+    Line breaks and the order of keys do not matter.
     """
     content = {key: value for key, value in data.items() if key != "manifest_sha256"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def check_checkpoint(folder: Path) -> Manifest:
-    """Return the manifest of a checkpoint whose files are exactly the listed ones; a RunFolderError
-    names another.
+    """Return the manifest of a checkpoint whose files are exactly the listed ones.
+
+    Raises:
+        RunFolderError: They are not; it names the first that differs.
     """
     manifest = read_manifest(folder)
-    named = CHECKPOINT_NAME.fullmatch(folder.name)
-    if named and int(named[1]) != manifest.step:
+    match = CHECKPOINT_NAME.fullmatch(folder.name)
+    if match and int(match[1]) != manifest.step:
         raise RunFolderError(f"{folder}: its {MANIFEST} is that of step {manifest.step}.")
     try:
         sizes = file_sizes(folder)
         for name in sorted(manifest.files.keys() | sizes.keys()):
-            entry = manifest.files.get(name)
-            if name not in sizes:
-                raise RunFolderError(f"{folder}: {name} is missing.")
-            if entry is None:
-                raise RunFolderError(f"{folder}: {name} is not listed in {MANIFEST}.")
-            if sizes[name] != entry.bytes:
-                raise RunFolderError(
-                    f"{folder}: {name} has {sizes[name]} bytes, {MANIFEST} says {entry.bytes}."
-                )
-            if (sha256 := file_sha256(folder / name)) != entry.sha256:
-                raise RunFolderError(
-                    f"{folder}: {name} has sha256 {sha256}, {MANIFEST} says {entry.sha256}."
-                )
+            _check_file(folder, name, manifest.files.get(name), sizes.get(name))
     except RunFolderError:
+        # It is an OSError too.
         raise
     except OSError as error:
         raise RunFolderError(
@@ -173,9 +183,33 @@ def check_checkpoint(folder: Path) -> Manifest:
     return manifest
 
 
+def _check_file(folder: Path, name: str, entry: FileEntry | None, size: int | None) -> None:
+    """Refuse a file that is not what the manifest says.
+
+    Args:
+        folder: The checkpoint's folder.
+        name: Path of the file in it, with slashes.
+        entry: What the manifest says of it; None: it is not listed.
+        size: Its bytes; None: it is missing.
+    """
+    if size is None:
+        raise RunFolderError(f"{folder}: {name} is missing.")
+    if entry is None:
+        raise RunFolderError(f"{folder}: {name} is not listed in {MANIFEST}.")
+    if size != entry.bytes:
+        raise RunFolderError(f"{folder}: {name} has {size} bytes, {MANIFEST} says {entry.bytes}.")
+    sha256 = file_sha256(folder / name)
+    if sha256 != entry.sha256:
+        raise RunFolderError(
+            f"{folder}: {name} has sha256 {sha256}, {MANIFEST} says {entry.sha256}."
+        )
+
+
 def file_sizes(folder: Path) -> dict[str, int]:
-    """Return path with slashes to size of every file below a checkpoint but its manifest; all must
-    be plain files.
+    """Return the size of every file below a checkpoint but its manifest, by path with slashes.
+
+    Raises:
+        RunFolderError: One of them is not a plain file.
     """
     sizes = {}
     for path in folder.rglob("*"):

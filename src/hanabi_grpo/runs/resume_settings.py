@@ -1,43 +1,45 @@
-"""Which settings a resumed run may change, and what it keeps of the old ones."""
+"""Which settings a resumed run may change, and what it keeps of the old ones.
+
+Each setting says what it affects (`settings.affects`). A resumed run keeps what changes its games
+or what is optimised; a fork, a new run from a checkpoint, keeps what the saved tensors were made
+for. NPROC_PER_NODE, PER_DEVICE_TRAIN_BATCH_SIZE and DEEPSPEED are free in both, since the state is
+saved per parameter; sums are then taken in another order, so the next steps are equal but for
+rounding.
+"""
 
 import hashlib
-import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.errors import RunFolderError, SettingsError
-from hanabi_grpo.runs.run_folder import write_json_atomic
-from hanabi_grpo.runs.v1 import REMOVED, UNRECORDED
-from hanabi_grpo.settings import Settings, settings_values, variables
+from hanabi_grpo.runs.run_folder import write_text_atomic
+from hanabi_grpo.settings import Affects, Settings, settings_values, variables
+from hanabi_grpo.settings.saved import SETTINGS_FILE, VALUES, read_settings_document
 
-WEIGHTS = ("MODEL", "HANABI_PLAYERS", "HANABI_ADAPTERS", "LORA_RANK", "LORA_ALPHA")
-"""What the saved tensors were made for: equal in a resumed run and in a fork."""
-MEANING = tuple(
-    """
-    DATASET SEED HANABI_DTYPE NUM_GENERATIONS HANABI_TASKS_PER_STEP HANABI_TASK_SEED HANABI_PARTNERS
-    HANABI_PARTNER_SHARE BETA HANABI_ENTROPY_BONUS HANABI_ENTROPY_TARGET HANABI_UPDATES_PER_STEP HANABI_CLIP_LOW
-    HANABI_CLIP_HIGH
-    HANABI_SAMPLER_CORRECTION HANABI_SAMPLER_CORRECTION_LIMIT HANABI_OVERLAP HANABI_UPDATE
-    HANABI_FREEZE HANABI_ADVANTAGE HANABI_ADVANTAGE_SCALE HANABI_LOSS_UNIT HANABI_RESAMPLE_FLAT
-    """.split()  # noqa: SIM905 - as a list it would take a line for each
-)
-"""With the section "game": which games are played and what is optimised. Equal in a resumed run,
-free in a fork.
+_PATHS = ("MODEL", "DATASET")
+"""Settings whose value may be a path: one folder may have two spellings."""
+_SHOWN_DIGITS = 12
+"""Digits of a hash in a message."""
 
-Free in both is the rest. NPROC_PER_NODE, PER_DEVICE_TRAIN_BATCH_SIZE and DEEPSPEED are, since the
-state is saved per parameter; sums are then taken in another order, so the next steps are equal but
-for rounding. SAVE_STEPS and SAVE_TOTAL_LIMIT are, although they decide which earlier versions a
-pool with HANABI_PARTNERS=earlier holds. """
-PHASES = ("HANABI_EVAL_STEPS", "HANABI_EVAL_TASKS", "HANABI_EVAL_PATIENCE")
-"""With HANABI_UPDATE=best_response they say who is trained, and are of the meaning, too."""
-_PLACES = ("OUTPUT_DIR", "RESUME")
-_SETTINGS_FILE = "settings.json"
+
+@dataclass(slots=True, kw_only=True)
+class _Differences:
+    """What is different from the run that a checkpoint comes from, a sentence for each setting."""
+
+    allowed: list[str] = field(default_factory=list)
+    """What may change on the way."""
+    refused: list[str] = field(default_factory=list)
+    """What may not."""
+    hits_weights: bool = False
+    """Whether one of the refused would not fit the saved tensors, so that a fork is no way out."""
 
 
 def dataset_sha256(settings: Settings) -> str | None:
-    """Return the hash of the dataset file: the same name may hold other tasks by now. None without
-    DATASET.
+    """Return the hash of the dataset file, None without DATASET.
+
+    The same name may hold other tasks by now.
     """
     if settings.dataset is None:
         return None
@@ -47,105 +49,160 @@ def dataset_sha256(settings: Settings) -> str | None:
 def check_compatible(
     saved: Mapping[str, Any], settings: Settings, *, fork: bool = False
 ) -> list[str]:
-    """Compare the settings of now with `settings.json` of the run that a checkpoint comes from.
+    """Compare the settings of now with those of the run that a checkpoint comes from.
 
-    Returns one sentence for each setting that differs and may; a SettingsError has each that may
-    not, with both values. For a fork, a new run from the checkpoint, only what the tensors depend
-    on must be equal."""
-    before, now = saved.get("settings"), settings_values(settings)
+    Args:
+        saved: What `read_saved_settings` read.
+        settings: The settings of now.
+        fork: Whether it is a new run from the checkpoint, for which only what the tensors depend on
+            must be equal.
+
+    Returns:
+        One sentence for each setting that differs and may.
+
+    Raises:
+        SettingsError: Names each setting that differs and may not, with both values.
+    """
+    before = saved.get(VALUES)
     if not isinstance(before, Mapping):
         raise SettingsError(
-            f"{_SETTINGS_FILE} of the run to go on from holds no settings; restore it, or start "
+            f"{SETTINGS_FILE} of the run to go on from holds no settings; restore it, or start "
             "anew."
         )
-    # A run from before there was a setting had its default, which changes nothing.
-    defaults = settings_values(Settings(device=settings.device, env=settings.env))
-    known = variables(settings.env)
-    phases = PHASES if settings.update == "best_response" else ()
-    meaning = {*MEANING, *phases, *(one.env for one in known if one.section == "game")}.difference(
-        WEIGHTS
-    )
-    before = {**{name: defaults[name] for name in meaning}, **UNRECORDED, **before}
-    fixed = {*WEIGHTS, *(() if fork else meaning)}
-    gone = {
-        name: (before[name], kept)
-        for name, kept in REMOVED.items()
-        if not fork and before.get(name, kept) != kept
-    }
-    problems = [
-        f"{name}: was {_shown(was)}, is {_shown(kept)} in every run now"
-        for name, (was, kept) in gone.items()
-    ]
-    notes: list[str] = []
-    for variable in known:
-        name = variable.env
-        if name in _PLACES or variable.secret:
-            continue
-        if name not in before:
-            notes.append(f"{name}: not recorded by the earlier run; now {_shown(now[name])}")
-        elif not _same(name, before[name], now[name]):
-            line = f"{name}: was {_shown(before[name])}, is {_shown(now[name])}"
-            (problems if name in fixed else notes).append(line)
-    recorded = saved.get("dataset_sha256")
-    current = None if recorded is None else dataset_sha256(settings)
-    same_file = not any(line.startswith("DATASET:") for line in problems + notes)
-    if same_file and current and current != recorded:
-        line = (
-            f"DATASET: the file's sha256 was {str(recorded)[:12]}…, is {current[:12]}…: its "
-            "tasks are others"
-        )
-        (notes if fork else problems).append(line)
-    if problems:
-        only_meaning = all(line.split(":")[0] in {*meaning, *gone} for line in problems)
-        fork_hint = (
-            ", or start a new run from the checkpoint with OUTPUT_DIR=(a new folder)"
-            if only_meaning
-            else ""
-        )
-        listed = "".join(f"\n  {line}" for line in problems)
+    differences = _compare_values(before, settings, fork=fork)
+    _compare_dataset(saved.get("dataset_sha256"), before, settings, differences, fork=fork)
+    if differences.refused:
+        ways_out = "Set them back"
+        if not differences.hits_weights:
+            ways_out += ", or start a new run from the checkpoint with OUTPUT_DIR=(a new folder)"
+        listed = "".join(f"\n  {line}" for line in differences.refused)
         raise SettingsError(
             f"RESUME={settings.resume}: these settings cannot change on the way:{listed}\n"
-            f"Set them back{fork_hint}, or start anew without RESUME."
+            f"{ways_out}, or start anew without RESUME."
         )
-    return notes
+    return differences.allowed
 
 
 def read_saved_settings(run_folder: Path) -> dict[str, Any]:
-    """Return the content of a run folder's `settings.json`; a RunFolderError where it is missing or
-    no JSON object.
+    """Return the content of a run folder's `settings.json`.
+
+    Raises:
+        RunFolderError: It is missing, or no JSON object.
     """
-    path = run_folder / _SETTINGS_FILE
+    path = run_folder / SETTINGS_FILE
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        return read_settings_document(path)
     except (OSError, ValueError) as error:
         raise RunFolderError(
-            f"{path}: cannot be read ({error}), so nobody can tell whether the settings of now "
-            "fit the checkpoint. "
-            "Put it beside the checkpoint's folder again, or start anew without RESUME."
+            f"{path}: cannot be read ({error}), so it is unknown whether the settings of now fit "
+            "the checkpoint. Put the file that hanabi-grpo train wrote beside the checkpoint's "
+            "folder again, or start anew without RESUME."
         ) from error
-    if not isinstance(data, dict):
-        raise RunFolderError(f"{path}: is not a JSON object; hanabi-grpo train writes one.")
-    return data
 
 
 def keep_settings(run_folder: Path, step: int) -> Path | None:
-    """Copy `settings.json` to `settings-until-step-<step>.json` before a resumed run writes its
-    own.
+    """Copy `settings.json` to `settings-until-step-<step>.json`.
 
-    A copy that is there stays: what was recorded after that step, under other settings, is moved
-    aside. None where there is no `settings.json`."""
-    kept = run_folder / f"settings-until-step-{step}.json"
-    if (run_folder / _SETTINGS_FILE).exists() and not kept.exists():
-        write_json_atomic(kept, read_saved_settings(run_folder))
-    return kept if kept.exists() else None
+    A resumed run does so before it writes its own. A copy that exists stays: what was recorded
+    after that step, under other settings, is moved aside.
+
+    Returns:
+        The copy; None where there is no `settings.json`.
+    """
+    current = run_folder / SETTINGS_FILE
+    copy = run_folder / f"settings-until-step-{step}.json"
+    if copy.exists():
+        return copy
+    if not current.exists():
+        return None
+    # What is no settings file is refused, not copied.
+    read_saved_settings(run_folder)
+    write_text_atomic(copy, current.read_bytes())
+    return copy
+
+
+def _compare_values(before: Mapping[str, Any], settings: Settings, *, fork: bool) -> _Differences:
+    """Compare every setting but the dataset's content.
+
+    Args:
+        before: Values of the earlier run, by variable.
+        settings: The settings of now.
+        fork: Whether it is a new run from the checkpoint.
+    """
+    now = settings_values(settings)
+    # A run from before there was a setting had its default, which changes nothing.
+    defaults = settings_values(Settings(device=settings.device, env=settings.env))
+    differences = _Differences()
+    for variable in variables(settings.env):
+        name = variable.env
+        affects = variable.affects_in(settings)
+        if variable.secret or not affects.is_told_on_resume:
+            continue
+        is_decisive = affects.is_fixed_in_resume and not affects.is_fixed_in_fork
+        if name not in before and not is_decisive:
+            differences.allowed.append(
+                f"{name}: not recorded by the earlier run; now {_shown(now[name])}"
+            )
+            continue
+        value_before = before.get(name, defaults[name])
+        if _same(name, value_before, now[name]):
+            continue
+        line = f"{name}: was {_shown(value_before)}, is {_shown(now[name])}"
+        is_fixed = affects.is_fixed_in_fork if fork else affects.is_fixed_in_resume
+        if not is_fixed:
+            differences.allowed.append(line)
+            continue
+        differences.refused.append(line)
+        if affects is Affects.WEIGHTS:
+            differences.hits_weights = True
+    return differences
+
+
+def _compare_dataset(
+    recorded: object,
+    before: Mapping[str, Any],
+    settings: Settings,
+    differences: _Differences,
+    *,
+    fork: bool,
+) -> None:
+    """Add a difference where the dataset's file has the same name and other content.
+
+    Args:
+        recorded: The file's sha256 when the earlier run began; None without DATASET.
+        before: Values of the earlier run, by variable.
+        settings: The settings of now.
+        differences: Where it is added.
+        fork: Whether it is a new run from the checkpoint.
+    """
+    if recorded is None or not _same("DATASET", before.get("DATASET"), settings.dataset):
+        return
+    current = dataset_sha256(settings)
+    if current is None or current == recorded:
+        return
+    line = (
+        f"DATASET: the file's sha256 was {str(recorded)[:_SHOWN_DIGITS]}…, is "
+        f"{current[:_SHOWN_DIGITS]}…: its tasks are others"
+    )
+    if fork:
+        differences.allowed.append(line)
+    else:
+        differences.refused.append(line)
 
 
 def _same(name: str, before: Any, now: Any) -> bool:
+    """Tell whether a setting has the value that it had.
+
+    Args:
+        name: The variable.
+        before: Its value in the earlier run.
+        now: Its value of now.
+    """
     if before == now:
         return True
-    # One folder may have two spellings.
-    is_path = name in ("MODEL", "DATASET") and None not in (before, now)
-    return is_path and Path(str(before)).resolve() == Path(str(now)).resolve()
+    if name not in _PATHS or before is None or now is None:
+        return False
+    return Path(str(before)).resolve() == Path(str(now)).resolve()
 
 
 def _shown(value: Any) -> str:

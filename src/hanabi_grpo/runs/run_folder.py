@@ -12,70 +12,105 @@ import socket
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
 from hanabi_grpo.errors import RunFolderError, SettingsError
 from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.saved import (
+    RESUME_COMMAND,
+    SETTINGS_FILE,
+    VALUES,
+    read_settings_document,
+)
 
 LOCK = ".lock"
+"""File that the process which trains in the folder holds locked."""
 TRAIN = "train"
-RESUME_COMMAND = "resume_command"
-"""Key of `settings.json`: what to type to go on with the run."""
+"""Folder in which `tools/demo.sh` keeps the run, beside evaluations."""
 EVALUATIONS = "evaluations"
 """Folder in a run folder where `evaluate` leaves what the run's adapters scored."""
 RUN_ID = ".run-id"
+"""File with the number that no other run has."""
 SECRET = ".run-secret"
+"""File with what proves to a rollout server that a trainer works in the folder."""
+OUTPUTS = Path("outputs")
+"""Where runs without OUTPUT_DIR are."""
+_PUBLIC_DIGITS = 12
+_ID_DIGITS = 12
+_SECRET_BYTES = 32
+_HOLDER_LENGTH = 200
+"""Characters of a lock file that are read."""
+_SHOWN_NAMES = 3
+"""Names of a list that a message shows."""
+_DEPTHS = ("*", "*/*", "*/*/*")
+"""How deep below `outputs/` runs are looked for."""
+
+
+# The folder of a run
 
 
 def run_folder_name(settings: Settings, now: datetime) -> str:
     """Return the name of a run that was given no OUTPUT_DIR, e.g. "laptop-20260131-093000"."""
-    return f"{settings.preset or Path(settings.dataset or 'run').stem}-{now:%Y%m%d-%H%M%S}"
+    played = settings.preset or Path(settings.dataset or "run").stem
+    return f"{played}-{now:%Y%m%d-%H%M%S}"
 
 
 def prepare_run_folder(settings: Settings, now: datetime | None = None) -> Path:
     """Create the run folder and return it.
 
-    A folder that holds nothing but `*.log` files, a lock and rests of temporary files counts as
+    A folder that holds nothing but `*.log` files, a lock and remains of temporary files counts as
     fresh: a script that starts both processes points the server's log there before training begins.
-    Without OUTPUT_DIR it is a new folder in `outputs/`, named after `now`. A folder that is in use,
-    is a file, or cannot be created is a RunFolderError."""
-    folder = settings.output_dir or Path("outputs") / run_folder_name(
-        settings, now or datetime.now()
-    )
+    Without OUTPUT_DIR it is a new folder in `outputs/`.
+
+    Args:
+        settings: The run's settings.
+        now: What a new folder is named after; None: the time of now.
+
+    Raises:
+        RunFolderError: The folder is in use, is a file, or cannot be created.
+    """
+    folder = settings.output_dir
+    if folder is None:
+        folder = OUTPUTS / run_folder_name(settings, now or datetime.now())
     make_run_folder(folder)
     check_fresh(folder)
     return folder
 
 
 def check_fresh(folder: Path) -> None:
-    """Refuse a folder that is not fresh, see `prepare_run_folder`, or cannot be read, by a
-    RunFolderError.
+    """Refuse a folder that is not fresh, see `prepare_run_folder`.
+
+    Raises:
+        RunFolderError: It is not, or cannot be read.
     """
-    said = f"OUTPUT_DIR={str(folder)!r}"
+    given = f"OUTPUT_DIR={str(folder)!r}"
     try:
         used = used_entries(folder)
     except OSError as error:
         raise _unusable(folder, error) from error
-    if used and (holder := holder_of(folder)):
+    if not used:
+        return
+    holder = holder_of(folder)
+    if holder:
         raise RunFolderError(
-            f"{said}: a trainer works in it ({holder}). Look at it: hanabi-grpo watch {folder}. "
-            "For a run beside it "
-            "choose another OUTPUT_DIR, or unset it for a new folder in outputs/."
+            f"{given}: a trainer works in it ({holder}). Look at it: hanabi-grpo watch {folder}. "
+            "For a run beside it choose another OUTPUT_DIR, or unset it for a new folder in "
+            "outputs/."
         )
-    if used:
-        raise RunFolderError(
-            f"{said}: holds another run already ({some_of(used)}). Choose another OUTPUT_DIR, "
-            "unset it for a new "
-            "folder in outputs/, or go on with that run: RESUME=latest"
-        )
+    raise RunFolderError(
+        f"{given}: holds another run already ({some_of(used)}). Choose another OUTPUT_DIR, unset "
+        "it for a new folder in outputs/, or go on with that run: RESUME=latest"
+    )
 
 
 def make_run_folder(folder: Path) -> None:
-    """Create a folder unless it exists; a RunFolderError where it is a file, or cannot be
-    created.
+    """Create a folder unless it exists.
+
+    Raises:
+        RunFolderError: It is a file, or cannot be created.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -84,53 +119,89 @@ def make_run_folder(folder: Path) -> None:
 
 
 def _unusable(folder: Path, error: OSError) -> RunFolderError:
-    is_file = "is a file; choose a folder that does not exist yet"
-    reason = is_file if folder.is_file() else f"cannot be used ({error.strerror})"
+    reason = f"cannot be used ({error.strerror})"
+    if folder.is_file():
+        reason = "is a file; choose a folder that does not exist yet"
     return RunFolderError(f"OUTPUT_DIR={str(folder)!r}: {reason}.")
 
 
 def used_entries(folder: Path) -> list[str]:
     """Return the names in a folder that make it a used one, ascending."""
-    return sorted(
-        entry.name
-        for entry in folder.iterdir()
-        if entry.suffix != ".log"
-        and entry.name != LOCK
-        and not (entry.name[0] == "." and entry.suffix == ".tmp")
-    )
+    names = []
+    for entry in folder.iterdir():
+        is_log = entry.suffix == ".log"
+        is_temporary = entry.name.startswith(".") and entry.suffix == ".tmp"
+        if not is_log and not is_temporary and entry.name != LOCK:
+            names.append(entry.name)
+    return sorted(names)
 
 
 def some_of(names: Sequence[str]) -> str:
     """Return the first names of a list for a message."""
-    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    shown = ", ".join(names[:_SHOWN_NAMES])
+    return f"{shown}, …" if len(names) > _SHOWN_NAMES else shown
+
+
+def leave_run_folder(folder: Path) -> None:
+    """Remove a folder that holds nothing but this process's lock.
+
+    For a run that ends before it began.
+    """
+    names = [entry.name for entry in folder.iterdir()]
+    if names == [LOCK]:
+        (folder / LOCK).unlink()
+        folder.rmdir()
+
+
+def run_home(folder: Path) -> Path:
+    """Return the run folder that a folder stands for.
+
+    That is itself, or its `train/`, as `tools/demo.sh` keeps the run.
+    """
+    inner = folder / TRAIN
+    if _is_of_a_run(inner) and not _is_of_a_run(folder):
+        return inner
+    return folder
+
+
+def run_of(checkpoint: Path) -> Path | None:
+    """Return the folder of the run that a checkpoint's folder lies in; None: it is in none."""
+    parent = checkpoint.resolve().parent
+    return parent if (parent / SETTINGS_FILE).is_file() else None
+
+
+def _is_of_a_run(folder: Path) -> bool:
+    for name in (SETTINGS_FILE, "metrics.jsonl", "episodes"):
+        if (folder / name).exists():
+            return True
+    return any(folder.glob("checkpoint-*"))
+
+
+# Who works in it
 
 
 def holder_of(folder: Path) -> str:
-    """Return what another process that holds a run folder says of itself, e.g. "pid 12 on gpu7"; ""
-    for nobody.
+    """Return what another process that holds a run folder says of itself.
+
+    Returns:
+        For example "pid 12 on gpu7"; "" where no other process holds it.
     """
     try:
         with (folder / LOCK).open(encoding="utf-8", errors="replace") as file:
-            holder = _said(file)
+            holder = _read_holder(file)
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return "" if holder == _me() else holder
+        return "" if holder == _this_process() else holder
     except OSError:
         pass  # no lock there, or none that can be asked
     return ""
 
 
-def _said(lock: IO[str]) -> str:
-    return lock.read(200).strip() or "which has not said its name yet"
-
-
-def _me() -> str:
-    return f"pid {os.getpid()} on {socket.gethostname()}"
-
-
 def open_locked(path: Path) -> IO[str]:
-    """Open a file, made where it is missing, for this process until it is closed; or raise a
-    BlockingIOError.
+    """Open a file, made where it is missing, for this process until it is closed.
+
+    Raises:
+        BlockingIOError: Another process has it.
     """
     while True:
         file = path.open("a+", encoding="utf-8", errors="replace")
@@ -147,96 +218,87 @@ def open_locked(path: Path) -> IO[str]:
 
 
 def lock_run_folder(folder: Path) -> IO[str]:
-    """Take a run folder for this process, and for the one that it becomes by exec; close the file
-    to give it back.
+    """Take a run folder for this process, and for the one that it becomes by exec.
 
-    The kernel gives it back when the last process that inherited the file ends, kill -9 included. A
-    RunFolderError where another trainer holds it, or the file system has no locks."""
+    Close the file to release it. The kernel releases it when the last process that inherited the
+    file ends, kill -9 included.
+
+    Raises:
+        RunFolderError: Another trainer holds it, or the file system has no locks.
+    """
     path = folder / LOCK
     try:
         file = open_locked(path)
     except BlockingIOError as error:
-        with path.open(encoding="utf-8", errors="replace") as held:
-            text = (
-                f"{folder}: another trainer works in it ({_said(held)}). Stop it, or choose "
-                "another OUTPUT_DIR."
-            )
-        raise RunFolderError(text) from error
+        with path.open(encoding="utf-8", errors="replace") as locked:
+            holder = _read_holder(locked)
+        raise RunFolderError(
+            f"{folder}: another trainer works in it ({holder}). Stop it, or choose another "
+            "OUTPUT_DIR."
+        ) from error
     except OSError as error:
         raise RunFolderError(
             f"{path}: cannot be locked ({error.strerror}); make {folder} writable, or choose an "
-            "OUTPUT_DIR on a file "
-            "system with locks."
+            "OUTPUT_DIR on a file system with locks."
         ) from error
     file.truncate(0)
-    file.write(f"{_me()}\n")
+    file.write(f"{_this_process()}\n")
     file.flush()
     os.set_inheritable(file.fileno(), True)
     return file
 
 
-def resume_command_of(run_folder: Path) -> str:
-    """Return the command that goes on with a run, as `settings.json` has it."""
-    return str(_settings_file(run_folder).get(RESUME_COMMAND, ""))
+def _read_holder(lock: IO[str]) -> str:
+    return lock.read(_HOLDER_LENGTH).strip() or "which has not said its name yet"
 
 
-def run_home(folder: Path) -> Path:
-    """Return the run folder that a folder stands for: itself, or its `train/`, as `tools/demo.sh`
-    keeps the run.
-    """
-    inner = folder / TRAIN
-    return inner if _is_of_a_run(inner) and not _is_of_a_run(folder) else folder
+def _this_process() -> str:
+    return f"pid {os.getpid()} on {socket.gethostname()}"
 
 
-def run_of(checkpoint: Path) -> Path | None:
-    """Return the folder of the run that a checkpoint's folder lies in; None where it lies in
-    none.
-    """
-    parent = checkpoint.resolve().parent
-    return parent if (parent / "settings.json").is_file() else None
-
-
-def _is_of_a_run(folder: Path) -> bool:
-    return any(
-        (folder / name).exists() for name in ("settings.json", "metrics.jsonl", "episodes")
-    ) or any(folder.glob("checkpoint-*"))
+# Who it is towards a rollout server
 
 
 def run_identity(folder: Path) -> str:
-    """Return the run's name towards a rollout server: its folder, and a number that no other run
-    has.
+    """Return the run's name towards a rollout server: its folder, and a number of its own.
 
     The number stays in the folder: a resumed run is recognised, and one of the same path on another
-    machine is not."""
+    machine is not.
+    """
     path = folder / RUN_ID
     if not path.exists():
-        write_json_atomic(path, uuid.uuid4().hex[:12])
+        write_json_atomic(path, uuid.uuid4().hex[:_ID_DIGITS])
     number = path.read_text(encoding="utf-8").strip().strip('"')
     return f"{folder.resolve()} ({number})"
 
 
 def run_secret(folder: Path) -> str:
-    """Return what proves to a rollout server that a trainer works in this folder; readable by its
-    user alone.
+    """Return what proves to a rollout server that a trainer works in this folder.
 
-    It stays, so that a resumed run takes over its session at once. A RunFolderError where the file
-    holds another thing."""
+    The file is readable by its user alone. It stays, so that a resumed run takes over its session
+    at once.
+
+    Raises:
+        RunFolderError: The file holds something else.
+    """
     path = folder / SECRET
     if not path.exists():
-        write_text_atomic(path, f"{secrets.token_hex(32)}\n", mode=0o600)
+        write_text_atomic(path, f"{secrets.token_hex(_SECRET_BYTES)}\n", mode=0o600)
     secret = path.read_text(encoding="utf-8").strip()
-    if not re.fullmatch("[0-9a-f]{64}", secret):
+    digits = 2 * _SECRET_BYTES
+    if not re.fullmatch(f"[0-9a-f]{{{digits}}}", secret):
         raise RunFolderError(
-            f"{path}: not 64 hexadecimal digits; remove it, and the next start makes another."
+            f"{path}: not {digits} hexadecimal digits; remove it, and the next start makes another."
         )
     return secret
 
 
 def public_run(run_id: str) -> str:
-    """Return what a server tells everybody of the run that it works for: enough to recognise one's
-    own.
+    """Return what a server tells everybody of the run that it works for.
+
+    It is enough to recognise one's own run, and shows no path.
     """
-    return hashlib.sha256(run_id.encode()).hexdigest()[:12]
+    return hashlib.sha256(run_id.encode()).hexdigest()[:_PUBLIC_DIGITS]
 
 
 def is_run(folder: Path, run: str) -> bool:
@@ -244,28 +306,50 @@ def is_run(folder: Path, run: str) -> bool:
     return (folder / RUN_ID).is_file() and public_run(run_identity(folder)) == run
 
 
-def find_run(run: str | None, around: Path = Path("outputs")) -> Path | None:
-    """Return the folder below `around` of the run of a server's session; None where there is
-    none.
+def find_run(run: str | None, around: Path = OUTPUTS) -> Path | None:
+    """Return the folder of the run of a server's session; None where there is none.
+
+    Args:
+        run: As the server tells it, see `public_run`; None: it has no session.
+        around: The folder below which runs are.
     """
-    if run is not None:
-        with suppress(OSError):
-            folders = [
-                path.parent
-                for depth in ("*", "*/*", "*/*/*")
-                for path in around.glob(f"{depth}/{RUN_ID}")
-            ]
-            return next((folder.resolve() for folder in folders if is_run(folder, run)), None)
+    if run is None:
+        return None
+    try:
+        for depth in _DEPTHS:
+            for path in around.glob(f"{depth}/{RUN_ID}"):
+                if is_run(path.parent, run):
+                    return path.parent.resolve()
+    except OSError:
+        pass  # a folder that this user cannot read
     return None
 
 
-def leave_run_folder(folder: Path) -> None:
-    """Remove a folder that holds nothing but this process's lock; for a run that ends before it
-    began.
+# What its settings were
+
+
+def resume_command_of(run_folder: Path) -> str:
+    """Return the command that goes on with a run, as `settings.json` has it; "" without one."""
+    return str(_settings_document(run_folder).get(RESUME_COMMAND, ""))
+
+
+def recorded_settings(run_folder: Path) -> dict[str, Any]:
+    """Return a run's settings by variable, as `settings.json` has them.
+
+    Where it cannot be read there are none.
     """
-    if [entry.name for entry in folder.iterdir()] == [LOCK]:
-        (folder / LOCK).unlink()
-        folder.rmdir()
+    values = _settings_document(run_folder).get(VALUES)
+    return values if isinstance(values, dict) else {}
+
+
+def _settings_document(run_folder: Path) -> dict[str, Any]:
+    try:
+        return read_settings_document(run_folder / SETTINGS_FILE)
+    except (OSError, ValueError):
+        return {}
+
+
+# How files are written
 
 
 def write_json_atomic(path: Path, data: Any) -> None:
@@ -274,37 +358,60 @@ def write_json_atomic(path: Path, data: Any) -> None:
 
 
 def json_text(data: Any, indent: int | None = None) -> str:
-    """Return data as JSON, with a line break; non-finite numbers become null: JSON has no name for
-    them.
+    """Return data as JSON, with a line break.
+
+    Non-finite numbers become null: JSON has no name for them.
     """
     return json.dumps(finite(data), indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
 
 
+def finite(data: Any) -> Any:
+    """Return data as JSON can hold it: non-finite numbers become None, tuples lists."""
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    if isinstance(data, Mapping):
+        return {key: finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [finite(value) for value in data]
+    return data
+
+
 def save_text(path: Path, text: str | bytes, option: str = "") -> None:
-    """Write a file that a person named by an option, whole or not at all, with its folder; or raise
-    a SettingsError.
+    """Write a file that a person named, whole or not at all, with its folder.
+
+    Args:
+        path: The file.
+        text: Its content.
+        option: The option that names it, for the error, e.g. "--out".
+
+    Raises:
+        SettingsError: It cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text_atomic(path, text)
     except OSError as error:
-        said = f"{option} {path}".lstrip()
+        given = f"{option} {path}".lstrip()
         raise SettingsError(
-            f"{said}: cannot be written ({error.strerror}); choose another place."
+            f"{given}: cannot be written ({error.strerror}); choose another place."
         ) from error
 
 
 def write_text_atomic(path: Path, text: str | bytes, *, mode: int = 0o666) -> None:
-    """Write a file so that a reader, or a crash, sees the old file or the whole new one; `mode`
-    less the umask.
+    """Write a file so that a reader, or a crash, sees the old file or the whole new one.
+
+    Args:
+        path: The file.
+        text: Its content; text is encoded as UTF-8.
+        mode: Its permissions, less the umask.
     """
+    content = text if isinstance(text, bytes) else text.encode()
     # Not by mkstemp, whose files only their owner reads.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        with os.fdopen(
-            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb"
-        ) as file:
-            file.write(text if isinstance(text, bytes) else text.encode())
+        with os.fdopen(os.open(temporary, flags, mode), "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -316,8 +423,9 @@ def write_text_atomic(path: Path, text: str | bytes, *, mode: int = 0o666) -> No
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Give an empty folder that takes the place of `target` at the end; after an error `target` is
-    what it was.
+    """Give an empty folder that takes the place of `target` at the end.
+
+    After an error `target` is what it was.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     # Beside the target: a rename is atomic only within one file system.
@@ -344,38 +452,12 @@ def append_jsonl(path: Path, *rows: Mapping[str, Any]) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Return once the folder's own entries are on disk: names that were added, renamed or
-    removed.
+    """Return once the folder's own entries are on disk.
+
+    These are names that were added, renamed or removed.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def recorded_settings(run_folder: Path) -> dict[str, Any]:
-    """Return a run's settings by variable, as `settings.json` has them; nothing where it cannot be
-    read.
-    """
-    found = _settings_file(run_folder).get("settings")
-    return found if isinstance(found, dict) else {}
-
-
-def _settings_file(run_folder: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((run_folder / "settings.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def finite(data: Any) -> Any:
-    """Return data as JSON can hold it: non-finite numbers become None, tuples lists."""
-    if isinstance(data, float):
-        return data if math.isfinite(data) else None
-    if isinstance(data, Mapping):
-        return {key: finite(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [finite(value) for value in data]
-    return data

@@ -14,7 +14,9 @@ from hanabi_grpo.runs.manifest import CHECKPOINT_NAME, MANIFEST, Manifest, read_
 from hanabi_grpo.runs.run_folder import run_home
 from hanabi_grpo.types import MAX_PLAYERS, SHARED_ADAPTER, adapter_of, player_names
 
-WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+"""The two files of an adapter, as PEFT names them."""
 SAME_FACTS = {
     "model_fingerprint": "base model",
     "tokenizer_hash": "tokenizer",
@@ -30,66 +32,57 @@ class SavedAdapters:
     step: int
     """Optimizer steps behind the weights."""
     lora_rank: int
+    """Of all of them."""
     adapters: Mapping[str, tuple[bytes, Mapping[str, Any]]]
     """Name to safetensors bytes and PEFT configuration, names ascending."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What its manifest adds, e.g. {"model_fingerprint": "9f3c…"}."""
 
     def choose(self, player: str, adapter: str | None = None) -> str:
-        """Return the adapter that plays for a player: the chosen one, else its own; or raise a
-        SettingsError.
+        """Return the name of the adapter that plays for a player.
+
+        Args:
+            player: E.g. "player_1".
+            adapter: The chosen one; None: the player's own, or the one that all share.
+
+        Raises:
+            SettingsError: There is no such adapter.
         """
         name = adapter or adapter_of(player, self.adapters)
         if name not in self.adapters:
             raise SettingsError(
                 f"no adapter {adapter or player} in it; it has {', '.join(self.adapters)}. Choose "
-                "one with "
-                f":{next(iter(self.adapters))} behind the folder."
+                f"one with :{next(iter(self.adapters))} behind the folder."
             )
         return name
 
 
 def read_adapters(folder: Path) -> SavedAdapters:
-    """Read `checkpoint-N/<adapter>/{adapter_config.json,adapter_model.safetensors}`, or raise a
-    SettingsError.
+    """Read `checkpoint-N/<adapter>/{adapter_config.json,adapter_model.safetensors}`.
 
     One player's folder, as `hanabi-grpo export` writes it, holds the two files itself; its manifest
-    says who it is. The bytes are compared with the manifest's hashes; other files of the checkpoint
-    need not be there. A folder without a manifest is read as it is."""
+    says whose they are. The bytes are compared with the manifest's hashes; other files of the
+    checkpoint need not be there. A folder without a manifest is read as it is.
+
+    Raises:
+        SettingsError: It is no such folder, or damaged.
+    """
     if not folder.is_dir():
         raise SettingsError(f"--checkpoint {folder}: no such folder; give a run's checkpoint-N.")
     try:
         manifest = read_manifest(folder) if (folder / MANIFEST).exists() else None
     except RunFolderError as error:
         raise SettingsError(f"{error} Take another checkpoint.") from error
-    adapters: dict[str, tuple[bytes, Mapping[str, Any]]] = {}
+    adapters = {}
     for name, weights in _weight_files(folder, manifest).items():
-        try:
-            config = json.loads(_read(folder, weights.parent / CONFIG, manifest).decode("utf-8"))
-            adapters[name] = (_read(folder, weights, manifest), adapter_config_for_wire(config))
-        except SettingsError:
-            raise
-        except (OSError, ValueError, AttributeError) as error:
-            raise SettingsError(
-                f"{weights.parent}: cannot be read as a PEFT adapter ({error})."
-            ) from error
+        adapters[name] = _read_adapter(folder, weights, manifest)
     if not adapters:
         raise SettingsError(
             f"--checkpoint {folder}: no */{WEIGHTS} in it; give a run's checkpoint-N."
         )
-    listed = [name for name in (manifest.files if manifest else ()) if name.endswith(f"/{WEIGHTS}")]
-    if missing := sorted(
-        name for name in listed if name.removesuffix(f"/{WEIGHTS}") not in adapters
-    ):
-        raise SettingsError(
-            f"{folder}: {missing[0]} is missing; {MANIFEST} lists it. Take another checkpoint."
-        )
-    ranks = {name: config.get("r") for name, (_, config) in adapters.items()}
-    rank = next(iter(ranks.values()))
-    if type(rank) is not int or len(set(ranks.values())) != 1:
-        raise SettingsError(
-            f"--checkpoint {folder}: its adapters need one LoRA rank, but have {ranks}."
-        )
+    if manifest is not None:
+        _check_all_there(folder, manifest, adapters)
+    rank = _common_rank(folder, adapters)
     return SavedAdapters(
         step=_step(folder, manifest),
         lora_rank=rank,
@@ -99,8 +92,12 @@ def read_adapters(folder: Path) -> SavedAdapters:
 
 
 def newest_checkpoint(folder: Path) -> Path:
-    """Return a checkpoint's folder as it is, and for a run (see `run_home`) the newest one that is
-    whole, if any.
+    """Return the folder of a checkpoint, for a run (see `run_home`) its newest whole one.
+
+    A run without any is returned as it is, and so is a checkpoint's folder.
+
+    Raises:
+        SettingsError: There is no such folder, or every checkpoint of the run is damaged.
     """
     if not folder.is_dir():
         raise SettingsError(f"{folder}: no such folder; give a run, or its checkpoint-N.")
@@ -114,66 +111,129 @@ def newest_checkpoint(folder: Path) -> Path:
 
 
 def check_same_base(folder: Path, saved: SavedAdapters, server: Mapping[str, Any]) -> bool:
-    """Compare what adapters were trained on with a server (else a SettingsError); tells whether
-    they say it at all.
+    """Compare what adapters were trained on with what a server has.
+
+    Args:
+        folder: Where the adapters come from, for messages.
+        saved: The adapters.
+        server: What the server says of itself, by the keys of SAME_FACTS.
+
+    Returns:
+        Whether the adapters say what they were trained on at all.
+
+    Raises:
+        SettingsError: They were trained on something else.
     """
     for name, what in SAME_FACTS.items():
-        if name in saved.facts and name in server and saved.facts[name] != server[name]:
+        if name not in saved.facts or name not in server:
+            continue
+        if saved.facts[name] != server[name]:
             raise SettingsError(
                 f"{folder} was trained with another {what}: {saved.facts[name]}, the server has "
-                f"{server[name]}. Take a "
-                "checkpoint of a run on this MODEL, or start the server with that run's MODEL and "
-                "HANABI_THINKING."
+                f"{server[name]}. Take a checkpoint of a run on this MODEL, or start the server "
+                "with that run's MODEL and HANABI_THINKING."
             )
     return saved.facts.keys() >= SAME_FACTS.keys()
 
 
 def _weight_files(folder: Path, manifest: Manifest | None) -> dict[str, Path]:
-    found = {path.parent.name: path for path in sorted(folder.glob(f"*/{WEIGHTS}"))}
-    if found or not (folder / WEIGHTS).is_file():
-        return found
+    """Return the weights' file of each adapter, by the adapter's name."""
+    files = {path.parent.name: path for path in sorted(folder.glob(f"*/{WEIGHTS}"))}
+    if files or not (folder / WEIGHTS).is_file():
+        return files
+    # The folder of one player.
     names = manifest.facts.get("adapters") if manifest else None
-    if not (
-        isinstance(names, list)
-        and len(names) == 1
-        and names[0] in (*player_names(MAX_PLAYERS), SHARED_ADAPTER)
-    ):
+    known = (*player_names(MAX_PLAYERS), SHARED_ADAPTER)
+    if not isinstance(names, list) or len(names) != 1 or names[0] not in known:
         raise SettingsError(
             f"{folder}: which player this adapter is, is unknown: no {MANIFEST} in it says so. "
-            "Put it into "
-            "checkpoint-N/player_0 (N: its optimizer steps), and name checkpoint-N."
+            "Put it into checkpoint-N/player_0 (N: its optimizer steps), and name checkpoint-N."
         )
     return {str(names[0]): folder / WEIGHTS}
 
 
-def _read(folder: Path, path: Path, manifest: Manifest | None) -> bytes:
+def _read_adapter(
+    folder: Path, weights: Path, manifest: Manifest | None
+) -> tuple[bytes, Mapping[str, Any]]:
+    """Return an adapter's safetensors bytes and PEFT configuration.
+
+    Args:
+        folder: The checkpoint's folder.
+        weights: The file of its weights.
+        manifest: The checkpoint's; None: nothing can be compared.
+    """
+    try:
+        config = json.loads(_read_file(folder, weights.parent / CONFIG, manifest).decode("utf-8"))
+        return _read_file(folder, weights, manifest), adapter_config_for_wire(config)
+    except SettingsError:
+        # It is a ValueError too.
+        raise
+    except (OSError, ValueError, AttributeError) as error:
+        raise SettingsError(
+            f"{weights.parent}: cannot be read as a PEFT adapter ({error})."
+        ) from error
+
+
+def _read_file(folder: Path, path: Path, manifest: Manifest | None) -> bytes:
+    """Return a file's bytes, which must be those that the manifest says.
+
+    Args:
+        folder: The checkpoint's folder.
+        path: A file in it.
+        manifest: The checkpoint's; None: nothing can be compared.
+    """
     data = path.read_bytes()
-    if manifest is not None:
-        name = path.relative_to(folder).as_posix()
-        entry = manifest.files.get(name)
-        if entry is None:
-            raise SettingsError(
-                f"{folder}: {name} is not listed in {MANIFEST}. Take another checkpoint."
-            )
-        if (sha256 := hashlib.sha256(data).hexdigest()) != entry.sha256:
-            raise SettingsError(
-                f"{folder}: {name} has sha256 {sha256}, {MANIFEST} says {entry.sha256}. Take "
-                "another checkpoint."
-            )
+    if manifest is None:
+        return data
+    name = path.relative_to(folder).as_posix()
+    entry = manifest.files.get(name)
+    if entry is None:
+        raise SettingsError(
+            f"{folder}: {name} is not listed in {MANIFEST}. Take another checkpoint."
+        )
+    sha256 = hashlib.sha256(data).hexdigest()
+    if sha256 != entry.sha256:
+        raise SettingsError(
+            f"{folder}: {name} has sha256 {sha256}, {MANIFEST} says {entry.sha256}. Take another "
+            "checkpoint."
+        )
     return data
 
 
+def _check_all_there(folder: Path, manifest: Manifest, adapters: Mapping[str, object]) -> None:
+    """Refuse a checkpoint that lacks an adapter of its manifest."""
+    for name in sorted(manifest.files):
+        adapter, slash, file = name.rpartition("/")
+        if slash and file == WEIGHTS and adapter not in adapters:
+            raise SettingsError(
+                f"{folder}: {name} is missing; {MANIFEST} lists it. Take another checkpoint."
+            )
+
+
+def _common_rank(folder: Path, adapters: Mapping[str, tuple[bytes, Mapping[str, Any]]]) -> int:
+    """Return the LoRA rank of all adapters, which must be one."""
+    ranks = {name: config.get("r") for name, (_, config) in adapters.items()}
+    rank = next(iter(ranks.values()))
+    if type(rank) is not int or len(set(ranks.values())) != 1:
+        raise SettingsError(
+            f"--checkpoint {folder}: its adapters need one LoRA rank, but have {ranks}."
+        )
+    return rank
+
+
 def _step(folder: Path, manifest: Manifest | None) -> int:
-    named = CHECKPOINT_NAME.fullmatch(folder.resolve().name)
-    if manifest is None and named is None:
+    """Return the optimizer steps behind a checkpoint, by its manifest and by its name."""
+    match = CHECKPOINT_NAME.fullmatch(folder.resolve().name)
+    named_step = int(match[1]) if match else None
+    if manifest is None:
+        if named_step is None:
+            raise SettingsError(
+                f"--checkpoint {folder}: how many steps it was trained for is unknown without a "
+                f"{MANIFEST}; name it checkpoint-N."
+            )
+        return named_step
+    if named_step is not None and named_step != manifest.step:
         raise SettingsError(
-            f"--checkpoint {folder}: how many steps it was trained for is unknown without a "
-            f"{MANIFEST}; name it "
-            "checkpoint-N."
+            f"--checkpoint {folder}: its {MANIFEST} is that of step {manifest.step}; which is it?"
         )
-    step = manifest.step if manifest else int(named[1]) if named else 0
-    if named and int(named[1]) != step:
-        raise SettingsError(
-            f"--checkpoint {folder}: its {MANIFEST} is that of step {step}; which is it?"
-        )
-    return step
+    return manifest.step

@@ -2,9 +2,11 @@
 
 A task is one observation. Where a suite has only some of an environment's starts, tasks that share
 one say little about the others: errors that took them for independent would be too small. So tasks
-of one start are one cluster; where all starts differ, the formulas are the usual ones."""
+of one start are one cluster; where all starts differ, the formulas are the usual ones.
+"""
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,29 +17,34 @@ from numpy.typing import NDArray
 from hanabi_grpo.errors import SettingsError
 
 RESAMPLES = 2000
+"""Bootstrap samples of an interval."""
 COVERAGE = 0.95
+"""Share of the bootstrap means that an interval covers."""
+MIN_STARTS = 2
+"""Least number of clusters: fewer have no error."""
 _BOOTSTRAP_SEED = 20240229
-_BLOCK = (
-    1 << 21
-)  # Draws that are held at once, so that memory does not grow with the number of tasks
+_BLOCK = 1 << 21
+"""Bootstrap draws held at once, so that memory does not grow with the number of tasks."""
+_CACHED_ESTIMATES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A mean or a difference, its error, and its 95 % interval from `low` to `high`; NaN: not known
-    from so few.
-    """
+    """A mean or a difference with its error and 95 % interval; NaN: not known from so few."""
 
     mean: float
     standard_error: float
     low: float
+    """Lower end of the interval."""
     high: float
+    """Upper end of the interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate(Interval):
-    """A mean over tasks, or of differences task by task: the error is clustered by start, the
-    interval bootstrapped.
+    """A mean over tasks, or over differences paired by task.
+
+    The error is clustered by start, the interval bootstrapped.
     """
 
     num_tasks: int
@@ -45,22 +52,26 @@ class Estimate(Interval):
     """Clusters: the number of independent observations."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        found = asdict(self)
-        interval = [found.pop("low"), found.pop("high")]
-        return {**found, "interval_95": interval}
+        """Return a JSON object; the interval stands in it as a list "interval_95"."""
+        row = asdict(self)
+        low = row.pop("low")
+        high = row.pop("high")
+        return {**row, "interval_95": [low, high]}
 
     @property
     def sigmas(self) -> float:
-        """The mean in standard errors; infinite when every task has the same value, 0 when all are
-        0.
+        """The mean in standard errors.
+
+        Infinite when every task has the same value, 0 when all of them are 0.
         """
-        if self.standard_error == 0:
-            return 0.0 if self.mean == 0 else float("inf") if self.mean > 0 else float("-inf")
-        return self.mean / self.standard_error
+        if self.standard_error != 0:
+            return self.mean / self.standard_error
+        if self.mean == 0:
+            return 0.0
+        return math.copysign(math.inf, self.mean)
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=_CACHED_ESTIMATES)
 def estimate(values: tuple[float, ...], starts: tuple[int, ...]) -> Estimate:
     """Return the mean with its cluster-robust standard error and percentile bootstrap interval.
 
@@ -68,60 +79,82 @@ def estimate(values: tuple[float, ...], starts: tuple[int, ...]) -> Estimate:
     n, the sandwich estimator of a mean with its small-sample factor (Cameron and Miller, A
     Practitioner's Guide to Cluster-Robust Inference, 2015, section II). The interval resamples
     whole starts with replacement and takes percentiles of the means (Efron and Tibshirani, An
-    Introduction to the Bootstrap, 1993, chapter 13), with a fixed seed. Both take the starts for a
-    sample of endlessly many, which is on the safe side where nearly all are played.
+    Introduction to the Bootstrap, 1993, chapter 13), with a fixed seed. Both treat the starts as a
+    sample of an infinite population, which is on the safe side where nearly all are played.
 
-    Takes a finite value and the number of its start for each task. Fewer than two starts are a
-    SettingsError."""
-    numbers, clusters = np.unique(np.asarray(starts), return_inverse=True)
-    if len(numbers) < 2:
+    Args:
+        values: One finite value per task.
+        starts: For each task the number of its start.
+
+    Raises:
+        SettingsError: There are fewer than two starts.
+    """
+    start_numbers, clusters = np.unique(np.asarray(starts), return_inverse=True)
+    num_starts = len(start_numbers)
+    if num_starts < MIN_STARTS:
         raise SettingsError(
-            f"{len(values)} task(s) with {len(numbers)} start(s): a mean with an error needs at "
-            "least 2 starts; play "
-            "more tasks."
+            f"{len(values)} task(s) with {num_starts} start(s): a mean with an error needs at "
+            f"least {MIN_STARTS} starts; play more tasks."
         )
-    mean, error, excess = clustered_error(np.asarray(values, dtype=np.float64), clusters)
-    shifts = _resampled_means(excess, np.bincount(clusters).astype(np.float64))
+    task_values = np.asarray(values, dtype=np.float64)
+    mean, error, deviation_sums = clustered_error(task_values, clusters)
+    cluster_sizes = np.bincount(clusters).astype(np.float64)
+    shifts = _resampled_means(deviation_sums, cluster_sizes)
     tail = (1 - COVERAGE) / 2
-    low, high = (float(mean + shift) for shift in np.quantile(shifts, (tail, 1 - tail)))
+    low, high = np.quantile(shifts, (tail, 1 - tail))
     return Estimate(
         mean=mean,
         standard_error=error,
-        low=low,
-        high=high,
+        low=float(mean + low),
+        high=float(mean + high),
         num_tasks=len(values),
-        num_starts=len(numbers),
+        num_starts=num_starts,
     )
 
 
 def clustered_error(
     values: NDArray[Any], clusters: NDArray[Any]
 ) -> tuple[float, float, NDArray[Any]]:
-    """Return the mean, its cluster-robust standard error (see `estimate`), and each cluster's sum
-    of deviations.
+    """Compute a mean and its cluster-robust standard error, see `estimate`.
 
-    Args: values: (n,), one per task. clusters: (n,), number of its start, 0 to C-1 without gaps;
-        with fewer than two the error is NaN.
+    Args:
+        values: (n,), one per task.
+        clusters: (n,), number of each task's start, 0 to C-1 without gaps.
+
+    Returns:
+        The mean; its error, NaN with fewer than two clusters; and (C,) each cluster's sum of
+        deviations from the mean.
     """
     mean = float(values.mean())
-    excess = np.bincount(clusters, weights=values - mean)
-    count = len(excess)
-    if count < 2:
-        return mean, float("nan"), excess
-    return mean, float(np.sqrt(count / (count - 1) * np.square(excess).sum())) / len(values), excess
+    deviation_sums = np.bincount(clusters, weights=values - mean)
+    num_clusters = len(deviation_sums)
+    if num_clusters < MIN_STARTS:
+        return mean, math.nan, deviation_sums
+    small_sample_factor = num_clusters / (num_clusters - 1)
+    squares = np.square(deviation_sums).sum()
+    error = float(np.sqrt(small_sample_factor * squares)) / len(values)
+    return mean, error, deviation_sums
 
 
 def difference(before: Sequence[float], after: Sequence[float], starts: Sequence[int]) -> Estimate:
-    """Return the mean of `after - before`, task by task; see `estimate`."""
-    return estimate(tuple(b - a for a, b in zip(before, after, strict=True)), tuple(starts))
+    """Return the mean of `after - before`, paired by task; see `estimate`."""
+    changes = tuple(b - a for a, b in zip(before, after, strict=True))
+    return estimate(changes, tuple(starts))
 
 
 def _resampled_means(sums: NDArray[Any], sizes: NDArray[Any]) -> NDArray[Any]:
-    count = len(sums)
-    rng = np.random.default_rng(_BOOTSTRAP_SEED)
-    rows = max(1, _BLOCK // count)
+    """Return the means of `RESAMPLES` samples of whole clusters, drawn with replacement.
+
+    Args:
+        sums: (C,), sum of each cluster's values.
+        sizes: (C,), number of each cluster's values.
+    """
+    num_clusters = len(sums)
+    generator = np.random.default_rng(_BOOTSTRAP_SEED)
+    rows_per_block = max(1, _BLOCK // num_clusters)
     means = []
-    for start in range(0, RESAMPLES, rows):
-        drawn = rng.integers(count, size=(min(rows, RESAMPLES - start), count), dtype=np.int32)
+    for start in range(0, RESAMPLES, rows_per_block):
+        num_rows = min(rows_per_block, RESAMPLES - start)
+        drawn = generator.integers(num_clusters, size=(num_rows, num_clusters), dtype=np.int32)
         means.append(sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1))
     return np.concatenate(means)

@@ -1,6 +1,4 @@
-"""`validation.json` of a run folder: how its versions did on tasks of their own, and which of them
-did best.
-"""
+"""`validation.json` of a run: how its versions scored on validation tasks, and which was best."""
 
 import json
 from collections.abc import Sequence
@@ -15,13 +13,14 @@ FILE = "validation.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validated:
-    """How one version did."""
+    """The score of one version on the validation tasks."""
 
     step: int
+    """Optimizer steps behind the version."""
     score: float
     """Mean over tasks, one game each; over several games of score / greatest score."""
     se: float
-    """Its standard error over tasks."""
+    """Standard error of `score` over tasks."""
     metric: str = "score/mean"
     """What training calls the same figure of its own games."""
 
@@ -30,8 +29,10 @@ class Validated:
 
 
 def read_validations(run_folder: Path) -> list[Validated]:
-    """Return the validations of a run by step, none where it made none; a RunFolderError where they
-    cannot be read.
+    """Return the validations of a run by step; an empty list where it made none.
+
+    Raises:
+        RunFolderError: The file cannot be read.
     """
     path = run_folder / FILE
     try:
@@ -46,7 +47,8 @@ def read_validations(run_folder: Path) -> list[Validated]:
 
 def write_validations(run_folder: Path, rows: Sequence[Validated]) -> None:
     """Write all validations of a run."""
-    write_text_atomic(run_folder / FILE, json.dumps([asdict(row) for row in rows], indent=1))
+    text = json.dumps([asdict(row) for row in rows], indent=1)
+    write_text_atomic(run_folder / FILE, text)
 
 
 def best_of(rows: Sequence[Validated]) -> Validated | None:
@@ -55,13 +57,18 @@ def best_of(rows: Sequence[Validated]) -> Validated | None:
 
 
 def best_checkpoint(run: Path) -> Path:
-    """Return the checkpoint of a run (see `run_home`) that validation chose.
+    """Return the checkpoint of a run that validation chose.
 
-    A SettingsError: no such run, no validation, or no checkpoint of the version that did best.
+    Args:
+        run: A run folder, or one that holds it as `train/`, see `run_home`.
+
+    Raises:
+        SettingsError: No such run, no validation, or no checkpoint of the best version.
     """
     if not run.is_dir():
         raise SettingsError(f"{run}@best: no such folder; give a run.")
-    home, instead = run_home(run), f"Name {run} for its newest checkpoint, or a checkpoint-N of it."
+    home = run_home(run)
+    alternative = f"Name {run} for its newest checkpoint, or a checkpoint-N of it."
     try:
         best = best_of(read_validations(home))
     except RunFolderError as error:
@@ -69,10 +76,10 @@ def best_checkpoint(run: Path) -> Path:
     if best is None:
         raise SettingsError(
             f"{run}@best: validation chooses the best version, and this run made none "
-            f"(HANABI_EVAL_STEPS). {instead}"
+            f"(HANABI_EVAL_STEPS). {alternative}"
         )
     folder = home / f"checkpoint-{best.step}"
     if not folder.is_dir():
-        why = "is not there" if best.step else "is of the start, which is no checkpoint"
-        raise SettingsError(f"{run}@best: the version that did best ({best}) {why}. {instead}")
+        reason = "is not there" if best.step else "is the start of training, not a checkpoint"
+        raise SettingsError(f"{run}@best: the best version ({best}) {reason}. {alternative}")
     return folder

@@ -1,10 +1,25 @@
 """The rollout server: vLLM, the adapters it serves, and the games it plays.
 
-`main` takes the port and starts the process that serves, again when it dies; in it `assembly` puts
-the parts together and `serving` answers on the port. `engine` wraps vLLM, `plugin` is what vLLM
-loads in its processes (`vllm_cpu`: what is ours on a CPU). `adapter_store` keeps a session's
-versions and receipts, `frozen_adapters` what was lent, and both go through `adapter_loader`
-(`adapter_files` checks). `sessions` says for which trainer the server works, `identity` whether one
-fits. `scheduler` turns tasks into games, `seats` seats who was asked for and samples replies;
-`pacing` says whose game goes on next. `app` puts the routes together (`routes_play`) behind the
-`door`."""
+The process:
+
+- `main` takes the port and starts the process that serves, again when it dies.
+- `assembly` puts the parts together in that process, and `serving` answers on the port.
+- `app` collects the routes (`routes_play`, `routes_chat`) behind the `door`.
+
+The engine:
+
+- `engine` is the vLLM sampler behind the protocol `rollout.sampler.Sampler`.
+- `plugin` is what vLLM loads in its processes (`vllm_cpu`: our replacements on a CPU).
+
+The adapters:
+
+- `adapter_store` keeps a session's versions and receipts, `frozen_adapters` the guests.
+- Both go through `adapter_loader`; `adapter_files` checks uploads.
+- `sessions` says which trainer the server works for, `identity` whether one fits.
+
+The games:
+
+- `scheduler` turns tasks into games.
+- `seats` assigns players to seats and samples their replies.
+- `pacing` says whose game goes on next.
+"""

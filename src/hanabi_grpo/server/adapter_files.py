@@ -16,17 +16,37 @@ Shapes = Mapping[str, tuple[int, int]]
 """Module path to (out, in) of its weight, e.g. {"model.layers.0.self_attn.q_proj": (128, 128)}."""
 
 DTYPES = ("float32", "bfloat16", "float16")
+"""Number formats of an upload's tensors."""
+
+_NOT_COVERED = ("embed_tokens", "lm_head")
+"""Matrices of a model that no adapter covers."""
+_LENGTH_BYTES = 8
+"""Of the header's length, at the beginning of a safetensors file."""
 _HEADER_BYTES = 1 << 20
+"""Room for the header of a safetensors file."""
+_FLOAT32_BYTES = 4
+_MAX_ALPHA = 1e6
 _MAX_GAIN = 1e6
 """Of one module, see `_check_values`; an adapter that trains well has 10 to 100."""
+_NUM_SHOWN = 2
+"""Tensor names in a message."""
+_SHOWN_NAME = 200
+"""Characters of a tensor's name in a message."""
 
 
 def linear_shapes(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return the modules of a model folder that an adapter must cover: every matrix but embeddings
-    and output head.
+    """Return the modules of a model folder that an adapter must cover.
 
-    vLLM ignores tensors of modules that it does not know, so an upload that misses or misnames one
-    would be served as if it were trained."""
+    These are all matrices but the embeddings and the output head. vLLM ignores tensors of modules
+    that it does not know, so an upload that misses or misnames one would be served as if it were
+    trained.
+
+    Args:
+        folder: A model folder with safetensors files.
+
+    Returns:
+        Module path to (out, in) of its weight.
+    """
     from safetensors import safe_open
 
     shapes = {}
@@ -35,25 +55,33 @@ def linear_shapes(folder: Path) -> dict[str, tuple[int, int]]:
             for name in file.keys():  # noqa: SIM118 (not a mapping)
                 shape = file.get_slice(name).get_shape()
                 module = name.removesuffix(".weight")
-                if len(shape) == 2 and module.rsplit(".", 1)[-1] not in ("embed_tokens", "lm_head"):
-                    shapes[module] = (shape[0], shape[1])
+                is_covered = module.rsplit(".", 1)[-1] not in _NOT_COVERED
+                if len(shape) == 2 and is_covered:
+                    num_out, num_in = shape
+                    shapes[module] = (num_out, num_in)
     return shapes
 
 
 def max_adapter_bytes(shapes: Shapes, rank: int) -> int:
-    """Return the size of the largest legal upload: every module at `rank` in float32, and the
-    file's header.
+    """Return the size of the largest legal upload: every module at `rank` in float32, and a header.
+
+    Args:
+        shapes: What an adapter covers.
+        rank: The largest rank.
+
+    Returns:
+        Bytes of the safetensors file.
     """
-    return (
-        8
-        + _HEADER_BYTES
-        + sum(4 * rank * (num_out + num_in) for num_out, num_in in shapes.values())
-    )
+    num_values = 0
+    for num_out, num_in in shapes.values():
+        num_values += rank * (num_out + num_in)
+    return _LENGTH_BYTES + _HEADER_BYTES + _FLOAT32_BYTES * num_values
 
 
 class PeftConfig(BaseModel):
-    """The PEFT configuration that the engine will read: plain LoRA, and nothing that changes what a
-    file means.
+    """The PEFT configuration that the engine will read.
+
+    Plain LoRA, and nothing that changes what the tensors mean.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -61,12 +89,19 @@ class PeftConfig(BaseModel):
     peft_type: Literal["LORA"]
     task_type: Literal["CAUSAL_LM"] | None = None
     r: int = Field(ge=1)
-    lora_alpha: int | float = Field(gt=0, le=1e6)
+    lora_alpha: int | float = Field(gt=0, le=_MAX_ALPHA)
     target_modules: Annotated[list[str], Field(min_length=1)] | Literal["all-linear"]
     lora_dropout: Annotated[float, Field(ge=0, le=0)] = 0.0
     bias: Literal["none"] = "none"
     use_rslora: bool = False
     inference_mode: bool = False
+
+    @property
+    def scaling(self) -> float:
+        """The factor that the engine multiplies B with when it loads the file."""
+        if self.use_rslora:
+            return float(self.lora_alpha) / math.sqrt(self.r)
+        return float(self.lora_alpha) / self.r
 
 
 def check_adapter(
@@ -78,11 +113,19 @@ def check_adapter(
     shapes: Shapes,
     dtype: str,
 ) -> None:
-    """Raise an AdapterError for an upload, safetensors bytes in PEFT's naming, that must not be
-    loaded.
+    """Check an upload before it is loaded.
 
-    `adapter` names it in messages, `shapes` say what it must cover (`linear_shapes`), and `dtype`
-    is the number format in which the engine holds adapters."""
+    Args:
+        body: Safetensors bytes in PEFT's naming.
+        config: The PEFT configuration.
+        adapter: Name of the adapter in messages.
+        lora_rank: The rank that it must have.
+        shapes: What it must cover, see `linear_shapes`.
+        dtype: Number format in which the engine holds adapters.
+
+    Raises:
+        AdapterError: It must not be loaded.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -92,10 +135,14 @@ def check_adapter(
     except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise AdapterError(f"{adapter}: not a readable safetensors file: {error}") from error
     _check_tensors(tensors, adapter, shapes, lora_rank)
-    # What the engine multiplies B with when it loads the file.
-    scaling = float(parsed.lora_alpha) / (math.sqrt(parsed.r) if parsed.use_rslora else parsed.r)
     for module in shapes:
-        _check_values(tensors, f"base_model.model.{module}", scaling, adapter=adapter, dtype=dtype)
+        _check_values(
+            tensors,
+            f"base_model.model.{module}",
+            parsed.scaling,
+            adapter=adapter,
+            dtype=dtype,
+        )
 
 
 def _check_config(
@@ -104,38 +151,49 @@ def _check_config(
     try:
         parsed = PeftConfig.model_validate(dict(config))
     except ValidationError as error:
-        item = error.errors(include_url=False, include_context=False)[0]
+        first = error.errors(include_url=False, include_context=False)[0]
         raise AdapterError(
-            f"{adapter}: PEFT config: {item['loc'][0]}={shown(item['input'])}: {item['msg']}."
+            f"{adapter}: PEFT config: {first['loc'][0]}={shown(first['input'])}: {first['msg']}."
         ) from None
     if parsed.r != lora_rank:
         raise AdapterError(
             f"{adapter}: PEFT config: r={parsed.r}; this session takes LORA of rank {lora_rank}."
         )
-    for target in parsed.target_modules if isinstance(parsed.target_modules, list) else []:
-        if not any(module == target or module.endswith(f".{target}") for module in shapes):
-            text = f"target_modules names {shown(target)}, which the base model does not have."
-            raise AdapterError(f"{adapter}: PEFT config: {text}")
+    if isinstance(parsed.target_modules, list):
+        for target in parsed.target_modules:
+            if not _is_module(target, shapes):
+                raise AdapterError(
+                    f"{adapter}: PEFT config: target_modules names {shown(target)}, which the "
+                    "base model does not have."
+                )
     return parsed
+
+
+def _is_module(target: str, shapes: Shapes) -> bool:
+    """Tell whether an entry of `target_modules` names a module: its path, or the end of it."""
+    return any(module == target or module.endswith(f".{target}") for module in shapes)
 
 
 def _check_tensors(
     tensors: "Mapping[str, torch.Tensor]", adapter: str, shapes: Shapes, lora_rank: int
 ) -> None:
+    """Refuse an upload with other names, number formats or shapes than the model's, or NaNs."""
     expected = {}
     for module, (num_out, num_in) in shapes.items():
         expected[f"base_model.model.{module}.lora_A.weight"] = (lora_rank, num_in)
         expected[f"base_model.model.{module}.lora_B.weight"] = (num_out, lora_rank)
-    missing, unknown = sorted(set(expected) - set(tensors)), sorted(set(tensors) - set(expected))
+    missing = sorted(set(expected) - set(tensors))
+    unknown = sorted(set(tensors) - set(expected))
     if missing or unknown:
+        shown_unknown = [name[:_SHOWN_NAME] for name in unknown[:_NUM_SHOWN]]
         raise AdapterError(
             f"{adapter}: {len(tensors)} tensors, the base model needs {len(expected)}; missing "
-            f"{missing[:2]}, "
-            f"not of this model {[name[:200] for name in unknown[:2]]}. Train all linear layers "
+            f"{missing[:_NUM_SHOWN]}, not of this model {shown_unknown}. Train all linear layers "
             "of the same base model."
         )
     for name, tensor in sorted(tensors.items()):
-        dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        shape = tuple(tensor.shape)
         if dtype not in DTYPES:
             raise AdapterError(
                 f"{adapter}: {name!r} has dtype {dtype}; allowed are {', '.join(DTYPES)}."
@@ -161,26 +219,37 @@ def _check_values(
 
     and so is every partial sum. Within the limit only hidden states above largest number / limit
     can overflow: 3e32 in float32 and bfloat16, which no base model that works comes near. float16
-    ends at 65504: there the limit only says that a hidden state of one does not overflow."""
+    ends at 65504: there the limit only says that a hidden state of one does not overflow.
+
+    Args:
+        tensors: The upload's tensors by name.
+        module: The module's path with PEFT's prefix.
+        scaling: The factor s.
+        adapter: Name of the adapter in messages.
+        dtype: Number format in which the engine holds adapters.
+    """
     import torch
 
-    served = getattr(torch, dtype)
-    names = (f"{module}.lora_A.weight", f"{module}.lora_B.weight")
-    down, up = (tensors[name].to(served) for name in names)
-    up = up * scaling
-    for name, held, what in (
-        (names[0], down, ""),
-        (names[1], up, f"times lora_alpha / r ({scaling:g}) "),
-    ):
-        if not held.isfinite().all():
-            raise AdapterError(
-                f"{adapter}: tensor {name!r} {what}is not finite in {dtype}; send smaller weights."
-            )
-    gain = float((up.double().abs() @ down.double().abs().sum(1)).max())
-    limit = min(_MAX_GAIN, torch.finfo(served).max)
+    served_dtype = getattr(torch, dtype)
+    name_a = f"{module}.lora_A.weight"
+    name_b = f"{module}.lora_B.weight"
+    matrix_a = tensors[name_a].to(served_dtype)  # [rank, in]
+    matrix_b = tensors[name_b].to(served_dtype) * scaling  # [out, rank]
+    if not matrix_a.isfinite().all():
+        raise AdapterError(
+            f"{adapter}: tensor {name_a!r} is not finite in {dtype}; send smaller weights."
+        )
+    if not matrix_b.isfinite().all():
+        raise AdapterError(
+            f"{adapter}: tensor {name_b!r} times lora_alpha / r ({scaling:g}) is not finite in "
+            f"{dtype}; send smaller weights."
+        )
+    row_sums = matrix_a.double().abs().sum(1)
+    gain = float((matrix_b.double().abs() @ row_sums).max())
+    limit = min(_MAX_GAIN, torch.finfo(served_dtype).max)
     if gain > limit:
         raise AdapterError(
-            f"{adapter}: tensor {names[1]!r} and its lora_A make a hidden state up to {gain:.3g} "
-            "times as large; "
-            f"allowed is {limit:.3g} in {dtype}. Has the training diverged? Send smaller weights."
+            f"{adapter}: tensor {name_b!r} and its lora_A make a hidden state up to {gain:.3g} "
+            f"times as large; allowed is {limit:.3g} in {dtype}. Has the training diverged? Send "
+            "smaller weights."
         )

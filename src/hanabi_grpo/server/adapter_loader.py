@@ -1,7 +1,8 @@
-"""One adapter's way: upload checked, files written, engine told; and back, files last.
+"""The way of one adapter: checked, written to disk, loaded into the engine; and back, files last.
 
-Whatever touches all bytes of an adapter happens in a thread: hashing, checking, writing, reading,
-removing."""
+Whatever touches all bytes of an adapter runs in a thread: hashing, checking, writing, reading,
+removing.
+"""
 
 import asyncio
 import contextlib
@@ -19,30 +20,45 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hanabi_grpo.errors import AdapterError
+from hanabi_grpo.rollout.sampler import AdapterHandle, Sampler
 from hanabi_grpo.runs.adapter_config import config_digest
 from hanabi_grpo.server.adapter_files import Shapes, check_adapter, max_adapter_bytes
-from hanabi_grpo.server.engine import Engine
 
 logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
+MAX_VERSIONS = 3
+"""Versions of one adapter of the session in the engine: the served one, and older ones that games
+still use."""
+
+MAX_FROZEN = 16
+"""Guest adapters on one server, see `frozen_adapters`."""
+
 LOCK = ".lock"
+"""File in an `OwnedFolder` whose lock says that its owner lives."""
+
 _PREFIX = "hanabi-adapters-"
-_WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_WEIGHTS = "adapter_model.safetensors"
+_CONFIG = "adapter_config.json"
+_OWNER_ONLY = 0o600
+_CLOSED = -1
+"""In place of a file descriptor that was closed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
-    """An adapter as its sender describes it: safetensors in PEFT's naming, their sha256 and the
-    PEFT configuration.
-    """
+    """An adapter as its sender describes it."""
 
     adapter: str
+    """Name without version, e.g. "player_0"."""
     version: int
     """Optimizer steps behind the weights."""
     body: bytes
+    """The weights: safetensors in PEFT's naming."""
     sha256: str
+    """Digest of the body, in hexadecimal digits."""
     config: Mapping[str, Any]
+    """The PEFT configuration."""
 
     @property
     def name(self) -> str:
@@ -55,92 +71,121 @@ class HeldAdapter:
     """One version of one adapter, on disk and perhaps in the engine."""
 
     adapter: str
+    """Name without version."""
     version: int
+    """Optimizer steps behind the weights."""
     sha256: str
+    """Digest of the weights."""
     config_sha256: str
+    """Digest of the PEFT configuration."""
     folder: Path
+    """Where its files are."""
     number: int
-    lora: Any = None
+    """Its id in the engine; never used twice."""
+    lora: AdapterHandle | None = None
+    """The engine's handle; None while it is not loaded."""
     users: int = 0
     """Rollouts in flight that sample from it."""
 
     @property
     def name(self) -> str:
-        """As `Upload.name`."""
+        """Name with version, as `Upload.name`."""
         return f"{self.adapter}@{self.version}"
 
     @property
     def receipt(self) -> dict[str, Any]:
         """What the trainer checks its push against."""
-        digests = {"sha256": self.sha256, "config_sha256": self.config_sha256}
-        return {"version": self.version, **digests, "lora_name": self.name}
+        return {
+            "version": self.version,
+            "sha256": self.sha256,
+            "config_sha256": self.config_sha256,
+            "lora_name": self.name,
+        }
 
 
 def users_of(adapters: Iterable[HeldAdapter]) -> str:
-    """Return who uses adapters, for messages."""
-    return ", ".join(f"{held.name} by {held.users} rollout(s)" for held in adapters)
+    """Return who uses adapters, for messages: "player_0@7 by 2 rollout(s), …"."""
+    return ", ".join(f"{adapter.name} by {adapter.users} rollout(s)" for adapter in adapters)
 
 
 def adapter_home() -> Path:
     """Return where servers keep their adapters: memory-backed storage where the machine has it."""
-    home = Path("/dev/shm")
-    return home if home.is_dir() else Path(tempfile.gettempdir())
+    shared_memory = Path("/dev/shm")
+    if shared_memory.is_dir():
+        return shared_memory
+    return Path(tempfile.gettempdir())
 
 
 class OwnedFolder:
-    """A new folder that nobody takes for a leftover while this process, or a child forked from it,
-    lives.
+    """A new folder that counts as in use while this process, or a child forked from it, lives.
 
-    Whoever finds one asks its lock whether the owner still lives. A process number would be the
-    wrong question: servers in several containers may share one /dev/shm, and each sees the numbers
-    of its own processes only. A lock is the kernel's and goes with its holder, kill -9 included.
+    Another server that finds the folder asks its lock whether the owner still lives. A process id
+    would be the wrong question: servers in several containers may share one /dev/shm, and each
+    sees only the ids of its own container. The lock belongs to the kernel and goes with its holder,
+    kill -9 included.
     """
 
     def __init__(self, home: Path, prefix: str = _PREFIX) -> None:
-        """Remove what killed processes left under `home` with this prefix, and make a folder of
-        one's own there.
+        """Remove what killed processes left behind, and make a new folder.
+
+        Args:
+            home: Where the folders are.
+            prefix: Beginning of the folders' names; others are left alone.
         """
         for folder in sorted(home.glob(f"{prefix}*")):
             _remove_leftover(folder)
         self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=home))
         unlocked = self.path / f"{LOCK}.new"
-        self._descriptor = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._descriptor = os.open(unlocked, flags, _OWNER_ONLY)
         fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Named once it is held: until then the folder has no lock, and such folders are left alone.
+        # The lock file gets its name once it is locked: a folder without a lock file is left
+        # alone by others.
         unlocked.rename(self.path / LOCK)
 
     def write(self, name: str, files: Mapping[str, bytes]) -> Path:
-        """Write a folder inside, which appears under its name once it is complete, or leave nothing
-        behind.
+        """Write a folder inside, which appears under its name once it is complete.
+
+        Args:
+            name: Name of the folder.
+            files: File name to content.
+
+        Returns:
+            The folder.
+
+        Raises:
+            AdapterError: The files cannot be written; nothing is left behind.
         """
-        folder, partial = self.path / name, self.path / f".{name}"
+        folder = self.path / name
+        partial = self.path / f".{name}"
         try:
             partial.mkdir()
             for file, content in files.items():
                 (partial / file).write_bytes(content)
             partial.rename(folder)
         except OSError as error:
-            num_bytes = sum(map(len, files.values()))
+            num_bytes = sum(len(content) for content in files.values())
             raise AdapterError(
                 f"{name}: its {num_bytes} bytes cannot be kept in {self.path.parent} "
-                f"({error.strerror or error}); what "
-                "is served stays served. Free space there on the server's machine, then push again."
+                f"({error.strerror or error}); what is served stays served. Free space there on "
+                "the server's machine, then push again."
             ) from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         return folder
 
     def close(self) -> None:
-        """Remove the folder and give the lock back; a second time is harmless."""
+        """Remove the folder and release the lock; a second call is harmless."""
         shutil.rmtree(self.path, ignore_errors=True)
-        if self._descriptor >= 0:
+        if self._descriptor != _CLOSED:
             os.close(self._descriptor)
-            self._descriptor = -1
+            self._descriptor = _CLOSED
 
 
 def _remove_leftover(folder: Path) -> None:
-    """Remove a folder whose owner is gone; one without a lock, a link, and one whose lock is held
-    stay.
+    """Remove a folder whose owner is gone.
+
+    A folder without a lock file, a link, and one whose lock is held stay.
     """
     if folder.is_symlink():
         return
@@ -154,34 +199,54 @@ def _remove_leftover(folder: Path) -> None:
 
 
 class AdapterLoader:
-    """Moves adapters between uploads, disk and engine; who holds which is for its callers to
-    know.
+    """Moves adapters between uploads, disk and engine.
+
+    Its callers, `AdapterStore` and `FrozenAdapters`, keep track of which adapters are held.
     """
 
     def __init__(
-        self, engine: Engine, home: Path | None, *, shapes: Shapes, max_rank: int, dtype: str
+        self, engine: Sampler, home: Path | None, *, shapes: Shapes, max_rank: int, dtype: str
     ) -> None:
+        """Make the folder for the files.
+
+        Args:
+            engine: Where adapters are loaded.
+            home: Where the folder is made; None: `adapter_home`.
+            shapes: What an adapter of the base model covers.
+            max_rank: Largest rank of an upload.
+            dtype: Number format in which the engine holds adapters.
+        """
         self.folder = OwnedFolder(home or adapter_home())
         self.max_rank = max_rank
         self.max_upload_bytes = max_adapter_bytes(shapes, max_rank)
-        self._engine, self._shapes, self._dtype = engine, shapes, dtype
+        self._engine = engine
+        self._shapes = shapes
+        self._dtype = dtype
         self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[Any]] = set()
-        """What must come to its end even when the request that began it is gone."""
+        """What must run to its end even when the request that began it is gone."""
 
     async def check(self, upload: Upload, *, lora_rank: int) -> None:
-        """Refuse an upload whose bytes are not those that were sent, or must not be loaded
-        (`check_adapter`).
+        """Check an upload before anything is written.
+
+        Args:
+            upload: The upload.
+            lora_rank: The rank that it must have.
+
+        Raises:
+            AdapterError: The bytes are not those that were sent, or must not be loaded, see
+                `check_adapter`.
         """
-        digest, sent = await asyncio.to_thread(_sha256, upload.body), upload.sha256
-        if digest != sent:
+        digest = await asyncio.to_thread(_sha256, upload.body)
+        if digest != upload.sha256:
             raise AdapterError(
-                f"{upload.name}: body has sha256 {digest[:16]}…, header says {sent[:16]}…; resend "
-                "it."
+                f"{upload.name}: body has sha256 {digest[:16]}…, header says "
+                f"{upload.sha256[:16]}…; resend it."
             )
         await asyncio.to_thread(
             check_adapter,
-            *(upload.body, upload.config),
+            upload.body,
+            upload.config,
             adapter=upload.name,
             lora_rank=lora_rank,
             shapes=self._shapes,
@@ -191,61 +256,81 @@ class AdapterLoader:
     async def write(self, upload: Upload) -> HeldAdapter:
         """Write a checked upload to disk; nothing is loaded yet. Raises as `OwnedFolder.write`."""
         number = next(self._numbers)
-        # A number in the path: vLLM keys its prefix cache by name and path, and no path may ever
-        # name two adapters.
-        files = {_WEIGHTS: upload.body, _CONFIG: json.dumps(dict(upload.config)).encode()}
-        folder = await asyncio.to_thread(self.folder.write, f"{upload.name}-{number}", files)
-        digests = upload.sha256, config_digest(upload.config)
-        return HeldAdapter(upload.adapter, upload.version, *digests, folder, number)
+        files = {
+            _WEIGHTS: upload.body,
+            _CONFIG: json.dumps(dict(upload.config)).encode(),
+        }
+        # The path holds the number: vLLM keys its prefix cache by name and path, and no path may
+        # ever stand for two adapters.
+        folder_name = f"{upload.name}-{number}"
+        folder = await asyncio.to_thread(self.folder.write, folder_name, files)
+        return HeldAdapter(
+            adapter=upload.adapter,
+            version=upload.version,
+            sha256=upload.sha256,
+            config_sha256=config_digest(upload.config),
+            folder=folder,
+            number=number,
+        )
 
     async def load(self, *adapters: HeldAdapter) -> None:
-        """Load every one of these into the engine, or none; their files stay. Raises what the
-        engine raises, too.
+        """Load every one of these into the engine, or none; their files stay.
+
+        Raises:
+            AdapterError: The files changed on the way. Whatever else the engine raises comes
+                through.
         """
         loaded: list[HeldAdapter] = []
         try:
-            for held in adapters:
-                held.lora = await self._engine.load_adapter(
-                    held.name, held.number, str(held.folder)
+            for adapter in adapters:
+                adapter.lora = await self._engine.load_adapter(
+                    adapter.name, adapter.number, str(adapter.folder)
                 )
-                loaded.append(held)
-                await asyncio.to_thread(_check_files, held)
+                loaded.append(adapter)
+                await asyncio.to_thread(_check_files, adapter)
         except BaseException:
-            for held in loaded:
-                await self._unload(held)
+            for adapter in loaded:
+                await self._unload(adapter)
             raise
 
-    async def _unload(self, held: HeldAdapter) -> None:
-        held.lora = None
+    async def _unload(self, adapter: HeldAdapter) -> None:
+        adapter.lora = None
         try:
-            await self._engine.unload_adapter(held.number)
+            await self._engine.unload_adapter(adapter.number)
         except Exception as error:
-            # No request names it again, so all it costs is its place in the engine.
+            # No request names it again, so all that it costs is its slot in the engine.
             logger.warning(
-                "%s stays in the engine, unused: %s: %s", held.name, type(error).__name__, error
+                "%s stays in the engine, unused: %s: %s",
+                adapter.name,
+                type(error).__name__,
+                error,
             )
 
-    async def drop(self, held: HeldAdapter, *, loaded: bool) -> None:
-        """Make the engine forget an adapter that no request will name again, and then remove its
-        files.
+    async def drop(self, adapter: HeldAdapter, *, loaded: bool) -> None:
+        """Make the engine forget an adapter that no request will name again, then remove its files.
 
-        The engine reloads from the files what it has no room for, and dies without them.
+        The engine reloads adapters from their files when it has no room for all, and dies when the
+        files are gone; hence the order.
+
+        Args:
+            adapter: The adapter.
+            loaded: Whether the engine holds it.
         """
         if loaded:
-            await self._unload(held)
-        await asyncio.to_thread(shutil.rmtree, held.folder, ignore_errors=True)
+            await self._unload(adapter)
+        await asyncio.to_thread(shutil.rmtree, adapter.folder, ignore_errors=True)
 
     async def to_the_end(self, work: Coroutine[Any, Any, _Result]) -> _Result:
         """Do work that a cancelled caller must not leave half done."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._finish_task)
         return await asyncio.shield(task)
 
-    def _done(self, task: asyncio.Task[Any]) -> None:
+    def _finish_task(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            # The caller may have gone: then nobody else would ever hear of it.
+            # The caller may have gone; then nobody else would ever see the error.
             logger.warning("%s", task.exception())
 
 
@@ -253,10 +338,11 @@ def _sha256(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
-def _check_files(held: HeldAdapter) -> None:
-    weights = _sha256((held.folder / _WEIGHTS).read_bytes())
-    config = config_digest(json.loads((held.folder / _CONFIG).read_bytes()))
-    if (weights, config) != (held.sha256, held.config_sha256):
+def _check_files(adapter: HeldAdapter) -> None:
+    weights = (adapter.folder / _WEIGHTS).read_bytes()
+    config = json.loads((adapter.folder / _CONFIG).read_bytes())
+    is_same = _sha256(weights) == adapter.sha256 and config_digest(config) == adapter.config_sha256
+    if not is_same:
         raise AdapterError(
-            f"{held.name}: the files that were loaded are not those that were sent; push again."
+            f"{adapter.name}: the files that were loaded are not those that were sent; push again."
         )

@@ -1,6 +1,4 @@
-"""Versions of every player's adapter: staged, committed all together, served, and dropped when
-unused.
-"""
+"""Versions of every player's adapter: staged, committed together, served, dropped when unused."""
 
 import asyncio
 import contextlib
@@ -11,26 +9,36 @@ from typing import Any
 
 from hanabi_grpo.errors import AdapterError, BusyError, SessionError, VersionError
 from hanabi_grpo.rollout.handshake import SessionRequest
+from hanabi_grpo.rollout.sampler import Sampler
 from hanabi_grpo.server.adapter_files import Shapes
-from hanabi_grpo.server.adapter_loader import AdapterLoader, HeldAdapter, Upload, users_of
-from hanabi_grpo.server.engine import MAX_VERSIONS, Engine
+from hanabi_grpo.server.adapter_loader import (
+    MAX_VERSIONS,
+    AdapterLoader,
+    HeldAdapter,
+    Upload,
+    users_of,
+)
 from hanabi_grpo.server.frozen_adapters import FrozenAdapters
 from hanabi_grpo.server.sessions import Ownership, Session, versions_to_drop
 from hanabi_grpo.settings.refs import is_frozen
 
 logger = logging.getLogger(__name__)
 
+_SHOWN_NAME = 80
+"""Characters of an unknown adapter's name in a message."""
+_SHOWN_DIGEST = 16
+"""Characters of a digest in a message."""
+
+Receipts = dict[str, dict[str, Any]]
+"""Adapter to its `HeldAdapter.receipt`."""
+
 
 class AdapterStore:
-    """All adapter versions that this server holds. Used from one event loop.
-
-    `max_rank` bounds an upload, `shapes` say what an adapter of the base model covers, and the
-    engine holds adapters in `dtype`. Their files go to `home`; None: memory-backed storage where
-    the machine has it."""
+    """All adapter versions that this server holds. Used from one event loop."""
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Sampler,
         *,
         max_rank: int,
         shapes: Shapes,
@@ -38,49 +46,60 @@ class AdapterStore:
         session_timeout: float = 60.0,
         home: Path | None = None,
     ) -> None:
+        """Begin with no adapters.
+
+        Args:
+            engine: Where adapters are loaded.
+            max_rank: Largest rank of an upload.
+            shapes: What an adapter of the base model covers.
+            dtype: Number format in which the engine holds adapters.
+            session_timeout: Seconds of a trainer's silence after which another may take over.
+            home: Where the adapters' files go; None: memory-backed storage where the machine has
+                it.
+        """
         self.ownership = Ownership(session_timeout)
         self._loader = AdapterLoader(engine, home, shapes=shapes, max_rank=max_rank, dtype=dtype)
-        self.folder, self.max_upload_bytes = self._loader.folder, self._loader.max_upload_bytes
+        self.folder = self._loader.folder
+        self.max_upload_bytes = self._loader.max_upload_bytes
         self._lock = asyncio.Lock()
         self._served: dict[str, HeldAdapter] = {}
         self._staged: dict[str, HeldAdapter] = {}
         self._loaded: dict[int, HeldAdapter] = {}
-        """Everything that the engine may hold: what is served, and older versions until their games
-        end.
-        """
+        """By number, everything of the session that the engine may hold: what is served, and older
+        versions until their games end."""
         self._loading: frozenset[int] = frozenset()
-        """Numbers of what a commit works on: an upload that comes meanwhile must leave their files
-        alone.
-        """
+        """Numbers of what a commit is loading; an upload that comes meanwhile must leave their
+        files alone."""
         self.frozen = FrozenAdapters(self._loader)
-        """What was lent to the server; sessions, commits and releases leave it alone."""
+        """Guest adapters; sessions, commits and releases leave them alone."""
 
     async def open_session(self, wanted: SessionRequest) -> None:
-        """Give the server to a trainer that fits it. Raises as `Ownership.refuse_stranger` and
-        `versions_to_drop`.
+        """Give the server to a trainer that fits it.
 
         Another run begins with no versions. The same run finds those that it pushed before.
+
+        Raises:
+            SessionError: Another run's session is alive, see `Ownership.refuse_stranger`.
+            VersionError: The server holds newer versions, see `versions_to_drop`.
         """
         async with self._lock:
             self.ownership.refuse_stranger(wanted)
-            old = self.ownership.session
-            dropped = versions_to_drop(old, wanted, self.versions())
+            old_session = self.ownership.session
+            dropped = versions_to_drop(old_session, wanted, self.versions())
             leaving = [self._served.pop(name) for name in dropped]
-            if self.ownership.open(wanted) is not old:
+            if self.ownership.open(wanted) is not old_session:
                 leaving += self._staged.values()
                 self._staged = {}
             if dropped:
-                logger.info(
-                    "session: dropping %s",
-                    ", ".join(f"{name}@{number}" for name, number in dropped.items()),
-                )
+                names = ", ".join(f"{name}@{version}" for name, version in dropped.items())
+                logger.info("session: dropping %s", names)
             await self._loader.to_the_end(self._retire(*leaving))
 
     def _check_upload(self, adapter: str, version: int) -> None:
         trained = self.ownership.current().trainer.adapters
         if adapter not in trained:
             raise AdapterError(
-                f"adapter {adapter[:80]!r}: this session trains {', '.join(trained)}."
+                f"adapter {adapter[:_SHOWN_NAME]!r}: this session trains {', '.join(trained)}."
             )
         served = self._served.get(adapter)
         if served and version < served.version:
@@ -90,34 +109,43 @@ class AdapterStore:
             )
 
     async def stage(self, upload: Upload) -> HeldAdapter:
-        """Check an upload and keep it on disk, not yet served, to the end even when the caller is
-        cancelled.
+        """Check an upload and keep it on disk, not yet served.
 
-        An AdapterError says that it must not be loaded, a VersionError that it is too old or has
-        other bytes than what is held of the version, a SessionError that another trainer took over.
+        It runs to its end even when the caller is cancelled.
+
+        Returns:
+            What is held of this version now; the same upload sent twice is held once.
+
+        Raises:
+            AdapterError: The upload must not be loaded.
+            VersionError: It is older than what is served, or the version is held with other bytes.
+            SessionError: Another trainer took over meanwhile.
         """
         self._check_upload(upload.adapter, upload.version)
         return await self._loader.to_the_end(self._stage(upload, self.ownership.current()))
 
     async def _stage(self, upload: Upload, session: Session) -> HeldAdapter:
         await self._loader.check(upload, lora_rank=session.trainer.lora_rank)
-        new, held = await self._loader.write(upload), None
+        new = await self._loader.write(upload)
+        kept = None
         try:
-            # Only now, since others were served meanwhile: two uploads of one version may have come
-            # together.
-            held = self._held_already(new, session) or new
+            # Looked up only now: other requests ran meanwhile, and two uploads of one version may
+            # have come together.
+            kept = self._same_upload(new, session) or new
         finally:
-            if held is not new:
+            if kept is not new:
                 await self._loader.drop(new, loaded=False)
-        if held is new:
-            previous, self._staged[new.adapter] = self._staged.get(new.adapter), new
+        if kept is new:
+            previous = self._staged.get(new.adapter)
+            self._staged[new.adapter] = new
             if previous and previous.number not in self._loading:
                 await self._loader.drop(previous, loaded=False)
-        return held
+        return kept
 
-    def _held_already(self, new: HeldAdapter, session: Session) -> HeldAdapter | None:
-        """Return what is held of this very upload; None: nothing of this version. Raises as
-        `stage`.
+    def _same_upload(self, new: HeldAdapter, session: Session) -> HeldAdapter | None:
+        """Return what is held of this very upload; None: nothing of this version.
+
+        Raises as `stage`.
         """
         if self.ownership.session is not session:
             raise SessionError(
@@ -125,30 +153,114 @@ class AdapterStore:
             )
         self._check_upload(new.adapter, new.version)
         for held in (self._staged.get(new.adapter), self._served.get(new.adapter)):
-            if held and held.version == new.version:
-                if (held.sha256, held.config_sha256) == (new.sha256, new.config_sha256):
-                    return held
-                what = "bytes" if held.sha256 != new.sha256 else "PEFT config"
-                raise VersionError(
-                    f"{held.name} is held with other {what} ({held.sha256[:16]}…, config "
-                    f"{held.config_sha256[:16]}…); "
-                    "push a newer version."
-                )
+            if held is None or held.version != new.version:
+                continue
+            if held.sha256 == new.sha256 and held.config_sha256 == new.config_sha256:
+                return held
+            difference = "bytes" if held.sha256 != new.sha256 else "PEFT config"
+            raise VersionError(
+                f"{held.name} is held with other {difference} ({held.sha256[:_SHOWN_DIGEST]}…, "
+                f"config {held.config_sha256[:_SHOWN_DIGEST]}…); push a newer version."
+            )
         return None
 
-    async def commit(self, version: int) -> dict[str, dict[str, Any]]:
-        """Serve a staged version of every adapter, or of none, and return their receipts.
+    async def commit(self, version: int) -> Receipts:
+        """Serve a staged version of every adapter, or of none.
 
-        It runs to its end even when the caller is cancelled: a trainer that hangs up leaves no half
-        of it. A BusyError says that games still hold too many older versions, an AdapterError that
-        the engine refused one."""
+        It runs to its end even when the caller is cancelled: a trainer that disconnects leaves no
+        half of it.
+
+        Returns:
+            The receipt of each adapter.
+
+        Raises:
+            VersionError: Not every adapter has this version staged.
+            BusyError: Games still hold too many older versions.
+            AdapterError: The engine refused one; the old version stays served.
+            SessionError: Another trainer took over meanwhile.
+        """
         return await self._loader.to_the_end(self._commit(version, self.ownership.current()))
+
+    async def _commit(self, version: int, session: Session) -> Receipts:
+        async with self._lock:
+            if self.ownership.session is not session:
+                raise SessionError(
+                    f"commit of version {version}: another trainer took over before it began."
+                )
+            trained = session.trainer.adapters
+            is_served = self.versions() == dict.fromkeys(trained, version)
+            if is_served:
+                return {name: held.receipt for name, held in self._served.items()}
+            chosen = self._staged_versions(trained, version)
+            self._check_room(trained, version)
+            await self._load_chosen(chosen, version)
+            # No await between these lines: a rollout sees the old versions of all players or the
+            # new ones.
+            replaced = self._served
+            self._served = chosen
+            self._loading = frozenset()
+            for name, adapter in chosen.items():
+                if self._staged.get(name) is adapter:
+                    del self._staged[name]
+            await self._retire(*replaced.values())
+            return {name: held.receipt for name, held in chosen.items()}
+
+    def _staged_versions(self, adapters: list[str], version: int) -> dict[str, HeldAdapter]:
+        """Return what is staged of a version, by adapter; a VersionError when one is missing."""
+        chosen = {}
+        missing = []
+        for name in adapters:
+            staged = self._staged.get(name)
+            if staged is None or staged.version != version:
+                missing.append(name)
+            else:
+                chosen[name] = staged
+        if missing:
+            raise VersionError(
+                f"commit of version {version}: nothing staged for {', '.join(missing)}; put "
+                "them first."
+            )
+        return chosen
+
+    def _check_room(self, adapters: list[str], version: int) -> None:
+        """Raise a BusyError when the engine has no room for another version of an adapter."""
+        for adapter in adapters:
+            loaded = [held for held in self._loaded.values() if held.adapter == adapter]
+            if len(loaded) >= MAX_VERSIONS:
+                raise BusyError(
+                    f"commit of version {version}: the engine holds {len(loaded)} versions of "
+                    f"{adapter} ({users_of(loaded)}), at most {MAX_VERSIONS} fit. Wait for those "
+                    "games or end their clients, then commit again."
+                )
+
+    async def _load_chosen(self, chosen: Mapping[str, HeldAdapter], version: int) -> None:
+        """Load all adapters of a commit into the engine, or none."""
+        self._loading = frozenset(adapter.number for adapter in chosen.values())
+        try:
+            await self._loader.load(*chosen.values())
+        except BaseException as error:
+            self._loading = frozenset()
+            await self._retire(*chosen.values())
+            if not isinstance(error, Exception):
+                raise
+            raise AdapterError(
+                f"commit of version {version} failed, the old version stays served: {error}"
+            ) from error
+        for adapter in chosen.values():
+            self._loaded[adapter.number] = adapter
 
     @contextlib.asynccontextmanager
     async def lease(self, wanted: Mapping[str, int]) -> AsyncIterator[dict[str, HeldAdapter]]:
-        """Hold adapters, served or lent, while a rollout samples from them, and yield them by name.
+        """Hold adapters, the session's or guests, while a rollout samples from them.
 
-        `wanted` says the version that each must have, a VersionError that it is not held.
+        Args:
+            wanted: Adapter to the version that it must have.
+
+        Yields:
+            The adapters by name.
+
+        Raises:
+            VersionError: One of them is not held in that version.
         """
         leased = {name: self._find(name, version) for name, version in wanted.items()}
         for held in leased.values():
@@ -156,96 +268,47 @@ class AdapterStore:
         try:
             yield leased
         finally:
+            of_session = []
             for held in leased.values():
                 held.users -= 1
                 if is_frozen(held.name):
                     self.frozen.touch(held)
-            own = [held for held in leased.values() if not is_frozen(held.name)]
-            await self._loader.to_the_end(self._retire(*own))
+                else:
+                    of_session.append(held)
+            await self._loader.to_the_end(self._retire(*of_session))
+
+    def _find(self, adapter: str, version: int) -> HeldAdapter:
+        if is_frozen(f"{adapter}@{version}"):
+            return self.frozen.find(adapter, version)
+        served = self._served.get(adapter)
+        if served is None or served.version != version:
+            raise VersionError(
+                f"{adapter}@{version} is required, but this server holds "
+                f"{served.name if served else 'no version of it'}; push it first."
+            )
+        return served
 
     def served(self) -> dict[str, dict[str, Any]]:
-        """Return version and sha256 of every adapter that is served."""
-        return {
-            name: {"version": held.version, "sha256": held.sha256}
-            for name, held in self._served.items()
-        }
+        """Return version and sha256 of every adapter of the session that is served."""
+        adapters = {}
+        for name, held in self._served.items():
+            adapters[name] = {"version": held.version, "sha256": held.sha256}
+        return adapters
 
     def versions(self) -> dict[str, int]:
-        """Return the served version of every adapter."""
+        """Return the served version of every adapter of the session."""
         return {name: held.version for name, held in self._served.items()}
 
     def close(self) -> None:
         """Remove every file."""
         self.folder.close()
 
-    def _find(self, adapter: str, version: int) -> HeldAdapter:
-        if is_frozen(f"{adapter}@{version}"):
-            return self.frozen.find(adapter, version)
-        have = self._served.get(adapter)
-        if have is None or have.version != version:
-            raise VersionError(
-                f"{adapter}@{version} is required, but this server holds "
-                f"{have.name if have else 'no version of it'}; push it first."
-            )
-        return have
-
-    async def _commit(self, version: int, session: Session) -> dict[str, dict[str, Any]]:
-        async with self._lock:
-            if self.ownership.session is not session:
-                raise SessionError(
-                    f"commit of version {version}: another trainer took over before it began."
-                )
-            trained = session.trainer.adapters
-            if self.versions() == dict.fromkeys(trained, version):
-                return {name: held.receipt for name, held in self._served.items()}
-            staged = {name: held for name, held in self._staged.items() if held.version == version}
-            missing = [name for name in trained if name not in staged]
-            if missing:
-                raise VersionError(
-                    f"commit of version {version}: nothing staged for {', '.join(missing)}; put "
-                    "them first."
-                )
-            chosen = {name: staged[name] for name in trained}
-            self._check_room(trained, version)
-            self._loading = frozenset(held.number for held in chosen.values())
-            try:
-                await self._loader.load(*chosen.values())
-            except BaseException as error:
-                self._loading = frozenset()
-                await self._retire(*chosen.values())
-                if not isinstance(error, Exception):
-                    raise
-                text = f"commit of version {version} failed, the old version stays served: {error}"
-                raise AdapterError(text) from error
-            self._loaded.update({held.number: held for held in chosen.values()})
-            # Nothing waits between these lines: a rollout sees the old versions of all players or
-            # the new ones.
-            old, self._served, self._loading = self._served, chosen, frozenset()
-            self._staged = {
-                name: held for name, held in self._staged.items() if held is not chosen[name]
-            }
-            await self._retire(*old.values())
-            return {name: held.receipt for name, held in chosen.items()}
-
-    def _check_room(self, adapters: list[str], version: int) -> None:
-        for adapter in adapters:
-            held = [one for one in self._loaded.values() if one.adapter == adapter]
-            if len(held) >= MAX_VERSIONS:
-                raise BusyError(
-                    f"commit of version {version}: the engine holds {len(held)} versions of "
-                    f"{adapter} "
-                    f"({users_of(held)}), at most {MAX_VERSIONS} fit. Wait for those games or end "
-                    "their clients, then "
-                    "commit again."
-                )
-
     async def _retire(self, *versions: HeldAdapter) -> None:
         """Drop versions that nothing serves and no game uses; called whenever one of these ends."""
         for held in versions:
-            if (
-                held.users
-                or self._served.get(held.adapter) is held
-                or self._staged.get(held.adapter) is held
-            ):
+            is_served = self._served.get(held.adapter) is held
+            is_staged = self._staged.get(held.adapter) is held
+            if held.users or is_served or is_staged:
                 continue
-            await self._loader.drop(held, loaded=self._loaded.pop(held.number, None) is not None)
+            was_loaded = self._loaded.pop(held.number, None) is not None
+            await self._loader.drop(held, loaded=was_loaded)

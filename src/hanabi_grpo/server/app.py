@@ -1,7 +1,6 @@
-"""The app: the door before every route, errors as JSON, what the server says of itself, and how
-adapters come.
+"""The app: the door before every route, errors as JSON, the server's state, and adapter uploads.
 
-Adapters come in a trainer's session, by uploads and commits, or are lent by anybody.
+Adapters come in a trainer's session, by uploads and commits, or as guests from any client.
 """
 
 import logging
@@ -25,23 +24,33 @@ from hanabi_grpo.errors import (
 )
 from hanabi_grpo.logs import LineRing
 from hanabi_grpo.rollout.handshake import MAX_VERSION
+from hanabi_grpo.rollout.sampler import Sampler
 from hanabi_grpo.runs.run_folder import public_run
 from hanabi_grpo.server.adapter_loader import Upload
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.door import BodyCheck, KeyCheck, problem
-from hanabi_grpo.server.engine import Engine
 from hanabi_grpo.server.identity import ServerIdentity, check_fit, read_session_request
 from hanabi_grpo.server.routes_chat import chat_routes
-from hanabi_grpo.server.routes_play import play_routes
+from hanabi_grpo.server.routes_play import CLIENT_CLOSED, play_routes
 from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.server.sessions import NO_SESSION
 
 logger = logging.getLogger(__name__)
+
+OK = 200
+NOT_FOUND = 404
+CONFLICT = 409
+UNPROCESSABLE = 422
+INTERNAL_ERROR = 500
+UNAVAILABLE = 503
+
+_SHOWN_PATH = 200
+"""Characters of a request's path in messages and logs."""
 _Version = Annotated[int, Query(ge=0, le=MAX_VERSION)]
 
 
 def create_app(
-    engine: Engine,
+    engine: Sampler,
     store: AdapterStore,
     scheduler: Scheduler,
     identity: ServerIdentity,
@@ -52,18 +61,44 @@ def create_app(
 ) -> FastAPI:
     """Build the app around a running engine.
 
-    Every request must carry `api_key`; None lets in every program of this machine. `host` is the
-    address that the server listens on, and `ring` has its newest log lines."""
+    Args:
+        engine: Answers whether it is alive.
+        store: The adapters.
+        scheduler: Plays the games.
+        identity: What the server is.
+        ring: The newest log lines, for `/log/`.
+        api_key: Key that every request must carry; None lets in every program of this machine.
+        host: Address that the server listens on.
+
+    Returns:
+        The app, ready to be served.
+    """
     app = FastAPI(
         title="hanabi_grpo rollout server", docs_url=None, redoc_url=None, openapi_url=None
     )
-    started = time.time()
-
-    # The one added last is asked first: a stranger without the key is refused before a body is
-    # looked at.
+    # The middleware that is added last is asked first: a stranger without the key is refused
+    # before a body is looked at.
     app.add_middleware(BodyCheck, upload_bytes=store.max_upload_bytes)
     app.add_middleware(KeyCheck, api_key=api_key, host=host)
-    _answer_errors(app, engine)
+    _add_error_handlers(app, engine)
+    _add_state_routes(app, engine, store, scheduler, identity, ring)
+    _add_session_routes(app, store, scheduler, identity)
+    _add_adapter_routes(app, store, identity)
+    app.include_router(play_routes(store, scheduler))
+    app.include_router(chat_routes(store, scheduler, identity.model))
+    return app
+
+
+def _add_state_routes(
+    app: FastAPI,
+    engine: Sampler,
+    store: AdapterStore,
+    scheduler: Scheduler,
+    identity: ServerIdentity,
+    ring: LineRing,
+) -> None:
+    """Add the routes that anybody may ask: health, identity and log."""
+    started = time.time()
 
     @app.get("/health")
     @app.get("/health/")
@@ -79,19 +114,18 @@ def create_app(
             "versions": store.versions(),
             "uptime_s": round(time.time() - started, 1),
         }
-        return JSONResponse(body, status_code=503 if engine.is_dead else 200)
+        return JSONResponse(body, status_code=UNAVAILABLE if engine.is_dead else OK)
 
     @app.get("/identity/")
     async def describe() -> dict[str, Any]:
+        session = store.ownership.session
         return {
             **identity.model_dump(),
-            "run": public_run(session.trainer.run_id)
-            if (session := store.ownership.session)
-            else None,
+            "run": public_run(session.trainer.run_id) if session else None,
             "session_alive": store.ownership.is_alive,
             "versions": store.versions(),
             "adapters": store.served(),
-            "frozen": store.frozen.words(),
+            "frozen": store.frozen.names(),
         }
 
     @app.get("/log/")
@@ -99,48 +133,41 @@ def create_app(
         number, lines = ring.since(after)
         return {"next": number, "lines": lines}
 
-    _add_adapter_routes(app, store, scheduler, identity)
-    app.include_router(play_routes(store, scheduler))
-    app.include_router(chat_routes(store, scheduler, identity.model))
-    return app
 
-
-def _answer_errors(app: FastAPI, engine: Engine) -> None:
-    """Answer every error as JSON: 4xx speaks of the request, 5xx of the server."""
+def _add_error_handlers(app: FastAPI, engine: Sampler) -> None:
+    """Answer every error as JSON: 4xx is the request's fault, 5xx the server's."""
 
     @app.exception_handler(HanabiGrpoError)
     async def refused(_: Request, error: HanabiGrpoError) -> Response:
         if engine.is_dead:
-            # Whatever failed, it may succeed once the engine is back.
-            status = 503
+            # Whatever failed may succeed once the engine is back.
+            status = UNAVAILABLE
         elif isinstance(error, VersionError):
-            status = 409
+            status = CONFLICT
+        elif isinstance(error, AdapterError | SettingsError | GameParameterError):
+            status = UNPROCESSABLE
         else:
-            status = (
-                422 if isinstance(error, AdapterError | SettingsError | GameParameterError) else 500
-            )
+            status = INTERNAL_ERROR
         return problem(status, str(error), again=isinstance(error, BusyError))
 
     @app.exception_handler(RequestValidationError)
     async def malformed(_: Request, error: RequestValidationError) -> Response:
-        return problem(
-            422,
-            "; ".join(
-                f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()
-            ),
-        )
+        reasons = []
+        for item in error.errors():
+            path = ".".join(str(part) for part in item["loc"])
+            reasons.append(f"{path}: {item['msg']}")
+        return problem(UNPROCESSABLE, "; ".join(reasons))
 
     @app.exception_handler(ClientDisconnect)
-    async def hung_up(request: Request, _: Exception) -> Response:
+    async def disconnected(request: Request, _: Exception) -> Response:
         return problem(
-            499,
-            f"{request.method} {request.url.path[:200]}: the client hung up in the middle of its "
-            "body.",
+            CLIENT_CLOSED,
+            f"{_describe(request)}: the client closed the connection in the middle of its body.",
         )
 
     @app.exception_handler(RecursionError)
     async def too_deep(_: Request, error: RecursionError) -> Response:
-        return problem(422, "the request is nested too deeply; send plain JSON.")
+        return problem(UNPROCESSABLE, "the request is nested too deeply; send plain JSON.")
 
     @app.exception_handler(HTTPException)
     async def not_served(request: Request, error: HTTPException) -> Response:
@@ -148,26 +175,34 @@ def _answer_errors(app: FastAPI, engine: Engine) -> None:
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
-        # The traceback is in the server's log (uvicorn's); a client learns the kind of fault, not
-        # our values.
-        logger.error(
-            "%s %s failed: %s", request.method, request.url.path[:200], type(error).__name__
+        # The traceback is in the server's log (uvicorn's); a client learns the kind of error, but
+        # none of our values.
+        kind = type(error).__name__
+        logger.error("%s failed: %s", _describe(request), kind)
+        status = UNAVAILABLE if engine.is_dead else INTERNAL_ERROR
+        return problem(
+            status, f"the server failed: {kind}; its log, in the other terminal, says where."
         )
-        message = (
-            f"the server failed: {type(error).__name__}; its log, in the other terminal, "
-            "says where."
-        )
-        return problem(503 if engine.is_dead else 500, message)
 
 
-def _add_adapter_routes(
+def _describe(request: Request) -> str:
+    """Return method and path of a request, for messages."""
+    return f"{request.method} {request.url.path[:_SHOWN_PATH]}"
+
+
+def _add_session_routes(
     app: FastAPI, store: AdapterStore, scheduler: Scheduler, identity: ServerIdentity
 ) -> None:
-    ownership, instance = store.ownership, {"instance_id": identity.instance_id}
+    """Add the routes by which a trainer takes the server, keeps it and leaves it."""
+    ownership = store.ownership
 
     def state() -> dict[str, Any]:
-        run_id = ownership.session.trainer.run_id if ownership.session else None
-        return {**instance, "run_id": run_id, "versions": store.versions()}
+        session = ownership.session
+        return {
+            "instance_id": identity.instance_id,
+            "run_id": session.trainer.run_id if session else None,
+            "versions": store.versions(),
+        }
 
     @app.post("/session/")
     async def open_session(request: Request) -> dict[str, Any]:
@@ -179,9 +214,9 @@ def _add_adapter_routes(
     @app.post("/session/heartbeat")
     async def heartbeat(request: Request) -> Response:
         if ownership.session is None:
-            # Not 409: nobody took over, this is a new server process that has to be told of the
-            # run.
-            return problem(404, NO_SESSION)
+            # Not 409: nobody took over, this is a new server process that does not know the run
+            # yet.
+            return problem(NOT_FOUND, NO_SESSION)
         ownership.check(request.headers)
         return JSONResponse(state())
 
@@ -190,26 +225,42 @@ def _add_adapter_routes(
         ownership.release(request.headers)
         return state()
 
+
+def _add_adapter_routes(app: FastAPI, store: AdapterStore, identity: ServerIdentity) -> None:
+    """Add the routes by which adapters come: a session's, and guests."""
+    ownership = store.ownership
+
     @app.put("/adapters/{adapter}")
     async def put_adapter(adapter: str, version: _Version, request: Request) -> dict[str, Any]:
         ownership.check(request.headers)
         upload = await _read_upload(request, adapter, version)
-        ownership.check(request.headers)  # somebody may have taken over while it came
-        return (await store.stage(upload)).receipt
+        # Another trainer may have taken over while the body was read.
+        ownership.check(request.headers)
+        staged = await store.stage(upload)
+        return staged.receipt
 
     @app.post("/adapters/commit")
     async def commit(version: _Version, request: Request) -> dict[str, Any]:
         ownership.check(request.headers)
-        return {**instance, "receipts": await store.commit(version)}
+        receipts = await store.commit(version)
+        return {"instance_id": identity.instance_id, "receipts": receipts}
 
     @app.put("/frozen/")
-    async def lend(version: _Version, request: Request) -> dict[str, Any]:
-        held = await store.frozen.lend(await _read_upload(request, "frozen adapter", version))
-        receipt = {name: held.receipt[name] for name in ("version", "sha256", "config_sha256")}
-        return {"seat": held.name, "name": held.adapter, **receipt, **instance}
+    async def put_guest(version: _Version, request: Request) -> dict[str, Any]:
+        upload = await _read_upload(request, "frozen adapter", version)
+        guest = await store.frozen.add(upload)
+        return {
+            "seat": guest.name,
+            "name": guest.adapter,
+            "version": guest.version,
+            "sha256": guest.sha256,
+            "config_sha256": guest.config_sha256,
+            "instance_id": identity.instance_id,
+        }
 
 
 async def _read_upload(request: Request, adapter: str, version: int) -> Upload:
+    """Return the upload of a request; an AdapterError when a header is missing or malformed."""
     try:
         sha256 = request.headers["x-sha256"]
         config = msgspec.json.decode(
@@ -221,5 +272,9 @@ async def _read_upload(request: Request, adapter: str, version: int) -> Upload:
             f"{type(error).__name__}: {error}"
         ) from error
     return Upload(
-        adapter=adapter, version=version, body=await request.body(), sha256=sha256, config=config
+        adapter=adapter,
+        version=version,
+        body=await request.body(),
+        sha256=sha256,
+        config=config,
     )

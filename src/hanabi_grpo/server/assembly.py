@@ -1,6 +1,4 @@
-"""The server's parts, put together: one place for the command, for the benchmarks, and for what a
-dry run shows.
-"""
+"""The server's parts, put together: for the command, for the benchmarks, and for a dry run."""
 
 import atexit
 import contextlib
@@ -15,41 +13,60 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from hanabi_grpo.client.url_partners import UrlPartners
+from hanabi_grpo.agents.served_model import Model
+from hanabi_grpo.agents.url_model import UrlPartners
 from hanabi_grpo.logs import LineRing
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.handshake import tokenizer_hash
+from hanabi_grpo.rollout.sampler import Sampler
 from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
 from hanabi_grpo.server.adapter_files import linear_shapes
 from hanabi_grpo.server.adapter_loader import OwnedFolder
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.app import create_app
-from hanabi_grpo.server.engine import Engine, engine_options
+from hanabi_grpo.server.engine import VllmSampler, engine_options
 from hanabi_grpo.server.identity import ServerIdentity
 from hanabi_grpo.server.plugin import PLUGIN_NAME
 from hanabi_grpo.server.scheduler import Scheduler
-from hanabi_grpo.server.seats import Model
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.defaults import LAPTOP, tiny_model_command
 
 logger = logging.getLogger(__name__)
 
 SOCKETS = "hanabi-sockets-"
+"""Beginning of the name of a folder for vLLM's sockets."""
+
+_MAX_SOCKET_PATH = 107
+"""Characters of a socket's path on Linux."""
+_RANDOM_PART = "12345678"
+"""Stands for what `tempfile.mkdtemp` adds to a folder's name."""
+_INSTANCE_LETTERS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutServer:
     """A started engine and what is around it; `app` serves it."""
 
-    engine: Engine
+    engine: Sampler
+    """Samples replies."""
     chat: ChatFormat
+    """Turns conversations into token ids."""
     store: AdapterStore
+    """The adapters."""
     identity: ServerIdentity
+    """What trainers compare themselves with."""
     app: FastAPI
+    """The routes."""
 
 
 def prepare_environment(on_cpu: bool) -> None:
-    """Set what vLLM reads from the environment, before it is imported; what the user set stays."""
+    """Set what vLLM reads from the environment, before it is imported.
+
+    What the user has set stays, but for what ties the engine to the server.
+
+    Args:
+        on_cpu: Whether the engine runs on a CPU.
+    """
     # ms-swift registers a vLLM plugin that imports torchvision, which text models do without.
     os.environ["VLLM_PLUGINS"] = PLUGIN_NAME
     # vLLM forks on CUDA: a forked engine core counts its parent's plugins as its own and loads
@@ -57,29 +74,40 @@ def prepare_environment(on_cpu: bool) -> None:
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    # Replies that are unpacked in one go; the default of 128 keeps everything else in the event
-    # loop waiting for it.
+    # How many replies are unpacked in one go; the default of 128 keeps everything else in the
+    # event loop waiting.
     os.environ.setdefault("VLLM_V1_OUTPUT_PROC_CHUNK_SIZE", "32")
-    # vLLM leaves its sockets, nine a start, in the temporary folder. A socket's path has 107
-    # characters at most.
-    home = tempfile.gettempdir()
-    if (
-        "VLLM_RPC_BASE_PATH" not in os.environ
-        and len(f"{home}/{SOCKETS}12345678/{uuid.uuid4()}") <= 107
-    ):
-        folder = OwnedFolder(Path(home), SOCKETS)
-        os.environ["VLLM_RPC_BASE_PATH"] = str(folder.path)
-        atexit.register(folder.close)
+    if "VLLM_RPC_BASE_PATH" not in os.environ:
+        _place_sockets()
     if on_cpu:
-        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-        # All that vLLM would compile here is how it counts ranks of logprobs, seconds of the first
-        # game's for a sum.
-        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-        # One core is for games, tokens and HTTP: with a small model they are as much work as its
-        # products are, and threads that wait for a core that is taken hold the others up.
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) - 1)))
-        # A thread that is bound to a core waits for it also where another one is idle.
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        _prepare_cpu()
+
+
+def _place_sockets() -> None:
+    """Give vLLM's sockets a folder that is removed with this process.
+
+    vLLM leaves its sockets, nine a start, in the temporary folder.
+    """
+    home = tempfile.gettempdir()
+    longest_path = f"{home}/{SOCKETS}{_RANDOM_PART}/{uuid.uuid4()}"
+    if len(longest_path) > _MAX_SOCKET_PATH:
+        return
+    folder = OwnedFolder(Path(home), SOCKETS)
+    os.environ["VLLM_RPC_BASE_PATH"] = str(folder.path)
+    atexit.register(folder.close)
+
+
+def _prepare_cpu() -> None:
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    # All that vLLM would compile here is how it counts ranks of logprobs: a sum, for which the
+    # first game would wait seconds.
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    # One core is left for games, tokens and HTTP: with a small model they are as much work as its
+    # matrix products, and threads that wait for an occupied core hold up the others.
+    num_threads = max(1, len(os.sched_getaffinity(0)) - 1)
+    os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
+    # A thread that is bound to a core waits for it even when another core is idle.
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
 @contextlib.contextmanager
@@ -89,29 +117,37 @@ def rollout_server(
     extra_args: Sequence[str] = (),
     partner_calls: Path | None = None,
 ) -> Iterator[RolloutServer]:
-    """Start the engine, as `Engine` says and after `prepare_environment`, and end it with the
-    block.
+    """Start the engine and build the server around it; both end with the block.
 
-    `ring` has the lines that `/log/` hands out, `extra_args` are vLLM's own, and `partner_calls` is
-    where calls of HANABI_PARTNER_URLS are recorded."""
+    Call it after `prepare_environment`, on the main thread and inside a running event loop, which
+    the engine needs.
+
+    Args:
+        settings: The server's settings.
+        ring: The log lines that `/log/` returns.
+        extra_args: vLLM's own command line options.
+        partner_calls: Where calls of the models of HANABI_PARTNER_URLS are recorded.
+
+    Yields:
+        The server.
+    """
     from transformers import AutoConfig, AutoTokenizer
 
-    board = settings.preset or LAPTOP
-    folder: Path = resolve_model(settings.model, tiny_model_command([board], settings.players))
-    chat = ChatFormat.from_tokenizer(
-        AutoTokenizer.from_pretrained(folder), thinking=settings.thinking
-    )
+    tiny_model = tiny_model_command([settings.preset or LAPTOP], settings.players)
+    folder: Path = resolve_model(settings.model, tiny_model)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    chat = ChatFormat.from_tokenizer(tokenizer, thinking=settings.thinking)
     fingerprint = model_fingerprint(folder)
     logger.info("engine: starting on %s with %s (%s)", settings.device, folder, fingerprint)
     if settings.device == "gpu":
-        # vLLM tells of it at a level that is off here.
+        # vLLM reports it at a log level that is switched off here.
         logger.info(
             "engine: compiling kernels and capturing CUDA graphs can take minutes without a line"
         )
     shapes = linear_shapes(folder)
-    engine = Engine(
-        engine_options(settings, str(folder), shapes), extra_args, patience=settings.engine_timeout
-    )
+    options = engine_options(settings, str(folder), shapes)
+    # The one place where a sampler is chosen.
+    engine: Sampler = VllmSampler(options, extra_args, patience=settings.engine_timeout)
     store = AdapterStore(
         engine,
         max_rank=settings.lora_rank,
@@ -119,13 +155,14 @@ def rollout_server(
         dtype=settings.dtype,
         session_timeout=settings.session_timeout,
     )
-    if (partners := UrlPartners(settings, partner_calls)).by_word:
+    partners = UrlPartners(settings, partner_calls)
+    if partners.by_spec:
         logger.info(
             "partners: %s; their calls are recorded in %s", partners.described, partner_calls
         )
     try:
         identity = ServerIdentity(
-            instance_id=uuid.uuid4().hex[:12],
+            instance_id=uuid.uuid4().hex[:_INSTANCE_LETTERS],
             model=settings.model,
             model_fingerprint=fingerprint,
             tokenizer_hash=tokenizer_hash(chat.tokenizer),
@@ -144,21 +181,31 @@ def rollout_server(
             vocab_size=AutoConfig.from_pretrained(folder).get_text_config().vocab_size,
             partners=partners,
         )
-        at_once, instance = settings.games_at_once, identity.instance_id
-        scheduler = Scheduler(model, store, games_at_once=at_once, instance_id=instance)
-        key = settings.api_key.get_secret_value() if settings.api_key else None
-        app = create_app(engine, store, scheduler, identity, ring, api_key=key, host=settings.host)
-        # vLLM's 670,000 objects stay to the end; each full collection would hold the event loop up
-        # to find that out.
+        scheduler = Scheduler(
+            model,
+            store,
+            games_at_once=settings.games_at_once,
+            instance_id=identity.instance_id,
+        )
+        api_key = settings.api_key.get_secret_value() if settings.api_key else None
+        app = create_app(
+            engine, store, scheduler, identity, ring, api_key=api_key, host=settings.host
+        )
+        # vLLM's 670,000 objects live until the end; every full collection would hold up the event
+        # loop only to find that out.
         gc.collect()
         gc.freeze()
         yield RolloutServer(engine=engine, chat=chat, store=store, identity=identity, app=app)
     finally:
         store.close()
-        try:
-            engine.stop()
-        except Exception:
-            if not engine.is_dead:
-                raise
-            logger.exception("ending the dead engine failed")
+        _stop(engine)
         logger.info("stopped; engine core and workers ended")
+
+
+def _stop(engine: Sampler) -> None:
+    try:
+        engine.stop()
+    except Exception:
+        if not engine.is_dead:
+            raise
+        logger.exception("ending the dead engine failed")

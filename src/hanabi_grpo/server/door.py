@@ -1,4 +1,4 @@
-"""The server's door: who is let in, with how much of what, and a refusal as JSON."""
+"""The server's door: who is let in, how large a body may be, and refusals as JSON."""
 
 import hmac
 from urllib.parse import urlsplit
@@ -10,18 +10,35 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hanabi_grpo.errors import shown
 
-_LOCAL_NAMES = ("127.0.0.1", "localhost", "::1")
-_BODY_BYTES = 24 << 20
-"""Of a request that is no upload; a task takes about 350 bytes, and `messages.MAX_TASKS` of them
-are allowed.
-"""
 RETRY_SECONDS = 5
 """After which a request that came at a bad moment may be sent again."""
 
+UNAUTHORIZED = 401
+FORBIDDEN = 403
+TOO_LARGE = 413
+WRONG_TYPE = 415
+
+_LOCAL_NAMES = ("127.0.0.1", "localhost", "::1")
+_BODY_BYTES = 24 << 20
+"""Largest body of a request that is no upload.
+
+A task takes about 350 bytes, and `messages.MAX_TASKS` of them are allowed."""
+_JSON = "application/json"
+_SHOWN_PATH = 200
+"""Characters of a request's path in a message."""
+_WRONG_KEY = "wrong or missing key: set HANABI_API_KEY to the server's value in this terminal too."
+
 
 def problem(status: int, message: str, *, again: bool = False) -> Response:
-    """Return an error answer, printable where it quotes what is no text; `again`: the request may
-    succeed later.
+    """Return an error answer.
+
+    Args:
+        status: The HTTP status.
+        message: What is wrong. What is not valid Unicode in it is escaped.
+        again: Whether the same request may succeed later.
+
+    Returns:
+        JSON with the message as `detail`.
     """
     text = message.encode("utf-8", "backslashreplace").decode("utf-8")
     headers = {"retry-after": str(RETRY_SECONDS)} if again else {}
@@ -33,8 +50,9 @@ class KeyCheck:
 
     With a key: 401 unless a request carries `Authorization: Bearer <key>`. Without one: 403 to the
     pages of a browser. A page of any site can send requests to 127.0.0.1. With a name of its own
-    that resolves to this machine it even reads the answers (DNS rebinding), but its name, not our
-    `host`, then stands in the Host header."""
+    that resolves to this machine it can even read the answers (DNS rebinding), but then its name,
+    not our `host`, stands in the Host header.
+    """
 
     def __init__(self, app: ASGIApp, *, api_key: str | None, host: str) -> None:
         self._app = app
@@ -43,69 +61,77 @@ class KeyCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
-        headers = Headers(scope=scope)
-        if self._expected is None:
-            status, reason = 403, self._page(headers)
+        refusal = self._refusal(Headers(scope=scope))
+        if refusal is None:
+            await self._app(scope, receive, send)
         else:
-            is_right = hmac.compare_digest(
-                headers.get("authorization", "").encode("latin-1"), self._expected
-            )
-            wrong = (
-                "wrong or missing key: set HANABI_API_KEY to the server's value in this "
-                "terminal too."
-            )
-            status, reason = 401, "" if is_right else wrong
-        await (problem(status, reason) if reason else self._app)(scope, receive, send)
+            await refusal(scope, receive, send)
 
-    def _page(self, headers: Headers) -> str:
-        host, site = headers.get("host", ""), headers.get("sec-fetch-site", "none")
+    def _refusal(self, headers: Headers) -> Response | None:
+        if self._expected is None:
+            return self._browser_refusal(headers)
+        given = headers.get("authorization", "").encode("latin-1")
+        if hmac.compare_digest(given, self._expected):
+            return None
+        return problem(UNAUTHORIZED, _WRONG_KEY)
+
+    def _browser_refusal(self, headers: Headers) -> Response | None:
+        host = headers.get("host", "")
+        site = headers.get("sec-fetch-site", "none")
         try:
             name = urlsplit(f"//{host}").hostname
         except ValueError:
             name = None
         if name in self._names and site in ("none", "same-origin"):
-            return ""
-        return (
+            return None
+        return problem(
+            FORBIDDEN,
             f"host {shown(host)}, sec-fetch-site {shown(site)}: a server without a key answers "
-            "programs that call it "
-            f"{', '.join(self._names)}, and no pages. Name it so in VLLM_SERVER_HOST, or set "
-            "HANABI_API_KEY in both "
-            "terminals."
+            f"programs that call it {', '.join(self._names)}, and no web pages. Call it by one of "
+            "these names in VLLM_SERVER_HOST, or set HANABI_API_KEY in both terminals.",
         )
 
 
 class BodyCheck:
-    """ASGI middleware for bodies: 413 for one that is too large, 415 for one that a browser posts
-    for any page.
+    """ASGI middleware for bodies.
 
-    `upload_bytes` bounds what is PUT: adapters.
+    413 for one that is too large, 415 for one that a browser would post for any page.
     """
 
     def __init__(self, app: ASGIApp, *, upload_bytes: int) -> None:
-        self._app, self._upload_bytes = app, upload_bytes
+        """Wrap an app.
+
+        Args:
+            app: The app behind the door.
+            upload_bytes: Largest body of a PUT request, which is an adapter.
+        """
+        self._app = app
+        self._upload_bytes = upload_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on; what it has too much of is found while it is read."""
-        is_upload, headers, size = scope["method"] == "PUT", Headers(scope=scope), 0
-        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        # One that is named is no simple request: a browser asks before, and is refused. So it does
-        # before every PUT.
+        """Pass a request on; a body that is too large is noticed while it is read."""
+        headers = Headers(scope=scope)
+        content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         has_body = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
-        if kind != "application/json" and scope["method"] == "POST" and has_body:
-            given = shown(kind) if kind else "none"
-            message = f"{scope['path'][:200]}: content-type {given}; allowed is application/json."
-            await problem(415, message)(scope, receive, send)
+        # A request with this content type is not "simple": a browser asks for permission before,
+        # and is refused. It does so before every PUT.
+        if content_type != _JSON and scope["method"] == "POST" and has_body:
+            given = shown(content_type) if content_type else "none"
+            message = f"{scope['path'][:_SHOWN_PATH]}: content-type {given}; allowed is {_JSON}."
+            await problem(WRONG_TYPE, message)(scope, receive, send)
             return
-        allowed = self._upload_bytes if is_upload else _BODY_BYTES
+        is_upload = scope["method"] == "PUT"
+        limit = self._upload_bytes if is_upload else _BODY_BYTES
+        num_bytes = 0
 
-        async def counted() -> Message:
-            nonlocal size
+        async def receive_limited() -> Message:
+            nonlocal num_bytes
             message = await receive()
-            size += len(message.get("body", b""))
-            if size > allowed:
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > limit:
                 raise HTTPException(
-                    413, f"a body of more than {allowed} bytes, the most that is allowed here."
+                    TOO_LARGE, f"a body of more than {limit} bytes, the most that is allowed here."
                 )
             return message
 
-        await self._app(scope, counted, send)
+        await self._app(scope, receive_limited, send)

@@ -1,7 +1,8 @@
-"""The only module that talks to vLLM: start, generate, LoRA load and unload, health.
+"""The vLLM sampler, the only module that talks to vLLM: start, generate, score, adapters, health.
 
 vLLM's stock `AsyncLLM` is fed token ids, so no text is encoded twice. Log-probabilities come back
-under the sampled distribution (after temperature), which is the one that the trainer computes."""
+under the sampled distribution (after temperature), which is the one that the trainer computes.
+"""
 
 import asyncio
 import itertools
@@ -11,63 +12,64 @@ import re
 import shutil
 import subprocess
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hanabi_grpo.errors import ServerError, ServerGoneError
+from hanabi_grpo.rollout.sampler import AdapterHandle, Sample, SamplingConfig
+from hanabi_grpo.server.adapter_loader import MAX_FROZEN, MAX_VERSIONS
 from hanabi_grpo.server.plugin import tie_coordinator
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.pass_through import check_options
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.lora.request import LoRARequest
+    from vllm.outputs import CompletionOutput, RequestOutput
+    from vllm.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
-MAX_VERSIONS = 3
-"""Of one adapter of the session: the served one, and older ones that games still use."""
-MAX_FROZEN = 16
 NUM_PARTNERS = 4
-"""Slots for lent adapters beside the session's own; requests that need more at once wait in vLLM's
-scheduler. A slot costs, in device memory, rank x (in + out) numbers per linear layer: 66 MB for a
-4B model at rank 16."""
+"""Slots for guest adapters beside the session's own.
+
+Requests that need more at once wait in vLLM's scheduler. A slot costs, in device memory,
+rank x (in + out) numbers per linear layer: 66 MB for a 4B model at rank 16."""
+
 BLOCK_SIZE = 32
-"""Tokens of a cache block on CPU, where vLLM's default of 128 means that short prompts share no
-prefix.
-"""
+"""Tokens of a cache block on CPU.
+
+vLLM's default of 128 there means that short prompts share no prefix."""
+
 BATCHED_TOKENS = 8192
-"""Prompt tokens of one step on a GPU; vLLM's default for an engine inside another program is
-2048.
-"""
+"""Prompt tokens of one step on a GPU.
+
+vLLM's default for an engine inside another program is 2048."""
+
 _LOOK_SECONDS = 0.5
+"""Time between two looks at whether a call was answered or the engine died."""
+
+_PULSE_SECONDS = 5.0
+"""Time between an answer of the engine and the next question."""
+
+_NVCC_SECONDS = 10
+"""Time limit of `nvcc --version`."""
+
 _Answer = TypeVar("_Answer")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingConfig:
-    """How a reply is sampled. Nucleus and top-k are off: logprobs must be those of the trained
-    policy.
-    """
-
-    max_tokens: int
-    temperature: float = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One sampled reply."""
-
-    ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    finish_reason: str
-    num_cached_tokens: int
-
-
 def engine_options(settings: Settings, model: str, shapes: Iterable[str] = ()) -> dict[str, Any]:
-    """Return vLLM's options; `model` is the folder that MODEL means, `shapes` what an adapter
-    covers.
+    """Return the options that vLLM is started with.
+
+    Args:
+        settings: The server's settings.
+        model: Folder that MODEL stands for.
+        shapes: Paths of the modules that an adapter covers, see `adapter_files.Shapes`.
+
+    Returns:
+        Names and values of `AsyncEngineArgs`.
     """
+    module_names = {module.rpartition(".")[2] for module in shapes}
     return {
         "model": model,
         "dtype": settings.dtype,
@@ -77,14 +79,14 @@ def engine_options(settings: Settings, model: str, shapes: Iterable[str] = ()) -
         "max_lora_rank": settings.lora_rank,
         # How many adapters one batch may mix.
         "max_loras": settings.players + NUM_PARTNERS,
-        # Kept in the machine's memory: all that can be held. vLLM (0.32,
-        # `LRUCacheWorkerLoRAManager`) drops the least recently used one beyond that and reads it
-        # again from its path when a request names it; a missing file would raise inside the engine
-        # core and end it.
+        # Adapters kept in host memory: as many as the server may hold. Beyond that, vLLM (0.32,
+        # `LRUCacheWorkerLoRAManager`) drops the least recently used one and reads it again from
+        # its path when a request names it; a missing file would raise inside the engine core and
+        # end it.
         "max_cpu_loras": MAX_VERSIONS * settings.players + MAX_FROZEN,
-        # By default vLLM multiplies embeddings and output head with an adapter of zeros too (0.32:
-        # on CPU that was 40 % of what adapters cost).
-        "lora_target_modules": sorted({module.rpartition(".")[2] for module in shapes}) or None,
+        # By default vLLM wraps embeddings and output head with an adapter of zeros too (0.32: on
+        # CPU that was 40 % of what adapters cost).
+        "lora_target_modules": sorted(module_names) or None,
         "tensor_parallel_size": settings.vllm_tensor_parallel_size,
         "data_parallel_size": settings.vllm_data_parallel_size,
         "gpu_memory_utilization": settings.gpu_memory_utilization,
@@ -97,8 +99,14 @@ def engine_options(settings: Settings, model: str, shapes: Iterable[str] = ()) -
 
 
 def engine_args(options: Mapping[str, Any], extra_args: Sequence[str] = ()) -> "AsyncEngineArgs":
-    """Return what vLLM is started with; its own options in `extra_args` go before ours if they
-    break no guarantee.
+    """Return vLLM's parsed arguments.
+
+    Args:
+        options: Our defaults, see `engine_options`.
+        extra_args: vLLM's own command line options, which override ours.
+
+    Raises:
+        SettingsError: One of `extra_args` would break a guarantee of this server.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
@@ -106,82 +114,103 @@ def engine_args(options: Mapping[str, Any], extra_args: Sequence[str] = ()) -> "
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
     check_options("server", extra_args)
+    on_cpu = current_platform.is_cpu()
+    device_options = cpu_options() if on_cpu else gpu_options()
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(add_help=False))
-    on_cpu = {"block_size": BLOCK_SIZE, "enforce_eager": True}
-    parser.set_defaults(**options, **(on_cpu if current_platform.is_cpu() else gpu_options()))
+    parser.set_defaults(**options, **device_options)
     args = AsyncEngineArgs.from_cli_args(parser.parse_args(list(extra_args)))
-    if current_platform.is_cpu() and args.tensor_parallel_size == 1:
-        # The engine core computes itself, as vLLM (0.32) has it on a single GPU. On a CPU it would
-        # start a worker for that, because it sets the worker's threads; here `prepare_environment`
-        # has.
+    if on_cpu and args.tensor_parallel_size == 1:
+        # The engine core computes in its own process, as vLLM (0.32) does on a single GPU. On a
+        # CPU it would start a worker, only to set the worker's threads; `prepare_environment` has
+        # set them here.
         args.distributed_executor_backend = UniProcExecutor
     return args
 
 
+def cpu_options() -> dict[str, Any]:
+    """Return vLLM's options for a CPU."""
+    return {"block_size": BLOCK_SIZE, "enforce_eager": True}
+
+
 def gpu_options() -> dict[str, Any]:
-    """Return vLLM's options for GPUs: FlashInfer compiles nothing where the machine's nvcc is not
-    of torch's CUDA.
+    """Return vLLM's options for GPUs.
+
+    FlashInfer must compile nothing where the machine's nvcc does not belong to torch's CUDA.
     """
     import torch
     from vllm.config.compilation import CompilationConfig, PassConfig
 
     options: dict[str, Any] = {"max_num_batched_tokens": BATCHED_TOKENS}
-    nvcc, wanted = nvcc_release(os.environ), str(torch.version.cuda)
-    if nvcc.partition(".")[0] != wanted.partition(".")[0]:
-        found = f"nvcc is of CUDA {nvcc}" if nvcc else "there is no nvcc"
-        logger.info(
-            "engine: no FlashInfer autotune and all-reduce fusion (%s, torch is of %s)",
-            found,
-            wanted,
-        )
-        no_fusion = CompilationConfig(pass_config=PassConfig(fuse_allreduce_rms=False))
-        options |= {"enable_flashinfer_autotune": False, "compilation_config": no_fusion}
+    nvcc = nvcc_release(os.environ)
+    cuda = str(torch.version.cuda)
+    if nvcc.partition(".")[0] == cuda.partition(".")[0]:
+        return options
+    logger.info(
+        "engine: no FlashInfer autotune and all-reduce fusion (%s, torch is built for %s)",
+        f"nvcc is of CUDA {nvcc}" if nvcc else "there is no nvcc",
+        cuda,
+    )
+    options["enable_flashinfer_autotune"] = False
+    options["compilation_config"] = CompilationConfig(
+        pass_config=PassConfig(fuse_allreduce_rms=False)
+    )
     return options
 
 
 def nvcc_release(environ: Mapping[str, str]) -> str:
-    """Return the CUDA release, e.g. "13.0", of the nvcc that FlashInfer would run (0.32); "" where
-    there is none.
+    """Return the CUDA release of the nvcc that FlashInfer would run (0.32), "" where there is none.
+
+    Example: "13.0".
     """
     home = environ.get("CUDA_HOME") or environ.get("CUDA_PATH")
-    found = None if home else shutil.which("nvcc", path=environ.get("PATH"))
-    program = Path(found) if found else Path(home or "/usr/local/cuda", "bin", "nvcc")
+    program = Path(home or "/usr/local/cuda", "bin", "nvcc")
+    if not home:
+        program = Path(shutil.which("nvcc", path=environ.get("PATH")) or program)
     try:
-        said = subprocess.run(
-            [program, "--version"], capture_output=True, text=True, timeout=10, check=False
-        ).stdout
+        process = subprocess.run(
+            [program, "--version"],
+            capture_output=True,
+            text=True,
+            timeout=_NVCC_SECONDS,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    release = re.search(r"release (\d+\.\d+)", said)
+    release = re.search(r"release (\d+\.\d+)", process.stdout)
     return release[1] if release else ""
 
 
 class Pulse:
     """Asks the engine again and again whether it answers, and gives up after too long a silence.
 
-    A process that stands still neither dies nor samples, and vLLM waits for it. The question goes
+    A process that hangs neither dies nor samples, and vLLM waits for it forever. The question goes
     through engine core and workers and is answered between two steps. So a busy engine answers
-    after each step, also after those of a long prompt, which give no token; one that does not
-    answer makes no steps any more."""
+    after each step, also after those of a long prompt, which yield no token; one that does not
+    answer is not making steps any more.
+    """
 
     def __init__(
         self,
         ask: Callable[[], Awaitable[object]],
         *,
         patience: float,
-        every: float = 5.0,
+        every: float = _PULSE_SECONDS,
         look: float = _LOOK_SECONDS,
     ) -> None:
-        """Prepare to `ask`, which returns once the engine has answered, and raises when it is dead.
+        """Prepare to watch.
 
-        After `patience` seconds of silence the engine is given up; a step must be shorter. The next
-        question comes `every` so many seconds after an answer, and every `look` seconds it is
-        looked whether one is there."""
-        self._ask, self._patience, self._every, self._look = ask, patience, every, look
-        self.silence = 0.0
-        """Seconds since a question that is not yet answered, or since the last reply that came
-        meanwhile.
+        Args:
+            ask: Returns once the engine has answered, and raises when it is dead.
+            patience: Seconds of silence after which the engine is given up; a step must be shorter.
+            every: Seconds between an answer and the next question.
+            look: Seconds between two looks at whether the answer has come.
         """
+        self._ask = ask
+        self._patience = patience
+        self._every = every
+        self._look = look
+        self.silence = 0.0
+        """Seconds since the question that is not yet answered, or since a later sign of life."""
 
     @property
     def is_lost(self) -> bool:
@@ -198,9 +227,12 @@ class Pulse:
         while not self.is_lost:
             answer = asyncio.ensure_future(self._ask())
             try:
-                while not (await asyncio.wait({answer}, timeout=self._look))[0]:
-                    # A look counts the same however long ago the last one was: when this process
-                    # stood still as well, it has learnt nothing of the engine.
+                while True:
+                    done, _ = await asyncio.wait({answer}, timeout=self._look)
+                    if done:
+                        break
+                    # A look counts the same however long ago the last one was: if this process
+                    # was suspended as well, that says nothing about the engine.
                     self.silence += self._look
                     if self.is_lost:
                         return
@@ -211,21 +243,28 @@ class Pulse:
             await asyncio.sleep(self._every)
 
 
-class Engine:
-    """An `AsyncLLM` with the few calls that games need."""
+class VllmSampler:
+    """A `Sampler` on vLLM's `AsyncLLM`."""
 
     def __init__(
         self, options: Mapping[str, Any], extra_args: Sequence[str] = (), *, patience: float
     ) -> None:
-        """Start the engine (tens of seconds), inside the running event loop and on the main thread;
-        see `Pulse`.
+        """Start the engine, which takes tens of seconds.
+
+        Must be called inside the running event loop and on the main thread.
+
+        Args:
+            options: See `engine_options`.
+            extra_args: vLLM's own command line options.
+            patience: Seconds without an answer after which the engine counts as dead, see `Pulse`.
         """
         from vllm.v1.engine.async_llm import AsyncLLM
 
         args = engine_args(options, extra_args)
         if args.data_parallel_size > 1:
             tie_coordinator()
-        self._engine, self._copies = AsyncLLM.from_engine_args(args), args.data_parallel_size
+        self._engine = AsyncLLM.from_engine_args(args)
+        self._copies = args.data_parallel_size
         self._request_ids = itertools.count()
         self._pulse = Pulse(self._engine.list_loras, patience=patience)
         self._watcher = asyncio.get_running_loop().create_task(self._watch())
@@ -236,27 +275,31 @@ class Engine:
         try:
             await self._pulse.watch()
         except Exception as error:
-            # A dead engine cannot be asked; `is_dead` knows of it.
+            # A dead engine cannot be asked; `is_dead` reports it.
             logger.info(
-                "the engine is no longer asked how it is: %s: %s", type(error).__name__, error
+                "the engine's health is no longer checked: %s: %s", type(error).__name__, error
             )
             return
         logger.error(self.state)
-        # Whoever waits for a reply learns it now, as when the core dies.
+        # Everyone who waits for a reply learns it now, as when the core dies.
         self._engine.output_processor.propagate_error(EngineDeadError())
 
     async def generate(
         self,
         prompt_ids: list[int],
         sampling: SamplingConfig,
-        lora: Any | None,
+        adapter: AdapterHandle | None,
         game: int | None = None,
     ) -> Sample:
-        """Sample one reply to a whole conversation. `lora` must be loaded now, else it would kill
-        the engine.
+        """Sample one reply to a whole conversation, see `Sampler.generate`.
 
-        With copies of the model, those of one `game` number are asked of the same copy, whose cache
-        holds the earlier turns; without a number vLLM chooses."""
+        Args:
+            prompt_ids: Token ids of the conversation so far.
+            sampling: Length limit and temperature.
+            adapter: A `LoRARequest` that is loaded at this moment: one whose files are gone kills
+                the engine core. None: the base model.
+            game: Chooses the copy of the model, where there are several; None: vLLM chooses.
+        """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -267,39 +310,53 @@ class Engine:
             flat_logprobs=True,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            # Nobody else holds these parameters; a deep copy of them would cost the event loop 0.1
-            # ms a turn.
+            # Nobody else holds these parameters; a deep copy would cost the event loop 0.1 ms a
+            # turn.
             skip_clone=True,
         )
-        rank = game % self._copies if game is not None and self._copies > 1 else None
-        final = await self._final(prompt_ids, params, lora, rank)
-        return _sample(final.outputs[0], num_cached_tokens=final.num_cached_tokens or 0)
+        copy = None
+        if game is not None and self._copies > 1:
+            copy = game % self._copies
+        output = await self._final_output(prompt_ids, params, adapter, copy)
+        return _sample(output.outputs[0], num_cached_tokens=output.num_cached_tokens or 0)
 
-    async def logprobs(
-        self, prompt_ids: list[int], reply_ids: list[int], lora: Any | None
+    async def score(
+        self, prompt_ids: list[int], reply_ids: list[int], adapter: AdapterHandle | None
     ) -> tuple[float, ...]:
-        """Return the log-probability of each id of a reply that is given, in nats, at temperature
-        1.
-        """
+        """Return the log-probability of each id of a given reply, in nats, at temperature 1."""
         from vllm import SamplingParams
 
         ids = [*prompt_ids, *reply_ids]
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
-        rows = (await self._final(ids, params, lora)).prompt_logprobs
-        if rows is None or len(rows) != len(ids):
+        output = await self._final_output(ids, params, adapter)
+        positions = output.prompt_logprobs
+        if positions is None or len(positions) != len(ids):
             raise ServerError(
                 "vLLM scored another text than was given; look for the engine's error above in "
                 "this log."
             )
-        return tuple(rows[place][ids[place]].logprob for place in range(len(prompt_ids), len(ids)))
+        logprobs = []
+        for position in range(len(prompt_ids), len(ids)):
+            token = ids[position]
+            logprobs.append(positions[position][token].logprob)
+        return tuple(logprobs)
 
-    async def _final(
-        self, ids: list[int], params: Any, lora: Any | None, rank: int | None = None
-    ) -> Any:
-        """Return the last output of a request, a sign of life."""
-        prompt, number, final = {"prompt_token_ids": ids}, f"r{next(self._request_ids)}", None
+    async def _final_output(
+        self,
+        ids: list[int],
+        params: "SamplingParams",
+        adapter: AdapterHandle | None,
+        copy: int | None = None,
+    ) -> "RequestOutput":
+        """Return the last output of a request, which is also a sign of life."""
+        request_id = f"r{next(self._request_ids)}"
+        final = None
         async for output in self._engine.generate(
-            prompt, params, number, lora_request=lora, data_parallel_rank=rank
+            {"prompt_token_ids": ids},
+            params,
+            request_id,
+            lora_request=cast("LoRARequest | None", adapter),
+            data_parallel_rank=copy,
         ):
             final = output
         self._pulse.beat()
@@ -310,14 +367,13 @@ class Engine:
             )
         return final
 
-    async def load_adapter(self, name: str, number: int, path: str) -> Any:
-        """Load a PEFT folder under a name and id that were never used before; return its
-        `LoRARequest`.
-        """
+    async def load_adapter(self, name: str, number: int, path: str) -> AdapterHandle:
+        """Load a PEFT folder and return its `LoRARequest`, see `Sampler.load_adapter`."""
         from vllm.lora.request import LoRARequest
 
         request = LoRARequest(name, number, path)
-        if not await self._while_alive(self._engine.add_lora(request)):
+        is_loaded = await self._while_alive(self._engine.add_lora(request))
+        if not is_loaded:
             raise ServerError(
                 f"vLLM did not load adapter {name} and gave no reason; the old version stays "
                 "served."
@@ -329,45 +385,43 @@ class Engine:
         await self._while_alive(self._engine.remove_lora(number))
 
     async def reset_prefix_cache(self) -> bool:
-        """Drop cached prefixes; False when blocks are in use (harmless: names carry the
-        version).
+        """Drop cached prefixes; False when blocks are in use.
+
+        Stale prefixes do no harm: adapter names carry the version.
         """
         return bool(await self._while_alive(self._engine.reset_prefix_cache()))
 
-    async def _while_alive(self, work: Coroutine[Any, Any, _Answer]) -> _Answer:
-        # vLLM never answers such a call when the core dies meanwhile.
-        task = asyncio.ensure_future(work)
+    async def _while_alive(self, call: Coroutine[Any, Any, _Answer]) -> _Answer:
+        # vLLM never answers such a call if the core dies in the meantime.
+        task = asyncio.ensure_future(call)
         try:
-            while not (await asyncio.wait({task}, timeout=_LOOK_SECONDS))[0]:
+            while True:
+                done, _ = await asyncio.wait({task}, timeout=_LOOK_SECONDS)
+                if done:
+                    return task.result()
                 if self.is_dead:
                     raise ServerGoneError(
                         "the engine died during the call; the server starts again or ends."
                     )
-            return task.result()
         finally:
             task.cancel()
 
     @property
     def is_dead(self) -> bool:
-        """True once the engine core has failed, or has not answered for too long; it does not come
-        back.
-        """
+        """True once the engine core has failed, or has not answered for too long."""
         return bool(self._engine.errored) or self._pulse.is_lost
 
     @property
     def state(self) -> str:
-        """How the engine is, in words: "ok" unless it is dead."""
+        """The engine's health as text: "ok" unless it is dead."""
         if self._pulse.is_lost:
             return (
                 f"engine hung: it has not answered for {self._pulse.silence:.0f} s "
-                "(HANABI_ENGINE_TIMEOUT); the server "
-                "starts again or ends, its log says which"
+                "(HANABI_ENGINE_TIMEOUT); the server starts again or ends, its log says which"
             )
-        return (
-            "engine dead: the server starts again or ends; its log says which"
-            if self.is_dead
-            else "ok"
-        )
+        if self.is_dead:
+            return "engine dead: the server starts again or ends; its log says which"
+        return "ok"
 
     @property
     def silence(self) -> float:
@@ -380,14 +434,18 @@ class Engine:
         self._engine.shutdown()
 
 
-def _sample(choice: Any, *, num_cached_tokens: int) -> Sample:
+def _sample(choice: "CompletionOutput", *, num_cached_tokens: int) -> Sample:
     """Return what vLLM (0.32, `CompletionOutput` with `FlatLogprobs`) holds of a reply."""
-    ids, flat = tuple(choice.token_ids), choice.logprobs
-    if tuple(flat.token_ids) != ids:
+    ids = tuple(choice.token_ids)
+    logprobs = choice.logprobs
+    if tuple(logprobs.token_ids) != ids:
         raise ServerError(
-            f"vLLM gave {len(flat.token_ids)} logprobs that are not those of its {len(ids)} tokens."
+            f"vLLM gave {len(logprobs.token_ids)} logprobs that are not those of its "
+            f"{len(ids)} tokens."
         )
-    logprobs, reason = tuple(flat.logprobs), choice.finish_reason
     return Sample(
-        ids=ids, logprobs=logprobs, finish_reason=reason, num_cached_tokens=num_cached_tokens
+        ids=ids,
+        logprobs=tuple(logprobs.logprobs),
+        finish_reason=choice.finish_reason,
+        num_cached_tokens=num_cached_tokens,
     )

@@ -3,12 +3,20 @@
 import contextlib
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from hanabi_grpo.envs.registry import origin, setup
-from hanabi_grpo.errors import HanabiGrpoError, SettingsError, shown
-from hanabi_grpo.rollout.handshake import PROTOCOL, GameClaim, SessionRequest, prompt_hash
+from hanabi_grpo.errors import HanabiGrpoError, SettingsError
+from hanabi_grpo.rollout.handshake import (
+    PROTOCOL,
+    SECRET_FIELDS,
+    GameClaim,
+    SessionRequest,
+    prompt_hash,
+)
+from hanabi_grpo.rollout.wire import read_struct
 from hanabi_grpo.types import SHARED_ADAPTER, player_names
 
 _SAME_CODE = "install the same hanabi_grpo version on both sides"
@@ -19,7 +27,9 @@ class ServerIdentity(BaseModel):
 
     protocol: int = PROTOCOL
     instance_id: str
+    """Names this server process."""
     model: str
+    """MODEL as the server was given it."""
     model_fingerprint: str
     tokenizer_hash: str
     chat_hash: str
@@ -27,128 +37,178 @@ class ServerIdentity(BaseModel):
     max_lora_rank: int
     max_players: int
     max_model_len: int
+    """Token budget of a conversation, the next reply included."""
     session_timeout: float = 60.0
     """Seconds of a trainer's silence after which another may take over."""
     partners: dict[str, str] = {}
-    """Models behind URLs that may take a seat: the seat's word to URL#model."""
+    """Models behind URLs that may take a seat: seat reference to URL#model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Comparison:
+    """One fact that must be the same on both sides."""
+
+    subject: str
+    """What is compared, e.g. "tokenizer"."""
+    here: object
+    """The server's value."""
+    there: object
+    """The trainer's value."""
+    remedy: str
+    """What to do when they differ."""
+    shown_here: object | None = None
+    """How a message shows the server's value; None: as it is."""
+
+    def check(self) -> None:
+        """Raise a SettingsError with both values and the remedy when they differ."""
+        if self.here == self.there:
+            return
+        here = self.here if self.shown_here is None else self.shown_here
+        raise SettingsError(
+            f"{self.subject} differs: server {here}, trainer {self.there}; {self.remedy}."
+        )
 
 
 def read_session_request(identity: ServerIdentity, body: bytes) -> SessionRequest:
-    """Return the request of a body; a SettingsError says that it is none, or of another
-    protocol.
+    """Return the session request of a body.
+
+    Raises:
+        SettingsError: It is none, or of another protocol.
     """
     try:
-        return SessionRequest.model_validate_json(body)
-    except ValidationError as error:
-        theirs = None
-        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-            theirs = json.loads(body)["protocol"]
-        if isinstance(theirs, int) and theirs != identity.protocol:
-            # Another protocol has other fields: that, not the first of them, is what the trainer
-            # must be told.
-            raise _differs("protocol", identity.protocol, theirs, _SAME_CODE) from error
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"]))[:100] or "the whole body"
-        value = (
-            "" if first["type"] == "missing" or name == "secret" else f"={shown(first['input'])}"
-        )
-        raise SettingsError(
-            f"session request: {name}{value}: {first['msg']}; {_SAME_CODE}."
-        ) from error
+        return read_struct(SessionRequest, body, secret_fields=SECRET_FIELDS)
+    except ValueError as error:
+        # Another protocol has other fields: the protocol, not the first strange field, is what the
+        # trainer must be told about.
+        _check_protocol_of(identity, body)
+        raise SettingsError(f"session request: {error}; {_SAME_CODE}.") from error
+
+
+def _check_protocol_of(identity: ServerIdentity, body: bytes) -> None:
+    """Raise a SettingsError when a body names another protocol."""
+    protocol = None
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+        protocol = json.loads(body)["protocol"]
+    if isinstance(protocol, int):
+        _protocol_comparison(identity, protocol).check()
+
+
+def _protocol_comparison(identity: ServerIdentity, protocol: int) -> _Comparison:
+    return _Comparison(
+        subject="protocol", here=identity.protocol, there=protocol, remedy=_SAME_CODE
+    )
 
 
 def check_fit(identity: ServerIdentity, wanted: SessionRequest) -> None:
-    """Compare both sides; a SettingsError says the first difference, both values, and what to
-    do.
+    """Check that a trainer fits this server.
+
+    Raises:
+        SettingsError: It does not; the message names the first difference, both values, and what to
+            do.
     """
-    for what, here, there, remedy in (
-        ("protocol", identity.protocol, wanted.protocol, _SAME_CODE),
-        (
-            "base model",
-            identity.model_fingerprint,
-            wanted.model_fingerprint,
-            "start both sides with the same MODEL",
-        ),
-        (
-            "tokenizer",
-            identity.tokenizer_hash,
-            wanted.tokenizer_hash,
-            "copy the tokenizer files of one side's MODEL",
-        ),
-        ("number format", identity.dtype, wanted.dtype, "use the same HANABI_DTYPE on both sides"),
-        (
-            "chat format",
-            identity.chat_hash,
-            wanted.chat_hash,
-            "use the same MODEL and HANABI_THINKING on both sides",
-        ),
-    ):
-        if here != there:
-            raise _differs(
-                what, f"{here} ({identity.model})" if what != "protocol" else here, there, remedy
-            )
+    for comparison in _comparisons(identity, wanted):
+        comparison.check()
     if wanted.lora_rank > identity.max_lora_rank:
         raise SettingsError(
             f"LORA_RANK={wanted.lora_rank}: this server was started with "
-            f"LORA_RANK={identity.max_lora_rank}. "
-            f"Restart it with LORA_RANK={wanted.lora_rank} or train with at most "
-            f"{identity.max_lora_rank}."
+            f"LORA_RANK={identity.max_lora_rank}. Restart it with LORA_RANK={wanted.lora_rank} or "
+            f"train with at most {identity.max_lora_rank}."
         )
-    if len(wanted.adapters) > identity.max_players:
-        raise _too_many_players(f"{len(wanted.adapters)} adapters", len(wanted.adapters), identity)
-    expected = (SHARED_ADAPTER,), player_names(len(wanted.adapters))
-    if tuple(wanted.adapters) not in expected:
+    num_adapters = len(wanted.adapters)
+    if num_adapters > identity.max_players:
+        raise _too_many_players(f"{num_adapters} adapters", num_adapters, identity)
+    names = player_names(num_adapters)
+    if tuple(wanted.adapters) not in ((SHARED_ADAPTER,), names):
         raise SettingsError(
             f"adapters {', '.join(wanted.adapters)}: allowed are {SHARED_ADAPTER} alone, or "
-            "player_0 and the others "
-            f"in turn order, here {', '.join(expected[1])}; set HANABI_ADAPTERS=per_player or "
-            "shared."
+            f"player_0 and the others in turn order, here {', '.join(names)}; set "
+            "HANABI_ADAPTERS=per_player or shared."
         )
     for claim in wanted.games:
-        for what, here, there, remedy in _game_differences(identity, claim, wanted.adapters):
-            if here != there:
-                raise _differs(what, here, there, remedy)
+        for comparison in _game_comparisons(identity, claim, wanted.adapters):
+            comparison.check()
 
 
-def _game_differences(
+def _comparisons(identity: ServerIdentity, wanted: SessionRequest) -> Iterator[_Comparison]:
+    """Yield what must be the same of server and trainer, the protocol first."""
+    yield _protocol_comparison(identity, wanted.protocol)
+    yield _Comparison(
+        subject="base model",
+        here=identity.model_fingerprint,
+        there=wanted.model_fingerprint,
+        remedy="start both sides with the same MODEL",
+        shown_here=f"{identity.model_fingerprint} ({identity.model})",
+    )
+    yield _Comparison(
+        subject="tokenizer",
+        here=identity.tokenizer_hash,
+        there=wanted.tokenizer_hash,
+        remedy="copy the tokenizer files of one side's MODEL",
+        shown_here=f"{identity.tokenizer_hash} ({identity.model})",
+    )
+    yield _Comparison(
+        subject="number format",
+        here=identity.dtype,
+        there=wanted.dtype,
+        remedy="use the same HANABI_DTYPE on both sides",
+        shown_here=f"{identity.dtype} ({identity.model})",
+    )
+    yield _Comparison(
+        subject="chat format",
+        here=identity.chat_hash,
+        there=wanted.chat_hash,
+        remedy="use the same MODEL and HANABI_THINKING on both sides",
+        shown_here=f"{identity.chat_hash} ({identity.model})",
+    )
+
+
+def _game_comparisons(
     identity: ServerIdentity, claim: GameClaim, adapters: list[str]
-) -> Iterator[tuple[str, str, str, str]]:
+) -> Iterator[_Comparison]:
+    """Yield what must be the same of one game of the trainer.
+
+    Raises:
+        SettingsError: The server cannot play the game, or not with this many players or adapters.
+    """
     try:
         played = setup(claim.env, claim.env_config)
     except HanabiGrpoError as error:
         raise SettingsError(
             f"the server cannot play a game of this trainer: {error} Or {_SAME_CODE}."
         ) from error
-    spec, source = played.spec, origin(played.env)
+    spec = played.spec
     if spec.num_players > identity.max_players:
         raise _too_many_players(f"games of {spec.num_players} players", spec.num_players, identity)
     if adapters != [SHARED_ADAPTER] and len(adapters) < spec.num_players:
         raise SettingsError(
             f"games of {spec.num_players} players, but {len(adapters)} adapters "
-            f"({', '.join(adapters)}): give each "
-            "player one (HANABI_PLAYERS), or let all share one (HANABI_ADAPTERS=shared)."
+            f"({', '.join(adapters)}): give each player one (HANABI_PLAYERS), or let all share "
+            "one (HANABI_ADAPTERS=shared)."
         )
     name = f"{spec.env} {spec.preset}, {spec.num_players} players"
-    package, theirs = (
-        f"{source.distribution} {source.version}",
-        f"{claim.distribution} {claim.version}",
+    package = origin(played.env)
+    yield _Comparison(
+        subject=f"package of the environment {spec.env}",
+        here=f"{package.distribution} {package.version}",
+        there=f"{claim.distribution} {claim.version}",
+        remedy="install the same version on both sides",
     )
-    yield (
-        f"package of the environment {spec.env}",
-        package,
-        theirs,
-        "install the same version on both sides",
+    yield _Comparison(
+        subject=f"rules ({name})",
+        here=spec.hash,
+        there=claim.spec_hash,
+        remedy=f"{_SAME_CODE}, with the same open_spiel",
     )
-    yield f"rules ({name})", spec.hash, claim.spec_hash, f"{_SAME_CODE}, with the same open_spiel"
-    yield f"prompts ({name})", prompt_hash(played), claim.prompt_hash, _SAME_CODE
+    yield _Comparison(
+        subject=f"prompts ({name})",
+        here=prompt_hash(played),
+        there=claim.prompt_hash,
+        remedy=_SAME_CODE,
+    )
 
 
-def _differs(what: str, here: object, there: object, remedy: str) -> SettingsError:
-    return SettingsError(f"{what} differs: server {here}, trainer {there}; {remedy}.")
-
-
-def _too_many_players(what: str, players: int, identity: ServerIdentity) -> SettingsError:
+def _too_many_players(subject: str, players: int, identity: ServerIdentity) -> SettingsError:
     return SettingsError(
-        f"{what}: this server was started for {identity.max_players} players; restart it with "
+        f"{subject}: this server was started for {identity.max_players} players; restart it with "
         f"HANABI_PLAYERS={players}."
     )

@@ -1,10 +1,10 @@
-"""Which game plays next, and how games share one event loop with everything else that the server
-does.
+"""Which game plays next, and how games share one event loop with the rest of the server.
 
 When many replies come in one batch of the engine, many games are ready at the same moment, and
-whoever else waits (health checks, uploads, vLLM's callbacks) would wait for all of them. So games
-go on one at a time, with a pass of the event loop in between, and long lists are worked through in
-slices."""
+everything else that waits (health checks, uploads, vLLM's callbacks) would wait for all of them. So
+games go on one at a time (`Model.take_turn`), with a pass of the event loop in between, and long
+lists are worked through in slices.
+"""
 
 import asyncio
 import contextlib
@@ -16,67 +16,75 @@ from typing import TypeVar
 SLICE = 0.001
 """Seconds of work on a list between two passes of the event loop."""
 _Item = TypeVar("_Item")
+_Queues = dict[object, deque[asyncio.Future[None]]]
+"""Waiting games by request; the request whose turn is next comes first."""
 
 
 class Places:
-    """So many games in play at once: the session's own first, then the requests in turn. Used from
-    one event loop.
+    """Limits how many games are played at once. Used from one event loop.
 
-    One queue for all would make 32 games wait behind the 8192 of a request that came before.
+    The session's own games come first, then the other requests in turn. One queue for all would
+    make 32 games wait behind the 8192 of a request that came before.
     """
 
     def __init__(self, number: int) -> None:
         self._free = number
-        self._own: dict[object, deque[asyncio.Future[None]]] = {}
-        self._guests: dict[object, deque[asyncio.Future[None]]] = {}
-        """Who waits, by request; the request whose turn is next comes first. Nobody waits while a
-        place is free.
-        """
+        # Nobody waits while a place is free.
+        self._own: _Queues = {}
+        self._guests: _Queues = {}
 
     @contextlib.asynccontextmanager
     async def place(self, request: object, *, own: bool) -> AsyncIterator[None]:
-        """Wait for a place for a game of a request, the trainer's `own` or another's; hold it for
-        the block.
+        """Wait for a place for one game and hold it for the block.
+
+        Args:
+            request: Identifies the request that the game belongs to.
+            own: Whether the request is the session's trainer's.
         """
         if self._free:
             self._free -= 1
         else:
-            granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            (self._own if own else self._guests).setdefault(request, deque()).append(granted)
-            try:
-                await granted
-            except asyncio.CancelledError:
-                if granted.done() and not granted.cancelled():
-                    # It was cancelled between the grant and its next step.
-                    self._give()
-                raise
+            await self._wait_for_place(request, self._own if own else self._guests)
         try:
             yield
         finally:
-            self._give()
+            self._release()
 
-    def _give(self) -> None:
-        for waiting in (self._own, self._guests):
-            while waiting:
-                request = next(iter(waiting))
-                queue = waiting.pop(request)
-                while queue:
-                    granted = queue.popleft()
-                    if granted.done():
-                        continue  # Cancelled while it waited.
-                    if queue:
-                        waiting[request] = queue
-                    granted.set_result(None)
-                    return
+    async def _wait_for_place(self, request: object, queues: _Queues) -> None:
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        queues.setdefault(request, deque()).append(granted)
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if granted.done() and not granted.cancelled():
+                # Cancelled between the grant and its next step.
+                self._release()
+            raise
+
+    def _release(self) -> None:
+        """Hand a place to the next waiting game, or make it free."""
+        for queues in (self._own, self._guests):
+            if _grant_next(queues):
+                return
         self._free += 1
 
 
-async def take_turn(turnstile: asyncio.Lock) -> None:
-    """Wait until a game goes on: one in each pass of the event loop, in the order in which they
-    came.
-    """
-    async with turnstile:
-        await asyncio.sleep(0)
+def _grant_next(queues: _Queues) -> bool:
+    """Grant a place to a game of the request whose turn it is; False when none waits."""
+    while queues:
+        request = next(iter(queues))
+        queue = queues.pop(request)
+        while queue:
+            granted = queue.popleft()
+            if granted.done():
+                # Cancelled while it waited.
+                continue
+            if queue:
+                # The request goes to the end of the line.
+                queues[request] = queue
+            granted.set_result(None)
+            return True
+    return False
 
 
 async def in_slices(items: Iterable[_Item]) -> AsyncIterator[_Item]:

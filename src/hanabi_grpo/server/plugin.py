@@ -1,5 +1,6 @@
-"""What vLLM loads in each of its processes (entry point `vllm.general_plugins`), where no other
-code of ours runs.
+"""What vLLM loads in each of its processes, where no other code of ours runs.
+
+The entry point is `vllm.general_plugins`.
 """
 
 import gc
@@ -11,11 +12,13 @@ from typing import Any
 from hanabi_grpo.processes import die_with_parent
 
 PLUGIN_NAME = "hanabi_grpo"
+"""Name of the entry point, for VLLM_PLUGINS."""
 
 
 def register() -> None:
-    """Tie this process to its parent and install what is ours on a CPU. vLLM may call it more than
-    once.
+    """Tie this process to its parent, and install our replacements on a CPU.
+
+    vLLM may call it more than once.
     """
     _tie_to_parent()
     from vllm.platforms import current_platform
@@ -27,8 +30,9 @@ def register() -> None:
 
 
 def tie_coordinator() -> None:
-    """Tie the process to the server that vLLM (0.32) starts beside several copies of a model; it
-    loads no plugins.
+    """Tie the coordinator process to the server.
+
+    vLLM (0.32) starts it beside several copies of a model; it loads no plugins.
     """
     from vllm.v1.engine.coordinator import DPCoordinatorProc
 
@@ -36,7 +40,7 @@ def tie_coordinator() -> None:
 
 
 def _coordinate(*args: Any, **options: Any) -> None:
-    # In the new process, where vLLM's own function is still in its place.
+    # Runs in the new process, where vLLM's own function is still in its place.
     _tie_to_parent()
     from vllm.v1.engine.coordinator import DPCoordinatorProc
 
@@ -45,12 +49,13 @@ def _coordinate(*args: Any, **options: Any) -> None:
 
 def _tie_to_parent() -> None:
     parent = multiprocessing.parent_process()
-    if parent is not None and parent.pid is not None:
-        # Off since `cli` was imported: what is vLLM's has been imported by now, too.
-        gc.enable()
-        die_with_parent(signal.SIGKILL)
-        try:
-            os.kill(parent.pid, 0)
-        except ProcessLookupError:
-            # It died before the kernel was asked: nobody will ever send the signal.
-            os._exit(1)
+    if parent is None or parent.pid is None:
+        return
+    # `cli` switches the collector off while it imports; vLLM's modules have been imported by now.
+    gc.enable()
+    die_with_parent(signal.SIGKILL)
+    try:
+        os.kill(parent.pid, 0)
+    except ProcessLookupError:
+        # The parent died before the kernel was asked: nobody will ever send the signal.
+        os._exit(1)

@@ -1,7 +1,8 @@
-"""Routes that play games or sample one reply; requests are checked before anything is sampled.
+"""Routes that play games, sample one reply, or score replies.
 
-The server of another model may have this one's as a partner behind a URL, so a reply can be had as
-from OpenAI's API."""
+Requests are checked before anything is sampled. `/reply/` samples outside any game: the server of
+another model may use this one's model as a partner behind a URL.
+"""
 
 import asyncio
 from collections.abc import Coroutine, Iterable
@@ -11,6 +12,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from hanabi_grpo.agents.served_model import PromptTokens
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.messages import (
     ChatRequest,
@@ -22,52 +24,61 @@ from hanabi_grpo.rollout.messages import (
     ScoreRequest,
     read_tasks,
 )
+from hanabi_grpo.rollout.sampler import SamplingConfig
 from hanabi_grpo.rollout.wire import read_struct
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.door import problem
-from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.server.pacing import in_slices
 from hanabi_grpo.server.scheduler import Scheduler
-from hanabi_grpo.server.seats import PromptTokens
 from hanabi_grpo.settings.refs import BASE, check_seat, is_frozen, is_scripted, is_url, seat_adapter
 from hanabi_grpo.types import DroppedGame, Episode
 
+CLIENT_CLOSED = 499
+"""The status for a client that closed the connection; it is for logs alone."""
+
+_JSON = "application/json"
 _Request = TypeVar("_Request", RolloutRequest, ReplyRequest, ScoreRequest, ChatRequest)
 
 
 def play_routes(store: AdapterStore, scheduler: Scheduler) -> APIRouter:
-    """Build the routes."""
+    """Build the routes.
+
+    Args:
+        store: Tells which trainer owns the session.
+        scheduler: Does the work.
+    """
     router = APIRouter()
 
     @router.post("/rollout/")
     async def rollout(request: Request) -> Response:
+        body = await request.body()
         # Beside the event loop: a body of many megabytes takes seconds to check.
-        tasks, sampling = await asyncio.to_thread(parse_rollout_request, await request.body())
-        check_owner(store, request, {seat for task in tasks for seat in task.seats})
+        tasks, sampling = await asyncio.to_thread(parse_rollout_request, body)
+        seats = {seat for task in tasks for seat in task.seats}
+        check_owner(store, request, seats)
         own = store.ownership.is_owner(request.headers)
 
-        async def played() -> Response:
+        async def play() -> Response:
             prompts = PromptTokens()
-            return await played_games(
-                await scheduler.run(tasks, sampling, own=own, prompts=prompts), prompts
-            )
+            games = await scheduler.run(tasks, sampling, own=own, prompts=prompts)
+            return await played_games(games, prompts)
 
-        return await answered(request, played())
+        return await answered(request, play())
 
     @router.post("/reply/")
     async def reply(request: Request) -> Response:
-        vocab_size = scheduler.model.vocab_size
         wanted = await asyncio.to_thread(
-            parse_reply_request, await request.body(), vocab_size=vocab_size
+            parse_reply_request, await request.body(), vocab_size=scheduler.model.vocab_size
         )
         check_owner(store, request, [wanted.seat])
 
-        async def sampled() -> Response:
+        async def sample() -> Response:
             made = await scheduler.reply(wanted)
             answer = {name: getattr(made, name) for name in ReplyAnswer.__struct_fields__}
-            return JSONResponse({**answer, "instance_id": scheduler.instance_id})
+            answer["instance_id"] = scheduler.instance_id
+            return JSONResponse(answer)
 
-        return await answered(request, sampled())
+        return await answered(request, sample())
 
     @router.post("/score/")
     async def score(request: Request) -> Response:
@@ -77,69 +88,98 @@ def play_routes(store: AdapterStore, scheduler: Scheduler) -> APIRouter:
         _check_sampled("score request", wanted.seat)
         check_owner(store, request, [wanted.seat])
 
-        async def scored() -> Response:
-            return Response(
-                msgspec.json.encode(await scheduler.score(wanted)), media_type="application/json"
-            )
+        async def compute() -> Response:
+            answer = await scheduler.score(wanted)
+            return Response(msgspec.json.encode(answer), media_type=_JSON)
 
-        return await answered(request, scored())
+        return await answered(request, compute())
 
     return router
 
 
 def check_owner(store: AdapterStore, request: Request, seats: Iterable[str]) -> None:
-    """Refuse a trainer that names the session's adapters and does not have the session."""
-    # The name of a session's adapter says nothing of whose weights it is; that of a lent one does.
-    named = any(seat_adapter(seat) is not None and not is_frozen(seat) for seat in seats)
-    if named and "x-run-id" in request.headers:
+    """Refuse a trainer that names the session's adapters and does not own the session.
+
+    The name of a session's adapter does not say whose weights it stands for; that of a guest does.
+
+    Args:
+        store: Knows the session.
+        request: The request.
+        seats: Seat references that it names.
+
+    Raises:
+        SessionError: The request is from another trainer.
+    """
+    names_session = any(seat_adapter(seat) is not None and not is_frozen(seat) for seat in seats)
+    if names_session and "x-run-id" in request.headers:
         store.ownership.check(request.headers)
 
 
 async def answered(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-    """Answer with what the engine makes, or end it when the client hangs up."""
-    made = asyncio.ensure_future(work)
-    # The body was read before: what comes next is the end of the connection.
-    hang_up = asyncio.ensure_future(request.receive())
+    """Return the response that a coroutine makes, or cancel it when the client disconnects."""
+    answer = asyncio.ensure_future(work)
+    # The body was read before: the next message is the end of the connection.
+    disconnect = asyncio.ensure_future(request.receive())
     try:
-        await asyncio.wait({made, hang_up}, return_when=asyncio.FIRST_COMPLETED)
-        if made.done():
-            return made.result()
-        made.cancel()
-        await asyncio.wait({made})
-        return problem(499, "the client hung up; its request was cancelled.")
+        await asyncio.wait({answer, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+        if answer.done():
+            return answer.result()
+        answer.cancel()
+        await asyncio.wait({answer})
+        return problem(
+            CLIENT_CLOSED, "the client closed the connection; its request was cancelled."
+        )
     finally:
         # Also when the server stops: games of a request that nobody waits for must not go on.
-        made.cancel()
-        hang_up.cancel()
+        answer.cancel()
+        disconnect.cancel()
 
 
 async def played_games(
     groups: Iterable[Iterable[Episode | DroppedGame]], prompts: PromptTokens
 ) -> Response:
-    """Return the games of a request's tasks, per task in order of their numbers, as a
-    `RolloutAnswer`.
+    """Return the games of a request as a `RolloutAnswer`.
 
-    The answer has megabytes. A value is encoded in one go that keeps the interpreter's lock
-    meanwhile, so a thread would not help: each game is encoded by itself."""
-    pieces: list[bytes] = []
+    The answer has megabytes. A value is encoded in one go that holds the interpreter's lock
+    meanwhile, so a thread would not help: each game is encoded by itself.
+
+    Args:
+        groups: Per task its games, in order of their numbers.
+        prompts: Tokens that the request gave the engine.
+    """
+    episodes: list[bytes] = []
     dropped: list[DroppedRow] = []
-    async for number, game in in_slices(
-        (number, game) for number, group in enumerate(groups) for game in group
-    ):
+    numbered = ((number, game) for number, group in enumerate(groups) for game in group)
+    async for number, game in in_slices(numbered):
         if isinstance(game, DroppedGame):
             dropped.append(DroppedRow(task=number, game=game.game, reason=game.reason))
-        else:
-            pieces.append((b"," if pieces else b"") + msgspec.json.encode(game))
-    tokens = b',"prompt_tokens":%d,"cached_tokens":%d}' % (prompts.given, prompts.cached)
-    pieces = [b'{"episodes":[', *pieces, b'],"dropped":', msgspec.json.encode(dropped), tokens]
-    length = str(sum(map(len, pieces)))
+            continue
+        separator = b"," if episodes else b""
+        episodes.append(separator + msgspec.json.encode(game))
+    pieces = [
+        b'{"episodes":[',
+        *episodes,
+        b'],"dropped":',
+        msgspec.json.encode(dropped),
+        b',"prompt_tokens":%d,"cached_tokens":%d}' % (prompts.given, prompts.cached),
+    ]
+    num_bytes = sum(len(piece) for piece in pieces)
     return StreamingResponse(
-        in_slices(pieces), media_type="application/json", headers={"content-length": length}
+        in_slices(pieces), media_type=_JSON, headers={"content-length": str(num_bytes)}
     )
 
 
 def read_body(what: str, struct: type[_Request], body: bytes) -> _Request:
-    """Return a request of this kind; a SettingsError says what is wrong where."""
+    """Return the request of a body.
+
+    Args:
+        what: Name of the request in messages, e.g. "chat request".
+        struct: Its type.
+        body: JSON.
+
+    Raises:
+        SettingsError: It is none; the message says what is wrong where.
+    """
     try:
         return read_struct(struct, body)
     except ValueError as error:
@@ -147,32 +187,39 @@ def read_body(what: str, struct: type[_Request], body: bytes) -> _Request:
 
 
 def parse_rollout_request(body: bytes) -> tuple[list[RequestedTask], SamplingConfig]:
-    """Return the tasks of a rollout request, and how replies are sampled; a SettingsError says what
-    is wrong where.
+    """Return the tasks of a rollout request, and how replies are sampled.
+
+    Raises:
+        SettingsError: It is malformed, or names a task that cannot be played.
     """
     wanted = read_body("rollout request", RolloutRequest, body)
-    return read_tasks(wanted), SamplingConfig(
-        max_tokens=wanted.max_tokens, temperature=wanted.temperature
-    )
+    sampling = SamplingConfig(max_tokens=wanted.max_tokens, temperature=wanted.temperature)
+    return read_tasks(wanted), sampling
 
 
 def _check_sampled(what: str, seat: str) -> None:
+    """Refuse a seat for which this server does not sample."""
     if is_scripted(check_seat(seat)):
         raise SettingsError(
             f"{what}: seat {seat!r} is a script, which needs no server; play it where the game "
-            "is, or ask for "
-            f"adapter@version (player_0@7) or {BASE}."
+            f"is, or ask for adapter@version (player_0@7) or {BASE}."
         )
     if is_url(seat):
         raise SettingsError(
-            f"{what}: seat {seat!r} is a model behind a URL, which only sits in games; ask it "
-            "itself."
+            f"{what}: seat {seat!r} is a model behind a URL, which can only play in games; send "
+            "the request to that server itself."
         )
 
 
 def parse_reply_request(body: bytes, *, vocab_size: int) -> ReplyRequest:
-    """Return a request for one reply of a model with so many ids; a SettingsError says what is
-    wrong where.
+    """Return a request for one reply.
+
+    Args:
+        body: JSON.
+        vocab_size: Number of token ids of the model.
+
+    Raises:
+        SettingsError: It is malformed, or holds ids that the model does not have.
     """
     wanted = read_body("reply request", ReplyRequest, body)
     _check_sampled("reply request", wanted.seat)
@@ -181,7 +228,6 @@ def parse_reply_request(body: bytes, *, vocab_size: int) -> ReplyRequest:
         if highest >= vocab_size:
             raise SettingsError(
                 f"reply request: turns.{number}.reply_ids holds {highest}; this model has ids 0 "
-                f"to {vocab_size - 1}. "
-                "Send the ids that this server sampled."
+                f"to {vocab_size - 1}. Send the ids that this server sampled."
             )
     return wanted

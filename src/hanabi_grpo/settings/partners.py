@@ -1,12 +1,13 @@
 """Partners in training: who may take a seat, in which tasks, and which seats a run trains.
 
-A task is self-play, or exactly one of its seats is a partner's: a script's, the base model's, a
-frozen adapter's or a URL's. All games of a task have the same seats, so that a player's baseline
-compares games against the same partner. Everything here is a function of its arguments; nothing is
-read or sent."""
+A task is self-play, or exactly one of its seats belongs to a partner: a script, the base model, a
+frozen adapter or a model behind a URL. All games of a task have the same seats, so that a player's
+baseline compares games against the same partner.
+
+Everything here is a function of its arguments; nothing is read or sent.
+"""
 
 import hashlib
-import itertools
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -28,8 +29,8 @@ from hanabi_grpo.settings.refs import (
 )
 from hanabi_grpo.types import SHARED_ADAPTER, adapter_of, player_name, player_names
 
-MAX_LENT = 16
-"""Frozen adapters that a rollout server holds at once."""
+MAX_GUEST_ADAPTERS = 16
+"""Guest adapters that a rollout server holds at once."""
 BLOCK = 16
 """Tasks within which the share of tasks with a partner is kept to the next whole number."""
 
@@ -38,73 +39,89 @@ BLOCK = 16
 class Partner:
     """One entry of the pool."""
 
-    word: str
-    """As it was given, without the seat."""
+    spec: str
+    """The policy spec as it was typed, without the seat."""
     ref: Ref
+    """The same as a value."""
     name: str
-    """In metrics; entries with equal names are one figure."""
+    """In metrics; entries of the same name share one figure."""
     seat: int | None = None
     """The only seat that it takes; None: any."""
 
     @property
     def is_earlier(self) -> bool:
-        """True for versions of the run itself."""
+        """True for earlier versions of the run itself."""
         return self.ref is Role.EARLIER
 
     @property
     def place(self) -> Place | None:
-        """Where its checkpoint is; None: a script, the base model, or an earlier version."""
+        """Where its checkpoint is; None: it is none, or an earlier version of the run."""
         return self.ref.place if isinstance(self.ref, CheckpointRef) else None
 
     @property
     def adapter(self) -> str | None:
-        """The only adapter of the checkpoint that is used; None: the one of the seat."""
+        """The only adapter of the checkpoint that is used; None: that of the seat."""
         return self.ref.adapter if isinstance(self.ref, CheckpointRef) else None
 
 
 class Draw(NamedTuple):
-    """Who plays instead of a player of the run in one task."""
+    """The partner of one task, and the seat that it takes from a player of the run."""
 
     partner: Partner
     seat: int
 
 
 def parse_pool(entries: Sequence[str], num_players: int, env: str = HANABI) -> tuple[Partner, ...]:
-    """Read HANABI_PARTNERS: each entry a script, base, earlier or a checkpoint, perhaps with
-    player_1= before it.
+    """Read HANABI_PARTNERS.
+
+    Args:
+        entries: Each a script, `base`, `earlier`, a URL or a checkpoint, perhaps with `player_1=`
+            before it, e.g. ("iggi", "player_1=outputs/run").
+        num_players: Seats of the game.
+        env: Name of the environment, whose scripts are allowed.
+
+    Raises:
+        SettingsError: An entry is no partner, or is in the list twice.
     """
     scripts = registry.get(env).policies
-    found = [_parse(entry, num_players, scripts) for entry in entries]
-    for (word, seat), count in Counter((partner.word, partner.seat) for partner in found).items():
+    pool = [_parse_partner(entry, num_players, scripts) for entry in entries]
+    counts = Counter((partner.spec, partner.seat) for partner in pool)
+    for (spec, seat), count in counts.items():
         if count > 1:
-            given = word if seat is None else f"{player_name(seat)}={word}"
+            entry = spec if seat is None else f"{player_name(seat)}={spec}"
             raise SettingsError(
-                f"HANABI_PARTNERS: {given!r} is in it {count} times; name each partner once."
+                f"HANABI_PARTNERS: {entry!r} is in it {count} times; name each partner once."
             )
-    return _with_names_apart(found)
+    return _with_distinct_names(pool)
 
 
 def draw(
     pool: Sequence[Partner], task: int, *, share: float, seed: int, num_players: int
 ) -> Draw | None:
-    """Return who takes which seat in a task; None: self-play.
+    """Return which partner takes which seat in a task; None: self-play.
 
     Of each block of 16 tasks the wanted share, rounded so that the sum over blocks is right, has a
     partner; a hash says which. These tasks go through all pairs of partner and seat before one
     comes again, each time in another order.
 
-    `task` is its number in the run, from 0; `seed` is the run's.
+    Args:
+        pool: The partners; empty: self-play alone.
+        task: Number of the task in the run, from 0.
+        share: Share of tasks with a partner, 0 to 1.
+        seed: Seed of the run.
+        num_players: Seats of the game.
     """
     block = task // BLOCK
-    here = _partner_tasks(block, share, seed)
-    if not pool or task not in here:
+    partner_tasks = _partner_tasks(block, share, seed)
+    if not pool or task not in partner_tasks:
         return None
-    number = _partner_tasks_before(block, share) + here.index(task)
-    pairs = [
-        Draw(one, seat if one.seat is None else one.seat)
-        for one in pool
-        for seat in range(num_players)
-    ]
+    number = _num_partner_tasks_before(block, share) + partner_tasks.index(task)
+    # A partner with a seat of its own has as many pairs as one that takes any seat, so that every
+    # partner plays equally often.
+    pairs = []
+    for partner in pool:
+        for seat in range(num_players):
+            pairs.append(Draw(partner, seat if partner.seat is None else partner.seat))
     cycle, position = divmod(number, len(pairs))
     order = sorted(range(len(pairs)), key=lambda index: _hash(seed, "pair", cycle, index))
     return pairs[order[position]]
@@ -114,29 +131,51 @@ def choose_step(steps: Sequence[int], task: int, *, seed: int) -> int:
     """Return which of several earlier versions plays in a task, each with the same probability.
 
     A step's chance in a task does not depend on the others: where one version is missing, only its
-    tasks change hands (rendezvous hashing, Thaler and Ravishankar 1998)."""
+    tasks change hands (rendezvous hashing, Thaler and Ravishankar 1998).
+
+    Args:
+        steps: Optimizer steps of the versions; at least one.
+        task: Number of the task in the run, from 0.
+        seed: Seed of the run.
+    """
     return max(steps, key=lambda step: _hash(seed, Role.EARLIER, task, step))
 
 
 def always_partner(pool: Sequence[Partner], share: float) -> str | None:
-    """Return the player whose seat is a partner's in every task, None where there is none."""
+    """Return the player whose seat a partner takes in every task, None where there is none."""
     seats = {partner.seat for partner in pool}
-    seat = next(iter(seats)) if share == 1 and len(seats) == 1 else None
+    if share != 1 or len(seats) != 1:
+        return None
+    (seat,) = seats
     return None if seat is None else player_name(seat)
 
 
 def seated(num_players: int, version: int, swap_every: int) -> tuple[str, ...]:
-    """Return which of a run's players sits in each seat: all move one seat on after `swap_every`
-    steps; 0: nobody.
+    """Return which of a run's players takes each seat.
+
+    Args:
+        num_players: Seats of the game.
+        version: Optimizer steps made so far.
+        swap_every: All players move one seat on after so many steps; 0: never.
+
+    Returns:
+        A player's name per seat, e.g. ("player_1", "player_0").
     """
-    moved = version // swap_every if swap_every else 0
-    return tuple(player_name((seat + moved) % num_players) for seat in range(num_players))
+    shift = version // swap_every if swap_every else 0
+    return tuple(player_name((seat + shift) % num_players) for seat in range(num_players))
 
 
 def own_seats(
     num_players: int, adapters: Sequence[str], version: int, swap_every: int = 0
 ) -> tuple[str, ...]:
-    """Return per seat the word of a run's own player, e.g. ("player_0@7", "player_1@7")."""
+    """Return the seats of self-play as requests name them, e.g. ("player_0@7", "player_1@7").
+
+    Args:
+        num_players: Seats of the game.
+        adapters: Names of the run's adapters: one per player, or the shared one.
+        version: Optimizer steps made so far.
+        swap_every: See `seated`.
+    """
     players = seated(num_players, version, swap_every)
     return tuple(f"{adapter_of(player, adapters)}@{version}" for player in players)
 
@@ -146,106 +185,127 @@ def num_adapters(
 ) -> int:
     """Return how many different frozen adapters a pool may need at most.
 
-    `shared`: this run has one adapter for all players. `num_earlier`: versions of it that are kept.
+    Args:
+        pool: The partners.
+        num_players: Seats of the game.
+        shared: Whether this run has one adapter for all players.
+        num_earlier: Versions of this run that are kept.
     """
     needed: set[tuple[str, object]] = set()
     for partner in pool:
         seats = range(num_players) if partner.seat is None else (partner.seat,)
         if partner.is_earlier:
-            adapters = (SHARED_ADAPTER,) if shared else seats
-            needed |= {
-                (f"{Role.EARLIER} {number}", adapter)
-                for number in range(num_earlier)
-                for adapter in adapters
-            }
+            for number in range(num_earlier):
+                version = f"{Role.EARLIER} {number}"
+                if shared:
+                    needed.add((version, SHARED_ADAPTER))
+                else:
+                    needed.update((version, seat) for seat in seats)
         elif partner.place is not None:
-            needed |= {(str(partner.place), partner.adapter or player_name(seat)) for seat in seats}
+            place = str(partner.place)
+            needed.update((place, partner.adapter or player_name(seat)) for seat in seats)
     return len(needed)
 
 
 def read_pool(settings: Settings) -> tuple[Partner, ...]:
-    """Return the pool of HANABI_PARTNERS after the checks that need no file; empty: self-play
-    alone.
+    """Return the pool of HANABI_PARTNERS after the checks that need no file.
 
-    Raises: SettingsError: See `parse_pool`; more frozen adapters in one step than a server holds;
-        or earlier versions of which none is ever kept.
+    An empty pool means self-play alone.
+
+    Raises:
+        SettingsError: See `parse_pool`; more frozen adapters in one step than a server holds; or
+            earlier versions of which none is ever kept.
     """
-    pool, tasks = (
-        parse_pool(settings.partners, settings.players, settings.env),
-        settings.tasks_per_step,
+    pool = parse_pool(settings.partners, settings.players, settings.env)
+    needed = num_adapters(
+        pool,
+        num_players=settings.players,
+        shared=settings.adapters == SHARED_ADAPTER,
+        num_earlier=settings.save_total_limit,
     )
-    shared, kept = settings.adapters == SHARED_ADAPTER, settings.save_total_limit
-    needed = num_adapters(pool, num_players=settings.players, shared=shared, num_earlier=kept)
-    if min(needed, tasks) > MAX_LENT:
+    # A task has one partner at most.
+    in_one_step = min(needed, settings.tasks_per_step)
+    if in_one_step > MAX_GUEST_ADAPTERS:
         raise SettingsError(
-            f"HANABI_PARTNERS: up to {min(needed, tasks)} different frozen adapters in one step "
-            f"({needed} in the pool, "
-            f"HANABI_TASKS_PER_STEP={tasks}); a server holds {MAX_LENT}. Name fewer, fix their "
-            "seats (player_1=…), or "
+            f"HANABI_PARTNERS: up to {in_one_step} different frozen adapters in one step "
+            f"({needed} in the pool, HANABI_TASKS_PER_STEP={settings.tasks_per_step}); "
+            f"a server holds {MAX_GUEST_ADAPTERS}. Name fewer, fix their seats (player_1=…), or "
             "lower SAVE_TOTAL_LIMIT or HANABI_TASKS_PER_STEP."
         )
-    if settings.save_steps == settings.save_total_limit == 1 and any(
-        partner.is_earlier for partner in pool
-    ):
+    keeps_no_earlier = settings.save_steps == 1 and settings.save_total_limit == 1
+    if keeps_no_earlier and any(partner.is_earlier for partner in pool):
         raise SettingsError(
             "HANABI_PARTNERS=earlier with SAVE_STEPS=1 SAVE_TOTAL_LIMIT=1: the one checkpoint "
-            "that is kept is the "
-            "version that plays, never an earlier one. Set SAVE_TOTAL_LIMIT=2 or more."
+            "that is kept is the version that plays, never an earlier one. "
+            "Set SAVE_TOTAL_LIMIT=2 or more."
         )
     return pool
 
 
 def describe_pool(pool: Sequence[Partner], share: float) -> str:
     """Return one sentence for the log."""
-    shown = [
-        one.word + (" (any seat)" if one.seat is None else f" as {player_name(one.seat)}")
-        for one in pool
-    ]
+    entries = []
+    for partner in pool:
+        seat = "(any seat)" if partner.seat is None else f"as {player_name(partner.seat)}"
+        entries.append(f"{partner.spec} {seat}")
     return (
         f"partners: {share:.0%} of the tasks (HANABI_PARTNER_SHARE={share:g}) with one of "
-        f"{', '.join(shown)}"
+        f"{', '.join(entries)}"
     )
 
 
-def _parse(entry: str, num_players: int, scripts: Collection[str]) -> Partner:
-    player, word = split_player(entry)
+def _parse_partner(entry: str, num_players: int, scripts: Collection[str]) -> Partner:
+    player, spec = split_player(entry)
     names = player_names(num_players)
     if player is not None and player not in names:
         raise SettingsError(
             f"HANABI_PARTNERS: {entry!r}: {player} is not at the table; allowed: "
             f"{', '.join(names)}."
         )
-    ref = parse_ref(word, where="HANABI_PARTNERS", roles=(Role.BASE, Role.EARLIER), scripts=scripts)
-    name = (
-        ref.metric_name[1]
-        if isinstance(ref, CheckpointRef)
-        else ref.name
-        if isinstance(ref, UrlRef)
-        else word
-    )
-    return Partner(
-        word=word, ref=ref, name=name, seat=None if player is None else names.index(player)
-    )
+    ref = parse_ref(spec, where="HANABI_PARTNERS", roles=(Role.BASE, Role.EARLIER), scripts=scripts)
+    match ref:
+        case CheckpointRef():
+            _, name = ref.metric_name
+        case UrlRef():
+            name = ref.name
+        case _:
+            name = spec
+    seat = None if player is None else names.index(player)
+    return Partner(spec=spec, ref=ref, name=name, seat=seat)
 
 
-def _with_names_apart(pool: Sequence[Partner]) -> tuple[Partner, ...]:
-    # Two runs may both have a checkpoint-50: the run's name goes before it, and a number behind
-    # what is equal still.
-    names: dict[str, str] = {}
+def _with_distinct_names(pool: Sequence[Partner]) -> tuple[Partner, ...]:
+    """Give different partners different names in metrics.
+
+    Two runs may both have a checkpoint-50: the run's name goes before it, and a number behind what
+    is still the same.
+    """
+    specs_by_name: dict[str, set[str]] = {}
     for partner in pool:
+        specs_by_name.setdefault(partner.name, set()).add(partner.spec)
+    names: dict[str, str] = {}
+    """By spec: a partner that is named with several seats is one."""
+    for partner in pool:
+        if partner.spec in names:
+            continue
         name = partner.name
-        if (
-            isinstance(partner.ref, CheckpointRef)
-            and len({one.word for one in pool if one.name == name}) > 1
-        ):
+        if isinstance(partner.ref, CheckpointRef) and len(specs_by_name[name]) > 1:
             name = ".".join(part for part in partner.ref.metric_name if part)
-        numbered = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-        taken = {given for word, given in names.items() if word != partner.word}
-        names.setdefault(partner.word, next(one for one in numbered if one not in taken))
-    return tuple(replace(partner, name=names[partner.word]) for partner in pool)
+        names[partner.spec] = _free_name(name, taken=names.values())
+    return tuple(replace(partner, name=names[partner.spec]) for partner in pool)
 
 
-def _partner_tasks_before(block: int, share: float) -> int:
+def _free_name(name: str, taken: Collection[str]) -> str:
+    """Return a name, with a number behind it where it is taken, e.g. "checkpoint-50-2"."""
+    free = name
+    number = 2
+    while free in taken:
+        free = f"{name}-{number}"
+        number += 1
+    return free
+
+
+def _num_partner_tasks_before(block: int, share: float) -> int:
     # The decimal that was typed: 0.1 is then a tenth, and no block gains or loses a task by
     # rounding.
     return int(Fraction(str(share)) * BLOCK * block)
@@ -253,9 +313,10 @@ def _partner_tasks_before(block: int, share: float) -> int:
 
 def _partner_tasks(block: int, share: float, seed: int) -> list[int]:
     """Return the numbers of a block's tasks with a partner, ascending."""
-    count = _partner_tasks_before(block + 1, share) - _partner_tasks_before(block, share)
+    count = _num_partner_tasks_before(block + 1, share) - _num_partner_tasks_before(block, share)
     tasks = range(block * BLOCK, (block + 1) * BLOCK)
-    return sorted(sorted(tasks, key=lambda task: _hash(seed, "share", task))[:count])
+    shuffled = sorted(tasks, key=lambda task: _hash(seed, "share", task))
+    return sorted(shuffled[:count])
 
 
 def _hash(*parts: object) -> bytes:

@@ -1,12 +1,14 @@
-"""Options of ms-swift (terminal 2) and vLLM (terminal 1) that are not handed on, because they break
-a guarantee.
+"""Options of ms-swift and vLLM that are not handed on, because they break a guarantee.
 
 Which they are, and what to use instead, is written in `refused_options.md` beside this file, for
-people and for this code. Everything that it does not name is handed on."""
+people and for this code. Everything that it does not name is handed on: options of the trainer's
+terminal to ms-swift, those of the server's to vLLM.
+"""
 
 import functools
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -15,11 +17,17 @@ from hanabi_grpo.errors import SettingsError
 
 Terminal = Literal["server", "trainer"]
 PAGE = "docs/pass-through.md"
+"""The page for people."""
 TABLES = Path(__file__).with_name("refused_options.md")
+"""The tables that this code reads."""
 SOFTWARE: dict[Terminal, str] = {"trainer": "ms-swift", "server": "vLLM"}
+"""What takes the options of each terminal; also the heading of its table."""
+_ROW = "| `"
+"""Begins a row of a table that names options."""
 
 
-class Refusal(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Refusal:
     """Options that are refused for one reason: a row of a table."""
 
     options: tuple[str, ...]
@@ -30,56 +38,80 @@ class Refusal(NamedTuple):
     """The setting, or several with commas, or a command; empty: there is none."""
 
 
+class OptionTables(NamedTuple):
+    """What `refused_options.md` says of one terminal."""
+
+    refusals: tuple[Refusal, ...]
+    passed: tuple[str, ...]
+    """Options that are handed on, although their name begins that of a refused one."""
+
+
 @functools.cache
-def option_tables(terminal: Terminal) -> tuple[tuple[Refusal, ...], tuple[str, ...]]:
-    """Return a terminal's refusals, and options that are handed on though their name begins that of
-    a refused one.
-    """
-    text = (
-        TABLES.read_text(encoding="utf-8")
-        .partition(f"## {SOFTWARE[terminal]}\n")[2]
-        .partition("\n## ")[0]
-    )
-    rows, passed = [], ""
-    for line in text.splitlines():
-        if line.startswith("| `"):
+def option_tables(terminal: Terminal) -> OptionTables:
+    """Return a terminal's refusals, and the options that are handed on all the same."""
+    text = TABLES.read_text(encoding="utf-8")
+    section = text.partition(f"## {SOFTWARE[terminal]}\n")[2].partition("\n## ")[0]
+    refusals = []
+    prose = ""
+    for line in section.splitlines():
+        if line.startswith(_ROW):
             options, why, instead = line.strip("|").split(" | ")
-            rows.append(Refusal(_names(options), why, instead.replace("`", "").strip()))
+            instead = instead.replace("`", "").strip()
+            refusals.append(Refusal(_names(options), why, instead))
         elif not line.startswith("|"):
-            passed += line
-    return tuple(rows), _names(passed)
+            # Names in the text below the table are those that are handed on.
+            prose += line
+    return OptionTables(refusals=tuple(refusals), passed=_names(prose))
 
 
 def check_options(terminal: Terminal, extra_args: Sequence[str]) -> None:
     """Refuse options on a terminal's command line that would break a guarantee.
 
     Options may be written as their software takes them: with dashes for underscores, `=` before the
-    value, `no-` before a switch, cut short. The SettingsError has a sentence for each of them."""
+    value, `no-` before a switch, cut short.
+
+    Args:
+        terminal: Whose command line it is.
+        extra_args: What stands behind our own options.
+
+    Raises:
+        SettingsError: Has a sentence for each refused option.
+    """
     problems = []
-    for word in extra_args:
-        if word.startswith("-"):
-            typed = word.partition("=")[0]
-            row = _refusal(
-                terminal, typed.lstrip("-").partition(".")[0].replace("-", "_").removeprefix("no_")
+    for argument in extra_args:
+        if not argument.startswith("-"):
+            continue
+        typed = argument.partition("=")[0]
+        name = typed.lstrip("-").partition(".")[0].replace("-", "_").removeprefix("no_")
+        refusal = _find_refusal(terminal, name)
+        if refusal is not None:
+            remedy = f"use {refusal.instead}" if refusal.instead else "leave it out"
+            problems.append(
+                f"{typed} is not handed on to {SOFTWARE[terminal]}: {refusal.why}; {remedy}. "
+                f"See {PAGE}."
             )
-            if row is not None:
-                way = f"use {row.instead}" if row.instead else "leave it out"
-                problems.append(
-                    f"{typed} is not handed on to {SOFTWARE[terminal]}: {row.why}; {way}. See "
-                    f"{PAGE}."
-                )
     if problems:
         raise SettingsError("\n".join(problems))
 
 
-def _refusal(terminal: Terminal, name: str) -> Refusal | None:
-    rows, passed = option_tables(terminal)
-    if not name or name in passed:
+def _find_refusal(terminal: Terminal, name: str) -> Refusal | None:
+    """Return why an option is refused; None where it is handed on.
+
+    Args:
+        terminal: Whose command line it is on.
+        name: The option's name with underscores, perhaps cut short.
+    """
+    tables = option_tables(terminal)
+    if not name or name in tables.passed:
         return None
-    named = [row for row in rows if any(fnmatchcase(name, one) for one in row.options)]
+    for refusal in tables.refusals:
+        if any(fnmatchcase(name, option) for option in refusal.options):
+            return refusal
     # argparse takes the beginning of an option for an abbreviation.
-    begun = [row for row in rows if any(one.rstrip("*").startswith(name) for one in row.options)]
-    return next(iter(named + begun), None)
+    for refusal in tables.refusals:
+        if any(option.rstrip("*").startswith(name) for option in refusal.options):
+            return refusal
+    return None
 
 
 def _names(text: str) -> tuple[str, ...]:

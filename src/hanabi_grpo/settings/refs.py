@@ -1,25 +1,33 @@
-"""References: who plays, in one language for settings, commands, requests and records.
+"""Policy specs: which policy plays, in one language for settings, commands, requests and records.
 
-| text | value | who plays |
+| text | value | which policy plays |
 |---|---|---|
-| `iggi` | `ScriptRef` | that bot |
+| `iggi` | `ScriptRef` | that script of the environment |
 | `base` | `Role.BASE` | the served model without an adapter |
 | `served` | `Role.SERVED` | the server's newest adapter of the seat |
 | `earlier` | `Role.EARLIER` | an earlier version of the run itself; only HANABI_PARTNERS |
 | `url:big` | `UrlRef` | the model of that name in the server's HANABI_PARTNER_URLS |
-| `human` | `Role.HUMAN` | whoever sits at the terminal; only `hanabi-grpo play` |
-| `player_0@7` | `AdapterRef` | that adapter of the server at that version, in whatever seat |
+| `human` | `Role.HUMAN` | the person at the terminal; only `hanabi-grpo play` |
+| `player_0@7` | `AdapterRef` | that adapter of the server at that version, in any seat |
 | `player_0`, `player_0@latest` | `AdapterRef` | the same at its newest version |
-| `outputs/run`, `outputs/run/checkpoint-50` | `CheckpointRef` | its adapter of the seat; a run stands for its newest |
-| `outputs/run@best` | `CheckpointRef` | the checkpoint of the run that validation chose |
-| `outputs/run:player_1` | `CheckpointRef` | that adapter of it, in whatever seat |
-| `wandb:entity/project/name:alias` | `CheckpointRef` | an artifact; entity and alias may be left out |
-| `hf:org/repo`, `hf:org/repo@revision` | `CheckpointRef` | a repository that `hanabi-grpo export` made |
+| `outputs/run/checkpoint-50` | `CheckpointRef` | its adapter of the seat |
+| `outputs/run` | `CheckpointRef` | the same of the run's newest checkpoint |
+| `outputs/run@best` | `CheckpointRef` | the same of the checkpoint that validation chose |
+| `outputs/run:player_1` | `CheckpointRef` | that adapter of it, in any seat |
+| `wandb:entity/project/name:alias` | `CheckpointRef` | an artifact at W&B |
+| `hf:org/repo`, `hf:org/repo@revision` | `CheckpointRef` | an exported repository of the hub |
 
-A reference is parsed where it is typed and carried as a value; `str` gives the text again. On the
-wire and in records a seat stays text: a script, `base`, `url:big`, an adapter at a version, or one
-that was lent, whose name is a digest of it, e.g. `frozen_0123456789abcdef@50`. What a place holds
-is found by `tracking.checkpoints`."""
+The entity and the alias of an artifact may be left out.
+
+A spec is parsed once, where it enters the program, and carried as a value (`Ref`) from there on;
+`str` gives the text again. `parse_ref` reads what people type, `parse_seat` what stands in a
+request or a record. On the wire and in records a seat stays text, and there it is one of four: a
+script, `base`, `url:big`, or an adapter at a version. That adapter may be a guest: one that a
+client uploaded beside those of the session. Its name is a digest of its weights, e.g.
+`frozen_0123456789abcdef@50`.
+
+What a checkpoint's place holds is found by `tracking.checkpoints`.
+"""
 
 import difflib
 import re
@@ -31,36 +39,44 @@ from pathlib import Path
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.types import MAX_PLAYERS, SHARED_ADAPTER, player_names
 
-BASE, SERVED, HUMAN = "base", "served", "human"
+BASE = "base"
+SERVED = "served"
+HUMAN = "human"
 LATEST = "latest"
 FROZEN_PREFIX = "frozen_"
+"""What the name of every guest adapter begins with."""
 NOT_HELD = "upload it again"
-"""What a server's refusal says when it does not hold, or no longer holds, an adapter that was
-lent.
-"""
-_SHOWN = 80
-"""Characters of a bad reference in an error."""
+"""In a server's refusal when it does not hold, or no longer holds, a guest adapter."""
+_MAX_SHOWN = 80
+"""Characters of a bad spec in an error."""
+_MAX_FOLDER_NAME = 255
+"""Characters of a text that may name a folder; the file system refuses longer names."""
 _OWN_ADAPTERS = (*player_names(MAX_PLAYERS), SHARED_ADAPTER)
-_PLAYER = rf"player_[0-9]+|{SHARED_ADAPTER}"
 _AT_BEST = "@best"
-_PART = r"[^/:,\s]{1,128}"
-_ADAPTER = re.compile(r"([A-Za-z0-9_]{1,64})(?:@(latest|[0-9]{1,12}))?", re.ASCII)
-_SEATED = re.compile(rf"({_PLAYER})\s*=\s*(.*)", re.ASCII)
-_CHOSEN = re.compile(rf"(.+):({_PLAYER})", re.ASCII)
-_WANDB = re.compile(
-    rf"wandb:(?:(?P<entity>{_PART})/)?(?P<project>{_PART})/(?P<name>{_PART})(?::(?P<alias>{_PART}))?"
+_PLAYER = rf"player_[0-9]+|{SHARED_ADAPTER}"
+_WANDB_PART = r"[^/:,\s]{1,128}"
+_ADAPTER_PATTERN = re.compile(
+    r"(?P<name>[A-Za-z0-9_]{1,64})(?:@(?P<version>latest|[0-9]{1,12}))?", re.ASCII
 )
-_HUB = re.compile(
-    r"hf:([A-Za-z0-9][\w.-]{0,95})/([A-Za-z0-9][\w.-]{0,95})(?:@([\w./-]{1,200}))?", re.ASCII
+_SEATED_PATTERN = re.compile(rf"(?P<player>{_PLAYER})\s*=\s*(?P<spec>.*)", re.ASCII)
+_CHOSEN_ADAPTER_PATTERN = re.compile(rf"(?P<place>.+):(?P<adapter>{_PLAYER})", re.ASCII)
+_WANDB_PATTERN = re.compile(
+    rf"wandb:(?:(?P<entity>{_WANDB_PART})/)?(?P<project>{_WANDB_PART})/(?P<name>{_WANDB_PART})"
+    rf"(?::(?P<alias>{_WANDB_PART}))?"
 )
-_SCRIPT = re.compile(r"[a-z][a-z0-9.-]{0,63}", re.ASCII)
-_URL = re.compile(r"url:([a-z][a-z0-9_-]{0,31})", re.ASCII)
-_VERSION = re.compile(r"v(0|[1-9][0-9]{0,8})", re.ASCII)
-_NOT_IN_A_NAME = re.compile(r"[^\w.-]+")
+_HUB_PATTERN = re.compile(
+    r"hf:(?P<org>[A-Za-z0-9][\w.-]{0,95})/(?P<repo>[A-Za-z0-9][\w.-]{0,95})"
+    r"(?:@(?P<revision>[\w./-]{1,200}))?",
+    re.ASCII,
+)
+_SCRIPT_PATTERN = re.compile(r"[a-z][a-z0-9.-]{0,63}", re.ASCII)
+_URL_PATTERN = re.compile(r"url:(?P<name>[a-z][a-z0-9_-]{0,31})", re.ASCII)
+_WANDB_VERSION_PATTERN = re.compile(r"v(0|[1-9][0-9]{0,8})", re.ASCII)
+_NOT_IN_A_METRIC_NAME = re.compile(r"[^\w.-]+")
 
 
 class Role(StrEnum):
-    """Who plays, where one word says it."""
+    """Policies that one word names."""
 
     BASE = BASE
     SERVED = SERVED
@@ -73,6 +89,7 @@ class ScriptRef:
     """A script of the environment."""
 
     name: str
+    """Name in the environment's `policies`, e.g. "iggi"."""
 
     def __str__(self) -> str:
         return self.name
@@ -80,9 +97,10 @@ class ScriptRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UrlRef:
-    """A model behind a URL, by the name that the server has for it."""
+    """A model behind a URL."""
 
     name: str
+    """The server's name for it in HANABI_PARTNER_URLS, e.g. "big"."""
 
     def __str__(self) -> str:
         return f"url:{self.name}"
@@ -90,20 +108,28 @@ class UrlRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterRef:
-    """An adapter of the server."""
+    """An adapter that the server holds: one of its session, or a guest."""
 
     adapter: str
+    """Name, e.g. "player_0", "shared" or "frozen_0123456789abcdef"."""
     version: int | None = None
     """None: the newest."""
 
     def __str__(self) -> str:
-        return f"{self.adapter}@{LATEST if self.version is None else self.version}"
+        version = LATEST if self.version is None else self.version
+        return f"{self.adapter}@{version}"
+
+    @property
+    def is_guest(self) -> bool:
+        """True when a client uploaded the adapter beside those of the session."""
+        return self.adapter.startswith(FROZEN_PREFIX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestPlace:
-    """The checkpoint of a run that validation chose; while the run goes on, it may become another
-    one.
+    """The checkpoint of a run that validation chose.
+
+    While the run goes on, it may become another one.
     """
 
     run: Path
@@ -114,21 +140,24 @@ class BestPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WandbPlace:
-    """An artifact at W&B, as it was typed; no entity: the one of this shell or of the key, no
-    alias: latest.
-    """
+    """An artifact at W&B, as it was typed."""
 
     entity: str = ""
+    """Empty: the entity of this shell, or the one that the key belongs to."""
     project: str
     name: str
     alias: str = ""
+    """Empty: latest."""
 
     def __post_init__(self) -> None:
-        """Refuse parts that would name another folder than one below the downloads; W&B's answers
-        are asked too.
+        """Refuse parts that would lead out of the download folder.
+
+        The parts become folder names, and some of them come from W&B's answers.
         """
         for part in (self.entity, self.project, self.name, self.alias):
-            if set(part) & set("/\\\0") or (part and set(part) == {"."}):
+            has_separator = any(character in part for character in "/\\\0")
+            is_only_dots = part != "" and part.strip(".") == ""
+            if has_separator or is_only_dots:
                 raise SettingsError(
                     f"wandb:{self.path}: {part!r} names no folder; give "
                     "wandb:entity/project/name:alias, e.g. "
@@ -136,22 +165,20 @@ class WandbPlace:
                 )
 
     def __str__(self) -> str:
-        path = self.path
-        return f"wandb:{path if self.alias else path.removesuffix(f':{LATEST}')}"
+        if self.alias:
+            return f"wandb:{self.path}"
+        return f"wandb:{self.path.removesuffix(f':{LATEST}')}"
 
     @property
     def path(self) -> str:
         """What W&B calls it, e.g. "team/hanabi/laptop-adapters:latest"."""
-        return "/".join(
-            part
-            for part in (self.entity, self.project, f"{self.name}:{self.alias or LATEST}")
-            if part
-        )
+        name = f"{self.name}:{self.alias or LATEST}"
+        return "/".join(part for part in (self.entity, self.project, name) if part)
 
     @property
     def is_version(self) -> bool:
         """Whether the alias is a version, which W&B numbers and never moves."""
-        return _VERSION.fullmatch(self.alias) is not None
+        return _WANDB_VERSION_PATTERN.fullmatch(self.alias) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,13 +190,14 @@ class HubPlace:
     revision: str | None = None
 
     def __str__(self) -> str:
-        return f"hf:{self.org}/{self.repo}" + (f"@{self.revision}" if self.revision else "")
+        repository = f"hf:{self.org}/{self.repo}"
+        return f"{repository}@{self.revision}" if self.revision else repository
 
 
 Moving = BestPlace | WandbPlace | HubPlace
-"""A name for a checkpoint that may be given to another one."""
+"""A name for a checkpoint that may later mean another one."""
 Place = Path | Moving
-"""Where a checkpoint is: a folder, or what stands for one."""
+"""Where a checkpoint is: a folder, or a name for one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,33 +210,45 @@ class CheckpointRef:
 
     def __str__(self) -> str:
         text = str(self.place)
-        # A folder without a slash gets one, so that it is read as a folder again.
-        return ("" if "/" in text else "./") + text + (f":{self.adapter}" if self.adapter else "")
+        if "/" not in text:
+            # Without a slash it would not be read as a folder again.
+            text = f"./{text}"
+        return self._with_adapter(text, ":")
 
     @property
     def label(self) -> str:
-        """What a table or a chart calls it: a folder by its last two names."""
-        is_folder = isinstance(self.place, Path | BestPlace)
-        text = "/".join(Path(str(self.place)).parts[-2:]) if is_folder else str(self.place)
-        return text + (f":{self.adapter}" if self.adapter else "")
+        """What a table or a chart calls it: a folder by the last two parts of its path."""
+        text = str(self.place)
+        if isinstance(self.place, Path | BestPlace):
+            text = "/".join(Path(text).parts[-2:])
+        return self._with_adapter(text, ":")
 
     @property
     def metric_name(self) -> tuple[str, str]:
-        """What metrics call it, e.g. ("run", "checkpoint-50.player_1"): the first tells equal ones
-        apart.
+        """What metrics call it, e.g. ("run", "checkpoint-50.player_1").
+
+        The first part, its parent, tells checkpoints of the same name apart.
         """
         match self.place:
             case WandbPlace(project=parent, name=name, alias=alias):
-                own = f"{name}.{alias}" if alias else name
+                name = f"{name}.{alias}" if alias else name
             case HubPlace(org=org, repo=repo, revision=revision):
-                parent, own = f"hf.{org}", f"{repo}.{revision}" if revision else repo
+                parent = f"hf.{org}"
+                name = f"{repo}.{revision}" if revision else repo
             case Path() | BestPlace() as place:
                 folder = Path(str(place))
-                parent, own = folder.parent.name.replace(":", "."), folder.name or "checkpoint"
-        return parent, _NOT_IN_A_NAME.sub(".", own) + (f".{self.adapter}" if self.adapter else "")
+                parent = folder.parent.name.replace(":", ".")
+                name = folder.name or "checkpoint"
+        return parent, self._with_adapter(_NOT_IN_A_METRIC_NAME.sub(".", name), ".")
+
+    def _with_adapter(self, text: str, separator: str) -> str:
+        return f"{text}{separator}{self.adapter}" if self.adapter else text
 
 
 Ref = ScriptRef | Role | AdapterRef | CheckpointRef | UrlRef
+"""A policy spec as a value."""
+SeatRef = ScriptRef | Role | AdapterRef | UrlRef
+"""What may take a seat on a server: `Role.BASE` alone of the roles, adapters with a version."""
 
 
 def parse_ref(
@@ -219,116 +259,194 @@ def parse_ref(
     scripts: Collection[str],
     adapters: bool = False,
 ) -> Ref:
-    """Read who plays.
+    """Read a policy spec that a person typed.
 
-    `roles` are those that are allowed here beside checkpoints and the environment's `scripts`;
-    `adapters`: the server's own are, too. Errors begin with `where`, e.g. "HANABI_PARTNERS".
+    Checkpoints and URLs are always allowed.
+
+    Args:
+        text: The spec, e.g. "iggi" or "outputs/run:player_1".
+        where: What errors begin with, e.g. "HANABI_PARTNERS".
+        roles: The roles that are allowed here.
+        scripts: Names of the environment's scripts.
+        adapters: Whether the server's own adapters are allowed too.
+
+    Returns:
+        The value; `str` of it is read as the same value again.
 
     Raises:
-        SettingsError: It is none; says what is allowed and what is near.
+        SettingsError: It is no spec; the message says what is allowed and what is near.
     """
     if text in scripts:
         return ScriptRef(name=text)
     if text in roles:
         return Role(text)
-    if url := _URL.fullmatch(text):
-        return UrlRef(name=url[1])
-    match = _ADAPTER.fullmatch(text) if adapters else None
-    if match and match[1] in _OWN_ADAPTERS:
-        return AdapterRef(
-            adapter=match[1], version=None if match[2] in (None, LATEST) else int(match[2])
-        )
-    run = text.removesuffix(_AT_BEST)
-    if "/" in text or is_remote(text) or (run and Path(run[:255]).is_dir()):
+    url = _URL_PATTERN.fullmatch(text)
+    if url is not None:
+        return UrlRef(name=url["name"])
+    if adapters:
+        match = _ADAPTER_PATTERN.fullmatch(text)
+        if match is not None and match["name"] in _OWN_ADAPTERS:
+            is_latest = match["version"] in (None, LATEST)
+            version = None if is_latest else int(match["version"])
+            return AdapterRef(adapter=match["name"], version=version)
+    if "/" in text or is_remote(text) or _is_folder_here(text):
         return parse_checkpoint(text, where=f"{where}: ")
-    known = (*scripts, *roles)
-    close = difflib.get_close_matches(text[:_SHOWN], known, n=1)
-    nearest = f" Did you mean {str(close[0])!r}?" if close else ""
+    raise _unknown_spec(text, where, known=(*scripts, *roles), adapters=adapters)
+
+
+def _is_folder_here(text: str) -> bool:
+    """Tell whether a text without a slash names a folder, or the best version of one."""
+    run = text.removesuffix(_AT_BEST)
+    return run != "" and Path(run[:_MAX_FOLDER_NAME]).is_dir()
+
+
+def _unknown_spec(text: str, where: str, *, known: Sequence[str], adapters: bool) -> SettingsError:
+    close = difflib.get_close_matches(text[:_MAX_SHOWN], known, n=1)
+    hint = f" Did you mean {str(close[0])!r}?" if close else ""
     served = ", an adapter of the server (player_0@latest)" if adapters else ""
-    raise SettingsError(
-        f"{where}: {text[:_SHOWN]!r} is unknown; allowed are {', '.join(known)}{served}, "
-        "url:NAME, or a checkpoint: a "
-        "folder with a slash in it (./checkpoint-50), wandb:team/project/name:alias or "
-        "hf:org/repo, perhaps with "
-        f":player_1 behind it.{nearest}"
+    return SettingsError(
+        f"{where}: {text[:_MAX_SHOWN]!r} is unknown; allowed are {', '.join(known)}{served}, "
+        "url:NAME, or a checkpoint: a folder with a slash in it (./checkpoint-50), "
+        "wandb:team/project/name:alias or hf:org/repo, perhaps with :player_1 behind it."
+        f"{hint}"
     )
 
 
 def parse_checkpoint(text: str, *, where: str = "") -> CheckpointRef:
-    """Read a folder, `RUN@best`, `wandb:entity/project/name:alias` or `hf:org/repo@revision`,
-    perhaps with `:player_1`.
+    """Read the spec of a checkpoint, perhaps with `:player_1` behind it.
+
+    Args:
+        text: A folder, `RUN@best`, `wandb:entity/project/name:alias` or `hf:org/repo@revision`.
+        where: What errors begin with.
 
     Raises:
-        SettingsError: A `wandb:` or `hf:` reference that is none; begins with `where`.
+        SettingsError: A `wandb:` or `hf:` spec that is none.
     """
-    match = _CHOSEN.fullmatch(text)
-    typed, adapter = (match[1], match[2]) if match else (text, None)
-    place: Place = Path(typed)
-    if found := _WANDB.fullmatch(typed):
-        place = WandbPlace(**{part: text or "" for part, text in found.groupdict().items()})
-    elif found := _HUB.fullmatch(typed):
-        place = HubPlace(org=found[1], repo=found[2], revision=found[3])
-    elif is_remote(typed):
-        wandb = "wandb:entity/project/name:alias, e.g. wandb:team/hanabi-grpo/laptop-adapters:best"
-        form = wandb if text.startswith("wandb:") else "hf:org/repo, or hf:org/repo@revision"
-        raise SettingsError(f"{where}{text[:_SHOWN]!r}: give {form}.")
-    elif str(place).endswith(_AT_BEST) and not Path(typed).is_dir():
-        place = BestPlace(run=Path(str(place).removesuffix(_AT_BEST)))
-    return CheckpointRef(place=place, adapter=adapter)
+    chosen = _CHOSEN_ADAPTER_PATTERN.fullmatch(text)
+    if chosen is None:
+        return CheckpointRef(place=_parse_place(text, text, where))
+    place = _parse_place(chosen["place"], text, where)
+    return CheckpointRef(place=place, adapter=chosen["adapter"])
+
+
+def _parse_place(typed: str, text: str, where: str) -> Place:
+    """Return the place of a checkpoint; `text` is the whole spec, for errors."""
+    wandb = _WANDB_PATTERN.fullmatch(typed)
+    if wandb is not None:
+        return WandbPlace(
+            entity=wandb["entity"] or "",
+            project=wandb["project"],
+            name=wandb["name"],
+            alias=wandb["alias"] or "",
+        )
+    hub = _HUB_PATTERN.fullmatch(typed)
+    if hub is not None:
+        return HubPlace(org=hub["org"], repo=hub["repo"], revision=hub["revision"])
+    if is_remote(typed):
+        form = "hf:org/repo, or hf:org/repo@revision"
+        if text.startswith("wandb:"):
+            form = (
+                "wandb:entity/project/name:alias, e.g. wandb:team/hanabi-grpo/laptop-adapters:best"
+            )
+        raise SettingsError(f"{where}{text[:_MAX_SHOWN]!r}: give {form}.")
+    folder = Path(typed)
+    if str(folder).endswith(_AT_BEST) and not folder.is_dir():
+        return BestPlace(run=Path(str(folder).removesuffix(_AT_BEST)))
+    return folder
 
 
 def split_player(entry: str) -> tuple[str | None, str]:
-    """Return the player before `=` and the rest, e.g. ("player_1", "hf:org/repo"); None where there
-    is no player.
+    """Return the player before `=` and the rest, e.g. ("player_1", "hf:org/repo").
+
+    Without a player, the first is None.
     """
-    match = _SEATED.fullmatch(entry)
-    return (match[1], match[2]) if match else (None, entry)
+    match = _SEATED_PATTERN.fullmatch(entry)
+    if match is None:
+        return None, entry
+    return match["player"], match["spec"]
 
 
 def is_remote(text: str) -> bool:
-    """Tell whether a text names a checkpoint that lies elsewhere."""
+    """Tell whether a text names a checkpoint that is not on this machine."""
     return text.startswith(("wandb:", "hf:"))
 
 
-def seat_adapter(seat: str) -> tuple[str, int] | None:
-    """Return adapter and version of a seat on the wire, e.g. ("player_0", 7); None when no adapter
-    sits there.
+def parse_seat(text: object) -> SeatRef:
+    """Read the policy of a seat as requests and answers have it, e.g. "player_0@7".
+
+    Raises:
+        SettingsError: It is none.
     """
-    match = _ADAPTER.fullmatch(seat)
-    return (match[1], int(match[2])) if match and match[2] not in (None, LATEST) else None
+    ref = find_seat(text) if isinstance(text, str) else None
+    if ref is None:
+        raise SettingsError(
+            f"seat {str(text)[:_MAX_SHOWN]!r}: allowed are adapter@version (player_0@7), {BASE}, "
+            "url:NAME, or the name of a script of the environment, in small letters."
+        )
+    return ref
 
 
-def is_scripted(seat: str) -> bool:
-    """Tell whether a script sits there, by the form of its name; nothing is sampled for it."""
-    return _SCRIPT.fullmatch(seat) is not None and seat not in tuple(Role)
+def find_seat(text: str) -> SeatRef | None:
+    """Return the policy of a seat as records have it.
+
+    None is what no server seats: a person ("human"), or a spec that a table shows as it was typed.
+    """
+    if text == BASE:
+        return Role.BASE
+    url = _URL_PATTERN.fullmatch(text)
+    if url is not None:
+        return UrlRef(name=url["name"])
+    # A script is known by the form of its name alone: which ones there are, the environment says.
+    if _SCRIPT_PATTERN.fullmatch(text) and text not in tuple(Role):
+        return ScriptRef(name=text)
+    adapter = _ADAPTER_PATTERN.fullmatch(text)
+    if adapter is not None and adapter["version"] not in (None, LATEST):
+        return AdapterRef(adapter=adapter["name"], version=int(adapter["version"]))
+    return None
 
 
-def is_frozen(seat: str) -> bool:
-    """Tell whether an adapter sits there that is not the session's."""
-    return seat.startswith(FROZEN_PREFIX) and seat_adapter(seat) is not None
+def unknown_url(ref: UrlRef, known: Collection[str], where: str = "") -> SettingsError:
+    """Return the error for a URL that the server does not know.
 
-
-def is_url(seat: str) -> bool:
-    """Tell whether a model behind a URL sits there."""
-    return _URL.fullmatch(seat) is not None
-
-
-def unknown_url(word: str, known: Collection[str], where: str = "") -> SettingsError:
-    """Return the error for a URL that the server does not know."""
+    Args:
+        ref: What was asked for.
+        known: The specs that the server knows, e.g. {"url:big"}.
+        where: What the message begins with.
+    """
     return SettingsError(
-        f"{where}{word}: the rollout server knows {', '.join(known) or 'no URL'}; start it with "
-        f"HANABI_PARTNER_URLS={word.removeprefix('url:')}=http://…/v1#MODEL."
+        f"{where}{ref}: the rollout server knows {', '.join(known) or 'no URL'}; start it with "
+        f"HANABI_PARTNER_URLS={ref.name}=http://…/v1#MODEL."
     )
 
 
 def check_seat(seat: object) -> str:
-    """Return a seat on the wire as it is; SettingsError where it is none."""
-    if isinstance(seat, str) and (
-        seat == BASE or is_scripted(seat) or is_url(seat) or seat_adapter(seat)
-    ):
-        return seat
-    raise SettingsError(
-        f"seat {str(seat)[:_SHOWN]!r}: allowed are adapter@version (player_0@7), {BASE}, "
-        "url:NAME, or the name of a "
-        "script of the environment, in small letters."
-    )
+    """Return the text of a seat as it is; SettingsError where it is none, see `parse_seat`."""
+    parse_seat(seat)
+    return str(seat)
+
+
+def seat_adapter(seat: str) -> tuple[str, int] | None:
+    """Return adapter and version of a recorded seat, e.g. ("player_0", 7).
+
+    None when no adapter sits there.
+    """
+    ref = find_seat(seat)
+    if not isinstance(ref, AdapterRef) or ref.version is None:
+        return None
+    return ref.adapter, ref.version
+
+
+def is_scripted(seat: str) -> bool:
+    """Tell whether a script sits there, by the form of its name; nothing is sampled for it."""
+    return isinstance(find_seat(seat), ScriptRef)
+
+
+def is_frozen(seat: str) -> bool:
+    """Tell whether a guest adapter sits there: one that is not the session's."""
+    ref = find_seat(seat)
+    return isinstance(ref, AdapterRef) and ref.is_guest
+
+
+def is_url(seat: str) -> bool:
+    """Tell whether a model behind a URL sits there."""
+    return isinstance(find_seat(seat), UrlRef)

@@ -1,6 +1,4 @@
-"""Show settings: a table for the terminal, JSON for the run folder, Markdown for
-docs/settings.md.
-"""
+"""Show settings: a table for the terminal, JSON for run folders, Markdown for docs/settings.md."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,38 +7,47 @@ from rich.table import Table
 
 from hanabi_grpo.settings.load import LoadedSettings
 from hanabi_grpo.settings.model import Settings, variables
-from hanabi_grpo.settings.variables import PASSED_THROUGH, SECTIONS, typed
+from hanabi_grpo.settings.saved import ORIGINS, VALUES
+from hanabi_grpo.settings.variables import PASSED_THROUGH, SECTIONS, Variable, typed
 
-_TITLES = dict(
-    zip(SECTIONS, ("Both terminals", "Rollout server", "Game", "Trainer", "Tracking"), strict=True)
-)
+_TITLES = {
+    "run": "Both terminals",
+    "server": "Rollout server",
+    "game": "Game",
+    "trainer": "Trainer",
+    "tracking": "Tracking",
+}
+"""Heading of each section of docs/settings.md."""
 
 
 def settings_table(
     loaded: LoadedSettings, sections: Sequence[str] = SECTIONS, *, only_given: bool = False
 ) -> Table:
-    """Return a table of value and origin, for the given sections in their order; `only_given`
-    leaves defaults out.
+    """Return a table of value and origin.
+
+    Args:
+        loaded: The settings.
+        sections: The sections to show, in this order.
+        only_given: Whether to leave defaults out.
     """
     settings = loaded.settings
     title = f"defaults for {settings.device}: {settings.device_reason}"
-    table = Table(
-        title=f"{title}; settings that differ:" if only_given else title, title_justify="left"
-    )
+    if only_given:
+        title = f"{title}; settings that differ:"
+    table = Table(title=title, title_justify="left")
     for column in ("variable", "value", "from"):
         table.add_column(column, overflow="fold")
     for section in sections:
         table.add_section()
         for variable in variables(settings.env):
+            if variable.section != section:
+                continue
             origin = loaded.origins[variable.field]
-            if variable.section == section and not (only_given and origin.startswith("default")):
-                value = typed(getattr(settings, variable.field))
-                table.add_row(
-                    variable.env,
-                    value or "-",
-                    origin,
-                    style=None if "default" not in origin else "dim",
-                )
+            is_default = origin.startswith("default")
+            if is_default and only_given:
+                continue
+            value = typed(getattr(settings, variable.field)) or "-"
+            table.add_row(variable.env, value, origin, style="dim" if is_default else None)
     table.add_section()
     for name, (value, origin) in loaded.passed_through.items():
         table.add_row(name, value, origin)
@@ -50,48 +57,54 @@ def settings_table(
 def settings_json(loaded: LoadedSettings) -> dict[str, Any]:
     """Return what `settings.json` holds; keys are the variables' names, secrets are masked."""
     settings = loaded.settings
+    origins = {}
+    for variable in variables(settings.env):
+        origins[variable.env] = loaded.origins[variable.field]
     return {
         "device": settings.device,
         "device_reason": settings.device_reason,
-        "settings": settings_values(settings),
-        "origins": {
-            variable.env: loaded.origins[variable.field] for variable in variables(settings.env)
-        },
+        VALUES: settings_values(settings),
+        ORIGINS: origins,
         "passed_through": {name: value for name, (value, _) in loaded.passed_through.items()},
     }
 
 
 def settings_values(settings: Settings) -> dict[str, Any]:
     """Return every value by its variable's name, ready for JSON; secrets are masked."""
-    found = {
-        variable.env: getattr(settings, variable.field) for variable in variables(settings.env)
-    }
-    plain = (bool, int, float, type(None))
-    return {
-        env: value if isinstance(value, plain) else typed(value) for env, value in found.items()
-    }
+    values: dict[str, Any] = {}
+    for variable in variables(settings.env):
+        value = getattr(settings, variable.field)
+        is_plain = value is None or isinstance(value, bool | int | float)
+        values[variable.env] = value if is_plain else typed(value)
+    return values
 
 
 def environment_markdown() -> str:
     """Return the tables of docs/settings.md, all variables, one for each section."""
-    parts = []
+    lines = []
     for section in SECTIONS:
-        parts += [
+        lines += [
             f"**{_TITLES[section]}**",
             "",
             "| variable | default without a GPU | with GPUs | meaning | allowed |",
+            "|---|---|---|---|---|",
         ]
-        parts += ["|---|---|---|---|---|"]
         for variable in variables():
             if variable.section == section:
-                shown = (
-                    f"`{one}`" if one else "unset"
-                    for one in (variable.env, variable.cpu, variable.gpu)
-                )
-                parts.append(
-                    "| " + " | ".join((*shown, variable.description, variable.allowed)) + " |"
-                )
-        parts.append("")
-    parts += ["**Handed on to other software**", "", "| variable | meaning |", "|---|---|"]
-    parts += [f"| `{name}` | {meaning} |" for name, meaning in PASSED_THROUGH.items()]
-    return "\n".join(parts) + "\n"
+                lines.append(_markdown_row(variable))
+        lines.append("")
+    lines += ["**Handed on to other software**", "", "| variable | meaning |", "|---|---|"]
+    for name, meaning in PASSED_THROUGH.items():
+        lines.append(f"| `{name}` | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_row(variable: Variable) -> str:
+    cells = [
+        f"`{variable.env}`",
+        f"`{variable.cpu}`" if variable.cpu else "unset",
+        f"`{variable.gpu}`" if variable.gpu else "unset",
+        variable.description,
+        variable.allowed,
+    ]
+    return f"| {' | '.join(cells)} |"

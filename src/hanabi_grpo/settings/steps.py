@@ -1,6 +1,4 @@
-"""What one optimizer step is: how tasks, games and micro-batches make it, and who is trained in
-it.
-"""
+"""What one optimizer step is: its tasks, games and micro-batches, and who is trained in it."""
 
 import json
 from dataclasses import dataclass
@@ -11,69 +9,78 @@ from hanabi_grpo.settings.model import DEEPSPEED_STAGES, Settings
 from hanabi_grpo.training.estimators import GROUP_ESTIMATORS
 from hanabi_grpo.types import SHARED_ADAPTER, player_names
 
+_ZERO_3 = 3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
     """The sizes of one step."""
 
     tasks: int
+    """Tasks that are played."""
     games: int
     """tasks × games of each task."""
     sequences: int
     """games × players: one trajectory each."""
     micro_batches_per_player: int
-    """Of each trainer process, as Hugging Face's loop counts them; by tokens it is one, which is
-    cut further.
+    """Of each trainer process, as Hugging Face's loop counts them.
+
+    By tokens it is one, which is cut further.
     """
     gradient_accumulation_steps: int
-    """HANABI_UPDATES_PER_STEP × players × micro_batches_per_player: a micro-batch holds one player
-    only.
+    """HANABI_UPDATES_PER_STEP × players × micro_batches_per_player.
+
+    A micro-batch holds one player only.
     """
     per_device_train_batch_size: int
-    """Trajectories of one micro-batch; by tokens the most that one of a player can be, in whole
-    groups.
+    """Trajectories of one micro-batch.
+
+    By tokens the most that one of a player can be, in whole groups.
     """
     tokens_per_micro_batch: int = 0
     """Padding included; 0: micro-batches are cut by trajectories."""
 
 
 def batch_plan(settings: Settings) -> BatchPlan:
-    """Return the sizes of one step; SettingsError where the games do not divide, or settings do not
-    go together.
+    """Return the sizes of one step.
+
+    Raises:
+        SettingsError: The games do not divide, or settings do not go together.
     """
     check_updates(settings)
-    if settings.overlap and deepspeed_stage(settings) == 3:
+    if settings.overlap and deepspeed_stage(settings) == _ZERO_3:
         raise SettingsError(
             f"HANABI_OVERLAP=1 with DEEPSPEED={settings.deepspeed}: under ZeRO-3 no process holds "
-            "whole adapters, so "
-            "those of the version that sampled cannot be kept; take zero2, or unset HANABI_OVERLAP."
+            "whole adapters, so those of the version that sampled cannot be kept; take zero2, or "
+            "unset HANABI_OVERLAP."
         )
-    tasks, group = settings.tasks_per_step, settings.num_generations
-    processes, batch = settings.nproc_per_node, settings.per_device_train_batch_size
+    tasks = settings.tasks_per_step
+    group = settings.num_generations
+    games = tasks * group
+    processes = settings.nproc_per_node
     if processes > 1 and settings.deepspeed == "none":
         raise SettingsError(
             f"NPROC_PER_NODE={processes} DEEPSPEED=none: several processes need DEEPSPEED=zero1, "
-            "zero2 or zero3, "
-            "because a micro-batch leaves the other players' adapters without gradients."
+            "zero2 or zero3, because a micro-batch leaves the other players' adapters without "
+            "gradients."
         )
-    games = tasks * group
     tokens = tokens_per_micro_batch(settings)
-    micro_batches = 1
     if tokens:
         # What ms-swift multiplies must be whole groups; which rank has how many trajectories is
         # `cut_by_tokens`'s.
-        batch = -(-tasks // processes) * group
-    elif games % (processes * batch):
-        raise SettingsError(
-            f"{tasks} tasks × {group} games = {games} games do not divide by "
-            f"NPROC_PER_NODE={processes} × "
-            f"PER_DEVICE_TRAIN_BATCH_SIZE={batch} = {processes * batch}: choose "
-            "HANABI_TASKS_PER_STEP or "
-            "NUM_GENERATIONS so that they do, a smaller batch, or unset it: micro-batches by "
-            "tokens always fit."
-        )
+        tasks_per_process = -(-tasks // processes)
+        batch = tasks_per_process * group
+        micro_batches = 1
     else:
-        micro_batches = games // (processes * batch)
+        batch = settings.per_device_train_batch_size
+        micro_batches, rest = divmod(games, processes * batch)
+        if rest:
+            raise SettingsError(
+                f"{tasks} tasks × {group} games = {games} games do not divide by "
+                f"NPROC_PER_NODE={processes} × PER_DEVICE_TRAIN_BATCH_SIZE={batch} = "
+                f"{processes * batch}: choose HANABI_TASKS_PER_STEP or NUM_GENERATIONS so that "
+                "they do, a smaller batch, or unset it: micro-batches by tokens always fit."
+            )
     return BatchPlan(
         tasks=tasks,
         games=games,
@@ -86,19 +93,21 @@ def batch_plan(settings: Settings) -> BatchPlan:
 
 
 def tokens_per_micro_batch(settings: Settings) -> int:
-    """Return the most tokens that a micro-batch holds, see `training.batching`; 0 where
-    trajectories are counted.
+    """Return the most tokens of a micro-batch, see `training.batching`; 0: trajectories count.
 
-    PER_DEVICE_TRAIN_BATCH_SIZE that is given alone counts trajectories.
+    They do where PER_DEVICE_TRAIN_BATCH_SIZE is given alone.
     """
     given = settings.model_fields_set
-    by_rows = "per_device_train_batch_size" in given and "tokens_per_micro_batch" not in given
-    return 0 if by_rows else settings.tokens_per_micro_batch
+    if "per_device_train_batch_size" in given and "tokens_per_micro_batch" not in given:
+        return 0
+    return settings.tokens_per_micro_batch
 
 
 def deepspeed_stage(settings: Settings) -> int:
-    """Return the ZeRO stage of DEEPSPEED, 0 without DeepSpeed; SettingsError where its file is not
-    JSON.
+    """Return the ZeRO stage of DEEPSPEED, 0 without DeepSpeed.
+
+    Raises:
+        SettingsError: It names a file that is not JSON, or not DeepSpeed's.
     """
     if settings.deepspeed in DEEPSPEED_STAGES:
         return DEEPSPEED_STAGES.index(settings.deepspeed)
@@ -112,7 +121,13 @@ def deepspeed_stage(settings: Settings) -> int:
 
 
 def plan_line(settings: Settings, plan: BatchPlan, steps: int) -> str:
-    """Return the arithmetic of a step in one line."""
+    """Return the arithmetic of a step in one line.
+
+    Args:
+        settings: The run's settings.
+        plan: What `batch_plan` made of them.
+        steps: Optimizer steps of the run.
+    """
     cut = f"{plan.micro_batches_per_player} micro-batches of {plan.per_device_train_batch_size}"
     if plan.tokens_per_micro_batch:
         cut = f"{plan.tokens_per_micro_batch} tokens at once"
@@ -124,67 +139,30 @@ def plan_line(settings: Settings, plan: BatchPlan, steps: int) -> str:
 
 
 def check_updates(settings: Settings) -> None:
-    """Refuse settings of updates that contradict each other or the number of players, by a
-    SettingsError.
+    """Refuse settings of updates that contradict each other or the number of players.
+
+    Raises:
+        SettingsError: They do.
     """
-    names = player_names(settings.players)
-    for name in settings.freeze:
-        if name not in names:
-            raise SettingsError(
-                f"HANABI_FREEZE={name}: not at the table; allowed are {', '.join(names)}."
-            )
-    apart = {
-        "HANABI_FREEZE": settings.freeze,
-        f"HANABI_UPDATE={settings.update}": settings.update != "independent",
-        "HANABI_SWAP_EVERY": settings.swap_every,
-    }
-    for name in [
-        name for name, given in apart.items() if given and settings.adapters == SHARED_ADAPTER
-    ]:
-        raise SettingsError(
-            f"{name} with HANABI_ADAPTERS=shared: the players are one adapter, which cannot be "
-            "told apart; unset it, "
-            "or set HANABI_ADAPTERS=per_player."
-        )
-    if not trained_players(settings):
-        raise SettingsError(
-            f"HANABI_FREEZE={','.join(settings.freeze)}: nobody is left to train; leave out at "
-            "least one player."
-        )
+    _check_players(settings)
     if settings.eval_steps % settings.save_steps:
         raise SettingsError(
             f"HANABI_EVAL_STEPS={settings.eval_steps} with SAVE_STEPS={settings.save_steps}: a "
-            "version that is "
-            "validated is kept as a checkpoint when it is the best; set a multiple of SAVE_STEPS."
+            "version that is validated is kept as a checkpoint when it is the best; set a "
+            "multiple of SAVE_STEPS."
         )
-    if settings.resample_flat and settings.overlap:
-        raise SettingsError(
-            f"HANABI_RESAMPLE_FLAT={settings.resample_flat} with HANABI_OVERLAP=1: a step's games "
-            "are a version old "
-            "when they show which tasks are flat, and the server plays further ones with a newer "
-            "version; unset one."
-        )
-    if settings.resample_flat and settings.advantage not in GROUP_ESTIMATORS:
-        raise SettingsError(
-            f"HANABI_RESAMPLE_FLAT={settings.resample_flat} with "
-            f"HANABI_ADVANTAGE={settings.advantage}: it learns "
-            "from games of different tasks, so a flat group teaches too, and a step without any "
-            "is biased; unset "
-            f"HANABI_RESAMPLE_FLAT, or take one of {', '.join(GROUP_ESTIMATORS)}."
-        )
+    _check_resampling(settings)
     if settings.update == "best_response" and not (settings.eval_steps and settings.eval_patience):
         raise SettingsError(
             f"HANABI_UPDATE=best_response with HANABI_EVAL_STEPS={settings.eval_steps} "
-            "HANABI_EVAL_PATIENCE="
-            f"{settings.eval_patience}: a player is trained until so many validations in a row "
-            "were no better; set "
-            "both, e.g. HANABI_EVAL_STEPS=50 HANABI_EVAL_PATIENCE=3."
+            f"HANABI_EVAL_PATIENCE={settings.eval_patience}: a player is trained until so many "
+            "validations in a row were no better; set both, e.g. HANABI_EVAL_STEPS=50 "
+            "HANABI_EVAL_PATIENCE=3."
         )
     if settings.start_from and settings.resume not in (None, "latest"):
         raise SettingsError(
             f"HANABI_START_FROM with RESUME={settings.resume}: both say which weights the run "
-            "starts with; unset one. "
-            "RESUME=latest may stay: it wins once the run has a checkpoint."
+            "starts with; unset one. RESUME=latest may stay: it wins once the run has a checkpoint."
         )
 
 
@@ -194,3 +172,48 @@ def trained_players(settings: Settings) -> tuple[str, ...]:
     With HANABI_UPDATE=best_response the data of one of these counts, which `training.phases` says.
     """
     return tuple(name for name in player_names(settings.players) if name not in settings.freeze)
+
+
+def _check_players(settings: Settings) -> None:
+    """Refuse settings that name players who do not play, or cannot be told apart."""
+    names = player_names(settings.players)
+    for name in settings.freeze:
+        if name not in names:
+            raise SettingsError(
+                f"HANABI_FREEZE={name}: not at the table; allowed are {', '.join(names)}."
+            )
+    if settings.adapters == SHARED_ADAPTER:
+        by_player = {
+            "HANABI_FREEZE": bool(settings.freeze),
+            f"HANABI_UPDATE={settings.update}": settings.update != "independent",
+            "HANABI_SWAP_EVERY": bool(settings.swap_every),
+        }
+        for name, is_given in by_player.items():
+            if is_given:
+                raise SettingsError(
+                    f"{name} with HANABI_ADAPTERS=shared: the players are one adapter, which "
+                    "cannot be told apart; unset it, or set HANABI_ADAPTERS=per_player."
+                )
+    if not trained_players(settings):
+        raise SettingsError(
+            f"HANABI_FREEZE={','.join(settings.freeze)}: nobody is left to train; leave out at "
+            "least one player."
+        )
+
+
+def _check_resampling(settings: Settings) -> None:
+    """Refuse HANABI_RESAMPLE_FLAT where it makes no sense."""
+    if not settings.resample_flat:
+        return
+    given = f"HANABI_RESAMPLE_FLAT={settings.resample_flat}"
+    if settings.overlap:
+        raise SettingsError(
+            f"{given} with HANABI_OVERLAP=1: a step's games are a version old when they show which "
+            "tasks are flat, and the server plays further ones with a newer version; unset one."
+        )
+    if settings.advantage not in GROUP_ESTIMATORS:
+        raise SettingsError(
+            f"{given} with HANABI_ADVANTAGE={settings.advantage}: it learns from games of "
+            "different tasks, so a flat group teaches too, and a step without any is biased; unset "
+            f"HANABI_RESAMPLE_FLAT, or take one of {', '.join(GROUP_ESTIMATORS)}."
+        )

@@ -1,11 +1,12 @@
-"""Values of a form of their own: servers, and names that W&B takes, so that a bad one is found
-before it is asked.
+"""Values of a form of their own: addresses of servers, URLs of partners, and names that W&B takes.
 
-W&B's rules are those of its `wandb/sdk/artifacts/_validators.py`.
+They are checked here so that a bad one is found before anybody is asked. W&B's rules are those of
+its `wandb/sdk/artifacts/_validators.py`.
 """
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlsplit
@@ -16,46 +17,72 @@ from hanabi_grpo.settings.variables import split_list
 
 SERVERS = (
     "Where the rollout server is; a comma list of host or host:port: several, which share the "
-    "games of training "
-    "(other commands use the first)."
+    "games of training (other commands use the first)."
 )
+"""Description of VLLM_SERVER_HOST."""
 SERVER_PORT = "Its port; with several servers, of those that name none."
+"""Description of VLLM_SERVER_PORT."""
 SERVERS_ALLOWED = (
     "a host name or address, or a comma list of them, each perhaps with :port behind it and named "
-    "once; an IPv6 "
-    "address with a port is written [::1]:8000"
+    "once; an IPv6 address with a port is written [::1]:8000"
 )
 PROJECT_ALLOWED = "1 to 128 characters, none of / \\ # ? % :, and not dots alone"
 ARTIFACT_ALLOWED = "1 to 128 letters, digits, dots, dashes and underscores"
 PARTNER_URLS_ALLOWED = (
     "a comma list of NAME=URL#MODEL, e.g. big=http://localhost:8001/v1#Qwen/Qwen3-8B: each NAME "
-    "once, of small "
-    "letters, digits, - and _; an http or https URL without user, password or ?; the MODEL as "
-    "that server calls it"
+    "once, of small letters, digits, - and _; an http or https URL without user, password or ?; "
+    "the MODEL as that server calls it"
 )
 ALIASES_ALLOWED = (
     "a comma list of words without / and :, none of them a version such as v3, "
     "which W&B gives itself"
 )
+NO_MONITOR = "none"
+MONITORS = ("tensorboard", "wandb")
+"""What REPORT_TO may name."""
+MONITORS_ALLOWED = f"{NO_MONITOR}, or a comma list of {' and '.join(MONITORS)}"
 _LARGEST_PORT = 65535
 _ADDRESS = re.compile(r"(\[[^]]+\]|[^:\[\]]+)(?::([0-9]{1,6}))?", re.ASCII)
-
+"""A host, an IPv6 address in brackets, and perhaps a port."""
 _PARTNER_URL = re.compile(
     r"([a-z][a-z0-9_-]{0,31})=(https?://[^\s,?#@]+)#([^\s,]{1,200})", re.ASCII
 )
+"""NAME=URL#MODEL."""
+_PRINTABLE = re.compile(r"[!-~]*")
+"""Printable ASCII without spaces."""
+_PROJECT = re.compile(r"(?!\.+\Z)[^/\\#?%:\r\n]{1,128}")
+_ARTIFACT = re.compile(r"(?!\.+$)[A-Za-z0-9._-]{1,128}")
+_BAD_ALIAS = re.compile(r"[/:]|^v[0-9]+$")
 
 
-class PartnerUrl(NamedTuple):
+class Address(NamedTuple):
+    """Where one rollout server is."""
+
+    host: str
+    port: int | None
+    """None where it is not named."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartnerUrl:
     """One model of HANABI_PARTNER_URLS."""
 
     name: str
+    """What it is called in lineups: url:NAME."""
     base: str
     """E.g. "http://localhost:8001/v1"; "/chat/completions" comes behind it."""
     model: str
+    """As the server behind the URL calls it."""
 
 
 def where(is_right: Callable[[Any], object]) -> AfterValidator:
-    """Return what refuses other values; the setting's `allowed` says which are right."""
+    """Return a validator that refuses other values than those that are right.
+
+    The setting's `allowed` says which these are.
+
+    Args:
+        is_right: Returns a false value, or raises a ValueError, for a value that is not.
+    """
 
     def check(value: Any) -> Any:
         if not is_right(value):
@@ -65,59 +92,100 @@ def where(is_right: Callable[[Any], object]) -> AfterValidator:
     return AfterValidator(check)
 
 
-def split_address(word: str) -> tuple[str, int | None]:
-    """Return the host and the port of one server of VLLM_SERVER_HOST; None where it names no port.
+def split_address(text: str) -> Address:
+    """Return the host and the port of one server of VLLM_SERVER_HOST.
 
     A server is a host, or a host and its port: gpu7, 10.0.0.7:8001, ::1, [::1]:8001. One with two
-    colons or more and no brackets is an IPv6 address. ValueError: no such word, or a port that is
-    none."""
-    word = word.strip()
-    if word.count(":") > 1 and not word.startswith("["):
-        return word, None
-    match = _ADDRESS.fullmatch(word)
+    colons or more and no brackets is an IPv6 address.
+
+    Raises:
+        ValueError: It is no such text, or the port is none.
+    """
+    text = text.strip()
+    if text.count(":") > 1 and not text.startswith("["):
+        return Address(host=text, port=None)
+    match = _ADDRESS.fullmatch(text)
     if match is None or not 1 <= int(match[2] or 1) <= _LARGEST_PORT:
         raise ValueError(
-            f"{word!r}: give host or host:port, the port from 1 to {_LARGEST_PORT}, as in "
+            f"{text!r}: give host or host:port, the port from 1 to {_LARGEST_PORT}, as in "
             "[::1]:8001"
         )
-    return match[1].strip("[]"), int(match[2]) if match[2] else None
+    return Address(host=match[1].strip("[]"), port=int(match[2]) if match[2] else None)
 
 
-def split_partner_url(word: str) -> PartnerUrl:
-    """Return the parts of one entry of HANABI_PARTNER_URLS; ValueError: it is none."""
-    match = _PARTNER_URL.fullmatch(word)
+def split_partner_url(text: str) -> PartnerUrl:
+    """Return the parts of one entry of HANABI_PARTNER_URLS.
+
+    Raises:
+        ValueError: It is none.
+    """
+    match = _PARTNER_URL.fullmatch(text)
     if match is None or not urlsplit(match[2]).hostname or urlsplit(match[2]).port == 0:
-        raise ValueError(f"{word!r}: give NAME=URL#MODEL")
+        raise ValueError(f"{text!r}: give NAME=URL#MODEL")
     return PartnerUrl(match[1], match[2].rstrip("/"), match[3])
 
 
 def is_loopback(host: str) -> bool:
     """Tell whether a host name is this machine by its loopback address."""
+    if host == "localhost":
+        return True
     try:
-        return host == "localhost" or ip_address(host).is_loopback
+        return ip_address(host).is_loopback
     except ValueError:
         return False
 
 
-Servers = Annotated[str, where(lambda text: [split_address(word) for word in text.split(",")])]
-PartnerUrls = Annotated[
-    tuple[str, ...],
-    BeforeValidator(split_list),
-    where(lambda words: len({split_partner_url(word).name for word in words}) == len(words)),
-]
-HeaderSafe = Annotated[
-    SecretStr, where(lambda key: re.fullmatch(r"[!-~]*", key.get_secret_value()))
-]
+def are_monitors(names: tuple[str, ...]) -> bool:
+    """Tell whether these are names of monitors, or `none` alone."""
+    if names == (NO_MONITOR,):
+        return True
+    return bool(names) and all(name in MONITORS for name in names)
+
+
+def _are_addresses(text: str) -> bool:
+    return all(split_address(part) for part in text.split(","))
+
+
+def _are_partner_urls(entries: tuple[str, ...]) -> bool:
+    names = {split_partner_url(entry).name for entry in entries}
+    return len(names) == len(entries)
+
+
+def _is_header_safe(key: SecretStr) -> bool:
+    return _PRINTABLE.fullmatch(key.get_secret_value()) is not None
+
+
+def _is_project_name(name: str) -> bool:
+    return _PROJECT.fullmatch(name) is not None
+
+
+def _is_artifact_name(name: str) -> bool:
+    return _ARTIFACT.fullmatch(name) is not None
+
+
+def _without_repetitions(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
+
+
+def _are_aliases(names: tuple[str, ...]) -> bool:
+    return not any(_BAD_ALIAS.search(name) for name in names)
+
+
+Servers = Annotated[str, where(_are_addresses)]
+PartnerUrls = Annotated[tuple[str, ...], BeforeValidator(split_list), where(_are_partner_urls)]
+HeaderSafe = Annotated[SecretStr, where(_is_header_safe)]
 # The name becomes a folder below outputs/downloads.
-ProjectName = Annotated[
-    str, where(lambda name: re.fullmatch(r"(?!\.+\Z)[^/\\#?%:\r\n]{1,128}", name))
-]
-ArtifactName = Annotated[
-    str, where(lambda name: re.fullmatch(r"(?!\.+$)[A-Za-z0-9._-]{1,128}", name))
-]
+ProjectName = Annotated[str, where(_is_project_name)]
+ArtifactName = Annotated[str, where(_is_artifact_name)]
 Aliases = Annotated[
     tuple[str, ...],
     BeforeValidator(split_list),
+    AfterValidator(_without_repetitions),
+    where(_are_aliases),
+]
+Monitors = Annotated[
+    tuple[str, ...],
+    BeforeValidator(split_list),
     AfterValidator(lambda names: tuple(dict.fromkeys(names))),
-    where(lambda names: not any(re.search(r"[/:]|^v[0-9]+$", name) for name in names)),
+    where(are_monitors),
 ]

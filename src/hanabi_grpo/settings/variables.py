@@ -1,4 +1,4 @@
-"""One environment variable: its name, section, defaults per device and what is allowed."""
+"""One environment variable: its name, section, defaults per device, and what is allowed."""
 
 import types
 from collections.abc import Callable
@@ -9,22 +9,27 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, Field, SecretStr
 from pydantic.fields import FieldInfo
 
+from hanabi_grpo.settings.affects import Affects, AffectsWhen
+
 SECTIONS = ("run", "server", "game", "trainer", "tracking")
 """In the order in which tables list them."""
 
 PASSED_THROUGH: dict[str, str] = {
-    "CUDA_VISIBLE_DEVICES": "GPUs of this process. More than it uses are taken for a list that "
-    "both terminals were "
-    "given: the rollout server takes its beginning, training its end. Unset on a GPU machine, the "
-    "scripts take 0,1,2,3 "
-    "for the server and 4,5,6,7 for training.",
-    "CUDA_VISIBLE_DEVICES_SERVER": "GPUs of the rollout server's terminal, also in files that "
-    "both terminals read "
-    "(.env, a profile). Wins over CUDA_VISIBLE_DEVICES; in a profile it yields to that of the "
-    "shell or .env.",
+    "CUDA_VISIBLE_DEVICES": (
+        "GPUs of this process. More than it uses are taken for a list that both terminals were "
+        "given: the rollout server takes its beginning, training its end. Unset on a GPU machine, "
+        "the scripts take 0,1,2,3 for the server and 4,5,6,7 for training."
+    ),
+    "CUDA_VISIBLE_DEVICES_SERVER": (
+        "GPUs of the rollout server's terminal, also in files that both terminals read (.env, a "
+        "profile). Wins over CUDA_VISIBLE_DEVICES; in a profile it yields to that of the shell or "
+        ".env."
+    ),
     "CUDA_VISIBLE_DEVICES_TRAINER": "The same of the trainer's terminal.",
-    "NNODES": "Machines that train together (docs/scale.md); unset: 1. NPROC_PER_NODE counts the "
-    "processes of each.",
+    "NNODES": (
+        "Machines that train together (docs/scale.md); unset: 1. NPROC_PER_NODE counts the "
+        "processes of each."
+    ),
     "NODE_RANK": "Which of them this is, from 0.",
     "MASTER_ADDR": "Address of machine 0, as the others reach it.",
     "MASTER_PORT": "Port of machine 0 where the processes meet; unset: 29500.",
@@ -34,24 +39,47 @@ PASSED_THROUGH: dict[str, str] = {
 }
 """Variables that are documented and handed on, but read by other software: name to meaning."""
 
+_MASK = "********"
+"""Stands for the value of a secret."""
+_NOUNS = {int: "a whole number", float: "a number"}
+"""What a value of a type is called in messages; values of other types are "text"."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variable:
     """What is known of one variable beyond its type."""
 
     field: str
+    """Name of its field in the settings, e.g. "tasks_per_step"."""
     env: str
+    """Name of the environment variable, e.g. "HANABI_TASKS_PER_STEP"."""
     section: str
+    """One of SECTIONS."""
     description: str
+    """One sentence for docs/settings.md."""
     cpu: str
     """Default on a machine without a GPU, as a user would type it; empty when unset."""
     gpu: str
+    """Default on a machine with GPUs."""
     allowed: str
     """What a value must be, as the end of a sentence."""
+    affects: Affects
+    """What changes in a run with its value."""
+    affects_when: AffectsWhen | None = None
+    """Another setting's value for which it affects something else."""
     both: bool = False
     """The server and the trainer must be given the same value."""
     secret: bool = False
     """The value must never be printed."""
+    renamed_from: str = ""
+    """What the variable was called in earlier versions; empty when it always had this name."""
+
+    def affects_in(self, settings: BaseModel) -> Affects:
+        """Return what the variable affects under the given settings."""
+        when = self.affects_when
+        if when is not None and getattr(settings, when.field) == when.value:
+            return when.affects
+        return self.affects
 
 
 def setting(
@@ -60,78 +88,122 @@ def setting(
     default: Any = None,
     *,
     section: str,
+    affects: Affects,
+    affects_when: AffectsWhen | None = None,
     gpu: Any = ...,
     allowed: str = "",
     both: bool = False,
+    renamed_from: str = "",
     factory: Callable[[dict[str, Any]], Any] | None = None,
     **constraints: Any,
 ) -> Any:
     """Return the pydantic field of one variable.
 
-    `env` is its name, `description` one sentence for docs/settings.md. `default` holds on CPU only
-    when `gpu` is given too. `allowed` says what a value must be; empty: what type and `constraints`
-    (pydantic's ge, gt, le) say. `both`: both terminals must agree. `factory` makes the default from
-    the fields before it; tables show `default`."""
+    Args:
+        env: The variable's name.
+        description: One sentence for docs/settings.md.
+        default: Its default; on CPU only when `gpu` is given too.
+        section: The table that lists it, one of SECTIONS.
+        affects: What changes in a run with its value. There is no default, so that no new setting
+            is forgotten by a resume or a comparison.
+        affects_when: Another setting's value for which it affects something else.
+        gpu: Its default on a machine with GPUs.
+        allowed: What a value must be, as the end of a sentence; empty: what its type and
+            `constraints` say.
+        both: Whether both terminals must agree on it.
+        renamed_from: Its name in earlier versions: refused with a hint in the environment, read in
+            `settings.json` of an earlier run.
+        factory: Makes the default from the fields before it; tables show `default` and `gpu`.
+        **constraints: Bounds as pydantic names them: ge, gt, le.
+
+    Returns:
+        What a field of a pydantic model is set to.
+    """
     on_gpu = default if gpu is ... else gpu
-    extra = {
+
+    def choose(given: dict[str, Any]) -> Any:
+        return on_gpu if given.get("device") == "gpu" else default
+
+    # Everything here is read again by `variables_of`.
+    extra: dict[str, Any] = {
         "env": env,
         "section": section,
         "cpu": default,
         "gpu": on_gpu,
         "allowed": allowed,
+        "affects": affects,
+        "affects_when": affects_when,
         "both": both,
+        "renamed_from": renamed_from,
     }
-    choose = factory or (lambda data: on_gpu if data.get("device") == "gpu" else default)
     return Field(
-        default_factory=choose, description=description, json_schema_extra=extra, **constraints
+        default_factory=factory or choose,
+        description=description,
+        json_schema_extra=extra,
+        **constraints,
     )
 
 
-run, server, game, trainer, tracking = (partial(setting, section=section) for section in SECTIONS)
+run = partial(setting, section="run")
+server = partial(setting, section="server")
+game = partial(setting, section="game")
+trainer = partial(setting, section="trainer")
+tracking = partial(setting, section="tracking")
 
 
 def variables_of(model: type[BaseModel]) -> tuple[Variable, ...]:
     """Return every variable of a model, in the order of its fields."""
-    return tuple(
-        Variable(
+    variables = []
+    for name, info in model.model_fields.items():
+        extra: Any = info.json_schema_extra
+        if not isinstance(extra, dict) or "env" not in extra:
+            continue
+        variable = Variable(
             field=name,
-            env=str(extra["env"]),
-            section=str(extra["section"]),
+            env=extra["env"],
+            section=extra["section"],
             description=info.description or "",
             cpu=typed(extra["cpu"]),
             gpu=typed(extra["gpu"]),
-            allowed=str(extra["allowed"]) or allowed_by(info),
-            both=bool(extra["both"]),
+            allowed=extra["allowed"] or allowed_by(info),
+            affects=extra["affects"],
+            affects_when=extra["affects_when"],
+            both=extra["both"],
             secret=SecretStr in _types(info),
+            renamed_from=extra["renamed_from"],
         )
-        for name, info in model.model_fields.items()
-        if isinstance(extra := info.json_schema_extra, dict) and "env" in extra
-    )
+        variables.append(variable)
+    return tuple(variables)
 
 
 def split_list(value: object) -> object:
-    """Return the parts of a comma list; what is no text stays."""
-    return (
-        tuple(part.strip() for part in value.split(",") if part.strip())
-        if isinstance(value, str)
-        else value
-    )
+    """Return the parts of a comma list; a value that is no text is returned as it is."""
+    if not isinstance(value, str):
+        return value
+    parts = (part.strip() for part in value.split(","))
+    return tuple(part for part in parts if part)
 
 
 def typed(value: Any) -> str:
-    """Return a value as a user would type it: lists with commas, booleans in lower case, secrets
-    masked.
+    """Return a value as a user would type it.
+
+    Lists have commas, booleans are in lower case, secrets are masked, and None is the empty text.
+
+    Example:
+        typed(("base", "iggi")) == "base,iggi"
     """
     if value is None:
         return ""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, SecretStr):
-        return "********"
+        return _MASK
     if isinstance(value, float):
         short = f"{value:g}"
         return short if float(short) == value else str(value)
-    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+    if isinstance(value, tuple | list):
+        return ",".join(str(part) for part in value)
+    return str(value)
 
 
 def allowed_by(info: FieldInfo) -> str:
@@ -141,25 +213,32 @@ def allowed_by(info: FieldInfo) -> str:
         return "one of " + ", ".join(str(value) for value in get_args(kind))
     if kind is bool:
         return "true or false"
-    bounds = {
-        name: getattr(item, name)
-        for item in info.metadata
-        for name in ("ge", "gt", "le")
-        if hasattr(item, name)
-    }
-    noun = {int: "a whole number", float: "a number"}.get(kind, "text")
+    bounds = {}
+    for item in info.metadata:
+        for name in ("ge", "gt", "le"):
+            if hasattr(item, name):
+                bounds[name] = getattr(item, name)
+    noun = _NOUNS.get(kind, "text")
     if "ge" in bounds and "le" in bounds:
         return f"{noun} from {bounds['ge']} to {bounds['le']}"
     if "gt" in bounds and "le" in bounds:
         return f"{noun} above {bounds['gt']}, at most {bounds['le']}"
     if "ge" in bounds:
         return f"{noun}, at least {bounds['ge']}"
-    return f"{noun} above {bounds['gt']}" if "gt" in bounds else noun
+    if "gt" in bounds:
+        return f"{noun} above {bounds['gt']}"
+    return noun
 
 
 def _types(info: FieldInfo) -> tuple[Any, ...]:
-    kinds = info.annotation
-    members = get_args(kinds) if get_origin(kinds) in (Union, types.UnionType) else (kinds,)
-    # A validated member of a union is still wrapped: Annotated[SecretStr, ...] | None.
-    bare = (get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in members)
-    return tuple(kind for kind in bare if kind is not type(None))
+    """Return the types that a field's value may have, without None and without annotations."""
+    annotation = info.annotation
+    is_union = get_origin(annotation) in (Union, types.UnionType)
+    members = get_args(annotation) if is_union else (annotation,)
+    bare = []
+    for member in members:
+        # A validated member of a union is still wrapped: Annotated[SecretStr, ...] | None.
+        kind = get_args(member)[0] if get_origin(member) is Annotated else member
+        if kind is not type(None):
+            bare.append(kind)
+    return tuple(bare)

@@ -1,4 +1,4 @@
-"""A player's conversation in one game as exactly the ids of a rollout."""
+"""A player's conversation in one game, as exactly the token ids of a rollout."""
 
 import hashlib
 from array import array
@@ -8,15 +8,29 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+from hanabi_grpo.agents.conversation import Conversation
 from hanabi_grpo.envs.base import FORFEIT, SKIP, Game, Observation, Setup
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.chat import ChatFormat, Conversation
+from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.sft.samples import Sample
 from hanabi_grpo.types import ReplyKind, Turn, player_name
 
-_Played = tuple[Turn, tuple[str, str], bool]
-"""A turn, what was shown and done in it, and whether its reply is learned."""
+_HASH_BYTES = 8
+"""Bytes of a start's hash that make a sample's `start`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ReplayedTurn:
+    """A recorded turn, with what a replay of its game shows."""
+
+    turn: Turn
+    message: str
+    """What the player was shown."""
+    action: str
+    """What the player did, in today's wording."""
+    is_taught: bool
+    """True when the reply is learned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,139 +38,182 @@ class Encoder:
     """Turns games into samples."""
 
     setup: Setup[Any]
-    """What was played, and how it is worded."""
+    """The game, and how its prompts are worded."""
     chat: ChatFormat
     max_model_len: int
-    """Tokens of a conversation; as in a rollout, a turn that might not fit ends it."""
+    """Tokens of a conversation; a turn that might not fit ends it, as in a rollout."""
     max_completion_length: int
-    """Most tokens of a reply."""
+    """Largest number of tokens of a reply."""
     counts: Counter[str] = field(default_factory=Counter)
     """What became of the games that were read, see `line`."""
 
     def line(self) -> str:
         """Return the counts as one line."""
-        count = self.counts
-        left_out = f", {count['left out']} left out by the filters" if count["left out"] else ""
-        cut = f"; {count['cut']} conversations cut at HANABI_MAX_MODEL_LEN" if count["cut"] else ""
-        return (
-            f"{count['games']} games{left_out}; {count['recorded'] + count['encoded']} of "
-            f"{count['replies']} replies "
-            f"are learned: {count['recorded']} by their recorded tokens, {count['encoded']} "
-            "encoded from their text"
-            f"{cut}"
+        counts = self.counts
+        learned = counts["recorded"] + counts["encoded"]
+        line = f"{counts['games']} games"
+        if counts["left out"]:
+            line += f", {counts['left out']} left out by the filters"
+        line += (
+            f"; {learned} of {counts['replies']} replies are learned: {counts['recorded']} by "
+            f"their recorded tokens, {counts['encoded']} encoded from their text"
         )
+        if counts["cut"]:
+            line += f"; {counts['cut']} conversations cut at HANABI_MAX_MODEL_LEN"
+        return line
 
     def samples(self, game: Recording, is_taught: Sequence[bool]) -> list[Sample]:
         """Return a sample for each player who has something to teach.
 
-        `is_taught` says for each turn whether its reply is learned; the others are only read. A
-        game of other prompts, or one that the rules forbid, is a SettingsError."""
+        Where players remember a window of turns only, each turn is a sample of its own.
+
+        Args:
+            game: A recorded game.
+            is_taught: For each turn, whether its reply is learned; the other replies are only read.
+
+        Raises:
+            SettingsError: The game has other prompts than this setup, or the rules forbid it.
+        """
         turns = game.episode.turns
-        begun, start_id = self.setup.environment.recorded(self.setup.config, game)
-        played = list(
-            zip(turns, _replay(begun, game, self.setup.config.window), is_taught, strict=True)
-        )
-        start = int.from_bytes(hashlib.sha256(start_id.encode()).digest()[:8])
+        started, start_id = self.setup.environment.recorded(self.setup.config, game)
+        shown = _replay(started, game, self.setup.config.window)
+        replayed = []
+        for turn, (message, action), taught in zip(turns, shown, is_taught, strict=True):
+            replayed.append(
+                _ReplayedTurn(turn=turn, message=message, action=action, is_taught=taught)
+            )
+        start = int.from_bytes(hashlib.sha256(start_id.encode()).digest()[:_HASH_BYTES])
         self.counts.update(games=1, replies=len(turns))
         samples = []
         for player in range(self.setup.spec.num_players):
-            own = [one for one in played if one[0].player == player]
-            for ids, marks in self._conversations(player, own, game.where):
-                if any(marks):
-                    samples.append(Sample(player=player, start=start, ids=ids, is_reply=marks))
+            own_turns = [one for one in replayed if one.turn.player == player]
+            for ids, is_reply in self._conversations(player, own_turns, game.where):
+                if any(is_reply):
+                    samples.append(Sample(player=player, start=start, ids=ids, is_reply=is_reply))
         return samples
 
     def _conversations(
-        self, player: int, turns: Sequence[_Played], where: str
+        self, player: int, turns: Sequence[_ReplayedTurn], where: str
     ) -> "Iterator[tuple[array[int], array[int]]]":
-        """Yield ids and marks of a player's whole game, or of each turn where it remembers no
-        more.
+        """Yield ids and reply marks of a player's whole game, or of each turn with a window.
+
+        Args:
+            player: The player.
+            turns: The player's turns.
+            where: The game, for errors.
         """
         window = self.setup.config.window
-        conversation = Conversation(
-            self.chat, self.setup.environment.system(self.setup.config, player), window
-        )
-        marks, end = array("b"), 0
-        for turn, (shown, action), taught in turns:
-            added = conversation.ask(shown)
+        system = self.setup.environment.system(self.setup.config, player)
+        conversation = Conversation(self.chat, system, window)
+        marks = array("b")
+        # Of the last reply that is learned: nothing behind it is needed.
+        end = 0
+        for one in turns:
+            added = conversation.ask(one.message)
             if len(conversation.ids) + self.max_completion_length > self.max_model_len:
                 self.counts["cut"] += 1
                 break
-            # In a window, a game that was recorded without one has the ids by which its
-            # conversations grew.
-            grown = (
-                self.chat.follow(self.chat.eos_id, shown)
-                if window and turn.reply_ids
-                else conversation.ids
-            )
-            reply, is_recorded = self._reply_ids(turn, action, (added, grown))
-            if taught and len(reply) > self.max_completion_length:
+            whole_prompt = conversation.ids
+            if window and one.turn.reply_ids:
+                # A game that was recorded without a window has the ids by which its conversations
+                # grew.
+                whole_prompt = self.chat.follow(self.chat.eos_id, one.message)
+            reply, is_recorded = self._reply_ids(one, (added, whole_prompt))
+            if one.is_taught and len(reply) > self.max_completion_length:
                 raise SettingsError(
-                    f"{where}: {turn.reply[:60]!r} has {len(reply)} tokens in this model's "
-                    "vocabulary, but no rollout "
-                    f"can say more than MAX_COMPLETION_LENGTH={self.max_completion_length}; raise "
-                    "it."
+                    f"{where}: {one.turn.reply[:60]!r} has {len(reply)} tokens in this model's "
+                    "vocabulary, but no rollout can generate more than "
+                    f"MAX_COMPLETION_LENGTH={self.max_completion_length}; raise it."
                 )
             conversation.answer(reply)
-            marks.extend([0] * len(added) + [int(taught)] * len(reply))
-            if taught:
+            marks.extend([0] * len(added))
+            marks.extend([int(one.is_taught)] * len(reply))
+            if one.is_taught:
                 self.counts["recorded" if is_recorded else "encoded"] += 1
                 end = len(marks)
             if window is not None:
                 yield array("i", conversation.ids[:end]), marks[:end]
-                marks, end = array("b"), 0
+                marks = array("b")
+                end = 0
         yield array("i", conversation.ids[:end]), marks[:end]
 
     def _reply_ids(
-        self, turn: Turn, action: str, prompts: Sequence[list[int]]
+        self, one: _ReplayedTurn, prompts: Sequence[list[int]]
     ) -> tuple[list[int], bool]:
-        """Return the ids of a reply and whether they are the recorded ones.
+        """Return the ids of a reply, and whether they are the recorded ones.
 
-        The recorded ids are used where our tokenizer makes the recorded ids before them (`prompts`:
-        of this message, of the whole sequence), and gives back the recorded text."""
+        The recorded ids are used where our tokenizer makes the ids that were recorded before them,
+        and decodes them to the recorded text.
+
+        Args:
+            one: The turn.
+            prompts: Ids that our tokenizer makes: of this message, and of the whole sequence.
+        """
         tokenizer: Any = self.chat.tokenizer
-        ids, before = list(turn.reply_ids), list(turn.prompt_ids)
-        if (
-            ids
-            and before in prompts
-            and max(ids) < len(tokenizer)
-            and self.chat.decode(ids) == turn.reply
-        ):
-            return ids, True
+        turn = one.turn
+        recorded = list(turn.reply_ids)
+        if recorded and list(turn.prompt_ids) in prompts:
+            is_known = max(recorded) < len(tokenizer)
+            if is_known and self.chat.decode(recorded) == turn.reply:
+                return recorded, True
         # Scripts and people choose an action; its wording is the environment's.
-        text = action if not ids and turn.kind is ReplyKind.LEGAL else turn.reply
+        is_action = not recorded and turn.kind is ReplyKind.LEGAL
+        text = one.action if is_action else turn.reply
         return [*tokenizer.encode(text, add_special_tokens=False), self.chat.eos_id], False
 
 
 def _replay(game: Game, recording: Recording, window: int | None) -> list[tuple[str, str]]:
-    """Play a game again from its start; returns what was shown at each turn, and the action in
-    today's words.
+    """Play a game again from its start.
+
+    Args:
+        game: The game at its start.
+        recording: The recorded game.
+        window: Turns that players remember; None: the whole game.
+
+    Returns:
+        For each turn the message that was shown, and the action in today's wording.
+
+    Raises:
+        SettingsError: The record is damaged, or its prompts are worded otherwise.
     """
-    played: list[tuple[str, str]] = []
+    replayed: list[tuple[str, str]] = []
     for _, group in groupby(recording.episode.turns, lambda turn: turn.step):
+        turns = list(group)
         actions = {}
-        for turn in (turns := list(group)):
-            where = f"{recording.where}, turn {len(played)}"
+        for turn in turns:
+            where = f"{recording.where}, turn {len(replayed)}"
             if turn.player not in game.to_act() or len(turns) != len(game.to_act()):
                 raise SettingsError(
                     f"{where}: {player_name(turn.player)} is not to act; the record is damaged."
                 )
-            seen = Observation(game, turn.player, window)
-            shown, legal = seen.message(), seen.legal()
-            if turn.prompt and turn.prompt != shown:
+            observation = Observation(game, turn.player, window)
+            message = observation.message()
+            if turn.prompt and turn.prompt != message:
                 raise SettingsError(
                     f"{where}: recorded with the prompt {turn.prompt[:60]!r}, here it is "
-                    f"{shown[:60]!r}; set the "
-                    "variables of the game as they were, such as HANABI_OBSERVATION and "
-                    "HANABI_LEGAL_MOVES."
+                    f"{message[:60]!r}; set the variables of the game as they were, such as "
+                    "HANABI_OBSERVATION and HANABI_LEGAL_MOVES."
                 )
-            is_known = legal is None or turn.action in (FORFEIT, SKIP)
-            action = turn.action if is_known else game.parse(turn.player, turn.action)
-            if action is None or not (is_known or action in (legal or ())):
+            action = _action_of(game, turn, observation.legal())
+            if action is None:
                 raise SettingsError(
                     f"{where}: {turn.action[:40]!r} is not legal here; the record is damaged."
                 )
             actions[turn.player] = action
-            played.append((shown, action))
+            replayed.append((message, action))
         game.step(actions)
-    return played
+    return replayed
+
+
+def _action_of(game: Game, turn: Turn, legal: Sequence[str] | None) -> str | None:
+    """Return the action of a turn in today's wording; None where it is not legal.
+
+    Args:
+        game: The game at this turn.
+        turn: The recorded turn.
+        legal: Legal actions; None where any text is one.
+    """
+    if legal is None or turn.action in (FORFEIT, SKIP):
+        return turn.action
+    action = game.parse(turn.player, turn.action)
+    return action if action in legal else None

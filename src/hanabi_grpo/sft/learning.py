@@ -1,7 +1,6 @@
-"""What learns, each player's adapter or the whole model, its updates, and the held-out loss and
-accuracy.
+"""What learns, its updates, and the held-out loss and accuracy.
 
-A student moves nothing but its own parameters.
+Each player's adapter learns, or the whole model. A student changes nothing but its own parameters.
 """
 
 import math
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.functional import cross_entropy
 
 from hanabi_grpo.errors import NonFiniteError, SettingsError
 from hanabi_grpo.settings import Settings
@@ -24,13 +24,16 @@ WHOLE_MODEL = "model"
 """Name of the one student that is no adapter."""
 LARGE = 200_000_000
 """Parameters from which on activations are computed twice instead of kept (on a GPU)."""
+_BETAS = (0.9, 0.98)
+"""Of AdamW."""
 _WARMUP_SHARE = 0.05
+"""Of the steps, over which the learning rate rises to its peak."""
 _LAST_RATE = 0.1
-"""Of the peak learning rate, at the last step."""
+"""Learning rate of the last step, as a share of the peak."""
 _EVALUATIONS = 10
-"""Looks at the held-out games, evenly over the steps."""
+"""Evaluations on the held-out games, evenly over the steps."""
 _HELD_OUT_SAMPLES = 400
-"""Conversations that an evaluation looks at, per student."""
+"""Conversations of an evaluation, per student."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,9 +45,11 @@ class Student:
     parameters: dict[str, torch.nn.Parameter]
     optimizer: torch.optim.Optimizer
     held_out: Sequence[Sample]
+    """Samples that it is measured on and does not learn from."""
     batches: Iterator[list[Sample]]
+    """Samples of one update each, without end."""
     select: Callable[[], None]
-    """Makes the next forward pass go through these parameters."""
+    """Makes the next forward pass use these parameters."""
     step: int = 0
     """Updates that were made."""
     best: dict[str, torch.Tensor] | None = None
@@ -56,12 +61,20 @@ class Student:
         """Keep the parameters if this held-out loss is the lowest."""
         if loss < self.best_loss:
             self.best = copy_parameters(self.parameters)
-            self.best_loss, self.best_step = loss, self.step
+            self.best_loss = loss
+            self.best_step = self.step
 
 
 def load_base(settings: Settings, folder: Path, *, full: bool) -> Any:
-    """Return the base model on its device, float32 when all of it is trained; a SettingsError:
-    HANABI_DTYPE=float16.
+    """Load the base model on its device.
+
+    Args:
+        settings: Device and number format.
+        folder: The model folder.
+        full: All of it is trained, so its parameters are float32.
+
+    Raises:
+        SettingsError: HANABI_DTYPE=float16.
     """
     from transformers import AutoModelForCausalLM
 
@@ -69,11 +82,8 @@ def load_base(settings: Settings, folder: Path, *, full: bool) -> Any:
         raise SettingsError(
             "HANABI_DTYPE=float16: gradients underflow in it; warm-start takes bfloat16 or float32."
         )
-    model = AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=torch.float32 if full else getattr(torch, settings.dtype),
-        attn_implementation="sdpa",
-    )
+    dtype = torch.float32 if full else getattr(torch, settings.dtype)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
     on_gpu = settings.device == "gpu" and torch.cuda.is_available()
     model.to("cuda" if on_gpu else "cpu")
     if on_gpu and model.num_parameters() > LARGE:
@@ -92,79 +102,98 @@ def make_students(
     *,
     batch_size: int,
 ) -> tuple[Any, list[Student]]:
-    """Return the PEFT model, or the base model itself when all of it is trained; and the students.
+    """Make the students of a warm start.
 
-    A SettingsError: a player has no reply to learn from, or none held out.
+    Args:
+        model: The base model.
+        names: Names of the adapters, or `WHOLE_MODEL` alone.
+        settings: Rank, alpha and seed.
+        taught: Samples of all players to learn from.
+        held_out: Samples of all players to measure on.
+        learning_rate: At its peak.
+        batch_size: Samples of one update.
+
+    Returns:
+        The PEFT model, or the base model itself where all of it is trained; and the students.
+
+    Raises:
+        SettingsError: A player has no reply to learn from, or none held out.
     """
     is_full = tuple(names) == (WHOLE_MODEL,)
-    students = []
     if not is_full:
         model = add_adapters(
             model, names, rank=settings.lora_rank, alpha=settings.lora_alpha, seed=settings.seed
         )
+    students = []
     for number, name in enumerate(names):
-        own, aside = (
-            [
-                one
-                for one in samples
-                if name in (WHOLE_MODEL, SHARED_ADAPTER, player_name(one.player))
-            ]
-            for samples in (taught, held_out)
-        )
-        if not own or not aside:
+        own_taught = _samples_for(name, taught)
+        own_held_out = _samples_for(name, held_out)
+        if not own_taught or not own_held_out:
             raise SettingsError(
-                f"warm-start: {name} has {len(own)} conversations to learn from and {len(aside)} "
-                "held out; both are "
-                "needed. Give more games, filter less, or train one adapter for all with --shared."
+                f"warm-start: {name} has {len(own_taught)} conversations to learn from and "
+                f"{len(own_held_out)} held out; both are needed. Give more games, filter less, or "
+                "train one adapter for all with --shared."
             )
-        parameters = {
-            key: value
-            for key, value in model.named_parameters()
-            if value.requires_grad and (is_full or f".{name}." in key)
-        }
-        students.append(
-            Student(
-                name=name,
-                parameters=parameters,
-                optimizer=torch.optim.AdamW(
-                    parameters.values(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0
-                ),
-                held_out=aside,
-                batches=length_batches(own, settings.seed + number, batch_size),
-                select=(lambda: None) if is_full else partial(use_adapter, model, name),
-            )
+        parameters = {}
+        for key, parameter in model.named_parameters():
+            if parameter.requires_grad and (is_full or f".{name}." in key):
+                parameters[key] = parameter
+        optimizer = torch.optim.AdamW(
+            parameters.values(), lr=learning_rate, betas=_BETAS, weight_decay=0.0
         )
+        student = Student(
+            name=name,
+            parameters=parameters,
+            optimizer=optimizer,
+            held_out=own_held_out,
+            batches=length_batches(own_taught, settings.seed + number, batch_size),
+            select=(lambda: None) if is_full else partial(use_adapter, model, name),
+        )
+        students.append(student)
     return model, students
+
+
+def _samples_for(name: str, samples: Sequence[Sample]) -> list[Sample]:
+    """Return the samples of a student: its player's, or all where it learns for all players."""
+    if name in (WHOLE_MODEL, SHARED_ADAPTER):
+        return list(samples)
+    return [sample for sample in samples if player_name(sample.player) == name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lesson:
-    """How it is learned."""
+    """How students learn."""
 
     steps: int
     """Updates of each student."""
     micro_batch: int
-    """Conversations of one forward pass; a step's batch is cut into such pieces, which changes no
-    gradient.
+    """Conversations of one forward pass.
+
+    The batch of a step is cut into such pieces, which changes no gradient.
     """
     learning_rate: float
+    """At its peak."""
     max_grad_norm: float
     autocast: torch.dtype | None = None
-    """Number format of the passes when the parameters are float32 and the settings name another
-    one.
-    """
+    """Number format of the passes, where parameters are float32 and the settings say otherwise."""
 
     def rate(self, step: int) -> float:
-        """Return the learning rate of an update, counted from 1: linear warm-up, then half a cosine
-        down to a tenth.
+        """Return the learning rate of an update: linear warm-up, then half a cosine to a tenth.
+
+        Args:
+            step: Number of the update, from 1.
         """
         warmup = max(1, round(_WARMUP_SHARE * self.steps))
         if step <= warmup:
             return self.learning_rate * step / warmup
-        done = (step - warmup) / max(1, self.steps - warmup)
+        progress = (step - warmup) / max(1, self.steps - warmup)
         return self.learning_rate * (
-            _LAST_RATE + (1 - _LAST_RATE) * 0.5 * (1 + math.cos(math.pi * done))
+            _LAST_RATE + (1 - _LAST_RATE) * 0.5 * (1 + math.cos(math.pi * progress))
         )
+
+    def is_evaluated(self, step: int) -> bool:
+        """Tell whether the held-out games are looked at after a step; always after the last."""
+        return step == self.steps or step % max(1, self.steps // _EVALUATIONS) == 0
 
 
 def learn(
@@ -174,19 +203,27 @@ def learn(
     on_step: Callable[[Student, float], None],
     should_stop: Callable[[], bool],
 ) -> Iterator[list[dict[str, Any]]]:
-    """Train every student up to `lesson.steps` updates; a resumed one goes on where it was.
+    """Train every student up to `lesson.steps` updates; a resumed one continues where it was.
 
-    Students take turns update by update; none sees another's samples, so each learns as it would
-    alone. `on_step` receives a student after its update, and its loss in nats per reply token; when
-    `should_stop` says True, the update in progress is given up.
+    Students take turns update by update. None sees another's samples, so each learns as it would
+    alone.
+
+    Args:
+        model: The base model.
+        students: What learns.
+        lesson: How it learns.
+        on_step: Receives a student after its update, and its loss in nats per reply token.
+        should_stop: Asked often; where it returns True, the update in progress is given up.
 
     Yields:
         Held-out figures of all students, whose best parameters are remembered by then.
 
-    Raises: NonFiniteError: A loss or a gradient is infinite or no number; nothing of that update
-        was applied.
+    Raises:
+        NonFiniteError: A loss or a gradient is infinite or no number; nothing of that update was
+            applied.
     """
-    for step in range(min(student.step for student in students) + 1, lesson.steps + 1):
+    first_step = min(student.step for student in students) + 1
+    for step in range(first_step, lesson.steps + 1):
         model.train()
         for student in students:
             if student.step >= step:
@@ -195,72 +232,98 @@ def learn(
             if loss is None:
                 return
             on_step(student, loss)
-        if step == lesson.steps or step % max(1, lesson.steps // _EVALUATIONS) == 0:
-            figures = [held_out_figures(model, student, lesson) for student in students]
-            for student, figure in zip(students, figures, strict=True):
-                student.remember(figure["loss"])
-            yield figures
+        if lesson.is_evaluated(step):
+            all_figures = [held_out_figures(model, student, lesson) for student in students]
+            for student, figures in zip(students, all_figures, strict=True):
+                student.remember(figures["loss"])
+            yield all_figures
 
 
 def held_out_figures(model: Any, student: Student, lesson: Lesson) -> dict[str, Any]:
-    """Return how a student does on games whose starts it does not learn from.
+    """Measure a student on games whose starts it does not learn from.
 
-    `loss` is in nats per token of a reply, `accuracy` the share of the `num_replies` replies that
-    greedy sampling would give word for word after the same conversation; `name` and `step` are the
-    student's."""
+    Returns:
+        `name` and `step` of the student; `loss` in nats per token of a reply; `accuracy`, the share
+        of the `num_replies` replies that greedy sampling would give exactly after the same
+        conversation.
+    """
     model.eval()
     student.select()
-    samples = sorted(student.held_out, key=lambda sample: sample.start)[:_HELD_OUT_SAMPLES]
+    by_start = sorted(student.held_out, key=lambda sample: sample.start)
+    samples = by_start[:_HELD_OUT_SAMPLES]
     samples.sort(key=lambda sample: len(sample.ids))
-    total, tokens, exact, replies = 0.0, 0, 0, 0
+    total_loss = 0.0
+    num_tokens = 0
+    num_exact = 0
+    num_replies = 0
     with torch.no_grad():
-        for start in range(0, len(samples), lesson.micro_batch):
-            logits, targets, marks = _forward(
-                model, samples[start : start + lesson.micro_batch], lesson
-            )
-            total += float(
-                torch.nn.functional.cross_entropy(logits.float(), targets, reduction="sum")
-            )
-            tokens += targets.numel()
-            hits, count = num_exact_replies(logits, targets, marks)
-            exact, replies = exact + hits, replies + count
-    figures = {"loss": total / tokens, "accuracy": exact / replies, "num_replies": replies}
-    return {"name": student.name, "step": student.step, **figures}
+        for micro_batch in _cut(samples, lesson.micro_batch):
+            logits, targets, marks = _forward(model, micro_batch, lesson)
+            total_loss += float(cross_entropy(logits.float(), targets, reduction="sum"))
+            num_tokens += targets.numel()
+            exact, replies = num_exact_replies(logits, targets, marks)
+            num_exact += exact
+            num_replies += replies
+    return {
+        "name": student.name,
+        "step": student.step,
+        "loss": total_loss / num_tokens,
+        "accuracy": num_exact / num_replies,
+        "num_replies": num_replies,
+    }
 
 
 def _update(
     model: Any, student: Student, lesson: Lesson, should_stop: Callable[[], bool]
 ) -> float | None:
-    """Make one update; None when it was stopped before anything moved."""
+    """Make one update.
+
+    Returns:
+        The loss in nats per reply token; None where the update was stopped before any parameter
+        changed.
+    """
     student.select()
     batch = next(student.batches)
-    tokens = sum(sum(sample.is_reply) for sample in batch)
+    num_tokens = sum(sum(sample.is_reply) for sample in batch)
     student.optimizer.zero_grad(set_to_none=True)
-    total = 0.0
-    for start in range(0, len(batch), lesson.micro_batch):
-        if start and should_stop():
+    batch_loss = 0.0
+    for number, micro_batch in enumerate(_cut(batch, lesson.micro_batch)):
+        if number and should_stop():
             return None
-        logits, targets, _ = _forward(model, batch[start : start + lesson.micro_batch], lesson)
-        # Over the tokens of the whole batch: how it is cut into pieces does not matter.
-        loss = torch.nn.functional.cross_entropy(logits.float(), targets, reduction="sum") / tokens
+        logits, targets, _ = _forward(model, micro_batch, lesson)
+        # Divided by the tokens of the whole batch: how it is cut into pieces does not matter.
+        loss = cross_entropy(logits.float(), targets, reduction="sum") / num_tokens
         loss.backward()
-        total += float(loss.detach())
-    norm = float(torch.nn.utils.clip_grad_norm_(student.parameters.values(), lesson.max_grad_norm))
-    if not math.isfinite(total) or not math.isfinite(norm):
+        batch_loss += float(loss.detach())
+    parameters = student.parameters.values()
+    norm = float(torch.nn.utils.clip_grad_norm_(parameters, lesson.max_grad_norm))
+    if not math.isfinite(batch_loss) or not math.isfinite(norm):
         raise NonFiniteError(
-            f"{student.name}, update {student.step + 1}: loss {total}, gradient norm {norm}; both "
-            "must be finite. "
-            "Nothing of it was applied. Take a lower --learning-rate, or HANABI_DTYPE=float32."
+            f"{student.name}, update {student.step + 1}: loss {batch_loss}, gradient norm {norm}; "
+            "both must be finite. Nothing of it was applied. Take a lower --learning-rate, or "
+            "HANABI_DTYPE=float32."
         )
     for group in student.optimizer.param_groups:
         group["lr"] = lesson.rate(student.step + 1)
     student.optimizer.step()
     student.step += 1
-    return total
+    return batch_loss
+
+
+def _cut(samples: Sequence[Sample], size: int) -> Iterator[Sequence[Sample]]:
+    """Yield pieces of so many samples; the last may have fewer."""
+    for start in range(0, len(samples), size):
+        yield samples[start : start + size]
 
 
 def _forward(model: Any, batch: Sequence[Sample], lesson: Lesson) -> tuple[Any, Any, Any]:
-    ids, marks = (tensor.to(model.device) for tensor in padded(batch))
+    """Return the logits of the reply tokens, the ids of these tokens, and the reply marks.
+
+    Their shapes are (reply tokens, vocabulary), (reply tokens,) and (rows, tokens).
+    """
+    ids, marks = padded(batch)
+    ids = ids.to(model.device)
+    marks = marks.to(model.device)
     with torch.autocast(
         model.device.type, dtype=lesson.autocast, enabled=lesson.autocast is not None
     ):

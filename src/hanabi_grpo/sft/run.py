@@ -38,13 +38,15 @@ from hanabi_grpo.sft.state import LAST, MODEL, Kept
 from hanabi_grpo.training.model.adapters import adapter_names, base_checksum
 from hanabi_grpo.types import SHARED_ADAPTER
 
-_RATES = {
-    ("adapters", False): 2e-3,
-    ("adapters", True): 2e-4,
-    ("model", False): 1e-3,
-    ("model", True): 1e-5,
-}
-"""Peak learning rates: what learns, and whether the model has more than `LARGE` parameters."""
+_ADAPTER_RATE = 2e-3
+"""Peak learning rate of adapters, by default."""
+_LARGE_ADAPTER_RATE = 2e-4
+"""The same on a model of more than `LARGE` parameters."""
+_MODEL_RATE = 1e-3
+"""Peak learning rate of a whole model, by default."""
+_LARGE_MODEL_RATE = 1e-5
+"""The same of a model of more than `LARGE` parameters."""
+_TRAIN_SCRIPT = "tools/train/train_grpo_msswift.sh"
 
 
 class StoppedError(HanabiGrpoError):
@@ -53,7 +55,7 @@ class StoppedError(HanabiGrpoError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watcher:
-    """Who hears of a warm start, and may stop it."""
+    """Functions through which a warm start reports, and may be stopped."""
 
     say: Callable[[str], None]
     """Receives a line about each choice that was made."""
@@ -65,31 +67,41 @@ class Watcher:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmStart:
-    """What to do."""
+    """The options of a warm start."""
 
     settings: Settings
     """MODEL, SEED, LORA_RANK, LORA_ALPHA, HANABI_DTYPE and the limits of conversations."""
     setup: Setup[Any]
+    """The game."""
     sources: Sources
     out: Path
+    """Folder of the result."""
     steps: int
+    """Updates of each adapter."""
     batch: int
+    """Conversations of one update."""
     learning_rate: float | None
     """At its peak; None: by the size of what learns."""
     shared: bool
+    """Train one adapter for all players."""
     full: bool
+    """Train the whole model instead of adapters."""
     every_start: bool
     """Learn from the held-out starts too: for boards whose starts are all in the games."""
     resume: bool
+    """Continue what is in `out`."""
 
     def run(self, watcher: Watcher) -> list[tuple[str, Mapping[str, Any]]]:
         """Read the games, learn, and keep the best and the newest state in `out`.
+
+        Args:
+            watcher: Hears of the progress, and may stop it.
 
         Returns:
             Label (before, best, last) and held-out figures of each student.
 
         Raises:
-            StoppedError: The watcher wished so.
+            StoppedError: The watcher asked for it.
             SettingsError: Options, games or a model that do not fit.
             RunFolderError: `out` is in use or cannot be written.
             NonFiniteError: The loss became infinite or no number.
@@ -97,11 +109,11 @@ class WarmStart:
         make_run_folder(self.out)
         with lock_run_folder(self.out):
             try:
-                if (used := used_entries(self.out)) and not self.resume:
+                used = used_entries(self.out)
+                if used and not self.resume:
                     raise RunFolderError(
-                        f"--out {self.out}: holds something already ({some_of(used)}). Go on with "
-                        "it by --resume, or "
-                        "choose another folder."
+                        f"--out {self.out}: holds something already ({some_of(used)}). Continue it "
+                        "with --resume, or choose another folder."
                     )
                 return self._run(watcher)
             finally:
@@ -109,43 +121,34 @@ class WarmStart:
 
     def next_steps(self) -> tuple[str, ...]:
         """Return what to type afterwards."""
-        best = self.out / (MODEL if self.full else "checkpoint-0")
-        evaluate = (
-            f"MODEL={best} hanabi-grpo evaluate base"
-            if self.full
-            else f"hanabi-grpo evaluate {best}"
-        )
-        return (
-            f"the best is in {best}, the last step in {self.out / LAST / 'checkpoint-0'}",
-            f"  {evaluate} --own-server",
-            f"  {'MODEL' if self.full else 'HANABI_START_FROM'}={best} bash "
-            "tools/train/train_grpo_msswift.sh",
-        )
+        last = self.out / LAST / "checkpoint-0"
+        if self.full:
+            best = self.out / MODEL
+            evaluate = f"MODEL={best} hanabi-grpo evaluate base --own-server"
+            train = f"MODEL={best} bash {_TRAIN_SCRIPT}"
+        else:
+            best = self.out / "checkpoint-0"
+            evaluate = f"hanabi-grpo evaluate {best} --own-server"
+            train = f"HANABI_START_FROM={best} bash {_TRAIN_SCRIPT}"
+        return f"the best is in {best}, the last step in {last}", f"  {evaluate}", f"  {train}"
 
     def _run(self, watcher: Watcher) -> list[tuple[str, Mapping[str, Any]]]:
         settings = self.settings
         folder = resolve_model(settings.model)
-        chat = ChatFormat.from_tokenizer(
-            AutoTokenizer.from_pretrained(folder), thinking=settings.thinking
-        )
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        chat = ChatFormat.from_tokenizer(tokenizer, thinking=settings.thinking)
         samples = self._read_games(chat, watcher)
         taught, held_out = split_held_out(samples)
-        taught = samples if self.every_start else taught
-        how = "of them measured" if self.every_start else "held out"
-        watcher.say(
-            f"{len(taught)} conversations to learn from, {len(held_out)} {how} "
-            f"({len({sample.start for sample in held_out})} of "
-            f"{len({sample.start for sample in samples})} starts)"
-        )
+        if self.every_start:
+            taught = samples
+        watcher.say(self._describe_split(samples, taught, held_out))
         base = load_base(settings, folder, full=self.full)
         lesson = self._lesson(base.num_parameters(), watcher.say)
-        mode = SHARED_ADAPTER if self.shared else "per_player"
-        names = (WHOLE_MODEL,) if self.full else adapter_names(self.setup.spec.num_players, mode)
-        rate = lesson.learning_rate
+        names = self._student_names()
         model, students = make_students(
-            base, names, settings, taught, held_out, rate, batch_size=self.batch
+            base, names, settings, taught, held_out, lesson.learning_rate, batch_size=self.batch
         )
-        kept = self._kept(model, names, rate, chat, samples)
+        kept = self._kept(model, names, lesson.learning_rate, chat, samples)
         if self.resume and not kept.restore(students):
             watcher.say(f"--resume: {self.out} keeps no state yet; starting at the beginning")
         if not kept.history:
@@ -154,33 +157,55 @@ class WarmStart:
         def on_step(student: Student, loss: float) -> None:
             watcher.show(student.name, student.step, self.steps, f"{student.name}, loss {loss:.3f}")
 
-        for figures in learn(base, students, lesson, on_step, watcher.should_stop):
-            kept.history += figures
+        for all_figures in learn(base, students, lesson, on_step, watcher.should_stop):
+            kept.history += all_figures
             kept.save(model, chat.tokenizer, students)
-            for row in figures:
-                figure = f"held-out loss {row['loss']:.4f}, accuracy {row['accuracy']:.3f}"
-                watcher.say(f"{row['name']}, step {row['step']}: {figure}")
+            for figures in all_figures:
+                watcher.say(
+                    f"{figures['name']}, step {figures['step']}: held-out loss "
+                    f"{figures['loss']:.4f}, accuracy {figures['accuracy']:.3f}"
+                )
         if any(student.step < self.steps for student in students):
             kept.save(model, chat.tokenizer, students)
-            steps = ", ".join(
-                f"{student.name} at step {student.step} of {self.steps}" for student in students
-            )
-            raise StoppedError(f"{steps}, kept in {self.out}")
-        return [row for student in students for row in _rows(kept.history, student)]
+            progress = [f"{one.name} at step {one.step} of {self.steps}" for one in students]
+            raise StoppedError(f"{', '.join(progress)}, kept in {self.out}")
+        rows = []
+        for student in students:
+            rows += _result_rows(kept.history, student)
+        return rows
+
+    def _student_names(self) -> tuple[str, ...]:
+        if self.full:
+            return (WHOLE_MODEL,)
+        mode = SHARED_ADAPTER if self.shared else "per_player"
+        return adapter_names(self.setup.spec.num_players, mode)
+
+    def _describe_split(
+        self, samples: Sequence[Sample], taught: Sequence[Sample], held_out: Sequence[Sample]
+    ) -> str:
+        kind = "of them measured" if self.every_start else "held out"
+        num_starts = len({sample.start for sample in samples})
+        num_held_out_starts = len({sample.start for sample in held_out})
+        return (
+            f"{len(taught)} conversations to learn from, {len(held_out)} {kind} "
+            f"({num_held_out_starts} of {num_starts} starts)"
+        )
 
     def _read_games(self, chat: ChatFormat, watcher: Watcher) -> list[Sample]:
-        limits = self.settings.max_model_len, self.settings.max_completion_length
+        sources = self.sources
         encoder = Encoder(
-            setup=self.setup, chat=chat, max_model_len=limits[0], max_completion_length=limits[1]
+            setup=self.setup,
+            chat=chat,
+            max_model_len=self.settings.max_model_len,
+            max_completion_length=self.settings.max_completion_length,
         )
-        sources, samples = self.sources, list[Sample]()
-        # Of files it is known only when they are read.
+        # How many games files hold is known only when they are read.
         total = None if sources.paths else len(sources.lineups) * sources.num_tasks
-        for number, own in enumerate(
-            sources.samples(encoder, seed=self.settings.seed, say=watcher.say), 1
-        ):
-            samples += own
-            watcher.show("games", number, total, "games")
+        samples: list[Sample] = []
+        games = sources.samples(encoder, seed=self.settings.seed, say=watcher.say)
+        for num_games, game_samples in enumerate(games, start=1):
+            samples += game_samples
+            watcher.show("games", num_games, total, "games")
             if watcher.should_stop():
                 raise StoppedError("the games were not all read; nothing was learned yet")
         watcher.say(encoder.line())
@@ -188,14 +213,13 @@ class WarmStart:
 
     def _lesson(self, num_parameters: int, say: Callable[[str], None]) -> Lesson:
         settings = self.settings
-        dtype: torch.dtype = getattr(torch, settings.dtype)
-        what, rate = "model" if self.full else "adapters", self.learning_rate
+        rate = self.learning_rate
         if rate is None:
-            rate = _RATES[what, num_parameters > LARGE]
-            say(
-                f"learning rate: {rate:g} ({what} of {num_parameters / 1e6:.1f} M parameters; "
-                "--learning-rate sets it)"
-            )
+            rate = self._default_rate(num_parameters)
+            kind = "model" if self.full else "adapters"
+            size = f"{num_parameters / 1e6:.1f} M parameters"
+            say(f"learning rate: {rate:g} ({kind} of {size}; --learning-rate sets it)")
+        dtype: torch.dtype = getattr(torch, settings.dtype)
         return Lesson(
             steps=self.steps,
             micro_batch=min(self.batch, settings.per_device_train_batch_size),
@@ -203,6 +227,12 @@ class WarmStart:
             max_grad_norm=settings.max_grad_norm,
             autocast=dtype if self.full and dtype != torch.float32 else None,
         )
+
+    def _default_rate(self, num_parameters: int) -> float:
+        is_large = num_parameters > LARGE
+        if self.full:
+            return _LARGE_MODEL_RATE if is_large else _MODEL_RATE
+        return _LARGE_ADAPTER_RATE if is_large else _ADAPTER_RATE
 
     def _kept(
         self,
@@ -212,6 +242,15 @@ class WarmStart:
         chat: ChatFormat,
         samples: Sequence[Sample],
     ) -> Kept:
+        """Return the folder of the result, with all that it depends on.
+
+        Args:
+            model: The model that the students are part of.
+            names: The students.
+            rate: Peak learning rate.
+            chat: The chat format.
+            samples: All samples, held-out ones included.
+        """
         settings = self.settings
         identity = {
             "model_fingerprint": model_fingerprint(resolve_model(settings.model)),
@@ -219,31 +258,34 @@ class WarmStart:
             "chat_hash": chat.hash,
             "dtype": settings.dtype,
         }
-        facts = {
-            "spec_hashes": [self.setup.spec.hash],
-            "model": settings.model,
-            **({} if self.full else {"base_checksum": base_checksum(model)}),
-            **identity,
-            **self.setup.row(),
-            "games": self.sources.describe(),
-        }
-        used = ("max_grad_norm", "seed", *(() if self.full else ("lora_rank", "lora_alpha")))
-        key = {
+        facts: dict[str, Any] = {"spec_hashes": [self.setup.spec.hash], "model": settings.model}
+        if not self.full:
+            facts["base_checksum"] = base_checksum(model)
+        facts |= identity
+        facts |= self.setup.row()
+        facts["games"] = self.sources.describe()
+        key: dict[str, Any] = {
             **identity,
             "data": data_digest(samples),
             "learns": list(names),
             "steps": self.steps,
             "batch": self.batch,
             "learning_rate": rate,
-            **({"every_start": True} if self.every_start else {}),
-            **{name: getattr(settings, name) for name in used},
         }
+        if self.every_start:
+            key["every_start"] = True
+        key["max_grad_norm"] = settings.max_grad_norm
+        key["seed"] = settings.seed
+        if not self.full:
+            key["lora_rank"] = settings.lora_rank
+            key["lora_alpha"] = settings.lora_alpha
         return Kept(out=self.out, key=key, facts=facts, history=[])
 
 
-def _rows(
+def _result_rows(
     history: Sequence[Mapping[str, Any]], student: Student
 ) -> list[tuple[str, Mapping[str, Any]]]:
-    own = [row for row in history if row["name"] == student.name]
-    best = next(row for row in own if row["step"] == student.best_step)
-    return [("before", own[0]), ("best", best), ("last", own[-1])]
+    """Return a student's held-out figures before learning, at its best and at its last step."""
+    rows = [row for row in history if row["name"] == student.name]
+    best = next(row for row in rows if row["step"] == student.best_step)
+    return [("before", rows[0]), ("best", best), ("last", rows[-1])]

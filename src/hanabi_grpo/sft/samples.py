@@ -1,6 +1,4 @@
-"""Conversations as ids: what is held out, batches of similar length, and the loss on reply
-tokens.
-"""
+"""Conversations as token ids: held-out starts, batches, and the logits of reply tokens."""
 
 import hashlib
 import random
@@ -11,21 +9,32 @@ from typing import Any
 
 from hanabi_grpo.errors import SettingsError
 
-_WINDOW = 32
+_BATCHES_OF_A_WINDOW = 32
+"""Batches that are sorted by length together."""
+_MIN_STARTS = 2
+_HELD_OUT_PART = 10
+"""One in so many starts is held out."""
+_DIGEST_CHARACTERS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """One player's conversation in one game, up to its last learned reply.
 
-    Example: Sample(player=1, start=0x9F3C…, ids=array("i", [1, 5, …]), is_reply=array("b", [0, 0,
-        …, 1, 1, 1]))
+    Example:
+        Sample(
+            player=1,
+            start=0x9F3C…,
+            ids=array("i", [1, 5, …]),
+            is_reply=array("b", [0, 0, …, 1, 1, 1]),
+        )
     """
 
     player: int
     start: int
-    """A hash of the game's start, in Hanabi of the deck; it decides whether the game is held
-    out.
+    """A hash of the game's start, in Hanabi of the deck.
+
+    It decides whether the game is held out.
     """
     ids: "array[int]"
     is_reply: "array[int]"
@@ -33,24 +42,27 @@ class Sample:
 
 
 def split_held_out(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
-    """Return the samples to learn from and those of held-out starts.
+    """Return the samples to learn from, and those of held-out starts.
 
-    A tenth of the different starts, those with the lowest hashes, are held out, so the same start
-    is on the same side whatever its seed, its players or the file that it came from. Samples of a
-    single start are a SettingsError."""
+    A tenth of the different starts, those with the lowest hashes, is held out. So the same start is
+    on the same side whatever its seed, its players or the file that it came from.
+
+    Raises:
+        SettingsError: The samples have fewer than two different starts.
+    """
     starts = sorted({sample.start for sample in samples})
-    if len(starts) < 2:
+    if len(starts) < _MIN_STARTS:
         raise SettingsError(
             f"warm-start: the games have {len(starts)} start(s) with something to learn; at least "
-            "2 are needed, one to "
-            "learn from and one held out. Name scripts that play (hanabi-grpo warm-start iggi "
-            "--out FOLDER), recorded "
-            "games (--games FOLDER), or both; raise --tasks, or loosen --min-score and --who."
+            "2 are needed, one to learn from and one held out. Name scripts that play "
+            "(hanabi-grpo warm-start iggi --out FOLDER), recorded games (--games FOLDER), or both; "
+            "raise --tasks, or loosen --min-score and --who."
         )
-    last = starts[max(1, round(len(starts) / 10)) - 1]
-    return [one for one in samples if one.start > last], [
-        one for one in samples if one.start <= last
-    ]
+    num_held_out = max(1, round(len(starts) / _HELD_OUT_PART))
+    last_held_out = starts[num_held_out - 1]
+    taught = [sample for sample in samples if sample.start > last_held_out]
+    held_out = [sample for sample in samples if sample.start <= last_held_out]
+    return taught, held_out
 
 
 def data_digest(samples: Sequence[Sample]) -> str:
@@ -60,33 +72,40 @@ def data_digest(samples: Sequence[Sample]) -> str:
         digest.update(f"{sample.player} {sample.start} {len(sample.ids)};".encode())
         digest.update(sample.ids.tobytes())
         digest.update(sample.is_reply.tobytes())
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()[:_DIGEST_CHARACTERS]
 
 
 def length_batches(samples: Sequence[Sample], seed: int, size: int) -> Iterator[list[Sample]]:
-    """Yield batches without end; the rows of one batch have about the same length, which saves
-    padding.
+    """Yield batches without end, each of samples of similar length, which saves padding.
+
+    Args:
+        samples: All samples; each comes once before any comes again.
+        seed: Of the order.
+        size: Samples of a batch; the last ones may have fewer.
     """
     rng = random.Random(seed)
     order = list(samples)
+    window_size = size * _BATCHES_OF_A_WINDOW
     while True:
         rng.shuffle(order)
         batches = []
-        for start in range(0, len(order), size * _WINDOW):
-            window = sorted(
-                order[start : start + size * _WINDOW], key=lambda sample: len(sample.ids)
-            )
-            batches += [window[at : at + size] for at in range(0, len(window), size)]
+        for window_start in range(0, len(order), window_size):
+            window = order[window_start : window_start + window_size]
+            window.sort(key=lambda sample: len(sample.ids))
+            for start in range(0, len(window), size):
+                batches.append(window[start : start + size])
         rng.shuffle(batches)
         yield from batches
 
 
 def padded(batch: Sequence[Sample]) -> tuple[Any, Any]:
-    """Return ids (int64) and marks (bool) of a batch, both (rows, longest), filled with zeros on
-    the right.
+    """Return ids and reply marks of a batch as tensors, filled with zeros on the right.
 
-    Attention is causal, so no real token ever sees what a row is filled with, and no mask is
-    needed."""
+    Attention is causal, so no real token ever sees the padding, and no mask is needed.
+
+    Returns:
+        Ids, int64, and marks, bool; both of shape (rows, tokens of the longest row).
+    """
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
@@ -96,30 +115,53 @@ def padded(batch: Sequence[Sample]) -> tuple[Any, Any]:
 
 
 def reply_logits(model: Any, ids: Any, is_reply: Any) -> tuple[Any, Any]:
-    """Return the logits that predict the marked tokens, (tokens, vocabulary), and those tokens'
-    ids.
+    """Return the logits that predict the marked tokens, and the ids of these tokens.
 
-    The head and the last layer's feed-forward part see the marked positions alone. What rows begin
-    with alike is computed once, if the model is one that shares prefixes, see
-    `training/model/shared_prefixes`. `ids` and `is_reply` are those of `padded`."""
+    The head and the last layer's feed-forward part see the marked positions alone. Shared prefixes
+    are computed once, if the model supports it, see `training.model.shared_prefixes`.
+
+    Args:
+        model: The model.
+        ids: From `padded`, (rows, tokens).
+        is_reply: From `padded`, (rows, tokens).
+
+    Returns:
+        Logits, (marked tokens, vocabulary), and ids, (marked tokens,).
+    """
     from torch.nn.functional import embedding
 
     from hanabi_grpo.training.model import shared_prefixes
     from hanabi_grpo.training.model.prefix_tree import prefix_tree
 
+    # The logits at a position predict the token behind it.
     marked = is_reply[:, 1:]
+    targets = ids[:, 1:][marked]
     tree = prefix_tree(ids, marked) if shared_prefixes.shares_prefixes(model) else None
     [logits], nodes = shared_prefixes.reply_logits(model, model, ids, marked, tree)
-    return logits if nodes is None else embedding(nodes, logits), ids[:, 1:][marked]
+    if nodes is not None:
+        # One node may predict the tokens of several rows.
+        logits = embedding(nodes, logits)
+    return logits, targets
 
 
 def num_exact_replies(logits: Any, targets: Any, is_reply: Any) -> tuple[int, int]:
-    """Return how many replies have the most likely id at every token, and how many there are.
+    """Count the replies in which the target is the most likely id at every token.
 
-    Such a reply is what greedy sampling gives after the same conversation; a run of marked tokens
-    is one reply."""
-    marked, before = is_reply[:, 1:], is_reply[:, :-1]
-    number = (marked & ~before).flatten().cumsum(0)[marked.flatten()]
-    missed = number[logits.argmax(-1) != targets].unique().numel()
-    total = int(number[-1]) if number.numel() else 0
-    return total - missed, total
+    Such a reply is what greedy sampling gives after the same conversation. A run of marked tokens
+    is one reply.
+
+    Args:
+        logits: From `reply_logits`.
+        targets: From `reply_logits`.
+        is_reply: From `padded`.
+
+    Returns:
+        The number of such replies, and the number of all replies.
+    """
+    marked = is_reply[:, 1:]
+    is_first_token = marked & ~is_reply[:, :-1]
+    reply_numbers = is_first_token.flatten().cumsum(0)[marked.flatten()]
+    is_wrong = logits.argmax(-1) != targets
+    num_wrong = reply_numbers[is_wrong].unique().numel()
+    num_replies = int(reply_numbers[-1]) if reply_numbers.numel() else 0
+    return num_replies - num_wrong, num_replies

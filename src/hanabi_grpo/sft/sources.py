@@ -1,23 +1,23 @@
 """Where the games come from, and which of their replies are learned.
 
 Scripts play on the spot, with a share of random actions that lead to positions where the script
-alone would never be. Its own actions in them are learned, the random ones as a rule are not: that
-is imitation on other states than the teacher's (DAgger, Ross et al. 2011), with random play in the
-place of the student."""
+alone would never be. The script's own actions there are learned, the random ones as a rule are not:
+that is imitation on other states than the teacher's (DAgger, Ross et al. 2011), with random play in
+the place of the student.
+"""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+from hanabi_grpo.agents.script import make_script
 from hanabi_grpo.client.lineups import parse_lineup
 from hanabi_grpo.envs.base import Observation, Policy, ScriptSeat, Setup, Task, is_held_out
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.loop import make_script
 from hanabi_grpo.rollout.recordings import read_recordings, recording_files
 from hanabi_grpo.sft.encoding import Encoder
 from hanabi_grpo.sft.samples import Sample
@@ -25,11 +25,13 @@ from hanabi_grpo.types import Episode, ReplyKind
 
 SUITE = "train-warm-start"
 """A training suite: no start of an evaluation is among its starts."""
+_STARTS_OF_A_SEED = 1_000_000
 
 
 def starts_of(seed: int, num_games: int) -> range:
     """Return starts of `SUITE`; learning with another seed is learning from other games."""
-    return range(seed * 1_000_000, seed * 1_000_000 + num_games)
+    first = seed * _STARTS_OF_A_SEED
+    return range(first, first + num_games)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +39,9 @@ class NoisyPolicy:
     """Lets a script play, but draws a share of its actions evenly among the legal ones."""
 
     inner: Policy
+    """The script."""
     noise: float
-    """That share; actions of free text are never drawn."""
+    """The share of random actions; actions of free text are never drawn."""
 
     @property
     def name(self) -> str:
@@ -52,23 +55,35 @@ class NoisyPolicy:
 
         def choose(seen: Observation, rng: random.Random) -> str:
             action = inner.act(seen)
-            return rng.choice(seen.legal() or (action,)) if next(flags) else action
+            is_random = next(flags)
+            if not is_random:
+                return action
+            return rng.choice(seen.legal() or (action,))
 
-        key = "warm-start noise move", player, task.split, task.seed, game
+        key = ("warm-start noise move", player, task.split, task.seed, game)
         return ScriptSeat(choose, random.Random(repr(key)))
 
 
 def _flags(noise: float, player: int, suite: str, seed: int, game: int) -> Iterator[bool]:
-    """Yield for each turn of a player whether its action is drawn."""
+    """Yield for each turn of a player whether its action is random.
+
+    The same arguments give the same flags, so whoever knows the task knows which actions were.
+
+    Args:
+        noise: Share of random actions.
+        player: The player.
+        suite: Suite of the task.
+        seed: Number of the task.
+        game: Number of the game of this task.
+    """
     rng = random.Random(repr(("warm-start noise", player, suite, seed, game)))
-    return (rng.random() < noise for _ in repeat(None))
+    while True:
+        yield rng.random() < noise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """Games of scripts that play on the spot, and recorded games; and which of their replies are
-    learned.
-    """
+    """Games of scripts that play on the spot and recorded games; which replies are learned."""
 
     lineups: tuple[str, ...] = ()
     """Scripts, each for `num_tasks` games."""
@@ -80,96 +95,108 @@ class Sources:
     learn_noise: bool = False
     """Learn the random actions too, so that the student now and then tries every legal one."""
     min_score: float | None = None
-    """Lowest figure of a game by which players are compared, see `EnvSpec.score`; a return is the
-    player's own.
-    """
+    """Lowest score of a game to learn from, see `EnvSpec.score`; a return is the player's own."""
     who: str | None = None
-    """Learn only what this seat word said, e.g. "iggi", "player_0" (at any version) or
-    "player_0@7".
-    """
+    """Learn only replies of this policy: "iggi", "player_0" (any version) or "player_0@7"."""
 
     def describe(self) -> list[str]:
         """Return each source as one text, for records."""
-        noise = f"{self.noise:g} of the actions random{' and learned' if self.learn_noise else ''}"
-        return [
-            *(f"{text}: {self.num_tasks} tasks, {noise}" for text in self.lineups),
-            *map(str, self.paths),
-        ]
+        learned = " and learned" if self.learn_noise else ""
+        noise = f"{self.noise:g} of the actions random{learned}"
+        texts = [f"{lineup}: {self.num_tasks} tasks, {noise}" for lineup in self.lineups]
+        return texts + [str(path) for path in self.paths]
 
     def samples(
         self, encoder: Encoder, *, seed: int, say: Callable[[str], None]
     ) -> Iterator[list[Sample]]:
-        """Yield what there is to learn in each game; `say` receives what should be known of
-        recorded games.
+        """Yield what there is to learn in each game.
+
+        Args:
+            encoder: Turns games into samples.
+            seed: Of the games of scripts.
+            say: Receives what should be known of recorded games.
 
         Raises:
             SettingsError: A source that cannot be used.
         """
-        for game, is_own in self._games(encoder.setup, seed, say):
-            chosen = self.taught(game.episode, encoder.setup.spec.score)
-            if not any(chosen):
+        for game, is_learnable in self._games(encoder.setup, seed, say):
+            is_chosen = self.taught(game.episode, encoder.setup.spec.score)
+            if not any(is_chosen):
                 encoder.counts["left out"] += 1
                 yield []
-            else:
-                yield encoder.samples(
-                    game, [own and one for own, one in zip(is_own, chosen, strict=True)]
-                )
+                continue
+            is_taught = []
+            for learnable, chosen in zip(is_learnable, is_chosen, strict=True):
+                is_taught.append(learnable and chosen)
+            yield encoder.samples(game, is_taught)
 
     def taught(self, episode: Episode, score: str) -> tuple[bool, ...]:
-        """Return for each turn whether its reply is learned, by `EnvSpec.score`; an illegal one is
-        only read.
+        """Return for each turn whether its reply is learned; an illegal one is only read.
+
+        Args:
+            episode: The game.
+            score: The score by which players are compared, see `EnvSpec.score`.
         """
-        players = range(episode.num_players)
-        figures = [
-            episode.reward(player) if score == "return" else episode.result[score]
-            for player in players
-        ]
-        is_chosen = [
-            (self.min_score is None or figure >= self.min_score)
-            and self.who in (None, seat, seat.split("@")[0])
-            for figure, seat in zip(figures, episode.seats or [""] * len(players), strict=True)
-        ]
-        return tuple(
-            is_chosen[turn.player] and turn.kind is ReplyKind.LEGAL for turn in episode.turns
-        )
+        seats = episode.seats or [""] * episode.num_players
+        is_teacher = []
+        for player, seat in zip(range(episode.num_players), seats, strict=True):
+            value = episode.reward(player) if score == "return" else episode.result[score]
+            is_good = self.min_score is None or value >= self.min_score
+            policy, _, _ = seat.partition("@")
+            is_asked_for = self.who in (None, seat, policy)
+            is_teacher.append(is_good and is_asked_for)
+        flags = []
+        for turn in episode.turns:
+            flags.append(is_teacher[turn.player] and turn.kind is ReplyKind.LEGAL)
+        return tuple(flags)
 
     def _games(
         self, setup: Setup[Any], seed: int, say: Callable[[str], None]
     ) -> Iterator[tuple[Recording, Sequence[bool]]]:
-        """Yield each game, and for each of its turns whether it is no random action or one that is
-        learned.
-        """
-        for text in self.lineups:
-            lineup = parse_lineup(text, setup.spec.num_players, env=setup.env)
-            if lineup.needs_server:
-                raise SettingsError(
-                    f"{text!r}: only scripts play on the spot. Record such games first with "
-                    "hanabi-grpo collect "
-                    f"{text} --out GAMES, then learn from them with --games GAMES."
-                )
-            scripts = [
-                NoisyPolicy(inner=make_script(setup, word).policy, noise=self.noise)
-                for word in lineup.words
-            ]
-            for number, start in enumerate(starts_of(seed, self.num_tasks)):
-                episode = play_scripts(setup.task(SUITE, start), dict(enumerate(scripts)))
-                flags = [
-                    _flags(self.noise, player, SUITE, start, 0) for player in range(len(scripts))
-                ]
-                is_own = [
-                    not next(flags[turn.player]) or self.learn_noise for turn in episode.turns
-                ]
-                yield Recording(episode=episode, source=text, number=number), is_own
+        """Yield each game, and for each of its turns whether its action may be learned."""
+        for spec in self.lineups:
+            yield from self._script_games(spec, setup, seed)
+        yield from self._recorded_games(say)
+
+    def _script_games(
+        self, spec: str, setup: Setup[Any], seed: int
+    ) -> Iterator[tuple[Recording, Sequence[bool]]]:
+        """Yield games of one lineup of scripts; random actions may be learned by `learn_noise`."""
+        lineup = parse_lineup(spec, setup.spec.num_players, env=setup.env)
+        if lineup.needs_server:
+            raise SettingsError(
+                f"{spec!r}: only scripts play on the spot. Record such games first with "
+                f"hanabi-grpo collect {spec} --out GAMES, then learn from them with --games GAMES."
+            )
+        policies = {}
+        for player, name in enumerate(lineup.specs):
+            script = make_script(setup, name).policy
+            policies[player] = NoisyPolicy(inner=script, noise=self.noise)
+        for number, start in enumerate(starts_of(seed, self.num_tasks)):
+            episode = play_scripts(setup.task(SUITE, start), policies)
+            flags = [_flags(self.noise, player, SUITE, start, 0) for player in policies]
+            is_learnable = []
+            for turn in episode.turns:
+                is_random = next(flags[turn.player])
+                is_learnable.append(not is_random or self.learn_noise)
+            yield Recording(episode=episode, source=spec, number=number), is_learnable
+
+    def _recorded_games(
+        self, say: Callable[[str], None]
+    ) -> Iterator[tuple[Recording, Sequence[bool]]]:
+        """Yield the recorded games, and warn of held-out suites among them."""
         suites: set[str] = set()
-        for file in (file for path in self.paths for file in recording_files(path)):
-            recordings, notes = read_recordings([file])
-            for note in notes:
-                say(note)
-            for recording in recordings:
-                suites.add(recording.episode.suite)
-                yield recording, [True] * len(recording.episode.turns)
-        if spoiled := sorted(filter(is_held_out, suites)):
+        for path in self.paths:
+            for file in recording_files(path):
+                recordings, notes = read_recordings([file])
+                for note in notes:
+                    say(note)
+                for recording in recordings:
+                    suites.add(recording.episode.suite)
+                    yield recording, [True] * len(recording.episode.turns)
+        held_out = sorted(suite for suite in suites if is_held_out(suite))
+        if held_out:
             say(
-                f"suite {', '.join(spoiled)} is held out; learning from it spoils evaluations on "
+                f"suite {', '.join(held_out)} is held out; learning from it spoils evaluations on "
                 "it."
             )

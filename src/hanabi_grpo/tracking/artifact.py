@@ -1,4 +1,4 @@
-"""The folder that goes up as an artifact: `artifacts/step_N` of the run folder.
+"""The folder that is uploaded as an artifact: `artifacts/step_N` of the run folder.
 
 It holds every adapter of `checkpoint-N` with its manifest, the card, the settings, the score of the
 training games, evaluations that lie in the run folder and some recorded games; no optimizer state.
@@ -9,12 +9,13 @@ The games are whole tasks, those of the replay page, so that `hanabi-grpo view` 
 the same others as in training. Token ids and logprobs are left out: nobody trains on these files.
 """
 
+import itertools
 import logging
 import os
 import re
 import shutil
 import subprocess
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,9 @@ from hanabi_grpo.rollout.recordings import (
     recording_to_json,
     spread,
 )
-from hanabi_grpo.runs.evaluation_result import read_result
+from hanabi_grpo.runs.evaluation_files import find_evaluations
 from hanabi_grpo.runs.manifest import MANIFEST, Manifest, check_checkpoint, spec_hashes
 from hanabi_grpo.runs.resume import TRAINER_STATE
-from hanabi_grpo.runs.run_folder import EVALUATIONS as KEPT
 from hanabi_grpo.runs.run_folder import json_text, new_folder, write_json_atomic, write_text_atomic
 from hanabi_grpo.settings import Settings, settings_values
 from hanabi_grpo.settings.defaults import is_local_model
@@ -40,16 +40,24 @@ from hanabi_grpo.tracking.record import RunningScore
 logger = logging.getLogger(__name__)
 
 FOLDER = "artifacts"
-CARD, SCORE, SETTINGS, EVALUATIONS = (
-    "README.md",
-    "training_score.json",
-    "settings.json",
-    "evaluation",
-)
-_MOST_GAMES = 4_000_000  # Bytes of sample games; tasks that would not fit are left out
+"""Of the run folder."""
+CARD = "README.md"
+SCORE = "training_score.json"
+SETTINGS = "settings.json"
+EVALUATIONS = "evaluation"
+EPISODES = "episodes"
+
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+"""A model's name on the hub, e.g. "Qwen/Qwen3-0.6B"."""
+
+_MAX_GAME_BYTES = 4_000_000
+"""Of sample games; tasks that would not fit are left out."""
 _NOT_IN_A_NAME = re.compile(r"[^\w.-]+", re.ASCII)
-_MOST_NAME = 128  # Characters of a name that W&B takes
+_NAME_SUFFIX = "-adapters"
+_MAX_NAME = 128
+"""Characters of a name that W&B takes."""
+_GIT_SECONDS = 10
+"""Time limit of a call of git."""
 _CARD = """\
 # Players of {env}
 
@@ -70,47 +78,41 @@ hanabi-grpo evaluate FOLDER --own-server     # FOLDER: this one
 def build_artifact(
     run_folder: Path, checkpoint: Path, settings: Settings, score: RunningScore | None
 ) -> tuple[Path, dict[str, Any]]:
-    """Make `artifacts/step_N` of a run's `checkpoint-N`, or make it anew; returns it with the
-    artifact's metadata.
+    """Make `artifacts/step_N` of a run's `checkpoint-N`, or make it anew.
 
-    Every file of the checkpoint is compared with the manifest. A RunFolderError where the
-    checkpoint is damaged or gone, or nothing can be written."""
-    manifest, evaluations = check_checkpoint(checkpoint), find_evaluations(run_folder)
+    Every file of the checkpoint is compared with the manifest.
+
+    Args:
+        run_folder: The run.
+        checkpoint: One of its checkpoints.
+        settings: The run's settings.
+        score: Score of the training games up to the checkpoint.
+
+    Returns:
+        The folder, and the artifact's metadata.
+
+    Raises:
+        RunFolderError: The checkpoint is damaged or gone, or nothing can be written.
+    """
+    manifest = check_checkpoint(checkpoint)
+    evaluations = _by_file_name(find_evaluations(run_folder).paths)
     folder = run_folder / FOLDER / f"step_{manifest.step}"
-    # Rests of a killed process.
-    for rest in folder.parent.glob(f".{folder.name}.*"):
-        shutil.rmtree(rest, ignore_errors=True)
+    for leftover in folder.parent.glob(f".{folder.name}.*"):
+        # Of a process that was killed.
+        shutil.rmtree(leftover, ignore_errors=True)
+    metadata = _metadata(settings, manifest, score)
     try:
         with new_folder(folder) as partial:
-            for name in (*manifest.files, MANIFEST):
-                if not name.startswith(f"{TRAINER_STATE}/"):
-                    _link(checkpoint / name, partial / name)
-            write_json_atomic(partial / SETTINGS, {"settings": settings_values(settings)})
-            if score is not None:
-                said = {
-                    "of": "training games, sampled, of the last steps up to this checkpoint",
-                    "mean": score.mean,
-                }
-                said |= {"standard_error": score.standard_error, "steps": score.num_steps}
-                write_json_atomic(partial / SCORE, said)
-            for path in evaluations:
-                _link(path, partial / EVALUATIONS / path.name)
-            games = write_sample_games(run_folder, partial, manifest.step)
-            metadata = _metadata(settings, manifest, score)
-            facts = {
-                "base model": metadata["base_model"],
-                "optimizer steps": manifest.step,
-                "adapters": metadata["adapters"],
-                "preset": f"{settings.preset or 'as the dataset says'} (rules "
-                f"{', '.join(metadata['spec_hashes'])})",
-                "LoRA rank / alpha": f"{settings.lora_rank} / {settings.lora_alpha}",
-                "score of the last training games": score.text if score else "unknown",
-                "evaluations": ", ".join(path.name for path in evaluations)
-                or "none beside this card",
-                "sample games": games.name if games else "none beside this card",
-            }
-            rows = "\n".join(f"| {name} | {table_cell(value)} |" for name, value in facts.items())
-            write_text_atomic(partial / CARD, _CARD.format(env=settings.env, rows=rows))
+            _fill_artifact(
+                partial,
+                checkpoint,
+                manifest,
+                settings=settings,
+                score=score,
+                metadata=metadata,
+                evaluations=evaluations,
+                run_folder=run_folder,
+            )
     except OSError as error:
         raise RunFolderError(
             f"{folder}: cannot be written ({error.strerror}); {checkpoint} is as it was."
@@ -118,13 +120,71 @@ def build_artifact(
     return folder, metadata
 
 
+def _fill_artifact(
+    folder: Path,
+    checkpoint: Path,
+    manifest: Manifest,
+    *,
+    settings: Settings,
+    score: RunningScore | None,
+    metadata: dict[str, Any],
+    evaluations: Mapping[str, Path],
+    run_folder: Path,
+) -> None:
+    """Write everything that an artifact holds into a new folder.
+
+    Args:
+        folder: That is filled.
+        checkpoint: Whose adapters it holds.
+        manifest: The checkpoint's.
+        settings: The run's.
+        score: Of the training games up to the checkpoint.
+        metadata: Of `_metadata`.
+        evaluations: By the name that each file gets in the artifact.
+        run_folder: Where sample games are taken from.
+    """
+    for name in (*manifest.files, MANIFEST):
+        if not name.startswith(f"{TRAINER_STATE}/"):
+            _link(checkpoint / name, folder / name)
+    write_json_atomic(folder / SETTINGS, {"settings": settings_values(settings)})
+    if score is not None:
+        write_json_atomic(
+            folder / SCORE,
+            {
+                "of": "training games, sampled, of the last steps up to this checkpoint",
+                "mean": score.mean,
+                "standard_error": score.standard_error,
+                "steps": score.num_steps,
+            },
+        )
+    for name, path in evaluations.items():
+        _link(path, folder / EVALUATIONS / name)
+    games = write_sample_games(run_folder, folder, manifest.step)
+    facts = {
+        "base model": metadata["base_model"],
+        "optimizer steps": manifest.step,
+        "adapters": metadata["adapters"],
+        "preset": (
+            f"{settings.preset or 'as the dataset says'} (rules "
+            f"{', '.join(metadata['spec_hashes'])})"
+        ),
+        "LoRA rank / alpha": f"{settings.lora_rank} / {settings.lora_alpha}",
+        "score of the last training games": score.text if score else "unknown",
+        "evaluations": ", ".join(evaluations) or "none beside this card",
+        "sample games": games.name if games else "none beside this card",
+    }
+    rows = "\n".join(f"| {name} | {table_cell(value)} |" for name, value in facts.items())
+    write_text_atomic(folder / CARD, _CARD.format(env=settings.env, rows=rows))
+
+
 def _metadata(settings: Settings, manifest: Manifest, score: RunningScore | None) -> dict[str, Any]:
     facts = manifest.facts
+    model_name, _ = base_name(str(settings.model))
     return {
         "step": manifest.step,
         "players": settings.players,
         "adapters": list(facts.get("adapters", [])),
-        "base_model": base_name(str(settings.model))[0],
+        "base_model": model_name,
         "base_fingerprint": facts.get("model_fingerprint"),
         "rank": settings.lora_rank,
         "alpha": settings.lora_alpha,
@@ -140,35 +200,42 @@ def _metadata(settings: Settings, manifest: Manifest, score: RunningScore | None
 
 
 def artifact_name(settings: Settings, run_folder: Path) -> str:
-    """Return CKPT_ARTIFACT_NAME, or a name after the run folder; characters that W&B refuses become
-    dashes.
+    """Return CKPT_ARTIFACT_NAME, or a name after the run folder.
+
+    Characters that W&B refuses become dashes.
     """
     if settings.ckpt_artifact_name:
         return settings.ckpt_artifact_name
-    own = _NOT_IN_A_NAME.sub("-", run_folder.resolve().name).strip("-.") or "run"
-    return f"{own[: _MOST_NAME - 9]}-adapters"
+    name = _NOT_IN_A_NAME.sub("-", run_folder.resolve().name).strip("-.") or "run"
+    return name[: _MAX_NAME - len(_NAME_SUFFIX)] + _NAME_SUFFIX
 
 
-def find_evaluations(run_folder: Path) -> list[Path]:
-    """Return the evaluations that lie in a run folder or in its `evaluations/`; other files are
-    skipped.
+def _by_file_name(paths: Iterable[Path]) -> dict[str, Path]:
+    """Return files by a name for each in one folder: their own, with a number where it is taken.
+
+    Example:
+        "a.json" for run/a.json and "a.1.json" for run/evaluations/a.json
     """
-    found = []
-    for path in [*sorted(run_folder.glob("*.json")), *sorted((run_folder / KEPT).glob("*.json"))]:
-        with suppress(SettingsError):
-            read_result(path)
-            found.append(path)
-    return found
+    files: dict[str, Path] = {}
+    for path in paths:
+        name = path.name
+        for number in itertools.count(1):
+            if name not in files:
+                break
+            name = f"{path.stem}.{number}{path.suffix}"
+        files[name] = path
+    return files
 
 
 def commit() -> str | None:
-    """Return the commit of the checkout that this package runs from, with "+changes" where files
-    differ from it.
+    """Return the commit of the checkout that this package runs from.
+
+    It ends in "+changes" where files differ from it; None outside of a checkout.
     """
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None
-    words = [
+    command = [
         "git",
         "-C",
         str(root),
@@ -179,27 +246,35 @@ def commit() -> str | None:
         "--dirty=+changes",
     ]
     try:
-        return subprocess.run(
-            words, capture_output=True, text=True, timeout=10, check=True
-        ).stdout.strip()
+        process = subprocess.run(
+            command, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
+    return process.stdout.strip()
 
 
 def base_name(model: str) -> tuple[str, bool]:
-    """Return the base model's name for publishing, given MODEL of its training, and whether it is a
-    hub name.
+    """Return the base model's name for publishing.
 
     A local model goes by the last part of its folder: whole paths name machines and people.
+
+    Args:
+        model: MODEL of its training.
+
+    Returns:
+        The name, and whether it is one of the hub.
     """
-    if HUB_NAME.fullmatch(model) and not is_local_model(model) and not Path(model).exists():
+    is_local = is_local_model(model) or Path(model).exists()
+    if HUB_NAME.fullmatch(model) and not is_local:
         return model, True
     return _NOT_IN_A_NAME.sub("-", Path(model).name) or "an unknown base model", False
 
 
 def table_cell(value: object) -> str:
     """Return a value as a cell of a Markdown table."""
-    text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    values = value if isinstance(value, list | tuple) else [value]
+    text = ", ".join(str(item) for item in values)
     return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
 
 
@@ -213,43 +288,72 @@ def _link(source: Path, target: Path) -> None:
 
 
 def write_sample_games(source: Path, target: Path, step: int) -> Path | None:
-    """Write games of the last step that was recorded up to a checkpoint's into `episodes/` of a
-    folder.
+    """Write games of the last step that was recorded up to a checkpoint's.
 
-    `source` is a run folder, or a folder that holds sample games already. Returns the file; None
-    where no step up to the checkpoint's was recorded, or its file cannot be read. Raises an OSError
-    where it cannot be written."""
-    files = {
-        recorded: file for recorded, file in recorded_steps(source).items() if recorded <= step
-    }
+    Args:
+        source: A run folder, or a folder that holds sample games already.
+        target: The folder whose `episodes/` receives the file.
+        step: The checkpoint's step.
+
+    Returns:
+        The file; None where no step up to the checkpoint's was recorded, or its file cannot be
+        read.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    files = {}
+    for recorded_step, file in recorded_steps(source).items():
+        if recorded_step <= step:
+            files[recorded_step] = file
     if not files:
         return None
+    newest = files[max(files)]
     try:
-        recordings, _ = read_recordings([files[max(files)]])
+        recordings, _ = read_recordings([newest])
     except SettingsError as error:
         logger.warning("no sample games: %s", error)
         return None
-    kept: dict[int, str] = {}
-    for task in dict.fromkeys(map(_task, spread(recordings, NUM_REPLAYS))):
-        lines = {one.number: _line(one) for one in recordings if _task(one) == task}
-        if sum(len(line.encode()) for line in (*kept.values(), *lines.values())) <= _MOST_GAMES:
-            kept |= lines
-    if not kept:
+    lines = _sample_lines(recordings)
+    if not lines:
         return None
-    path = target / "episodes" / files[max(files)].name
+    path = target / EPISODES / newest.name
     path.parent.mkdir(parents=True)
-    write_text_atomic(path, "".join(kept[number] for number in sorted(kept)))
+    write_text_atomic(path, "".join(lines))
     return path
 
 
+def _sample_lines(recordings: Sequence[Recording]) -> list[str]:
+    """Return the lines of the games of some whole tasks, in order of their numbers."""
+    lines: dict[int, str] = {}
+    num_bytes = 0
+    tasks = dict.fromkeys(_task(recording) for recording in spread(recordings, NUM_REPLAYS))
+    for task in tasks:
+        task_lines = {}
+        for recording in recordings:
+            if _task(recording) == task:
+                task_lines[recording.number] = _line(recording)
+        task_bytes = _count_bytes(task_lines.values())
+        if num_bytes + task_bytes <= _MAX_GAME_BYTES:
+            lines.update(task_lines)
+            num_bytes += task_bytes
+    return [lines[number] for number in sorted(lines)]
+
+
+def _count_bytes(lines: Iterable[str]) -> int:
+    return sum(len(line.encode()) for line in lines)
+
+
 def _task(recording: Recording) -> tuple[str, str, int]:
+    """Return what identifies the task of a game: rules, split and seed."""
     episode = recording.episode
     return episode.spec_hash, episode.suite, episode.seed
 
 
 def _line(recording: Recording) -> str:
-    turns = tuple(
-        replace(turn, prompt_ids=(), reply_ids=(), logprobs=()) for turn in recording.episode.turns
-    )
-    slim = replace(recording, episode=replace(recording.episode, turns=turns))
-    return json_text(recording_to_json(slim))
+    """Return a game without token ids and logprobs as a line of JSON."""
+    turns = []
+    for turn in recording.episode.turns:
+        turns.append(replace(turn, prompt_ids=(), reply_ids=(), logprobs=()))
+    episode = replace(recording.episode, turns=tuple(turns))
+    return json_text(recording_to_json(replace(recording, episode=episode)))

@@ -1,13 +1,13 @@
-"""Where the checkpoint behind a reference is on this disk: a folder, a run's best, an artifact of
-W&B or the hub.
+"""Where the checkpoint behind a reference is: a folder, a run's best, an artifact, or on the hub.
 
-Folders are under `outputs/downloads/`: W&B's files themselves, links into the hub's cache.
+Downloads are under `outputs/downloads/`: W&B's files themselves, links into the hub's cache.
 """
 
 import os
 import sys
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.run_folder import new_folder, run_home
@@ -26,62 +26,79 @@ from hanabi_grpo.settings.refs import (
     parse_checkpoint,
 )
 from hanabi_grpo.tracking.mirror import sync_line, unsent_folders
-from hanabi_grpo.tracking.record import find_recorded
+from hanabi_grpo.tracking.record import RecordedArtifact, find_recorded
 from hanabi_grpo.tracking.wandb_run import time_limit
 
 DOWNLOADS = Path("outputs/downloads")
+"""Where what was downloaded lies, below the working directory."""
+
 _WANDB = DOWNLOADS / "wandb"
+_HUB = DOWNLOADS / "hf"
+_NO_ENTITY = "-"
+"""Stands for an entity that was not named, in the path of a download."""
 _HUB_FILES = ("*.json", "*.md", "*adapter_model.safetensors", "episodes/*.jsonl")
+"""What is fetched of a repository."""
 _SHA_LENGTH = 12
-_KIND = "model"
+"""Characters of a commit in the name of a link."""
+_ARTIFACT_TYPE = "model"
 
 
 def local_ref(ref: Ref) -> Ref:
-    """Return a reference with its local folder in the place of what lies elsewhere; raises as
-    `fetched`.
+    """Return a reference with a local folder in the place of what lies elsewhere.
+
+    Raises as `fetch`.
     """
-    return replace(ref, place=local_folder(ref.place)) if isinstance(ref, CheckpointRef) else ref
+    if isinstance(ref, CheckpointRef):
+        return replace(ref, place=local_folder(ref.place))
+    return ref
 
 
 def local_folder(place: Place) -> Path:
-    """Return a folder as it is, and that of another place as `fetched`."""
-    return place if isinstance(place, Path) else fetched(place)[0]
+    """Return the folder of a place; raises as `fetch`."""
+    if isinstance(place, Path):
+        return place
+    folder, _ = fetch(place)
+    return folder
 
 
-def fetched(place: Moving) -> tuple[Path, SavedAdapters]:
-    """Return a place's folder, downloaded unless it is here, and its whole adapters; a
-    SettingsError without them.
+def fetch(place: Moving) -> tuple[Path, SavedAdapters]:
+    """Return a place's folder, downloaded unless it is here, and its adapters.
+
+    Raises:
+        SettingsError: There is none, or its adapters are not whole.
     """
     if isinstance(place, BestPlace):
         folder = best_checkpoint(place.run)
         return folder, read_adapters(folder)
     loaded = load_settings()
     # The libraries' keys may stand in .env.
-    keys = {
-        name: value
-        for name, value in loaded.dotenv_environ.items()
-        if name.startswith(("WANDB_", "HF_"))
-    }
-    os.environ.update({**keys, **os.environ})
-    folder = (
-        _from_hub(place) if isinstance(place, HubPlace) else _from_wandb(place, loaded.settings)
-    )
+    for name, value in loaded.dotenv_environ.items():
+        if name.startswith(("WANDB_", "HF_")):
+            os.environ.setdefault(name, value)
+    if isinstance(place, HubPlace):
+        folder = _fetch_from_hub(place)
+    else:
+        folder = _fetch_from_wandb(place, loaded.settings)
     try:
         return folder, read_adapters(folder)
     except SettingsError as error:
-        again = (
-            f" To fetch it again: rm -r {folder.resolve()}"
-            if folder.is_relative_to(DOWNLOADS)
-            else ""
-        )
-        raise SettingsError(f"{place}: {error}{again}") from error
+        advice = ""
+        if folder.is_relative_to(DOWNLOADS):
+            advice = f" To fetch it again: rm -r {folder.resolve()}"
+        raise SettingsError(f"{place}: {error}{advice}") from error
 
 
-def pinned(place: Place, folder: Path) -> Place:
-    """Return the very version that a folder holds, where there is a name for it: aliases and
-    branches move.
+def pin_version(place: Place, folder: Path) -> Place:
+    """Return the very version that a folder holds, where there is a name for it.
 
-    Example: wandb:hanabi/laptop:best in outputs/downloads/wandb/-/hanabi/laptop/v3 is
+    Aliases and branches move, versions do not.
+
+    Args:
+        place: What was fetched.
+        folder: Where it is.
+
+    Example:
+        wandb:hanabi/laptop:best in outputs/downloads/wandb/-/hanabi/laptop/v3 is
         wandb:hanabi/laptop:v3
     """
     if isinstance(place, HubPlace):
@@ -92,52 +109,60 @@ def pinned(place: Place, folder: Path) -> Place:
         return place
     entity, project, name, version = folder.relative_to(_WANDB).parts
     return WandbPlace(
-        entity="" if entity == "-" else entity, project=project, name=name, alias=version
+        entity="" if entity == _NO_ENTITY else entity, project=project, name=name, alias=version
     )
 
 
 def games_place(path: Path) -> Path:
-    """Return the folder whose games a path stands for: a run, or an artifact or repository with
-    sample games.
+    """Return the folder whose games a path stands for.
+
+    Args:
+        path: A run, or a reference to an artifact or repository with sample games.
     """
-    return (
-        local_folder(parse_checkpoint(str(path)).place) if is_remote(str(path)) else run_home(path)
-    )
+    if is_remote(str(path)):
+        return local_folder(parse_checkpoint(str(path)).place)
+    return run_home(path)
 
 
-def _from_hub(place: HubPlace) -> Path:
+def _fetch_from_hub(place: HubPlace) -> Path:
     from huggingface_hub import errors, snapshot_download
 
     repo = f"{place.org}/{place.repo}"
     try:
-        found = snapshot_download(repo, revision=place.revision, allow_patterns=list(_HUB_FILES))
-    except (OSError, ValueError, errors.HfHubHTTPError) as error:
-        reason = next(
-            (line for line in str(error).splitlines() if line.strip()), type(error).__name__
+        snapshot = Path(
+            snapshot_download(repo, revision=place.revision, allow_patterns=list(_HUB_FILES))
         )
-        says = f"cannot be downloaded ({reason}). Look at repository and revision."
-        if isinstance(error, errors.RepositoryNotFoundError):
-            says = (
-                "the hub has no such repository, or this machine's key may not read it; look "
-                "at the name, or log "
-            )
-            says += "in: .venv/bin/hf auth login"
-        elif isinstance(error, errors.RevisionNotFoundError):
-            says = f"the repository has no revision {place.revision}; leave it out, or look there."
-        elif isinstance(error, errors.LocalEntryNotFoundError):
-            says = (
-                "the hub does not answer from here, and its cache on this disk has no such "
-                "snapshot. Where there is "
-            )
-            says += f"a network: .venv/bin/hf download {repo} --local-dir FOLDER; then name FOLDER."
-        raise SettingsError(f"{place}: {says}") from error
-    snapshot = Path(found)
-    return _link(DOWNLOADS / "hf" / repo / snapshot.name[:_SHA_LENGTH], snapshot)
+    except (OSError, ValueError, errors.HfHubHTTPError) as error:
+        raise SettingsError(f"{place}: {_describe_hub_error(place, repo, error)}") from error
+    return _link(_HUB / repo / snapshot.name[:_SHA_LENGTH], snapshot)
+
+
+def _describe_hub_error(place: HubPlace, repo: str, error: Exception) -> str:
+    """Return what is wrong with a place of the hub, and what to do."""
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return (
+            "the hub has no such repository, or this machine's key may not read it; look at the "
+            "name, or log in: .venv/bin/hf auth login"
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"the repository has no revision {place.revision}; leave it out, or look there."
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        return (
+            "the hub does not answer from here, and its cache on this disk has no such snapshot. "
+            f"Where there is a network: .venv/bin/hf download {repo} --local-dir FOLDER; then "
+            "name FOLDER."
+        )
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    reason = lines[0] if lines else type(error).__name__
+    return f"cannot be downloaded ({reason}). Look at repository and revision."
 
 
 def _link(link: Path, target: Path) -> Path:
-    """Give a folder of the hub's cache a short relative name: it is printed in reports, and paths
-    name people.
+    """Give a folder of the hub's cache a short relative name.
+
+    It is printed in reports, and whole paths name people.
     """
     temporary = link.with_name(f".{link.name}.{os.getpid()}")
     try:
@@ -152,14 +177,17 @@ def _link(link: Path, target: Path) -> Path:
     return link
 
 
-def _from_wandb(place: WandbPlace, settings: Settings) -> Path:
-    """Return a version that was downloaded before, what W&B gives, or a folder that a run of this
-    disk recorded.
+def _fetch_from_wandb(place: WandbPlace, settings: Settings) -> Path:
+    """Return a version that was downloaded before, or what W&B gives, or what a run recorded here.
+
+    Args:
+        place: The artifact.
+        settings: WANDB_ENTITY and WANDB_MODE.
     """
     wanted = replace(place, entity=place.entity or settings.wandb_entity or "")
     # Other aliases move.
-    if wanted.is_version and _kept(wanted).is_dir():
-        return _kept(wanted)
+    if wanted.is_version and _download_folder(wanted).is_dir():
+        return _download_folder(wanted)
     reason = f"WANDB_MODE={settings.wandb_mode}"
     if settings.wandb_mode == "online":
         import wandb
@@ -167,59 +195,73 @@ def _from_wandb(place: WandbPlace, settings: Settings) -> Path:
         # Crash reports to W&B's maker are of no use here.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         try:
-            return _from_service(wanted)
+            return _fetch_from_service(wanted)
+        except SettingsError:
+            raise
         except (wandb.errors.Error, ValueError, OSError) as error:
-            if isinstance(error, SettingsError):
-                raise
             lines = str(error).splitlines()
             reason = f"W&B says: {lines[0] if lines else type(error).__name__}"
         finally:
             # W&B's own process would outlive this command's use of it.
             wandb.teardown()
-    here = find_recorded(
-        wanted, [Path("outputs"), *([settings.output_dir] if settings.output_dir else [])]
-    )
-    if len(here) != 1:
-        folders = ", ".join(map(str, here.values()))
-        raise SettingsError(
-            f"{place}: {reason}, and {len(here) or 'no'} runs on this disk recorded such an "
-            "artifact; name the folder "
-            f"of one: {folders or 'RUN/artifacts/step_N'}. Downloaded versions are in "
-            f"{_kept(wanted).parent}; W&B "
-            "itself needs a network, .venv/bin/wandb login and WANDB_MODE=online."
-        )
-    [(run, folder)] = here.items()
-    unsent = unsent_folders(run)
+    artifact = _find_on_disk(place, wanted, settings, reason)
+    unsent = unsent_folders(artifact.run_folder)
+    advice = f"; {sync_line(unsent)}" if unsent else ""
     # Standard output belongs to --json.
-    print(
-        f"{place}: {reason}; taken from {folder}{'; ' + sync_line(unsent) if unsent else ''}",
-        file=sys.stderr,
+    print(f"{place}: {reason}; taken from {artifact.folder}{advice}", file=sys.stderr)
+    return artifact.folder
+
+
+def _find_on_disk(
+    place: WandbPlace, wanted: WandbPlace, settings: Settings, reason: str
+) -> RecordedArtifact:
+    """Return the one artifact of this name that a run on this disk recorded.
+
+    Args:
+        place: The artifact, as the user named it.
+        wanted: The same with its entity.
+        settings: OUTPUT_DIR is searched as well as `outputs/`.
+        reason: Why W&B itself was not used.
+
+    Raises:
+        SettingsError: There is none, or there are several.
+    """
+    roots = [Path("outputs")]
+    if settings.output_dir:
+        roots.append(settings.output_dir)
+    artifacts = find_recorded(wanted, roots)
+    if len(artifacts) == 1:
+        return artifacts[0]
+    folders = ", ".join(str(artifact.folder) for artifact in artifacts)
+    raise SettingsError(
+        f"{place}: {reason}, and {len(artifacts) or 'no'} runs on this disk recorded such an "
+        f"artifact; name the folder of one: {folders or 'RUN/artifacts/step_N'}. Downloaded "
+        f"versions are in {_download_folder(wanted).parent}; W&B itself needs a network, "
+        ".venv/bin/wandb login and WANDB_MODE=online."
     )
-    return folder
 
 
-def _kept(place: WandbPlace) -> Path:
-    return _WANDB / (place.entity or "-") / place.project / place.name / place.alias
+def _download_folder(place: WandbPlace) -> Path:
+    return _WANDB / (place.entity or _NO_ENTITY) / place.project / place.name / place.alias
 
 
-def _from_service(wanted: WandbPlace) -> Path:
-    """Download an artifact; a version that is there is not fetched again."""
+def _fetch_from_service(wanted: WandbPlace) -> Path:
+    """Download an artifact; a version that is here is not fetched again."""
     import wandb
 
-    api = wandb.Api(timeout=max(1, int(time_limit(os.environ, "WANDB_HTTP_TIMEOUT"))))
-    artifact = api.artifact(wanted.path)
-    if artifact.type != _KIND:
+    timeout = max(1, int(time_limit(os.environ, "WANDB_HTTP_TIMEOUT")))
+    artifact = wandb.Api(timeout=timeout).artifact(wanted.path)
+    if artifact.type != _ARTIFACT_TYPE:
         raise SettingsError(
-            f"wandb:{wanted.path}: is of type {artifact.type!r}; adapters are of type {_KIND!r}."
+            f"wandb:{wanted.path}: is of type {artifact.type!r}; adapters are of type "
+            f"{_ARTIFACT_TYPE!r}."
         )
-    paths = [
-        (entry.ref, PurePosixPath(str(entry.path))) for entry in artifact.manifest.entries.values()
-    ]
-    if any(ref or path.is_absolute() or ".." in path.parts for ref, path in paths):
+    if any(_leads_outside(entry) for entry in artifact.manifest.entries.values()):
         raise SettingsError(
             f"wandb:{wanted.path}: names files outside of it, which are not fetched."
         )
-    target = _kept(replace(wanted, entity=wanted.entity or artifact.entity, alias=artifact.version))
+    entity = wanted.entity or artifact.entity
+    target = _download_folder(replace(wanted, entity=entity, alias=artifact.version))
     if target.is_dir():
         return target
     try:
@@ -232,3 +274,9 @@ def _from_service(wanted: WandbPlace) -> Path:
             f"{target}: was not downloaded ({reason}); nothing is left of it."
         ) from error
     return target
+
+
+def _leads_outside(entry: Any) -> bool:
+    """Tell whether an entry of an artifact's manifest is a reference, or leaves the folder."""
+    path = PurePosixPath(str(entry.path))
+    return bool(entry.ref) or path.is_absolute() or ".." in path.parts

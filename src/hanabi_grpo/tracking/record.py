@@ -1,6 +1,4 @@
-"""`wandb.json` of a run folder: the run's id at W&B, every artifact that was made of it, and which
-is the best.
-"""
+"""`wandb.json` of a run folder: the run's id at W&B, its artifacts, and which one is the best."""
 
 import logging
 import math
@@ -20,7 +18,12 @@ from hanabi_grpo.settings.refs import LATEST, WandbPlace
 logger = logging.getLogger(__name__)
 
 RECORD = "wandb.json"
+
 _SCORE_STEPS = 10
+"""Steps that a running score is of, at most."""
+_ID_LETTERS = 12
+_RUN_DEPTHS = ("", "*/", "*/*/")
+"""How deep below a root `find_recorded` looks for run folders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +31,13 @@ class RunningScore:
     """Mean score of the training games in the last steps up to a checkpoint.
 
     These are sampled games on training tasks, played by the versions that led to the checkpoint; a
-    score on held-out tasks is what `hanabi-grpo evaluate` measures."""
+    score on held-out tasks is what `hanabi-grpo evaluate` measures.
+    """
 
     step: int
+    """The checkpoint's step."""
     mean: float
+    """Mean of the steps' mean scores."""
     standard_error: float | None
     """Of the mean, from the spread of the steps' means, so that tasks, sampling and what was
     learned meanwhile are in it; None for a single step."""
@@ -41,39 +47,60 @@ class RunningScore:
     @property
     def text(self) -> str:
         """Return e.g. "1.99 ± 0.05 over 10 steps"."""
-        error = "" if self.standard_error is None else f" ± {self.standard_error:.2f}"
-        return (
-            f"{self.mean:.2f}{error} over {self.num_steps} step{'s' if self.num_steps != 1 else ''}"
-        )
+        error = ""
+        if self.standard_error is not None:
+            error = f" ± {self.standard_error:.2f}"
+        steps = "step" if self.num_steps == 1 else "steps"
+        return f"{self.mean:.2f}{error} over {self.num_steps} {steps}"
 
 
 def running_score(rows: Iterable[Mapping[str, Any]], step: int) -> RunningScore | None:
-    """Return the score of the checkpoint of a step from rows of `metrics.jsonl`; None when no step
-    up to it had one.
+    """Return the score of a checkpoint.
+
+    Args:
+        rows: Rows of `metrics.jsonl`, oldest first.
+        step: The checkpoint's step.
+
+    Returns:
+        Its score; None when no step up to it had one.
     """
-    scores = [
-        score
-        for row in rows
-        if row["step"] <= step and (score := number(row.get("score/mean"))) is not None
-    ]
+    scores = []
+    for row in rows:
+        score = number(row.get("score/mean"))
+        if row["step"] <= step and score is not None:
+            scores.append(score)
     scores = scores[-_SCORE_STEPS:]
     if not scores:
         return None
-    error = stdev(scores) / math.sqrt(len(scores)) if len(scores) > 1 else None
-    return RunningScore(step=step, mean=fmean(scores), standard_error=error, num_steps=len(scores))
+    standard_error = None
+    if len(scores) > 1:
+        standard_error = stdev(scores) / math.sqrt(len(scores))
+    return RunningScore(
+        step=step, mean=fmean(scores), standard_error=standard_error, num_steps=len(scores)
+    )
 
 
 def is_best(score: RunningScore | None, earlier: Iterable[RunningScore | None]) -> bool:
-    """Tell whether a checkpoint is better than all before it; one of fewer than 10 steps loses to
-    any full one.
+    """Tell whether a checkpoint is better than all before it.
+
+    A score of fewer than 10 steps loses to any full one.
+
+    Args:
+        score: The checkpoint's score; None: it has none, and is not the best.
+        earlier: Scores of the others; those of the same step do not count.
     """
+    if score is None:
+        return False
+    for other in earlier:
+        if other is None or other.step == score.step:
+            continue
+        if _rank(score) <= _rank(other):
+            return False
+    return True
 
-    def rank(one: RunningScore) -> tuple[bool, float]:
-        return one.num_steps >= _SCORE_STEPS, one.mean
 
-    return score is not None and all(
-        rank(score) > rank(one) for one in earlier if one and one.step != score.step
-    )
+def _rank(score: RunningScore) -> tuple[bool, float]:
+    return score.num_steps >= _SCORE_STEPS, score.mean
 
 
 class ArtifactRecord(BaseModel):
@@ -82,6 +109,7 @@ class ArtifactRecord(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     step: int = Field(ge=0)
+    """The checkpoint's step."""
     name: str
     aliases: list[str]
     folder: str
@@ -92,6 +120,18 @@ class ArtifactRecord(BaseModel):
     """See `RunningScore`."""
     standard_error: float | None = None
     score_steps: int = 0
+
+    @property
+    def as_score(self) -> RunningScore | None:
+        """The score at that time; None when there was none."""
+        if self.score is None:
+            return None
+        return RunningScore(
+            step=self.step,
+            mean=self.score,
+            standard_error=self.standard_error,
+            num_steps=self.score_steps,
+        )
 
 
 class WandbRecord(BaseModel):
@@ -106,35 +146,31 @@ class WandbRecord(BaseModel):
     mode: str = ""
     """Of the last process: "online" or "offline"."""
     url: str = ""
+    """The run's page."""
     artifacts: list[ArtifactRecord] = []
 
     def scores(self) -> list[RunningScore]:
         """Return the running scores of all artifacts that have one."""
-        return [
-            RunningScore(
-                step=one.step,
-                mean=one.score,
-                standard_error=one.standard_error,
-                num_steps=one.score_steps,
-            )
-            for one in self.artifacts
-            if one.score is not None
-        ]
+        scores = [artifact.as_score for artifact in self.artifacts]
+        return [score for score in scores if score is not None]
 
     def add(self, made: ArtifactRecord) -> None:
-        """Add an artifact. An alias is of one version only: an earlier artifact of that name and
-        place loses it.
+        """Add an artifact.
 
-        Of one step there is one entry for each place; made again, it keeps its aliases.
+        An alias belongs to one version only: an earlier artifact of that name and mode loses it.
+        There is one entry for each step and mode; an artifact that is made again keeps its aliases.
         """
-        of_name = [one for one in self.artifacts if (one.mode, one.name) == (made.mode, made.name)]
-        before = [one for one in of_name if one.step == made.step]
-        made.aliases = list(
-            dict.fromkeys(alias for one in (*before, made) for alias in one.aliases)
-        )
-        for one in of_name:
-            one.aliases = [alias for alias in one.aliases if alias not in made.aliases]
-        self.artifacts = [*(one for one in self.artifacts if one not in before), made]
+        versions = []
+        for artifact in self.artifacts:
+            if artifact.mode == made.mode and artifact.name == made.name:
+                versions.append(artifact)
+        same_step = [artifact for artifact in versions if artifact.step == made.step]
+        aliases = [alias for artifact in same_step for alias in artifact.aliases]
+        made.aliases = list(dict.fromkeys([*aliases, *made.aliases]))
+        for artifact in versions:
+            artifact.aliases = [alias for alias in artifact.aliases if alias not in made.aliases]
+        kept = [artifact for artifact in self.artifacts if artifact not in same_step]
+        self.artifacts = [*kept, made]
 
 
 def read_record(run_folder: Path) -> WandbRecord:
@@ -148,33 +184,53 @@ def read_record(run_folder: Path) -> WandbRecord:
         logger.warning(
             "%s cannot be read (%s): this is a new run at W&B", path, type(error).__name__
         )
-    return WandbRecord(id=uuid.uuid4().hex[:12])
+    return WandbRecord(id=uuid.uuid4().hex[:_ID_LETTERS])
 
 
-def find_recorded(wanted: WandbPlace, roots: Iterable[Path]) -> dict[Path, Path]:
-    """Return, by run folder, the artifact of that name and alias that lies on this disk; `latest`
-    is the last one.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedArtifact:
+    """An artifact that a run recorded and that lies on this disk."""
 
-    `roots` are run folders, or folders of them. A run that was recorded without an entity may
-    belong to any."""
-    found = {}
-    for path in (
-        path
-        for root in roots
-        for below in ("", "*/", "*/*/")
-        for path in sorted(root.glob(below + RECORD))
-    ):
-        run, record = path.parent, read_record(path.parent)
-        is_of = record.project == wanted.project and (
-            not wanted.entity or record.entity in ("", wanted.entity)
-        )
-        for one in record.artifacts if is_of else ():
-            is_it = one.name == wanted.name and (
-                wanted.alias in ("", LATEST) or wanted.alias in one.aliases
-            )
-            if is_it and (run / one.folder).is_dir():
-                found[run.resolve()] = (run, run / one.folder)
-    return dict(found.values())
+    run_folder: Path
+    folder: Path
+    """The artifact's own folder."""
+
+
+def find_recorded(wanted: WandbPlace, roots: Iterable[Path]) -> list[RecordedArtifact]:
+    """Return the artifacts of a name and alias that lie on this disk, one for each run.
+
+    Of a run that has several, the last one counts; so `latest` is the last one.
+
+    Args:
+        wanted: Entity, project, name and alias. A run that was recorded without an entity may
+            belong to any.
+        roots: Run folders, or folders of them.
+    """
+    artifacts = {}
+    for run_folder in _recorded_runs(roots):
+        record = read_record(run_folder)
+        is_same_entity = not wanted.entity or record.entity in ("", wanted.entity)
+        if record.project != wanted.project or not is_same_entity:
+            continue
+        for artifact in record.artifacts:
+            folder = run_folder / artifact.folder
+            is_any = wanted.alias in ("", LATEST)
+            is_version = is_any or wanted.alias in artifact.aliases
+            if artifact.name == wanted.name and is_version and folder.is_dir():
+                artifacts[run_folder.resolve()] = RecordedArtifact(
+                    run_folder=run_folder, folder=folder
+                )
+    return list(artifacts.values())
+
+
+def _recorded_runs(roots: Iterable[Path]) -> list[Path]:
+    """Return the run folders at and below these folders that have a record."""
+    runs = []
+    for root in roots:
+        for depth in _RUN_DEPTHS:
+            paths = sorted(root.glob(depth + RECORD))
+            runs += [path.parent for path in paths]
+    return runs
 
 
 def write_record(run_folder: Path, record: WandbRecord) -> None:

@@ -2,7 +2,8 @@
 
 `wandb.init` raises CommError for everything: its text alone tells a service that cannot be reached,
 or answers with 5xx only, from the service's own no (key, entity, project).
-`tests/unit/test_tracking.py` fails when a new version words it differently."""
+`tests/unit/test_tracking.py` fails when a new version words it differently.
+"""
 
 import json
 import os
@@ -17,16 +18,30 @@ from hanabi_grpo.settings import Settings, settings_values
 from hanabi_grpo.tracking.artifact import commit
 from hanabi_grpo.tracking.record import WandbRecord
 
-SECONDS = {"WANDB_INIT_TIMEOUT": 15, "WANDB_FINISH_TIMEOUT": 120, "WANDB_HTTP_TIMEOUT": 15}
-"""Until a run that nobody answers for is kept on this disk; for what is on its way when training
-ends; until a service that does not answer is given up."""
+SECONDS = {
+    # Until a run that nobody answers for is kept on this disk.
+    "WANDB_INIT_TIMEOUT": 15,
+    # For what is on its way when training ends.
+    "WANDB_FINISH_TIMEOUT": 120,
+    # Until a service that does not answer is given up.
+    "WANDB_HTTP_TIMEOUT": 15,
+}
+"""W&B's time limits where the environment names none, in seconds."""
+
 MARGIN_SECONDS = 30.0
 """For closing, beyond the service's time."""
+
 _NO_ANSWER = re.compile(
     r"timed out|deadline exceeded|giving up after|dial tcp|connection re|no such "
     r"host|\bEOF\b|error (5\d\d|408|429)",
     re.IGNORECASE,
 )
+"""In the text of an error of a service that cannot be reached."""
+
+_ERROR_LEVEL = b'"level":"ERROR"'
+"""In a line of the log of W&B's own process."""
+_REQUEST_FAILED = "api: "
+"""Beginning of such a line's message for a request that failed and may have been repeated."""
 
 
 class Unreachable(Exception):
@@ -34,24 +49,37 @@ class Unreachable(Exception):
 
 
 def wandb_environ(run_folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return a process's environment with W&B's files in the run folder, its time limits, and
-    without our own key.
+    """Return the environment of a process that uses W&B.
+
+    Args:
+        run_folder: Where W&B's files go.
+        environ: The environment of this process; what it says of W&B stays.
+
+    Returns:
+        It with W&B's folders and time limits, and without our own key.
     """
     folder = run_folder.resolve()
     defaults = {
         "WANDB_DIR": str(folder),
         "WANDB_DATA_DIR": str(folder / "wandb" / "data"),
         "WANDB_CACHE_DIR": str(folder / "wandb" / "cache"),
-        **{name: str(SECONDS[name]) for name in ("WANDB_INIT_TIMEOUT", "WANDB_FINISH_TIMEOUT")},
+        "WANDB_INIT_TIMEOUT": str(SECONDS["WANDB_INIT_TIMEOUT"]),
+        "WANDB_FINISH_TIMEOUT": str(SECONDS["WANDB_FINISH_TIMEOUT"]),
         # Crash reports to W&B's maker are not what WANDB_MODE=offline promises.
         "WANDB_ERROR_REPORTING": "false",
     }
-    own = {name: value for name, value in environ.items() if name != "HANABI_API_KEY"}
-    return {**defaults, **own}
+    result = {**defaults, **environ}
+    result.pop("HANABI_API_KEY", None)
+    return result
 
 
 def time_limit(environ: Mapping[str, str], name: str) -> float:
-    """Return the seconds that a variable of W&B's says; those of SECONDS where it says none."""
+    """Return one of W&B's time limits, in seconds.
+
+    Args:
+        environ: The environment.
+        name: A variable of `SECONDS`, whose value counts where the environment has no number.
+    """
     try:
         return max(0.0, float(environ.get(name, SECONDS[name])))
     except ValueError:
@@ -62,20 +90,19 @@ class WandbRun:
     """One open run."""
 
     def __init__(self, run: Any) -> None:
-        """Take what `open_run` opened.
-
-        `mode` is "online" or "offline", `url` the run's page, empty offline.
-        """
+        """Wrap what `open_run` opened."""
         self._run = run
         self.mode = "offline" if run.offline else "online"
+        """Either "online" or "offline"."""
         self.url = "" if run.offline else str(run.url or "")
+        """The run's page; empty offline."""
 
     def log_row(self, row: Mapping[str, Any]) -> None:
         """Send a row of `metrics.jsonl`, without figures of null."""
         self._run.log({name: value for name, value in row.items() if value is not None})
 
     def log_samples(self, step: int, page: str) -> None:
-        """Send sample games."""
+        """Send sample games, an HTML page."""
         import wandb
 
         # The page brings its own style and its own rules on what may run.
@@ -84,8 +111,13 @@ class WandbRun:
     def log_artifact(
         self, folder: Path, name: str, aliases: Sequence[str], metadata: Mapping[str, Any]
     ) -> None:
-        """Send every file of a folder as a `model` artifact; the folder must stay until the run is
-        finished.
+        """Send every file of a folder as a `model` artifact.
+
+        Args:
+            folder: It must stay until the run is finished.
+            name: The artifact's name.
+            aliases: Its aliases.
+            metadata: Its facts.
         """
         import wandb
 
@@ -95,22 +127,35 @@ class WandbRun:
         self._run.log_artifact(artifact, aliases=list(aliases))
 
     def finish(self, exit_code: int) -> None:
-        """Close the run; Unreachable where not everything went up within WANDB_FINISH_TIMEOUT."""
+        """Close the run.
+
+        Raises:
+            Unreachable: Not everything was sent within WANDB_FINISH_TIMEOUT.
+        """
         log = Path(self._run.settings.log_internal)
         try:
             self._run.finish(exit_code=exit_code)
         except TimeoutError as error:
             raise Unreachable("not everything went up in time") from error
-        if self.mode == "online" and (lost := _given_up(log)):
-            raise Unreachable(lost)
+        if self.mode == "online":
+            failure = _given_up(log)
+            if failure:
+                raise Unreachable(failure)
 
 
 def open_run(settings: Settings, run_folder: Path, record: WandbRecord, mode: str) -> WandbRun:
-    """Open a run "online" or "offline", or go on with the one of the record's id; W&B's files are
-    in the run folder.
+    """Open a run, or go on with the one of the record's id.
 
-    A SettingsError where W&B refuses key, entity or project; Unreachable where it does not answer
-    in time."""
+    Args:
+        settings: Project, entity and name; all of them become the run's config.
+        run_folder: Where W&B's files go.
+        record: Has the run's id.
+        mode: "online" or "offline".
+
+    Raises:
+        SettingsError: W&B refuses key, entity or project.
+        Unreachable: W&B does not answer in time.
+    """
     import wandb
 
     try:
@@ -134,34 +179,40 @@ def open_run(settings: Settings, run_folder: Path, record: WandbRecord, mode: st
             ),
         )
     except (wandb.errors.Error, ValueError) as error:
-        if isinstance(error, wandb.errors.CommError) and _NO_ANSWER.search(str(error)):
+        is_comm_error = isinstance(error, wandb.errors.CommError)
+        if is_comm_error and _NO_ANSWER.search(str(error)):
             # W&B's own process would still hold the id, and refuse it to the run that is recorded
             # instead.
             wandb.teardown()
             raise Unreachable(str(error).splitlines()[0]) from error
-        entity = f" WANDB_ENTITY={settings.wandb_entity!r}" if settings.wandb_entity else ""
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise SettingsError(
-            f"WANDB_PROJECT={settings.wandb_project!r}{entity}: W&B refuses this run ({reason}). "
-            "Look at the key "
-            "(.venv/bin/wandb login), the project and the entity; or record on this disk with "
-            "WANDB_MODE=offline, or "
-            "nowhere with REPORT_TO=none."
-        ) from error
+        raise _refusal(settings, error) from error
     run.define_metric("step")
     run.define_metric("*", step_metric="step")
     return WandbRun(run)
 
 
+def _refusal(settings: Settings, error: Exception) -> SettingsError:
+    entity = f" WANDB_ENTITY={settings.wandb_entity!r}" if settings.wandb_entity else ""
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return SettingsError(
+        f"WANDB_PROJECT={settings.wandb_project!r}{entity}: W&B refuses this run ({reason}). "
+        "Look at the key (.venv/bin/wandb login), the project and the entity; or record on this "
+        "disk with WANDB_MODE=offline, or nowhere with REPORT_TO=none."
+    )
+
+
 def _given_up(log: Path) -> str:
-    """Return what the log of W&B's own process says it could not send; `finish` itself says nothing
-    of it.
+    """Return what W&B's own process could not send, according to its log; "" when nothing.
+
+    `finish` itself does not report it.
     """
     with suppress(OSError, ValueError):
         for line in log.read_bytes().splitlines():
-            message = str(json.loads(line).get("msg", "")) if b'"level":"ERROR"' in line else ""
+            if _ERROR_LEVEL not in line:
+                continue
+            message = str(json.loads(line).get("msg", ""))
             # A request that failed may have been sent again; what was given up has a line of its
             # own.
-            if message and not message.startswith("api: "):
+            if message and not message.startswith(_REQUEST_FAILED):
                 return message
     return ""

@@ -2,7 +2,8 @@
 
 A server that dies is waited for, recognised by its new instance id, given the run's adapters again
 and asked for the same games again. Games reach the trainer only as the whole answer to one request,
-so none is consumed twice."""
+so none is consumed twice.
+"""
 
 import logging
 import threading
@@ -22,6 +23,7 @@ from hanabi_grpo.client.profiles import exploited
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.client.waiting import wait_for_server
 from hanabi_grpo.errors import HanabiGrpoError, ServerError, ServerGoneError, VersionError
+from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.rollout.datasets import played_setups, training_rows
 from hanabi_grpo.runs.history import IncidentLog
 from hanabi_grpo.runs.run_folder import public_run, run_identity, run_secret
@@ -36,9 +38,14 @@ logger = logging.getLogger(__name__)
 
 TRIES_ON_ONE_SERVER = 3
 """How often a call that got no answer is repeated while the same server process says that it is
-healthy.
-"""
-_SAY_SECONDS = 60.0
+healthy."""
+MAX_TRIES = 2 * TRIES_ON_ONE_SERVER
+"""How often a call is made on any server."""
+_LONGEST_PAUSE = 5
+"""Seconds between two tries, at most."""
+_REMINDER_SECONDS = 60.0
+"""Between two lines that say what the trainer waits for."""
+_START_COMMAND = "bash tools/rollout/rollout_hanabi_gym.sh"
 Adapters = Mapping[str, tuple[bytes, Mapping[str, Any]]]
 """Per adapter its safetensors bytes and PEFT configuration."""
 _Answer = TypeVar("_Answer")
@@ -49,10 +56,11 @@ class GamesRequest:
     """One step's games as they are asked for."""
 
     tasks: list[dict[str, Any]]
-    """With "seats" where a partner plays."""
+    """As on the wire, with "seats" where a partner plays, see `TaskRow.request`."""
     own: tuple[str, ...]
-    """Words of the run's own players, e.g. ("player_0@7", "player_1@7")."""
+    """Per seat the run's own adapter, e.g. ("player_0@7", "player_1@7")."""
     version: int
+    """Of those adapters."""
     instance_id: str
     """Of the server process; empty where there are several."""
     parts: tuple["GamesRequest", ...] = ()
@@ -60,35 +68,44 @@ class GamesRequest:
 
 
 class ServerLink:
-    """Handshake, pushes and games of one server. Every rank holds one; only the main process
-    connects.
-    """
+    """Handshake, pushes and games of one server. Every rank holds one; the main process connects."""
 
     def __init__(self, settings: Settings, run_folder: Path, *, name: str = "") -> None:
-        """Prepare; where there are several servers, `name` stands in their common records."""
-        self.settings, self.run_folder = settings, run_folder
+        """Prepare; nothing is sent.
+
+        Args:
+            settings: The run's, with the address of one server.
+            run_folder: For incidents, the server's log, and partners.
+            name: Stands in common records where there are several servers.
+        """
+        self.settings = settings
+        self.run_folder = run_folder
         self.incidents = IncidentLog(run_folder)
         self.identity: dict[str, Any] = {}
         """What the server says of itself; empty before `connect`."""
         self.instance_id = ""
+        """Of the server process; empty before `connect`."""
         self.spec_hashes: list[str] = []
+        """Of the boards that were played, sorted."""
         self.server_facts: dict[str, Any] = {}
         """What a checkpoint says of the base model that its adapters belong to; empty before
-        `connect`.
-        """
+        `connect`."""
         self.dtype: torch.dtype = getattr(torch, settings.dtype)
-        self._log_seen = 0
+        """The server's number format."""
+        self._num_log_lines = 0
         self._version = 0
         self._adapters: Adapters = {}
-        self._said_by = f"[{name}] " if name else ""
+        self._prefix = f"[{name}] " if name else ""
         self.client = RolloutClient.from_settings(settings)
-        self.partners = PartnerSeats(settings, run_folder, self.client.lend)
+        self.partners = PartnerSeats(settings, run_folder, self.client.upload_guest)
         self.partner_names = self.partners.names
         self._heartbeat: Heartbeat | None = None
 
     def connect(self, version: int) -> None:
-        """Introduce this run to the server, with the first version that will be pushed; above 0 for
-        a resumed run.
+        """Introduce this run to the server.
+
+        Args:
+            version: The first that will be pushed; above 0 for a resumed run.
 
         Raises:
             ServerError: No server, one that works for another trainer, or one that does not fit.
@@ -116,44 +133,59 @@ class ServerLink:
             logger.info("the server was not released (%s); it frees itself after a while", error)
 
     def push(self, model: PeftModel, names: tuple[str, ...], version: int) -> None:
-        """Upload and commit every adapter; the receipts are checked."""
-        self.push_exported(
-            {name: export_adapter(model, name, self.dtype) for name in names}, version
-        )
+        """Upload and commit every adapter; the receipts are checked.
+
+        Args:
+            model: With the adapters.
+            names: Of the adapters.
+            version: That they become on the server.
+        """
+        exported = {name: export_adapter(model, name, self.dtype) for name in names}
+        self.push_exported(exported, version)
 
     def push_exported(self, exported: Adapters, version: int) -> None:
         """Do what `push` does, with adapters in the server's number format."""
-        self._version, self._adapters = version, exported
+        self._version = version
+        self._adapters = exported
         self._reliably(self._send, f"the weight sync of version {version}")
 
-    def play(
-        self, tasks: list[dict[str, Any]], names: tuple[str, ...], version: int
-    ) -> RolloutResult:
-        """Return the games of one step's tasks with exactly the pushed version, checked, see
-        `accept`.
+    def play(self, tasks: list[TaskRow], names: tuple[str, ...], version: int) -> RolloutResult:
+        """Return the games of one step's tasks with exactly the pushed version, checked.
+
+        Args:
+            tasks: The step's.
+            names: The run's adapters.
+            version: That was pushed.
         """
 
         def ask() -> tuple[GamesRequest, RolloutResult]:
             request = self.prepare(tasks, names, version)
             return request, self.fetch(request)
 
-        return self.accept(
-            *self._reliably(
-                lambda: self.partners.lend_again(ask), f"the games of version {version}"
-            )
-        )
+        def ask_with_partners() -> tuple[GamesRequest, RolloutResult]:
+            return self.partners.reupload_dropped(ask)
 
-    def prepare(
-        self, tasks: list[dict[str, Any]], names: tuple[str, ...], version: int
-    ) -> GamesRequest:
-        """Seat the partners of a step's tasks and lend the server what they need."""
+        request, result = self._reliably(ask_with_partners, f"the games of version {version}")
+        return self.accept(request, result)
+
+    def prepare(self, tasks: list[TaskRow], names: tuple[str, ...], version: int) -> GamesRequest:
+        """Seat the partners of a step's tasks and upload what they need.
+
+        Args:
+            tasks: The step's.
+            names: The run's adapters.
+            version: That was pushed.
+        """
         own = own_seats(self.settings.players, names, version, self.settings.swap_every)
-        seated = self.partners.seat(tasks, own, version, self.instance_id)
-        return GamesRequest(tasks=seated, own=own, version=version, instance_id=self.instance_id)
+        requests = self.partners.seat(tasks, own, version, self.instance_id)
+        return GamesRequest(tasks=requests, own=own, version=version, instance_id=self.instance_id)
 
     def fetch(self, request: GamesRequest, num_games: int | None = None) -> RolloutResult:
-        """Ask once, and change nothing of this object: it may run beside other calls, in a thread
-        of its own.
+        """Ask once; it changes nothing of this object, so it may run in a thread of its own.
+
+        Args:
+            request: What is asked for.
+            num_games: Of each task; None: NUM_GENERATIONS.
         """
         return self.client.play(
             request.tasks,
@@ -164,75 +196,101 @@ class ServerLink:
         )
 
     def accept(self, request: GamesRequest, result: RolloutResult) -> RolloutResult:
-        """Check every stamp against what was asked for; a ServerError where games are by others."""
+        """Check every stamp against what was asked for.
+
+        Raises:
+            ServerError: Games are by others.
+        """
         for task, group in zip(request.tasks, result.groups, strict=True):
             check_stamps(group, task.get("seats", request.own), request.instance_id)
-        self.spec_hashes = sorted(
-            {*self.spec_hashes, *(group[0].spec_hash for group in result.groups if group)}
-        )
+        played = {group[0].spec_hash for group in result.groups if group}
+        self.spec_hashes = sorted({*self.spec_hashes, *played})
         return result
 
     def validated(
         self, tasks: list[dict[str, Any]], names: tuple[str, ...], version: int
     ) -> RolloutResult:
-        """Return one game of each task by the pushed version in its own seats."""
+        """Return one game of each task by the pushed version in its own seats.
+
+        Args:
+            tasks: Of a validation, as on the wire.
+            names: The run's adapters.
+            version: That was pushed.
+        """
         own = own_seats(self.settings.players, names, version)
 
         def ask() -> RolloutResult:
-            return self.fetch(
-                GamesRequest(tasks=tasks, own=own, version=version, instance_id=self.instance_id), 1
+            request = GamesRequest(
+                tasks=tasks, own=own, version=version, instance_id=self.instance_id
             )
+            return self.fetch(request, num_games=1)
 
         return self._reliably(ask, f"the validation of version {version}")
 
     def exploited(self, names: tuple[str, ...], version: int) -> dict[str, float]:
         """Return what a best responder wins against the pushed version, as metrics."""
         seats = own_seats(self.settings.players, names, version, self.settings.swap_every)
-        return self._reliably(
-            lambda: exploited(self.settings.setup(), seats, self.client), "the exploitability"
-        )
+
+        def ask() -> dict[str, float]:
+            return exploited(self.settings.setup(), seats, self.client)
+
+        return self._reliably(ask, "the exploitability")
 
     def copy_log(self) -> None:
-        """Append the server's new log lines to `server.log` in the run folder; a lost server loses
-        them only.
+        """Append the server's new log lines to `server.log` in the run folder.
+
+        A lost server loses them only.
         """
         try:
-            self._log_seen, lines = self.client.log(self._log_seen)
+            self._num_log_lines, lines = self.client.log(self._num_log_lines)
         except ServerGoneError as error:
             logger.info("no log lines from the server this time: %s", error)
             return
         with (self.run_folder / "server.log").open("a", encoding="utf-8") as file:
-            file.writelines(f"{self._said_by}{line}\n" for line in lines)
+            file.writelines(f"{self._prefix}{line}\n" for line in lines)
 
     def _introduce(self) -> None:
-        settings, run_id = self.settings, run_identity(self.run_folder)
-        identity = self.client.identity()
-        own = identity["versions"] if identity.get("run") == public_run(run_id) else {}
-        if newer := {name: held for name, held in own.items() if held > self._version}:
-            self.incidents.record(
-                "versions_replaced",
-                f"{self._said_by}the server holds "
-                f"{', '.join(f'{name}@{held}' for name, held in newer.items())} of "
-                f"this run, the trainer goes on from version {self._version}: the steps in "
-                "between were not saved and "
-                "are made again; the server is told to drop them",
-                versions=newer,
-            )
+        run_id = run_identity(self.run_folder)
+        replaced = self._newer_versions(run_id)
         self.identity = self.client.introduce(
-            settings,
+            self.settings,
             run_id=run_id,
-            adapters=adapter_names(settings.players, settings.adapters),
-            lora_rank=settings.lora_rank,
-            setups=played_setups(training_rows(settings)),
+            adapters=adapter_names(self.settings.players, self.settings.adapters),
+            lora_rank=self.settings.lora_rank,
+            setups=played_setups(training_rows(self.settings)),
             secret=run_secret(self.run_folder),
             version=self._version,
-            replaces=newer or None,
+            replaces=replaced or None,
         )
         self.instance_id = self.identity["instance_id"]
         self.server_facts = {
             name: self.identity[name] for name in (*SAME_FACTS, "dtype") if name in self.identity
         }
-        self._log_seen, _ = self.client.log(0)
+        self._num_log_lines, _ = self.client.log(0)
+
+    def _newer_versions(self, run_id: str) -> dict[str, int]:
+        """Return adapters of this run that the server holds at a version that the run has not.
+
+        Steps behind the last checkpoint are made again after a resume.
+        """
+        identity = self.client.identity()
+        if identity.get("run") != public_run(run_id):
+            return {}
+        newer = {
+            name: version
+            for name, version in identity["versions"].items()
+            if version > self._version
+        }
+        if newer:
+            held = ", ".join(f"{name}@{version}" for name, version in newer.items())
+            self.incidents.record(
+                "versions_replaced",
+                f"{self._prefix}the server holds {held} of this run, the trainer goes on from "
+                f"version {self._version}: the steps in between were not saved and are made again; "
+                "the server is told to drop them",
+                versions=newer,
+            )
+        return newer
 
     def _send(self) -> None:
         answer = self.client.push(self._version, self._adapters)
@@ -241,41 +299,60 @@ class ServerLink:
                 f"{self.client.url}: the receipt is from instance {answer['instance_id']}."
             )
 
-    def _reliably(self, call: Callable[[], _Answer], what: str) -> _Answer:
-        """Make a call; when the server is gone, wait for one, hand it the adapters, and make the
-        call again.
+    def _reliably(self, call: Callable[[], _Answer], purpose: str) -> _Answer:
+        """Make a call; when the server is gone, wait for one, and make the call again.
+
+        Args:
+            call: What is done.
+            purpose: What messages call it, "the games of version 7".
+
+        Raises:
+            VersionError: The server has become another trainer's.
+            ServerError: It refuses the call, or all tries failed.
         """
-        tries = 0
+        num_tries = 0
         while True:
             if self._heartbeat is not None and self._heartbeat.lost:
                 raise VersionError(
                     f"{self._heartbeat.lost} This trainer stops; its checkpoints are complete."
                 )
             try:
-                with says_so(f"{what} from {self.client.url}"):
+                with remind_while_waiting(f"{purpose} from {self.client.url}"):
                     return call()
             except ServerError as error:
-                before, reason = self.instance_id, error
-                if not isinstance(error, ServerGoneError) and not self._was_replaced():
+                is_gone = isinstance(error, ServerGoneError) or self._was_replaced()
+                if not is_gone:
                     raise
-            tries += 1
-            if tries > 2 * TRIES_ON_ONE_SERVER:
+                reason = error
+            num_tries += 1
+            if num_tries > MAX_TRIES:
                 raise ServerError(
-                    f"{what}: {tries} tries on several servers failed, the last with: {reason}"
+                    f"{purpose}: {num_tries} tries on several servers failed, the last with: "
+                    f"{reason}"
                 )
+            instance_before = self.instance_id
             self.incidents.record(
-                "server_gone", f"{what}: {reason}", version=self._version, instance=before
+                "server_gone",
+                f"{purpose}: {reason}",
+                version=self._version,
+                instance=instance_before,
             )
-            start = "bash tools/rollout/rollout_hanabi_gym.sh"
-            health = wait_for_server(self.settings, logger.warning, server_command=start)
-            try:
-                self._return_to(health["instance_id"], what)
-            except ServerGoneError as error:
-                logger.warning("the server was lost again (%s)", error)
+            if not self._wait_and_return(purpose):
                 continue
-            if self.instance_id == before and tries >= TRIES_ON_ONE_SERVER:
+            is_same_server = self.instance_id == instance_before
+            if is_same_server and num_tries >= TRIES_ON_ONE_SERVER:
                 raise reason
-            time.sleep(min(tries, 5))
+            time.sleep(min(num_tries, _LONGEST_PAUSE))
+
+    def _wait_and_return(self, purpose: str) -> bool:
+        """Wait for a healthy server and hand it the run; False where it was lost again meanwhile."""
+        health = wait_for_server(self.settings, logger.warning, server_command=_START_COMMAND)
+        try:
+            self._return_to(health["instance_id"], purpose)
+        except ServerGoneError as error:
+            logger.warning("the server was lost again (%s)", error)
+            return False
+        return True
 
     def _was_replaced(self) -> bool:
         try:
@@ -283,13 +360,15 @@ class ServerLink:
         except ServerGoneError:
             return True
 
-    def _return_to(self, instance_id: str, what: str) -> None:
-        if instance_id == (before := self.instance_id):
+    def _return_to(self, instance_id: str, purpose: str) -> None:
+        """Introduce the run to a server process that is new, with the adapters of now."""
+        instance_before = self.instance_id
+        if instance_id == instance_before:
             logger.warning(
                 "%sthe same server (instance %s) is back; asked for %s again",
-                self._said_by,
-                before,
-                what,
+                self._prefix,
+                instance_before,
+                purpose,
             )
             return
         self._introduce()
@@ -297,24 +376,23 @@ class ServerLink:
             self._send()
         self.incidents.record(
             "server_replaced",
-            f"{self._said_by}instance {self.instance_id} took the place of {before}; it was given "
-            "version "
-            f"{self._version} and is asked for {what} again",
+            f"{self._prefix}instance {self.instance_id} took the place of {instance_before}; it "
+            f"was given version {self._version} and is asked for {purpose} again",
             version=self._version,
             instance=self.instance_id,
         )
 
 
 @contextmanager
-def says_so(what: str) -> Iterator[None]:
-    """Log once a minute for what the trainer waits."""
+def remind_while_waiting(purpose: str) -> Iterator[None]:
+    """Log once a minute what the trainer waits for, until the block ends."""
     done = threading.Event()
 
     def remind() -> None:
         seconds = 0.0
-        while not done.wait(_SAY_SECONDS):
-            seconds += _SAY_SECONDS
-            logger.info("waiting for %s since %.0f s", what, seconds)
+        while not done.wait(_REMINDER_SECONDS):
+            seconds += _REMINDER_SECONDS
+            logger.info("waiting for %s since %.0f s", purpose, seconds)
 
     thread = threading.Thread(target=remind, daemon=True)
     thread.start()

@@ -20,8 +20,9 @@ from typing import Any
 
 from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.errors import ServerError
+from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.training.fleet_link import Link
-from hanabi_grpo.training.link import GamesRequest, says_so
+from hanabi_grpo.training.link import GamesRequest, remind_while_waiting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,7 @@ class StepGames:
 class _Flight:
     """Games that were asked for and are not taken yet."""
 
-    tasks: list[dict[str, Any]]
+    tasks: list[TaskRow]
     request: GamesRequest
     answer: "Future[tuple[Any, float]]"
     """What the servers sent, and the seconds that it took."""
@@ -62,7 +63,7 @@ class PlayAhead:
         self._adapter_names = adapter_names
         self._flight: _Flight | None = None
 
-    def take(self, tasks: list[dict[str, Any]], version: int) -> StepGames:
+    def take(self, tasks: list[TaskRow], version: int) -> StepGames:
         """Return the games of a step's tasks: asked for ahead, or played now.
 
         Args:
@@ -89,7 +90,7 @@ class PlayAhead:
             wait_seconds=end - start,
         )
 
-    def ask(self, tasks: list[dict[str, Any]], version: int) -> None:
+    def ask(self, tasks: list[TaskRow], version: int) -> None:
         """Ask for the games of the next step, and return at once.
 
         Args:
@@ -118,11 +119,13 @@ class PlayAhead:
         # It ends with the process: nobody has to wait for it.
         threading.Thread(target=fly, daemon=True).start()
 
-    def _land(self, flight: _Flight, tasks: list[dict[str, Any]], start: float) -> StepGames | None:
+    def _land(self, flight: _Flight, tasks: list[TaskRow], start: float) -> StepGames | None:
         """Return games that were asked for ahead; None where they have to be played now."""
         version = flight.request.version
         try:
-            with says_so(f"the games of version {version}, which were asked for a step ahead"):
+            with remind_while_waiting(
+                f"the games of version {version}, which were asked for a step ahead"
+            ):
                 games, seconds = flight.answer.result()
         except ServerError as error:
             self._record_repetition(version, error)

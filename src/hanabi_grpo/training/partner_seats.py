@@ -1,4 +1,4 @@
-"""Seats partners at a run's tasks, and lends the server the frozen adapters that this takes."""
+"""Seats partners at a run's tasks, and uploads the guest adapters that this takes."""
 
 import logging
 import time
@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hanabi_grpo.errors import ServerError, ServerGoneError, SettingsError
+from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.runs.manifest import checkpoints_of
 from hanabi_grpo.runs.saved_adapters import SavedAdapters, check_same_base, read_adapters
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import (
-    MAX_LENT,
+    MAX_GUEST_ADAPTERS,
     Draw,
     Partner,
     always_partner,
@@ -26,38 +27,51 @@ from hanabi_grpo.types import SHARED_ADAPTER, player_name
 
 logger = logging.getLogger(__name__)
 
-TRIES = 4
-Lend = Callable[[int, bytes, Mapping[str, Any]], str]
-"""(version, safetensors bytes, PEFT configuration) -> the word of the seat, e.g.
-"frozen_0123456789abcdef@50".
-"""
+UPLOAD_TRIES = 4
+"""How often a request is made while the server drops guests of this run for another client's."""
+Upload = Callable[[int, bytes, Mapping[str, Any]], str]
+"""(version, safetensors bytes, PEFT configuration) -> the seat, "frozen_0123456789abcdef@50"."""
 _Answer = TypeVar("_Answer")
 
 
 class PartnerSeats:
-    """The pool of one run: its checkpoints, its draws, and what one server process was lent."""
+    """The partners of one run: their checkpoints, which plays when, and what the server holds."""
 
-    def __init__(self, settings: Settings, run_folder: Path, lend: Lend) -> None:
-        """Read HANABI_PARTNERS; `load` reads the checkpoints."""
-        self._settings, self._run_folder, self._lend = settings, run_folder, lend
+    def __init__(self, settings: Settings, run_folder: Path, upload: Upload) -> None:
+        """Read HANABI_PARTNERS; `load` reads the checkpoints.
+
+        Args:
+            settings: The run's.
+            run_folder: Where its own earlier versions are.
+            upload: Hands the server a guest adapter.
+        """
+        self._settings = settings
+        self._run_folder = run_folder
+        self._upload = upload
         self.pool = read_pool(settings)
         self.names: dict[str, str] = {}
-        """In metrics, by the word of the seat, for every word that was drawn."""
-        self._saved: dict[Place, SavedAdapters] = {}
-        self._lent: dict[tuple[Place, str], str] = {}
+        """What metrics call a partner, by its seat, for every partner that was drawn."""
+        self._checkpoints: dict[Place, SavedAdapters] = {}
+        self._guests: dict[tuple[Place, str], str] = {}
+        """Seats of what the server holds by checkpoint and adapter, least recently used first."""
         self._instance_id = ""
         self._damaged: set[Path] = set()
 
     def load(
         self, facts: Mapping[str, Any], instance_id: str, urls: Mapping[str, str] | None = None
     ) -> None:
-        """Read every checkpoint that the pool names and lend it once, so that one that does not fit
-        stops the start.
+        """Read every checkpoint of the pool and upload it once, so that the start finds problems.
 
-        Raises: SettingsError: A URL that the server does not know (it knows `urls`), or a
-            checkpoint that is missing or damaged, has no adapter for a seat, or was trained on
-            another base model, tokenizer or chat format than the server's (`facts`). ServerError:
-            The server refuses an adapter.
+        Args:
+            facts: The server's base model, tokenizer and chat format.
+            instance_id: Of the server process.
+            urls: Models behind URLs that the server knows, {"url:big": "its model"}.
+
+        Raises:
+            SettingsError: A URL that the server does not know, or a checkpoint that is missing or
+                damaged, has no adapter for a seat, or was trained on another base model, tokenizer
+                or chat format.
+            ServerError: The server refuses an adapter.
         """
         if not self.pool:
             return
@@ -65,23 +79,13 @@ class PartnerSeats:
         logger.info("%s", describe_pool(self.pool, self._settings.partner_share))
         for partner in self.pool:
             if isinstance(partner.ref, UrlRef):
-                if partner.word not in (known := urls or {}):
-                    raise unknown_url(partner.word, known, "HANABI_PARTNERS=")
+                known = urls or {}
+                if partner.spec not in known:
+                    raise unknown_url(partner.ref, known, "HANABI_PARTNERS=")
                 # The name is the server's, and may mean another model after a resume.
-                logger.info("partner %s: %s", partner.word, known[partner.word])
-            if partner.place is None:
-                continue
-            if partner.place not in self._saved:
-                self._saved[partner.place] = _read(partner, partner.place, self._run_folder, facts)
-            try:
-                for seat in (
-                    range(self._settings.players) if partner.seat is None else (partner.seat,)
-                ):
-                    self._word(Draw(partner=partner, seat=seat), 0, 0)
-            except ServerGoneError:
-                raise
-            except ServerError as error:
-                raise ServerError(f"HANABI_PARTNERS={partner.word}: {error}") from error
+                logger.info("partner %s: %s", partner.spec, known[partner.spec])
+            elif partner.place is not None:
+                self._load_checkpoint(partner, partner.place, facts)
         name = always_partner(self.pool, self._settings.partner_share)
         if name is not None and self._settings.adapters != SHARED_ADAPTER:
             logger.warning(
@@ -90,96 +94,129 @@ class PartnerSeats:
             )
 
     def seat(
-        self, tasks: Sequence[Mapping[str, Any]], own: Sequence[str], version: int, instance_id: str
+        self, tasks: Sequence[TaskRow], own: Sequence[str], version: int, instance_id: str
     ) -> list[dict[str, Any]]:
-        """Return tasks with "seats" where a partner plays, and lend the server process what it was
-        not lent yet.
+        """Return what is asked for each task, with "seats" where a partner plays.
 
-        Each task has its number in the run as "task".
+        Guest adapters that the server process does not hold yet are uploaded.
+
+        Args:
+            tasks: A step's.
+            own: Per seat the run's own adapter, e.g. "player_0@7".
+            version: Of those adapters.
+            instance_id: Of the server process.
         """
         if instance_id != self._instance_id:
-            self._lent.clear()
+            self._guests.clear()
             self._instance_id = instance_id
-        settings, seated = self._settings, [dict(task) for task in tasks]
-        for task in seated if self.pool else ():
-            found = draw(
-                self.pool,
-                task["task"],
-                share=settings.partner_share,
-                seed=settings.seed,
-                num_players=settings.players,
-            )
-            if found is not None and (word := self._word(found, version, task["task"])) is not None:
-                self.names.setdefault(word, found.partner.name)
-                task["seats"] = [
-                    word if seat == found.seat else name for seat, name in enumerate(own)
-                ]
-        return seated
+        return [self._request(task, own, version) for task in tasks]
 
-    def lend_again(self, ask: Callable[[], _Answer]) -> _Answer:
-        """Make a request that `seat` prepares; anew where the server dropped an adapter for another
-        client's.
+    def reupload_dropped(self, ask: Callable[[], _Answer]) -> _Answer:
+        """Make a request that `seat` prepares.
+
+        It is made anew where the server has dropped a guest for another client's.
         """
-        tries = 1
+        num_tries = 0
         while True:
+            num_tries += 1
             try:
                 return ask()
             except ServerError as error:
-                if NOT_HELD not in str(error) or not self.pool or tries >= TRIES:
+                was_dropped = bool(self.pool) and NOT_HELD in str(error)
+                if not was_dropped or num_tries >= UPLOAD_TRIES:
                     raise
                 logger.info("a partner is uploaded again: %s", error)
-            self._lent.clear()
-            time.sleep(tries)
-            tries += 1
+            self._guests.clear()
+            time.sleep(num_tries)
 
-    def _word(self, found: Draw, version: int, task: int) -> str | None:
-        partner = found.partner
+    def _request(self, task: TaskRow, own: Sequence[str], version: int) -> dict[str, Any]:
+        """Return what is asked for one task."""
+        if not self.pool:
+            return task.request()
+        drawn = draw(
+            self.pool,
+            task.number,
+            share=self._settings.partner_share,
+            seed=self._settings.seed,
+            num_players=self._settings.players,
+        )
+        partner_seat = self._seat_of(drawn, version, task.number) if drawn is not None else None
+        if drawn is None or partner_seat is None:
+            return task.request()
+        self.names.setdefault(partner_seat, drawn.partner.name)
+        seats = list(own)
+        seats[drawn.seat] = partner_seat
+        return task.request(seats)
+
+    def _seat_of(self, drawn: Draw, version: int, task: int) -> str | None:
+        """Return a partner's seat as on the wire; None where no earlier version is left."""
+        partner = drawn.partner
         if partner.is_earlier:
-            return self._earlier_word(found.seat, version, task)
+            return self._earlier_version(drawn.seat, version, task)
         if partner.place is None:
-            return partner.word
-        saved = self._saved[partner.place]
+            return partner.spec
+        checkpoint = self._checkpoints[partner.place]
         try:
-            adapter = saved.choose(player_name(found.seat), partner.adapter)
+            adapter = checkpoint.choose(player_name(drawn.seat), partner.adapter)
         except SettingsError as error:
             raise SettingsError(
-                f"HANABI_PARTNERS={partner.word}: {error} Or fix the seat (player_0= before it)."
+                f"HANABI_PARTNERS={partner.spec}: {error} Or fix the seat (player_0= before it)."
             ) from error
-        return self._lent_word(partner.place, adapter, saved)
+        return self._guest(partner.place, adapter, checkpoint)
 
-    def _earlier_word(self, seat: int, version: int, task: int) -> str | None:
-        adapter = SHARED_ADAPTER if self._settings.adapters == SHARED_ADAPTER else player_name(seat)
-        there = checkpoints_of(self._run_folder)
+    def _earlier_version(self, seat: int, version: int, task: int) -> str | None:
+        """Return the seat of a kept checkpoint of this run; None where there is none."""
+        is_shared = self._settings.adapters == SHARED_ADAPTER
+        adapter = SHARED_ADAPTER if is_shared else player_name(seat)
+        checkpoints = checkpoints_of(self._run_folder)
         # Only the regular ones: what an interrupt saved besides must not change what a resumed run
         # draws.
-        regular = [
-            step for step in there if step < version and step % self._settings.save_steps == 0
+        regular_steps = [
+            step for step in checkpoints if step < version and step % self._settings.save_steps == 0
         ]
-        while steps := [step for step in regular if there[step] not in self._damaged]:
-            folder = there[choose_step(steps, task, seed=self._settings.seed)]
-            saved = None
-            if (folder, adapter) not in self._lent:
+        while True:
+            steps = [step for step in regular_steps if checkpoints[step] not in self._damaged]
+            if not steps:
+                return None
+            folder = checkpoints[choose_step(steps, task, seed=self._settings.seed)]
+            checkpoint = None
+            if (folder, adapter) not in self._guests:
                 try:
-                    # Read for each lending: adapters of several versions are too large to be kept
-                    # in memory.
-                    saved = read_adapters(folder)
+                    # Read for each upload: adapters of several versions are too large to be kept in
+                    # memory.
+                    checkpoint = read_adapters(folder)
                 except (OSError, SettingsError) as error:
                     logger.warning("%s cannot be a partner: %s", folder.name, error)
                     self._damaged.add(folder)
                     continue
-            return self._lent_word(folder, adapter, saved)
-        return None
+            return self._guest(folder, adapter, checkpoint)
 
-    def _lent_word(self, place: Place, adapter: str, saved: SavedAdapters | None) -> str:
+    def _guest(self, place: Place, adapter: str, checkpoint: SavedAdapters | None) -> str:
+        """Return the seat of a guest, which is uploaded where the server does not hold it."""
         key = (place, adapter)
-        if saved is not None and key not in self._lent:
-            self._lent[key] = self._lend(saved.step, *saved.adapters[adapter])
-        # The server drops the adapter that was not used for longest; this list is in the same
-        # order.
-        word = self._lent[key] = self._lent.pop(key)
-        while len(self._lent) > MAX_LENT:
-            del self._lent[next(iter(self._lent))]
-        return word
+        if key not in self._guests and checkpoint is not None:
+            weights, config = checkpoint.adapters[adapter]
+            self._guests[key] = self._upload(checkpoint.step, weights, config)
+        # The server drops the least recently used adapter; this list is in the same order.
+        seat = self._guests.pop(key)
+        self._guests[key] = seat
+        while len(self._guests) > MAX_GUEST_ADAPTERS:
+            least_recently_used = next(iter(self._guests))
+            del self._guests[least_recently_used]
+        return seat
+
+    def _load_checkpoint(self, partner: Partner, place: Place, facts: Mapping[str, Any]) -> None:
+        """Read a partner's checkpoint and upload it for every seat that it may take."""
+        if place not in self._checkpoints:
+            self._checkpoints[place] = _read(partner, place, self._run_folder, facts)
+        seats = [partner.seat] if partner.seat is not None else range(self._settings.players)
+        try:
+            for seat in seats:
+                self._seat_of(Draw(partner=partner, seat=seat), version=0, task=0)
+        except ServerGoneError:
+            raise
+        except ServerError as error:
+            raise ServerError(f"HANABI_PARTNERS={partner.spec}: {error}") from error
 
 
 def _read(
@@ -187,15 +224,15 @@ def _read(
 ) -> SavedAdapters:
     try:
         folder, saved = read_used(place, run_folder)
-        is_said = check_same_base(folder, saved, facts)
+        is_base_known = check_same_base(folder, saved, facts)
     except (OSError, SettingsError) as error:
-        raise SettingsError(f"HANABI_PARTNERS={partner.word}: {error}") from error
+        raise SettingsError(f"HANABI_PARTNERS={partner.spec}: {error}") from error
     logger.info(
         "partner %s: %s at step %d, adapters %s%s",
-        partner.word,
+        partner.spec,
         folder,
         saved.step,
         ", ".join(saved.adapters),
-        "" if is_said else "; nothing says on which base model it was trained",
+        "" if is_base_known else "; no record of the base model that it was trained on",
     )
     return saved

@@ -1,5 +1,4 @@
-"""Which games a step learns from; HANABI_RESAMPLE_FLAT=k: further tasks take the place of flat
-ones, in up to k rounds.
+"""HANABI_RESAMPLE_FLAT=k: further tasks take the place of flat ones, in up to k rounds.
 
 A group is flat (of zero variance) where all games of its task earn the same for each player that
 learns in the step. An estimator that compares within groups gives all its turns the advantage 0, so
@@ -17,9 +16,10 @@ full.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from enum import IntEnum
 
 from hanabi_grpo.client.answers import RolloutResult
+from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.rollout.datasets import further_task, training_rows
 from hanabi_grpo.training.batching import MIN_GAMES, usable_groups
 from hanabi_grpo.training.fleet_link import Link
@@ -41,54 +41,75 @@ class UsedGames:
     """`resample/…` and `time/resample` (seconds); none without HANABI_RESAMPLE_FLAT."""
 
 
+class _Worth(IntEnum):
+    """What a group is good for."""
+
+    UNUSABLE = 0
+    """It has too few games."""
+    FLAT = 1
+    """All its games earned the same."""
+    SPREAD = 2
+    """Some earned more than others."""
+
+
 def resample(
     link: Link,
     names: tuple[str, ...],
-    tasks: Sequence[dict[str, Any]],
+    tasks: Sequence[TaskRow],
     result: RolloutResult,
     *,
     version: int,
     trained: Sequence[str],
 ) -> UsedGames:
-    """Play further tasks in the place of those that are flat, or have fewer than two games left.
+    """Play further tasks in the place of those that are flat, or have too few games left.
 
-    `tasks` are the step's own, each with its number as "task", and `result` their games; the server
-    plays `version`. `trained` are per seat the word of the adapter that learns in this step, else
-    ""."""
+    Args:
+        link: To the server, which plays `version`.
+        names: The run's adapters.
+        tasks: The step's own.
+        result: Their games.
+        version: Of the adapters that the server holds.
+        trained: Per seat the adapter that learns in this step, else "", see
+            `seats.SeatAssignment`.
+    """
+    start = time.perf_counter()
     drawn, problems = usable_groups(result.groups, result.dropped)
-    if not (rounds := link.settings.resample_flat):
+    num_rounds = link.settings.resample_flat
+    if not num_rounds:
         return UsedGames(drawn=drawn, groups=drawn, problems=problems, metrics={})
 
-    def rank(group: Sequence[Episode]) -> int:
-        return 0 if len(group) < MIN_GAMES else 1 + has_spread(group, trained)
+    def worth(group: Sequence[Episode]) -> _Worth:
+        if len(group) < MIN_GAMES:
+            return _Worth.UNUSABLE
+        return _Worth.SPREAD if has_spread(group, trained) else _Worth.FLAT
 
-    start, rows, places, answers = (
-        time.perf_counter(),
-        training_rows(link.settings),
-        list(result.groups),
-        [result],
-    )
-    while len(answers) <= rounds and (
-        open_places := [one for one, group in enumerate(places) if rank(group) < 2]
-    ):
-        further = [further_task(rows, tasks[place]["task"], len(answers)) for place in open_places]
-        answers.append(answer := link.play(further, names, version))
-        for place, group in zip(open_places, answer.groups, strict=True):
+    rows = training_rows(link.settings)
+    groups = list(result.groups)
+    answers = [result]
+    for attempt in range(1, num_rounds + 1):
+        positions = [
+            position for position, group in enumerate(groups) if worth(group) < _Worth.SPREAD
+        ]
+        if not positions:
+            break
+        further = [further_task(rows, tasks[position].number, attempt) for position in positions]
+        answer = link.play(further, names, version)
+        answers.append(answer)
+        for position, group in zip(positions, answer.groups, strict=True):
             # Of equals the first: its own.
-            places[place] = max(places[place], group, key=rank)
+            groups[position] = max(groups[position], group, key=worth)
         problems += usable_groups(answer.groups, answer.dropped)[1]
-    groups = [group for group in places if rank(group)]
+
+    used = [group for group in groups if worth(group) > _Worth.UNUSABLE]
+    num_played = sum(len(group) for answer in answers for group in answer.groups)
     metrics = {
         "resample/rounds": float(len(answers) - 1),
-        "resample/games_played": float(
-            sum(len(group) for answer in answers for group in answer.groups)
-        ),
-        "resample/games_used": float(sum(map(len, groups))),
+        "resample/games_played": float(num_played),
+        "resample/games_used": float(sum(len(group) for group in used)),
         "time/resample": time.perf_counter() - start,
     }
-    for when, usable in (("before", drawn), ("after", groups)):
+    for when, usable in (("before", drawn), ("after", used)):
         if usable:
-            metrics[f"resample/flat_{when}"] = sum(rank(group) == 1 for group in usable) / len(
-                usable
-            )
-    return UsedGames(drawn=drawn, groups=groups, problems=problems, metrics=metrics)
+            num_flat = sum(worth(group) is _Worth.FLAT for group in usable)
+            metrics[f"resample/flat_{when}"] = num_flat / len(usable)
+    return UsedGames(drawn=drawn, groups=used, problems=problems, metrics=metrics)

@@ -1,5 +1,19 @@
-"""`hanabi-grpo doctor`: what two terminals need, before either starts; `command` has the table of
-checks.
+"""`hanabi-grpo doctor`: check what both terminals need before either of them starts.
+
+`command` holds the table of all checks. Wherever the trainer or the server makes a check itself,
+the doctor calls that same function, so that both agree on what is refused and why.
+
+- `check`: one result, and how results are printed.
+- `context`: settings, model, dataset and servers, each read once for all checks.
+- `software`: packages, engine, compiler and W&B.
+- `gpus`: the GPUs and how both terminals share them.
+- `machine`: run folder, disk and shared memory.
+- `games`: dataset, batch and context length.
+- `model`: the model folder and its chat template.
+- `server`: ports and servers.
+- `memory`, `budget`: arithmetic of the memory and the time that a step takes.
 """
 
 from hanabi_grpo.commands.doctor.command import doctor
+
+__all__ = ["doctor"]

@@ -1,52 +1,58 @@
-"""What a step will cost before it is started: memory by part, and seconds from the sizes of model,
-games and GPU.
+"""What a step costs, before it is started: memory part by part, and the seconds of a step.
 
-A token costs the engine one reading of the weights and of the active conversations' keys and values
-(memory bandwidth bounds small batches; Pope et al. 2022, section 2). Learning costs three forward
-passes of 2 operations a parameter (Kaplan et al. 2020, table 1): the pass, the same again for
-checkpoints, and the gradient of what is between the layers; the frozen weights have none of their
-own. No GPU has run this yet: the numbers below are judgement."""
+To sample a token, the engine reads the weights and the keys and values of the active conversations
+once: memory bandwidth bounds small batches (Pope et al. 2022, section 2). Learning takes three
+forward passes of 2 operations per parameter and token (Kaplan et al. 2020, table 1): the pass
+itself, the same again for checkpoints, and the gradient of what is between the layers; frozen
+weights have no gradient of their own. No GPU has run this yet: the constants below are judgement.
+"""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from hanabi_grpo.commands.doctor.check import Check, ok, skip
 from hanabi_grpo.commands.doctor.context import Context, amount
 from hanabi_grpo.commands.doctor.gpus import list_gpus
-from hanabi_grpo.commands.doctor.model import BYTES, cache_bytes, server_parts, trainer_parts
+from hanabi_grpo.commands.doctor.memory import BYTES, ModelSizes, server_parts, trainer_parts
+from hanabi_grpo.rollout.budget import Budget
+from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.gpus import Card, find_card
 
-_OF_BANDWIDTH, _OF_PEAK, _STEP_SECONDS = 0.8, 0.3, 0.001
-"""What is reached of a GPU's bandwidth and operations, and what a step of the engine takes
-besides.
-"""
+_BANDWIDTH_SHARE = 0.8
+"""Share of a GPU's memory bandwidth that is reached."""
+_OPERATIONS_SHARE = 0.3
+"""Share of a GPU's operations per second that is reached."""
+_ENGINE_STEP_SECONDS = 0.001
+"""What a step of the engine takes besides reading memory."""
 _ALL_REDUCE_SECONDS = 40e-6
-"""Of which each layer has two where GPUs share a copy of the model, with the wait for the
-slowest.
+"""Of an all-reduce, the wait for the slowest GPU included.
+
+Each layer has two of them where GPUs share a copy of the model.
 """
+_FORWARDS_OF_LEARNING = 3
+_SEQUENCES_AT_ONCE = 256
+"""The default of HANABI_MAX_NUM_SEQS."""
 _PAGE = "docs/hardware.md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """The longest step that the settings allow: every game to its last turn, every reply to its
-    last token.
-    """
+    """The longest step that the settings allow: every game and every reply as long as it may be."""
 
     games: int
     turns: int
     """Of a game, one after the other."""
     reply: int
-    """Tokens of one."""
+    """Tokens of one reply."""
     context: float
     """Tokens of a conversation when a reply is sampled, on average."""
     sampled: int
     """Tokens of all replies."""
     trained: int
-    """Tokens of all sequences of all players, prompts included; those that are not sampled are read
-    by the engine.
+    """Tokens of all sequences of all players, prompts included.
+
+    The engine reads those that are not sampled.
     """
 
 
@@ -54,97 +60,133 @@ def game_seconds(
     step: Step,
     card: Card,
     parameters: int,
-    config: Mapping[str, Any],
-    size: int,
+    sizes: ModelSizes,
+    bytes_per_number: int,
     *,
     copies: int = 1,
     parallel: int = 1,
-    seats: int = 256,
+    seats: int = _SEQUENCES_AT_ONCE,
 ) -> float:
-    """Return how long the games of a step take; `config` is the model's, `size` the bytes of a
-    number.
+    """Return how many seconds the games of a step take.
 
-    The model's `copies`, on `parallel` GPUs each, share the games; each samples so many replies,
-    `seats`, at once."""
+    Args:
+        step: The games.
+        card: The GPU of the rollout server.
+        parameters: Parameters of the model.
+        sizes: Its sizes.
+        bytes_per_number: 2 in bfloat16.
+        copies: Copies of the model that share the games (data parallelism).
+        parallel: GPUs of each copy (tensor parallelism).
+        seats: Replies that each copy samples at once.
+    """
     games = math.ceil(step.games / copies)
     rounds = math.ceil(games / seats)
-    read = parameters * size + min(games, seats) * step.context * cache_bytes(config, size)
-    token = read / (parallel * card.bandwidth * _OF_BANDWIDTH) + _STEP_SECONDS
+    sequences = min(games, seats)
+    weights_read = parameters * bytes_per_number
+    cache_read = sequences * step.context * sizes.cache_bytes(bytes_per_number)
+    bandwidth = parallel * card.bandwidth * _BANDWIDTH_SHARE
+    seconds_per_token = (weights_read + cache_read) / bandwidth + _ENGINE_STEP_SECONDS
     if parallel > 1:
-        token += 2 * config["num_hidden_layers"] * _ALL_REDUCE_SECONDS
-    prompts = (
-        (step.trained - step.sampled)
-        / copies
-        * 2
-        * parameters
-        / (parallel * card.operations * _OF_PEAK)
-    )
-    return rounds * step.turns * step.reply * token + prompts
+        seconds_per_token += 2 * sizes.layers * _ALL_REDUCE_SECONDS
+    sampling = rounds * step.turns * step.reply * seconds_per_token
+    prompt_tokens = (step.trained - step.sampled) / copies
+    operations = parallel * card.operations * _OPERATIONS_SHARE
+    reading_prompts = prompt_tokens * 2 * parameters / operations
+    return sampling + reading_prompts
 
 
 def learning_seconds(
-    step: Step, card: Card, parameters: int, config: Mapping[str, Any], *, processes: int
+    step: Step, card: Card, parameters: int, sizes: ModelSizes, *, processes: int
 ) -> float:
-    """Return how long one update from a step's games takes, with gradient checkpointing."""
-    heads = config["num_attention_heads"]
-    width = heads * (config.get("head_dim") or config["hidden_size"] // heads)
-    forward = 2 * parameters + 4 * config["num_hidden_layers"] * width * step.context
-    return 3 * step.trained * forward / (processes * card.operations * _OF_PEAK)
+    """Return how many seconds one update from a step's games takes, with gradient checkpointing.
+
+    Args:
+        step: The games that are learned from.
+        card: The GPU of each trainer process.
+        parameters: Parameters of the model.
+        sizes: Its sizes.
+        processes: Trainer processes, one per GPU.
+    """
+    attention_width = sizes.heads * sizes.head
+    attention = 4 * sizes.layers * attention_width * step.context
+    operations_per_token = 2 * parameters + attention
+    operations_per_second = processes * card.operations * _OPERATIONS_SHARE
+    operations = _FORWARDS_OF_LEARNING * step.trained * operations_per_token
+    return operations / operations_per_second
 
 
 def budget_checks(context: Context) -> Iterator[Check]:
-    """Tell the memory of each part of both terminals, and the seconds of a step."""
-    if (
-        not {"hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"}
-        <= context.config.keys()
-    ):
+    """Show the memory of each part of both terminals, and the seconds of a step."""
+    sizes = ModelSizes.from_config(context.config)
+    if sizes is None:
         yield skip("budget", "needs the model, and its sizes in config.json")
         return
-    where = ", each GPU" if context.settings.device == "gpu" else ""
-    parts = {"server": server_parts} if context.serves else {}
-    for terminal, find in (parts | ({"trainer": trainer_parts} if context.trains else {})).items():
-        sizes = find(context)
-        told = ", ".join(f"{name} {amount(size, 'B')}" for name, size in sizes.items())
-        yield ok(
-            "budget", f"{terminal}{where}: {told}; together {amount(sum(sizes.values()), 'B')}"
-        )
-    yield _seconds(context)
+    if context.serves:
+        yield _memory_line(context, "server", server_parts(context, sizes))
+    if context.trains:
+        yield _memory_line(context, "trainer", trainer_parts(context, sizes))
+    yield _seconds_check(context, sizes)
 
 
-def _seconds(context: Context) -> Check:
-    settings, budget = context.settings, context.budget
+def _memory_line(context: Context, terminal: str, parts: dict[str, float]) -> Check:
+    place = ", each GPU" if context.settings.device == "gpu" else ""
+    listed = ", ".join(f"{name} {amount(size, 'B')}" for name, size in parts.items())
+    total = amount(sum(parts.values()), "B")
+    return ok("budget", f"{terminal}{place}: {listed}; together {total}")
+
+
+def _seconds_check(context: Context, sizes: ModelSizes) -> Check:
+    settings = context.settings
     gpus, reason = list_gpus(context.shell.get("PATH"))
     card = find_card(gpus[0].name) if gpus else None
-    if budget is None:
+    if context.budget is None:
         return skip("budget", "seconds of a step: they need the dataset and the chat template")
     if settings.device == "cpu" or card is None:
-        who = "a CPU" if settings.device == "cpu" else gpus[0].name if gpus else reason
-        return skip(
-            "budget",
-            f"seconds of a step: not known for this machine ({who}); the first steps tell them",
-        )
-    count = settings.tasks_per_step * settings.num_generations
-    step = Step(
-        games=count,
-        turns=max(setup.spec.max_turns for setup in context.setups),
-        reply=budget.reply,
-        context=budget.longest(budget.memory) / (2 if budget.memory == "game" else 1),
-        sampled=count * budget.players * budget.turns * budget.reply,
-        trained=count * budget.of_game(budget.memory),
-    )
-    parameters, config = context.num_parameters, context.config
-    copies, parallel = settings.vllm_data_parallel_size, settings.vllm_tensor_parallel_size
-    size, seats = BYTES[settings.dtype], settings.max_num_seqs
+        if settings.device == "cpu":
+            machine = "a CPU"
+        elif gpus:
+            machine = gpus[0].name
+        else:
+            machine = reason
+        finding = f"seconds of a step: not known for this machine ({machine})"
+        return skip("budget", f"{finding}; the first steps will show them")
+    longest_turns = max(setup.spec.max_turns for setup in context.setups)
+    step = _longest_step(settings, context.budget, longest_turns)
     games = game_seconds(
-        step, card, parameters, config, size, copies=copies, parallel=parallel, seats=seats
+        step,
+        card,
+        context.num_parameters,
+        sizes,
+        BYTES[settings.dtype],
+        copies=settings.vllm_data_parallel_size,
+        parallel=settings.vllm_tensor_parallel_size,
+        seats=settings.max_num_seqs,
     )
-    learning = learning_seconds(step, card, parameters, config, processes=settings.nproc_per_node)
-    learning *= settings.updates_per_step
-    whole = max(games, learning) if settings.overlap else games + learning
-    return ok(
-        "budget",
-        f"a step takes about {whole:.0f} s at most, games {games:.0f} s and learning "
-        f"{learning:.0f} s: {step.games} "
-        f"games of {step.turns} turns × {step.reply} tokens on {gpus[0].name} (an estimate, "
-        f"{_PAGE} has its formula)",
+    update = learning_seconds(
+        step, card, context.num_parameters, sizes, processes=settings.nproc_per_node
+    )
+    learning = update * settings.updates_per_step
+    total = max(games, learning) if settings.overlap else games + learning
+    finding = (
+        f"a step takes about {total:.0f} s at most, games {games:.0f} s and learning "
+        f"{learning:.0f} s: {step.games} games of {step.turns} turns × {step.reply} tokens on "
+        f"{gpus[0].name} (an estimate, {_PAGE} has its formula)"
+    )
+    return ok("budget", finding)
+
+
+def _longest_step(settings: Settings, budget: Budget, turns: int) -> Step:
+    """Return the longest step, for games of so many turns."""
+    games = settings.tasks_per_step * settings.num_generations
+    context = float(budget.longest(budget.memory))
+    if budget.memory == "game":
+        # A conversation grows from nothing to its longest, so it is half as long on average.
+        context /= 2
+    return Step(
+        games=games,
+        turns=turns,
+        reply=budget.reply,
+        context=context,
+        sampled=games * budget.players * budget.turns * budget.reply,
+        trained=games * budget.of_game(budget.memory),
     )

@@ -1,4 +1,4 @@
-"""`hanabi-grpo doctor`: its checks, in the order in which they are read."""
+"""The command `hanabi-grpo doctor`, and all its checks in the order in which they are printed."""
 
 import contextlib
 import os
@@ -11,7 +11,16 @@ import typer
 from rich.console import Console
 
 from hanabi_grpo.commands.console import give_environ, make_console, print_json
-from hanabi_grpo.commands.doctor import budget, games, gpus, machine, model, server, software
+from hanabi_grpo.commands.doctor import (
+    budget,
+    games,
+    gpus,
+    machine,
+    memory,
+    model,
+    server,
+    software,
+)
 from hanabi_grpo.commands.doctor.check import (
     Check,
     Role,
@@ -24,33 +33,34 @@ from hanabi_grpo.commands.doctor.check import (
 from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.settings import LoadedSettings, load_settings, variables
-from hanabi_grpo.settings.load import check_names
+from hanabi_grpo.settings.names import check_names
 from hanabi_grpo.settings.sources import DOTENV
 
-_SETTINGS = ".venv/bin/hanabi-grpo settings --markdown   # every variable, and what is allowed"
-_REPORT = ".venv/bin/hanabi-grpo doctor --json > doctor.json   # and report it with this file"
+_SHOW_SETTINGS = ".venv/bin/hanabi-grpo settings --markdown   # every variable and its values"
+_REPORT_BUG = ".venv/bin/hanabi-grpo doctor --json > doctor.json   # and report it with this file"
 
 
 class Probe(NamedTuple):
-    """A function that returns a check, several, or none that matters, and the terminals that it is
-    for.
-    """
+    """A function that makes one or more checks, and the terminals that the checks are for."""
 
     name: str
-    find: Callable[[Context], Check | Iterable[Check] | None]
+    """Name of its check, under which an exception of the function is reported too."""
+    make: Callable[[Context], Check | Iterable[Check] | None]
+    """Returns one check, several, or None where there is nothing to check."""
     roles: tuple[Role, ...] = ("server", "trainer")
 
 
 def settings_checks(context: Context) -> Check:
-    """Tell what was given; wrong settings end the doctor before."""
-    origins, settings = context.loaded.origins, context.settings
-    given = [
-        item.env
-        for item in variables(settings.env)
-        if not origins[item.field].startswith("default")
-    ]
-    device = f"{settings.device} defaults, because {settings.device_reason}"
-    return ok("settings", f"{', '.join(given)} given, else {device}" if given else device)
+    """Say which settings were given; wrong settings end the doctor before this check."""
+    settings = context.settings
+    given = []
+    for variable in variables(settings.env):
+        if not context.loaded.origins[variable.field].startswith("default"):
+            given.append(variable.env)
+    defaults = f"{settings.device} defaults, because {settings.device_reason}"
+    if not given:
+        return ok("settings", defaults)
+    return ok("settings", f"given: {', '.join(given)}; everything else: {defaults}")
 
 
 PROBES = (
@@ -66,7 +76,7 @@ PROBES = (
     Probe("context", games.context_checks),
     Probe("history", games.history_checks, ("trainer",)),
     Probe("vocabulary", games.vocabulary_checks),
-    Probe("memory", model.memory_checks),
+    Probe("memory", memory.memory_checks),
     Probe("budget", budget.budget_checks),
     Probe("run folder", machine.run_folder_checks, ("trainer",)),
     Probe("partner urls", server.partner_url_checks),
@@ -79,23 +89,24 @@ PROBES = (
 
 
 def doctor(
-    role: Annotated[Role, typer.Option(help="The terminal that this shell is for.")] = "both",
+    role: Annotated[Role, typer.Option(help="The terminal to check.")] = "both",
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object instead of lines.")
+        bool, typer.Option("--json", help="Print one JSON object instead of lines.")
     ] = False,
 ) -> None:
-    """Look at everything that both terminals need, and say what to do; exits with 1 when something
-    fails.
+    """Check everything that both terminals need and print the fix for each problem.
+
+    Takes seconds, starts nothing and changes nothing. Exits with 1 if a check fails.
 
     Environment: every variable that `hanabi-grpo settings` shows, and CUDA_VISIBLE_DEVICES,
-    HTTP_PROXY,
-    ALL_PROXY, NO_PROXY, HF_HUB_OFFLINE, WANDB_API_KEY, WANDB_BASE_URL, NETRC and
-    VLLM_CPU_KVCACHE_SPACE."""
+    HTTP_PROXY, ALL_PROXY, NO_PROXY, HF_HUB_OFFLINE, WANDB_API_KEY, WANDB_BASE_URL, NETRC and
+    VLLM_CPU_KVCACHE_SPACE.
+    """
     shell = dict(os.environ)
     console = None if as_json else make_console()
     loaded, checks = settings_or_problems()
     if loaded is not None and not checks:
-        # As both terminals do it, before a hub library reads them.
+        # Set as both terminals set it, before a hub library reads the variables.
         give_environ(loaded)
         checks = make_checks(loaded, role=role, shell=shell, console=console)
     elif console is not None:
@@ -116,44 +127,66 @@ def make_checks(
     console: Console | None = None,
     probes: Sequence[Probe] = PROBES,
 ) -> list[Check]:
-    """Make every check that matters to a terminal, and print each as soon as it is there; one that
-    raises fails.
+    """Make every check that matters to a terminal and print each as soon as it is made.
+
+    Args:
+        loaded: The settings.
+        role: The terminal that is checked.
+        shell: Variables of this process, before any library changed them.
+        console: Where results are printed; None prints nothing and keeps standard output free of
+            what libraries print, so that only JSON is there.
+        probes: The checks to make. One that raises counts as failed, and the next one runs.
+
+    Returns:
+        All results, in the order of the probes.
     """
     context = Context(loaded=loaded, shell=shell, role=role)
     checks = []
-    # A library that prints something must not spoil the JSON.
-    with contextlib.redirect_stdout(sys.stderr) if console is None else contextlib.nullcontext():
+    protect_json = contextlib.nullcontext() if console else contextlib.redirect_stdout(sys.stderr)
+    with protect_json:
         for probe in probes:
-            for check in _found(probe, context) if role == "both" or role in probe.roles else ():
+            if role != "both" and role not in probe.roles:
+                continue
+            for check in _run_probe(probe, context):
                 checks.append(check)
                 if console is not None:
                     print_checks(console, [check])
     return checks
 
 
-def _found(probe: Probe, context: Context) -> Iterator[Check]:
+def _run_probe(probe: Probe, context: Context) -> Iterator[Check]:
     try:
-        found = probe.find(context)
-        yield from [found] if isinstance(found, Check) else found or ()
+        result = probe.make(context)
+        if isinstance(result, Check):
+            yield result
+        elif result is not None:
+            yield from result
     except Exception as error:
-        next_step = _SETTINGS if isinstance(error, HanabiGrpoError) else _REPORT
-        yield fail(
-            probe.name, f"the check itself failed ({type(error).__name__}: {error})", next_step
-        )
+        next_step = _SHOW_SETTINGS if isinstance(error, HanabiGrpoError) else _REPORT_BUG
+        problem = f"the check itself failed ({type(error).__name__}: {error})"
+        yield fail(probe.name, problem, next_step)
 
 
 def settings_or_problems(dotenv: Path = Path(DOTENV)) -> tuple[LoadedSettings | None, list[Check]]:
-    """Return the settings, or what is wrong with them: without settings nothing else can be looked
-    at.
+    """Load the settings, or say what is wrong with them; without settings nothing can be checked.
+
+    Args:
+        dotenv: The file `.env`.
+
+    Returns:
+        The settings, None where they cannot be used; and one failed check for each problem, a name
+        that no setting has included.
     """
-    problems: dict[str, None] = {}
+    problems = []
     loaded = None
     try:
         loaded = load_settings(os.environ, dotenv)
     except SettingsError as error:
-        problems |= dict.fromkeys(str(error).splitlines())
+        problems += str(error).splitlines()
     try:
         check_names(os.environ, dotenv)
     except SettingsError as error:
-        problems |= dict.fromkeys(str(error).splitlines())
-    return loaded, [fail("settings", line, _SETTINGS) for line in problems]
+        problems += str(error).splitlines()
+    # Both calls may report the same problem.
+    distinct = dict.fromkeys(problems)
+    return loaded, [fail("settings", problem, _SHOW_SETTINGS) for problem in distinct]

@@ -1,4 +1,4 @@
-"""What checks look at, with the slow parts that several of them share read once."""
+"""What the checks examine; slow parts that several checks need are read once."""
 
 import contextlib
 import json
@@ -17,6 +17,7 @@ from hanabi_grpo.commands.doctor.check import Role
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.rollout.budget import Budget, measure_budget
+from hanabi_grpo.rollout.dataset_rows import DatasetRow
 from hanabi_grpo.rollout.datasets import played_setups, training_rows
 from hanabi_grpo.runs.resume import ResumePlan, plan_resume
 from hanabi_grpo.server.adapter_files import linear_shapes
@@ -27,20 +28,18 @@ if TYPE_CHECKING:
     from hanabi_grpo.rollout.chat import ChatFormat
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
-
-
-def is_ours(health: Health) -> bool:
-    """Tell whether a rollout server of this project answers, if only that it starts or refuses the
-    key.
-    """
-    return not isinstance(health, NotReady) or health.reason.startswith("is starting")
+"""Addresses of this machine."""
+_UNIT_PREFIXES = ("", "k", "M", "G", "T")
+_ROUNDS_UP = 1.0005
+"""A number that three digits show as the next thousand takes that thousand's prefix."""
 
 
 # Without slots: a cached property needs the instance's dict.
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """Settings, environment and role, and what can be derived from them; only the rollout servers
-    are asked.
+    """Settings, environment and role, and what is derived from them.
+
+    Nothing outside this machine is asked but the rollout servers.
     """
 
     loaded: LoadedSettings
@@ -50,7 +49,7 @@ class Context:
 
     @property
     def environ(self) -> Mapping[str, str]:
-        """The shell's variables over those that `.env` holds for other software."""
+        """The variables of the shell over those that `.env` holds for other software."""
         return {**self.loaded.dotenv_environ, **self.shell}
 
     @property
@@ -60,24 +59,22 @@ class Context:
 
     @property
     def serves(self) -> bool:
-        """True when the rollout server matters."""
+        """True when the terminal of the rollout server is checked."""
         return self.role != "trainer"
 
     @property
     def trains(self) -> bool:
-        """True when the trainer matters."""
+        """True when the terminal of the trainer is checked."""
         return self.role != "server"
 
     @property
     def num_adapters(self) -> int:
-        """Adapters of a run."""
+        """Number of adapters of a run."""
         return 1 if self.settings.adapters == "shared" else self.settings.players
 
     @cached_property
     def located_folder(self) -> Path | None:
-        """The folder on this machine that MODEL means; None when there is none. Nothing is
-        downloaded.
-        """
+        """The folder of MODEL on this machine, None without one; nothing is downloaded."""
         folder = Path(self.settings.model)
         if folder.is_dir():
             return folder.resolve()
@@ -93,74 +90,82 @@ class Context:
 
     @cached_property
     def model_folder(self) -> Path | None:
-        """The model's folder; None when it is not here or not whole, which the check of the model
-        reports.
-        """
+        """The folder of the model; None where it is absent or incomplete, as `model` reports."""
         folder = self.located_folder
-        whole = folder and (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
-        return folder if whole and folder and not broken_weights(folder) else None
+        if folder is None:
+            return None
+        if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
+            return None
+        return None if broken_weights(folder) else folder
 
     @cached_property
     def config(self) -> dict[str, Any]:
         """The model's config.json; empty without a model."""
-        return (
-            json.loads((self.model_folder / "config.json").read_text(encoding="utf-8"))
-            if self.model_folder
-            else {}
-        )
+        if self.model_folder is None:
+            return {}
+        return json.loads((self.model_folder / "config.json").read_text(encoding="utf-8"))
 
     @cached_property
     def num_parameters(self) -> int:
         """Parameters of the model; 0 without one."""
+        if self.model_folder is None:
+            return 0
         total = 0
-        for path in self.model_folder.glob("*.safetensors") if self.model_folder else ():
+        for path in self.model_folder.glob("*.safetensors"):
             with safe_open(path, framework="numpy") as file:
-                total += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+                for name in file.keys():  # noqa: SIM118
+                    total += math.prod(file.get_slice(name).get_shape())
         return total
 
     @cached_property
     def adapter_parameters(self) -> int:
-        """Parameters of one adapter; 0 without a model."""
-        shapes = linear_shapes(self.model_folder).values() if self.model_folder else ()
-        return sum(self.settings.lora_rank * (num_out + num_in) for num_out, num_in in shapes)
+        """Parameters of one adapter; 0 without a model.
+
+        An adapter of rank r adds matrices of r × inputs and outputs × r to each linear layer.
+        """
+        if self.model_folder is None:
+            return 0
+        total = 0
+        for num_outputs, num_inputs in linear_shapes(self.model_folder).values():
+            total += self.settings.lora_rank * (num_outputs + num_inputs)
+        return total
 
     @cached_property
     def chat(self) -> "ChatFormat | None":
-        """The chat format by the tokenizer's own files, None without a model; SettingsError: it
-        cannot be used.
+        """The chat format of the model's tokenizer; None without a model.
+
+        Raises:
+            SettingsError: Conversations cannot grow with this chat template.
         """
-        return (
-            None
-            if self.model_folder is None
-            else read_chat(self.model_folder, self.settings.thinking)
-        )
+        if self.model_folder is None:
+            return None
+        return read_chat(self.model_folder, thinking=self.settings.thinking)
 
     @cached_property
     def healths(self) -> tuple[tuple[Settings, Health], ...]:
-        """The settings that name each rollout server, and how that is."""
-        return tuple((one, look_once(one)) for one in each_server(self.settings))
+        """For each rollout server the settings that name it, and its health."""
+        healths = []
+        for settings in each_server(self.settings):
+            healths.append((settings, look_once(settings)))
+        return tuple(healths)
 
     @property
     def server_is_up(self) -> bool:
-        """True when the rollout server runs on this machine, so that its memory is taken
-        already.
-        """
+        """True when the rollout server runs on this machine, and has taken its memory."""
         first, health = self.healths[0]
-        return first.vllm_server_host in LOCAL and is_ours(health)
+        return first.vllm_server_host in LOCAL and is_rollout_server(health)
 
     @cached_property
     def planned(self) -> tuple[ResumePlan | None, str]:
-        """What the run goes on with, or the reason that RESUME cannot be followed."""
+        """What the run continues from, or the reason why RESUME cannot be followed."""
         try:
             return plan_resume(self.settings), ""
         except HanabiGrpoError as error:
             return None, str(error)
 
     @cached_property
-    def rows(self) -> list[dict[str, Any]] | None:
-        """The dataset's rows; None when they are not valid, which the check of the dataset
-        reports.
-        """
+    def rows(self) -> list[DatasetRow] | None:
+        """The rows of the dataset; None where they are not valid, which `dataset` reports."""
         try:
             return training_rows(self.settings)
         except HanabiGrpoError:
@@ -168,32 +173,37 @@ class Context:
 
     @cached_property
     def setups(self) -> tuple[Setup[Any], ...]:
-        """The different games of the dataset, in the order of its rows; none when it is not
-        valid.
-        """
+        """The different games of the dataset in the order of its rows; empty without valid rows."""
         return tuple(played_setups(self.rows or []))
 
     @cached_property
     def budget(self) -> Budget | None:
-        """Tokens of the longest conversations of the dataset's games; None without model, template
-        or dataset.
-        """
+        """Tokens of the longest conversations; None without model, chat template or dataset."""
         with contextlib.suppress(SettingsError):
             if self.chat is not None and self.setups:
                 return measure_budget(self.setups, self.chat, self.settings.max_completion_length)
         return None
 
 
+def is_rollout_server(health: Health) -> bool:
+    """Tell whether a rollout server of this project answers, be it that it starts or refuses us."""
+    if isinstance(health, NotReady):
+        return health.reason.startswith("is starting")
+    return True
+
+
 def amount(number: float, unit: str = "") -> str:
-    """Return a number as it is read, e.g. "21.5 kB", "1.41 k", "896"."""
-    # 999.9 is a thousand.
-    power = min(int(math.log10(max(1.0005 * number, 1)) / 3), 4)
-    return f"{number / 1000**power:.3g} {('', 'k', 'M', 'G', 'T')[power]}{unit}".rstrip()
+    """Return a number of three digits with its prefix, e.g. "21.5 kB", "1.41 k", "896"."""
+    thousands = int(math.log10(max(_ROUNDS_UP * number, 1)) / 3)
+    power = min(thousands, len(_UNIT_PREFIXES) - 1)
+    return f"{number / 1000**power:.3g} {_UNIT_PREFIXES[power]}{unit}".rstrip()
 
 
 def broken_weights(folder: Path) -> list[str]:
-    """Return what is wrong with the weights of a folder, e.g. ["model.safetensors: not a whole
-    safetensors file …"].
+    """Return what is wrong with the weights of a model folder, one text for each file.
+
+    Example:
+        ["model.safetensors: not a whole safetensors file (a pointer of git-lfs, …): …"]
     """
     problems = []
     paths = sorted(folder.glob("*.safetensors"))
@@ -202,21 +212,36 @@ def broken_weights(folder: Path) -> list[str]:
             with safe_open(path, framework="numpy"):
                 pass
         except (SafetensorError, OSError) as error:
-            why = "(a pointer of git-lfs, or an interrupted download?)"
-            problems.append(f"{path.name}: not a whole safetensors file {why}: {error}")
+            reason = "(a pointer of git-lfs, or an interrupted download?)"
+            problems.append(f"{path.name}: not a whole safetensors file {reason}: {error}")
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        shards = set(json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values())
-        problems += [f"{name}: missing" for name in sorted(shards - {path.name for path in paths})]
+        weight_map = json.loads(index.read_text(encoding="utf-8")).get("weight_map", {})
+        missing = set(weight_map.values()) - {path.name for path in paths}
+        problems += [f"{name}: missing" for name in sorted(missing)]
     return problems
 
 
-def read_chat(folder: Path, thinking: bool) -> "ChatFormat":
-    """Read a tokenizer and its chat format, which may be a SettingsError."""
+def read_chat(folder: Path, *, thinking: bool) -> "ChatFormat":
+    """Read the chat format of a model folder.
+
+    Args:
+        folder: A folder with a tokenizer.
+        thinking: HANABI_THINKING.
+
+    Raises:
+        SettingsError: The tokenizer has no chat template, or none that can be used.
+    """
     from hanabi_grpo.rollout.chat import ChatFormat
 
-    if not (folder / "tokenizer.json").is_file():  # else without torch, and many times as fast
-        from transformers import AutoTokenizer as Reader
+    tokenizer: Any
+    if (folder / "tokenizer.json").is_file():
+        # It needs no torch, so it is read many times as fast.
+        from transformers import PreTrainedTokenizerFast
+
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder))
     else:
-        from transformers import PreTrainedTokenizerFast as Reader
-    return ChatFormat.from_tokenizer(Reader.from_pretrained(str(folder)), thinking=thinking)
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    return ChatFormat.from_tokenizer(tokenizer, thinking=thinking)

@@ -1,123 +1,136 @@
-"""The dataset, the arithmetic of a step, and whether the longest game fits a conversation of the
-model.
-"""
+"""Checks of the dataset, of the arithmetic of a step, and of the length of conversations."""
 
 import math
-from collections.abc import Iterator
 
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.commands.doctor.context import Context, amount
+from hanabi_grpo.commands.training_plan import plan_training
+from hanabi_grpo.envs.config import Memory
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.datasets import check_payoffs, mix_line, num_steps, training_rows
+from hanabi_grpo.rollout.budget import Budget
+from hanabi_grpo.rollout.datasets import mix_line, training_rows
 from hanabi_grpo.rollout.vocabulary import boards_of, check_vocabulary
 from hanabi_grpo.settings import batch_plan
 from hanabi_grpo.settings.defaults import tiny_model_command, tiny_model_folder
-from hanabi_grpo.settings.steps import plan_line
 
-_ORIGINS = ".venv/bin/hanabi-grpo settings   # shows what holds now, and where it comes from"
+_SHOW_ORIGINS = ".venv/bin/hanabi-grpo settings   # shows every value and where it comes from"
+_CONTEXT_UNIT = 256
+"""A proposed HANABI_MAX_MODEL_LEN is rounded up to a multiple of this."""
 
 
 def dataset_checks(context: Context) -> Check:
-    """Read and check every row."""
+    """Read and check every row of the dataset."""
     settings = context.settings
     try:
         rows = training_rows(settings)
     except SettingsError as error:
-        return fail(
-            "dataset",
-            str(error),
-            "unset DATASET   # or remove its line from .env; the settings decide then",
-        )
+        remedy = "unset DATASET   # or remove its line from .env; the settings decide then"
+        return fail("dataset", str(error), remedy)
     source = settings.dataset or "none: the board of the settings"
     return ok("dataset", f"{source}: {len(rows)} row(s), {mix_line(rows)}")
 
 
-def batch_checks(context: Context) -> Iterator[Check]:
-    """Show the arithmetic of a step, or what of it the trainer would refuse."""
-    settings, rows = context.settings, context.rows
+def batch_checks(context: Context) -> Check:
+    """Show the arithmetic of a step, or what the trainer would refuse in it."""
+    settings = context.settings
     try:
-        plan = batch_plan(settings)
-        if rows is None:
-            yield skip("batch", "needs the dataset")
-            return
-        check_payoffs(settings, rows)
-        steps = num_steps(settings, rows)
+        # Before the dataset: it needs no rows.
+        batch_plan(settings)
+        if context.rows is None:
+            return skip("batch", "needs the dataset")
+        plan = plan_training(settings, context.rows, context.environ)
     except SettingsError as error:
-        yield fail("batch", str(error), _ORIGINS)
-        return
-    yield ok("batch", plan_line(settings, plan, steps))
+        return fail("batch", str(error), _SHOW_ORIGINS)
+    return ok("batch", plan.line(settings))
 
 
 def context_checks(context: Context) -> Check:
-    """Compare the longest conversation with HANABI_MAX_MODEL_LEN and with what the model was made
-    for.
-    """
-    settings, budget = context.settings, context.budget
+    """Compare the longest conversation with HANABI_MAX_MODEL_LEN and with the model's own limit."""
+    settings = context.settings
+    budget = context.budget
     limit = settings.max_model_len
-    most = int(context.config.get("max_position_embeddings", 0)) or limit
-    if limit > most:
+    model_limit = int(context.config.get("max_position_embeddings", 0)) or limit
+    if limit > model_limit:
         finding = (
-            f"HANABI_MAX_MODEL_LEN={limit}, but {settings.model} was made for {most}: the "
+            f"HANABI_MAX_MODEL_LEN={limit}, but {settings.model} was made for {model_limit}: the "
             "server would not start"
         )
-        return fail("context", finding, f"export HANABI_MAX_MODEL_LEN={most}")
+        return fail("context", finding, f"export HANABI_MAX_MODEL_LEN={model_limit}")
     if budget is None:
         return skip("context", "needs the model, its chat template and the dataset")
-    turns, prompts, longest = (
-        count(budget.memory) for count in (budget.held, budget.prompts, budget.longest)
-    )
-    numbers = (
-        f"the longest game ({budget.preset}, {budget.turns} turns a player) takes {prompts} "
-        "tokens of prompts + "
-        f"{turns} replies of {settings.max_completion_length} = {longest} of "
-        f"HANABI_MAX_MODEL_LEN={limit}"
-    )
-    ways = []
-    if longest <= most:
-        ways.append(f"export HANABI_MAX_MODEL_LEN={min(most, math.ceil(longest / 256) * 256)}")
-    if (reply := (limit - prompts) // turns) >= 1:
-        ways.append(f"export MAX_COMPLETION_LENGTH={reply}")
-    if fitting := budget.fitting(limit):
-        ways += [f"export HANABI_MEMORY={memory}" for memory in dict.fromkeys((fitting, "turn"))]
-    compact = " HANABI_OBSERVATION=compact" if "observation" in settings.env_config else ""
-    ways = ways or [f"export HANABI_MAX_MODEL_LEN={most}{compact}"]
-    if (
-        first := (budget.opening if budget.memory == "game" else budget.alone) + budget.reply
-    ) > limit:
+    longest = budget.longest(budget.memory)
+    remedies = _ways_to_fit(context, budget, model_limit)
+    first_message = budget.opening if budget.memory == "game" else budget.alone
+    first_reply_ends = first_message + budget.reply
+    if first_reply_ends > limit:
         finding = (
-            f"the first message and a reply take {first} tokens of HANABI_MAX_MODEL_LEN={limit}"
+            f"the first message and a reply take {first_reply_ends} tokens of "
+            f"HANABI_MAX_MODEL_LEN={limit}: no move can be made"
         )
-        return fail("context", f"{finding}: no move can be made", "\n".join(ways))
+        return fail("context", finding, "\n".join(remedies))
+    numbers = (
+        f"the longest game ({budget.preset}, {budget.turns} turns a player) takes "
+        f"{budget.prompts(budget.memory)} tokens of prompts + {budget.num_turns(budget.memory)} replies "
+        f"of {settings.max_completion_length} = {longest} of HANABI_MAX_MODEL_LEN={limit}"
+    )
     if longest > limit:
-        ways += ["export HANABI_THINKING=false"] * settings.thinking
-        return warn(
-            "context", f"{numbers}: such games are cut; the model allows {most}", "\n".join(ways)
-        )
-    return ok("context", f"{numbers}; the model allows {most}")
+        if settings.thinking:
+            remedies.append("export HANABI_THINKING=false")
+        finding = f"{numbers}: such games are cut; the model allows {model_limit}"
+        return warn("context", finding, "\n".join(remedies))
+    return ok("context", f"{numbers}; the model allows {model_limit}")
+
+
+def _ways_to_fit(context: Context, budget: Budget, model_limit: int) -> list[str]:
+    """Return lines to type, each of which makes the longest conversation fit."""
+    settings = context.settings
+    limit = settings.max_model_len
+    longest = budget.longest(budget.memory)
+    ways = []
+    if longest <= model_limit:
+        rounded = math.ceil(longest / _CONTEXT_UNIT) * _CONTEXT_UNIT
+        ways.append(f"export HANABI_MAX_MODEL_LEN={min(model_limit, rounded)}")
+    room_for_replies = limit - budget.prompts(budget.memory)
+    reply = room_for_replies // budget.num_turns(budget.memory)
+    if reply >= 1:
+        ways.append(f"export MAX_COMPLETION_LENGTH={reply}")
+    fitting = budget.fitting(limit)
+    if fitting is not None:
+        ways.append(f"export HANABI_MEMORY={fitting}")
+        if fitting != "turn":
+            ways.append("export HANABI_MEMORY=turn")
+    if not ways:
+        compact = " HANABI_OBSERVATION=compact" if "observation" in settings.env_config else ""
+        ways.append(f"export HANABI_MAX_MODEL_LEN={model_limit}{compact}")
+    return ways
 
 
 def history_checks(context: Context) -> Check:
-    """Show what a game costs by how much of it players remember: all, what was chosen, the most
-    that fits, a turn.
+    """Show what a game costs by how much of it players remember.
+
+    Four memories are compared: the whole game, the chosen one, the longest that fits, and the
+    current turn alone.
     """
-    budget, limit = context.budget, context.settings.max_model_len
+    budget = context.budget
+    limit = context.settings.max_model_len
     if budget is None:
         return skip("history", "needs the model, its chat template and the dataset")
+    longest_that_fits = budget.fitting(limit) or "turn"
+    memories: list[Memory] = ["game", budget.memory, longest_that_fits, "turn"]
     costs = []
-    for memory in dict.fromkeys(("game", budget.memory, budget.fitting(limit) or "turn", "turn")):
-        longest, tokens = budget.longest(memory), amount(budget.of_game(memory))
+    for memory in dict.fromkeys(memories):
+        longest = budget.longest(memory)
         fits = "fits" if longest <= limit else "does not fit"
+        tokens = amount(budget.of_game(memory))
         costs.append(f"{memory}: {tokens} tokens, the longest sequence {longest} ({fits})")
-    chosen = (
-        f"HANABI_MEMORY={budget.memory}; the longest game ({budget.preset}) gives to training with"
+    head = (
+        f"HANABI_MEMORY={budget.memory}; training on the longest game ({budget.preset}) takes, with"
     )
-    return ok("history", f"{chosen} {'; '.join(costs)}")
+    return ok("history", f"{head} {'; '.join(costs)}")
 
 
 def vocabulary_checks(context: Context) -> Check:
-    """Tell whether the tokenizer knows the words of the dataset's games: a tiny model's knows those
-    of one board.
-    """
+    """Check that the tokenizer knows every word of the games; a tiny model knows one board only."""
     settings = context.settings
     if context.budget is None or context.chat is None:
         return skip("vocabulary", "needs the model, its chat template and the dataset")
@@ -125,6 +138,7 @@ def vocabulary_checks(context: Context) -> Check:
     try:
         check_vocabulary(context.setups, context.chat.tokenizer, settings.model)
     except SettingsError as error:
-        make = f"{tiny_model_command(*boards)}\nexport MODEL={tiny_model_folder(*boards)}"
-        return fail("vocabulary", str(error), make)
-    return ok("vocabulary", f"every word of {', '.join(boards[0])} has a token")
+        remedy = f"{tiny_model_command(*boards)}\nexport MODEL={tiny_model_folder(*boards)}"
+        return fail("vocabulary", str(error), remedy)
+    presets, _, _ = boards
+    return ok("vocabulary", f"every word of {', '.join(presets)} has a token")

@@ -1,12 +1,12 @@
-"""GPUs: which there are, how the two terminals share them, and what memory is free.
+"""Checks of the GPUs: which there are, how both terminals share them, and what memory is free.
 
-A driver that is too old for torch is found by `tools/setup.sh`, before anything is downloaded.
+A driver that is too old for torch is reported by `tools/setup.sh`, before anything is downloaded.
 """
 
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,21 +20,28 @@ from hanabi_grpo.settings.gpus import Terminal, gpu_share
 _SECONDS = 10
 """A driver in trouble can hang nvidia-smi."""
 _QUERY = ("--query-gpu=index,name,memory.total,memory.free", "--format=csv,noheader,nounits")
-_ONE_GPU_SHARE = 0.6
-"""Largest share for the engine where the trainer sits on the same GPU."""
+_MAX_SHARE_ON_ONE_GPU = 0.6
+"""Largest share for the engine where the trainer uses the same GPU."""
+_PROFILE_SIZES = (1, 4, 8)
+"""Numbers of GPUs for which there are profiles."""
 
 
 class Gpu(NamedTuple):
-    """One GPU as nvidia-smi lists it; memory in MiB, 0 where it is not told."""
+    """One GPU as nvidia-smi lists it."""
 
     number: str
     name: str
     total: int
+    """MiB of memory; 0 where nvidia-smi does not tell, as `free`."""
     free: int
 
 
 def list_gpus(path: str | None = None) -> tuple[tuple[Gpu, ...], str]:
-    """Return the GPUs that the nvidia-smi of a PATH lists, and where there are none the reason."""
+    """Return the GPUs that nvidia-smi lists, and the reason where there are none.
+
+    Args:
+        path: The PATH on which nvidia-smi is looked for; None: that of this process.
+    """
     program = shutil.which("nvidia-smi", path=path)
     if program is None:
         return (), "nvidia-smi is not installed"
@@ -45,180 +52,217 @@ def list_gpus(path: str | None = None) -> tuple[tuple[Gpu, ...], str]:
     except (OSError, subprocess.TimeoutExpired) as error:
         return (), f"nvidia-smi does not answer ({error})"
     if answer.returncode:
-        said = (answer.stderr + answer.stdout).strip().partition("\n")[0]
-        return (), f"nvidia-smi ends with {answer.returncode}: {said}"
+        output = (answer.stderr + answer.stdout).strip()
+        first_line, _, _ = output.partition("\n")
+        return (), f"nvidia-smi ends with {answer.returncode}: {first_line}"
     gpus = []
-    for line in filter(None, map(str.strip, answer.stdout.splitlines())):
-        index, name, *sizes = (part.strip() for part in line.split(","))
-        # A GPU that is split (MIG) or shares its memory with the CPU has "[N/A]" here.
-        total, free = (int(size) if size.isdecimal() else 0 for size in sizes)
-        gpus.append(Gpu(index, name, total, free))
+    for line in answer.stdout.splitlines():
+        if line.strip():
+            gpus.append(_parse_gpu(line))
     return tuple(gpus), "" if gpus else "nvidia-smi lists none"
 
 
+def _parse_gpu(line: str) -> Gpu:
+    """Parse a line such as "0, NVIDIA H100 80GB HBM3, 81559, 80000"."""
+    number, name, total, free = (part.strip() for part in line.split(","))
+    return Gpu(number, name, _parse_size(total), _parse_size(free))
+
+
+def _parse_size(text: str) -> int:
+    # A GPU that is split (MIG) or shares its memory with the CPU has "[N/A]" here.
+    return int(text) if text.isdecimal() else 0
+
+
 def gpu_checks(context: Context) -> Iterator[Check]:
-    """Tell what GPUs there are and whether engine, torch and the two terminals' shares fit them."""
+    """Check that engine and torch fit the GPUs of this machine, and that both terminals do."""
     gpus, reason = list_gpus(context.shell.get("PATH"))
-    has_engine = installed_version("vllm") is not None
-    shown = (
-        f"{len(gpus)} × {gpus[0].name}, {gpus[0].total / 1024:.0f} GiB each"
-        if gpus
-        else f"none ({reason})"
-    )
-    if has_engine and not gpus:
-        way = "nvidia-smi\nrm -rf .venv && SETUP_EXTRA=cpu bash tools/setup.sh"
-        yield fail("gpus", f"{shown}, but the engine is vllm for CUDA", way)
-    elif not gpus:
-        yield ok("gpus", f"{shown}; everything runs on the CPU")
-    elif not has_engine:
-        way = "rm -rf .venv && SETUP_EXTRA=serve bash tools/setup.sh"
-        yield warn(
-            "gpus", f"{shown}, but the engine for CUDA is not installed, so they stay idle", way
-        )
+    has_cuda_engine = installed_version("vllm") is not None
+    if gpus:
+        listed = f"{len(gpus)} × {gpus[0].name}, {gpus[0].total / 1024:.0f} GiB each"
     else:
-        yield ok("gpus", shown)
-        if cuda_build() is not None:  # else the check of torch has said so
-            yield _torch_sees(context, len(gpus))
-        yield from _shares(context, gpus)
+        listed = f"none ({reason})"
+    if has_cuda_engine and not gpus:
+        remedy = "nvidia-smi\nrm -rf .venv && SETUP_EXTRA=cpu bash tools/setup.sh"
+        yield fail("gpus", f"{listed}, but the engine is vllm for CUDA", remedy)
+    elif not gpus:
+        yield ok("gpus", f"{listed}; everything runs on the CPU")
+    elif not has_cuda_engine:
+        finding = f"{listed}, but the engine for CUDA is not installed, so they stay idle"
+        yield warn("gpus", finding, "rm -rf .venv && SETUP_EXTRA=serve bash tools/setup.sh")
+    else:
+        yield ok("gpus", listed)
+        # Where torch is no CUDA build, the check of torch says so.
+        if cuda_build() is not None:
+            yield _check_torch_sees(context, len(gpus))
+        yield from _check_split(context, gpus)
 
 
-def _torch_sees(context: Context, count: int) -> Check:
+def _check_torch_sees(context: Context, num_gpus: int) -> Check:
+    """Compare the GPUs that torch can open with those that it should see."""
     import torch
 
     visible = context.environ.get("CUDA_VISIBLE_DEVICES")
-    expected = (
-        count if visible is None else len([name for name in visible.split(",") if name.strip()])
+    expected = num_gpus
+    suffix = ""
+    if visible is not None:
+        expected = len([name for name in visible.split(",") if name.strip()])
+        suffix = f" of CUDA_VISIBLE_DEVICES={visible}"
+    seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if seen == expected:
+        return ok("torch gpus", f"torch sees {seen}{suffix}")
+    finding = f"torch sees {seen} GPUs, expected are {expected}{suffix}"
+    show_error = (
+        '.venv/bin/python -c "import torch; torch.cuda.init(); print(torch.cuda.device_count())"'
     )
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    where = "" if visible is None else f" of CUDA_VISIBLE_DEVICES={visible}"
-    if found == expected:
-        return ok("torch gpus", f"torch sees {found}{where}")
-    why = '.venv/bin/python -c "import torch; torch.cuda.init(); print(torch.cuda.device_count())"'
-    return fail(
-        "torch gpus",
-        f"torch sees {found} GPUs, expected are {expected}{where}",
-        f"nvidia-smi\n{why}",
-    )
+    return fail("torch gpus", finding, f"nvidia-smi\n{show_error}")
 
 
-def _shares(context: Context, gpus: tuple[Gpu, ...]) -> Iterator[Check]:
+def _check_split(context: Context, gpus: Sequence[Gpu]) -> Iterator[Check]:
+    """Check how both terminals share the GPUs, and the sizes of each."""
     settings = context.settings
-    profile = max(count for count in (1, 4, 8) if count <= len(gpus))
-    layout = (
-        f"export HANABI_PROFILE=tools/profiles/gpu-{profile}.env   # in both terminals; "
-        "docs/hardware.md has others"
-    )
-    terminals: dict[Terminal, bool] = {"server": context.serves, "trainer": context.trains}
+    use_profile = _propose_profile(len(gpus))
+    terminals: list[Terminal] = []
+    if context.serves:
+        terminals.append("server")
+    if context.trains:
+        terminals.append("trainer")
+    gpus_of: dict[Terminal, list[str]] = {}
     try:
-        names = {
-            terminal: _names(context, terminal)
-            for terminal, matters in terminals.items()
-            if matters
-        }
+        for terminal in terminals:
+            gpus_of[terminal] = _gpus_of(context, terminal)
     except SettingsError as error:
-        yield fail("gpu split", str(error), layout)
+        yield fail("gpu split", str(error), use_profile)
         return
-    if not all(names.values()):
-        yield skip(
-            "gpu split", "the scripts are not in this folder, so their shares of GPUs are not known"
-        )
+    if not all(gpus_of.values()):
+        finding = "the scripts are not in this folder, so their shares of GPUs are not known"
+        yield skip("gpu split", finding)
         return
-    known, wanted = {gpu.number for gpu in gpus}, {name for some in names.values() for name in some}
-    if missing := sorted(name for name in wanted - known if name.isdecimal()):
+    missing = _find_missing(gpus, gpus_of)
+    if missing:
+        source = "profile, .env or the scripts' defaults"
         given = context.environ.get("CUDA_VISIBLE_DEVICES")
-        whose = (
-            f"CUDA_VISIBLE_DEVICES={given}" if given else "profile, .env or the scripts' defaults"
-        )
-        yield fail(
-            "gpu split",
-            f"{whose} name GPU {', '.join(missing)}, there are only {len(gpus)}",
-            layout,
-        )
+        if given:
+            source = f"CUDA_VISIBLE_DEVICES={given}"
+        finding = f"{source} name GPU {', '.join(missing)}, there are only {len(gpus)}"
+        yield fail("gpu split", finding, use_profile)
         return
-    needed = settings.vllm_tensor_parallel_size * settings.vllm_data_parallel_size
-    if len(names) > 1:
-        shared = sorted(set(names["server"]) & set(names["trainer"]))
-        fits_one = needed == settings.nproc_per_node == len(wanted) == 1
-        if not shared:
-            parts = (f"{terminal} on {','.join(some)}" for terminal, some in names.items())
-            yield ok("gpu split", ", ".join(parts))
-        elif fits_one and settings.gpu_memory_utilization <= _ONE_GPU_SHARE:
-            left = round(1 - settings.gpu_memory_utilization, 2)
-            finding = (
-                f"both terminals share GPU {shared[0]}, the trainer takes up to "
-                f"{settings.trainer_memory:g} of it"
-            )
-            if settings.trainer_memory <= left:
-                yield ok("gpu split", finding)
-            else:
-                finding += (
-                    ": an engine that starts again may not find its "
-                    f"{settings.gpu_memory_utilization:g}"
-                )
-                yield warn("gpu split", finding, f"export HANABI_TRAINER_MEMORY={left:g}")
-        else:
-            finding = (
-                f"both terminals would take GPU {', '.join(shared)} (CUDA_VISIBLE_DEVICES "
-                "is one list for both)"
-            )
-            yield warn("gpu split", finding, layout)
-    if server := names.get("server"):
-        sizes = (
-            f"VLLM_TENSOR_PARALLEL_SIZE={settings.vllm_tensor_parallel_size} × "
-            "VLLM_DATA_PARALLEL_SIZE="
-        )
-        yield _fits(
-            "server gpus", f"{sizes}{settings.vllm_data_parallel_size}", needed, server, layout
-        )
-        yield _engine_memory(context, [gpu for gpu in gpus if gpu.number in server and gpu.total])
-    if trainer := names.get("trainer"):
-        sizes = f"NPROC_PER_NODE={settings.nproc_per_node}"
-        yield _fits("trainer gpus", sizes, settings.nproc_per_node, trainer, layout)
+    if len(gpus_of) > 1:
+        yield _check_shared(context, gpus_of, use_profile)
+    if "server" in gpus_of:
+        tensor = settings.vllm_tensor_parallel_size
+        data = settings.vllm_data_parallel_size
+        sizes = f"VLLM_TENSOR_PARALLEL_SIZE={tensor} × VLLM_DATA_PARALLEL_SIZE={data}"
+        server_gpus = gpus_of["server"]
+        yield _check_sizes("server gpus", sizes, tensor * data, server_gpus, use_profile)
+        measured = [gpu for gpu in gpus if gpu.number in server_gpus and gpu.total]
+        yield _check_free_memory(context, measured)
+    if "trainer" in gpus_of:
+        processes = settings.nproc_per_node
+        sizes = f"NPROC_PER_NODE={processes}"
+        yield _check_sizes("trainer gpus", sizes, processes, gpus_of["trainer"], use_profile)
 
 
-def _fits(name: str, sizes: str, needed: int, gpus: list[str], layout: str) -> Check:
+def _propose_profile(num_gpus: int) -> str:
+    """Return the line that chooses the largest profile for so many GPUs."""
+    size = max(size for size in _PROFILE_SIZES if size <= num_gpus)
+    export = f"export HANABI_PROFILE=tools/profiles/gpu-{size}.env"
+    return f"{export}   # in both terminals; docs/hardware.md has others"
+
+
+def _find_missing(gpus: Sequence[Gpu], gpus_of: Mapping[Terminal, Sequence[str]]) -> list[str]:
+    """Return the numbers of GPUs that a terminal names and this machine does not have."""
+    known = {gpu.number for gpu in gpus}
+    wanted: set[str] = set()
+    for names in gpus_of.values():
+        wanted.update(names)
+    # Other names are UUIDs, which nvidia-smi was not asked for.
+    return sorted(name for name in wanted - known if name.isdecimal())
+
+
+def _check_shared(
+    context: Context, gpus_of: Mapping[Terminal, Sequence[str]], use_profile: str
+) -> Check:
+    """Check GPUs that both terminals use: allowed is a single one, with shares that fit."""
+    settings = context.settings
+    shared = sorted(set(gpus_of["server"]) & set(gpus_of["trainer"]))
+    if not shared:
+        parts = [f"{terminal} on {','.join(names)}" for terminal, names in gpus_of.items()]
+        return ok("gpu split", ", ".join(parts))
+    server_processes = settings.vllm_tensor_parallel_size * settings.vllm_data_parallel_size
+    num_wanted = len({*gpus_of["server"], *gpus_of["trainer"]})
+    is_one_gpu = server_processes == settings.nproc_per_node == num_wanted == 1
+    engine_share = settings.gpu_memory_utilization
+    if not is_one_gpu or engine_share > _MAX_SHARE_ON_ONE_GPU:
+        finding = (
+            f"both terminals would take GPU {', '.join(shared)} (CUDA_VISIBLE_DEVICES is one list "
+            "for both)"
+        )
+        return warn("gpu split", finding, use_profile)
+    finding = (
+        f"both terminals share GPU {shared[0]}, the trainer takes up to "
+        f"{settings.trainer_memory:g} of it"
+    )
+    rest = round(1 - engine_share, 2)
+    if settings.trainer_memory > rest:
+        finding += f": an engine that starts again may not find its {engine_share:g}"
+        return warn("gpu split", finding, f"export HANABI_TRAINER_MEMORY={rest:g}")
+    return ok("gpu split", finding)
+
+
+def _check_sizes(
+    name: str, sizes: str, needed: int, gpus: Sequence[str], use_profile: str
+) -> Check:
+    """Compare the number of GPUs that a terminal's sizes need with those that it has.
+
+    Args:
+        name: Name of the check.
+        sizes: The settings that say how many are needed.
+        needed: That number.
+        gpus: The terminal's GPUs.
+        use_profile: What to type where they do not fit.
+    """
     if needed > len(gpus):
-        return fail(
-            name,
-            f"{sizes} needs {needed} GPUs, the terminal has {len(gpus)} ({','.join(gpus)})",
-            layout,
-        )
+        listed = ",".join(gpus)
+        finding = f"{sizes} needs {needed} GPUs, the terminal has {len(gpus)} ({listed})"
+        return fail(name, finding, use_profile)
     if needed < len(gpus):
-        return warn(
-            name, f"{sizes} uses {needed} of {len(gpus)} GPUs; the others stay idle", layout
-        )
+        finding = f"{sizes} uses {needed} of {len(gpus)} GPUs; the others stay idle"
+        return warn(name, finding, use_profile)
     return ok(name, f"{sizes} fits {len(gpus)}")
 
 
-def _engine_memory(context: Context, gpus: list[Gpu]) -> Check:
+def _check_free_memory(context: Context, gpus: Sequence[Gpu]) -> Check:
+    """Compare the engine's share with the free memory of the fullest of its GPUs."""
     if not gpus:
         return skip("gpu memory", "nvidia-smi does not tell it")
     share = context.settings.gpu_memory_utilization
-    tight = min(gpus, key=lambda gpu: gpu.free / gpu.total)
-    free = tight.free / tight.total
+    fullest = min(gpus, key=lambda gpu: gpu.free / gpu.total)
+    free_share = fullest.free / fullest.total
     finding = (
-        f"GPU {tight.number} has {tight.free / 1024:.1f} of {tight.total / 1024:.1f} GiB free, "
+        f"GPU {fullest.number} has {fullest.free / 1024:.1f} of {fullest.total / 1024:.1f} GiB "
+        f"free, the engine asks for {share:g} of it (HANABI_GPU_MEMORY_UTILIZATION)"
     )
-    finding += f"the engine asks for {share:g} of it (HANABI_GPU_MEMORY_UTILIZATION)"
-    if free >= share or context.server_is_up:
+    if free_share >= share or context.server_is_up:
         return ok("gpu memory", finding)
-    return fail(
-        "gpu memory",
-        finding,
-        f"nvidia-smi\nexport HANABI_GPU_MEMORY_UTILIZATION={int(100 * free) / 100:g}",
-    )
+    smaller_share = int(100 * free_share) / 100
+    remedy = f"nvidia-smi\nexport HANABI_GPU_MEMORY_UTILIZATION={smaller_share:g}"
+    return fail("gpu memory", finding, remedy)
 
 
-def _names(context: Context, terminal: Terminal) -> list[str]:
-    """Return the GPUs of a terminal, by default those of its script; none where that is not in this
-    folder.
+def _gpus_of(context: Context, terminal: Terminal) -> list[str]:
+    """Return the GPUs of a terminal, by default those that its script names.
+
+    Returns:
+        Numbers or UUIDs; empty where the script is not in this folder.
+
+    Raises:
+        SettingsError: One list is too short for both terminals.
     """
-    if share := gpu_share(context.loaded, terminal):
-        return list(share[0])
-    path = Path(ROLLOUT_SCRIPT if terminal == "server" else TRAIN_SCRIPT)
-    match = (
-        re.search(r"default_env CUDA_VISIBLE_DEVICES\w* (\S+)", path.read_text())
-        if path.is_file()
-        else None
-    )
-    return match[1].split(",") if match else []
+    share = gpu_share(context.loaded, terminal)
+    if share is not None:
+        return list(share.names)
+    script = Path(ROLLOUT_SCRIPT if terminal == "server" else TRAIN_SCRIPT)
+    if not script.is_file():
+        return []
+    default = re.search(r"default_env CUDA_VISIBLE_DEVICES\w* (\S+)", script.read_text())
+    return default[1].split(",") if default else []

@@ -1,6 +1,4 @@
-"""The run folder: whose it is, what a run goes on from; and the machine's disk and memory-backed
-storage.
-"""
+"""Checks of the run folder, of the disk, and of shared memory."""
 
 import os
 import shutil
@@ -10,108 +8,119 @@ from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip
 from hanabi_grpo.commands.doctor.context import Context, amount
 from hanabi_grpo.errors import HanabiGrpoError
 from hanabi_grpo.rollout.datasets import num_steps
-from hanabi_grpo.runs.resume import resume_lines
+from hanabi_grpo.runs.resume import ResumePlan, resume_lines
 from hanabi_grpo.runs.run_folder import check_fresh, holder_of
 
+_SHARED_MEMORY = Path("/dev/shm")
 _VERSIONS_IN_FLIGHT = 3
-"""Served, staged, and one that games in flight still use."""
-_PARALLEL_SHM = 1 << 30
-"""What processes that share a model or gradients exchange through it (NCCL)."""
-_LARGE_MODELS_SHM = 200 * 10**6
-"""Three versions of one adapter of rank 16 for a model of 4 billion parameters; containers have 64
-MB.
+"""Versions of an adapter at once: one is served, one is staged, and games still use a third."""
+_PARALLEL_BYTES = 1 << 30
+"""What processes that share a model or gradients exchange through shared memory (NCCL)."""
+_LARGE_MODEL_BYTES = 200 * 10**6
+"""Three versions of one adapter of rank 16 for a model of 4 billion parameters.
+
+Assumed where the model is not known; containers have 64 MB unless they are told otherwise.
 """
+_CHECKPOINT_BYTES_PER_PARAMETER = 3 * 4
+"""A float32 weight and the optimizer's two moments."""
+_UNKNOWN_STEPS = 1 << 31
+"""Steps of a run whose dataset cannot be read: more than any checkpoint has."""
 
 
 def run_folder_checks(context: Context) -> Check:
-    """Tell where the run writes and what it goes on from, or why it cannot."""
-    settings, (resume, problem) = context.settings, context.planned
-    fresh = "unset OUTPUT_DIR RESUME   # a new run in a new folder of outputs/"
+    """Say where the run writes and what it continues from, or why it cannot."""
+    settings = context.settings
+    resume, problem = context.planned
     folder = settings.output_dir if resume is None else resume.run_folder
-    holder, said = holder_of(folder) if folder else "", ""
+    new_run = "unset OUTPUT_DIR RESUME   # a new run in a new folder of outputs/"
+    holder = holder_of(folder) if folder else ""
+    lines = ""
     try:
         if resume is not None:
-            steps = num_steps(settings, context.rows) if context.rows else 1 << 31
-            said = "; ".join(
-                ["", *(line.strip() for line in resume_lines(resume, settings, steps))]
-            )
+            lines = _lines_of(context, resume)
         elif folder is not None and folder.exists() and not holder:
             check_fresh(folder)
     except HanabiGrpoError as error:
         problem = str(error)
     if problem:
-        return fail("run folder", problem, fresh)
+        return fail("run folder", problem, new_run)
     if folder is None:
         return ok("run folder", "a new one in outputs/")
     if holder:
-        look = f".venv/bin/hanabi-grpo watch {folder}   # it goes on, leave it alone"
-        return fail(
-            "run folder", f"{folder}: another trainer works in it ({holder})", f"{fresh}\n{look}"
-        )
-    return ok("run folder", f"{folder}{said}")
+        watch = f".venv/bin/hanabi-grpo watch {folder}   # that run is alive, leave it alone"
+        finding = f"{folder}: another trainer works in it ({holder})"
+        return fail("run folder", finding, f"{new_run}\n{watch}")
+    return ok("run folder", f"{folder}{lines}")
+
+
+def _lines_of(context: Context, resume: ResumePlan) -> str:
+    """Return what the trainer would print of a resume, on one line; raises what it would raise."""
+    steps = _UNKNOWN_STEPS
+    if context.rows:
+        steps = num_steps(context.settings, context.rows)
+    text = ""
+    for line in resume_lines(resume, context.settings, steps):
+        text += f"; {line.strip()}"
+    return text
 
 
 def disk_checks(context: Context) -> Check:
-    """Compare free space with the checkpoints that a run keeps."""
+    """Compare the free disk space with the checkpoints that a run keeps."""
     settings = context.settings
     wanted = (settings.output_dir or Path("outputs")).absolute()
     parent = next(folder for folder in (wanted, *wanted.parents) if folder.is_dir())
     free = shutil.disk_usage(parent).free
     if not os.access(parent, os.W_OK):
-        return fail(
-            "disk", f"{parent} cannot be written to", 'export OUTPUT_DIR="$HOME/hanabi-run"'
-        )
+        remedy = 'export OUTPUT_DIR="$HOME/hanabi-run"'
+        return fail("disk", f"{parent} cannot be written to", remedy)
+    free_amount = amount(free, "B")
     if not context.adapter_parameters:
-        return skip(
-            "disk",
-            f"{amount(free, 'B')} free at {parent}; the size of a checkpoint needs the model",
-        )
-    # Float32 weights and the optimizer's two moments.
-    checkpoint = 3 * 4 * context.adapter_parameters * context.num_adapters
+        finding = f"{free_amount} free at {parent}; the size of a checkpoint needs the model"
+        return skip("disk", finding)
+    parameters = context.adapter_parameters * context.num_adapters
+    checkpoint = _CHECKPOINT_BYTES_PER_PARAMETER * parameters
+    kept = settings.save_total_limit
     size = amount(checkpoint, "B")
-    text = (
-        f"{amount(free, 'B')} free at {parent}, checkpoints take {settings.save_total_limit} × "
-        f"{size}"
-    )
-    # One more than is kept: the new one is written before the oldest goes.
-    if free < (settings.save_total_limit + 1) * checkpoint:
-        way = f'df -h {parent}\nexport OUTPUT_DIR="a folder on a larger disk" SAVE_TOTAL_LIMIT=1'
-        return fail("disk", text, way)
-    return ok("disk", text)
+    finding = f"{free_amount} free at {parent}, checkpoints take {kept} × {size}"
+    # A new checkpoint is written before the oldest one is deleted.
+    if free < (kept + 1) * checkpoint:
+        remedy = f'df -h {parent}\nexport OUTPUT_DIR="a folder on a larger disk" SAVE_TOTAL_LIMIT=1'
+        return fail("disk", finding, remedy)
+    return ok("disk", finding)
 
 
 def shared_memory_checks(context: Context) -> Check | None:
-    """Compare memory-backed storage with the server's adapters and with what parallel processes
-    exchange there.
-    """
-    home, settings = Path("/dev/shm"), context.settings
+    """Compare shared memory with the adapters and with what parallel processes exchange."""
+    settings = context.settings
     if not context.serves and settings.nproc_per_node == 1:
         return None
-    if not home.is_dir():
-        return skip("shared memory", "there is no /dev/shm; adapters go to the temporary folder")
-    free, parameters = shutil.disk_usage(home).free, context.adapter_parameters
-    text, needed = f"{amount(free, 'B')} free in {home}", 0
-    if context.serves and parameters:
-        needed = (
-            _VERSIONS_IN_FLIGHT
-            * (4 if settings.dtype == "float32" else 2)
-            * parameters
-            * context.num_adapters
-        )
-        text += f", adapters take up to {amount(needed, 'B')}"
+    if not _SHARED_MEMORY.is_dir():
+        finding = f"there is no {_SHARED_MEMORY}; adapters go to the temporary folder"
+        return skip("shared memory", finding)
+    free = shutil.disk_usage(_SHARED_MEMORY).free
+    finding = f"{amount(free, 'B')} free in {_SHARED_MEMORY}"
+    needed = 0
+    if context.serves and context.adapter_parameters:
+        bytes_per_number = 4 if settings.dtype == "float32" else 2
+        parameters = context.adapter_parameters * context.num_adapters
+        needed = _VERSIONS_IN_FLIGHT * bytes_per_number * parameters
+        finding += f", adapters take up to {amount(needed, 'B')}"
     elif context.serves and settings.device == "gpu":
-        needed = _LARGE_MODELS_SHM
-        text += f", adapters of a model for GPUs take at least {amount(needed, 'B')}"
-    engine = (
-        max(settings.vllm_tensor_parallel_size, settings.vllm_data_parallel_size)
-        if context.serves
-        else 1
-    )
-    if max(engine, settings.nproc_per_node if context.trains else 1) > 1:
-        needed += _PARALLEL_SHM
-        text += f", parallel processes about {amount(_PARALLEL_SHM, 'B')}"
+        needed = _LARGE_MODEL_BYTES
+        finding += f", adapters of a model for GPUs take at least {amount(needed, 'B')}"
+    if _has_parallel_processes(context):
+        needed += _PARALLEL_BYTES
+        finding += f", parallel processes about {amount(_PARALLEL_BYTES, 'B')}"
     if free < needed:
-        return fail(
-            "shared memory", text, f"mount -o remount,size=8G {home}\ndocker run --shm-size=8g …"
-        )
-    return ok("shared memory", text)
+        remedy = f"mount -o remount,size=8G {_SHARED_MEMORY}\ndocker run --shm-size=8g …"
+        return fail("shared memory", finding, remedy)
+    return ok("shared memory", finding)
+
+
+def _has_parallel_processes(context: Context) -> bool:
+    """Tell whether several processes of one terminal work on the same model."""
+    settings = context.settings
+    if context.trains and settings.nproc_per_node > 1:
+        return True
+    parallel = max(settings.vllm_tensor_parallel_size, settings.vllm_data_parallel_size)
+    return context.serves and parallel > 1

@@ -1,6 +1,4 @@
-"""Ports and rollout servers: may one listen, does one answer, whose is it. No session is opened on
-any.
-"""
+"""Checks of ports and of running servers; none of them opens a session on a server."""
 
 import asyncio
 import errno
@@ -9,128 +7,145 @@ from dataclasses import replace
 
 from pydantic import ValidationError
 
+from hanabi_grpo.agents.url_model import UrlPartners
 from hanabi_grpo.client.fleet import server_name
 from hanabi_grpo.client.rollout_client import RolloutClient
-from hanabi_grpo.client.url_partners import UrlPartners
 from hanabi_grpo.client.waiting import NotReady, look_once
 from hanabi_grpo.commands.console import server_command
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
-from hanabi_grpo.commands.doctor.context import LOCAL, Context, is_ours
+from hanabi_grpo.commands.doctor.context import LOCAL, Context, is_rollout_server
 from hanabi_grpo.errors import PartnerError, ServerError
 from hanabi_grpo.runs.run_folder import is_run
 from hanabi_grpo.server.identity import ServerIdentity
 from hanabi_grpo.server.main import listen
 from hanabi_grpo.settings import Settings
 
+_REACHED_BY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""The address at which this machine reaches a server that listens on all its addresses."""
+_MAX_MODELS = 10
+"""Models of a URL that a finding names."""
+
 
 def port_checks(context: Context) -> Check:
-    """Tell whether the server can listen on PORT, or who does."""
-    host, port = context.settings.host, context.settings.port
+    """Check that the server can listen on PORT, or say what listens there."""
+    host = context.settings.host
+    port = context.settings.port
     try:
         listen(host, port).close()
         return ok("port", f"{host}:{port} is free")
     except ServerError as error:
         cause = error.__cause__
     if isinstance(cause, OSError) and cause.errno != errno.EADDRINUSE:
-        finding = f"HANABI_HOST={host} PORT={port}: cannot listen there ({cause.strerror or cause})"
+        reason = cause.strerror or cause
+        finding = f"HANABI_HOST={host} PORT={port}: cannot listen there ({reason})"
         return fail("port", finding, "unset HANABI_HOST PORT")
-    place = {
-        "vllm_server_host": {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host),
-        "vllm_server_port": port,
-    }
-    with listen(host, 0) as probe:
-        free = probe.getsockname()[1]
-    # Never how to end it: it may be somebody's healthy server.
-    ways = f"export PORT={free} VLLM_SERVER_PORT={free}\nss -ltnp 'sport = :{port}'   # whose it is"
-    if not is_ours(look_once(context.settings.model_copy(update=place))):
-        return fail("port", f"{host}:{port} is held by something else", ways)
+    # Never how to end what listens there: it may be somebody's healthy server.
+    free_port = _find_free_port(host)
+    remedy = (
+        f"export PORT={free_port} VLLM_SERVER_PORT={free_port}\n"
+        f"ss -ltnp 'sport = :{port}'   # shows whose it is"
+    )
+    address = {"vllm_server_host": _REACHED_BY.get(host, host), "vllm_server_port": port}
+    health = look_once(context.settings.model_copy(update=address))
+    if not is_rollout_server(health):
+        return fail("port", f"{host}:{port} is used by another program", remedy)
     finding = f"{host}:{port}: a rollout server runs there already"
-    return warn("port", finding, ways) if context.role == "server" else ok("port", finding)
+    if context.role == "server":
+        return warn("port", finding, remedy)
+    return ok("port", finding)
+
+
+def _find_free_port(host: str) -> int:
+    with listen(host, 0) as probe:
+        return int(probe.getsockname()[1])
 
 
 def server_checks(context: Context) -> Iterator[Check]:
-    """Tell whether the trainer's server answers, and whether it is free; of several, each of
-    them.
-    """
-    for one, health in context.healths:
-        start = server_command(replace(context.loaded, settings=one))
+    """Check that each of the trainer's servers answers and works for no other trainer."""
+    for settings, health in context.healths:
+        start = server_command(replace(context.loaded, settings=settings))
         if isinstance(health, dict):
-            yield from _fits(context, one, start)
+            yield _check_identity(context, settings, start)
+        elif isinstance(health, ServerError):
+            yield _explain_refusal(health)
         else:
-            yield _is_not_ready(one, health, start)
+            yield _explain_not_ready(settings, health, start)
 
 
-def _is_not_ready(one: Settings, health: NotReady | ServerError, start: str) -> Check:
-    host, port, where = one.vllm_server_host, one.vllm_server_port, server_name(one)
-    if isinstance(health, ServerError):
-        way = "export HANABI_API_KEY=…   # the value of the server's terminal"
-        return fail(
-            "server",
-            str(health),
-            way if "(401)" in str(health) else "export VLLM_SERVER_HOST=127.0.0.1",
-        )
+def _explain_refusal(error: ServerError) -> Check:
+    """Say what to do about a server that answers and refuses."""
+    remedy = "export VLLM_SERVER_HOST=127.0.0.1"
+    if "(401)" in str(error):
+        remedy = "export HANABI_API_KEY=…   # the value of the server's terminal"
+    return fail("server", str(error), remedy)
+
+
+def _explain_not_ready(settings: Settings, health: NotReady, start: str) -> Check:
+    """Say what to do about a server that is not healthy; `start` is the command that starts it."""
+    host = settings.vllm_server_host
+    name = server_name(settings)
     if health.is_there:
-        return skip("server", f"{where} {health.reason}; the trainer waits for it")
+        return skip("server", f"{name} {health.reason}; the trainer waits for it")
     if "answers" in health.reason:
-        way = f"export PORT={port + 1} VLLM_SERVER_PORT={port + 1}\n{start}"
-        return fail("server", f"{where} is no server that can be used: {health.reason}", way)
+        next_port = settings.vllm_server_port + 1
+        remedy = f"export PORT={next_port} VLLM_SERVER_PORT={next_port}\n{start}"
+        finding = f"{name} is no server that can be used: {health.reason}"
+        return fail("server", finding, remedy)
     if health.reason.startswith("ConnectError") and host in LOCAL:
-        return skip("server", f"none runs at {where} yet; the trainer waits for it", start)
-    return warn(
-        "server", f"{where} cannot be reached ({health.reason})", f"ping -c 1 {host}\n{start}"
-    )
+        return skip("server", f"none runs at {name} yet; the trainer waits for it", start)
+    finding = f"{name} cannot be reached ({health.reason})"
+    return warn("server", finding, f"ping -c 1 {host}\n{start}")
 
 
-def _fits(context: Context, one: Settings, start: str) -> Iterator[Check]:
-    """Tell whose the server is. Whether it fits the trainer's model and rank, it says when the
-    session is opened.
+def _check_identity(context: Context, settings: Settings, start: str) -> Check:
+    """Check that a healthy server is of this version and free.
+
+    Whether it fits the trainer's model and rank, the server says when a session is opened.
     """
-    where = server_name(one)
+    name = server_name(settings)
     try:
-        with RolloutClient.from_settings(one) as client:
-            identity = client.identity()
-        there = ServerIdentity.model_validate(identity)
+        with RolloutClient.from_settings(settings) as client:
+            answer = client.identity()
+        identity = ServerIdentity.model_validate(answer)
     except (ServerError, ValidationError):
         finding = (
-            f"{where} is healthy but does not say what it is; it may be of another version "
-            "of this project"
+            f"{name} is healthy but does not say what it is; it may be of another version of this "
+            "project"
         )
-        yield fail("server", finding, f"{start}   # after Ctrl-C in that terminal")
-        return
-    run, (resume, _) = identity.get("run"), context.planned
-    # The server lets the successor of its own run in.
-    own = resume is not None and not resume.fork and is_run(resume.run_folder, str(run))
-    if identity.get("session_alive") and not own:
-        port = one.vllm_server_port + 1
-        beside = (
-            f"export PORT={port} VLLM_SERVER_PORT={port}   # a second server; leave the "
-            "first to its trainer"
+        return fail("server", finding, f"{start}   # after Ctrl-C in that terminal")
+    run = answer.get("run")
+    if answer.get("session_alive") and not _continues_run(context, str(run)):
+        port = settings.vllm_server_port + 1
+        remedy = (
+            f"export PORT={port} VLLM_SERVER_PORT={port}   # a second server; leave the first to "
+            "its trainer"
         )
-        finding = f"{where} works for run {run}, whose trainer is alive: another is answered 409"
-        yield (fail if context.role == "trainer" else warn)("server", finding, beside)
-    else:
-        yield ok(
-            "server",
-            f"{where} answers (instance {there.instance_id}, {there.model}, {there.dtype})",
-        )
+        finding = f"{name} works for run {run}, whose trainer is alive: another is answered 409"
+        result = fail if context.role == "trainer" else warn
+        return result("server", finding, remedy)
+    facts = f"instance {identity.instance_id}, {identity.model}, {identity.dtype}"
+    return ok("server", f"{name} answers ({facts})")
+
+
+def _continues_run(context: Context, run: str) -> bool:
+    """Tell whether RESUME continues this very run, whose successor the server lets in."""
+    resume, _ = context.planned
+    return resume is not None and not resume.fork and is_run(resume.run_folder, run)
 
 
 def partner_url_checks(context: Context) -> Iterator[Check]:
     """Ask each of HANABI_PARTNER_URLS which models it has, which costs no tokens."""
     partners = UrlPartners(context.settings)
-    for word, one in partners.by_word.items():
+    for spec, partner in partners.by_spec.items():
         try:
-            names = asyncio.run(partners.look(word))
+            models = asyncio.run(partners.list_models(spec))
         except PartnerError as error:
-            yield fail("partner urls", f"{word}: {error}", f"curl {one.base}/models")
+            yield fail("partner urls", f"{spec}: {error}", f"curl {partner.base}/models")
             continue
-        if one.model in names:
-            yield ok("partner urls", f"{word}: {one.base} has {one.model}")
-        else:
-            finding = (
-                f"{word}: {one.base} lists {', '.join(names[:10]) or 'nothing'}, and not "
-                f"{one.model}"
-            )
-            yield warn(
-                "partner urls", finding, f"export HANABI_PARTNER_URLS={one.name}={one.base}#MODEL"
-            )
+        if partner.model in models:
+            yield ok("partner urls", f"{spec}: {partner.base} has {partner.model}")
+            continue
+        listed = ", ".join(models[:_MAX_MODELS]) or "nothing"
+        finding = f"{spec}: {partner.base} lists {listed}, and not {partner.model}"
+        remedy = f"export HANABI_PARTNER_URLS={partner.name}={partner.base}#MODEL"
+        yield warn("partner urls", finding, remedy)

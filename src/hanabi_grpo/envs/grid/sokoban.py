@@ -1,8 +1,8 @@
-"""Sokoban: push every box onto a goal. Maps are made by pulling boxes off the goals, so each can be
-solved.
+"""Sokoban: push every box onto a goal.
 
-Signs as levels are usually written: # wall, . goal, $ box, * box on a goal, @ player, + player on a
-goal, - floor."""
+Maps are made by pulling boxes off the goals, so each can be solved. Signs as levels are usually
+written: # wall, . goal, $ box, * box on a goal, @ player, + player on a goal, - floor.
+"""
 
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -11,10 +11,33 @@ from typing import NamedTuple, Self
 from pydantic import Field, model_validator
 
 from hanabi_grpo.envs import base
-from hanabi_grpo.envs.grid.maze import MOVES, Maze, MazeConfig, MazeGame, bfs, random_walk, shortest
+from hanabi_grpo.envs.grid.maze import (
+    DIRECTIONS,
+    MOVES,
+    Maze,
+    MazeConfig,
+    MazeGame,
+    bfs,
+    random_walk,
+    shortest,
+)
 from hanabi_grpo.errors import SettingsError
 
+WALL = "#"
+FLOOR = "-"
+GOAL = "."
+BOX = "$"
+BOX_ON_GOAL = "*"
+PLAYER = "@"
+PLAYER_ON_GOAL = "+"
+
+_MOST_DRAWS = 1 << 16
+"""Maps that are drawn at most until no box is on a goal in one."""
+_NUM_SEEDS = 1 << 62
+"""Seeds from which the generator of a map is drawn."""
+
 Cell = tuple[int, int]
+"""Row and column within the walls, from 0 at the upper left."""
 
 
 class SokobanConfig(MazeConfig):
@@ -37,7 +60,7 @@ class SokobanConfig(MazeConfig):
         return self
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """Where everything is that moves."""
 
     player: Cell
@@ -47,28 +70,34 @@ class Place(NamedTuple):
 class SokobanGame(MazeGame):
     """A room of `size` by `size` cells; all that is not in it is wall."""
 
-    def __init__(self, config: SokobanConfig, goals: frozenset[Cell], place: Place) -> None:
-        self.config, self.size, self.goals, self.place = config, config.size, goals, place
+    def __init__(self, config: SokobanConfig, goals: frozenset[Cell], position: Position) -> None:
+        self.config = config
+        self.size = config.size
+        self.goals = goals
+        self.position = position
 
     def won(self) -> bool:
-        return self.place.boxes == self.goals
+        return self.position.boxes == self.goals
 
     def move(self, action: str) -> None:
-        self.place = _pushed(self.place, action, self.size)
+        self.position = _push(self.position, action, self.size)
 
     def rows(self) -> tuple[str, ...]:
-        inner = (
-            "".join(self._sign((row, column)) for column in range(self.size))
-            for row in range(self.size)
-        )
-        wall = "#" * (self.size + 2)
-        return (wall, *(f"#{row}#" for row in inner), wall)
+        wall = WALL * (self.size + 2)
+        rows = [wall]
+        for row in range(self.size):
+            cells = [self._sign((row, column)) for column in range(self.size)]
+            rows.append(WALL + "".join(cells) + WALL)
+        rows.append(wall)
+        return tuple(rows)
 
     def _sign(self, cell: Cell) -> str:
-        on_goal = cell in self.goals
-        if cell == self.place.player:
-            return "@+"[on_goal]
-        return "$*"[on_goal] if cell in self.place.boxes else "-."[on_goal]
+        is_goal = cell in self.goals
+        if cell == self.position.player:
+            return PLAYER_ON_GOAL if is_goal else PLAYER
+        if cell in self.position.boxes:
+            return BOX_ON_GOAL if is_goal else BOX
+        return GOAL if is_goal else FLOOR
 
 
 class Sokoban(Maze[SokobanConfig]):
@@ -82,10 +111,8 @@ class Sokoban(Maze[SokobanConfig]):
     }
     text = (
         "You play Sokoban: push every box onto a goal. The map has # for a wall, - for floor, . "
-        "for a goal, $ for a "
-        "box, * for a box on a goal, @ for you and + for you on a goal. You push a box by moving "
-        "against it; you "
-        "cannot pull, nor push two boxes or a box into a wall."
+        "for a goal, $ for a box, * for a box on a goal, @ for you and + for you on a goal. You "
+        "push a box by moving against it; you cannot pull, nor push two boxes or a box into a wall."
     )
     policies: Mapping[str, Callable[[], base.Policy]] = {
         "random": random_walk,
@@ -94,61 +121,91 @@ class Sokoban(Maze[SokobanConfig]):
 
     def reset(self, config: SokobanConfig, *, split: str, seed: int) -> SokobanGame:
         """Draw goals, and pull the boxes off them at random until none is on its goal."""
-        for number in range(1 << 16):
-            rng = random.Random(base.draw("sokoban", split, seed, number, below=1 << 62))
-            cells = [(row, column) for row in range(config.size) for column in range(config.size)]
-            order = sorted(cells, key=lambda _: rng.random())
-            goals, player = frozenset(order[: config.boxes]), order[config.boxes]
-            place = Place(player, goals)
-            for _ in range(config.pulls):
-                place = _pulled(place, tuple(MOVES)[int(rng.random() * 4)], config.size)
-            if not place.boxes & goals:
+        for number in range(_MOST_DRAWS):
+            rng = random.Random(base.draw("sokoban", split, seed, number, below=_NUM_SEEDS))
+            goals, position = _draw_start(config, rng)
+            if not position.boxes & goals:
                 break
-        return SokobanGame(config, goals, place)
+        return SokobanGame(config, goals, position)
 
 
-def _there(cell: Cell, action: str, steps: int = 1) -> Cell:
+def _draw_start(config: SokobanConfig, rng: random.Random) -> tuple[frozenset[Cell], Position]:
+    """Return the goals and where player and boxes are after `config.pulls` random pulls.
+
+    Only `rng.random()` is used, whose numbers no version of Python changes.
+    """
+    cells = [(row, column) for row in range(config.size) for column in range(config.size)]
+    cells.sort(key=lambda cell: rng.random())
+    goals = frozenset(cells[: config.boxes])
+    position = Position(player=cells[config.boxes], boxes=goals)
+    for _ in range(config.pulls):
+        action = DIRECTIONS[int(rng.random() * len(DIRECTIONS))]
+        position = _pull(position, action, config.size)
+    return goals, position
+
+
+def _neighbour(cell: Cell, action: str, steps: int = 1) -> Cell:
+    """Return the cell so many steps away, which may lie in the wall."""
+    row, column = cell
     down, right = MOVES[action]
-    return cell[0] + steps * down, cell[1] + steps * right
+    return row + steps * down, column + steps * right
 
 
 def _is_free(cell: Cell, boxes: frozenset[Cell], size: int) -> bool:
-    return 0 <= cell[0] < size and 0 <= cell[1] < size and cell not in boxes
+    row, column = cell
+    is_inside = 0 <= row < size and 0 <= column < size
+    return is_inside and cell not in boxes
 
 
-def _pushed(place: Place, action: str, size: int) -> Place:
-    player, boxes = place
-    there = _there(player, action)
-    if there in boxes:
-        beyond = _there(player, action, 2)
+def _push(position: Position, action: str, size: int) -> Position:
+    """Make one move by the rules; a move that is blocked changes nothing."""
+    boxes = position.boxes
+    target = _neighbour(position.player, action)
+    if target in boxes:
+        beyond = _neighbour(position.player, action, steps=2)
         if not _is_free(beyond, boxes, size):
-            return place
-        return Place(there, boxes - {there} | {beyond})
-    return Place(there, boxes) if _is_free(there, boxes, size) else place
+            return position
+        return Position(target, boxes - {target} | {beyond})
+    if not _is_free(target, boxes, size):
+        return position
+    return Position(target, boxes)
 
 
-def _pulled(place: Place, action: str, size: int) -> Place:
-    """Step back in a direction and take along a box that is on the other side: a push undone."""
-    player, boxes = place
-    there, behind = _there(player, action), _there(player, action, -1)
-    if not _is_free(there, boxes, size):
-        return place
-    return Place(there, boxes - {behind} | {player} if behind in boxes else boxes)
+def _pull(position: Position, action: str, size: int) -> Position:
+    """Step back in a direction and take along a box that is on the other side: undo a push."""
+    player, boxes = position
+    target = _neighbour(player, action)
+    behind = _neighbour(player, action, steps=-1)
+    if not _is_free(target, boxes, size):
+        return position
+    if behind in boxes:
+        boxes = boxes - {behind} | {player}
+    return Position(target, boxes)
 
 
 def _plan(rows: tuple[str, ...]) -> list[str] | None:
+    """Return the shortest solution of a map."""
     size = len(rows) - 2
-    signs = {
-        (row, column): rows[row + 1][column + 1] for row in range(size) for column in range(size)
-    }
-    boxes = frozenset(cell for cell, sign in signs.items() if sign in "$*")
-    goals = frozenset(cell for cell, sign in signs.items() if sign in ".*+")
-    [player] = [cell for cell, sign in signs.items() if sign in "@+"]
+    boxes = set()
+    goals = set()
+    for row in range(size):
+        for column in range(size):
+            cell = (row, column)
+            sign = rows[row + 1][column + 1]
+            if sign in (BOX, BOX_ON_GOAL):
+                boxes.add(cell)
+            if sign in (GOAL, BOX_ON_GOAL, PLAYER_ON_GOAL):
+                goals.add(cell)
+            if sign in (PLAYER, PLAYER_ON_GOAL):
+                player = cell
 
-    def after(here: Place) -> Iterator[tuple[str, Place]]:
-        return ((action, _pushed(here, action, size)) for action in MOVES)
+    def after(position: Position) -> Iterator[tuple[str, Position]]:
+        for action in DIRECTIONS:
+            yield action, _push(position, action, size)
 
-    return shortest(Place(player, boxes), after, lambda here: here.boxes == goals)
+    return shortest(
+        Position(player, frozenset(boxes)), after, lambda position: position.boxes == goals
+    )
 
 
 SOKOBAN = Sokoban()

@@ -1,1 +1,1 @@
-"""Hanabi: rules, prompts, policies, conventions, replays, and what the loop needs of a game."""
+"""Hanabi: rules, prompts, policies, conventions, replays, metrics and alarms."""

@@ -1,58 +1,103 @@
-"""The alarms on how a team plays Hanabi: without hints, without plays, blind, or always alike."""
+"""Alarms of how a team plays Hanabi: without hints, without plays, blindly, or always the same."""
 
 from hanabi_grpo.envs.alarms import LESS_STEEP, Alarm
 
+_BELOW_BLIND = Alarm(
+    name="below_blind",
+    figure="over_blind/{board}",
+    title="score above blind play, same deals",
+    below=True,
+    raise_at=0.02,
+    clear_at=0.1,
+    after=50,
+    means=(
+        "playing the oldest card without looking scores as much on these deals, so the score says "
+        "nothing about cooperation yet."
+    ),
+    do=(
+        "Compare with the blind row of hanabi-grpo evaluate; give it more steps or a better "
+        "start, or take a board without this trap (laptop)."
+    ),
+)
+
+_BLIND_PLAY = Alarm(
+    name="blind_play",
+    figure="{player}/blind_share",
+    title="share of moves: play the oldest card",
+    raise_at=0.8,
+    clear_at=0.7,
+    means=(
+        "it plays its oldest card whatever it sees: the policy without communication that boards "
+        "with several lives reward."
+    ),
+    do=(
+        f"{LESS_STEEP} or a higher TEMPERATURE, or train on a board where this does not score "
+        "(laptop)."
+    ),
+)
+
+_NO_PLAYS = Alarm(
+    name="no_plays",
+    figure="share/play",
+    title="share of the team's turns: play",
+    below=True,
+    raise_at=0.02,
+    clear_at=0.04,
+    means="the team no longer plays cards, and only plays score.",
+    do=(
+        "Look at games (hanabi-grpo view RUN); on a board with one life a bomb may cost too much: "
+        "a warm start, or more lives."
+    ),
+)
+
+_NO_HINTS = Alarm(
+    name="no_hints",
+    figure="share/hint",
+    title="share of the team's turns: hint, where legal",
+    below=True,
+    raise_at=0.02,
+    clear_at=0.04,
+    means=(
+        "the team has stopped communicating: nobody gives hints, so everybody plays without "
+        "knowledge."
+    ),
+    do=(
+        f"{LESS_STEEP} or a higher TEMPERATURE; more NUM_GENERATIONS make the rare good hint "
+        "visible."
+    ),
+)
+
+_ONE_MOVE = Alarm(
+    name="one_move",
+    figure="{player}/top_move_share",
+    title="share of the most frequent move",
+    raise_at=0.9,
+    clear_at=0.8,
+    means="it makes the same move nearly always, whatever it sees.",
+    do=f"{LESS_STEEP} or a higher TEMPERATURE.",
+)
+
+_HINTS_SILENT = Alarm(
+    name="hints_silent",
+    figure="hint_bits",
+    title="bits that a hint tells the next player",
+    below=True,
+    raise_at=0.01,
+    clear_at=0.02,
+    after=50,
+    means="hints carry no information: the next player moves alike after each of them.",
+    do=(
+        "Hints only pass the time. A warm start on games of a bot (hanabi-grpo warm-start) gives "
+        "hints a meaning to start from."
+    ),
+)
+
 ALARMS: tuple[Alarm, ...] = (
-    Alarm(
-        name="below_blind", figure="over_blind/{board}", title="score above blind play, same "
-                                                               "deals", below=True,
-        raise_at=0.02, clear_at=0.1, after=50,
-        means="playing the oldest card without looking scores as much on these deals, so the "
-              "score says nothing about "
-        "cooperation yet.",
-        do="Compare with the blind row of hanabi-grpo evaluate; give it more steps or a better "
-           "start, or take a board "
-        "without this trap (laptop).",
-    ),
-    Alarm(
-        name="blind_play", figure="{player}/blind_share", title="share of moves: play the oldest "
-                                                                "card",
-        raise_at=0.8, clear_at=0.7,
-        means="it plays its oldest card whatever it sees: the policy without communication that "
-              "boards with "
-        "several lives reward.",
-        do=f"{LESS_STEEP} or a higher TEMPERATURE, or train on a board where this does not score "
-           "(laptop).",
-    ),
-    Alarm(
-        name="no_plays", figure="share/play", title="share of the team's turns: play", below=True,
-        raise_at=0.02, clear_at=0.04,
-        means="the team no longer plays cards, and only plays score.",
-        do="Look at games (hanabi-grpo view RUN); on a board with one life a bomb may cost too "
-           "much: a warm start, "
-        "or more lives.",
-    ),
-    Alarm(
-        name="no_hints", figure="share/hint", title="share of the team's turns: hint, where legal", below=True,
-        raise_at=0.02, clear_at=0.04,
-        means="the team has stopped to communicate: nobody gives hints, so everybody plays "
-              "without knowledge.",
-        do=f"{LESS_STEEP} or a higher TEMPERATURE; more NUM_GENERATIONS make the rare good hint "
-           "visible.",
-    ),
-    Alarm(
-        name="one_move", figure="{player}/top_move_share", title="share of the most frequent move",
-        raise_at=0.9, clear_at=0.8,
-        means="it makes the same move nearly always, whatever it sees.",
-        do=f"{LESS_STEEP} or a higher TEMPERATURE.",
-    ),
-    Alarm(
-        name="hints_silent", figure="hint_bits", title="bits that a hint tells the next player", below=True,
-        raise_at=0.01, clear_at=0.02, after=50,
-        means="hints say nothing: the next player moves alike after each of them.",
-        do="Hints only pass the time. A warm start on games of a bot (hanabi-grpo warm-start) "
-           "gives hints a meaning to "
-        "start from.",
-    ),
-)  # fmt: skip
+    _BELOW_BLIND,
+    _BLIND_PLAY,
+    _NO_PLAYS,
+    _NO_HINTS,
+    _ONE_MOVE,
+    _HINTS_SILENT,
+)
 """Most telling first."""

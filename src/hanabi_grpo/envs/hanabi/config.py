@@ -14,9 +14,7 @@ class EnvConfig(base.EnvConfig):
     """The settings of one game. Building one checks the board too, before OpenSpiel sees it."""
 
     preset: str
-    """Board; unset with DATASET: as its rows say. Without a GPU 3 to 5 players have mini by
-    default.
-    """
+    """Board. Default with DATASET: that of its rows; for 3 to 5 players without a GPU: mini."""
     players: int = 2
     """Players of a game: 2 to 5."""
     observation: Literal["full", "compact"] = "full"
@@ -30,17 +28,24 @@ class EnvConfig(base.EnvConfig):
     bomb_rule: Literal["zero", "keep"] = "zero"
     """What a lost last life does to the points scored so far."""
     max_turns: int = Field(default=0, ge=0)
-    """Moves of all players after which a game is cut; 0: the rules' bound."""
+    """Moves of all players after which a game is truncated; 0: the rules' bound."""
 
     @classmethod
     def defaults(cls, device: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the whole game in readable text on a GPU, else a small board in the tiny model's
-        words.
+        """Return the whole game in readable text on a GPU, else a small board for the tiny model.
+
+        Args:
+            device: Where models play: "cpu" or "gpu".
+            given: The settings that are set.
         """
         if device == "gpu":
             return {"preset": "full"}
-        preset = "laptop" if given.get("players", 2) == 2 else "mini"
-        return {"preset": preset, "observation": "compact", "legal_moves": False}
+        has_two_players = given.get("players", 2) == 2
+        return {
+            "preset": "laptop" if has_two_players else "mini",
+            "observation": "compact",
+            "legal_moves": False,
+        }
 
     @model_validator(mode="after")
     def _check_board(self) -> Self:
@@ -48,5 +53,9 @@ class EnvConfig(base.EnvConfig):
         return self
 
     def spec(self) -> GameSpec:
-        """Return the board; raises `GameParameterError` as `make_spec`."""
+        """Return the board.
+
+        Raises:
+            GameParameterError: As `make_spec`.
+        """
         return make_spec(self.preset, self.players)

@@ -1,41 +1,54 @@
-"""What a team's hints mean to its players: counters of games, and what a receiver does next as
-shares of them.
+"""What a team's hints mean to its players.
+
+Games are counted into integer counters, and what a receiver does next is reported as shares of
+them, with standard errors over deals.
 """
 
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from hanabi_grpo.envs.hanabi.rules import COLOR_LETTERS, Action, Game, GameSpec
+from hanabi_grpo.envs.hanabi.rules import COLOR_LETTERS, Action, Event, Game, GameSpec
 from hanabi_grpo.types import player_names
 
 NUM_GROUPS = 32
-"""Groups of deals. Leaving out one at a time gives the standard errors, which are then good to
-about one eighth.
-"""
+"""Groups of deals.
+
+Leaving out one at a time gives the standard errors, which are then good to about one eighth."""
 ANY_HINT = "any"
+"""All kinds of hints together, as a key of `ConventionReport.sides`."""
 Row = Counter[Any]
-"""Counters by their keys, see `count_game`."""
+"""Counters of one group of deals by their keys, see `count_game`."""
 
-OF_HINTS = {
-    "plays_touched": ("plays it", "plays_touched", "answered"),
-    "plays": ("plays", "plays", "answered"),
-    "discards": ("discards", "discards", "answered"),
-    "hints_back": ("hints", "hints_back", "answered"),
-    "oldest_of_choices": ("oldest", "oldest", "choices"),
-    "newest_of_choices": ("newest", "newest", "choices"),
-    "scored_of_touched": ("scores", "touched_scored", "plays_touched"),
-    "playable_when_hinted": ("fits", "playable", "touched"),
+
+class HintShare(NamedTuple):
+    """One share that is reported of each kind of hint: one counter of `count_game` over another."""
+
+    title: str
+    """Column title."""
+    numerator: str
+    """Name of a counter."""
+    denominator: str
+    """Name of a counter."""
+
+
+OF_HINTS: Mapping[str, HintShare] = {
+    "plays_touched": HintShare("plays it", "plays_touched", "answered"),
+    "plays": HintShare("plays", "plays", "answered"),
+    "discards": HintShare("discards", "discards", "answered"),
+    "hints_back": HintShare("hints", "hints_back", "answered"),
+    "oldest_of_choices": HintShare("oldest", "oldest", "choices"),
+    "newest_of_choices": HintShare("newest", "newest", "choices"),
+    "scored_of_touched": HintShare("scores", "touched_scored", "plays_touched"),
+    "playable_when_hinted": HintShare("fits", "playable", "touched"),
 }
-"""Figures of what a seat does after a kind of hint: title, and two counters of which it is the
-first over the second.
+"""What a seat does after a kind of hint, by name.
 
-A choice is a play of a touched card after a hint that touched several.
-"""
+A choice is a play of a touched card after a hint that touched several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,43 +60,62 @@ class Answers:
     shares: Mapping[str, float | None]
     """By the names of `OF_HINTS`; None: nothing was observed."""
     signal: float | None
-    """P(plays a touched card | hinted) - P(plays | no new hint): 0 or less of a receiver that does
-    not listen.
-    """
+    """P(plays a touched card | hinted) - P(plays | no new hint).
+
+    0 or less of a receiver that does not listen."""
     error: float | None
-    """Standard error of the signal over deals; None where fewer than two groups of deals observed
-    something.
-    """
+    """Standard error of the signal over deals.
+
+    None where fewer than two groups of deals observed something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConventionReport:
-    """One lineup's figures."""
+    """One lineup's conventions."""
 
     label: str
+    """What was counted, for titles."""
     spec: GameSpec
+    """The board."""
     num_games: int
+    """Games that were counted."""
     sides: Mapping[str, Mapping[str, Answers]]
-    """`team`, then each `player_<i>`, to kinds of hints: `any`, a colour's letter or a printed
-    rank.
-    """
+    """`team`, then each `player_<i>`, to kinds of hints.
+
+    The kinds are `any`, a colour's letter or a printed rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class _PendingHint:
+    """A hint whose receiver has not moved since."""
+
+    kind: int
+    """See `hint_kind`."""
+    touched: tuple[int, ...]
+    """Slots, oldest first."""
 
 
 def convention_report(label: str, games: Sequence[Game]) -> ConventionReport:
-    """Return the figures of one lineup from at least one game, all of one board; the team's pool
-    the seats.
+    """Return the conventions of one lineup; the team's are pooled over its seats.
+
+    Args:
+        label: What was counted, for titles.
+        games: At least one game, all of one board.
     """
-    spec, groups = games[0].spec, count_games(games)
-    seats: dict[str, Sequence[int]] = {"team": range(spec.num_players)}
-    seats |= {name: (seat,) for seat, name in enumerate(player_names(spec.num_players))}
-    hints = (*COLOR_LETTERS[: spec.num_colors], *(str(rank + 1) for rank in range(spec.num_ranks)))
-    sides = {name: _side(groups, own, hints) for name, own in seats.items()}
+    spec = games[0].spec
+    groups = count_games(games)
+    kinds = _kind_names(spec)
+    sides = {"team": _answers_by_kind(groups, range(spec.num_players), kinds)}
+    for seat, name in enumerate(player_names(spec.num_players)):
+        sides[name] = _answers_by_kind(groups, [seat], kinds)
     return ConventionReport(label=label, spec=spec, num_games=len(games), sides=sides)
 
 
 def hint_kind(spec: GameSpec, hint: Action) -> int:
-    """Return the number of a hint's kind, colours before ranks."""
-    return hint.value + (spec.num_colors if hint.kind == "hint_rank" else 0)
+    """Return the number of a hint's kind: its colour, or its rank behind all colours."""
+    if hint.kind == "hint_rank":
+        return spec.num_colors + hint.value
+    return hint.value
 
 
 def count_games(games: Iterable[Game]) -> list[Row]:
@@ -91,100 +123,191 @@ def count_games(games: Iterable[Game]) -> list[Row]:
 
     A hash of the deck puts a game into one of `NUM_GROUPS` groups, so all games of one deal count
     as one draw in the standard errors. A game that was cut off before its end counts as far as it
-    went."""
+    went.
+    """
     groups: dict[int, Row] = {}
     for game in games:
         deck = bytes([8 * card.color + card.rank for card in game.deck])
-        count_game(game, groups.setdefault(zlib.crc32(deck) % NUM_GROUPS, Row()))
-    return [groups[number] for number in sorted(groups)]
+        group = zlib.crc32(deck) % NUM_GROUPS
+        count_game(game, groups.setdefault(group, Row()))
+    return [groups[group] for group in sorted(groups)]
 
 
 def count_game(game: Game, row: Row) -> None:
-    """Add one game to a row of counters: `(seat, name)` of turns without a new hint, `(seat, kind,
-    name)` of answers.
+    """Add one game to a row of counters.
+
+    Keys are `(seat, name)` of turns without a new hint, and `(seat, kind, name)` of hints and their
+    answers. For example, `row[1, 0, "answered"]` is the number of times that player_1 answered a
+    hint of red.
 
     A hint is answered by the receiver's next turn, whatever happens in between: its hand, and so
     the touched slots, are still the same then. Several hints before one turn are each answered by
-    it."""
-    spec, table = game.spec, Game(game.spec, game.deck)
-    pending: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in range(spec.num_players)]
-    for player, action, _, scored, touched in game.events:
-        plays = action.kind == "play"
-        if not pending[player]:
-            row[player, "unhinted_turns"] += 1
-            row[player, "unhinted_plays"] += plays
-        for kind, slots in pending[player]:
-            row[player, kind, "answered"] += 1
-            row[
-                player, kind, "plays" if plays else "discards" if action.slot >= 0 else "hints_back"
-            ] += 1
-            if plays and action.slot in slots:
-                row[player, kind, "plays_touched"] += 1
-                row[player, kind, "touched_scored"] += scored
-                if len(slots) > 1:
-                    row[player, kind, "choices"] += 1
-                    row[player, kind, "oldest"] += action.slot == slots[0]
-                    row[player, kind, "newest"] += action.slot == slots[-1]
-        pending[player] = []
-        if action.slot < 0:
-            target, kind = action.target, hint_kind(spec, action)
-            pending[target].append((kind, touched))
-            cards = [table.hands[target][slot] for slot in touched]
-            row[target, kind, "touched"] += len(touched)
-            row[target, kind, "playable"] += sum(
-                table.fireworks[card.color] == card.rank for card in cards
-            )
-        table.apply(action)
+    it.
+
+    Args:
+        game: The game, at any point.
+        row: The counters, which are changed.
+    """
+    spec = game.spec
+    table = Game(spec, game.deck)
+    pending: list[list[_PendingHint]] = [[] for _ in range(spec.num_players)]
+    for event in game.events:
+        if pending[event.player]:
+            for hint in pending[event.player]:
+                _count_answer(row, hint, event)
+        else:
+            row[event.player, "unhinted_turns"] += 1
+            row[event.player, "unhinted_plays"] += event.action.kind == "play"
+        pending[event.player] = []
+        if event.action.slot < 0:
+            hint = _PendingHint(hint_kind(spec, event.action), event.touched)
+            pending[event.action.target].append(hint)
+            _count_touched(row, hint, table, event.action.target)
+        table.apply(event.action)
+
+
+def _count_answer(row: Row, hint: _PendingHint, answer: Event) -> None:
+    """Count the receiver's next turn after a hint."""
+    seat = answer.player
+    action = answer.action
+    row[seat, hint.kind, "answered"] += 1
+    if action.slot < 0:
+        row[seat, hint.kind, "hints_back"] += 1
+    elif action.kind == "discard":
+        row[seat, hint.kind, "discards"] += 1
+    else:
+        row[seat, hint.kind, "plays"] += 1
+        if action.slot in hint.touched:
+            row[seat, hint.kind, "plays_touched"] += 1
+            row[seat, hint.kind, "touched_scored"] += answer.scored
+            if len(hint.touched) > 1:
+                row[seat, hint.kind, "choices"] += 1
+                row[seat, hint.kind, "oldest"] += action.slot == hint.touched[0]
+                row[seat, hint.kind, "newest"] += action.slot == hint.touched[-1]
+
+
+def _count_touched(row: Row, hint: _PendingHint, table: Game, target: int) -> None:
+    """Count the cards that a hint touches, and those of them that fit now.
+
+    Args:
+        row: The counters, which are changed.
+        hint: The hint.
+        table: The game when the hint is given.
+        target: The seat that is hinted.
+    """
+    num_fitting = 0
+    for slot in hint.touched:
+        card = table.hands[target][slot]
+        num_fitting += table.fireworks[card.color] == card.rank
+    row[target, hint.kind, "touched"] += len(hint.touched)
+    row[target, hint.kind, "playable"] += num_fitting
 
 
 def leave_one_out(groups: np.ndarray) -> np.ndarray:
-    """Return the sums [1 + group] of a counter [group]: over all groups, then over all but one at a
-    time.
+    """Return the sums of a counter over all groups, then over all but one at a time.
+
+    Args:
+        groups: (groups,), the counter in each group.
+
+    Returns:
+        (1 + groups,)
     """
-    return np.concatenate([[groups.sum()], groups.sum() - groups])
+    total = groups.sum()
+    return np.concatenate([[total], total - groups])
 
 
 def standard_error(values: np.ndarray) -> float:
-    """Return the standard error of a figure [1 + group], as `leave_one_out` orders it, by the
-    delete-a-group jackknife.
+    """Return the standard error of a statistic by the delete-a-group jackknife.
 
-    NaN where a value is NaN or there are fewer than two groups.
+    Args:
+        values: (1 + groups,), as `leave_one_out` orders them: over all groups, then without each.
+
+    Returns:
+        NaN where a value is NaN or there are fewer than two groups.
     """
-    num, apart = len(values) - 1, values[1:] - values[1:].mean()
-    return float(np.sqrt((num - 1) / num * (apart**2).sum())) if num > 1 else float("nan")
+    num_groups = len(values) - 1
+    if num_groups < 2:
+        return float("nan")
+    without_each = values[1:]
+    deviations = without_each - without_each.mean()
+    return float(np.sqrt((num_groups - 1) / num_groups * (deviations**2).sum()))
 
 
-def _side(groups: Sequence[Row], seats: Sequence[int], names: Sequence[str]) -> dict[str, Answers]:
-    def sums(*keys: Any) -> np.ndarray:
-        return leave_one_out(
-            np.array([sum(group[seat, *key] for seat in seats for key in keys) for group in groups])
-        )
+class _SideCounters:
+    """Counters of some seats, added up, as `leave_one_out` gives them."""
 
-    usual = _divide(sums(("unhinted_plays",)), sums(("unhinted_turns",)))
-    kinds = {ANY_HINT: range(len(names)), **{name: (kind,) for kind, name in enumerate(names)}}
-    found = {}
-    for name, numbers in kinds.items():
-        counters = {counter for _, *both in OF_HINTS.values() for counter in both}
-        counted = {counter: sums(*((kind, counter) for kind in numbers)) for counter in counters}
-        signal = _divide(counted["plays_touched"], counted["answered"]) - usual
-        found[name] = Answers(
-            count=int(counted["answered"][0]),
-            shares={
-                key: _finite(_divide(counted[a], counted[b])[0])
-                for key, (_, a, b) in OF_HINTS.items()
-            },
-            signal=_finite(signal[0]),
-            error=_finite(standard_error(signal)),
-        )
-    return found
+    def __init__(self, groups: Sequence[Row], seats: Sequence[int]) -> None:
+        self._groups = groups
+        self._seats = seats
+
+    def of_turns(self, name: str) -> np.ndarray:
+        """Return a counter of turns without a new hint, (1 + groups,)."""
+        return self._sums([(seat, name) for seat in self._seats])
+
+    def of_hints(self, kinds: Sequence[int], name: str) -> np.ndarray:
+        """Return a counter of hints or answers, over kinds of hints, (1 + groups,)."""
+        keys: list[tuple[Any, ...]] = []
+        for seat in self._seats:
+            for kind in kinds:
+                keys.append((seat, kind, name))
+        return self._sums(keys)
+
+    def _sums(self, keys: Sequence[tuple[Any, ...]]) -> np.ndarray:
+        sums = [sum(group[key] for key in keys) for group in self._groups]
+        return leave_one_out(np.array(sums))
+
+
+def _kind_names(spec: GameSpec) -> list[str]:
+    """Return the names of kinds of hints in the order of `hint_kind`: letters, printed ranks."""
+    letters = list(COLOR_LETTERS[: spec.num_colors])
+    ranks = [str(rank + 1) for rank in range(spec.num_ranks)]
+    return letters + ranks
+
+
+def _answers_by_kind(
+    groups: Sequence[Row], seats: Sequence[int], kinds: Sequence[str]
+) -> dict[str, Answers]:
+    """Return what seats do after each kind of hint, and after any.
+
+    Args:
+        groups: The counters of each group of deals.
+        seats: The receivers, pooled.
+        kinds: Names of the kinds of hints, in the order of their numbers.
+    """
+    counters = _SideCounters(groups, seats)
+    answers = {ANY_HINT: _answers(counters, range(len(kinds)))}
+    for kind, name in enumerate(kinds):
+        answers[name] = _answers(counters, [kind])
+    return answers
+
+
+def _answers(counters: _SideCounters, kinds: Sequence[int]) -> Answers:
+    """Return what seats do after a hint of one of these kinds."""
+    shares = {}
+    for name, share in OF_HINTS.items():
+        numerator = counters.of_hints(kinds, share.numerator)
+        denominator = counters.of_hints(kinds, share.denominator)
+        shares[name] = _finite(_divide(numerator, denominator)[0])
+    answered = counters.of_hints(kinds, "answered")
+    plays_when_hinted = _divide(counters.of_hints(kinds, "plays_touched"), answered)
+    plays_unhinted = _divide(
+        counters.of_turns("unhinted_plays"), counters.of_turns("unhinted_turns")
+    )
+    signal = plays_when_hinted - plays_unhinted
+    return Answers(
+        count=int(answered[0]),
+        shares=shares,
+        signal=_finite(signal[0]),
+        error=_finite(standard_error(signal)),
+    )
 
 
 def _divide(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
     """Return the quotients; NaN where the denominator is 0."""
-    return np.divide(
-        numerator, denominator, out=np.full(numerator.shape, np.nan), where=denominator != 0
-    )
+    nan = np.full(numerator.shape, np.nan)
+    return np.divide(numerator, denominator, out=nan, where=denominator != 0)
 
 
 def _finite(value: float) -> float | None:
+    """Return the value, None in the place of NaN."""
     return float(value) if np.isfinite(value) else None

@@ -16,10 +16,12 @@ from hanabi_grpo.envs.hanabi.rules.actions import format_action, parse_action
 from hanabi_grpo.envs.hanabi.rules.deals import deals_halves, shuffled_deck
 from hanabi_grpo.envs.hanabi.rules.game import Game, with_other_cards
 from hanabi_grpo.envs.hanabi.rules.presets import PRESETS, attainable
-from hanabi_grpo.envs.hanabi.rules.view import Card, PlayerView
+from hanabi_grpo.envs.hanabi.rules.view import Action, Card, PlayerView
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import IllegalActionError
 from hanabi_grpo.types import Episode
+
+_START_ID_DIGITS = 16
 
 
 class HanabiGame(base.Game):
@@ -31,18 +33,17 @@ class HanabiGame(base.Game):
         self._legal: tuple[str, ...] | None = None
 
     def to_act(self) -> tuple[int, ...]:
-        return () if self.table.is_over else (self.table.current_player,)
+        if self.table.is_over:
+            return ()
+        return (self.table.current_player,)
 
     def state_message(self, player: int) -> str:
-        """Return the whole position in words: hints are looked up there, so no earlier message is
-        needed.
-        """
-        config = self.config
+        """Return the whole position in words, hints included, so no earlier message is needed."""
         return turn_prompt(
             self.view(player),
-            style=config.observation,
-            legal_moves=config.legal_moves,
-            deductions=config.deductions,
+            style=self.config.observation,
+            legal_moves=self.config.legal_moves,
+            deductions=self.config.deductions,
         )
 
     def view(self, player: int) -> PlayerView:
@@ -52,15 +53,15 @@ class HanabiGame(base.Game):
         if player != self.table.current_player:
             return ()
         if self._legal is None:
-            style, moves = self.config.observation, self.table.legal_actions()
-            self._legal = tuple(
-                [format_action(one, style=style, num_players=self.config.players) for one in moves]
-            )
+            style = self.config.observation
+            texts = [self._text(action, style) for action in self.table.legal_actions()]
+            self._legal = tuple(texts)
         return self._legal
 
     def parse(self, player: int, reply: str) -> str | None:
-        """Return the last line that is a move, in the config's style where it is legal, else in
-        full words.
+        """Return the last line of a reply that is a move.
+
+        A legal move is worded in the config's style, an illegal one in full words.
         """
         if reply in self.legal(player):
             return reply
@@ -68,12 +69,13 @@ class HanabiGame(base.Game):
         if action is None:
             return None
         is_legal = player == self.table.current_player and action in self.table.legal_actions()
-        style = self.config.observation if is_legal else "full"
-        return format_action(action, style=style, num_players=self.config.players)
+        return self._text(action, self.config.observation if is_legal else "full")
 
     def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
-        """Make a move; everybody gets its parts `score` and `bomb`. An illegal one raises and
-        changes nothing.
+        """Make a move; every player gets its reward parts `score` and `bomb`.
+
+        Raises:
+            IllegalActionError: The move is not legal; the game is unchanged.
         """
         [(player, text)] = actions.items()
         action = parse_action(text, num_players=self.config.players, player=player)
@@ -83,12 +85,13 @@ class HanabiGame(base.Game):
             )
         event = self.table.apply(action)
         self._legal = None
-        config, parts = self.config, {}
+        parts: dict[str, float] = {}
         if event.scored:
-            parts["score"] = config.reward_score
-        if self.table.is_bombed and config.bomb_rule == "zero" and self.table.score_kept:
-            parts["bomb"] = -config.reward_score * self.table.score_kept
-        return [parts] * config.players
+            parts["score"] = self.config.reward_score
+        loses_points = self.table.is_bombed and self.config.bomb_rule == "zero"
+        if loses_points and self.table.score_kept:
+            parts["bomb"] = -self.config.reward_score * self.table.score_kept
+        return [parts] * self.config.players
 
     def result(self) -> Mapping[str, float]:
         return {
@@ -101,15 +104,21 @@ class HanabiGame(base.Game):
         return HanabiGame(self.config, self.table.copy())
 
     def hidden(self, player: int) -> Mapping[str, Any]:
-        secrets = {"own cards": self.table.hands[player]}
-        undealt = self.view(player).deck_size
-        return {**secrets, "deck": self.table.deck[-undealt:]} if undealt else secrets
+        hidden_values = {"own cards": self.table.hands[player]}
+        num_undealt = self.view(player).deck_size
+        if num_undealt:
+            hidden_values["deck"] = self.table.deck[-num_undealt:]
+        return hidden_values
 
     def resampled(self, player: int, rng: random.Random) -> "HanabiGame":
-        """Return a game with other cards in the player's hand and in the deck, as far as hints and
-        moves allow.
+        """Return a game with other cards in the player's hand and in the deck.
+
+        As far as hints and moves allow, see `with_other_cards`.
         """
         return HanabiGame(self.config, with_other_cards(self.table, player, rng))
+
+    def _text(self, action: Action, style: str) -> str:
+        return format_action(action, style=style, num_players=self.config.players)
 
 
 class Hanabi(base.Environment[EnvConfig]):
@@ -124,20 +133,20 @@ class Hanabi(base.Environment[EnvConfig]):
     alarms = ALARMS
 
     def spec(self, config: EnvConfig) -> base.EnvSpec:
-        """Return the board's; its hash names rules and deals, as in every record, and what prompts
-        work out.
-        """
+        """Return the board's spec; its hash names rules, deals and what prompts work out."""
         board = config.spec()
-        best = config.reward_score * board.reachable_max
+        # Records of version 0.1 show what "possible" shows, and their hashes have no suffix.
+        suffix = "" if config.deductions == "possible" else f"-{config.deductions}"
+        best_return = config.reward_score * board.reachable_max
         return base.EnvSpec(
             env=self.name,
             preset=board.preset,
-            hash=board.hash + f"-{config.deductions}" * (config.deductions != "possible"),
+            hash=f"{board.hash}{suffix}",
             num_players=board.num_players,
             roles=("player",) * board.num_players,
             payoff="team",
             max_turns=config.max_turns or board.max_turns,
-            return_range=(min(best, 0.0), max(best, 0.0)),
+            return_range=(min(best_return, 0.0), max(best_return, 0.0)),
             score="score",
             max_score=board.reachable_max,
             attainable=attainable(board),
@@ -155,9 +164,14 @@ class Hanabi(base.Environment[EnvConfig]):
         return _deck_id(shuffled_deck(config.spec(), split, seed))
 
     def recorded(self, config: EnvConfig, recording: Recording) -> tuple[HanabiGame, str]:
-        """Deal the recorded deck; a board of the same rules may have dealt others."""
-        table = recorded_table(recording) if recording.episode.env == self.name else None
-        if table is None or table.spec.rules_hash != config.spec().rules_hash:
+        """Deal the recorded deck.
+
+        The recorded board may have another hash: with the same rules it may deal other decks.
+        """
+        if recording.episode.env != self.name:
+            raise base.other_game(self.spec(config), recording)
+        table = recorded_table(recording)
+        if table.spec.rules_hash != config.spec().rules_hash:
             raise base.other_game(self.spec(config), recording)
         return HanabiGame(config, table), _deck_id(table.deck)
 
@@ -169,7 +183,9 @@ class Hanabi(base.Environment[EnvConfig]):
 
 
 def _deck_id(deck: Sequence[Card]) -> str:
-    return hashlib.sha256(" ".join(map(str, deck)).encode()).hexdigest()[:16]
+    """Return hex digits that name an order of cards."""
+    text = " ".join(map(str, deck))
+    return hashlib.sha256(text.encode()).hexdigest()[:_START_ID_DIGITS]
 
 
 HANABI = Hanabi()

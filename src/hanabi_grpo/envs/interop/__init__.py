@@ -1,3 +1,4 @@
-"""Environments of other libraries as ours, and ours as OpenEnv's; each library is imported when it
-is used.
+"""Environments of other libraries as ours, and ours as OpenEnv's.
+
+Each library is imported when it is used.
 """

@@ -1,9 +1,10 @@
-"""What games of other libraries have in common here: they play themselves, and say what each player
-is told.
+"""What games of other libraries have in common here.
 
-They break one promise of `base.Game`: a game is not pure, since the other library keeps it. What a
-player is shown is therefore kept here when a game begins and after each action. They name no hidden
-values, so nothing is shown of what they hide from whom."""
+They play themselves, and say what each player is told. They break one promise of `base.Game`: a
+game is not pure, since the other library keeps it. What a player is shown is therefore kept here
+when a game begins and after each action. They name no hidden values, so nothing is shown of what
+they hide from whom.
+"""
 
 import importlib
 import random
@@ -18,7 +19,13 @@ from hanabi_grpo.envs import base
 from hanabi_grpo.envs.config import EnvConfig
 from hanabi_grpo.errors import SettingsError
 
-_MENTIONED = re.compile(r"\[\s*[^\[\]\s][^\[\]\n]{0,40}\]")
+_BRACKETED = re.compile(r"\[\s*[^\[\]\s][^\[\]\n]{0,40}\]")
+"""A short text in brackets, as TextArena's messages write actions: "[check]"."""
+_NUM_SEEDS = 2**31
+_NUM_GUESSES = 10
+"""Numbers from 0 that the random script tries where a message names no action."""
+_NOT_IN_HASH = frozenset({"preset", "memory", "least_return", "greatest_return"})
+"""Settings that change neither rules nor prompts."""
 
 
 class ForeignConfig(EnvConfig):
@@ -35,19 +42,26 @@ class ForeignConfig(EnvConfig):
 
 
 class ForeignGame(base.Game):
-    """One episode of another library's game; a subclass writes `begin` and `advance`, and sets
-    `actor` and `told`.
+    """One episode of another library's game.
+
+    A subclass writes `begin` and `advance`, which set `actor` and `messages`.
     """
 
     bad_reply: ClassVar[Any] = "forfeit"
 
     def __init__(self, config: Any, seed: int) -> None:
-        self.config, self.seed = config, seed
+        """Begin the episode of a seed."""
+        self.config = config
+        self.seed = seed
+        num_players = self.num_players(config)
         self.actor: int | None = 0
-        self.told = dict.fromkeys(range(self.num_players(config)), "")
+        """Whose turn it is; None when the game is over."""
+        self.messages = dict.fromkeys(range(num_players), "")
         """What each player was told last."""
-        self.taken: list[str] = []
-        self.totals = [0.0] * len(self.told)
+        self.actions: list[str] = []
+        """Everything that was played, so that `copy` can play it again."""
+        self.totals = [0.0] * num_players
+        """Per player the rewards so far."""
         self.begin()
 
     @staticmethod
@@ -67,58 +81,70 @@ class ForeignGame(base.Game):
         return () if self.actor is None else (self.actor,)
 
     def message(self, player: int) -> str:
-        return self.told[player]
+        return self.messages[player]
 
     def state_message(self, player: int) -> str:
         """Return the same: what matters of earlier turns is not known."""
-        return self.told[player]
+        return self.messages[player]
 
     def legal(self, player: int) -> tuple[str, ...] | None:
         return None if player == self.actor else ()
 
     def parse(self, player: int, reply: str) -> str | None:
         """Return the reply without blanks around it; None for an empty one."""
-        return reply.encode("utf-8", "replace").decode("utf-8").strip() or None
+        encodable = reply.encode("utf-8", "replace").decode("utf-8")
+        return encodable.strip() or None
 
     def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
         """Give the action to the other library; a forfeit ends the game."""
         [action] = actions.values()
-        self.taken.append(action)
+        self.actions.append(action)
         if action == base.FORFEIT:
             self.actor = None
             return [{} for _ in self.totals]
-        paid = [float(value) for value in self.advance("" if action == base.SKIP else action)]
-        self.totals = [total + value for total, value in zip(self.totals, paid, strict=True)]
-        return [{"reward": value} for value in paid]
+        text = "" if action == base.SKIP else action
+        rewards = [float(reward) for reward in self.advance(text)]
+        for player, reward in enumerate(rewards):
+            self.totals[player] += reward
+        return [{"reward": reward} for reward in rewards]
 
     def result(self) -> Mapping[str, float]:
         """Return the rewards so far, by player where there are several."""
-        many = len(self.totals) > 1
-        return {
-            f"total_{player}" if many else "total": total
-            for player, total in enumerate(self.totals)
-        }
+        if len(self.totals) == 1:
+            return {"total": self.totals[0]}
+        return {f"total_{player}": total for player, total in enumerate(self.totals)}
 
     def copy(self) -> Self:
         """Return the same game, played again: the library's own state need not be copyable."""
         twin = type(self)(self.config, self.seed)
-        for action in self.taken:
+        for action in self.actions:
             twin.step({twin.actor or 0: action})
         return twin
 
 
 class Foreign(base.Environment[Any]):
-    """A game of another library under a name such as "textarena:Nim-v0"; its one preset is the part
-    behind the colon.
+    """A game of another library under a name such as "textarena:Nim-v0".
 
-    `play` makes a game from a config and a seed, `version` is the library's, `values` are the
-    preset's own."""
+    Its one preset is the part behind the colon.
+    """
 
     def __init__(
-        self, name: str, play: type[ForeignGame], config: type[Any], version: str, **values: Any
+        self, name: str, game: type[ForeignGame], config: type[Any], version: str, **values: Any
     ) -> None:
-        self.name, self.Config, self._play, self._version = name, config, play, version
-        preset = name.partition(":")[2]
+        """Make an environment.
+
+        Args:
+            name: Library and game, e.g. "textarena:Nim-v0".
+            game: Makes an episode from a config and a seed.
+            config: Class of the settings.
+            version: Version of the library.
+            **values: Settings of the preset that differ from the defaults of `config`.
+        """
+        self.name = name
+        self.Config = config
+        self._game = game
+        self._version = version
+        _, _, preset = name.partition(":")
         self.presets = {preset: config(preset=preset, **values)}
         self.policies: Mapping[str, Callable[[], base.Policy]] = {
             "random": lambda: base.Script("random", _any_action)
@@ -126,29 +152,38 @@ class Foreign(base.Environment[Any]):
 
     def spec(self, config: Any) -> base.EnvSpec:
         """Return what is known; of several players nobody says that one wins what others lose."""
-        players = self._play.num_players(config)
-        shown = config.model_dump(exclude={"preset", "memory", "least_return", "greatest_return"})
+        num_players = self._game.num_players(config)
+        fields = config.model_dump(exclude=_NOT_IN_HASH)
         return base.EnvSpec(
             env=self.name,
             preset=config.preset,
-            hash=base.stable_hash(self.name, self._version, sorted(shown.items())),
-            num_players=players,
-            roles=tuple(f"player {player}" for player in range(players)),
-            payoff="team" if players == 1 else "general",
+            hash=base.stable_hash(self.name, self._version, sorted(fields.items())),
+            num_players=num_players,
+            roles=tuple(f"player {player}" for player in range(num_players)),
+            payoff="team" if num_players == 1 else "general",
             max_turns=config.max_turns,
             return_range=(config.least_return, config.greatest_return),
-            bad_reply=self._play.bad_reply,
+            bad_reply=self._game.bad_reply,
         )
 
     def system(self, config: Any, player: int) -> str:
         return str(config.instructions)
 
     def reset(self, config: Any, *, split: str, seed: int) -> ForeignGame:
-        return self._play(config, base.draw(self.name, split, seed, below=2**31))
+        return self._game(config, base.draw(self.name, split, seed, below=_NUM_SEEDS))
 
 
-def needed(module: str, name: str, extra: str) -> Any:
-    """Return a module of another package; a SettingsError says how to install it."""
+def import_module(module: str, name: str, extra: str) -> Any:
+    """Return a module of another package.
+
+    Args:
+        module: Name of the module.
+        name: Environment that needs it, for the error.
+        extra: Extra of this package that installs it.
+
+    Raises:
+        SettingsError: The package is not installed; says how to install it.
+    """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -159,9 +194,11 @@ def needed(module: str, name: str, extra: str) -> Any:
 
 
 def _any_action(seen: base.Observation, rng: random.Random) -> str:
-    """Return a legal action; where none is listed, one that the message has in brackets, or a small
-    number in them.
+    """Return a legal action.
+
+    Where none is listed it is one that the message has in brackets, or a small number in them.
     """
-    return rng.choice(
-        seen.legal() or _MENTIONED.findall(seen.message()) or [f"[{rng.randrange(10)}]"]
-    )
+    candidates = seen.legal() or _BRACKETED.findall(seen.message())
+    if not candidates:
+        candidates = [f"[{rng.randrange(_NUM_GUESSES)}]"]
+    return rng.choice(candidates)

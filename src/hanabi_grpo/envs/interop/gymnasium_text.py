@@ -1,5 +1,6 @@
-"""A Gymnasium environment with texts as observations as a game of one player:
-HANABI_ENV=gymnasium:MyText-v0.
+"""A Gymnasium environment with texts as observations as a game of one player.
+
+Such as HANABI_ENV=gymnasium:MyText-v0.
 """
 
 from collections.abc import Sequence
@@ -14,18 +15,19 @@ from hanabi_grpo.errors import SettingsError
 
 
 class GymnasiumGame(ForeignGame):
-    """One episode. A text is an action where the action space is of texts, else a number."""
+    """One episode. An action is a text where the action space is of texts, else a number."""
 
     env_id: str
     choices: tuple[str, ...] | None = None
+    """Numbers of a Discrete action space; None: any text of a Text space."""
 
     def begin(self) -> None:
         self._env: Any = gymnasium.make(self.env_id, disable_env_checker=True)
-        self.told[0], _ = self._env.reset(seed=self.seed)
+        self.messages[0], _ = self._env.reset(seed=self.seed)
 
     def advance(self, action: str) -> Sequence[float]:
-        given = action if self.choices is None else int(action)
-        self.told[0], reward, terminated, truncated, _ = self._env.step(given)
+        value = action if self.choices is None else int(action)
+        self.messages[0], reward, terminated, truncated, _ = self._env.step(value)
         if terminated or truncated:
             self.actor = None
             self._env.close()
@@ -40,14 +42,18 @@ class GymnasiumGame(ForeignGame):
         if self.choices is not None:
             return last_choice(reply, self.choices)
         text = super().parse(player, reply)
-        return text if text is not None and text in self._env.action_space else None
+        if text is None or text not in self._env.action_space:
+            return None
+        return text
 
 
 def gymnasium_game(name: str) -> Foreign:
-    """Return the environment of e.g. "gymnasium:MyText-v0"; a SettingsError where its spaces are of
-    another kind.
+    """Return the environment of e.g. "gymnasium:MyText-v0".
+
+    Raises:
+        SettingsError: Gymnasium has no such environment, or its spaces are of another kind.
     """
-    env_id = name.partition(":")[2]
+    _, _, env_id = name.partition(":")
     try:
         env = gymnasium.make(env_id, disable_env_checker=True)
     except gymnasium.error.Error as error:
@@ -55,26 +61,25 @@ def gymnasium_game(name: str) -> Foreign:
             f"env={name!r}: {error} A package registers one by an entry point of the group "
             "gymnasium.envs."
         ) from error
-    seen, acts = env.observation_space, env.action_space
-    if not isinstance(seen, Text) or not isinstance(acts, Text | Discrete):
+    observations = env.observation_space
+    actions = env.action_space
+    if not isinstance(observations, Text) or not isinstance(actions, Text | Discrete):
         raise SettingsError(
-            f"env={name!r}: observations are {seen!s:.60}, actions {acts!s:.60}; observations "
-            "must be a Text space, "
-            "actions a Text or Discrete one. Wrap it in an environment of texts and register that."
+            f"env={name!r}: observations are {observations!s:.60}, actions {actions!s:.60}; "
+            "observations must be a Text space, actions a Text or Discrete one. Wrap it in an "
+            "environment of texts and register that."
         )
-    choices = (
-        tuple(str(acts.start + number) for number in range(acts.n))
-        if isinstance(acts, Discrete)
-        else None
-    )
-    values = (
-        {"max_turns": env.spec.max_episode_steps} if env.spec and env.spec.max_episode_steps else {}
-    )
+    choices = None
+    if isinstance(actions, Discrete):
+        choices = tuple(str(actions.start + number) for number in range(actions.n))
+    values = {}
+    if env.spec and env.spec.max_episode_steps:
+        values["max_turns"] = env.spec.max_episode_steps
     env.close()
-    bad_reply = "forfeit" if choices is None else "random_legal"
-    game = type(
-        "GymnasiumGame",
-        (GymnasiumGame,),
-        {"env_id": env_id, "choices": choices, "bad_reply": bad_reply},
-    )
+    attributes = {
+        "env_id": env_id,
+        "choices": choices,
+        "bad_reply": "forfeit" if choices is None else "random_legal",
+    }
+    game = type("GymnasiumGame", (GymnasiumGame,), attributes)
     return Foreign(name, game, ForeignConfig, gymnasium.__version__, **values)

@@ -1,5 +1,6 @@
-"""One seat of any environment as an OpenEnv server, with scripts in the other seats: `hanabi-grpo
-openenv`.
+"""One seat of any environment as an OpenEnv server, with scripts in the other seats.
+
+`hanabi-grpo openenv` starts it.
 """
 
 import functools
@@ -15,6 +16,7 @@ from pydantic import Field
 from hanabi_grpo.envs.base import Policy, Setup
 from hanabi_grpo.envs.wrappers import SeatEnv
 from hanabi_grpo.errors import IllegalActionError
+from hanabi_grpo.types import player_name
 
 
 class SeatAction(Action):
@@ -26,8 +28,9 @@ class SeatAction(Action):
 
 
 class SeatObservation(Observation):
-    """What the learning seat is shown, and what came of its reply. `reward` is the sum of
-    `rewards`.
+    """What the learning seat is shown, and what came of its reply.
+
+    `reward` is the sum of `rewards`.
     """
 
     message: str = Field(description='What is new for the seat; "" when the episode is over.')
@@ -64,8 +67,17 @@ class SeatEnvironment(Environment[SeatAction, SeatObservation, SeatState]):
     def __init__(
         self, setup: Setup[Any], seat: int, partners: Mapping[int, Policy], split: str
     ) -> None:
+        """Prepare a session; `reset` starts its first episode.
+
+        Args:
+            setup: What is played.
+            seat: Number of the learning seat, from 0.
+            partners: Scripts of all other seats.
+            split: Split of the starts where a reset names none.
+        """
         super().__init__()
-        self._setup, self._split = setup, split
+        self._setup = setup
+        self._split = split
         self._env = SeatEnv(setup.environment, setup.config, seat, partners)
         self._state = SeatState()
 
@@ -79,8 +91,10 @@ class SeatEnvironment(Environment[SeatAction, SeatObservation, SeatState]):
             episode_id: What `state` calls the episode; a new name when left out.
             options: `split` and `game`, see `SeatEnv`; any other is a SettingsError.
         """
-        chosen = {"split": self._split, **({} if seed is None else {"seed": seed}), **options}
-        message, info = self._env.reset(options=chosen)
+        start: dict[str, Any] = {"split": self._split}
+        if seed is not None:
+            start["seed"] = seed
+        message, info = self._env.reset(options=start | options)
         task = self._env.referee.task
         self._state = SeatState(
             episode_id=episode_id or uuid.uuid4().hex,
@@ -95,13 +109,21 @@ class SeatEnvironment(Environment[SeatAction, SeatObservation, SeatState]):
     def step(
         self, action: SeatAction, timeout_s: float | None = None, **other: Any
     ) -> SeatObservation:
-        """Take the seat's reply, and let the scripts play until its next turn or the end;
-        IllegalActionError: over.
+        """Take the seat's reply, and let the scripts play until its next turn or the end.
+
+        Args:
+            action: The reply.
+            timeout_s: Not used; OpenEnv passes it.
+            **other: Not used either.
+
+        Raises:
+            IllegalActionError: No episode was started, or it is over.
         """
         if self._state.episode_id is None:
             raise IllegalActionError("No episode was started in this session: send reset first.")
         message, reward, terminated, truncated, info = self._env.step(action.reply)
         self._state.step_count += 1
+        figures = info.get("result", {})
         return SeatObservation(
             message=message,
             system=info["system"],
@@ -112,7 +134,7 @@ class SeatEnvironment(Environment[SeatAction, SeatObservation, SeatState]):
             kind=str(info["kind"]) if "kind" in info else None,
             action=info.get("action"),
             truncated=truncated,
-            result={name: float(value) for name, value in info.get("result", {}).items()},
+            result={name: float(value) for name, value in figures.items()},
         )
 
     @property
@@ -120,17 +142,17 @@ class SeatEnvironment(Environment[SeatAction, SeatObservation, SeatState]):
         return self._state
 
     def get_metadata(self) -> EnvironmentMetadata:
-        spec, partners = self._setup.spec, self._env.partners
-        names = (
-            ", ".join(
-                f"player_{player} {policy.name}" for player, policy in sorted(partners.items())
-            )
-            or "none"
-        )
+        spec = self._setup.spec
+        names = []
+        for player, policy in sorted(self._env.partners.items()):
+            names.append(f"{player_name(player)} {policy.name}")
+        scripts = ", ".join(names) or "none"
         return EnvironmentMetadata(
             name=f"{spec.env}-{spec.preset}",
-            description=f"Seat player_{self._env.seat} of {spec.env}, {spec.preset}; scripts: "
-            f"{names}.",
+            description=(
+                f"Seat {player_name(self._env.seat)} of {spec.env}, {spec.preset}; scripts: "
+                f"{scripts}."
+            ),
             version=spec.hash,
         )
 
@@ -143,13 +165,21 @@ def openenv_app(
     sessions: int = 64,
     split: str = "openenv",
 ) -> Any:
-    """Build OpenEnv's own FastAPI app for one seat, from 0; `partners` are the scripts of all
-    others.
+    """Build OpenEnv's own FastAPI app for one seat.
 
-    At most `sessions` are open at once, one more is refused; `split` is that of the starts, where a
-    reset names none."""
+    Args:
+        setup: What is played.
+        seat: Number of the learning seat, from 0.
+        partners: Scripts of all other seats.
+        sessions: Sessions that may be open at once; one more is refused.
+        split: Split of the starts where a reset names none.
+
+    Raises:
+        SettingsError: The game has no such seat, or the partners do not fill the others.
+    """
     make = functools.partial(SeatEnvironment, setup, seat, partners, split)
-    make()  # refuses a seat that is none before anybody connects
+    # Refuses a seat that does not exist before anybody connects.
+    make()
     return create_app(
         make, SeatAction, SeatObservation, env_name=setup.env, max_concurrent_envs=sessions
     )

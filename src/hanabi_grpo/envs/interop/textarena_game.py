@@ -1,5 +1,6 @@
-"""A game of TextArena, by itself or with several players: HANABI_ENV=textarena:TicTacToe-v0 (extra
-textarena).
+"""A game of TextArena, for one or several players.
+
+Such as HANABI_ENV=textarena:TicTacToe-v0 (extra textarena).
 """
 
 import random
@@ -11,11 +12,15 @@ from typing import Any
 
 from pydantic import Field
 
-from hanabi_grpo.envs.interop.foreign import Foreign, ForeignConfig, ForeignGame, needed
+from hanabi_grpo.envs.interop.foreign import Foreign, ForeignConfig, ForeignGame, import_module
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.types import MAX_PLAYERS
 
+_LIBRARY = "textarena"
 _LOCK = threading.RLock()
+"""Held while Python's global generator is a game's own."""
+_RAW = "-raw"
+"""Suffix of a game without TextArena's wrappers, which show all messages each time."""
 
 
 class TextArenaConfig(ForeignConfig):
@@ -26,8 +31,10 @@ class TextArenaConfig(ForeignConfig):
 
 
 class TextArenaGame(ForeignGame):
-    """One episode. TextArena draws from Python's global generator: each game has that generator's
-    state of its own.
+    """One episode.
+
+    TextArena draws from Python's global generator: each game has a state of that generator of its
+    own.
     """
 
     env_id: str
@@ -38,78 +45,95 @@ class TextArenaGame(ForeignGame):
         return config.players
 
     def begin(self) -> None:
-        """Start the game; TextArena's own texts hold the rules. A SettingsError: not with so many
-        players.
+        """Start the game; TextArena's own texts hold the rules.
+
+        Raises:
+            SettingsError: The game cannot be played by so many players.
         """
-        self._arena, self._random = (
-            needed("textarena", self.env_id, "textarena"),
-            random.Random(self.seed).getstate(),
-        )
-        self._all = dict(self.told)
+        self._arena = import_module(_LIBRARY, self.env_id, _LIBRARY)
+        self._random_state = random.Random(self.seed).getstate()
+        self._all_messages = dict(self.messages)
         with self._own_random():
             try:
-                # Without its wrappers: they show all messages each time.
-                self._env: Any = self._arena.make(f"{self.env_id}-raw")
+                self._env: Any = self._arena.make(self.env_id + _RAW)
                 self._env.reset(num_players=self.config.players, seed=self.seed)
-                self._listen()
-            except (
-                Exception
-            ) as error:  # whatever its games raise, an AssertionError for a number of players
+                self._observe()
+            # Whatever its games raise; for a number of players it is an AssertionError.
+            except Exception as error:
                 raise SettingsError(
                     f"HANABI_PLAYERS={self.config.players}: {self.env_id} of TextArena does not "
-                    "start: "
-                    f"{type(error).__name__}: {error}."
+                    f"start: {type(error).__name__}: {error}."
                 ) from error
 
     def advance(self, action: str) -> Sequence[float]:
+        num_players = len(self.messages)
         with self._own_random():
             done, _ = self._env.step(action=action)
             if not done:
-                self._listen()
-                return [0.0] * len(self.told)
+                self._observe()
+                return [0.0] * num_players
             rewards, _ = self._env.close()
         self.actor = None
-        return [float((rewards or {}).get(player, 0.0)) for player in self.told]
+        if not rewards:
+            return [0.0] * num_players
+        return [float(rewards.get(player, 0.0)) for player in range(num_players)]
 
     def state_message(self, player: int) -> str:
         """Return everything that the player was told."""
-        return self._all[player]
+        return self._all_messages[player]
 
-    def _listen(self) -> None:
+    def _observe(self) -> None:
+        """Take from TextArena whose turn it is, and what is new for that player."""
         player, messages = self._env.get_observation()
-        names = {**self._env.state.role_mapping, self._arena.GAME_ID: "GAME"}
-        new = "\n".join(f"[{names.get(who, f'Player {who}')}] {text}" for who, text, _ in messages)
-        self.actor, self.told[player] = player, new
-        self._all[player] = f"{self._all[player]}\n{new}".strip()
+        names = dict(self._env.state.role_mapping)
+        names[self._arena.GAME_ID] = "GAME"
+        lines = []
+        for sender, text, _ in messages:
+            name = names.get(sender, f"Player {sender}")
+            lines.append(f"[{name}] {text}")
+        news = "\n".join(lines)
+        self.actor = player
+        self.messages[player] = news
+        self._all_messages[player] = f"{self._all_messages[player]}\n{news}".strip()
 
     @contextmanager
     def _own_random(self) -> Iterator[None]:
+        """Let Python's global generator be this game's own meanwhile."""
         with _LOCK:
-            outer = random.getstate()
-            random.setstate(self._random)
+            outer_state = random.getstate()
+            random.setstate(self._random_state)
             try:
                 yield
             finally:
-                self._random = random.getstate()
-                random.setstate(outer)
+                self._random_state = random.getstate()
+                random.setstate(outer_state)
 
 
 def textarena_game(name: str) -> Foreign:
-    """Return the environment of e.g. "textarena:Nim-v0", by default with as few players as it
-    takes.
+    """Return the environment of e.g. "textarena:Nim-v0".
+
+    By default it has as few players as the game can be played with.
+
+    Raises:
+        SettingsError: TextArena is not installed, has no such game, or cannot start it.
     """
-    arena, env_id = needed("textarena", name, "textarena"), name.partition(":")[2]
-    if f"{env_id}-raw" not in arena.envs.registration.ENV_REGISTRY:
-        raise SettingsError(
-            f"env={name!r}: TextArena {metadata.version('textarena')} has no game {env_id!r}."
-        )
+    arena = import_module(_LIBRARY, name, _LIBRARY)
+    version = metadata.version(_LIBRARY)
+    _, _, env_id = name.partition(":")
+    if env_id + _RAW not in arena.envs.registration.ENV_REGISTRY:
+        raise SettingsError(f"env={name!r}: TextArena {version} has no game {env_id!r}.")
     game: Any = type("TextArenaGame", (TextArenaGame,), {"env_id": env_id})
-    for players in range(1, MAX_PLAYERS + 1):
+    players = _fewest_players(game, env_id)
+    return Foreign(name, game, TextArenaConfig, version, players=players)
+
+
+def _fewest_players(game: type[TextArenaGame], env_id: str) -> int:
+    """Return the least number of players with which the game starts."""
+    for players in range(1, MAX_PLAYERS):
         try:
             game(TextArenaConfig(preset=env_id, players=players), 0)
         except SettingsError:
-            if players == MAX_PLAYERS:
-                raise
-        else:
-            break
-    return Foreign(name, game, TextArenaConfig, metadata.version("textarena"), players=players)
+            continue
+        return players
+    game(TextArenaConfig(preset=env_id, players=MAX_PLAYERS), 0)
+    return MAX_PLAYERS

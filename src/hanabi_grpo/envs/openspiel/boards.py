@@ -1,53 +1,63 @@
 """TicTacToe and Connect Four: boards that both players see."""
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from hanabi_grpo.envs.base import random_policy
-from hanabi_grpo.envs.openspiel.game import ROLES, OpenSpiel, OpenSpielConfig, Table, Words
+from hanabi_grpo.envs.base import Policy, random_policy
+from hanabi_grpo.envs.openspiel.game import (
+    ROLES,
+    ActionTexts,
+    OpenSpiel,
+    OpenSpielConfig,
+    Wording,
+)
 from hanabi_grpo.envs.openspiel.policies import SEARCHES, minimax
 from hanabi_grpo.errors import SettingsError
 
 MARKS = "XO"
 """Of the first and the second player."""
+EMPTY = "."
+"""How OpenSpiel writes an empty cell."""
 
 
-def _grid(state: Any) -> list[str]:
-    """Return the rows of a board, top row first, with x, o and . as OpenSpiel has them."""
-    return str(state).split()
+def _board_rows(state: Any) -> list[str]:
+    """Return the rows of a board, top row first, one character per cell: X, O or a dot."""
+    return str(state).upper().split()
 
 
-class TicTacToeWords(Words):
+def _spaced_rows(state: Any) -> list[str]:
+    """Return the rows with a space between cells, as people read them."""
+    return [" ".join(row) for row in _board_rows(state)]
+
+
+class TicTacToeWording(Wording):
     """Cells are numbered 1 to 9, row by row."""
 
-    table = Table("123456789")
+    action_texts = ActionTexts("123456789")
 
     def rules(self, config: OpenSpielConfig, player: int) -> str:
         return (
             "You play TicTacToe on a board of 3 rows and 3 columns. The first player puts X, the "
-            "second O, in "
-            "turns, each into an empty cell. Three of one's marks in a row, a column or a "
-            "diagonal win; a full "
-            f"board without them is a draw. You are the {ROLES[player]} player and put "
-            f"{MARKS[player]}.\nCells have "
-            "the numbers 1 to 9: 1 2 3 in the top row, 7 8 9 in the bottom row. End your reply "
-            "with the number of a "
-            "cell on a line of its own."
+            "second O, in turns, each into an empty cell. Three of one's marks in a row, a column "
+            "or a diagonal win; a full board without them is a draw. You are the "
+            f"{ROLES[player]} player and put {MARKS[player]}.\n"
+            "Cells have the numbers 1 to 9: 1 2 3 in the top row, 7 8 9 in the bottom row. End "
+            "your reply with the number of a cell on a line of its own."
         )
 
     def state(self, config: OpenSpielConfig, state: Any, player: int) -> str:
         """Return the board; empty cells show their numbers."""
-        cells = "".join(_grid(state)).upper()
+        cells = "".join(_board_rows(state))
         if config.style == "compact":
             return " ".join(f"{number}{cell}" for number, cell in enumerate(cells, 1))
-        shown = [cell if cell != "." else str(number) for number, cell in enumerate(cells, 1)]
-        return "\n".join(" ".join(shown[row : row + 3]) for row in (0, 3, 6))
+        shown = [str(number) if cell == EMPTY else cell for number, cell in enumerate(cells, 1)]
+        rows = [shown[0:3], shown[3:6], shown[6:9]]
+        return "\n".join(" ".join(row) for row in rows)
 
     def picture(self, config: OpenSpielConfig, state: Any) -> str:
-        return "\n".join(" ".join(row.upper()) for row in _grid(state))
+        return "\n".join(_spaced_rows(state))
 
 
 class ConnectFourConfig(OpenSpielConfig):
@@ -71,75 +81,75 @@ class ConnectFourConfig(OpenSpielConfig):
         return f"connect_four(rows={self.rows},columns={self.columns},x_in_row={self.in_a_row})"
 
 
-class ConnectFourWords(Words):
+class ConnectFourWording(Wording):
     """Columns have letters from the left."""
 
-    table = Table("abcdefghij")
+    action_texts = ActionTexts("abcdefghij")
 
     def rules(self, config: ConnectFourConfig, player: int) -> str:
         letters = self.actions(config, None)
         return (
-            f"You play Connect Four on a board of {config.rows} rows and {config.columns} "
-            "columns. The first player "
-            "has the discs X, the second O. In turns each drops a disc into a column that is not "
-            "full; it falls to "
-            f"the lowest empty cell. {config.in_a_row} of one's discs in a row, a column or a "
-            "diagonal win; a full "
-            f"board without them is a draw. You are the {ROLES[player]} player and have "
-            f"{MARKS[player]}.\nColumns "
-            f"have the letters {letters[0]} to {letters[-1]} from the left. End your reply with "
-            "the letter of a "
-            "column on a line of its own."
+            f"You play Connect Four on a board of {config.rows} rows and {config.columns} columns. "
+            "The first player has the discs X, the second O. In turns each drops a disc into a "
+            "column that is not full; it falls to the lowest empty cell. "
+            f"{config.in_a_row} of one's discs in a row, a column or a diagonal win; a full board "
+            f"without them is a draw. You are the {ROLES[player]} player and have "
+            f"{MARKS[player]}.\n"
+            f"Columns have the letters {letters[0]} to {letters[-1]} from the left. End your reply "
+            "with the letter of a column on a line of its own."
         )
 
     def state(self, config: ConnectFourConfig, state: Any, player: int) -> str:
-        """Return the board; in the compact style every disc with its cell, e.g. "a1X", from the
-        bottom row up.
+        """Return the board.
+
+        In the compact style it is the player's mark and every disc with its cell, from the bottom
+        row up, e.g. "O a1X b1O".
         """
-        rows, letters = [row.upper() for row in _grid(state)], self.actions(config, state)
+        letters = self.actions(config, state)
         if config.style == "full":
-            return "\n".join([" ".join(letters), *(" ".join(row) for row in rows)])
-        discs = [
-            f"{letter}{height}{mark}"
-            for height, row in enumerate(reversed(rows), 1)
-            for letter, mark in zip(letters, row, strict=True)
-            if mark != "."
-        ]
-        return " ".join([MARKS[player], *discs])
+            return self.picture(config, state)
+        words = [MARKS[player]]
+        for height, row in enumerate(reversed(_board_rows(state)), 1):
+            for letter, mark in zip(letters, row, strict=True):
+                if mark != EMPTY:
+                    words.append(f"{letter}{height}{mark}")
+        return " ".join(words)
 
     def actions(self, config: ConnectFourConfig, state: Any) -> Sequence[str]:
-        return self.table.words[: config.columns]
+        return self.action_texts.texts[: config.columns]
 
     def picture(self, config: ConnectFourConfig, state: Any) -> str:
-        return "\n".join(
-            [
-                " ".join(self.actions(config, state)),
-                *(" ".join(row.upper()) for row in _grid(state)),
-            ]
-        )
+        letters = " ".join(self.actions(config, state))
+        return "\n".join([letters, *_spaced_rows(state)])
 
 
-_board = partial(
-    OpenSpiel,
-    roles=ROLES,
-    policies={"random": random_policy, "minimax": minimax, **SEARCHES},
-    teacher_noise=0.3,
-)
+_POLICIES: Mapping[str, Callable[[], Policy]] = {
+    "random": random_policy,
+    "minimax": minimax,
+    **SEARCHES,
+}
+_TEACHER_NOISE = 0.3
 
-TIC_TAC_TOE = _board(
+TIC_TAC_TOE = OpenSpiel(
     "tic_tac_toe",
-    TicTacToeWords(),
+    TicTacToeWording(),
+    roles=ROLES,
     presets={"tic_tac_toe": OpenSpielConfig(preset="tic_tac_toe")},
+    policies=_POLICIES,
     teachers=("minimax",),
+    teacher_noise=_TEACHER_NOISE,
 )
-CONNECT_FOUR = _board(
+CONNECT_FOUR = OpenSpiel(
     "connect_four",
-    ConnectFourWords(),
+    ConnectFourWording(),
+    roles=ROLES,
     presets={
         "connect_four": ConnectFourConfig(preset="connect_four"),
         "connect_four-4x5": ConnectFourConfig(
             preset="connect_four-4x5", rows=4, columns=5, in_a_row=3
         ),
     },
+    policies=_POLICIES,
     teachers=("mcts-10",),
+    teacher_noise=_TEACHER_NOISE,
 )

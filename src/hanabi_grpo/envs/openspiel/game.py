@@ -1,5 +1,6 @@
-"""A sequential game of OpenSpiel behind the interface of `envs.base`; `Words` says what players
-read and write.
+"""A sequential game of OpenSpiel behind the interface of `envs.base`.
+
+A `Wording` says what the players of one game read and write.
 """
 
 import random
@@ -12,20 +13,25 @@ import pyspiel
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.base import FORFEIT
 from hanabi_grpo.envs.config import StateConfig
-from hanabi_grpo.envs.openspiel.rules import MAX_PLAYERS, Facts, facts, load
+from hanabi_grpo.envs.openspiel.rules import Facts, facts, load
 from hanabi_grpo.envs.replies import last_choice
+from hanabi_grpo.types import MAX_PLAYERS
 
 ROLES = ("first", "second")
 """Of two players who move in turn."""
+_RULES_VERSION = 1
+"""Part of the environment's hash; goes up when the rules change."""
 _GRAIN = 1 << 53
 """Steps of a draw between 0 and 1."""
 _RESAMPLES = 2000
+"""Games that `resampled` draws at most until one fits."""
 _ALONE = tuple((player,) for player in range(MAX_PLAYERS))
+"""Per player the value of `to_act` when it is that player's turn, made once."""
 _CHANCE = int(pyspiel.PlayerId.CHANCE)
 
 
 class OpenSpielConfig(StateConfig):
-    """What every game of OpenSpiel can be told."""
+    """Settings of every game of OpenSpiel."""
 
     bad_reply: Literal["random_legal", "forfeit"] = "random_legal"
     """What a bad reply does: a random legal action takes its place, or the game is lost."""
@@ -54,27 +60,29 @@ class View(NamedTuple):
     """OpenSpiel's numbers of the legal actions, in the order of `Observation.legal`."""
 
 
-class Table(dict[tuple[int, ...], tuple[str, ...]]):
-    """Words of legal actions by OpenSpiel's numbers, each combination made once; `words` are those
-    of all actions.
+class ActionTexts(dict[tuple[int, ...], tuple[str, ...]]):
+    """Texts of legal actions by OpenSpiel's numbers; each combination is made once.
+
+    Example:
+        ActionTexts(("fold", "call", "raise"))[0, 2] == ("fold", "raise")
     """
 
-    def __init__(self, words: Sequence[str]) -> None:
+    def __init__(self, texts: Sequence[str]) -> None:
+        """Start without a combination; `texts` are those of all actions, by number."""
         super().__init__()
-        self.words = words
+        self.texts = texts
 
     def __missing__(self, actions: tuple[int, ...]) -> tuple[str, ...]:
-        self[actions] = picked = tuple(self.words[action] for action in actions)
-        return picked
+        texts = tuple(self.texts[action] for action in actions)
+        self[actions] = texts
+        return texts
 
 
-class Words(Protocol):
+class Wording(Protocol):
     """What the players of one game read and write."""
 
-    table: Table | None = None
-    """The words of actions; None where they depend on the state: then `actions` and `legal` are
-    written.
-    """
+    action_texts: ActionTexts | None = None
+    """None where an action's text depends on the state: then write `actions` and `legal`."""
 
     def rules(self, config: Any, player: int) -> str:
         """Return the system message in the full style."""
@@ -83,60 +91,79 @@ class Words(Protocol):
         """Return everything that the player knows."""
 
     def actions(self, config: Any, state: Any) -> Sequence[str]:
-        """Return every word that may be an action."""
-        return self.table.words if self.table is not None else ()
+        """Return every text that may be an action."""
+        if self.action_texts is None:
+            return ()
+        return self.action_texts.texts
 
     def legal(self, config: Any, state: Any, actions: Sequence[int]) -> tuple[str, ...]:
-        """Return the words of the legal actions, whose numbers are given."""
-        return self.table[tuple(actions)] if self.table is not None else ()
+        """Return the texts of the legal actions, whose numbers are given."""
+        if self.action_texts is None:
+            return ()
+        return self.action_texts[tuple(actions)]
 
     def picture(self, config: Any, state: Any) -> str:
-        """Return the table as people see it, with everything that is hidden."""
+        """Return the position as people see it, with everything that is hidden."""
 
 
 class OpenSpielGame(base.Game):
-    """One episode on a `pyspiel.State`. Chance was drawn at the start: its k-th event takes the
-    k-th number.
+    """One episode on a `pyspiel.State`.
+
+    Chance was drawn at the start: its k-th event takes the k-th number.
     """
 
     num_drawn = 0
+    """Chance events so far."""
     forfeited: int | None = None
+    """The player whose bad reply ended the game."""
     _acting: tuple[int, ...]
     _actions: list[int]
     """OpenSpiel's legal actions of the player whose turn it is."""
     _legal: tuple[str, ...] | None
-    """The same in words; where they depend on the state, once somebody asked."""
+    """Texts of `_actions`; where they depend on the state, None until somebody asks."""
 
     def __init__(
-        self, config: OpenSpielConfig, words: Words, luck: Callable[[int], float], facts: Facts
+        self, config: OpenSpielConfig, wording: Wording, luck: Callable[[int], float], facts: Facts
     ) -> None:
-        """Start; `luck(k)` is the k-th draw, 0 to 1."""
-        self.config, self.words, self.luck, self.facts = config, words, luck, facts
-        self.table = words.table
+        """Start an episode.
+
+        Args:
+            config: The settings.
+            wording: What players read and write.
+            luck: Returns the k-th draw, 0 to 1.
+            facts: Those of the game that `config` names.
+        """
+        self.config = config
+        self.wording = wording
+        self.action_texts = wording.action_texts
+        self.luck = luck
+        self.facts = facts
         self.state = facts.game.new_initial_state()
-        self._go_on()
+        self._advance()
 
     @classmethod
-    def at(cls, config: OpenSpielConfig, words: Words, state: Any) -> "OpenSpielGame":
+    def at(cls, config: OpenSpielConfig, wording: Wording, state: Any) -> "OpenSpielGame":
         """Return the game at a state in which a player is to act; it must not be played on."""
         game = object.__new__(cls)
-        game.__dict__.update(
-            config=config, words=words, table=words.table, facts=facts(config.game()), state=state
-        )
-        game._go_on()
+        game.config = config
+        game.wording = wording
+        game.action_texts = wording.action_texts
+        game.facts = facts(config.game())
+        game.state = state
+        game._advance()
         return game
 
     def to_act(self) -> tuple[int, ...]:
         return self._acting
 
     def state_message(self, player: int) -> str:
-        told = self.words.state(self.config, self.state, player)
+        knowledge = self.wording.state(self.config, self.state, player)
         legal = self.legal(player)
         if not legal:
-            return told
+            return knowledge
         if self.config.style == "compact":
-            return f"{told} : {' '.join(legal)}"
-        return f"{told}\nYour actions: {', '.join(legal)}."
+            return f"{knowledge} : {' '.join(legal)}"
+        return f"{knowledge}\nYour actions: {', '.join(legal)}."
 
     def view(self, player: int) -> View:
         return View(
@@ -151,35 +178,32 @@ class OpenSpielGame(base.Game):
         if player not in self._acting:
             return ()
         if self._legal is None:
-            self._legal = self.words.legal(self.config, self.state, self._actions)
+            self._legal = self.wording.legal(self.config, self.state, self._actions)
         return self._legal
 
     def parse(self, player: int, reply: str) -> str | None:
-        return last_choice(reply, self.words.actions(self.config, self.state))
+        return last_choice(reply, self.wording.actions(self.config, self.state))
 
     def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
         """Act; the parts are `return`, `draw` and `forfeit`."""
         [player] = actions
         text = actions[player]
         if text == FORFEIT:
-            self.forfeited, self._acting = player, ()
-            lost = self.facts.lowest
-            others = -lost / max(self.facts.num_players - 1, 1)
-            return [
-                {"forfeit": lost if one == player else others}
-                for one in range(self.facts.num_players)
-            ]
-        state, nothing = self.state, self.facts.nothing
-        before = None if nothing else state.returns()
-        state.apply_action(self._actions[(self._legal or self.legal(player)).index(text)])
-        if self._go_on() and nothing:
+            return self._forfeit(player)
+        state = self.state
+        nothing = self.facts.nothing
+        returns_before = None if nothing else state.returns()
+        legal = self._legal or self.legal(player)
+        state.apply_action(self._actions[legal.index(text)])
+        if self._advance() and nothing:
             return nothing
         rewards = state.returns()
-        if self.config.reward_draw and not self._acting and not any(rewards):
+        is_over = not self._acting
+        if is_over and self.config.reward_draw and not any(rewards):
             return [{"draw": self.config.reward_draw}] * len(rewards)
-        # Not `state.rewards()`: some games say only one player's reward of the last action.
-        if before is not None:
-            rewards = [now - then for now, then in zip(rewards, before, strict=True)]
+        if returns_before is not None:
+            # Not `state.rewards()`: some games say only one player's reward of the last action.
+            rewards = [now - before for now, before in zip(rewards, returns_before, strict=True)]
         return [{"return": reward} if reward else {} for reward in rewards]
 
     def result(self) -> Mapping[str, float]:
@@ -189,7 +213,8 @@ class OpenSpielGame(base.Game):
         if self.forfeited is None:
             return {"first": self.state.player_return(0), "forfeit": 0.0}
         lost = self.facts.lowest
-        return {"first": -lost if self.forfeited else lost, "forfeit": 1.0}
+        first_lost = self.forfeited == 0
+        return {"first": lost if first_lost else -lost, "forfeit": 1.0}
 
     def copy(self) -> "OpenSpielGame":
         other = object.__new__(OpenSpielGame)
@@ -197,31 +222,33 @@ class OpenSpielGame(base.Game):
         return other
 
     def hidden(self, player: int) -> Mapping[str, Any]:
-        """Return what the others know; nothing where no chance decides it, since only chance can be
-        drawn again.
+        """Return what the others know.
+
+        Where no chance decides it there is nothing, since only chance can be drawn again.
         """
         if self.facts.is_open or not self.facts.is_dealt:
             return {}
-        others = [one for one in range(self.state.num_players()) if one != player]
-        return (
-            {"what others know": tuple(information(self.state, one) for one in others)}
-            if others
-            else {}
-        )
+        known = []
+        for other in range(self.state.num_players()):
+            if other != player:
+                known.append(information(self.state, other))
+        if not known:
+            return {}
+        return {"what others know": tuple(known)}
 
     def resampled(self, player: int, rng: random.Random) -> "OpenSpielGame":
-        """Return a game with other chance in which the player has lived through the same, drawn
-        until one fits.
+        """Return a game with other chance in which the player has lived through the same.
+
+        Games are drawn until one fits.
         """
         wanted = information(self.state, player)
-        taken = [one.action for one in self.state.full_history() if one.player >= 0]
+        history = self.state.full_history()
+        taken = [event.action for event in history if event.player >= 0]
         for _ in range(_RESAMPLES):
             numbers = defaultdict[int, float](rng.random)
-            other = OpenSpielGame(self.config, self.words, numbers.__getitem__, self.facts)
-            if (
-                all(other.take(action) for action in taken)
-                and information(other.state, player) == wanted
-            ):
+            other = OpenSpielGame(self.config, self.wording, numbers.__getitem__, self.facts)
+            is_possible = all(other.take(action) for action in taken)
+            if is_possible and information(other.state, player) == wanted:
                 return other
         return self.copy()
 
@@ -230,34 +257,53 @@ class OpenSpielGame(base.Game):
         if action not in self._actions:
             return False
         self.state.apply_action(action)
-        self._go_on()
+        self._advance()
         return True
 
-    def _go_on(self) -> bool:
+    def _forfeit(self, loser: int) -> Sequence[Mapping[str, float]]:
+        """End the game: the loser gets the least return, the others share what it loses."""
+        self.forfeited = loser
+        self._acting = ()
+        lost = self.facts.lowest
+        num_others = max(self.facts.num_players - 1, 1)
+        rewards = []
+        for player in range(self.facts.num_players):
+            rewards.append({"forfeit": lost if player == loser else -lost / num_others})
+        return rewards
+
+    def _advance(self) -> bool:
         """Let chance act, and look who is next; False when the game is over."""
         state = self.state
-        while (player := state.current_player()) < 0:
+        player = state.current_player()
+        while player < 0:
             if player != _CHANCE:
-                self._acting, self._actions, self._legal = (), [], ()
+                self._acting = ()
+                self._actions = []
+                self._legal = ()
                 return False
-            state.apply_action(_drawn(state.chance_outcomes(), self.luck(self.num_drawn)))
+            outcome = _drawn_outcome(state.chance_outcomes(), self.luck(self.num_drawn))
+            state.apply_action(outcome)
             self.num_drawn += 1
+            player = state.current_player()
+        actions = state.legal_actions()
         self._acting = _ALONE[player]
-        self._actions = actions = state.legal_actions()
-        self._legal = None if self.table is None else self.table[tuple(actions)]
+        self._actions = actions
+        self._legal = None if self.action_texts is None else self.action_texts[tuple(actions)]
         return True
 
 
-def _drawn(outcomes: Sequence[tuple[int, float]], left: float) -> int:
-    """Return the outcome that a number from 0 to 1 falls on; the last one where the chances add up
-    to less.
+def _drawn_outcome(outcomes: Sequence[tuple[int, float]], number: float) -> int:
+    """Return the outcome that a number from 0 to 1 falls on.
+
+    It is the last one where the chances add up to less.
     """
     total = 0.0
     for action, chance in outcomes:
         total += chance
-        if left < total:
+        if number < total:
             return action
-    return outcomes[-1][0]
+    last_action, _ = outcomes[-1]
+    return last_action
 
 
 def information(state: Any, player: int) -> str:
@@ -268,12 +314,12 @@ def information(state: Any, player: int) -> str:
 
 
 class OpenSpiel(base.Environment[OpenSpielConfig]):
-    """A game of OpenSpiel with its words; one environment a game."""
+    """A game of OpenSpiel with its wording; each game is an environment."""
 
     def __init__(
         self,
         name: str,
-        words: Words,
+        wording: Wording,
         *,
         roles: Sequence[str],
         presets: Mapping[str, OpenSpielConfig],
@@ -281,54 +327,80 @@ class OpenSpiel(base.Environment[OpenSpielConfig]):
         teachers: Sequence[str] = (),
         teacher_noise: float = 0.4,
     ) -> None:
-        self.name, self.words, self.roles = name, words, tuple(roles)
-        self.presets, self.policies = presets, policies
-        self.teachers, self.teacher_noise = teachers, teacher_noise
-        first = next(iter(presets.values()))
-        self.Config = type(first)
-        self._last = first, facts(first.game())
+        """Make an environment; see `Environment` for what is not listed.
+
+        Args:
+            name: Name of the environment.
+            wording: What players read and write.
+            roles: What each player is, see `EnvSpec.roles`.
+            presets: Configs by name.
+            policies: Scripts by name.
+            teachers: Names of the scripts that a tiny model imitates.
+            teacher_noise: Share of random actions in the games that it imitates.
+        """
+        self.name = name
+        self.wording = wording
+        self.roles = tuple(roles)
+        self.presets = presets
+        self.policies = policies
+        self.teachers = teachers
+        self.teacher_noise = teacher_noise
+        first_preset = next(iter(presets.values()))
+        self.Config = type(first_preset)
+        self._last_facts = (first_preset, facts(first_preset.game()))
+        """The facts of the config of the last `reset`: most come with the same config again."""
 
     def spec(self, config: OpenSpielConfig) -> base.EnvSpec:
         game = load(config.game())
-        low, high = game.min_utility(), game.max_utility()
-        kind = game.get_type().utility.name
-        payoff: Literal["team", "zero_sum", "general"] = "general"
-        if kind == "ZERO_SUM" and not config.reward_draw:
-            payoff = "zero_sum"
-        elif kind == "IDENTICAL":
-            payoff = "team"
+        fields = config.model_dump(exclude={"preset"})
+        least = min(game.min_utility(), config.reward_draw)
+        greatest = max(game.max_utility(), config.reward_draw)
         return base.EnvSpec(
             env=self.name,
             preset=config.preset,
-            hash=base.stable_hash(
-                self.name, 1, config.model_dump(exclude={"preset"}), config.game()
-            ),
+            hash=base.stable_hash(self.name, _RULES_VERSION, fields, config.game()),
             num_players=game.num_players(),
             roles=self.roles,
-            payoff=payoff,
+            payoff=_payoff(game, config),
             max_turns=game.max_game_length(),
-            return_range=(min(low, config.reward_draw), max(high, config.reward_draw)),
+            return_range=(least, greatest),
             bad_reply=config.bad_reply,
         )
 
     def system(self, config: OpenSpielConfig, player: int) -> str:
-        return self.words.rules(config, player) if config.style == "full" else ""
+        if config.style == "compact":
+            return ""
+        return self.wording.rules(config, player)
 
     def reset(self, config: OpenSpielConfig, *, split: str, seed: int) -> OpenSpielGame:
-        if config is not self._last[0]:
-            self._last = config, facts(config.game())
+        last_config, game_facts = self._last_facts
+        if config is not last_config:
+            game_facts = facts(config.game())
+            self._last_facts = (config, game_facts)
 
         def luck(number: int) -> float:
             return base.draw(self.name, split, seed, number, below=_GRAIN) / _GRAIN
 
-        return OpenSpielGame(config, self.words, luck, self._last[1])
+        return OpenSpielGame(config, self.wording, luck, game_facts)
 
     def start_id(self, config: OpenSpielConfig, *, split: str, seed: int) -> str:
-        """Return what was dealt before the first action; where nothing is, each seed is a start of
-        its own.
+        """Return the chance events before the first action.
+
+        Where there are none, each seed is a start of its own.
         """
-        dealt = self.reset(config, split=split, seed=seed).state.history()
-        return " ".join(map(str, dealt)) if dealt else f"{split}/{seed}"
+        events = self.reset(config, split=split, seed=seed).state.history()
+        if not events:
+            return f"{split}/{seed}"
+        return " ".join(map(str, events))
 
     def picture(self, config: OpenSpielConfig, game: OpenSpielGame) -> str:
-        return self.words.picture(config, game.state)
+        return self.wording.picture(config, game.state)
+
+
+def _payoff(game: Any, config: OpenSpielConfig) -> Literal["team", "zero_sum", "general"]:
+    utility = game.get_type().utility
+    if utility == pyspiel.GameType.Utility.ZERO_SUM and not config.reward_draw:
+        return "zero_sum"
+    if utility == pyspiel.GameType.Utility.IDENTICAL:
+        return "team"
+    return "general"

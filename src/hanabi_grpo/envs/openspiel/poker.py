@@ -1,44 +1,51 @@
 """Kuhn and Leduc poker: cards that only one player sees."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from hanabi_grpo.envs.base import random_policy
-from hanabi_grpo.envs.openspiel.game import ROLES, OpenSpiel, OpenSpielConfig, Table, Words
+from hanabi_grpo.envs.base import Policy, random_policy
+from hanabi_grpo.envs.openspiel.game import (
+    ROLES,
+    ActionTexts,
+    OpenSpiel,
+    OpenSpielConfig,
+    Wording,
+)
 from hanabi_grpo.envs.openspiel.policies import CFR_ITERATIONS, cfr
 
 RANKS = "JQK"
+_NUM_SUITS = 2
+"""Suits of Leduc's deck; OpenSpiel numbers cards by rank, then by suit."""
 _END = "End your reply with your action on a line of its own: {choices}."
 
 
-class KuhnWords(Words):
+class KuhnWording(Wording):
     """OpenSpiel's Pass and Bet in a poker player's words."""
 
     def rules(self, config: OpenSpielConfig, player: int) -> str:
         return (
             f"You are the {ROLES[player]} player in a game of Kuhn poker. The deck is J, Q and K, "
-            "from low to high. "
-            "Each player puts 1 chip into the pot and gets one card that the other does not see; "
-            "the third card "
-            "stays hidden.\nThe first player checks or bets 1 chip. After a check the second "
-            "player checks too, "
-            "which ends the game, or bets. Who faces a bet folds, which gives the pot to the "
-            "other player, or calls "
-            "with 1 chip. Else the higher card wins the "
-            f"pot.\n{_END.format(choices='check, bet, fold or call')}"
+            "from low to high. Each player puts 1 chip into the pot and gets one card that the "
+            "other does not see; the third card stays hidden.\n"
+            "The first player checks or bets 1 chip. After a check the second player checks too, "
+            "which ends the game, or bets. Who faces a bet folds, which gives the pot to the other "
+            "player, or calls with 1 chip. Else the higher card wins the pot.\n"
+            f"{_END.format(choices='check, bet, fold or call')}"
         )
 
     def state(self, config: OpenSpielConfig, state: Any, player: int) -> str:
         cards, actions = _kuhn(state)
         if config.style == "compact":
             return " ".join([cards[player], *actions])
-        told = [f"The {ROLES[turn % 2]} player: {action}." for turn, action in enumerate(actions)]
-        return " ".join([f"Your card is {cards[player]}.", *told])
+        sentences = [f"Your card is {cards[player]}."]
+        for turn, action in enumerate(actions):
+            sentences.append(f"The {ROLES[turn % 2]} player: {action}.")
+        return " ".join(sentences)
 
     def legal(self, config: OpenSpielConfig, state: Any, actions: Sequence[int]) -> tuple[str, ...]:
-        before = _kuhn(state)[1]
-        return _kuhn_word(0, before), _kuhn_word(1, before)
+        _, earlier = _kuhn(state)
+        return _kuhn_choices(earlier)
 
     def actions(self, config: OpenSpielConfig, state: Any) -> Sequence[str]:
         return "check", "bet", "fold", "call"
@@ -48,98 +55,133 @@ class KuhnWords(Words):
         return " · ".join([f"player_0 {cards[0]}, player_1 {cards[1]}", *actions])
 
 
-class LeducWords(Words):
-    """Two suits of J, Q and K that the words do not tell apart: suits have no part in the game."""
+class LeducWording(Wording):
+    """Two suits of J, Q and K, not told apart: suits have no part in the game."""
 
-    table = Table(("fold", "call", "raise"))
+    action_texts = ActionTexts(("fold", "call", "raise"))
 
     def rules(self, config: OpenSpielConfig, player: int) -> str:
         return (
             f"You are the {ROLES[player]} player in a game of Leduc poker. The deck is two J, two "
-            "Q and two K, from "
-            "low to high. Each player puts 1 chip into the pot and gets one card that the other "
-            "does not see. After "
-            "a first round of betting one card is turned up for both, and a second round "
-            "follows.\nThe first player "
-            "begins both rounds. In its turn a player folds, which gives the pot to the other and "
-            "is possible only "
-            "after a raise; calls, which means to pay what the other has raised, or nothing; or "
-            "raises, which means "
-            "to call and to add 2 chips in the first round, 4 in the second. A round has at most "
-            "two raises and "
-            "ends when a raise is called or both have called. In the end a pair with the open "
-            "card wins, else the "
-            f"higher card; equal cards share the pot.\n{_END.format(choices='fold, call or raise')}"
+            "Q and two K, from low to high. Each player puts 1 chip into the pot and gets one card "
+            "that the other does not see. After a first round of betting one card is turned up for "
+            "both, and a second round follows.\n"
+            "The first player begins both rounds. In its turn a player folds, which gives the pot "
+            "to the other and is possible only after a raise; calls, which means to pay what the "
+            "other has raised, or nothing; or raises, which means to call and to add 2 chips in "
+            "the first round, 4 in the second. A round has at most two raises and ends when a "
+            "raise is called or both have called. In the end a pair with the open card wins, else "
+            "the higher card; equal cards share the pot.\n"
+            f"{_END.format(choices='fold, call or raise')}"
         )
 
     def state(self, config: OpenSpielConfig, state: Any, player: int) -> str:
-        cards, open_card, rounds = _leduc(state)
+        position = _leduc(state)
+        card = position.cards[player]
         if config.style == "compact":
-            told = [
-                cards[player],
-                *rounds[0],
-                *([f"open-{open_card}", *rounds[1]] if open_card else []),
-            ]
-            return " ".join(told)
-        told = [f"Your card is {cards[player]}.", *_turns("First round", rounds[0])]
-        if open_card:
-            told += [f"The open card is {open_card}.", *_turns("Second round", rounds[1])]
-        return " ".join(told)
+            words = [card, *position.first_round]
+            if position.open_card:
+                words += [f"open-{position.open_card}", *position.second_round]
+            return " ".join(words)
+        sentences = [f"Your card is {card}."]
+        sentences += _round_sentences("First round", position.first_round)
+        if position.open_card:
+            sentences.append(f"The open card is {position.open_card}.")
+            sentences += _round_sentences("Second round", position.second_round)
+        return " ".join(sentences)
 
     def picture(self, config: OpenSpielConfig, state: Any) -> str:
-        cards, open_card, rounds = _leduc(state)
-        told = [f"player_0 {cards[0]}, player_1 {cards[1]}", *rounds[0]]
-        return " · ".join([*told, *([f"open {open_card}", *rounds[1]] if open_card else [])])
+        position = _leduc(state)
+        first, second = position.cards
+        parts = [f"player_0 {first}, player_1 {second}", *position.first_round]
+        if position.open_card:
+            parts += [f"open {position.open_card}", *position.second_round]
+        return " · ".join(parts)
 
 
 def _kuhn(state: Any) -> tuple[list[str], list[str]]:
-    """Return both cards and the words of all actions."""
+    """Return both cards and the texts of all actions."""
     first, second, *taken = state.history()
-    words: list[str] = []
+    actions: list[str] = []
     for action in taken:
-        words.append(_kuhn_word(action, words))
-    return [RANKS[first], RANKS[second]], words
+        choices = _kuhn_choices(actions)
+        actions.append(choices[action])
+    return [RANKS[first], RANKS[second]], actions
 
 
-def _kuhn_word(action: int, before: Sequence[str]) -> str:
-    return (("fold", "call") if before[-1:] == ["bet"] else ("check", "bet"))[action]
+def _kuhn_choices(earlier: Sequence[str]) -> tuple[str, str]:
+    """Return what OpenSpiel's Pass and Bet mean after the actions so far."""
+    if earlier and earlier[-1] == "bet":
+        return "fold", "call"
+    return "check", "bet"
 
 
-def _leduc(state: Any) -> tuple[list[str], str, tuple[list[str], list[str]]]:
-    """Return both cards, the open card or "", and the words of the actions of both rounds."""
-    dealt = [RANKS[one.action // 2] for one in state.full_history() if one.player < 0]
+class _LeducPosition(NamedTuple):
+    """A position in a poker player's words."""
+
+    cards: list[str]
+    """Per player its card."""
+    open_card: str
+    """"" before it is turned up."""
+    first_round: list[str]
+    """Actions of the first round."""
+    second_round: list[str]
+
+
+def _leduc(state: Any) -> _LeducPosition:
+    cards: list[str] = []
     rounds: tuple[list[str], list[str]] = ([], [])
-    place = 0
-    for one in state.full_history()[2:]:
-        if one.player < 0:
-            place = 1
+    for event in state.full_history():
+        is_chance = event.player < 0
+        if is_chance:
+            cards.append(RANKS[event.action // _NUM_SUITS])
         else:
-            rounds[place].append(LeducWords.table.words[one.action])
-    return dealt[:2], "".join(dealt[2:]), rounds
+            is_second_round = len(cards) > 2
+            rounds[is_second_round].append(LeducWording.action_texts.texts[event.action])
+    open_card = cards[2] if len(cards) > 2 else ""
+    return _LeducPosition(cards[:2], open_card, *rounds)
 
 
-def _turns(name: str, actions: Sequence[str]) -> list[str]:
-    told = [f"the {ROLES[turn % 2]} player {action}s" for turn, action in enumerate(actions)]
-    return [f"{name}: {', '.join(told)}."] if told else []
+def _round_sentences(name: str, actions: Sequence[str]) -> list[str]:
+    """Return a sentence about a round, [] where nobody has acted in it.
+
+    Example:
+        _round_sentences("First round", ["raise"]) == ["First round: the first player raises."]
+    """
+    if not actions:
+        return []
+    clauses = []
+    for turn, action in enumerate(actions):
+        clauses.append(f"the {ROLES[turn % 2]} player {action}s")
+    return [f"{name}: {', '.join(clauses)}."]
 
 
-_poker = partial(
-    OpenSpiel,
+_POLICIES: Mapping[str, Callable[[], Policy]] = {
+    "random": random_policy,
+    "cfr": partial(cfr, CFR_ITERATIONS),
+    "cfr-10": partial(cfr, 10),
+}
+_TEACHER_NOISE = 0.8
+"""Share of random actions in the games that a tiny model imitates.
+
+Of random play alone a model learns that the card does not matter, and self-play hardly teaches it
+to look."""
+
+KUHN_POKER = OpenSpiel(
+    "kuhn_poker",
+    KuhnWording(),
     roles=ROLES,
-    policies={
-        "random": random_policy,
-        "cfr": partial(cfr, CFR_ITERATIONS),
-        "cfr-10": partial(cfr, 10),
-    },
+    presets={"kuhn_poker": OpenSpielConfig(preset="kuhn_poker")},
+    policies=_POLICIES,
     teachers=("cfr",),
-    # Of random play alone a model learns that the card does not matter, and self-play hardly
-    # teaches it to look.
-    teacher_noise=0.8,
+    teacher_noise=_TEACHER_NOISE,
 )
-
-KUHN_POKER = _poker(
-    "kuhn_poker", KuhnWords(), presets={"kuhn_poker": OpenSpielConfig(preset="kuhn_poker")}
-)
-LEDUC_POKER = _poker(
-    "leduc_poker", LeducWords(), presets={"leduc_poker": OpenSpielConfig(preset="leduc_poker")}
+LEDUC_POKER = OpenSpiel(
+    "leduc_poker",
+    LeducWording(),
+    roles=ROLES,
+    presets={"leduc_poker": OpenSpielConfig(preset="leduc_poker")},
+    policies=_POLICIES,
+    teachers=("cfr",),
+    teacher_noise=_TEACHER_NOISE,
 )

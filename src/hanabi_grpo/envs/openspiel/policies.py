@@ -13,18 +13,24 @@ from hanabi_grpo.envs.openspiel.rules import load
 from hanabi_grpo.errors import SettingsError
 
 EXPLORATION = 2.0
+"""Constant c of UCT."""
 ROLLOUTS = 10
 """Random playouts that value a leaf; with `EXPLORATION` as in MARSHAL (arXiv 2510.15414)."""
 CFR_ITERATIONS = 100
 """Exploitability of the average policy: .0012 in Kuhn poker, .0134 in Leduc."""
 _MOST_MOVES = 20
 """Moves of the longest game whose tree is searched."""
+_MOST_MEGABYTES = 1000
+"""Memory of one search tree of MCTS."""
+_NUM_SEEDS = 2**31
+_SIMULATIONS = (10, 100, 1000)
+"""Simulations per move of the searches that are offered."""
+_WON = 1.0
+_LOST = -1.0
 
 
 def minimax() -> Script:
-    """Return the script that draws evenly among the best actions, by the values of the whole game
-    tree.
-    """
+    """Return the script that draws evenly among the best actions of the whole game tree."""
 
     def choose(seen: Observation, rng: random.Random) -> str:
         view = seen.view()
@@ -32,46 +38,61 @@ def minimax() -> Script:
         values = _Values(view.game)
         worth = [-values.of(state.child(action)) for action in view.legal]
         best = max(worth)
-        return rng.choice(
-            [text for text, value in zip(seen.legal() or (), worth, strict=True) if value == best]
-        )
+        best_texts = []
+        for text, value in zip(seen.legal() or (), worth, strict=True):
+            if value == best:
+                best_texts.append(text)
+        return rng.choice(best_texts)
 
     return Script("minimax", choose)
 
 
 def mcts(simulations: int) -> Script:
     """Return OpenSpiel's Monte Carlo tree search without its solver, seeded per move."""
+    name = f"mcts-{simulations}"
 
     def choose(seen: Observation, rng: random.Random) -> str:
         view = seen.view()
-        state = _position(view, f"mcts-{simulations}")
-        seed = rng.randrange(2**31)
+        state = _position(view, name)
+        seed = rng.randrange(_NUM_SEEDS)
         evaluator = pyspiel.RandomRolloutEvaluator(ROLLOUTS, seed)
+        solve = False
+        verbose = False
         bot = pyspiel.MCTSBot(
-            load(view.game), evaluator, EXPLORATION, simulations, 1000, False, seed, False
+            load(view.game),
+            evaluator,
+            EXPLORATION,
+            simulations,
+            _MOST_MEGABYTES,
+            solve,
+            seed,
+            verbose,
         )
-        return (seen.legal() or ())[view.legal.index(bot.step(state))]
+        texts = seen.legal() or ()
+        return texts[view.legal.index(bot.step(state))]
 
-    return Script(f"mcts-{simulations}", choose)
+    return Script(name, choose)
 
 
-SEARCHES = {f"mcts-{number}": partial(mcts, number) for number in (10, 100, 1000)}
+SEARCHES = {f"mcts-{simulations}": partial(mcts, simulations) for simulations in _SIMULATIONS}
 """By name, for games in which nothing is hidden."""
 
 
 def cfr(iterations: int) -> Script:
-    """Return the average policy of CFR+ after so many iterations (Tammelin, arXiv 1407.5042),
-    solved once a process.
+    """Return the average policy of CFR+ after so many iterations (Tammelin, arXiv 1407.5042).
+
+    A game is solved once per process.
     """
+    name = "cfr" if iterations == CFR_ITERATIONS else f"cfr-{iterations}"
 
     def choose(seen: Observation, rng: random.Random) -> str:
         view = seen.view()
         chances = dict(equilibrium(view.game, iterations)[view.information])
-        return rng.choices(seen.legal() or (), [chances.get(action, 0.0) for action in view.legal])[
-            0
-        ]
+        weights = [chances.get(action, 0.0) for action in view.legal]
+        [choice] = rng.choices(seen.legal() or (), weights)
+        return choice
 
-    return Script("cfr" if iterations == CFR_ITERATIONS else f"cfr-{iterations}", choose)
+    return Script(name, choose)
 
 
 @functools.lru_cache(maxsize=16)
@@ -85,8 +106,9 @@ def equilibrium(game: str, iterations: int = CFR_ITERATIONS) -> dict[str, list[t
 
 @functools.lru_cache(maxsize=8)
 class _Values:
-    """Values of positions for the player to move: 1 won, 0 drawn, -1 lost. Each position is looked
-    at once.
+    """Values of positions for the player to move: 1 won, 0 drawn, -1 lost.
+
+    One object per game, which looks at each position once.
     """
 
     def __init__(self, game: str) -> None:
@@ -94,31 +116,36 @@ class _Values:
         if moves > _MOST_MOVES:
             raise SettingsError(
                 f"minimax: a game of {game} has up to {moves} moves, more than the {_MOST_MOVES} "
-                "that can be searched; "
-                "play against mcts-1000, or on a smaller board (HANABI_ROWS, HANABI_COLUMNS)."
+                "that can be searched; play against mcts-1000, or on a smaller board (HANABI_ROWS, "
+                "HANABI_COLUMNS)."
             )
-        self.known: dict[str, float] = {}
+        self.values: dict[str, float] = {}
 
     def of(self, state: Any) -> float:
-        """Return the value of a position for the player whose turn it is, or for the next one when
-        the game is over.
+        """Return the value of a position for the player whose turn it is.
+
+        When the game is over that is the player who would be next.
         """
         if state.is_terminal():
             # Whoever moved last is never the loser.
             return -max(state.returns())
         key = str(state)
-        if key not in self.known:
-            best = -1.0
+        if key not in self.values:
+            best = _LOST
             for action in state.legal_actions():
                 best = max(best, -self.of(state.child(action)))
-                if best == 1.0:
+                if best == _WON:
                     break
-            self.known[key] = best
-        return self.known[key]
+            self.values[key] = best
+        return self.values[key]
 
 
 def _position(view: View, name: str) -> Any:
-    """Return the position, which has to be known to its player."""
+    """Return OpenSpiel's state of a position that its player knows completely.
+
+    Raises:
+        SettingsError: The game hides something, so the script `name` cannot play it.
+    """
     if view.history is None:
         raise SettingsError(
             f"{name}: {view.game} hides cards, and this script reads the whole position; choose "

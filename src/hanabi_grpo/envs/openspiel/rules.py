@@ -1,7 +1,8 @@
 """OpenSpiel's games by the text that loads them, checked before its library sees them.
 
 OpenSpiel ends the whole process on some parameters that it does not like, so nothing unchecked
-reaches it."""
+reaches it.
+"""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -10,8 +11,7 @@ from typing import Any, NamedTuple
 import pyspiel
 
 from hanabi_grpo.errors import SettingsError, did_you_mean, shown
-
-MAX_PLAYERS = 8
+from hanabi_grpo.types import MAX_PLAYERS
 
 
 @functools.lru_cache(maxsize=64)
@@ -24,10 +24,10 @@ def load(name: str) -> Any:
 
 
 class Facts(NamedTuple):
-    """What never changes of a game, without asking its library again."""
+    """What never changes of a game, so that its library is asked once."""
 
     game: Any
-    """OpenSpiel's own."""
+    """OpenSpiel's own object."""
     is_open: bool
     """Whether every player sees everything."""
     is_dealt: bool
@@ -44,14 +44,14 @@ def facts(name: str) -> Facts:
     """Return what `load` knows of a game."""
     game = load(name)
     kind = game.get_type()
+    num_players = game.num_players()
+    pays_at_the_end = kind.reward_model == pyspiel.GameType.RewardModel.TERMINAL
     return Facts(
         game=game,
         is_open=kind.information == pyspiel.GameType.Information.PERFECT_INFORMATION,
         is_dealt=kind.chance_mode != pyspiel.GameType.ChanceMode.DETERMINISTIC,
-        num_players=game.num_players(),
-        nothing=({},) * game.num_players()
-        if kind.reward_model == pyspiel.GameType.RewardModel.TERMINAL
-        else (),
+        num_players=num_players,
+        nothing=({},) * num_players if pays_at_the_end else (),
         lowest=game.min_utility(),
     )
 
@@ -59,42 +59,43 @@ def facts(name: str) -> Facts:
 @functools.cache
 def playable_names() -> tuple[str, ...]:
     """Return the games that can be played here with their default parameters."""
-    return tuple(
-        sorted(one.short_name for one in pyspiel.registered_games() if _problem(one) is None)
-    )
+    names = []
+    for kind in pyspiel.registered_games():
+        if _obstacle(kind) is None:
+            names.append(kind.short_name)
+    return tuple(sorted(names))
 
 
 def check_name(name: object) -> str:
-    """Return a game's name if it can be played here, by texts in turns, with default parameters; or
-    a SettingsError.
+    """Return a game's name if it can be played here, by texts in turns, with default parameters.
+
+    Raises:
+        SettingsError: OpenSpiel has no such game, or it cannot be played here.
     """
-    kinds = {one.short_name: one for one in pyspiel.registered_games()}
+    kinds = {kind.short_name: kind for kind in pyspiel.registered_games()}
+    playable = ", ".join(playable_names())
     if not isinstance(name, str) or name not in kinds:
         hint = did_you_mean(name, playable_names()) if isinstance(name, str) else ""
         raise SettingsError(
-            f"game={shown(name)}: OpenSpiel has no such game; {hint}{len(playable_names())} can "
-            "be played here: "
-            f"{', '.join(playable_names())}."
+            f"game={shown(name)}: OpenSpiel has no such game; {hint}{len(playable_names())} can be "
+            f"played here: {playable}."
         )
-    if problem := _problem(kinds[name]):
-        raise SettingsError(
-            f"game={name!r}: {problem}; choose another of: {', '.join(playable_names())}."
-        )
+    obstacle = _obstacle(kinds[name])
+    if obstacle is not None:
+        raise SettingsError(f"game={name!r}: {obstacle}; choose another of: {playable}.")
     return name
 
 
-def _problem(kind: Any) -> str | None:
-    """Return why a game cannot be played here."""
+def _obstacle(kind: Any) -> str | None:
+    """Return why a game cannot be played here, None where it can."""
+    is_open = kind.information == pyspiel.GameType.Information.PERFECT_INFORMATION
     if kind.dynamics != pyspiel.GameType.Dynamics.SEQUENTIAL:
         return "its players do not take turns"
     if not kind.default_loadable:
         return "it needs parameters"
     if kind.chance_mode == pyspiel.GameType.ChanceMode.SAMPLED_STOCHASTIC:
         return "it draws its own chance, so that no seed names a start"
-    if (
-        not kind.provides_information_state_string
-        and kind.information != pyspiel.GameType.Information.PERFECT_INFORMATION
-    ):
+    if not is_open and not kind.provides_information_state_string:
         return "it has no text of what a player knows (information_state_string)"
     if not 1 <= kind.min_num_players <= MAX_PLAYERS:
         return f"it needs {kind.min_num_players} players, at most {MAX_PLAYERS} are possible"

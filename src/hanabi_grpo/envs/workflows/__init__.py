@@ -1,3 +1,4 @@
-"""Teams that answer problems together: vote, debate, summary, pioneer and observer
-(docs/teams.md).
+"""Teams that answer problems together: vote, debate, summary, pioneer and observer.
+
+docs/teams.md describes them.
 """

@@ -7,87 +7,129 @@ from collections.abc import Sequence
 from hanabi_grpo.envs.texts import think_parts
 
 MAX_CHARS = 4000
-"""No longer text is an answer."""
+"""Longest text that counts as an answer."""
 _DECORATION = " \t\r*_`#>"
 _LABEL = frozenset({"the", "my", "final", "answer"})
+"""Words that may stand before the colon of a line such as "My final answer: 7"."""
 _BOX = "\\boxed{"
 _MARKUP = re.compile(r"<(?=[|\uff5c/!\w])|\[(?=/?[A-Z_]+\])")
 """Where a tag begins that a chat template or a tokenizer might take for its own."""
+_CURRENCY = "$\u20ac%"
 _MAX_DIGITS = 100
+"""Longer texts are compared as texts, never as numbers."""
 _NUMBER = re.compile(r"([+-]?)0*(\d*)(?:\.(\d*?)0*)?", re.ASCII)
 
 
-def said(reply: str) -> str | None:
+def public_text(reply: str) -> str | None:
     """Return what a reply says beside its thoughts, None where a thought was cut off.
 
-    Others read it as a part of their prompts, so nothing in it may be a special token: `<|im_end|>`
-    becomes `< |im_end|>`."""
+    Others read it as a part of their prompts, so nothing in it may be a special token:
+    `<|im_end|>` becomes `< |im_end|>`.
+    """
     _, parts, is_cut_off = think_parts(reply)
-    text = "\n".join(part.strip() for part in parts if part.strip())
-    return None if is_cut_off else _MARKUP.sub(r"\g<0> ", text)
+    if is_cut_off:
+        return None
+    stripped = [part.strip() for part in parts]
+    text = "\n".join(filter(None, stripped))
+    return _MARKUP.sub(r"\g<0> ", text)
 
 
 def read_answer(text: str, style: str) -> str | None:
     r"""Return the answer that a text gives, None where it gives none; linear in its length.
 
-    In the compact style it is what follows the last `=`, if there is one. In the full style it stands behind the last
-    `Answer:` that begins a line, on that line or on all lines after it, or in the last `\boxed{}`.
+    In the compact style it is what follows the last `=`, if there is one. In the full style it
+    stands behind the last `Answer:` that begins a line, on that line or on all lines after it, or
+    in the last `\boxed{}`.
     """
     if style == "compact":
-        return text.rpartition("=")[2].strip()[:MAX_CHARS] or None
-    below: list[str] = []
+        after_equals = text.rpartition("=")[2].strip()
+        return after_equals[:MAX_CHARS] or None
+    lines_below: list[str] = []
     for line in reversed(text.splitlines()):
         label, colon, rest = line.partition(":")
-        words = label.strip(_DECORATION).lower().split() if len(label) < MAX_CHARS else []
-        if colon and "answer" in words and _LABEL.issuperset(words):
-            return _clean(rest) or _clean("\n".join(reversed(below)))
-        if _BOX in line and (found := _clean(line[line.rindex(_BOX) :])):
-            return found
-        below.append(line)
+        if colon and _is_answer_label(label):
+            return _clean(rest) or _clean("\n".join(reversed(lines_below)))
+        if _BOX in line:
+            boxed = _clean(line[line.rindex(_BOX) :])
+            if boxed is not None:
+                return boxed
+        lines_below.append(line)
     return None
 
 
-def same(answer: str) -> str:
-    """Return a text that is equal for equal answers: spaces, case, currency and the way to write a
-    number fall out.
+def _is_answer_label(label: str) -> bool:
+    if len(label) >= MAX_CHARS:
+        return False
+    words = label.strip(_DECORATION).lower().split()
+    return "answer" in words and _LABEL.issuperset(words)
+
+
+def normalize(answer: str) -> str:
+    """Return a text that is equal for equal answers.
+
+    Spaces, case, currency and the way to write a number do not count.
 
     Example:
-        same("$1 200.50") == same("1,200.5") == "1200.5"
+        normalize("$1 200.50") == normalize("1,200.5") == "1200.5"
     """
     text = "".join(answer.split()).casefold()
-    bare = text.rstrip(".").strip("$\u20ac%").replace(",", "")
-    number = _NUMBER.fullmatch(bare) if len(bare) < _MAX_DIGITS else None
-    if number is None or not any(map(str.isdigit, bare)):
+    bare = text.rstrip(".").strip(_CURRENCY).replace(",", "")
+    if len(bare) >= _MAX_DIGITS or not any(map(str.isdigit, bare)):
         return text
-    sign, whole, rest = number.groups()
-    value = (whole or "0") + (f".{rest}" if rest else "")
-    return f"-{value}" if sign == "-" and value != "0" else value
+    number = _NUMBER.fullmatch(bare)
+    if number is None:
+        return text
+    sign, whole, fraction = number.groups()
+    value = whole or "0"
+    if fraction:
+        value += f".{fraction}"
+    if sign == "-" and value != "0":
+        return f"-{value}"
+    return value
 
 
-def majority(answers: Sequence[str | None], rights: Sequence[float]) -> float:
-    """Return what the most frequent answer is worth, the mean over those that are tied, 0 where
-    nobody answered.
+def majority_worth(answers: Sequence[str | None], correct: Sequence[float]) -> float:
+    """Return what the most frequent answer is worth, 0 where nobody answered.
 
-    Drawing one of the tied answers has this expectation, and no seat decides more ties than
-    another. `answers` are per seat, None without one, and `rights` 1.0 where it is right, else 0.0.
+    Of tied answers it is the mean. Drawing one of them has this expectation, and no seat decides
+    more ties than another.
+
+    Args:
+        answers: One per seat, None of a seat that gave none.
+        correct: Per seat 1.0 where its answer is right, else 0.0.
     """
-    votes = Counter(same(answer) for answer in answers if answer is not None)
-    worth = {
-        same(answer): right
-        for answer, right in zip(answers, rights, strict=True)
-        if answer is not None
-    }
-    tied = [worth[one] for one, count in votes.items() if count == max(votes.values())]
-    return sum(tied) / len(tied) if tied else 0.0
+    votes: Counter[str] = Counter()
+    worth: dict[str, float] = {}
+    for answer, is_correct in zip(answers, correct, strict=True):
+        if answer is not None:
+            votes[normalize(answer)] += 1
+            worth[normalize(answer)] = is_correct
+    if not votes:
+        return 0.0
+    most_votes = max(votes.values())
+    tied = [worth[answer] for answer, count in votes.items() if count == most_votes]
+    return sum(tied) / len(tied)
 
 
 def _clean(text: str) -> str | None:
+    """Return an answer without its box and without marks at its ends, None for none."""
     if _BOX in text:
-        start, depth = text.rindex(_BOX) + len(_BOX), 1
-        for end in range(start, len(text)):
-            depth += (text[end] == "{") - (text[end] == "}")
-            if depth == 0:
-                text = text[start:end]
-                break
+        text = _box_content(text)
     text = text.strip().strip(_DECORATION + "$").strip()
-    return text if 0 < len(text) <= MAX_CHARS else None
+    if not 0 < len(text) <= MAX_CHARS:
+        return None
+    return text
+
+
+def _box_content(text: str) -> str:
+    r"""Return what the last `\boxed{}` holds; the whole text where its brace is never closed."""
+    start = text.rindex(_BOX) + len(_BOX)
+    depth = 1
+    for end in range(start, len(text)):
+        if text[end] == "{":
+            depth += 1
+        elif text[end] == "}":
+            depth -= 1
+        if depth == 0:
+            return text[start:end]
+    return text

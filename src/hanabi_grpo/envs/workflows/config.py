@@ -6,10 +6,11 @@ from pydantic import Field
 
 from hanabi_grpo.envs.config import StateConfig
 from hanabi_grpo.envs.workflows.problems import ALLOWED, CHAIN_SUM
+from hanabi_grpo.types import MAX_PLAYERS
 
 
 class WorkflowConfig(StateConfig):
-    """What all of them can be told."""
+    """Settings of every workflow."""
 
     problems: str = Field(default=CHAIN_SUM, json_schema_extra={"allowed": ALLOWED})
     """What is asked: own sums, a file of questions and answers, or a data set of reasoning-gym."""
@@ -28,7 +29,7 @@ class WorkflowConfig(StateConfig):
 class VoteConfig(WorkflowConfig):
     """All answer at the same time; the majority decides."""
 
-    players: int = Field(default=3, ge=1, le=8)
+    players: int = Field(default=3, ge=1, le=MAX_PLAYERS)
     """Number of players."""
     reward_difference: float = 0.0
     """Reward of what a seat changed: the majority's worth with it minus without it."""
@@ -37,7 +38,7 @@ class VoteConfig(WorkflowConfig):
 class DebateConfig(VoteConfig):
     """All answer in rounds, from the second one on with the others' last replies before them."""
 
-    players: int = Field(default=2, ge=2, le=8)
+    players: int = Field(default=2, ge=2, le=MAX_PLAYERS)
     """Number of players."""
     rounds: int = Field(default=2, ge=1, le=8)
     """Rounds of a debate."""
@@ -51,7 +52,7 @@ class DebateConfig(VoteConfig):
 class SummaryConfig(WorkflowConfig):
     """The last seat answers for all, from what the others answered."""
 
-    players: int = Field(default=3, ge=2, le=8)
+    players: int = Field(default=3, ge=2, le=MAX_PLAYERS)
     """Number of players; the last one writes the final answer."""
     reward_correct: float = 0.5
     reward_team: float = 0.5

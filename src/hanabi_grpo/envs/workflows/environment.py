@@ -24,15 +24,28 @@ from hanabi_grpo.envs.workflows.problems import (
 
 SYSTEM = (
     "You solve problems, alone or with others. Think, then end your reply with a line that begins "
-    "with Answer: and "
-    "holds nothing but the answer. Where you are shown what other players answered, weigh it: "
-    "they may be wrong."
+    "with Answer: and holds nothing but the answer. Where you are shown what other players "
+    "answered, weigh it: they may be wrong."
 )
 """Of every seat in every workflow, so that the first step is the same question in all of them."""
 NOISY = 0.7
 """How often the script `noisy` is right by itself."""
-_GUESSES = 50
+_SCRIPTS = {"random": 0.0, "noisy": NOISY, "solver": 1.0}
+"""Scripts by name, with the chance that each is right by itself."""
+_RULES_VERSION = 1
+"""Part of the environment's hash; goes up when the rules change."""
+_COMMON_REWARDS = ("reward_team", "reward_sum")
+"""Rewards that pay every seat the same."""
+_ATTEMPTS = 50
+"""Problems that a wrong guess looks at until one has a solution to take."""
+_NUM_GUESSES = 1 << 30
+"""Numbers from which the problem of a wrong guess is drawn."""
 _MOST_WORDS = 1000
+"""Longest range of sums that `reply_words` lists."""
+
+Range = tuple[float, float]
+"""Least and greatest sum of a kind of reward in an episode, at weight 1."""
+
 C = TypeVar("C", bound=WorkflowConfig)
 
 
@@ -45,19 +58,17 @@ class Workflow(base.Environment[C], Generic[C]):
 
     def __init__(self) -> None:
         self.presets = {self.name: self.Config(preset=self.name)}
-        chances = {"random": 0.0, "noisy": NOISY, "solver": 1.0}
-        self.policies = {
-            name: partial(Solver, self, name, right) for name, right in chances.items()
-        }
+        policies = {}
+        for name, chance in _SCRIPTS.items():
+            policies[name] = partial(Solver, self, name, chance)
+        self.policies = policies
 
     def steps(self, config: C) -> tuple[tuple[int, ...], ...]:
         """Return the seats that answer in each step."""
         raise NotImplementedError
 
-    def returns(self, config: C) -> Mapping[str, tuple[float, float]]:
-        """Return per kind of reward beside `correct` and `team` its least and greatest sum in an
-        episode.
-        """
+    def reward_ranges(self, config: C) -> Mapping[str, Range]:
+        """Return the range of each reward setting beside `reward_correct` and `reward_team`."""
         return {}
 
     def source(self, config: C) -> Source:
@@ -69,25 +80,19 @@ class Workflow(base.Environment[C], Generic[C]):
         return draw_problem(self.source(config), split, seed)
 
     def spec(self, config: C) -> base.EnvSpec:
-        """Return what others have to know; the problems count by their content, wherever the file
-        is.
-        """
-        ranges = {"reward_correct": (0.0, 1.0), "reward_team": (0.0, 1.0), **self.returns(config)}
-        paid = {name: (float(getattr(config, name)), *ends) for name, ends in ranges.items()}
-        ends = [sorted((weight * low, weight * high)) for weight, low, high in paid.values()]
-        alike = all(
-            name in ("reward_team", "reward_sum") for name, (weight, *_) in paid.items() if weight
-        )
-        fields, roles = config.model_dump(exclude={"preset", "problems"}), self.roles(config)
+        """Return the spec; problems count by their content, wherever their file is."""
+        fields = config.model_dump(exclude={"preset", "problems"})
+        digest = self.source(config).digest
+        roles = self.roles(config)
         return base.EnvSpec(
             env=self.name,
             preset=config.preset,
-            hash=base.stable_hash(self.name, 1, SYSTEM, fields, self.source(config).digest),
+            hash=base.stable_hash(self.name, _RULES_VERSION, SYSTEM, fields, digest),
             num_players=len(roles),
             roles=roles,
-            payoff="team" if alike else "general",
+            payoff="team" if self._pays_all_alike(config) else "general",
             max_turns=len(self.steps(config)),
-            return_range=(sum(low for low, _ in ends), sum(high for _, high in ends)),
+            return_range=self._return_range(config),
             bad_reply="skip",
             score="final",
             max_score=1.0,
@@ -96,28 +101,26 @@ class Workflow(base.Environment[C], Generic[C]):
 
     def roles(self, config: C) -> tuple[str, ...]:
         """Return what each seat is."""
-        return ("solver",) * (1 + max(map(max, self.steps(config))))
+        last_seat = max(max(seats) for seats in self.steps(config))
+        return ("solver",) * (last_seat + 1)
 
     def system(self, config: C, player: int) -> str:
         return "" if config.style == "compact" else SYSTEM
 
     def reply_words(self, config: C) -> tuple[str, ...]:
         """Return every sum that a compact answer may be, one word each, where they are few."""
-        least, most = (
-            -(config.chain_terms - 1) * config.chain_highest,
-            config.chain_terms * config.chain_highest,
-        )
-        if config.style != "compact" or config.problems != CHAIN_SUM or most - least > _MOST_WORDS:
+        if config.style != "compact" or config.problems != CHAIN_SUM:
             return ()
-        return (*map(str, range(least, most + 1)), "=", "other", "own", "none")
+        least = -(config.chain_terms - 1) * config.chain_highest
+        greatest = config.chain_terms * config.chain_highest
+        if greatest - least > _MOST_WORDS:
+            return ()
+        sums = map(str, range(least, greatest + 1))
+        return (*sums, "=", "other", "own", "none")
 
     def reset(self, config: C, *, split: str, seed: int) -> WorkflowGame[C]:
-        return self.Game(
-            config,
-            self.steps(config),
-            self.source(config),
-            self.problem(config, split=split, seed=seed),
-        )
+        problem = self.problem(config, split=split, seed=seed)
+        return self.Game(config, self.steps(config), self.source(config), problem)
 
     def start_id(self, config: C, *, split: str, seed: int) -> str:
         return self.problem(config, split=split, seed=seed).question
@@ -126,33 +129,63 @@ class Workflow(base.Environment[C], Generic[C]):
         """Yield what each player was shown and said, and at the end the solution."""
         *frames, last = super().render(config, episode)
         yield from frames
-        solution = self.problem(config, split=episode.suite, seed=episode.seed).answer
-        yield base.Frame(
-            title=last.title, text=f"{last.text}\nsolution: {solution or 'not one alone'}"
-        )
+        answer = self.problem(config, split=episode.suite, seed=episode.seed).answer
+        solution = answer or "not one alone"
+        yield base.Frame(title=last.title, text=f"{last.text}\nsolution: {solution}")
+
+    def _all_ranges(self, config: C) -> dict[str, Range]:
+        return {
+            "reward_correct": (0.0, 1.0),
+            "reward_team": (0.0, 1.0),
+            **self.reward_ranges(config),
+        }
+
+    def _pays_all_alike(self, config: C) -> bool:
+        """Return whether only rewards count that every seat gets."""
+        for name in self._all_ranges(config):
+            weight = getattr(config, name)
+            if weight and name not in _COMMON_REWARDS:
+                return False
+        return True
+
+    def _return_range(self, config: C) -> Range:
+        """Return the least and the greatest return; a negative weight swaps a reward's ends."""
+        least = 0.0
+        greatest = 0.0
+        for name, (low, high) in self._all_ranges(config).items():
+            weight = float(getattr(config, name))
+            least += min(weight * low, weight * high)
+            greatest += max(weight * low, weight * high)
+        return least, greatest
 
 
 class Vote(Workflow[VoteConfig]):
     """Nobody sees another's answer."""
 
-    name, Config, Game = "vote", VoteConfig, VoteGame
+    name = "vote"
+    Config = VoteConfig
+    Game = VoteGame
 
     def steps(self, config: VoteConfig) -> tuple[tuple[int, ...], ...]:
-        return (tuple(range(config.players)),)
+        everybody = tuple(range(config.players))
+        return (everybody,)
 
-    def returns(self, config: VoteConfig) -> Mapping[str, tuple[float, float]]:
+    def reward_ranges(self, config: VoteConfig) -> Mapping[str, Range]:
         return {"reward_difference": (-1.0, 1.0)}
 
 
 class Debate(Workflow[DebateConfig]):
     """All answer again after each round."""
 
-    name, Config, Game = "debate", DebateConfig, DebateGame
+    name = "debate"
+    Config = DebateConfig
+    Game = DebateGame
 
     def steps(self, config: DebateConfig) -> tuple[tuple[int, ...], ...]:
-        return (tuple(range(config.players)),) * config.rounds
+        everybody = tuple(range(config.players))
+        return (everybody,) * config.rounds
 
-    def returns(self, config: DebateConfig) -> Mapping[str, tuple[float, float]]:
+    def reward_ranges(self, config: DebateConfig) -> Mapping[str, Range]:
         return {
             "reward_difference": (-1.0, 1.0),
             "reward_later_rounds": (0.0, float(config.rounds)),
@@ -162,19 +195,25 @@ class Debate(Workflow[DebateConfig]):
 class Summary(Workflow[SummaryConfig]):
     """The last seat has the last word."""
 
-    name, Config = "summary", SummaryConfig
+    name = "summary"
+    Config = SummaryConfig
 
     def steps(self, config: SummaryConfig) -> tuple[tuple[int, ...], ...]:
-        return (tuple(range(config.players - 1)), (config.players - 1,))
+        writer = config.players - 1
+        workers = tuple(range(writer))
+        return (workers, (writer,))
 
     def roles(self, config: SummaryConfig) -> tuple[str, ...]:
-        return (*["worker"] * (config.players - 1), "writer")
+        num_workers = config.players - 1
+        return ("worker",) * num_workers + ("writer",)
 
 
 class PioneerObserver(Workflow[PioneerObserverConfig]):
     """Both are paid for both answers."""
 
-    name, Config, Game = "pioneer_observer", PioneerObserverConfig, PioneerObserverGame
+    name = "pioneer_observer"
+    Config = PioneerObserverConfig
+    Game = PioneerObserverGame
 
     def steps(self, config: PioneerObserverConfig) -> tuple[tuple[int, ...], ...]:
         return ((0,), (1,))
@@ -182,47 +221,67 @@ class PioneerObserver(Workflow[PioneerObserverConfig]):
     def roles(self, config: PioneerObserverConfig) -> tuple[str, ...]:
         return ("pioneer", "observer")
 
-    def returns(self, config: PioneerObserverConfig) -> Mapping[str, tuple[float, float]]:
+    def reward_ranges(self, config: PioneerObserverConfig) -> Mapping[str, Range]:
         return {"reward_sum": (0.0, 2.0)}
 
 
 class Solver:
-    """Knows the solution and gives it with the chance `right`.
+    """A script that knows the solution and gives it with the chance `right`.
 
     Else it takes over one of the answers that it is shown, or where it is shown none, that of
-    another problem; with no chance at all always the latter."""
+    another problem; with no chance at all always the latter.
+    """
 
     def __init__(self, workflow: Workflow[Any], name: str, right: float) -> None:
-        self.workflow, self.name, self.right = workflow, name, right
+        self.workflow = workflow
+        self.name = name
+        self.right = right
 
     def seat(self, player: int, *, task: base.Task[Any], game: int) -> base.ScriptSeat:
-        """Return a seat whose generator depends only on the script, the player, the task and the
-        episode's number.
+        """Return a seat with its own generator.
+
+        It depends only on the script, the player, the task and the episode's number.
         """
-        config, source = task.config, self.workflow.source(task.config)
+        config = task.config
+        source = self.workflow.source(config)
         problem = self.workflow.problem(config, split=task.split, seed=task.seed)
 
-        def guess(rng: random.Random) -> Problem:
-            found = (source.make(rng.randrange(1 << 30)) for _ in range(_GUESSES))
-            return next((other for other in found if other.answer), Problem("", "0"))
-
         def choose(seen: base.Observation, rng: random.Random) -> str:
-            shown = [text for text in seen.view().others if seen.parse(text)]
+            others_answers = [text for text in seen.view().others if seen.parse(text)]
             if rng.random() < self.right:
-                found = problem if problem.answer else guess(rng)
-            elif self.right and shown:
-                return rng.choice(shown)
+                solved = problem if problem.answer else _other_problem(source, rng)
+            elif self.right and others_answers:
+                return rng.choice(others_answers)
             else:
-                found = guess(rng)
-            if config.style == "compact":
-                return " = ".join((*found.work, found.answer))
-            return f"Answer:{chr(10) if chr(10) in found.answer else ' '}{found.answer}"
+                solved = _other_problem(source, rng)
+            return _reply(solved, config.style)
 
-        return base.ScriptSeat(
-            choose,
-            random.Random(repr((self.name, self.right, player, task.split, task.seed, game))),
-        )
+        key = (self.name, self.right, player, task.split, task.seed, game)
+        return base.ScriptSeat(choose, random.Random(repr(key)))
 
 
-VOTE, DEBATE, SUMMARY, PIONEER_OBSERVER = Vote(), Debate(), Summary(), PioneerObserver()
-WORKFLOWS = tuple(one.name for one in (VOTE, DEBATE, SUMMARY, PIONEER_OBSERVER))
+def _other_problem(source: Source, rng: random.Random) -> Problem:
+    """Return a random problem whose solution is known."""
+    for _ in range(_ATTEMPTS):
+        problem = source.make(rng.randrange(_NUM_GUESSES))
+        if problem.answer:
+            return problem
+    return Problem("", "0")
+
+
+def _reply(problem: Problem, style: str) -> str:
+    """Return the solution as a reply: behind the results on the way, or behind "Answer:"."""
+    answer = problem.answer
+    if style == "compact":
+        return " = ".join((*problem.work, answer))
+    if "\n" in answer:
+        return f"Answer:\n{answer}"
+    return f"Answer: {answer}"
+
+
+VOTE = Vote()
+DEBATE = Debate()
+SUMMARY = Summary()
+PIONEER_OBSERVER = PioneerObserver()
+WORKFLOWS = (VOTE.name, DEBATE.name, SUMMARY.name, PIONEER_OBSERVER.name)
+"""Names of all workflows."""

@@ -1,5 +1,4 @@
-"""Workflows as games: in each step some seats answer at the same time, and see what the others said
-in the step before.
+"""Workflows as games: in each step some seats answer at once, and see the step before.
 
 | workflow | steps | the team's answer |
 |---|---|---|
@@ -19,7 +18,12 @@ from statistics import fmean
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from hanabi_grpo.envs import base
-from hanabi_grpo.envs.workflows.answers import majority, read_answer, said, same
+from hanabi_grpo.envs.workflows.answers import (
+    majority_worth,
+    normalize,
+    public_text,
+    read_answer,
+)
 from hanabi_grpo.envs.workflows.config import (
     DebateConfig,
     PioneerObserverConfig,
@@ -30,9 +34,16 @@ from hanabi_grpo.envs.workflows.problems import Problem, Source
 
 C = TypeVar("C", bound=WorkflowConfig)
 V = TypeVar("V", bound=VoteConfig)
+
 GAMMA = 0.3
 """How much less a round later counts in `later_rounds`."""
+_RESAMPLED_ANSWERS = 1000
+"""Numbers from which `resampled` draws the texts that take the place of hidden ones."""
+_SOLUTION = "solution"
+_OTHERS_TEXTS = "what others said"
+
 Parts = list[dict[str, float]]
+"""Per player the reward parts of one step."""
 
 
 class View(NamedTuple):
@@ -40,7 +51,7 @@ class View(NamedTuple):
 
     question: str
     own: str | None
-    """What the player said last."""
+    """What the player said last, None before its first turn."""
     others: tuple[str, ...]
     """What the others said in the step before."""
 
@@ -51,157 +62,220 @@ class WorkflowGame(base.Game, Generic[C]):
     def __init__(
         self, config: C, steps: Sequence[tuple[int, ...]], source: Source, problem: Problem
     ) -> None:
-        """Start; `steps` are the seats that answer in each."""
-        self.config, self.steps, self.source, self.problem = config, steps, source, problem
-        self.num_players = len({seat for step in steps for seat in step})
-        self.said: list[dict[int, str]] = []
+        """Start an episode.
+
+        Args:
+            config: The settings.
+            steps: The seats that answer in each step.
+            source: Where the problem comes from; it says which answers are right.
+            problem: What is asked.
+        """
+        self.config = config
+        self.steps = steps
+        self.source = source
+        self.problem = problem
+        self.num_players = len(set(itertools.chain.from_iterable(steps)))
+        self.texts: list[dict[int, str]] = []
         """Per step what each seat said, or `SKIP`."""
-        self.right: list[dict[int, float]] = []
+        self.correct: list[dict[int, float]] = []
         """Per step and seat 1.0 for a right answer, else 0.0."""
 
     def to_act(self) -> tuple[int, ...]:
-        return self.steps[len(self.said)] if len(self.said) < len(self.steps) else ()
+        step = len(self.texts)
+        if step >= len(self.steps):
+            return ()
+        return self.steps[step]
 
     def message(self, player: int) -> str:
         """Return what others said, with the question before it on a player's first turn."""
         view = self.view(player)
-        whole = self.config.window is not None or view.own is None
-        return self._worded(view if whole else view._replace(question="", own=None))
+        is_first_turn = view.own is None
+        has_whole_conversation = self.config.window is None
+        if has_whole_conversation and not is_first_turn:
+            view = view._replace(question="", own=None)
+        return self._prompt(view)
 
     def state_message(self, player: int) -> str:
-        """Return the question, what the player said last, and what others said in the step
-        before.
-        """
-        return self._worded(self.view(player))
+        """Return the question, the player's last text, and what others said the step before."""
+        return self._prompt(self.view(player))
 
     def view(self, player: int) -> View:
-        own = next((step[player] for step in reversed(self.said) if player in step), None)
-        before = self.said[-1] if self.said and player in self.to_act() else {}
-        others = tuple(self._shown(text) for seat, text in before.items() if seat != player)
-        return View(self.problem.question, None if own is None else self._shown(own), others)
+        own = None
+        for texts in reversed(self.texts):
+            if player in texts:
+                own = self._display(texts[player])
+                break
+        others = []
+        if self.texts and player in self.to_act():
+            for seat, text in self.texts[-1].items():
+                if seat != player:
+                    others.append(self._display(text))
+        return View(self.problem.question, own, tuple(others))
 
     def legal(self, player: int) -> tuple[str, ...] | None:
         return None if player in self.to_act() else ()
 
     def parse(self, player: int, reply: str) -> str | None:
         """Return what a reply says beside its thoughts, None without an answer."""
-        text = said(reply)
-        return None if text is None or self.answer(text) is None else text
+        text = public_text(reply)
+        if text is None or self.answer(text) is None:
+            return None
+        return text
 
     def answer(self, text: str) -> str | None:
         """Return the answer in what a seat said."""
-        return None if text == base.SKIP else read_answer(text, self.config.style)
+        if text == base.SKIP:
+            return None
+        return read_answer(text, self.config.style)
 
     def step(self, actions: Mapping[int, str]) -> Parts:
         """Take the answers of one step and pay for them."""
-        answers = {seat: self.answer(text) for seat, text in actions.items()}
-        self.right.append({seat: self._worth(answer) for seat, answer in answers.items()})
-        self.said.append(dict(actions))
+        correct = {}
+        for seat, text in actions.items():
+            correct[seat] = self._correctness(self.answer(text))
+        self.correct.append(correct)
+        self.texts.append(dict(actions))
         parts: Parts = [{} for _ in range(self.num_players)]
-        for seat, right in self.right[-1].items():
-            if self.config.reward_correct and not any(
-                seat in later for later in self.steps[len(self.said) :]
-            ):
-                parts[seat]["correct"] = self.config.reward_correct * right
+        if self.config.reward_correct:
+            for seat, is_correct in correct.items():
+                if not self._answers_again(seat):
+                    parts[seat]["correct"] = self.config.reward_correct * is_correct
         if self.config.reward_team and not self.to_act():
-            for own in parts:
-                own["team"] = self.config.reward_team * self.worth(-1)
+            for seat_parts in parts:
+                seat_parts["team"] = self.config.reward_team * self.team_worth(-1)
         return parts
 
-    def worth(self, step: int, without: int | None = None) -> float:
-        """Return what the majority of a step is worth, see `majority`; also `without` one seat."""
-        seats = [seat for seat in self.said[step] if seat != without]
-        return majority(
-            [self.answer(self.said[step][seat]) for seat in seats],
-            [self.right[step][seat] for seat in seats],
-        )
+    def team_worth(self, step: int, without: int | None = None) -> float:
+        """Return what the majority of a step is worth, see `majority_worth`.
+
+        Args:
+            step: Number of the step; -1 is the last one.
+            without: A seat whose answer is left out.
+        """
+        answers = []
+        correct = []
+        for seat, text in self.texts[step].items():
+            if seat != without:
+                answers.append(self.answer(text))
+                correct.append(self.correct[step][seat])
+        return majority_worth(answers, correct)
 
     def result(self) -> Mapping[str, float]:
         """Return shares of right answers, and what the team made of the first ones.
 
         `final` is the team's answer, `alone` the mean of the first step's, given without seeing any
         other; final = alone + corrected - misled. `agreement` is the share of pairs of seats whose
-        last answers are the same."""
-        final = 0.0 if self.to_act() else self.worth(-1)
-        alone = fmean(self.right[0].values()) if self.right else 0.0
-        last = {seat: self.answer(text) for step in self.said for seat, text in step.items()}
-        pairs = list(itertools.combinations(last.values(), 2))
-        agreed = [
-            float(one is not None and other is not None and same(one) == same(other))
-            for one, other in pairs
-        ]
-        return {
+        last answers are the same.
+        """
+        is_over = not self.to_act()
+        final = self.team_worth(-1) if is_over else 0.0
+        alone = fmean(self.correct[0].values()) if self.correct else 0.0
+        figures = {
             "final": final,
             "alone": alone,
             "corrected": (1 - alone) * final,
             "misled": alone * (1 - final),
-            **({"agreement": fmean(agreed)} if pairs else {}),
         }
+        agreement = self._agreement()
+        if agreement is not None:
+            figures["agreement"] = agreement
+        return figures
 
     def copy(self) -> Self:
         twin = copy.copy(self)
-        twin.said, twin.right = [*self.said], [*self.right]
+        twin.texts = list(self.texts)
+        twin.correct = list(self.correct)
         return twin
 
     def hidden(self, player: int) -> Mapping[str, Any]:
         """Return the solution, and what others said unless the player is shown it now."""
-        seen = len(self.said) - 1 if player in self.to_act() else -1
-        others = {
-            (number, seat): text
-            for number, step in enumerate(self.said)
-            for seat, text in step.items()
-            if seat != player and number != seen
-        }
-        return {"solution": self.problem.answer} | ({"what others said": others} if others else {})
+        secrets: dict[str, Any] = {_SOLUTION: self.problem.answer}
+        shown_step = len(self.texts) - 1 if player in self.to_act() else None
+        others = {}
+        for step, texts in enumerate(self.texts):
+            for seat, text in texts.items():
+                if seat != player and step != shown_step:
+                    others[step, seat] = text
+        if others:
+            secrets[_OTHERS_TEXTS] = others
+        return secrets
 
     def resampled(self, player: int, rng: random.Random) -> Self:
         """Return a game with another solution, and with other texts in the place of hidden ones."""
-        other, secret = self.copy(), self.hidden(player).get("what others said", {})
-        other.problem = Problem(self.problem.question, str(rng.randrange(1000)))
-        other.said = [
-            {
-                seat: f"{rng.randrange(1000)}" if (number, seat) in secret else text
-                for seat, text in step.items()
-            }
-            for number, step in enumerate(self.said)
-        ]
+        hidden_texts = self.hidden(player).get(_OTHERS_TEXTS, {})
+        other = self.copy()
+        other.problem = Problem(self.problem.question, str(rng.randrange(_RESAMPLED_ANSWERS)))
+        other.texts = [dict(texts) for texts in self.texts]
+        for step, seat in hidden_texts:
+            other.texts[step][seat] = str(rng.randrange(_RESAMPLED_ANSWERS))
         return other
 
-    def _worth(self, answer: str | None) -> float:
-        return 0.0 if answer is None else float(self.source.is_right(self.problem, answer))
+    def _answers_again(self, seat: int) -> bool:
+        """Return whether a seat answers in one of the steps to come."""
+        steps_to_come = self.steps[len(self.texts) :]
+        return any(seat in step for step in steps_to_come)
 
-    def _shown(self, text: str) -> str:
+    def _correctness(self, answer: str | None) -> float:
+        if answer is None:
+            return 0.0
+        return float(self.source.is_right(self.problem, answer))
+
+    def _agreement(self) -> float | None:
+        """Return the share of pairs of seats whose last answers agree, None without pairs."""
+        last: dict[int, str | None] = {}
+        for texts in self.texts:
+            for seat, text in texts.items():
+                answer = self.answer(text)
+                last[seat] = None if answer is None else normalize(answer)
+        pairs = list(itertools.combinations(last.values(), 2))
+        if not pairs:
+            return None
+        agreed = [first is not None and first == second for first, second in pairs]
+        return sum(agreed) / len(pairs)
+
+    def _display(self, text: str) -> str:
+        """Return what is shown of a text that a seat said."""
+        is_compact = self.config.style == "compact"
         if text == base.SKIP:
-            return "none" if self.config.style == "compact" else "(no answer)"
-        is_short = self.config.show == "answer" or self.config.style == "compact"
-        return (self.answer(text) or text) if is_short else text
+            return "none" if is_compact else "(no answer)"
+        if is_compact or self.config.show == "answer":
+            return self.answer(text) or text
+        return text
 
-    def _worded(self, view: View) -> str:
+    def _prompt(self, view: View) -> str:
+        """Return the message of a turn; an empty question and an absent own text are left out."""
         if self.config.style == "compact":
-            own = ["own", view.own] if view.own is not None else []
-            others = [f"other {text}" for text in view.others]
-            return " ".join(filter(None, [view.question, *own, *others]))
-        parts = [view.question] if view.question else []
-        parts += [f"You answered:\n{view.own}"] if view.own is not None else []
-        parts += [f"Another player answered:\n{text}" for text in view.others]
-        return "\n\n".join(
-            [*parts, "Your answer?" if len(parts) <= 1 else "Your answer, after reading these?"]
-        )
+            words = [view.question] if view.question else []
+            if view.own is not None:
+                words.append("own")
+                if view.own:
+                    words.append(view.own)
+            words += [f"other {text}" for text in view.others]
+            return " ".join(words)
+        paragraphs = [view.question] if view.question else []
+        if view.own is not None:
+            paragraphs.append(f"You answered:\n{view.own}")
+        paragraphs += [f"Another player answered:\n{text}" for text in view.others]
+        if len(paragraphs) <= 1:
+            paragraphs.append("Your answer?")
+        else:
+            paragraphs.append("Your answer, after reading these?")
+        return "\n\n".join(paragraphs)
 
 
 class VoteGame(WorkflowGame[V]):
     """All at once."""
 
     def step(self, actions: Mapping[int, str]) -> Parts:
-        """Pay at the end also what each seat changed: the majority with it, minus the majority of
-        the others.
+        """Pay at the end also what each seat changed.
+
+        That is the worth of the majority with it, minus the worth of the majority of the others.
         """
         parts = super().step(actions)
         if self.config.reward_difference and not self.to_act():
-            for seat, own in enumerate(parts):
-                own["difference"] = self.config.reward_difference * (
-                    self.worth(-1) - self.worth(-1, seat)
-                )
+            for seat, seat_parts in enumerate(parts):
+                difference = self.team_worth(-1) - self.team_worth(-1, without=seat)
+                seat_parts["difference"] = self.config.reward_difference * difference
         return parts
 
 
@@ -212,27 +286,31 @@ class DebateGame(VoteGame[DebateConfig]):
         """Pay each round as MAPoRL does (arXiv 2502.18439).
 
         Seat a of n gets for round t [v_ta + sum over later rounds t' of gamma^(t'-t) mean_a v_t'a]
-        / sum of the gamma^(t'-t), v_ta being 1 for a right answer."""
+        / sum of the gamma^(t'-t), v_ta being 1 for a right answer.
+        """
         if not self.config.reward_later_rounds:
             return []
-        means, paid = [fmean(step.values()) for step in self.right], []
-        for number, step in enumerate(self.right):
-            fade = [GAMMA**later for later in range(len(means) - number)]
-            after = sum(one * mean for one, mean in zip(fade[1:], means[number + 1 :], strict=True))
-            scale = self.config.reward_later_rounds / sum(fade)
-            paid.append(
-                [{"later_rounds": scale * (step[seat] + after)} for seat in range(self.num_players)]
-            )
-        return paid
+        means = [fmean(correct.values()) for correct in self.correct]
+        rounds: list[Parts] = []
+        for number, correct in enumerate(self.correct):
+            discounts = [GAMMA**later for later in range(len(means) - number)]
+            later_worth = 0.0
+            for discount, mean in zip(discounts[1:], means[number + 1 :], strict=True):
+                later_worth += discount * mean
+            scale = self.config.reward_later_rounds / sum(discounts)
+            parts: Parts = []
+            for seat in range(self.num_players):
+                parts.append({"later_rounds": scale * (correct[seat] + later_worth)})
+            rounds.append(parts)
+        return rounds
 
     def result(self) -> Mapping[str, float]:
         """Add each round's majority: what the team would have answered then."""
-        made = len(self.said)
-        rounds = {
-            f"round_{one + 1}": self.worth(one) if one < made else 0.0
-            for one in range(self.config.rounds)
-        }
-        return {**super().result(), **rounds}
+        figures = dict(super().result())
+        for number in range(self.config.rounds):
+            was_played = number < len(self.texts)
+            figures[f"round_{number + 1}"] = self.team_worth(number) if was_played else 0.0
+        return figures
 
 
 class PioneerObserverGame(WorkflowGame[PioneerObserverConfig]):
@@ -242,6 +320,6 @@ class PioneerObserverGame(WorkflowGame[PioneerObserverConfig]):
         """Pay both for each answer, so that either gets r1 + r2 as in CORY (arXiv 2410.06101)."""
         parts = super().step(actions)
         if self.config.reward_sum:
-            for own in parts:
-                own["sum"] = self.config.reward_sum * sum(self.right[-1].values())
+            for seat_parts in parts:
+                seat_parts["sum"] = self.config.reward_sum * sum(self.correct[-1].values())
         return parts

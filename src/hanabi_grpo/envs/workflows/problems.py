@@ -2,12 +2,12 @@
 
 A source makes problem number n. Which split a problem belongs to follows from its question alone,
 by a hash, so no question is ever in two of them: of ten shares `test` has one, `eval-…`
-(validation) one, `eval` one, training the rest."""
+(validation) one, `eval` one, training the rest.
+"""
 
 import functools
 import hashlib
 import importlib
-import itertools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,17 +16,28 @@ from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.envs import base
-from hanabi_grpo.envs.workflows.answers import same
+from hanabi_grpo.envs.workflows.answers import normalize
 from hanabi_grpo.errors import SettingsError, VerifierError, did_you_mean, shown
 
 CHAIN_SUM = "chain_sum"
 REASONING_GYM = "reasoning-gym:"
 ALLOWED = f"{CHAIN_SUM}, a file of JSON lines (*.jsonl), {REASONING_GYM}DATASET"
 _SHARES = ("eval", "eval-", "test")
-"""Of the first tenths; training has the others."""
+"""Shares that have the first tenths of all questions, one each; training has the others."""
+_TRAINING = "train"
+_NUM_SHARES = 10
+_CHAIN_SUM_VERSION = 1
+"""Part of the digest; goes up when the same number makes another sum."""
 _ATTEMPTS = 20_000
+"""Problems that are drawn at most until one belongs to the wanted split."""
+_NUM_PROBLEMS = 1 << 62
+"""Numbers from which problems are drawn."""
 _POOL = 20_000
 """Problems of a data set of reasoning-gym; some of its generators make all of them at once."""
+_RIGHT = 1.0
+"""Score of a fully right answer; less is a verifier's partial credit."""
+_GSM8K_MARK = "####"
+"""What stands before the answer at the end of a solution in GSM8K."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +48,15 @@ class Problem:
     answer: str
     """The solution, which no player sees; "" where the source only knows one when it sees it."""
     work: tuple[str, ...] = ()
-    """Results on the way to it, which a tiny model writes down as well, since it can add two
-    numbers but not three.
-    """
+    """Results on the way to it.
+
+    A tiny model writes them down as well, since it can add two numbers but not three."""
     entry: Any = None
     """What a verifier of another package needs."""
+
+
+def _equals_solution(problem: Problem, answer: str) -> float:
+    return float(normalize(answer) == normalize(problem.answer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,38 +64,40 @@ class Source:
     """Problems by number."""
 
     name: str
+    """The value of HANABI_PROBLEMS."""
     digest: str
     """Of all that makes the problems; a part of the environment's hash."""
     make: Callable[[int], Problem]
-    score: Callable[[Problem, str], float] = lambda problem, answer: float(
-        same(answer) == same(problem.answer)
-    )
+    """Returns the problem of a number."""
+    score: Callable[[Problem, str], float] = _equals_solution
+    """Returns what an answer to a problem is worth, 1.0 for a right one."""
 
     def is_right(self, problem: Problem, answer: str) -> bool:
-        """Tell whether an answer is fully right; a VerifierError where the source's verifier fails,
-        so nobody knows.
+        """Tell whether an answer is fully right.
+
+        Raises:
+            VerifierError: The source's verifier failed, so nobody knows.
         """
         try:
-            return float(self.score(problem, answer)) >= 1.0
+            return float(self.score(problem, answer)) >= _RIGHT
         except Exception as error:  # whatever another package's verifier raises
             raise VerifierError(
-                f"{self.name}: its verifier raised {type(error).__name__} ({error!s:.100}) for "
-                "the answer "
-                f"{shown(answer)} to {shown(problem.question)}; the episode does not count. If "
-                "all of them fail, "
-                "choose other HANABI_PROBLEMS."
+                f"{self.name}: its verifier raised {type(error).__name__} ({error!s:.100}) for the "
+                f"answer {shown(answer)} to {shown(problem.question)}; the episode does not count. "
+                "If all of them fail, choose other HANABI_PROBLEMS."
             ) from error
 
 
 @functools.lru_cache(maxsize=4096)
 def draw_problem(source: Source, split: str, seed: int) -> Problem:
-    """Return problem `seed` of a split, the same on every machine; SettingsError where the split
-    has none.
+    """Return problem `seed` of a split, the same on every machine.
+
+    Raises:
+        SettingsError: The source has no problem for the split.
     """
-    name = split.removeprefix("split-")
-    share = next((one for one in ("test", "eval-", "eval") if name.startswith(one)), "train")
+    share = _share_of_split(split)
     for attempt in range(_ATTEMPTS):
-        problem = source.make(base.draw("problem", split, seed, attempt, below=1 << 62))
+        problem = source.make(base.draw("problem", split, seed, attempt, below=_NUM_PROBLEMS))
         if share_of(problem.question) == share:
             return problem
     raise SettingsError(
@@ -88,53 +105,70 @@ def draw_problem(source: Source, split: str, seed: int) -> Problem:
     )
 
 
+def _share_of_split(split: str) -> str:
+    name = split.removeprefix("split-")
+    for share in ("test", "eval-", "eval"):
+        if name.startswith(share):
+            return share
+    return _TRAINING
+
+
 def share_of(question: str) -> str:
     """Return the share that a question belongs to: "train", "eval", "eval-" or "test"."""
-    return dict(enumerate(_SHARES)).get(
-        base.draw("share", " ".join(question.split()), below=10), "train"
-    )
+    number = base.draw("share", " ".join(question.split()), below=_NUM_SHARES)
+    if number < len(_SHARES):
+        return _SHARES[number]
+    return _TRAINING
 
 
 @functools.lru_cache(maxsize=16)
 def load_source(problems: str, terms: int, highest: int) -> Source:
-    """Return the source of HANABI_PROBLEMS, a file read once a process; a SettingsError: no or bad
-    problems.
+    """Return the source of HANABI_PROBLEMS; a file is read once per process.
+
+    Args:
+        problems: The value of HANABI_PROBLEMS.
+        terms: Numbers of a chain sum.
+        highest: The greatest number of a chain sum.
+
+    Raises:
+        SettingsError: There is no such source, or its problems are bad.
     """
     if problems == CHAIN_SUM:
         return Source(
-            problems,
-            f"{CHAIN_SUM} 1 {terms} {highest}",
-            lambda number: chain_sum(number, terms, highest),
+            name=problems,
+            digest=f"{CHAIN_SUM} {_CHAIN_SUM_VERSION} {terms} {highest}",
+            make=lambda number: chain_sum(number, terms, highest),
         )
     if problems.startswith(REASONING_GYM):
         return _reasoning_gym(problems)
     if problems.endswith(".jsonl"):
-        return _file(problems)
+        return _read_file(problems)
     raise SettingsError(f"HANABI_PROBLEMS={shown(problems)}: allowed: {ALLOWED}.")
 
 
 def chain_sum(number: int, terms: int, highest: int) -> Problem:
     """Return e.g. 3 + 4 - 2; every number from 0 on, every sign as likely."""
-    numbers = [base.draw(CHAIN_SUM, number, place, below=highest + 1) for place in range(terms)]
-    signs = [
-        1,
-        *(
-            1 - 2 * base.draw(CHAIN_SUM, "sign", number, place, below=2)
-            for place in range(1, terms)
-        ),
-    ]
-    rest = (
-        f" {'+' if sign > 0 else '-'} {value}"
-        for sign, value in zip(signs[1:], numbers[1:], strict=True)
-    )
-    sums = itertools.accumulate(sign * value for sign, value in zip(signs, numbers, strict=True))
-    *work, total = map(str, sums)
-    return Problem(f"{numbers[0]}{''.join(rest)} = ?", total, tuple(work[1:]))
+    total = base.draw(CHAIN_SUM, number, 0, below=highest + 1)
+    question = str(total)
+    sums = []
+    for index in range(1, terms):
+        value = base.draw(CHAIN_SUM, number, index, below=highest + 1)
+        is_negative = base.draw(CHAIN_SUM, "sign", number, index, below=2) == 1
+        if is_negative:
+            question += f" - {value}"
+            total -= value
+        else:
+            question += f" + {value}"
+            total += value
+        sums.append(str(total))
+    *work, answer = sums
+    return Problem(f"{question} = ?", answer, tuple(work))
 
 
-def _file(name: str) -> Source:
-    """Read a file of {"question": …, "answer": …}; as in GSM8K, the answer is what follows the last
-    ####.
+def _read_file(name: str) -> Source:
+    """Read a file of {"question": …, "answer": …}.
+
+    As in GSM8K, the answer is what follows the last ####.
     """
     try:
         content = Path(name).read_bytes()
@@ -142,41 +176,65 @@ def _file(name: str) -> Source:
         raise SettingsError(
             f"HANABI_PROBLEMS={name}: cannot be read ({error.strerror})."
         ) from error
-    found: dict[str, tuple[Problem, int]] = {}
+    problems: dict[str, Problem] = {}
+    first_lines: dict[str, int] = {}
     for number, line in enumerate(content.split(b"\n"), 1):
         if not line.strip():
             continue
         where = f"HANABI_PROBLEMS={name}, line {number}"
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise SettingsError(f"{where}: not JSON ({error!s:.80}).") from error
-        fields = row if isinstance(row, dict) else {}
-        question, answer = (str(fields.get(key) or "").strip() for key in ("question", "answer"))
-        problem = Problem(question, answer.rpartition("####")[2].strip())
-        if not (problem.question and problem.answer):
-            missing = "question" if not question else "answer"
+        problem = _read_line(line, where)
+        question = problem.question
+        if question not in problems:
+            problems[question] = problem
+            first_lines[question] = number
+        elif normalize(problems[question].answer) != normalize(problem.answer):
             raise SettingsError(
-                f'{where}: no "{missing}"; each line needs {{"question": …, "answer": …}}.'
+                f"{where}: the question of line {first_lines[question]} with another answer; keep "
+                "one of them."
             )
-        known, first = found.setdefault(problem.question, (problem, number))
-        if same(known.answer) != same(problem.answer):
-            raise SettingsError(
-                f"{where}: the question of line {first} with another answer; keep one of them."
-            )
-    rows = [problem for problem, _ in found.values()]
-    if absent := sorted({*_SHARES, "train"} - {share_of(one.question) for one in rows}):
+    shares = {share_of(question) for question in problems}
+    absent = sorted({*_SHARES, _TRAINING} - shares)
+    if absent:
         raise SettingsError(
-            f"HANABI_PROBLEMS={name}: {len(rows)} different problems, of which none falls to "
-            f"{', '.join(absent)} by "
-            "the hash of its question; give more of them, some 100 or more."
+            f"HANABI_PROBLEMS={name}: {len(problems)} different problems, of which none falls to "
+            f"{', '.join(absent)} by the hash of its question; give more of them, some 100 or more."
         )
+    rows = list(problems.values())
     return Source(
-        name, hashlib.sha256(content).hexdigest(), lambda number: rows[number % len(rows)]
+        name=name,
+        digest=hashlib.sha256(content).hexdigest(),
+        make=lambda number: rows[number % len(rows)],
     )
 
 
+def _read_line(line: bytes, where: str) -> Problem:
+    """Return the problem of one line of a file.
+
+    Args:
+        line: A JSON object.
+        where: File and line for errors.
+
+    Raises:
+        SettingsError: The line is not JSON or lacks a question or an answer.
+    """
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(f"{where}: not JSON ({error!s:.80}).") from error
+    fields = row if isinstance(row, dict) else {}
+    question = str(fields.get("question") or "").strip()
+    solution = str(fields.get("answer") or "").strip()
+    answer = solution.rpartition(_GSM8K_MARK)[2].strip()
+    if not question or not answer:
+        missing = "answer" if question else "question"
+        raise SettingsError(
+            f'{where}: no "{missing}"; each line needs {{"question": …, "answer": …}}.'
+        )
+    return Problem(question, answer)
+
+
 def _reasoning_gym(name: str) -> Source:
+    """Return the source of e.g. "reasoning-gym:leg_counting"."""
     try:
         # Another package, which only this source needs.
         factory = importlib.import_module("reasoning_gym.factory")
@@ -192,18 +250,15 @@ def _reasoning_gym(name: str) -> Source:
         raise SettingsError(
             f"HANABI_PROBLEMS={name}: no such data set; {hint}{len(factory.DATASETS)} are known."
         )
-    made = factory.create_dataset(dataset, seed=0, size=_POOL)
+    entries = factory.create_dataset(dataset, seed=0, size=_POOL)
 
     def make(number: int) -> Problem:
-        entry = made[number % _POOL]
-        return Problem(
-            entry["question"], "" if entry["answer"] is None else str(entry["answer"]), (), entry
-        )
+        entry = entries[number % _POOL]
+        answer = "" if entry["answer"] is None else str(entry["answer"])
+        return Problem(entry["question"], answer, entry=entry)
+
+    def score(problem: Problem, answer: str) -> float:
+        return entries.score_answer(answer, problem.entry)
 
     version = metadata.version("reasoning-gym")
-    return Source(
-        name,
-        f"{name} {version}",
-        make,
-        lambda problem, answer: made.score_answer(answer, problem.entry),
-    )
+    return Source(name=name, digest=f"{name} {version}", make=make, score=score)

@@ -1,14 +1,13 @@
-"""What arms come to: learning curves with bands, and held-out scores with errors over training
-seeds.
+"""What arms come to: learning curves with bands, and held-out scores with errors over seeds.
 
 A run is one observation: figures of one run say nothing about how another seed would have fared.
 Few seeds have wide intervals (with three, the 95 % interval is 4.3 standard errors to each side),
-and that is what is known."""
+and that is what is known.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 from statistics import fmean, variance
 
 import numpy as np
@@ -16,14 +15,20 @@ from numpy.typing import NDArray
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.comparison.arms import Arm
+from hanabi_grpo.evaluation.comparison.kinds import EvaluationKind
 from hanabi_grpo.evaluation.smoothing import trailing_mean
+from hanabi_grpo.evaluation.tables import temperature_name
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, mean_figures
 from hanabi_grpo.runs.task_statistics import COVERAGE, Interval
 
 MIN_SEEDS_FOR_T = 3
-"""Least runs for which a curve gets a t interval; that of two is 12.7 standard errors to each
-side.
+"""Least number of runs for which a curve gets a t interval.
+
+That of two runs is 12.7 standard errors to each side.
 """
+_MIN_RUNS_FOR_ERROR = 2
+_MOST_DEGREES = 1e9
+"""Stands for infinitely many degrees of freedom, which `stdtrit` does not take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -32,17 +37,18 @@ class Curve:
 
     name: str
     x: NDArray[np.float64]
-    """(m,), ascending."""
+    """(m,), ascending: steps."""
     mean: NDArray[np.float64]
     """(m,): mean over runs of their trailing means."""
     low: NDArray[np.float64]
     """(m,): lower edge of the band; the mean itself with fewer than three runs."""
     high: NDArray[np.float64]
+    """(m,): upper edge of the band."""
     num_runs: int
 
     @property
     def has_band(self) -> bool:
-        """Whether there are runs enough."""
+        """Whether there are runs enough for a band."""
         return self.num_runs >= MIN_SEEDS_FOR_T
 
 
@@ -52,10 +58,11 @@ class ArmScore:
 
     name: str
     num_runs: int
-    """Runs of the arm; those without this evaluation too."""
+    """Runs of the arm, those without this evaluation included."""
     means: tuple[float, ...]
     """Mean score of each run that was evaluated."""
     seeds: Interval
+    """Mean over runs, with its error over training seeds."""
     figures: Mapping[str, float]
     """Mean over runs of each figure."""
     difference: Interval | None
@@ -66,35 +73,44 @@ class ArmScore:
 class HeldOut:
     """One kind of evaluation of every arm."""
 
-    file: str
-    """Name of the file in each run, e.g. "sampled.json"."""
+    kind: EvaluationKind
     example: EvaluationResult
-    """Says game and tasks."""
+    """One of the evaluations."""
     temperatures: tuple[float | None, ...]
-    """All that occur, None for scripts."""
+    """The different ones among the runs, ascending; None, of scripts, first."""
+    trained_steps: tuple[int, ...]
+    """The different numbers of optimizer steps behind the evaluated players, ascending."""
     same_tasks: bool
-    """Whether every run played the same tasks."""
+    """Whether all runs were evaluated on the same tasks."""
     arms: tuple[ArmScore | None, ...]
-    """In the order of the arms; None: no run of the arm has this evaluation."""
+    """Per arm; None where none of its runs has this evaluation."""
+    names_tasks: bool = False
+    """Whether `name` says the tasks, because another kind has the same name otherwise."""
 
     @property
     def name(self) -> str:
-        """What tables call it, e.g. "sampled (T=1)"."""
-        heats = [
-            "scripts" if heat is None else "greedy" if heat == 0 else f"T={heat:g}"
-            for heat in self.temperatures
-        ]
-        stem = PurePath(self.file).stem
-        return stem if heats == [stem] else f"{stem} ({', '.join(heats)})"
+        """Name in tables, e.g. "sampled (T=1)"."""
+        names = [temperature_name(temperature) or "scripts" for temperature in self.temperatures]
+        # A file that is called greedy.json need not say it twice.
+        name = self.kind.name
+        if names != [name]:
+            name = f"{name} ({', '.join(names)})"
+        if self.names_tasks:
+            result = self.example
+            name = f"{name}, {result.preset}, {result.num_tasks} tasks of {result.suite}"
+        return name
 
 
 def over_seeds(values: Sequence[float]) -> Interval:
-    """Return the mean of k figures, one per run: error s / sqrt(k), k - 1 degrees of freedom; NaN
-    with one run.
+    """Return the mean of k figures, one per run.
+
+    The error is s / sqrt(k), the interval has k - 1 degrees of freedom; NaN with one run.
     """
     count = len(values)
-    squared = variance(values) / count if count > 1 else math.nan
-    return _estimate(fmean(values), squared, count - 1)
+    squared_error = math.nan
+    if count >= _MIN_RUNS_FOR_ERROR:
+        squared_error = variance(values) / count
+    return _t_interval(fmean(values), squared_error, count - 1)
 
 
 def welch_difference(first: Sequence[float], other: Sequence[float]) -> Interval:
@@ -103,89 +119,136 @@ def welch_difference(first: Sequence[float], other: Sequence[float]) -> Interval
     With a = s1^2 / k1 and b = s2^2 / k2 the error is sqrt(a + b), the degrees of freedom (a + b)^2
     / (a^2 / (k1 - 1) + b^2 / (k2 - 1)): B. L. Welch, The generalization of "Student's" problem when
     several different population variances are involved, Biometrika 34(1-2), 1947. With fewer than
-    two runs in either group, error and interval are NaN."""
-    gap = fmean(other) - fmean(first)
-    if min(len(first), len(other)) < 2:
-        return _estimate(gap, math.nan, math.nan)
-    a, b = variance(first) / len(first), variance(other) / len(other)
-    weight = a**2 / (len(first) - 1) + b**2 / (len(other) - 1)
-    return _estimate(gap, a + b, (a + b) ** 2 / weight if weight else math.inf)
+    two runs in either group, error and interval are NaN.
+    """
+    difference = fmean(other) - fmean(first)
+    if min(len(first), len(other)) < _MIN_RUNS_FOR_ERROR:
+        return _t_interval(difference, math.nan, math.nan)
+    a = variance(first) / len(first)
+    b = variance(other) / len(other)
+    denominator = a**2 / (len(first) - 1) + b**2 / (len(other) - 1)
+    degrees = (a + b) ** 2 / denominator if denominator else math.inf
+    return _t_interval(difference, a + b, degrees)
 
 
 def arm_curve(arm: Arm, end: float, window: int) -> Curve:
-    """Return an arm's curve up to `end`, which every run has reached, of trailing means over
-    `window` steps.
+    """Return an arm's curve of trailing means.
 
-    Each run is smoothed by itself and read off at the places of all runs of its arm, linearly
+    Each run is smoothed by itself and read off at the steps of all runs of its arm, linearly
     between its own. The band is the pointwise 95 % t interval of the mean over runs, from three
-    runs on. SettingsError: a run begins after `end`."""
-    late = max(arm.runs, key=lambda run: float(run.x[0]))
-    start = float(late.x[0])
+    runs on.
+
+    Args:
+        arm: The arm.
+        end: Last step of the curve, which every run has reached.
+        window: Steps of a trailing mean.
+
+    Raises:
+        SettingsError: A run begins after `end`.
+    """
+    latest = max(arm.runs, key=lambda run: float(run.x[0]))
+    start = float(latest.x[0])
     if start > end:
         raise SettingsError(
-            f"arm {arm.name!r}: {late.folder} begins at {start:g}, after {end:g}, where the "
-            "shortest run ends; leave "
-            "one of them out."
+            f"arm {arm.name!r}: {latest.folder} begins at {start:g}, after {end:g}, where the "
+            "shortest run ends; leave one of them out."
         )
-    places = np.unique(np.concatenate([run.x for run in arm.runs]))
-    places = places[(places >= start) & (places <= end)]
+    steps = np.unique(np.concatenate([run.x for run in arm.runs]))
+    steps = steps[(steps >= start) & (steps <= end)]
     lines = []
     for run in arm.runs:
-        kept = run.x <= end
-        lines.append(
-            np.interp(places, run.x[kept], trailing_mean(run.scores[kept].tolist(), window))
-        )
+        is_kept = run.x <= end
+        smoothed = trailing_mean(run.scores[is_kept].tolist(), window)
+        lines.append(np.interp(steps, run.x[is_kept], smoothed))
+    # (runs, steps)
     values = np.stack(lines)
-    mean, reach = values.mean(axis=0), np.zeros(len(places))
-    if len(lines) >= MIN_SEEDS_FOR_T:
-        reach = _t_reach(len(lines) - 1) * values.std(axis=0, ddof=1) / len(lines) ** 0.5
+    num_runs = len(lines)
+    mean = values.mean(axis=0)
+    half_width = np.zeros(len(steps))
+    if num_runs >= MIN_SEEDS_FOR_T:
+        standard_error = values.std(axis=0, ddof=1) / math.sqrt(num_runs)
+        half_width = _t_quantile(num_runs - 1) * standard_error
     return Curve(
-        name=arm.name, x=places, mean=mean, low=mean - reach, high=mean + reach, num_runs=len(lines)
+        name=arm.name,
+        x=steps,
+        mean=mean,
+        low=mean - half_width,
+        high=mean + half_width,
+        num_runs=num_runs,
     )
 
 
-def held_out(arms: Sequence[Arm], file: str) -> HeldOut:
-    """Put the evaluations of one file name together, which at least one run has; SettingsError: the
-    games differ.
+def held_out(arms: Sequence[Arm], kind: EvaluationKind) -> HeldOut:
+    """Put the evaluations of one kind together, which at least one run has.
+
+    Raises:
+        SettingsError: The evaluations are of different games.
     """
-    found = [[run.evaluations[file] for run in arm.runs if file in run.evaluations] for arm in arms]
-    flat = [
-        (arm.name, result) for arm, results in zip(arms, found, strict=True) for result in results
-    ]
-    name, example = flat[0]
-    for other, result in flat:
-        if result.spec_hash != example.spec_hash:
-            raise SettingsError(
-                f"{file}: {name!r} was evaluated on {_game(example)}, {other!r} on "
-                f"{_game(result)}; compare runs of "
-                "one game."
-            )
-    same_tasks = all(
-        (result.suite, result.seeds) == (example.suite, example.seeds) for _, result in flat
-    )
-    first = [fmean(result.scores) for result in found[0]]
-
-    def score(arm: Arm, results: Sequence[EvaluationResult]) -> ArmScore:
-        means = tuple(fmean(result.scores) for result in results)
-        return ArmScore(
-            name=arm.name,
-            num_runs=len(arm.runs),
-            means=means,
-            seeds=over_seeds(means),
-            figures=mean_figures([result.figures for result in results]),
-            difference=welch_difference(first, means)
-            if first and results is not found[0]
-            else None,
+    results_of_arms: list[list[EvaluationResult]] = []
+    for arm in arms:
+        results_of_arms.append(
+            [run.evaluations[kind] for run in arm.runs if kind in run.evaluations]
         )
-
-    heats = sorted(
-        {result.temperature for _, result in flat}, key=lambda heat: -1.0 if heat is None else heat
+    _check_same_game(arms, results_of_arms, kind)
+    all_results = [result for results in results_of_arms for result in results]
+    example = all_results[0]
+    same_tasks = all(
+        result.suite == example.suite and result.seeds == example.seeds for result in all_results
     )
-    scores = tuple(
-        score(arm, results) if results else None for arm, results in zip(arms, found, strict=True)
-    )
+    scores: list[ArmScore | None] = []
+    for arm, results in zip(arms, results_of_arms, strict=True):
+        is_first = results is results_of_arms[0]
+        baseline = [] if is_first else results_of_arms[0]
+        scores.append(_arm_score(arm, results, baseline) if results else None)
+    temperatures = {result.temperature for result in all_results}
     return HeldOut(
-        file=file, example=example, temperatures=tuple(heats), same_tasks=same_tasks, arms=scores
+        kind=kind,
+        example=example,
+        temperatures=tuple(sorted(temperatures, key=lambda heat: -1.0 if heat is None else heat)),
+        trained_steps=tuple(sorted({result.trained_steps for result in all_results})),
+        same_tasks=same_tasks,
+        arms=tuple(scores),
+    )
+
+
+def _check_same_game(
+    arms: Sequence[Arm], results_of_arms: Sequence[Sequence[EvaluationResult]], kind: EvaluationKind
+) -> None:
+    """Raise a SettingsError where two evaluations are of different rules."""
+    first: tuple[str, EvaluationResult] | None = None
+    for arm, results in zip(arms, results_of_arms, strict=True):
+        for result in results:
+            if first is None:
+                first = (arm.name, result)
+            first_name, example = first
+            if result.spec_hash != example.spec_hash:
+                raise SettingsError(
+                    f"{kind.title}: {first_name!r} was evaluated on {_game(example)}, "
+                    f"{arm.name!r} on {_game(result)}; compare runs of one game."
+                )
+
+
+def _arm_score(
+    arm: Arm, results: Sequence[EvaluationResult], baseline: Sequence[EvaluationResult]
+) -> ArmScore:
+    """Return the score of one arm.
+
+    Args:
+        arm: The arm.
+        results: Evaluations of its runs, at least one.
+        baseline: Evaluations of the first arm's runs; empty: there is no difference.
+    """
+    means = tuple(fmean(result.scores) for result in results)
+    difference = None
+    if baseline:
+        difference = welch_difference([fmean(result.scores) for result in baseline], means)
+    return ArmScore(
+        name=arm.name,
+        num_runs=len(arm.runs),
+        means=means,
+        seeds=over_seeds(means),
+        figures=mean_figures(result.figures for result in results),
+        difference=difference,
     )
 
 
@@ -193,15 +256,22 @@ def _game(result: EvaluationResult) -> str:
     return f"{result.env} {result.preset} with {result.num_players} players ({result.spec_hash})"
 
 
-def _estimate(mean: float, squared_error: float, degrees: float) -> Interval:
+def _t_interval(mean: float, squared_error: float, degrees: float) -> Interval:
+    """Return a mean with its 95 % t interval.
+
+    Args:
+        mean: The mean, or a difference.
+        squared_error: Square of its standard error.
+        degrees: Degrees of freedom.
+    """
     error = math.sqrt(squared_error)
-    reach = _t_reach(degrees) * error
-    return Interval(mean=mean, standard_error=error, low=mean - reach, high=mean + reach)
+    half_width = _t_quantile(degrees) * error
+    return Interval(mean=mean, standard_error=error, low=mean - half_width, high=mean + half_width)
 
 
-def _t_reach(degrees: float) -> float:
+def _t_quantile(degrees: float) -> float:
     """Return how many standard errors a 95 % t interval reaches to each side."""
     # SciPy comes with open_spiel; its import takes a while.
     from scipy.special import stdtrit
 
-    return float(stdtrit(min(degrees, 1e9), (1 + COVERAGE) / 2))
+    return float(stdtrit(min(degrees, _MOST_DEGREES), (1 + COVERAGE) / 2))

@@ -1,10 +1,12 @@
-"""A comparison as tables, notes and JSON."""
+"""A comparison as tables and notes."""
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
-from hanabi_grpo.evaluation.comparison.arms import SCORE, Arm, condition_notes
+from hanabi_grpo.evaluation.comparison.arms import SCORE, Arm, Run
+from hanabi_grpo.evaluation.comparison.conditions import condition_notes
 from hanabi_grpo.evaluation.comparison.figures import (
     ArmScore,
     Curve,
@@ -13,6 +15,7 @@ from hanabi_grpo.evaluation.comparison.figures import (
     held_out,
     over_seeds,
 )
+from hanabi_grpo.evaluation.comparison.kinds import all_kinds
 from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure, figure_sheets
 from hanabi_grpo.evaluation.tables import (
     ATTAINABLE,
@@ -23,9 +26,11 @@ from hanabi_grpo.evaluation.tables import (
 )
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
 
-_ARMS = ("arm", "runs", "games/run", "seconds/run")
-_HELD_OUT = ("arm", "mean", "± runs", "lowest run", "highest run")
-_DIFFERENCES = ("difference", "mean ± SE over runs", "95 % interval")
+_ARM_COLUMNS = ("arm", "runs", "games/run", "seconds/run")
+_SCORE_COLUMNS = ("arm", "mean", "± runs", "lowest run", "highest run")
+_DIFFERENCE_COLUMNS = ("difference", "mean ± SE over runs", "95 % interval")
+_SAME_GAMES_PER_STEP = 1.05
+"""Ratio of games per step up to which runs count as equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -33,184 +38,241 @@ class Comparison:
     """Everything that is known about arms, side by side."""
 
     preset: str
-    """Of the training games; empty where runs do not say it."""
+    """Preset of the training games; empty where runs do not say it."""
     end: float
     """Last step that every run has reached."""
     window: int
     """Steps of the trailing mean of curves, and of the training mean."""
     metric: str
-    """The figure of the training games that is compared."""
+    """The metric of the training games that is compared."""
     arms: tuple[Arm, ...]
     curves: tuple[Curve, ...]
+    """Per arm."""
     training: tuple[tuple[float, ...], ...]
     """Per arm, per run the mean score of the last `window` steps up to `end`."""
     evaluations: tuple[HeldOut, ...]
+    """Per kind of evaluation."""
 
     @property
     def label(self) -> str:
-        """What the figure is called."""
+        """Name of the metric in tables."""
         return "mean score" if self.metric == SCORE else self.metric
 
     @property
     def example(self) -> EvaluationResult | None:
-        """An evaluation of the training games: it has the range of what is compared, and says what
-        is attainable.
-        """
-        kinds = (
-            one.example
-            for one in self.evaluations
-            if one.example.preset == self.preset and self.metric == SCORE
-        )
-        return next(kinds, None)
+        """An evaluation of the training games, for the range and what is attainable; or None."""
+        if self.metric != SCORE:
+            return None
+        for evaluation in self.evaluations:
+            if evaluation.example.preset == self.preset:
+                return evaluation.example
+        return None
 
 
 def compare_arms(
     preset: str, arms: Sequence[Arm], *, window: int = 10, metric: str = SCORE
 ) -> Comparison:
-    """Compute curves, means and differences of what `load_arms` returns; see `Comparison`.
+    """Compute curves, means and differences.
+
+    Args:
+        preset: Preset of the training games, as `load_arms` returns it.
+        arms: The arms, as `load_arms` returns them.
+        window: Steps of trailing means, and of the training mean.
+        metric: The metric with which the arms were loaded.
 
     Raises:
         SettingsError: Runs of an arm have no step in common, or evaluations are of different games.
     """
-    end = min(float(run.x[-1]) for arm in arms for run in arm.runs)
-    files = {file for arm in arms for run in arm.runs for file in run.evaluations}
-    kinds = tuple(held_out(arms, file) for file in sorted(files))
+    runs = [run for arm in arms for run in arm.runs]
+    end = min(float(run.x[-1]) for run in runs)
+    curves = []
+    training = []
+    for arm in arms:
+        curves.append(arm_curve(arm, end, window))
+        training.append(tuple(_last_mean(run, end, window) for run in arm.runs))
+    kinds = all_kinds([run.evaluations for run in runs])
+    evaluations = _named_apart([held_out(arms, kind) for kind in kinds])
     return Comparison(
         preset=preset,
         end=end,
         window=window,
         metric=metric,
         arms=tuple(arms),
-        curves=tuple(arm_curve(arm, end, window) for arm in arms),
-        training=tuple(
-            tuple(float(run.scores[run.x <= end][-window:].mean()) for run in arm.runs)
-            for arm in arms
-        ),
-        evaluations=kinds,
+        curves=tuple(curves),
+        training=tuple(training),
+        evaluations=evaluations,
     )
 
 
-def comparison_sheets(found: Comparison) -> list[Sheet]:
-    """Return the tables: arms with every score, then per evaluation its errors, its differences and
-    its figures.
-    """
-    kinds = found.evaluations
-    arms = [_arm_row(found, number) for number in range(len(found.arms))]
-    most = [kind.example.attainable for kind in kinds]
-    best = [
-        (
-            ATTAINABLE,
-            *[UNKNOWN] * len(_ARMS),
-            *(UNKNOWN if one is None else f"{one:.2f}" for one in most),
-        )
-    ]
-    what = f"{found.preset or 'training'}: {found.label} ± SE over runs"
-    sheets = [
-        Sheet(
-            title=f"{what}; training games up to step {found.end:.0f}",
-            columns=(
-                *_ARMS,
-                f"training, last {found.window} steps",
-                *(kind.name for kind in kinds),
-            ),
-            groups=[arms, best] if any(one is not None for one in most) else [arms],
-        )
-    ]
-    for kind, one in zip(kinds, most, strict=True):
-        scores = [score for score in kind.arms if score is not None]
-        rows: list[tuple[str, ...]] = []
-        differences = []
-        for score in scores:
-            figures = (
-                score.seeds.mean,
-                score.seeds.standard_error,
-                min(score.means),
-                max(score.means),
-            )
-            rows.append((score.name + _missing(score), *map(figure, figures)))
-            if gap := score.difference:
-                differences.append(
-                    (f"{score.name} − {found.arms[0].name}", *estimate_cells(gap, "+"))
-                )
-        sheets.append(
-            Sheet(
-                title=f"{kind.name}: "
-                f"{game_title(kind.example) if kind.same_tasks else kind.example.preset}",
-                columns=_HELD_OUT,
-                groups=[rows] if one is None else [rows, [attainable_row(one, len(_HELD_OUT))]],
-            )
-        )
-        if differences:
-            sheets.append(
-                Sheet(title=f"{kind.name}: differences", columns=_DIFFERENCES, groups=[differences])
-            )
-        named = [[(score.name, score.figures) for score in scores]]
-        sheets += figure_sheets(
-            f"{kind.name}: figures, mean over runs", "arm", named, without=kind.example.score
-        )
+def _named_apart(evaluations: Sequence[HeldOut]) -> tuple[HeldOut, ...]:
+    """Return the evaluations; those that share a name say their tasks in it."""
+    counts = Counter(evaluation.name for evaluation in evaluations)
+    named = []
+    for evaluation in evaluations:
+        named.append(replace(evaluation, names_tasks=counts[evaluation.name] > 1))
+    return tuple(named)
+
+
+def _last_mean(run: Run, end: float, window: int) -> float:
+    """Return the mean score of a run's last `window` steps up to `end`."""
+    return float(run.scores[run.x <= end][-window:].mean())
+
+
+def comparison_sheets(comparison: Comparison) -> list[Sheet]:
+    """Return the tables: arms with every score, then those of each kind of evaluation."""
+    sheets = [_arms_sheet(comparison)]
+    for evaluation in comparison.evaluations:
+        sheets += _evaluation_sheets(evaluation, first_arm=comparison.arms[0].name)
     return sheets
 
 
-def comparison_notes(found: Comparison) -> list[str]:
-    """Return sentences that say what the errors cover, what was cut, and in what the runs
-    differ.
-    """
+def _arms_sheet(comparison: Comparison) -> Sheet:
+    """Return the table of arms with the training mean and every held-out score."""
+    names = [evaluation.name for evaluation in comparison.evaluations]
+    groups = [[_arm_row(comparison, number) for number in range(len(comparison.arms))]]
+    attainable = [evaluation.example.attainable for evaluation in comparison.evaluations]
+    if any(value is not None for value in attainable):
+        unknown = [UNKNOWN] * len(_ARM_COLUMNS)
+        cells = [UNKNOWN if value is None else f"{value:.2f}" for value in attainable]
+        groups.append([(ATTAINABLE, *unknown, *cells)])
+    return Sheet(
+        title=(
+            f"{comparison.preset or 'training'}: {comparison.label} ± SE over runs; training games "
+            f"up to step {comparison.end:.0f}"
+        ),
+        columns=(*_ARM_COLUMNS, f"training, last {comparison.window} steps", *names),
+        groups=groups,
+    )
+
+
+def _arm_row(comparison: Comparison, number: int) -> tuple[str, ...]:
+    arm = comparison.arms[number]
+    num_games = median(run.num_games for run in arm.runs)
+    seconds = [run.seconds for run in arm.runs if run.seconds is not None]
+    training_cell, _ = estimate_cells(over_seeds(comparison.training[number]))
+    score_cells = [_score_cell(evaluation.arms[number]) for evaluation in comparison.evaluations]
+    return (
+        arm.name,
+        str(len(arm.runs)),
+        f"{num_games:.0f}",
+        f"{median(seconds):.0f}" if seconds else UNKNOWN,
+        training_cell,
+        *score_cells,
+    )
+
+
+def _score_cell(score: ArmScore | None) -> str:
+    if score is None:
+        return UNKNOWN
+    mean_cell, _ = estimate_cells(score.seeds)
+    return mean_cell + _missing_runs(score)
+
+
+def _evaluation_sheets(evaluation: HeldOut, *, first_arm: str) -> list[Sheet]:
+    """Return the tables of one kind of evaluation: scores, differences and figures."""
+    scores = [score for score in evaluation.arms if score is not None]
+    sheets = [_score_sheet(evaluation, scores)]
+    differences = []
+    for score in scores:
+        if score.difference is not None:
+            name = f"{score.name} − {first_arm}"
+            differences.append((name, *estimate_cells(score.difference, "+")))
+    if differences:
+        sheet = Sheet(
+            title=f"{evaluation.name}: differences",
+            columns=_DIFFERENCE_COLUMNS,
+            groups=[differences],
+        )
+        sheets.append(sheet)
+    sheets += figure_sheets(
+        f"{evaluation.name}: figures, mean over runs",
+        "arm",
+        [[(score.name, score.figures) for score in scores]],
+        without=evaluation.example.score,
+    )
+    return sheets
+
+
+def _score_sheet(evaluation: HeldOut, scores: Sequence[ArmScore]) -> Sheet:
+    example = evaluation.example
+    rows = []
+    for score in scores:
+        figures = (
+            score.seeds.mean,
+            score.seeds.standard_error,
+            min(score.means),
+            max(score.means),
+        )
+        rows.append((score.name + _missing_runs(score), *map(figure, figures)))
+    groups = [rows]
+    if example.attainable is not None:
+        groups.append([attainable_row(example.attainable, len(_SCORE_COLUMNS))])
+    tasks = game_title(example) if evaluation.same_tasks else example.preset
+    return Sheet(title=f"{evaluation.name}: {tasks}", columns=_SCORE_COLUMNS, groups=groups)
+
+
+def _missing_runs(score: ArmScore) -> str:
+    """Return how many runs were evaluated, e.g. " (2 of 3 runs)"; "" where all were."""
+    num_evaluated = len(score.means)
+    if num_evaluated == score.num_runs:
+        return ""
+    return f" ({num_evaluated} of {score.num_runs} runs)"
+
+
+def comparison_notes(comparison: Comparison) -> list[str]:
+    """Return sentences: what the errors cover, what was cut, and in what the runs differ."""
     notes = []
-    kinds = found.evaluations
-    if kinds:
+    if comparison.evaluations:
         notes.append(
             "± runs: standard error over training seeds, of the runs' means: how much other seeds "
-            "would change the "
-            "figure; differences by Welch's t. How much other tasks would change it for single "
-            "runs, evaluate says."
+            "would change the figure; differences by Welch's t. How much other tasks would change "
+            "it for single runs, evaluate says."
         )
-    for kind in kinds:
-        if not kind.same_tasks:
-            notes.append(
-                f"{kind.file}: runs were evaluated on different tasks, so ± runs holds the luck "
-                "of the tasks too."
-            )
-        if len(kind.temperatures) > 1:
-            notes.append(f"{kind.file}: runs were evaluated at different temperatures.")
-    if alone := [arm.name for arm in found.arms if len(arm.runs) < 2]:
-        notes.append(f"One run only, so nothing is known about other seeds: {', '.join(alone)}.")
-    runs = [run for arm in found.arms for run in arm.runs]
-    ends = [float(run.x[-1]) for run in runs]
-    if min(ends) != max(ends):
+    for evaluation in comparison.evaluations:
+        notes += _evaluation_notes(evaluation)
+    single_arms = [arm.name for arm in comparison.arms if len(arm.runs) < 2]
+    if single_arms:
         notes.append(
-            f"Runs have {min(ends):.0f} to {max(ends):.0f} steps: curves and training means use "
-            "the first "
-            f"{found.end:.0f}. Games, seconds and evaluations are of whole runs."
+            f"One run only, so nothing is known about other seeds: {', '.join(single_arms)}."
         )
-    rates = [run.num_games / run.last_step for run in runs]
-    if max(rates) > 1.05 * min(rates):
-        notes.append("Runs differ in games per step: at equal steps some have seen more games.")
-    notes += condition_notes(found.arms)
-    if any(kind.example.attainable is not None for kind in kinds):
+    notes += _length_notes(comparison)
+    notes += condition_notes(comparison.arms)
+    if any(evaluation.example.attainable is not None for evaluation in comparison.evaluations):
         notes.append(ATTAINABLE_SOURCE)
     return notes
 
 
-def _arm_row(found: Comparison, number: int) -> tuple[str, ...]:
-    arm = found.arms[number]
-    seconds = [run.seconds for run in arm.runs if run.seconds is not None]
-    scores = [kind.arms[number] for kind in found.evaluations]
-    return (
-        arm.name,
-        str(len(arm.runs)),
-        f"{median(run.num_games for run in arm.runs):.0f}",
-        f"{median(seconds):.0f}" if seconds else UNKNOWN,
-        estimate_cells(over_seeds(found.training[number]))[0],
-        *(
-            UNKNOWN if score is None else estimate_cells(score.seeds)[0] + _missing(score)
-            for score in scores
-        ),
-    )
+def _evaluation_notes(evaluation: HeldOut) -> list[str]:
+    """Return how the evaluations of one kind differ from run to run."""
+    title = evaluation.kind.title
+    notes = []
+    if not evaluation.same_tasks:
+        notes.append(
+            f"{title}: runs were evaluated on different tasks, so ± runs holds the luck of the "
+            "tasks too."
+        )
+    if len(evaluation.temperatures) > 1:
+        notes.append(f"{title}: runs were evaluated at different temperatures.")
+    steps = evaluation.trained_steps
+    if len(steps) > 1:
+        notes.append(
+            f"{evaluation.name}: runs were evaluated after {steps[0]} to {steps[-1]} steps of "
+            "training."
+        )
+    return notes
 
 
-def _missing(score: ArmScore) -> str:
-    return (
-        ""
-        if len(score.means) == score.num_runs
-        else f" ({len(score.means)} of {score.num_runs} runs)"
-    )
+def _length_notes(comparison: Comparison) -> list[str]:
+    """Return notes about runs of different lengths, in steps or in games per step."""
+    runs = [run for arm in comparison.arms for run in arm.runs]
+    notes = []
+    ends = [float(run.x[-1]) for run in runs]
+    if min(ends) != max(ends):
+        notes.append(
+            f"Runs have {min(ends):.0f} to {max(ends):.0f} steps: curves and training means use "
+            f"the first {comparison.end:.0f}. Games, seconds and evaluations are of whole runs."
+        )
+    rates = [run.num_games / run.last_step for run in runs]
+    if max(rates) > _SAME_GAMES_PER_STEP * min(rates):
+        notes.append("Runs differ in games per step: at equal steps some have seen more games.")
+    return notes

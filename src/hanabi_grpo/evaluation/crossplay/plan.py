@@ -1,5 +1,6 @@
-"""What is crossed: every entry in seat 0 with every other. A cell's tasks are a ledger in the
-folder's `cells/`.
+"""What is crossed: every entry in seat 0 with every other one.
+
+The tasks of a cell are a ledger in the folder's `cells/`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint
 from hanabi_grpo.settings.refs import CheckpointRef, Ref
 
+MIN_ENTRIES = 2
 MAX_ENTRIES = 64
 
 
@@ -28,8 +30,10 @@ class Entry:
     """
 
     label: str
+    """Name in tables."""
     ref: Ref
-    """A run's folder stands here as its newest checkpoint, which may not change on the way."""
+    """Who plays. A run's folder stands here as its newest checkpoint, which may not change while
+    the cells are played."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,64 +42,76 @@ class Plan:
 
     entries: tuple[Entry, ...]
     setup: Setup[Any]
+    """Environment and configuration."""
     num_tasks: int
+    """Tasks of every cell."""
     suite: str
+    """Suite of the tasks."""
     temperature: float | None
-    """Of sampling; None: only scripts play."""
+    """Sampling temperature; None: only scripts play."""
     seats: tuple[tuple[str, ...], ...]
-    """Who an entry is, per entry and seat; see `refs`."""
+    """Per entry, what each seat of its self-play team is; see `settings.refs`."""
     cells: Mapping[str, Lineup]
-    """Who plays every task of a cell, by its name "<row>-<column>": N x N, row by row."""
+    """Seat assignment of a cell by its name "<row>-<column>": N x N, row by row."""
 
     @property
     def is_team(self) -> bool:
-        """Whether a game has one score for all players; if not, a cell changes seats and has the
-        row's return.
+        """Whether a game has one score for all players.
+
+        If not, a cell changes seats and has the row's return.
         """
         return self.setup.spec.has_common_score
 
 
 def parse_entries(texts: Sequence[str], setup: Setup[Any]) -> tuple[Entry, ...]:
-    """Read entries: a word each, or name=word. Checkpoints that share a label get their whole path.
+    """Read entries: a policy spec each, or NAME=SPEC.
 
-    Raises: SettingsError: Fewer than two entries, an unknown word, a list of words, or a name or
-        word that is there twice.
+    Checkpoints that share a label get their whole path instead.
+
+    Raises:
+        SettingsError: Fewer than two entries, an unknown spec, a list of specs, or a name or spec
+            that is there twice.
     """
-    if not 2 <= len(texts) <= MAX_ENTRIES:
+    if not MIN_ENTRIES <= len(texts) <= MAX_ENTRIES:
         raise SettingsError(
-            f"{len(texts)} entries: cross-play needs 2 to {MAX_ENTRIES}, e.g. hanabi-grpo "
-            "cross-play iggi piers served"
+            f"{len(texts)} entries: cross-play needs {MIN_ENTRIES} to {MAX_ENTRIES}, "
+            "e.g. hanabi-grpo cross-play iggi piers served"
         )
-    parsed = [_parse(text, setup) for text in texts]
-    labels = [label or short_name(str(ref)) for label, ref in parsed]
-    entries = tuple(
-        Entry(label=short if label or labels.count(short) == 1 else str(ref), ref=ref)
-        for (label, ref), short in zip(parsed, labels, strict=True)
-    )
-    for what, values, step in (
-        ("name", [entry.label for entry in entries], "name them apart: NAME=ENTRY"),
-        ("entry", [str(entry.ref) for entry in entries], "give each entry once"),
-    ):
-        if twice := [value for value in values if values.count(value) > 1]:
-            raise SettingsError(f"{what} {twice[0]!r} is there {len(twice)} times; {step}.")
-    return entries
+    parsed = [_parse_entry(text, setup) for text in texts]
+    short_labels = [label or short_name(str(ref)) for label, ref in parsed]
+    entries = []
+    for (label, ref), short_label in zip(parsed, short_labels, strict=True):
+        is_unique = bool(label) or short_labels.count(short_label) == 1
+        entries.append(Entry(label=short_label if is_unique else str(ref), ref=ref))
+    _refuse_twice("name", [entry.label for entry in entries], "name them apart: NAME=ENTRY")
+    _refuse_twice("entry", [str(entry.ref) for entry in entries], "give each entry once")
+    return tuple(entries)
 
 
-def _parse(text: str, setup: Setup[Any]) -> tuple[str, Ref]:
+def _refuse_twice(what: str, values: Sequence[str], next_step: str) -> None:
+    """Raise a SettingsError for the first value that is there more than once."""
+    for value in values:
+        count = values.count(value)
+        if count > 1:
+            raise SettingsError(f"{what} {value!r} is there {count} times; {next_step}.")
+
+
+def _parse_entry(text: str, setup: Setup[Any]) -> tuple[str, Ref]:
     """Return the name that a person gave, "" for none, and the reference."""
-    label, equals, word = (part.strip() for part in text.partition("="))
+    label, equals, spec = (part.strip() for part in text.partition("="))
     # A folder may have "=" in its name.
-    if not equals or "/" in label or Path(text.strip()).is_dir():
-        label, word = "", text.strip()
+    is_spec_alone = not equals or "/" in label or Path(text.strip()).is_dir()
+    if is_spec_alone:
+        label = ""
+        spec = text.strip()
     elif not label.isprintable() or not label:
         raise SettingsError(f"entry {text!r}: a name has visible characters.")
-    if "," in word:
+    if "," in spec:
         raise SettingsError(
-            f"entry {text!r}: an entry is one word; cross-play makes the pairs itself. For a list "
-            "of different players "
-            "there is hanabi-grpo evaluate."
+            f"entry {text!r}: an entry is one policy; cross-play makes the pairs itself. For a "
+            "list of different players there is hanabi-grpo evaluate."
         )
-    ref = parse_lineup(word, setup.spec.num_players, env=setup.env).refs[0]
+    ref = parse_lineup(spec, setup.spec.num_players, env=setup.env).refs[0]
     if isinstance(ref, CheckpointRef) and isinstance(ref.place, Path):
         ref = replace(ref, place=newest_checkpoint(ref.place))
     return label, ref
@@ -109,44 +125,56 @@ def make_plan(
     suite: str,
     served: Served | None,
 ) -> Plan:
-    """Look up who everybody is, and list the cells: the row's entry in seat 0, the column's in
-    every other seat.
+    """Resolve every entry and list the cells.
 
-    Tasks 0 to `num_tasks - 1` are played in every cell. `served` is needed unless every entry is a
-    script.
+    In a cell the row's entry has seat 0, the column's every other seat.
+
+    Args:
+        entries: Rows and columns of the matrix.
+        setup: Environment and configuration.
+        num_tasks: Tasks 0 to `num_tasks - 1` are played in every cell.
+        suite: Suite of the tasks.
+        served: How models are played; needed unless every entry is a script.
 
     Raises:
         SettingsError: Two entries are the same players, or a checkpoint cannot be used.
         ServerError: The server lacks an adapter.
     """
-    others, refs = setup.spec.num_players - 1, [entry.ref for entry in entries]
-    pairs = {
-        f"{i}-{j}": (row, *[other] * others)
-        for i, row in enumerate(refs)
-        for j, other in enumerate(refs)
-    }
-    cells = {name: Lineup(text=",".join(map(str, team)), refs=team) for name, team in pairs.items()}
-    teams = [cells[f"{i}-{i}"] for i in range(len(entries))]
-    seats = tuple(
-        tuple(lineup_key(team, setup, suite=suite, served=served)["seats"][0]) for team in teams
-    )
-    for number, one in enumerate(seats):
-        if one in seats[:number]:
-            raise SettingsError(
-                f"{entries[seats.index(one)].label} and {entries[number].label} are the same "
-                "players "
-                f"({', '.join(dict.fromkeys(one))}); give each once."
-            )
-    sampled = any(team.needs_server for team in teams)
+    num_others = setup.spec.num_players - 1
+    cells = {}
+    for i, row in enumerate(entries):
+        for j, column in enumerate(entries):
+            refs = (row.ref, *[column.ref] * num_others)
+            cells[f"{i}-{j}"] = Lineup(text=",".join(map(str, refs)), refs=refs)
+    seats = []
+    needs_server = False
+    for i in range(len(entries)):
+        team = cells[f"{i}-{i}"]
+        key = lineup_key(team, setup, suite=suite, served=served)
+        seats.append(tuple(key["seats"][0]))
+        needs_server = needs_server or team.needs_server
+    _refuse_same_players(entries, seats)
     return Plan(
         entries=tuple(entries),
         setup=setup,
         num_tasks=num_tasks,
         suite=suite,
-        temperature=served.temperature if served and sampled else None,
-        seats=seats,
+        temperature=served.temperature if served and needs_server else None,
+        seats=tuple(seats),
         cells=cells,
     )
+
+
+def _refuse_same_players(entries: Sequence[Entry], seats: Sequence[tuple[str, ...]]) -> None:
+    """Raise a SettingsError where two entries have the same seats."""
+    for number, entry_seats in enumerate(seats):
+        first = seats.index(entry_seats)
+        if first < number:
+            names = ", ".join(dict.fromkeys(entry_seats))
+            raise SettingsError(
+                f"{entries[first].label} and {entries[number].label} are the same players "
+                f"({names}); give each once."
+            )
 
 
 def play_cells(
@@ -158,11 +186,15 @@ def play_cells(
     begin: Callable[[Lineup], None],
     progress: Callable[[int], None],
 ) -> None:
-    """Play every cell and put it into `cells` by name; tasks that an earlier call finished are not
-    played again.
+    """Play every cell; tasks that an earlier call finished are not played again.
 
-    `begin` receives each cell before its first task, `progress` the number of its tasks that are
-    done.
+    Args:
+        plan: The cross-play.
+        folder: Its folder, for ledgers.
+        cells: Receives each result by the cell's name, as soon as the cell is finished.
+        served: How models are played; needed unless every entry is a script.
+        begin: Receives each cell before its first task.
+        progress: Receives the number of the cell's tasks that are done.
 
     Raises:
         ServerError: The server failed, or dropped a game.

@@ -1,9 +1,8 @@
 """Figures of a cross-play matrix: self-play minus cross-play, and the worst partners.
 
 Notation: S[i, j, d] is the score of task d with entry i in seat 0 and entry j in every other seat;
-N entries, n tasks.
-Every task is played by every pair, so each figure is first computed task by task and then averaged:
-what a task gives to all pairs alike drops out of every difference.
+N entries, n tasks. Every task is played by every pair, so each figure is first computed per task
+and then averaged: what a task gives to all pairs alike drops out of every difference.
 
 Two errors answer two questions. *Over tasks*: how would the figure vary with other tasks, for these
 very entries? Tasks of one start are one cluster. *Over entries*: how would it vary with other
@@ -11,10 +10,10 @@ entries of the same kind (training seeds)? That is the delete-one-entry jackknif
 quote for a claim about a training method.
 
 Sources: H. Hu, A. Lerer, A. Peysakhovich, J. Foerster, "Other-Play" for Zero-Shot Coordination,
-ICML 2020 (cross-play
-between independently trained agents); A. C. Cameron, D. L. Miller, A Practitioner's Guide to
-Cluster-Robust Inference, Journal of Human Resources 50(2), 2015; J. N. Arvesen, Jackknifing
-U-Statistics, Annals of Mathematical Statistics 40(6), 1969."""
+ICML 2020 (cross-play between independently trained agents); A. C. Cameron, D. L. Miller, A
+Practitioner's Guide to Cluster-Robust Inference, Journal of Human Resources 50(2), 2015; J. N.
+Arvesen, Jackknifing U-Statistics, Annals of Mathematical Statistics 40(6), 1969.
+"""
 
 import math
 from collections.abc import Sequence
@@ -26,6 +25,9 @@ from numpy.typing import NDArray
 
 from hanabi_grpo.runs.task_statistics import clustered_error
 
+MIN_ENTRIES_FOR_JACKKNIFE = 3
+"""Of two entries, what is left without one of them has no other entry."""
+
 
 class Estimate(NamedTuple):
     """A mean over tasks and its standard error; both NaN where a cell is missing."""
@@ -35,13 +37,12 @@ class Estimate(NamedTuple):
 
 
 class BothErrors(NamedTuple):
-    """A figure of the whole matrix; `error_entries` is NaN with fewer than three entries or a
-    missing cell.
-    """
+    """A figure of the whole matrix with its two errors."""
 
     mean: float
     error_tasks: float
     error_entries: float
+    """NaN with fewer than three entries or a missing cell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,20 +50,20 @@ class EntryFigures:
     """What the matrix says of one entry; errors are over tasks."""
 
     self_play: Estimate
+    """S[i, i]: the entry with itself."""
     first_seat: Estimate
-    """With the others, sitting in seat 0: mean over j != i of S[i, j]."""
+    """With the others, itself in seat 0: mean over j != i of S[i, j]."""
     other_seats: Estimate
-    """With the others, sitting everywhere else: mean over j != i of S[j, i]."""
+    """With the others, itself in every other seat: mean over j != i of S[j, i]."""
     cross_play: Estimate
     """Mean of the two."""
     gap: Estimate
-    """`self_play` - `cross_play`, paired over tasks."""
+    """`self_play` - `cross_play`, paired by task."""
     worst: Estimate
     """The lowest cell of the row but its own. The choice is made by the same noisy cells, which
-    biases it downwards.
-    """
+    biases it downwards."""
     worst_partner: int | None
-    """Whose it is; None where a cell is missing."""
+    """The entry of that cell; None where a cell is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -81,7 +82,8 @@ class Matrix:
 
     def over_tasks(self, values: NDArray[np.float64]) -> Estimate:
         """Return mean and cluster-robust standard error of (n,) values, one per task."""
-        mean, error, _ = clustered_error(values, np.unique(self.starts, return_inverse=True)[1])
+        _, clusters = np.unique(self.starts, return_inverse=True)
+        mean, error, _ = clustered_error(values, clusters)
         return Estimate(mean, error)
 
     def cell(self, row: int, column: int) -> Estimate:
@@ -90,63 +92,88 @@ class Matrix:
 
     def entry(self, entry: int) -> EntryFigures:
         """Return the figures of one entry."""
-        first, last = (
-            np.delete(cells, entry, axis=0) for cells in (self.scores[entry], self.scores[:, entry])
-        )
-        own, cross = self.scores[entry, entry], (first.mean(axis=0) + last.mean(axis=0)) / 2
-        worst = None
-        if np.isfinite(first).all():
-            number = int(first.mean(axis=1).argmin())
-            worst = number + (number >= entry)
+        self_play = self.scores[entry, entry]
+        # (N - 1, n): the row and the column without their common cell.
+        row = np.delete(self.scores[entry], entry, axis=0)
+        column = np.delete(self.scores[:, entry], entry, axis=0)
+        first_seat = row.mean(axis=0)
+        other_seats = column.mean(axis=0)
+        cross_play = (first_seat + other_seats) / 2
+        worst_partner = None
+        worst = Estimate(math.nan, math.nan)
+        if np.isfinite(row).all():
+            position = int(row.mean(axis=1).argmin())
+            # The row lacks the entry's own cell, so later positions are one lower.
+            worst_partner = position if position < entry else position + 1
+            worst = self.cell(entry, worst_partner)
         return EntryFigures(
-            self_play=self.over_tasks(own),
-            first_seat=self.over_tasks(first.mean(axis=0)),
-            other_seats=self.over_tasks(last.mean(axis=0)),
-            cross_play=self.over_tasks(cross),
-            gap=self.over_tasks(own - cross),
-            worst=Estimate(math.nan, math.nan) if worst is None else self.cell(entry, worst),
-            worst_partner=worst,
+            self_play=self.over_tasks(self_play),
+            first_seat=self.over_tasks(first_seat),
+            other_seats=self.over_tasks(other_seats),
+            cross_play=self.over_tasks(cross_play),
+            gap=self.over_tasks(self_play - cross_play),
+            worst=worst,
+            worst_partner=worst_partner,
         )
 
     def whole(self) -> dict[str, BothErrors]:
-        """Return the mean of the diagonal ("self_play"), the mean off it ("cross_play") and their
-        difference ("gap").
+        """Return "self_play", "cross_play" and their difference "gap".
 
-        Both orders of a pair are in the mean off the diagonal, so it is also the mean of the
-        symmetric pairs."""
-        weights = {"self_play": (1.0, 0.0), "cross_play": (0.0, 1.0), "gap": (1.0, -1.0)}
-        return {name: self._both(*pair) for name, pair in weights.items()}
+        Self-play is the mean of the diagonal, cross-play the mean off it. Both orders of a pair are
+        in the mean off the diagonal, so it is also the mean of the symmetric pairs.
+        """
+        return {
+            "self_play": self._both_errors(1.0, 0.0),
+            "cross_play": self._both_errors(0.0, 1.0),
+            "gap": self._both_errors(1.0, -1.0),
+        }
 
-    def _both(self, on: float, off: float) -> BothErrors:
-        estimate, error = self.over_tasks(_combine(self.scores, on, off)), math.nan
-        count, means = len(self.scores), self.means
-        if count >= 3:  # of two, what is left has no other entry
-            kept = [
-                [index for index in range(count) if index != left_out] for left_out in range(count)
-            ]
-            error = jackknife_error(
-                [float(_combine(means[np.ix_(some, some)], on, off)) for some in kept]
-            )
-        return BothErrors(*estimate, error)
+    def _both_errors(self, diagonal_weight: float, other_weight: float) -> BothErrors:
+        """Return one figure of the whole matrix, see `_weighted_mean`."""
+        per_task = _weighted_mean(self.scores, diagonal_weight, other_weight)
+        estimate = self.over_tasks(per_task)
+        num_entries = len(self.scores)
+        error_entries = math.nan
+        if num_entries >= MIN_ENTRIES_FOR_JACKKNIFE:
+            means = self.means
+            leave_one_out = []
+            for left_out in range(num_entries):
+                kept = [entry for entry in range(num_entries) if entry != left_out]
+                rest = means[np.ix_(kept, kept)]
+                leave_one_out.append(float(_weighted_mean(rest, diagonal_weight, other_weight)))
+            error_entries = jackknife_error(leave_one_out)
+        return BothErrors(estimate.mean, estimate.error, error_entries)
 
 
 def jackknife_error(leave_one_out: Sequence[float]) -> float:
-    """Return the jackknife standard error sqrt((N - 1) / N * sum of (t_k - mean t)^2) of N
-    leave-one-out figures.
+    """Return the jackknife standard error of N leave-one-out figures t_k.
+
+    It is sqrt((N - 1) / N * sum of (t_k - mean t)^2).
     """
     values = np.asarray(leave_one_out, dtype=np.float64)
-    return float(np.sqrt((len(values) - 1) / len(values) * np.square(values - values.mean()).sum()))
+    count = len(values)
+    squares = np.square(values - values.mean()).sum()
+    return float(np.sqrt((count - 1) / count * squares))
 
 
-def _combine(cells: NDArray[np.float64], on: float, off: float) -> NDArray[np.float64]:
-    """Return the weighted sum of the diagonal's mean and the mean off it, over the first two
-    axes.
+def _weighted_mean(
+    cells: NDArray[np.float64], diagonal_weight: float, other_weight: float
+) -> NDArray[np.float64]:
+    """Return the weighted sum of the mean of the diagonal and the mean off it.
+
+    Args:
+        cells: (N, N) or (N, N, n).
+        diagonal_weight: Weight of the mean of the diagonal.
+        other_weight: Weight of the mean off the diagonal.
+
+    Returns:
+        () or (n,).
     """
-    diagonal = np.eye(len(cells), dtype=bool)
+    is_diagonal = np.eye(len(cells), dtype=bool)
+    total = np.zeros(cells.shape[2:])
     # A weight of 0 must not let a missing cell in.
-    parts = [
-        weight * cells[mask].mean(axis=0)
-        for weight, mask in ((on, diagonal), (off, ~diagonal))
-        if weight
-    ]
-    return np.asarray(sum(parts))
+    if diagonal_weight:
+        total = total + diagonal_weight * cells[is_diagonal].mean(axis=0)
+    if other_weight:
+        total = total + other_weight * cells[~is_diagonal].mean(axis=0)
+    return np.asarray(total)

@@ -1,6 +1,4 @@
-"""The figures of a cross-play, finished or not: as JSON, and as tables for the terminal, Markdown
-and the page.
-"""
+"""The figures of a cross-play, finished or not: as JSON, and as tables."""
 
 import math
 from collections.abc import Mapping
@@ -18,6 +16,14 @@ from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure, with_error
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
 
 _FORMAT = 2
+"""Version of the JSON file."""
+_GAP = "gap"
+_TITLES_OF_FIGURES = {
+    "self_play": "self-play",
+    "cross_play": "cross-play",
+    _GAP: "self-play minus cross-play",
+}
+"""Figures of the whole matrix, see `Matrix.whole`, with their names in tables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,41 +40,43 @@ class Summary:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What the entries are called."""
+        """Names of the entries."""
         return tuple(entry.label for entry in self.plan.entries)
 
     @property
     def num_starts(self) -> int:
-        """Different starts among the tasks."""
+        """Number of different starts among the tasks."""
         return len(set(self.matrix.starts.tolist()))
 
     @property
     def estimates(self) -> list[list[Estimate]]:
         """Every cell, row by row."""
-        cells = range(len(self.labels))
-        return [[self.matrix.cell(i, j) for j in cells] for i in cells]
+        indices = range(len(self.labels))
+        return [[self.matrix.cell(row, column) for column in indices] for row in indices]
 
     def outcomes(self, row: int, column: int) -> list[float]:
-        """Return wins, draws and losses of the row in percent; empty where nobody wins, or nothing
-        was played.
+        """Return wins, draws and losses of the row in percent.
+
+        Empty where the game has no winner, or nothing was played.
         """
         cell = self.cells.get(f"{row}-{column}")
-        roles = played_roles(cell.figures) if cell else []
-        return (
-            [100 * share for share in outcome_shares(cell.figures, roles)[:3]]
-            if cell and roles
-            else []
-        )
+        if cell is None:
+            return []
+        roles = played_roles(cell.figures)
+        if not roles:
+            return []
+        win, draw, loss, _ = outcome_shares(cell.figures, roles)
+        return [100 * win, 100 * draw, 100 * loss]
 
 
 def summarise(plan: Plan, cells: Mapping[str, EvaluationResult]) -> Summary:
     """Compute every figure that the played cells allow; the others are NaN or None."""
-    count = len(plan.entries)
+    num_entries = len(plan.entries)
     unplayed = [math.nan] * plan.num_tasks
     scores = [cells[name].scores if name in cells else unplayed for name in plan.cells]
     starts = start_numbers(plan.setup, plan.suite, range(plan.num_tasks))
     matrix = Matrix(
-        scores=np.asarray(scores, dtype=np.float64).reshape(count, count, -1),
+        scores=np.asarray(scores, dtype=np.float64).reshape(num_entries, num_entries, -1),
         starts=np.asarray(starts, dtype=np.int64),
     )
     return Summary(
@@ -76,20 +84,19 @@ def summarise(plan: Plan, cells: Mapping[str, EvaluationResult]) -> Summary:
         cells=dict(cells),
         matrix=matrix,
         whole=matrix.whole() if plan.is_team else {},
-        entries=tuple(map(matrix.entry, range(count))),
+        entries=tuple(map(matrix.entry, range(num_entries))),
     )
 
 
 def summary_json(summary: Summary) -> dict[str, Any]:
-    """Return everything but the scores task by task, which are in the files of the cells; NaN
-    stands for unknown.
+    """Return a summary as a JSON object; NaN stands for unknown.
+
+    It holds everything but the score of each task, which the ledgers of the cells have.
     """
-    plan, spec, count = summary.plan, summary.plan.setup.spec, len(summary.labels)
-    played = {
-        name: {"seats": cell.seats[0], **cell.estimate.to_json(), "figures": cell.figures}
-        for name, cell in summary.cells.items()
-    }
-    cells = [played.get(name) for name in plan.cells]
+    plan = summary.plan
+    spec = plan.setup.spec
+    num_entries = len(summary.labels)
+    cells = [_cell_json(summary.cells.get(name)) for name in plan.cells]
     return {
         "format": _FORMAT,
         **plan.setup.row(),
@@ -106,40 +113,56 @@ def summary_json(summary: Summary) -> dict[str, Any]:
         "num_played": len(summary.cells),
         "num_pairs": len(cells),
         **{name: both._asdict() for name, both in summary.whole.items()},
-        "entries": [
-            {
-                "label": entry.label,
-                "word": str(entry.ref),
-                "seats": seats,
-                **{
-                    name: value._asdict()
-                    if isinstance(value := getattr(figures, name), Estimate)
-                    else value
-                    for name in EntryFigures.__slots__
-                },
-                "worst_partner": None
-                if figures.worst_partner is None
-                else summary.labels[figures.worst_partner],
-            }
-            for entry, seats, figures in zip(plan.entries, plan.seats, summary.entries, strict=True)
+        "entries": [_entry_json(summary, number) for number in range(num_entries)],
+        "cells": [
+            cells[start : start + num_entries] for start in range(0, len(cells), num_entries)
         ],
-        "cells": [cells[count * i : count * (i + 1)] for i in range(count)],
+    }
+
+
+def _cell_json(cell: EvaluationResult | None) -> dict[str, Any] | None:
+    if cell is None:
+        return None
+    return {"seats": cell.seats[0], **cell.estimate.to_json(), "figures": cell.figures}
+
+
+def _entry_json(summary: Summary, number: int) -> dict[str, Any]:
+    entry = summary.plan.entries[number]
+    figures = summary.entries[number]
+    worst_partner = None
+    if figures.worst_partner is not None:
+        worst_partner = summary.labels[figures.worst_partner]
+    return {
+        "label": entry.label,
+        "word": str(entry.ref),
+        "seats": summary.plan.seats[number],
+        "self_play": figures.self_play._asdict(),
+        "first_seat": figures.first_seat._asdict(),
+        "other_seats": figures.other_seats._asdict(),
+        "cross_play": figures.cross_play._asdict(),
+        "gap": figures.gap._asdict(),
+        "worst": figures.worst._asdict(),
+        "worst_partner": worst_partner,
     }
 
 
 def describe(summary: Summary) -> list[str]:
     """Return what was played, in two or three lines."""
-    plan, spec = summary.plan, summary.plan.setup.spec
-    starts = (
-        f" ({summary.num_starts} different starts)" if summary.num_starts < plan.num_tasks else ""
-    )
-    heat = plan.temperature
-    how = "" if heat is None else ", greedy" if heat == 0 else f", temperature {heat:g}"
+    plan = summary.plan
+    spec = plan.setup.spec
+    greatest = score_range(spec)[1]
+    starts = ""
+    if summary.num_starts < plan.num_tasks:
+        starts = f" ({summary.num_starts} different starts)"
+    sampling = ""
+    if plan.temperature == 0:
+        sampling = ", greedy"
+    elif plan.temperature is not None:
+        sampling = f", temperature {plan.temperature:g}"
     lines = [
         f"{spec.env} {spec.preset}, {spec.num_players} players, rules {spec.hash}, {spec.score} "
-        "at most "
-        f"{score_range(spec)[1]:g}",
-        f"{plan.num_tasks} tasks of suite {plan.suite}{starts}, the same for every pair{how}",
+        f"at most {greatest:g}",
+        f"{plan.num_tasks} tasks of suite {plan.suite}{starts}, the same for every pair{sampling}",
     ]
     if len(summary.cells) < len(plan.cells):
         lines.append(f"not finished: {len(summary.cells)} of {len(plan.cells)} pairs")
@@ -155,12 +178,12 @@ def seat_titles(summary: Summary) -> tuple[str, str]:
 
 
 def all_sheets(summary: Summary) -> list[Sheet]:
-    """Return every table that says something, the matrix first."""
-    return [
-        _matrix_sheet(summary),
-        *([_whole_sheet(summary)] if summary.whole else []),
-        _entries_sheet(summary),
-    ]
+    """Return every table, the matrix first."""
+    sheets = [_matrix_sheet(summary)]
+    if summary.whole:
+        sheets.append(_whole_sheet(summary))
+    sheets.append(_entries_sheet(summary))
+    return sheets
 
 
 def _matrix_sheet(summary: Summary) -> Sheet:
@@ -174,72 +197,80 @@ def _matrix_sheet(summary: Summary) -> Sheet:
     else:
         note = (
             "Mean score ± standard error over tasks. Diagonal: self-play. Off it: one newcomer, "
-            "the row, in seat 0 of "
-            "a team of the column."
+            "the row, in seat 0 of a team of the column."
         )
-    rows = zip(summary.labels, summary.estimates, strict=True)
-    return Sheet(
-        title="Mean scores",
-        columns=(" \\ ".join(seat_titles(summary)), *summary.labels),
-        groups=[[(label, *(with_error(*cell) for cell in cells)) for label, cells in rows]],
-        note=note,
-    )
+    rows = []
+    for label, estimates in zip(summary.labels, summary.estimates, strict=True):
+        cells = [with_error(estimate.mean, estimate.error) for estimate in estimates]
+        rows.append((label, *cells))
+    corner = " \\ ".join(seat_titles(summary))
+    return Sheet(title="Mean scores", columns=(corner, *summary.labels), groups=[rows], note=note)
 
 
 def _whole_sheet(summary: Summary) -> Sheet:
-    names = {
-        "self_play": "self-play",
-        "cross_play": "cross-play",
-        "gap": "self-play minus cross-play",
-    }
     rows = []
     for name, both in summary.whole.items():
-        mean = figure(both.mean, "+" if name == "gap" else "")
-        rows.append((names[name], mean, figure(both.error_tasks), figure(both.error_entries)))
+        mean = figure(both.mean, "+" if name == _GAP else "")
+        errors = (figure(both.error_tasks), figure(both.error_entries))
+        rows.append((_TITLES_OF_FIGURES[name], mean, *errors))
     return Sheet(
         title="Self-play and cross-play",
         columns=("", "mean", "± over tasks", "± over entries"),
         groups=[rows],
         note=(
             "Cross-play is the mean off the diagonal, both orders of each pair. ± over tasks: "
-            "with other tasks, for "
-            "these entries. ± over entries: with others of the same kind, e.g. training seeds "
-            "(delete-one jackknife, "
-            "from 3 entries on)."
+            "with other tasks, for these entries. ± over entries: with others of the same kind, "
+            "e.g. training seeds (delete-one jackknife, from 3 entries on)."
         ),
     )
 
 
 def _entries_sheet(summary: Summary) -> Sheet:
-    """Return each entry with the others, best first: as a partner, or as a player where there are
-    no teams.
+    """Return each entry with the others, best first.
+
+    Teams rank entries as partners; where there are no teams, entries are ranked as players.
     """
-    first, others = seat_titles(summary)
-    names, ranked = {"first_seat": "return against others"}, "first_seat"
     if summary.plan.is_team:
-        names = {
+        first, others = seat_titles(summary)
+        titles = {
             "self_play": "self-play",
             "first_seat": first,
             "other_seats": others,
             "cross_play": "cross-play",
+            _GAP: "self − cross",
         }
-        names |= {"gap": "self − cross"}
-        ranked = "cross_play"
+        ranked_by = "cross_play"
+    else:
+        titles = {"first_seat": "return against others"}
+        ranked_by = "first_seat"
+
+    def rank(number: int) -> float:
+        mean = getattr(summary.entries[number], ranked_by).mean
+        return -mean if math.isfinite(mean) else math.inf
+
     rows = []
-    for label, entry in zip(summary.labels, summary.entries, strict=True):
-        worst = UNKNOWN
-        if entry.worst_partner is not None:
-            worst = f"{with_error(*entry.worst)} ({summary.labels[entry.worst_partner]})"
-        estimates = [(name, getattr(entry, name)) for name in names]
-        cells = [
-            with_error(one.mean, one.error, "+" if name == "gap" else "") for name, one in estimates
-        ]
-        mean = getattr(entry, ranked).mean
-        rows.append((-mean if math.isfinite(mean) else math.inf, (label, *cells, worst)))
+    for number in sorted(range(len(summary.entries)), key=rank):
+        entry = summary.entries[number]
+        cells = []
+        for name in titles:
+            estimate: Estimate = getattr(entry, name)
+            sign = "+" if name == _GAP else ""
+            cells.append(with_error(estimate.mean, estimate.error, sign))
+        rows.append((summary.labels[number], *cells, _worst_cell(summary, entry)))
     return Sheet(
         title="Entries",
-        columns=("entry", *names.values(), "worst with"),
-        groups=[[row for _, row in sorted(rows, key=lambda one: one[0])]],
-        note="With the others, best first. The worst is chosen by the same tasks, which its ± "
-        "does not count.",
+        columns=("entry", *titles.values(), "worst with"),
+        groups=[rows],
+        note=(
+            "With the others, best first. The worst is chosen by the same tasks, which its ± does "
+            "not count."
+        ),
     )
+
+
+def _worst_cell(summary: Summary, entry: EntryFigures) -> str:
+    """Return the worst partner with the score, e.g. "1.200 ± 0.050 (blind)"."""
+    if entry.worst_partner is None:
+        return UNKNOWN
+    score = with_error(entry.worst.mean, entry.worst.error)
+    return f"{score} ({summary.labels[entry.worst_partner]})"

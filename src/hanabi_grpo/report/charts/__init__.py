@@ -1,1 +1,1 @@
-"""Pictures by matplotlib, which is imported when something is drawn, not before."""
+"""Charts by matplotlib, which is imported when something is drawn, not before."""

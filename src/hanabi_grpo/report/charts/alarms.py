@@ -1,6 +1,9 @@
-"""What the alarms of a run watch: one small picture per figure, with thresholds."""
+"""What the alarms of a run watch: one small chart per metric, with thresholds."""
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from hanabi_grpo.envs.alarms import Alarm
@@ -12,47 +15,108 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLUMNS, _CELL = 4, (3.4, 2.3)
-"""Of the grid; inches of one of its pictures."""
-_Readings = dict[tuple[str, str], list[tuple[int, Reading]]]
-"""By name and subject of an alarm, each with its step."""
+_MOST_COLUMNS = 4
+"""Columns of the grid."""
+_PANEL_WIDTH = 3.4
+"""Inches."""
+_PANEL_HEIGHT = 2.3
+_TITLE_HEIGHT = 0.8
+_MARGIN = 0.3
+"""Share of the curves' range by which an axis may be extended to show a threshold."""
+
+
+@dataclass(slots=True)
+class _Line:
+    """The readings of one alarm for one subject, by step."""
+
+    steps: list[int] = field(default_factory=list)
+    readings: list[Reading] = field(default_factory=list)
+
+    @property
+    def last(self) -> Reading:
+        return self.readings[-1]
+
+    @property
+    def was_raised(self) -> bool:
+        return any(reading.raised for reading in self.readings)
+
+    @property
+    def is_worth_drawing(self) -> bool:
+        """False for a constant, which says nothing, unless it raised the alarm."""
+        if self.was_raised or len(self.readings) == 1:
+            return True
+        first = self.readings[0].value
+        return any(reading.value != first for reading in self.readings)
+
+
+@dataclass(slots=True)
+class _Panel:
+    """One chart of the grid: everything that alarms watch of one figure."""
+
+    lines: dict[tuple[str, str], _Line] = field(default_factory=dict)
+    """By name and subject of an alarm."""
+
+    def add(self, step: int, reading: Reading) -> None:
+        line = self.lines.setdefault(reading.key, _Line())
+        line.steps.append(step)
+        line.readings.append(reading)
+
+    @property
+    def was_raised(self) -> bool:
+        return any(line.was_raised for line in self.lines.values())
+
+    @property
+    def nearest(self) -> Reading:
+        """The last reading that is nearest to its threshold."""
+        last_readings = [line.last for line in self.lines.values()]
+        return min(last_readings, key=lambda reading: reading.distance)
+
+    @property
+    def title(self) -> str:
+        """Name of the figure, with the nearest threshold, e.g. "entropy…; alarm < 0.01"."""
+        reading = self.nearest
+        if reading.level is None:
+            return reading.alarm.title
+        side = "<" if reading.alarm.below else ">"
+        return f"{reading.alarm.title}; alarm {side} {reading.level:.2g}"
 
 
 def alarm_figure(
     rows: Sequence[Mapping[str, Any]], alarms: Sequence[Alarm], *, title: str
 ) -> "Figure":
-    """Return every figure that an alarm watches against the step, raised and nearest first.
+    """Draw every figure that an alarm watches against the step, raised and nearest first.
 
-    Dashed: thresholds, as far as they are near, a relative one for each player; a red band: steps
-    at which an alarm of
-    this figure was raised. Constants are left out: they say nothing. `rows` are those of
-    `metrics.jsonl`, by step. Rows without any such figure are a SettingsError."""
-    watch = AlarmWatch(alarms)
-    found: dict[str, _Readings] = {alarm.figure: {} for alarm in alarms}
-    for row in rows:
-        watch.update(row)
-        for one in watch.readings:
-            found[one.alarm.figure].setdefault(one.key, []).append((int(row["step"]), one))
-    pictures = [picture for picture in found.values() if any(map(_tells, picture.values()))]
-    if not pictures:
+    Dashed lines are thresholds, as far as they are near, a relative one for each player; a red band
+    marks the steps at which an alarm of this figure was raised. Constants are left out: they say
+    nothing.
+
+    Args:
+        rows: Rows of `metrics.jsonl`, by step.
+        alarms: The alarms of the run.
+        title: Title of the whole figure.
+
+    Raises:
+        SettingsError: The rows have no such figure.
+    """
+    panels = _panels(rows, alarms)
+    if not panels:
         raise SettingsError(
             "no row has a figure that an alarm watches; the run ended before its first step."
         )
-    pictures.sort(key=lambda one: (not any(map(_was_raised, one.values())), _nearest(one).distance))
-    columns = min(_COLUMNS, len(pictures))
-    lines = -(-len(pictures) // columns)
-    figure = make_figure(_CELL[0] * columns, _CELL[1] * lines + 0.8)
-    grid = figure.subplots(lines, columns, squeeze=False).flat
-    found_subjects = {subject for picture in pictures for _, subject in picture}
-    subjects = sorted(found_subjects, key=lambda name: (not name.startswith("player_"), name))
-    color_of = dict(zip(subjects, COLORS * len(subjects), strict=False))
-    for axes, picture in zip(grid, pictures, strict=False):
-        _draw(axes, picture, color_of)
-    for axes in grid[len(pictures) :]:
+    panels.sort(key=lambda panel: (not panel.was_raised, panel.nearest.distance))
+    num_columns = min(_MOST_COLUMNS, len(panels))
+    num_rows = math.ceil(len(panels) / num_columns)
+    figure = make_figure(_PANEL_WIDTH * num_columns, _PANEL_HEIGHT * num_rows + _TITLE_HEIGHT)
+    grid = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
+    color_of = _colors_of_subjects(panels)
+    for axes, panel in zip(grid, panels, strict=False):
+        _draw_panel(axes, panel, color_of)
+    for axes in grid[len(panels) :]:
         axes.set_visible(False)
-    handles = [
-        grid[0].plot([], [], color=color, label=name)[0] for name, color in color_of.items() if name
-    ]
+    handles = []
+    for subject, color in color_of.items():
+        if subject:
+            handles += grid[0].plot([], [], color=color, label=subject)
     figure.legend(
         handles=handles, loc="outside upper right", ncols=len(handles), fontsize=9, frameon=False
     )
@@ -60,41 +124,61 @@ def alarm_figure(
     return figure
 
 
-def _nearest(picture: _Readings) -> Reading:
-    return min((readings[-1][1] for readings in picture.values()), key=lambda one: one.distance)
+def _panels(rows: Sequence[Mapping[str, Any]], alarms: Sequence[Alarm]) -> list[_Panel]:
+    """Return a panel for each figure that has something to show."""
+    panel_of_figure = {alarm.figure: _Panel() for alarm in alarms}
+    watch = AlarmWatch(alarms)
+    for row in rows:
+        watch.update(row)
+        for reading in watch.readings:
+            panel_of_figure[reading.alarm.figure].add(int(row["step"]), reading)
+    panels = []
+    for panel in panel_of_figure.values():
+        if any(line.is_worth_drawing for line in panel.lines.values()):
+            panels.append(panel)
+    return panels
 
 
-def _was_raised(readings: Sequence[tuple[int, Reading]]) -> bool:
-    return any(one.raised for _, one in readings)
+def _colors_of_subjects(panels: Sequence[_Panel]) -> dict[str, str]:
+    """Return a colour for each player or board, players first; colours repeat when used up."""
+    subjects = {subject for panel in panels for _, subject in panel.lines}
+    players_first = sorted(subjects, key=lambda name: (not name.startswith("player_"), name))
+    return dict(zip(players_first, cycle(COLORS), strict=False))
 
 
-def _tells(readings: Sequence[tuple[int, Reading]]) -> bool:
-    return (
-        _was_raised(readings) or len({one.value for _, one in readings}) > 1 or len(readings) == 1
-    )
-
-
-def _draw(axes: "Axes", picture: _Readings, color_of: Mapping[str, str]) -> None:
-    lines = {subject: readings for (_, subject), readings in picture.items()}
-    for subject, readings in lines.items():
-        steps, values = zip(*((step, one.value) for step, one in readings), strict=True)
-        draw_line(axes, steps, values, color_of[subject], width=1.7)
+def _draw_panel(axes: "Axes", panel: _Panel, color_of: Mapping[str, str]) -> None:
+    # Several alarms may watch one figure of a subject; its curve is drawn once.
+    line_of_subject = {subject: line for (_, subject), line in panel.lines.items()}
+    for subject, line in line_of_subject.items():
+        values = [reading.value for reading in line.readings]
+        draw_line(axes, line.steps, values, color_of[subject], width=1.7)
     low, high = axes.get_ylim()
-    for (_, subject), readings in picture.items():
-        levels = {step: one.level for step, one in readings if one.level is not None}
-        color = ALERT if len(set(levels.values())) == 1 else color_of[subject]
-        axes.plot(list(levels), list(levels.values()), color=color, linestyle="--", linewidth=0.9)
-        for step in {step for step, one in readings if one.raised}:
-            axes.axvspan(step - 0.5, step + 0.5, color=ALERT, alpha=0.1, linewidth=0)
+    for (_, subject), line in panel.lines.items():
+        _draw_threshold(axes, line, color_of[subject])
+        _shade_raised_steps(axes, line)
     # A threshold far away would press the curve flat.
-    axes.set_ylim(low - 0.3 * (high - low), high + 0.3 * (high - low))
-    raised = any(map(_was_raised, picture.values()))
-    one = _nearest(picture)
-    level = (
-        "" if one.level is None else f"; alarm {'<' if one.alarm.below else '>'} {one.level:.2g}"
-    )
-    axes.set_title(
-        one.alarm.title + level, fontsize=8.5, loc="left", color=ALERT if raised else "black"
-    )
+    margin = _MARGIN * (high - low)
+    axes.set_ylim(low - margin, high + margin)
+    color = ALERT if panel.was_raised else "black"
+    axes.set_title(panel.title, fontsize=8.5, loc="left", color=color)
     axes.tick_params(labelsize=7)
     tidy(axes)
+
+
+def _draw_threshold(axes: "Axes", line: _Line, color: str) -> None:
+    """Draw the threshold of an alarm: red where it is fixed, else in the player's colour."""
+    steps = []
+    levels = []
+    for step, reading in zip(line.steps, line.readings, strict=True):
+        if reading.level is not None:
+            steps.append(step)
+            levels.append(reading.level)
+    if len(set(levels)) == 1:
+        color = ALERT
+    axes.plot(steps, levels, color=color, linestyle="--", linewidth=0.9)
+
+
+def _shade_raised_steps(axes: "Axes", line: _Line) -> None:
+    for step, reading in zip(line.steps, line.readings, strict=True):
+        if reading.raised:
+            axes.axvspan(step - 0.5, step + 0.5, color=ALERT, alpha=0.1, linewidth=0)

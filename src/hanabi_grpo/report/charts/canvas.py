@@ -1,6 +1,4 @@
-"""What every picture shares: figures without a window system, their looks, and files or data
-addresses of them.
-"""
+"""What all charts share: figures without a window system, their style, and how they are saved."""
 
 import base64
 import io
@@ -18,15 +16,21 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLORS = ("#1f5fa8", "#b5651d", "#2e7d32", "#6a3d9a", "#c2185b")
-"""Of players, and of what else stands side by side."""
-LEVEL, ALERT = "#555555", "#c62828"
+"""Colours of players, and of other lines side by side."""
+LEVEL = "#555555"
+"""Colour of lines to hold others against."""
+ALERT = "#c62828"
+"""Colour of alarms and of held-out scores."""
 SMOOTH = 9
 """Steps of the trailing mean of bold lines."""
+_CAPTION = "#333333"
 _DPI = 120
-_WRAP = 24
+_NAME_WRAP = 24
 """Characters of a name's line."""
 _MOST_POINTS = 300
-"""Of a line; more are not told apart, and a page would carry them."""
+"""Points of a line; more are not told apart, and a page would carry them."""
+_SVG_PATH = re.compile(rb' d="[^"]+"')
+_LONG_DECIMALS = re.compile(rb"(\.\d\d)\d+")
 
 
 def make_figure(width: float, height: float) -> "Figure":
@@ -46,32 +50,37 @@ def draw_line(
     name: str = "",
     width: float = 2.0,
 ) -> None:
-    """Draw each step thin and the trailing mean bold, named with where the bold line ends."""
+    """Draw each step thin and the trailing mean bold.
+
+    Args:
+        axes: The axes to draw on.
+        steps: x, ascending.
+        values: y.
+        color: Colour of both lines.
+        name: Name of the bold line, to which its last value is added; "": no name.
+        width: Width of the bold line in points.
+    """
     means = trailing_mean(values, SMOOTH)
-    places = bin_means(steps, _MOST_POINTS)
-    axes.plot(places, bin_means(values, _MOST_POINTS), color=color, alpha=0.3, linewidth=0.9)
-    label = fill(f"{name} {means[-1]:.2f}", _WRAP) if name else None
-    marker = "o" if len(places) == 1 else None
+    x = bin_means(steps, _MOST_POINTS)
+    axes.plot(x, bin_means(values, _MOST_POINTS), color=color, alpha=0.3, linewidth=0.9)
     axes.plot(
-        places,
+        x,
         bin_means(means, _MOST_POINTS),
         color=color,
         linewidth=width,
-        marker=marker,
-        label=label,
+        marker="o" if len(x) == 1 else None,
+        label=fill(f"{name} {means[-1]:.2f}", _NAME_WRAP) if name else None,
     )
 
 
 def draw_level(axes: "Axes", name: str, height: float) -> None:
     """Draw a dotted line to hold others against."""
-    label = fill(f"{name} {height:.2f}", _WRAP)
+    label = fill(f"{name} {height:.2f}", _NAME_WRAP)
     axes.axhline(height, color=LEVEL, linewidth=1.0, linestyle=(0, (1, 3)), zorder=1, label=label)
 
 
 def name_lines(axes: "Axes") -> None:
-    """Write the names of the named lines to the right of their axes, those that end highest
-    first.
-    """
+    """Write the names of lines to the right of their axes, those that end highest first."""
     lines: list[Any] = axes.get_legend_handles_labels()[0]
     lines.sort(key=lambda line: -line.get_ydata()[-1])
     legend = axes.legend(
@@ -88,7 +97,7 @@ def name_lines(axes: "Axes") -> None:
 
 
 def tidy(axes: "Axes") -> None:
-    """Give axes the looks of all pictures, with whole numbers below."""
+    """Give axes the style of all charts, with whole numbers on the x axis."""
     from matplotlib.ticker import MaxNLocator
 
     axes.grid(alpha=0.25)
@@ -98,30 +107,31 @@ def tidy(axes: "Axes") -> None:
 
 def add_caption(figure: "Figure", text: str) -> None:
     """Write small text below."""
-    figure.supxlabel(text, fontsize=7.5, x=0.01, ha="left", color="#333333", parse_math=False)
+    figure.supxlabel(text, fontsize=7.5, x=0.01, ha="left", color=_CAPTION, parse_math=False)
 
 
 def save_figure(figure: "Figure", path: Path) -> None:
     """Write a PNG, or an SVG where the name ends in .svg; see `save_text`."""
-    save_text(path, _drawn(figure, "svg" if path.suffix == ".svg" else "png"))
+    file_format = "svg" if path.suffix == ".svg" else "png"
+    save_text(path, _rendered(figure, file_format))
 
 
 def data_address(figure: "Figure") -> str:
     """Return the figure as the `src` of an image: an SVG in a data: address."""
     # Six decimals of each coordinate would be half of a page; the numbers of labels stay whole.
-    short = re.sub(
-        rb' d="[^"]+"', lambda path: re.sub(rb"(\.\d\d)\d+", rb"\1", path[0]), _drawn(figure, "svg")
-    )
-    return "data:image/svg+xml;base64," + base64.b64encode(short).decode()
+    svg = _SVG_PATH.sub(lambda path: _LONG_DECIMALS.sub(rb"\1", path[0]), _rendered(figure, "svg"))
+    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
 
 
-def _drawn(figure: "Figure", kind: str) -> bytes:
-    """Equal runs give equal files, and the text of an SVG stays text."""
+def _rendered(figure: "Figure", file_format: str) -> bytes:
+    """Return the content of a file.
+
+    Equal runs give equal files, and the text of an SVG stays text.
+    """
     from matplotlib import rc_context
 
     content = io.BytesIO()
+    metadata = {"Date": None} if file_format == "svg" else None
     with rc_context({"svg.hashsalt": "hanabi", "svg.fonttype": "none"}):
-        figure.savefig(
-            content, format=kind, dpi=_DPI, metadata={"Date": None} if kind == "svg" else None
-        )
+        figure.savefig(content, format=file_format, dpi=_DPI, metadata=metadata)
     return content.getvalue()

@@ -1,9 +1,9 @@
-"""The pictures of one run: score, seconds of each phase, what the alarms watch."""
+"""The charts of one run: score, seconds of each phase, what the alarms watch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import score_range
@@ -33,15 +33,36 @@ if TYPE_CHECKING:
 
 EXPLOITABILITY = "exploitability"
 """A metric of training, see HANABI_EXPLOIT_EVERY."""
-PICTURES = ("score", "phases", "alarms")
+SCORE_CHART = "score"
+PHASES_CHART = "phases"
+ALARMS_CHART = "alarms"
+PICTURES = (SCORE_CHART, PHASES_CHART, ALARMS_CHART)
+"""Names of the charts of a run."""
+_SCORE_COLOR = COLORS[0]
+_VALIDATION_COLOR = COLORS[2]
 _BAD_REPLIES = {
     "illegal_per_game": ("illegal", COLORS[0]),
     "unparsable_per_game": ("unparsable", COLORS[1]),
 }
+"""Metric to name and colour."""
 _PHASE_COLORS = {
-    **{"push": "#c2185b", "rollout": "#1f5fa8", "resample": "#7fb2e5"},
-    **{"wait": "#d9a400", "recall": "#6a3d9a", "train": "#2e7d32"},
+    "push": "#c2185b",
+    "rollout": "#1f5fa8",
+    "resample": "#7fb2e5",
+    "wait": "#d9a400",
+    "recall": "#6a3d9a",
+    "train": "#2e7d32",
 }
+_SHOWN_ERRORS = 2
+"""Standard errors that an error bar reaches to each side."""
+
+
+class Point(NamedTuple):
+    """A held-out score."""
+
+    step: int
+    mean: float
+    standard_error: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,22 +71,34 @@ class RunPictures:
 
     title: str
     rows: Sequence[Mapping[str, Any]]
+    """Rows of `metrics.jsonl`, by step."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """By variable; they say what was played."""
     levels: Mapping[str, float] = field(default_factory=dict)
     """Heights of level lines by name."""
-    points: Sequence[tuple[int, float, float]] = ()
-    """Evaluations: step, mean, standard error."""
+    points: Sequence[Point] = ()
+    """Evaluations."""
     validations: Sequence[Validated] = ()
+    """By step."""
 
     def draw(self, name: str) -> "Figure":
-        """Return one of `PICTURES`; a SettingsError where the rows have no figures for it."""
-        if name == "alarms":
+        """Return one of `PICTURES`.
+
+        Raises:
+            SettingsError: The rows have no figures for it.
+        """
+        if name == ALARMS_CHART:
             return alarm_figure(self.rows, alarms_of(self.settings), title=self.title)
-        return self._score() if name == "score" else self._phases()
+        if name == SCORE_CHART:
+            return self._draw_score_chart()
+        return self._draw_phases_chart()
 
     def save_all(self, files: Mapping[str, Path]) -> dict[str, str]:
-        """Draw several pictures by their name; returns why one was left out."""
+        """Draw several charts by their name.
+
+        Returns:
+            The charts that were left out, each with the reason.
+        """
         left_out = {}
         for name, path in files.items():
             try:
@@ -76,110 +109,109 @@ class RunPictures:
                 save_figure(figure, path)
         return left_out
 
-    def _score(self) -> "Figure":
-        """Return mean score, or exploitability where it was measured, against the step; bad replies
-        below.
+    def _draw_score_chart(self) -> "Figure":
+        """Draw the mean score against the step, with bad replies below.
+
+        Exploitability takes the place of the score where it was measured: what both players
+        together earn in self-play says nothing where one wins what the other loses.
         """
-        if not series(self.rows, SCORE)[0]:
+        steps, _ = series(self.rows, SCORE)
+        if not steps:
             raise SettingsError(f'no row has a "{SCORE}"; the run ended before its first step.')
         figure = make_figure(4.9, 4.2)
-        score, bad = figure.subplots(2, 1, sharex=True, height_ratios=(3.0, 1.0))
-        measured, values = series(self.rows, EXPLOITABILITY)
-        if measured:
-            # What both players together earn in self-play says nothing where one wins what the
-            # other loses.
-            score.plot(
-                measured,
-                values,
-                "o-",
-                color=COLORS[0],
-                markersize=3,
-                label=f"last players {values[-1]:.3f}",
-            )
-            score.set_ylim(bottom=0)
-            score.set_ylabel("exploitability, 0 in an equilibrium")
+        upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3.0, 1.0))
+        caption = f"Thin: each step; bold: mean of the last {SMOOTH}."
+        measured_steps, _ = series(self.rows, EXPLOITABILITY)
+        if measured_steps:
+            self._draw_exploitability(upper)
         else:
-            self._draw_scores(score)
-        score.set_title(self.title, loc="left", fontsize=10.5, parse_math=False)
-        for key, (name, color) in _BAD_REPLIES.items():
-            at, values = series(self.rows, key)
-            if at:
-                draw_line(bad, at, values, color, name=name)
-        bad.set_ylim(bottom=0)
-        bad.set_ylabel("bad replies\nper game")
-        bad.set_xlabel("training step")
-        has_bars = (self.points or self.validations) and not measured
-        bars = " Bars: held-out tasks, ±2 standard errors." if has_bars else ""
-        add_caption(figure, f"Thin: each step; bold: mean of the last {SMOOTH}.{bars}")
-        for axes in (score, bad):
+            self._draw_scores(upper)
+            if self.points or self.validations:
+                caption += f" Bars: held-out tasks, ±{_SHOWN_ERRORS} standard errors."
+        upper.set_title(self.title, loc="left", fontsize=10.5, parse_math=False)
+        self._draw_bad_replies(lower)
+        add_caption(figure, caption)
+        for axes in (upper, lower):
             name_lines(axes)
             tidy(axes)
         return figure
 
-    def _draw_scores(self, score: "Axes") -> None:
-        best = best_of(self.validations)
-        # Several games are validated by shares of the greatest score; what else there is, is of one
-        # game.
-        metric = SCORE if best is None else best.metric
-        levels, points = (self.levels, self.points) if metric == SCORE else ({}, ())
-        steps, scores = series(self.rows, metric)
-        draw_line(score, steps, scores, COLORS[0], name="training games")
-        for name, value in levels.items():
-            draw_level(score, name, value)
-        if best is not None:
-            validated = [(one.step, one.score, one.se) for one in self.validations]
-            _draw_points(score, validated, COLORS[2], name="validation", form="o-", size=3)
-            label, edge = f"best {best.score:.2f}, step {best.step}", "white"
-            score.plot(
-                best.step,
-                best.score,
-                "*",
-                color=COLORS[2],
-                mec=edge,
-                markersize=13,
-                zorder=6,
-                label=label,
-            )
-        if points:
-            _draw_points(score, points, ALERT, name="held-out tasks", form="o", size=6)
-        score.axhline(0, color=LEVEL, linewidth=0.8, zorder=1)
-        lowest = [
-            *scores,
-            *levels.values(),
-            *(mean for _, mean, _ in points),
-            *(one.score for one in self.validations),
-        ]
-        if min(lowest, default=0) >= 0:
-            score.set_ylim(bottom=0)
-        if metric != SCORE:
-            score.set_ylabel("mean share of the greatest score")
-            return
-        setup = run_setup(self.settings)
-        score.set_ylabel(
-            "mean score"
-            + ("" if setup is None else ", {:g} to {:g}".format(*score_range(setup.spec)))
-        )
+    def _draw_exploitability(self, axes: "Axes") -> None:
+        steps, values = series(self.rows, EXPLOITABILITY)
+        label = f"last players {values[-1]:.3f}"
+        axes.plot(steps, values, "o-", color=_SCORE_COLOR, markersize=3, label=label)
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel("exploitability, 0 in an equilibrium")
 
-    def _phases(self) -> "Figure":
-        """Return the seconds that each step spent in each phase, stacked."""
-        timed = [(int(row["step"]), found) for row in self.rows if (found := phases(row))]
-        if len(timed) < 2:
+    def _draw_bad_replies(self, axes: "Axes") -> None:
+        for metric, (name, color) in _BAD_REPLIES.items():
+            steps, values = series(self.rows, metric)
+            if steps:
+                draw_line(axes, steps, values, color, name=name)
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel("bad replies\nper game")
+        axes.set_xlabel("training step")
+
+    def _draw_scores(self, axes: "Axes") -> None:
+        """Draw training scores, level lines, validations and evaluations."""
+        best = best_of(self.validations)
+        # Several games are validated by shares of the greatest score; levels and evaluations are
+        # of one game.
+        metric = SCORE if best is None else best.metric
+        is_one_game = metric == SCORE
+        levels = self.levels if is_one_game else {}
+        points = self.points if is_one_game else ()
+        steps, scores = series(self.rows, metric)
+        draw_line(axes, steps, scores, _SCORE_COLOR, name="training games")
+        for name, height in levels.items():
+            draw_level(axes, name, height)
+        validations = [Point(row.step, row.score, row.se) for row in self.validations]
+        if best is not None:
+            _draw_points(
+                axes, validations, _VALIDATION_COLOR, name="validation", marker="o-", size=3
+            )
+            _draw_star(axes, best)
+        if points:
+            _draw_points(axes, points, ALERT, name="held-out tasks", marker="o", size=6)
+        axes.axhline(0, color=LEVEL, linewidth=0.8, zorder=1)
+        heights = [*scores, *levels.values()]
+        heights += [point.mean for point in (*points, *validations)]
+        if min(heights, default=0) >= 0:
+            axes.set_ylim(bottom=0)
+        axes.set_ylabel(self._score_label() if is_one_game else "mean share of the greatest score")
+
+    def _score_label(self) -> str:
+        """Return the name of the axis, with the range where the game is known."""
+        setup = run_setup(self.settings)
+        if setup is None:
+            return "mean score"
+        least, greatest = score_range(setup.spec)
+        return f"mean score, {least:g} to {greatest:g}"
+
+    def _draw_phases_chart(self) -> "Figure":
+        """Draw the seconds that each step spent in each phase, stacked."""
+        steps = []
+        seconds_of_steps = []
+        for row in self.rows:
+            seconds_of_phases = phases(row)
+            if seconds_of_phases:
+                steps.append(int(row["step"]))
+                seconds_of_steps.append(seconds_of_phases)
+        if len(steps) < 2:
             raise SettingsError(
                 'no two rows have a "time/…"; the run ended before its second step.'
             )
-        names = [name for name in _PHASE_COLORS if any(name in found for _, found in timed)]
-        layers = [
-            trailing_mean([found.get(name, 0.0) for _, found in timed], SMOOTH) for name in names
-        ]
+        names = []
+        layers = []
+        for name in _PHASE_COLORS:
+            if any(name in seconds for seconds in seconds_of_steps):
+                names.append(name)
+                values = [seconds.get(name, 0.0) for seconds in seconds_of_steps]
+                layers.append(trailing_mean(values, SMOOTH))
         figure = make_figure(4.4, 2.4)
         axes = figure.subplots()
-        axes.stackplot(
-            [step for step, _ in timed],
-            *layers,
-            labels=names,
-            colors=[_PHASE_COLORS[name] for name in names],
-            alpha=0.85,
-        )
+        colors = [_PHASE_COLORS[name] for name in names]
+        axes.stackplot(steps, *layers, labels=names, colors=colors, alpha=0.85)
         axes.margins(0)
         axes.set_ylabel(f"seconds a step,\nmean of the last {SMOOTH}", fontsize=8)
         axes.set_xlabel("training step", fontsize=8)
@@ -190,30 +222,46 @@ class RunPictures:
 
 
 def _draw_points(
-    axes: "Axes",
-    points: Sequence[tuple[int, float, float]],
-    color: str,
-    *,
-    name: str,
-    form: str,
-    size: float,
+    axes: "Axes", points: Sequence[Point], color: str, *, name: str, marker: str, size: float
 ) -> None:
-    places, means, errors = zip(*points, strict=True)
-    axes.errorbar(
-        places,
-        means,
-        yerr=[2 * one for one in errors],
-        fmt="none",
-        ecolor=color,
-        capsize=size / 1.5,
-    )
+    """Draw held-out scores with error bars.
+
+    Args:
+        axes: The axes to draw on.
+        points: At least one score, by step.
+        color: Colour of points and bars.
+        name: Name of the line, to which the last mean is added.
+        marker: Format string of matplotlib, e.g. "o-".
+        size: Size of a point.
+    """
+    steps = [point.step for point in points]
+    means = [point.mean for point in points]
+    bars = [_SHOWN_ERRORS * point.standard_error for point in points]
+    axes.errorbar(steps, means, yerr=bars, fmt="none", ecolor=color, capsize=size / 1.5)
+    label = f"{name} {means[-1]:.2f}"
+    axes.plot(steps, means, marker, color=color, markersize=size, zorder=5, label=label)
+
+
+def _draw_star(axes: "Axes", best: Validated) -> None:
+    """Mark the best validation."""
     axes.plot(
-        places, means, form, color=color, markersize=size, zorder=5, label=f"{name} {means[-1]:.2f}"
+        best.step,
+        best.score,
+        "*",
+        color=_VALIDATION_COLOR,
+        markeredgecolor="white",
+        markersize=13,
+        zorder=6,
+        label=f"best {best.score:.2f}, step {best.step}",
     )
 
 
 def small_figure(lines: Mapping[str, tuple[Sequence[int], Sequence[float]]]) -> "Figure":
-    """Return one figure of a page's grid: a line per name, whose (steps, values) are given."""
+    """Return one chart of a page's grid.
+
+    Args:
+        lines: Steps and values of each line, by its name.
+    """
     figure = make_figure(3.6, 1.9)
     axes = figure.subplots()
     for color, (name, (steps, values)) in zip(COLORS, lines.items(), strict=False):

@@ -1,4 +1,4 @@
-"""Folders for a hub: a player each, with a card.
+"""Folders for a hub: an adapter per player, with a card.
 
 Map:
     origin    where adapters come from: their run's settings, score and evaluations

@@ -1,5 +1,6 @@
-"""The README of an exported folder: what it is, how well it plays, what it is not. Its text is
-templates/card.md.j2.
+"""The README of an exported folder: what it is, how well it plays, and its limits.
+
+Its text is templates/card.md.j2.
 """
 
 import shlex
@@ -8,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.envs import registry
+from hanabi_grpo.envs.hanabi.rules import PRESETS, make_spec
+from hanabi_grpo.evaluation.sheets import with_error
 from hanabi_grpo.report.export.origin import Origin, PlayedResult
 from hanabi_grpo.report.page import templates
 from hanabi_grpo.runs.manifest import spec_hashes
-from hanabi_grpo.runs.v1 import boards_by_hash
 from hanabi_grpo.settings.variables import typed
 from hanabi_grpo.tracking.artifact import table_cell
 
-_TO_TYPE = (
+_GAME_SETTINGS = (
     "HANABI_ENV",
     "HANABI_PLAYERS",
     "HANABI_OBSERVATION",
@@ -26,20 +28,29 @@ _TO_TYPE = (
     "HANABI_PRESET",
 )
 """Settings of a game that have to be those of training."""
+_DEFAULT_PARTNER = "random"
+"""Script in the card's example where the environment is not installed, or has none."""
 
 
 def write_card(
     folder: Path, origin: Origin, players: Sequence[str], *, base: str, is_on_hub: bool
 ) -> None:
-    """Write README.md of a folder with these adapters; raises an OSError.
+    """Write README.md of a folder.
 
-    `is_on_hub` tells whether `base` is a hub name, or only that of a folder.
+    Args:
+        folder: The exported folder.
+        origin: Where the adapters come from.
+        players: Names of the adapters in the folder.
+        base: Name of the base model.
+        is_on_hub: Whether `base` is a hub name, or only that of a folder.
+
+    Raises:
+        OSError: The file cannot be written.
     """
     from huggingface_hub import ModelCard, ModelCardData
 
     env = str(origin.settings.get("HANABI_ENV", "hanabi"))
     title = f"{env.capitalize()} {', '.join(players)}"
-    results = [one for one in origin.results if one.players & {*players}]
     data = ModelCardData(
         base_model=base if is_on_hub else None,
         base_model_relation="adapter" if is_on_hub else None,
@@ -48,8 +59,29 @@ def write_card(
         tags=[env, "grpo", "lora", "multi-agent", "reinforcement-learning"],
         model_name=title,
     )
+    results = [result for result in origin.results if result.players & set(players)]
+    environment = templates(autoescape=False)
+    environment.filters["cell"] = table_cell
+    text = environment.get_template("card.md.j2").render(
+        title=title,
+        env=env,
+        players=players,
+        base=base,
+        facts=_facts(origin, base).items(),
+        results=[_row(result) for result in results],
+        settings=_settings_prefix(origin, base),
+        lineup=_example_lineup(origin, env, players),
+        games=(folder / "episodes").is_dir(),
+        is_on_hub=is_on_hub,
+        known=bool(origin.results),
+    )
+    ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}\n").save(folder / "README.md")
+
+
+def _facts(origin: Origin, base: str) -> dict[str, Any]:
+    """Return the table at the top of the card."""
     saved = origin.saved
-    facts: dict[str, Any] = {
+    return {
         "base model": base,
         "weights of the base model (fingerprint)": saved.facts.get("model_fingerprint", "unknown"),
         "optimizer steps": saved.step,
@@ -58,57 +90,59 @@ def write_card(
         "score of the last training games": origin.score.text if origin.score else "unknown",
         **origin.settings,
     }
-    partner = (
-        next(iter(registry.get(env).policies), "random") if env in registry.names() else "random"
-    )
-    partners = [partner] * (int(origin.settings.get("HANABI_PLAYERS", 2)) - 1)
-    found = templates(autoescape=False)
-    found.filters["cell"] = table_cell
-    text = found.get_template("card.md.j2").render(
-        title=title,
-        env=env,
-        players=players,
-        base=base,
-        facts=facts.items(),
-        results=[_row(one) for one in results],
-        settings=_typed(origin, base),
-        lineup="FOLDER" if len(players) > 1 else ",".join(["FOLDER", *partners]),
-        games=(folder / "episodes").is_dir(),
-        is_on_hub=is_on_hub,
-        known=bool(origin.results),
-    )
-    ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}\n").save(folder / "README.md")
+
+
+def _example_lineup(origin: Origin, env: str, players: Sequence[str]) -> str:
+    """Return the lineup of the card's command: a team by itself, a single player with scripts."""
+    if len(players) > 1:
+        return "FOLDER"
+    partner = _DEFAULT_PARTNER
+    if env in registry.names():
+        partner = next(iter(registry.get(env).policies), _DEFAULT_PARTNER)
+    num_players = int(origin.settings.get("HANABI_PLAYERS", 2))
+    return ",".join(["FOLDER", *[partner] * (num_players - 1)])
 
 
 def presets(origin: Origin) -> list[str]:
-    """Return what was trained on, by name; a hash stands for rules that this version does not
-    have.
+    """Return the presets that were trained on.
+
+    A hash stands for rules that this version does not have.
     """
-    if origin.settings.get("HANABI_PRESET"):
-        return [str(origin.settings["HANABI_PRESET"])]
-    known = {
-        one: f"{name} with half of its decks" if half else name
-        for one, (name, half) in boards_by_hash().items()
-    }
-    return [known.get(one, one) for one in spec_hashes(origin.saved.facts)]
+    preset = origin.settings.get("HANABI_PRESET")
+    if preset:
+        return [str(preset)]
+    names: dict[str, str] = {}
+    for name, board in PRESETS.items():
+        for players in board.players:
+            names.setdefault(make_spec(name, players).hash, name)
+    hashes = spec_hashes(origin.saved.facts)
+    return [names.get(board_hash, board_hash) for board_hash in hashes]
 
 
-def _row(one: PlayedResult) -> tuple[object, ...]:
-    found, result = one.result.estimate, one.result
+def _row(played: PlayedResult) -> tuple[object, ...]:
+    """Return a row of the card's table of results."""
+    result = played.result
+    estimate = result.estimate
+    temperature = "-" if result.temperature is None else f"{result.temperature:g}"
     return (
-        one.lineup,
+        played.lineup,
         f"{result.preset}, {result.num_players} players",
-        f"{found.num_tasks} ({result.suite}, {found.num_starts} starts)",
-        "-" if result.temperature is None else f"{result.temperature:g}",
-        f"{found.mean:.3f} ± {found.standard_error:.3f}",
+        f"{estimate.num_tasks} ({result.suite}, {estimate.num_starts} starts)",
+        temperature,
+        with_error(estimate.mean, estimate.standard_error),
         f"{result.score_range[1]:g}",
     )
 
 
-def _typed(origin: Origin, base: str) -> str:
-    """Return the settings of training in front of a command."""
+def _settings_prefix(origin: Origin, base: str) -> str:
+    """Return the settings of training as one types them before a command."""
     values: dict[str, Any] = {"MODEL": base, "LORA_RANK": origin.saved.lora_rank}
-    values |= {name: origin.settings[name] for name in _TO_TYPE if name in origin.settings}
-    if "HANABI_PRESET" not in values and len(named := presets(origin)) == 1 and " " not in named[0]:
-        values["HANABI_PRESET"] = named[0]
+    for name in _GAME_SETTINGS:
+        if name in origin.settings:
+            values[name] = origin.settings[name]
+    if "HANABI_PRESET" not in values:
+        names = presets(origin)
+        # "laptop with half of its decks" is no preset.
+        if len(names) == 1 and " " not in names[0]:
+            values["HANABI_PRESET"] = names[0]
     return "".join(f"{name}={shlex.quote(typed(value))} " for name, value in values.items())

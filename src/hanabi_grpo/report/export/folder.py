@@ -1,8 +1,13 @@
 """The exported folder: it appears at once, by a rename, or not at all.
 
-FOLDER/ ├── README.md  manifest.json                 the card; step, base model and hashes: a
-checkpoint to every command ├── episodes/step_50.jsonl                   sample games, where some
-were recorded ├── player_0/ │   └── adapter_config.json  adapter_model.safetensors └── player_1/ …
+    FOLDER/
+    ├── README.md                the card
+    ├── manifest.json            step, base model and hashes: a checkpoint to every command
+    ├── episodes/step_50.jsonl   sample games, where some were recorded
+    ├── player_0/
+    │   ├── adapter_config.json
+    │   └── adapter_model.safetensors
+    └── player_1/ …
 
 PEFT makes one model of base and adapter, for software without PEFT:
 `PeftModel.from_pretrained(base, "FOLDER/player_0").merge_and_unload().save_pretrained(…)`.
@@ -21,6 +26,11 @@ from hanabi_grpo.runs.run_folder import new_folder, write_json_atomic
 from hanabi_grpo.runs.saved_adapters import CONFIG, SAME_FACTS, WEIGHTS
 from hanabi_grpo.tracking.artifact import base_name, write_sample_games
 
+_NOT_OF_LORA = ("peft_type", "inference_mode")
+"""Keys of a stored configuration that `LoraConfig` does not take, or gets set here."""
+_KEPT_FACTS = ("spec_hashes", "board_hashes", *SAME_FACTS)
+"""Facts of the checkpoint's manifest that are repeated."""
+
 
 def export(
     origin: Origin,
@@ -30,26 +40,38 @@ def export(
     base_model: str | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Write the folder `out` with the adapters of some players; a SettingsError where it exists or
-    cannot be written.
+    """Write a folder with the adapters of some players.
 
-    `base_model` is the hub name of the base model, None: as it was trained on, if that is one.
-    `say` receives what a person should know."""
+    Args:
+        origin: Where the adapters come from.
+        out: The folder, which must not exist.
+        players: Names of the adapters.
+        base_model: Hub name of the base model; None: as it was trained on, if that is one.
+        say: Receives what a person should know.
+
+    Raises:
+        SettingsError: The folder exists or cannot be written.
+    """
     if out.exists() or out.is_symlink():
         raise SettingsError(f"--out {out}: exists already; choose a folder that does not.")
-    base, is_on_hub = (base_model, True) if base_model is not None else base_name(origin.model)
+    base, is_on_hub = base_name(origin.model)
+    if base_model is not None:
+        base = base_model
+        is_on_hub = True
     if not is_on_hub:
         say(
             f"the base model is called {base} on the card; --base-model ORG/NAME says what it is "
             "on the hub."
         )
     try:
-        with new_folder(out) as whole:
+        with new_folder(out) as folder:
             for name in players:
-                _write_adapter(origin, name, whole / name, base)
-            any(write_sample_games(place, whole, origin.saved.step) for place in origin.places)
-            write_card(whole, origin, players, base=base, is_on_hub=is_on_hub)
-            _seal(whole, origin, players)
+                _write_adapter(origin, name, folder / name, base)
+            for source in origin.places:
+                if write_sample_games(source, folder, origin.saved.step):
+                    break
+            write_card(folder, origin, players, base=base, is_on_hub=is_on_hub)
+            _write_manifest(folder, origin, players)
     except OSError as error:
         raise SettingsError(
             f"--out {out}: cannot be written ({error.strerror or error}); nothing half-written is "
@@ -58,15 +80,14 @@ def export(
 
 
 def _write_adapter(origin: Origin, name: str, folder: Path, base: str) -> None:
+    """Write one adapter as PEFT does, for a base model of this name."""
     from peft import LoraConfig
 
-    weights, wire = origin.saved.adapters[name]
+    weights, stored_config = origin.saved.adapters[name]
     folder.mkdir(parents=True)
-    given = {
-        key: value for key, value in wire.items() if key not in ("peft_type", "inference_mode")
-    }
+    options = {key: value for key, value in stored_config.items() if key not in _NOT_OF_LORA}
     try:
-        config = LoraConfig(**given, base_model_name_or_path=base, inference_mode=True)
+        config = LoraConfig(**options, base_model_name_or_path=base, inference_mode=True)
     except (TypeError, ValueError) as error:
         raise SettingsError(
             f"{origin.folder}/{name}/{CONFIG}: no LoRA configuration ({error})."
@@ -74,16 +95,20 @@ def _write_adapter(origin: Origin, name: str, folder: Path, base: str) -> None:
     config.save_pretrained(str(folder))
     # PEFT writes a set, whose order is random; a server names adapters by their configuration.
     written = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    write_json_atomic(folder / CONFIG, {**written, "target_modules": wire["target_modules"]})
+    written["target_modules"] = stored_config["target_modules"]
+    write_json_atomic(folder / CONFIG, written)
     (folder / WEIGHTS).write_bytes(weights)
 
 
-def _seal(folder: Path, origin: Origin, players: Sequence[str]) -> None:
-    kept = ("spec_hashes", "board_hashes", *SAME_FACTS)
-    facts: dict[str, Any] = {
-        name: origin.saved.facts[name] for name in kept if name in origin.saved.facts
-    }
+def _write_manifest(folder: Path, origin: Origin, players: Sequence[str]) -> None:
+    """Write the manifest, which makes the folder a checkpoint."""
+    facts: dict[str, Any] = {}
+    for name in _KEPT_FACTS:
+        if name in origin.saved.facts:
+            facts[name] = origin.saved.facts[name]
     model, is_on_hub = base_name(origin.model)
-    facts |= {"model": model} if is_on_hub else {}
-    facts |= {"adapters": list(players), PUBLISHED: dict(origin.settings)}
+    if is_on_hub:
+        facts["model"] = model
+    facts["adapters"] = list(players)
+    facts[PUBLISHED] = dict(origin.settings)
     write_manifest(folder, step=origin.saved.step, facts=facts)

@@ -1,8 +1,8 @@
-"""Where adapters come from: the settings they were trained with, their score in training, and their
-evaluations.
+"""Where adapters come from: the settings, the score and the evaluations of their training.
 
 An evaluation is of certain adapters by the digests of their weights, not by names, which repeat
-over runs."""
+over runs.
+"""
 
 import hashlib
 import json
@@ -14,19 +14,22 @@ from typing import Any
 from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.adapter_config import frozen_name
-from hanabi_grpo.runs.evaluation_result import EvaluationResult, read_result
+from hanabi_grpo.runs.evaluation_files import find_evaluations
+from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from hanabi_grpo.runs.history import read_history
 from hanabi_grpo.runs.run_folder import recorded_settings
 from hanabi_grpo.runs.saved_adapters import SavedAdapters, newest_checkpoint, read_adapters
 from hanabi_grpo.settings import variables
 from hanabi_grpo.settings.refs import BASE, is_frozen, seat_adapter
-from hanabi_grpo.tracking.artifact import EVALUATIONS, SCORE, find_evaluations
+from hanabi_grpo.settings.saved import with_current_names
+from hanabi_grpo.tracking.artifact import EVALUATIONS, SCORE
 from hanabi_grpo.tracking.record import RunningScore, running_score
 
 PUBLISHED = "settings"
 """Fact of an exported manifest: the settings that are fit for publishing."""
 OTHER = "another adapter"
-_TRAINING = (
+"""Name of adapters that are not of this checkpoint."""
+_TRAINING_SETTINGS = (
     "HANABI_ADAPTERS",
     "HANABI_ADVANTAGE",
     "HANABI_ADVANTAGE_SCALE",
@@ -38,13 +41,14 @@ _TRAINING = (
     "HANABI_ENTROPY_TARGET",
     "SEED",
 )
+"""Settings of training that are fit for publishing."""
 _DTYPES = ("float32", "bfloat16", "float16")
-"""What a trainer may push weights in; see HANABI_DTYPE."""
+"""Formats in which a trainer may push weights; see HANABI_DTYPE."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedResult:
-    """An evaluation, with its seats as these adapters' names."""
+    """An evaluation, with its seats by the names of these adapters."""
 
     result: EvaluationResult
     orders: tuple[tuple[str, ...], ...]
@@ -52,13 +56,14 @@ class PlayedResult:
 
     @property
     def players(self) -> frozenset[str]:
-        """Everybody who sat there."""
+        """Everybody who played."""
         return frozenset(seat for order in self.orders for seat in order)
 
     @property
     def lineup(self) -> str:
-        """Return e.g. "player_0, iggi in every seat order"."""
-        return ", ".join(self.orders[0]) + (" in every seat order" if len(self.orders) > 1 else "")
+        """The lineup, e.g. "player_0, iggi in every seat order"."""
+        names = ", ".join(self.orders[0])
+        return f"{names} in every seat order" if len(self.orders) > 1 else names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +78,7 @@ class Origin:
     model: str
     """MODEL as it was trained on: a folder or a hub name; empty where that is unknown."""
     score: RunningScore | None
-    """Of the last training games."""
+    """Score of the last training games."""
     results: tuple[PlayedResult, ...]
     """Evaluations in which one of these adapters played."""
     places: tuple[Path, ...] = ()
@@ -81,96 +86,142 @@ class Origin:
 
 
 def read_origin(folder: Path) -> Origin:
-    """Read a run, a checkpoint, an artifact's folder, or an exported one; without whole adapters a
-    SettingsError.
+    """Read where the adapters of a folder come from.
+
+    Args:
+        folder: A run, a checkpoint, an artifact's folder, or an exported one.
+
+    Raises:
+        SettingsError: The folder holds no whole adapters.
     """
     checkpoint = newest_checkpoint(folder)
     saved = read_adapters(checkpoint)
-    own = checkpoint.absolute()
-    runs = [own.parent, own.parent.parent] if own.parent.name == "artifacts" else [own.parent]
-    around = (own, *(run for run in runs if (run / "settings.json").is_file()))
-    values = next((found for place in around if (found := recorded_settings(place))), {})
-    games = [
-        one.env
-        for one in variables(str(values.get("HANABI_ENV", "hanabi")))
-        if one.section == "game"
-    ]
-    kept = {name: values[name] for name in (*games, *_TRAINING) if values.get(name) is not None}
+    places = _places(checkpoint)
+    values = _first_settings(places)
+    settings = _publishable(values)
     published = saved.facts.get(PUBLISHED)
-    evaluations = [
-        path for place in (checkpoint / EVALUATIONS, *around) for path in find_evaluations(place)
-    ]
+    if not settings and isinstance(published, Mapping):
+        settings = with_current_names(published)
+    evaluations: list[EvaluationResult] = []
+    for place in (checkpoint / EVALUATIONS, *places):
+        evaluations += [stored.result for stored in find_evaluations(place).results]
     return Origin(
         folder=checkpoint,
         saved=saved,
-        settings=kept or (dict(published) if isinstance(published, Mapping) else {}),
+        settings=settings,
         model=str(saved.facts.get("model") or values.get("MODEL") or ""),
-        score=_score(checkpoint, around, saved.step),
+        score=_training_score(checkpoint, places, saved.step),
         results=_played_results(saved, evaluations),
-        places=around,
+        places=places,
     )
 
 
-def _score(checkpoint: Path, around: Sequence[Path], step: int) -> RunningScore | None:
+def _places(checkpoint: Path) -> tuple[Path, ...]:
+    """Return the checkpoint's folder and that of its run, where it lies in one."""
+    absolute = checkpoint.absolute()
+    run_candidates = [absolute.parent]
+    if absolute.parent.name == "artifacts":
+        run_candidates.append(absolute.parent.parent)
+    runs = [folder for folder in run_candidates if (folder / "settings.json").is_file()]
+    return (absolute, *runs)
+
+
+def _first_settings(places: Sequence[Path]) -> dict[str, Any]:
+    """Return the settings of the first folder that has some; {} where none has."""
+    for place in places:
+        settings = recorded_settings(place)
+        if settings:
+            return settings
+    return {}
+
+
+def _publishable(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the game and of training."""
+    env = str(values.get("HANABI_ENV", "hanabi"))
+    names = [variable.env for variable in variables(env) if variable.section == "game"]
+    names += _TRAINING_SETTINGS
+    return {name: values[name] for name in names if values.get(name) is not None}
+
+
+def _training_score(checkpoint: Path, places: Sequence[Path], step: int) -> RunningScore | None:
+    """Return the score that an artifact has, else the one of the run's rows; None without both."""
     try:
         data = json.loads((checkpoint / SCORE).read_bytes())
-        mean, error = float(data["mean"]), data["standard_error"]
+        error = data["standard_error"]
         return RunningScore(
             step=step,
-            mean=mean,
-            standard_error=error and float(error),
+            mean=float(data["mean"]),
+            standard_error=float(error) if error else error,
             num_steps=int(data["steps"]),
         )
     except (OSError, ValueError, KeyError, TypeError):
+        # The folder is no artifact.
         pass
-    rows = next((path for place in around if (path := place / "metrics.jsonl").is_file()), None)
-    return running_score(read_history(rows), step) if rows else None
+    for place in places:
+        metrics = place / "metrics.jsonl"
+        if metrics.is_file():
+            return running_score(read_history(metrics), step)
+    return None
 
 
-def _played_results(saved: SavedAdapters, evaluations: Sequence[Path]) -> tuple[PlayedResult, ...]:
+def _played_results(
+    saved: SavedAdapters, evaluations: Sequence[EvaluationResult]
+) -> tuple[PlayedResult, ...]:
     """Return the evaluations in which one of the adapters played, each once."""
-    # What a server calls each adapter when a checkpoint is lent to it.
-    frozen = {
-        frozen_name(hashlib.sha256(weights).hexdigest(), config): name
-        for name, (weights, config) in saved.adapters.items()
-    }
-    pushed, results = _pushed(saved), list[PlayedResult]()
-    for path in evaluations:
-        found = _played(read_result(path), frozen, pushed)
-        if found.players & {*frozen.values()} and found not in results:
-            results.append(found)
+    # What a server calls each adapter when it is uploaded as a guest.
+    names_of_guests = {}
+    for name, (weights, config) in saved.adapters.items():
+        digest = hashlib.sha256(weights).hexdigest()
+        names_of_guests[frozen_name(digest, config)] = name
+    names_by_digest = _digests_when_pushed(saved)
+    own_names = set(names_of_guests.values())
+    results: list[PlayedResult] = []
+    for evaluation in evaluations:
+        played = _with_names(evaluation, names_of_guests, names_by_digest)
+        if played.players & own_names and played not in results:
+            results.append(played)
     return tuple(results)
 
 
-def _played(
-    result: EvaluationResult, frozen: Mapping[str, str], pushed: Mapping[str, str]
+def _with_names(
+    result: EvaluationResult,
+    names_of_guests: Mapping[str, str],
+    names_by_digest: Mapping[str, str],
 ) -> PlayedResult:
-    scripts = registry.get(result.env).policies if result.env in registry.names() else {}
+    """Return an evaluation with the names of these adapters in its seats.
 
-    def name(seat: str) -> str:
+    Args:
+        result: The evaluation.
+        names_of_guests: Name of each adapter by what a server calls it as a guest.
+        names_by_digest: Name of each adapter by the digest of its weights when a trainer pushed it.
+    """
+    scripts = set()
+    if result.env in registry.names():
+        scripts = set(registry.get(result.env).policies)
+
+    def name_of(seat: str) -> str:
         adapter = seat_adapter(seat)
         if adapter is None:
             return seat if seat in scripts or seat == BASE else OTHER
-        return (
-            frozen.get(adapter[0])
-            if is_frozen(seat)
-            else pushed.get(result.policies.get(adapter[0], ""))
-        ) or OTHER
+        server_name, _ = adapter
+        if is_frozen(seat):
+            return names_of_guests.get(server_name, OTHER)
+        return names_by_digest.get(result.policies.get(server_name, ""), OTHER)
 
-    return PlayedResult(
-        result=result, orders=tuple(tuple(map(name, order)) for order in result.seats)
-    )
+    orders = tuple(tuple(map(name_of, seats)) for seats in result.seats)
+    return PlayedResult(result=result, orders=orders)
 
 
-def _pushed(saved: SavedAdapters) -> dict[str, str]:
-    """Return the digest of each adapter as a trainer pushes it: without the file's header, in the
-    run's format.
+def _digests_when_pushed(saved: SavedAdapters) -> dict[str, str]:
+    """Return each adapter's name by the digest of its weights as a trainer pushes them.
+
+    A trainer pushes them without the file's header, in the run's format.
     """
     import torch
     from safetensors import SafetensorError
     from safetensors.torch import load, save
 
-    digests = {}
+    names_by_digest = {}
     for name, (weights, _) in saved.adapters.items():
         try:
             tensors = load(weights)
@@ -179,6 +230,9 @@ def _pushed(saved: SavedAdapters) -> dict[str, str]:
                 f"{name}: its weights are no safetensors file ({error})."
             ) from error
         for dtype in _DTYPES:
-            cast = {key: tensor.to(getattr(torch, dtype)) for key, tensor in tensors.items()}
-            digests[hashlib.sha256(save(cast)).hexdigest()] = name
-    return digests
+            converted = {}
+            for key, tensor in tensors.items():
+                converted[key] = tensor.to(getattr(torch, dtype))
+            digest = hashlib.sha256(save(converted)).hexdigest()
+            names_by_digest[digest] = name
+    return names_by_digest

@@ -1,1 +1,1 @@
-"""Hanabi's own page, the table of a game to step through, and the conventions of teams."""
+"""Hanabi's own page, on which a game can be stepped through, and the conventions of teams."""

@@ -1,4 +1,4 @@
-"""The table of Hanabi games for the page of recorded games, which its script draws, and as text."""
+"""Hanabi games on the page of recorded games: their texts, and the data that its script draws."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,30 +10,45 @@ from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.texts import visible
 
 SCRIPT = "replay.js"
-_KINDS = {"play": "p", "discard": "d", "hint_color": "c", "hint_rank": "r"}
+"""Name of the page's script in templates/."""
+_KIND_LETTERS = {"play": "p", "discard": "d", "hint_color": "c", "hint_rank": "r"}
 
 
 def draw_games(
     recordings: Sequence[Recording], games: Sequence[dict[str, Any]], *, prompts: bool
 ) -> dict[str, Any]:
-    """Put Hanabi's words into the games of a page, and return what its script needs; raises as
-    `make_timeline`.
+    """Put Hanabi's texts into the games of a page, and return what its script needs.
+
+    Args:
+        recordings: The games.
+        games: Their texts, see `game_texts`; changed in place.
+        prompts: Whether to say what the players were shown, too.
+
+    Raises:
+        SettingsError: A record does not fit its deal.
     """
-    timelines = [make_timeline(one) for one in recordings]
+    timelines = [make_timeline(recording) for recording in recordings]
     for timeline, game in zip(timelines, games, strict=True):
-        result, most = timeline.recording.episode.result, timeline.game.spec.reachable_max
-        bomb = f", bombed with {result['score_kept']:g}" if result["bombed"] else ""
-        game |= {
-            "score": result["score"],
-            "shown": f"{result['score']:g}/{most}{' bomb' if bomb else ''}",
-        }
-        game["outcome"] = (
-            f"{result['score']:g} of {most}{bomb or '; ' + game['outcome'].rpartition('; ')[2]}"
-        )
-        for move, row in zip(timeline.moves, game["moves"], strict=True):
-            row["did"] = deed(move.event, timeline.recording.players)
-            row["prompt"] = visible(move.prompt) if prompts else ""
+        _set_result_texts(timeline, game)
+        for move, texts in zip(timeline.moves, game["moves"], strict=True):
+            texts["did"] = deed(move.event, timeline.recording.players)
+            texts["prompt"] = visible(move.prompt) if prompts else ""
     return {"names": COLOR_NAMES, "games": [board_data(timeline) for timeline in timelines]}
+
+
+def _set_result_texts(timeline: Timeline, game: dict[str, Any]) -> None:
+    """Say the score as "3/4", or as "0/4 bomb" where the last life was lost."""
+    result = timeline.recording.episode.result
+    most = timeline.game.spec.reachable_max
+    score = f"{result['score']:g}"
+    game["score"] = result["score"]
+    if result["bombed"]:
+        game["shown"] = f"{score}/{most} bomb"
+        game["outcome"] = f"{score} of {most}, bombed with {result['score_kept']:g}"
+    else:
+        ending = game["outcome"].rpartition("; ")[2]
+        game["shown"] = f"{score}/{most}"
+        game["outcome"] = f"{score} of {most}; {ending}"
 
 
 def board_data(timeline: Timeline) -> dict[str, Any]:
@@ -41,17 +56,21 @@ def board_data(timeline: Timeline) -> dict[str, Any]:
 
     A move is [seat, kind, slot or hinted seat, 1 if a play scored or the hinted value, hints and
     lives after it, 1 if a card was drawn]. The rules stay here: the script only takes cards away,
-    appends them and narrows knowledge."""
-    spec, first = timeline.game.spec, timeline.boards[0]
+    appends them and narrows knowledge.
+    """
+    spec = timeline.game.spec
+    first_board = timeline.boards[0]
     moves = []
     for number, move in enumerate(timeline.moves):
-        before, after = timeline.boards[number], timeline.boards[number + 1]
-        event, action = move.event, move.event.action
+        before = timeline.boards[number]
+        after = timeline.boards[number + 1]
+        event = move.event
+        action = event.action
         is_hint = action.target >= 0
         moves.append(
             [
                 event.player,
-                _KINDS[action.kind],
+                _KIND_LETTERS[action.kind],
                 action.target if is_hint else action.slot,
                 action.value if is_hint else int(event.scored),
                 after.hints,
@@ -63,6 +82,12 @@ def board_data(timeline: Timeline) -> dict[str, Any]:
         "number": timeline.recording.number,
         "players": [visible(name) for name in timeline.recording.players],
         "deck": "".join(map(str, timeline.game.deck)),
-        "board": [spec.num_colors, spec.num_ranks, spec.hand_size, first.hints, first.lives],
+        "board": [
+            spec.num_colors,
+            spec.num_ranks,
+            spec.hand_size,
+            first_board.hints,
+            first_board.lives,
+        ],
         "moves": moves,
     }

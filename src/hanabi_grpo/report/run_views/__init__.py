@@ -1,3 +1,4 @@
-"""One run as people look at it; nothing here imports torch or matplotlib, and nothing writes into
-the run folder.
+"""One run as people look at it: its state on disk, its figures and the dashboard.
+
+Nothing here imports torch or matplotlib, and nothing writes into the run folder.
 """

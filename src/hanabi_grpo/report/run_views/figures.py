@@ -1,7 +1,8 @@
 """Which figures of `metrics.jsonl` are shown, in which order and under which names.
 
 Those that every environment has come first, then what the environment itself counts, by the names
-of its own."""
+of its own.
+"""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,10 +13,11 @@ from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.runs.history import number
 
 WINDOW = 10
-"""Steps of which the dashboard shows means."""
+"""Steps over which the dashboard averages."""
 SCORE = "score/mean"
+"""Metric of the mean score."""
 
-_PLAYER = re.compile(r"(player_[0-9]+)/(.+)", re.ASCII | re.DOTALL)
+_PLAYER_METRIC = re.compile(r"(player_[0-9]+)/(.+)", re.ASCII | re.DOTALL)
 _TEAM_TITLES = {
     SCORE: "score",
     "illegal_per_game": "illegal replies a game",
@@ -36,102 +38,159 @@ _PLAYER_TITLES = {
     "parity": "logprob mismatch, nats",
     "parity_slope": "sampler: 0 this version, 1 the one before",
 }
-_UNSHOWN = re.compile(
-    r"(alarm|time|memory|clip_ratio|tokens|games|score|validation|partners|self_play|resample)/.*|step|seconds|step_time|epoch|"
-    r"learning_rate|"
-    r"staleness|grad_norm|games|games_.*|groups_.*|reply_tokens|updates_dropped|unparsable_share|hint_pairs",
-    re.DOTALL,
+_HIDDEN_GROUPS = (
+    "alarm",
+    "time",
+    "memory",
+    "clip_ratio",
+    "tokens",
+    "games",
+    "score",
+    "validation",
+    "partners",
+    "self_play",
+    "resample",
 )
-"""Counts and clocks, and what other figures say already."""
+"""Groups of metrics, e.g. "time/…", that are not shown: counts, clocks, repetitions."""
+_HIDDEN_METRICS = frozenset(
+    {
+        "step",
+        "seconds",
+        "step_time",
+        "epoch",
+        "learning_rate",
+        "staleness",
+        "grad_norm",
+        "games",
+        "reply_tokens",
+        "updates_dropped",
+        "unparsable_share",
+        "hint_pairs",
+    }
+)
+_HIDDEN_PREFIXES = ("games_", "groups_")
 _PHASES = ("push", "rollout", "resample", "wait", "recall", "train")
+"""Phases of a step, in their order."""
 
 
 def team_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the figures of all players together that the rows have: key to what it is, with its
-    unit.
-    """
-    return _figures([name for name in _names(rows) if not _PLAYER.fullmatch(name)], _TEAM_TITLES)
+    """Return the figures of all players together that the rows have: metric to title with unit."""
+    names = [name for name in _metric_names(rows) if not _PLAYER_METRIC.fullmatch(name)]
+    return _titles(names, _TEAM_TITLES)
 
 
 def player_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the same of the figures of single players, their keys without `player_N/`."""
-    return _figures(
-        [match[2] for name in _names(rows) if (match := _PLAYER.fullmatch(name))], _PLAYER_TITLES
-    )
+    """Return the figures of single players: metric, without its `player_N/`, to title with unit."""
+    names = []
+    for name in _metric_names(rows):
+        match = _PLAYER_METRIC.fullmatch(name)
+        if match:
+            names.append(match[2])
+    return _titles(names, _PLAYER_TITLES)
 
 
 def players(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the players that the last row has figures of."""
-    return sorted({match[1] for name in _names(rows[-1:]) if (match := _PLAYER.fullmatch(name))})
+    names = set()
+    for name in _metric_names(rows[-1:]):
+        match = _PLAYER_METRIC.fullmatch(name)
+        if match:
+            names.add(match[1])
+    return sorted(names)
 
 
 def series(rows: Iterable[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:
-    """Return steps and values of a figure; rows without it are left out."""
-    points = [
-        (int(row["step"]), value) for row in rows if (value := number(row.get(name))) is not None
-    ]
-    return [step for step, _ in points], [value for _, value in points]
+    """Return steps and values of a metric; rows without it are left out."""
+    steps = []
+    values = []
+    for row in rows:
+        value = number(row.get(name))
+        if value is not None:
+            steps.append(int(row["step"]))
+            values.append(value)
+    return steps, values
 
 
 def recent(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    """Return the mean of a figure over the last steps; None without a value among them."""
-    values = series(rows[-WINDOW:], name)[1]
+    """Return the mean of a metric over the last steps; None without a value among them."""
+    _, values = series(rows[-WINDOW:], name)
     return sum(values) / len(values) if values else None
 
 
 def phases(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the seconds that a step spent in each phase, one after another.
 
-    With HANABI_OVERLAP the next games are played while this step learns, so only the waiting for
-    them is of the step."""
-    found = {
-        name: value for name in _PHASES if (value := number(row.get(f"time/{name}"))) is not None
-    }
-    if "wait" in found:
-        found.pop("rollout", None)
-    return found
+    With HANABI_OVERLAP the next games are played while this step learns, so only the time it waits
+    for them belongs to the step.
+    """
+    seconds_of_phases = {}
+    for name in _PHASES:
+        seconds = number(row.get(f"time/{name}"))
+        if seconds is not None:
+            seconds_of_phases[name] = seconds
+    if "wait" in seconds_of_phases:
+        seconds_of_phases.pop("rollout", None)
+    return seconds_of_phases
 
 
 def recent_phases(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the mean seconds of each phase over the last steps."""
-    last = [phases(row) for row in rows[-WINDOW:]]
-    values = {name: [found[name] for found in last if name in found] for name in _PHASES}
-    return {name: sum(found) / len(found) for name, found in values.items() if found}
+    seconds_of_steps = [phases(row) for row in rows[-WINDOW:]]
+    means = {}
+    for name in _PHASES:
+        values = [seconds[name] for seconds in seconds_of_steps if name in seconds]
+        if values:
+            means[name] = sum(values) / len(values)
+    return means
 
 
 def shown(value: float | None) -> str:
     """Return a figure as tables show it, e.g. "2.59", "0.0123", "3.6e-07"; a dash for none."""
     if value is None:
         return "–"
-    return f"{value:.0f}" if 100 <= abs(value) < 100_000 else f"{value:.3g}"
+    # "%.3g" would write 1234 as 1.23e+03.
+    if 100 <= abs(value) < 100_000:
+        return f"{value:.0f}"
+    return f"{value:.3g}"
 
 
 def duration(seconds: float) -> str:
-    """Return e.g. "0:03:05", "3 days, 4:00:00"."""
+    """Return a time span, e.g. "0:03:05", "3 days, 4:00:00"."""
     return str(timedelta(seconds=max(0, round(seconds))))
 
 
 def clock(seconds: float | None, zone: tzinfo | None = None) -> str:
-    """Return a time since 1970 as people read it, in this machine's zone or another; "" for
-    none.
+    """Return a time since 1970 as people read it, e.g. "2026-01-31 09:30:00"; "" for none.
+
+    Args:
+        seconds: Seconds since 1970.
+        zone: Time zone; None: that of this machine.
     """
+    if seconds is None:
+        return ""
     try:
-        return (
-            "" if seconds is None else f"{datetime.fromtimestamp(seconds, zone):%Y-%m-%d %H:%M:%S}"
-        )
+        return f"{datetime.fromtimestamp(seconds, zone):%Y-%m-%d %H:%M:%S}"
     except (ValueError, OverflowError, OSError):
         return ""
 
 
-def _names(rows: Sequence[Mapping[str, Any]]) -> dict[str, None]:
-    return dict.fromkeys(name for row in rows for name in row)
+def _metric_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of all metrics, each once, in the order of appearance."""
+    return list(dict.fromkeys(name for row in rows for name in row))
 
 
-def _figures(names: Sequence[str], titles: dict[str, str]) -> dict[str, str]:
-    known = {name: title for name, title in titles.items() if name in names}
-    others = [name for name in names if name not in titles and not _UNSHOWN.fullmatch(name)]
-    own = {
-        name: visible(name.removesuffix("/mean").replace("_per_", " a ").replace("_", " "))
-        for name in others
-    }
-    return known | own
+def _titles(names: Sequence[str], titles: Mapping[str, str]) -> dict[str, str]:
+    """Return the titles of metrics: known ones first, then the environment's own."""
+    shown_titles = {name: title for name, title in titles.items() if name in names}
+    for name in names:
+        if name not in titles and not _is_hidden(name):
+            words = name.removesuffix("/mean").replace("_per_", " a ").replace("_", " ")
+            shown_titles[name] = visible(words)
+    return shown_titles
+
+
+def _is_hidden(name: str) -> bool:
+    group, slash, _ = name.partition("/")
+    if slash and group in _HIDDEN_GROUPS:
+        return True
+    return name in _HIDDEN_METRICS or name.startswith(_HIDDEN_PREFIXES)

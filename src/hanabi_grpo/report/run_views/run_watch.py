@@ -1,6 +1,4 @@
-"""A run folder looked at again and again, while a trainer writes it, resumes it, or has not made it
-yet.
-"""
+"""The state of a run folder, read again and again while a trainer writes, resumes or creates it."""
 
 import json
 import time
@@ -8,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import SettingsError
@@ -18,6 +16,11 @@ from hanabi_grpo.runs.history import number, read_history
 from hanabi_grpo.runs.manifest import checkpoints_of
 from hanabi_grpo.runs.run_folder import TRAIN, holder_of, recorded_settings, run_home
 
+_METRICS = "metrics.jsonl"
+_INCIDENTS = "incidents.jsonl"
+_NANOSECONDS = 1e9
+"""In a second."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
@@ -26,35 +29,38 @@ class Incident:
     time: float | None
     """Seconds since 1970."""
     kind: str
+    """E.g. "server_gone"."""
     message: str
     step: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """What one look found."""
+    """A run folder at one moment."""
 
     name: str
-    """Of the run folder."""
+    """Name of the run folder."""
     is_there: bool = False
     """False while there is neither a step nor a settings file."""
     trainer: str = ""
-    """Who holds the folder's lock, e.g. "pid 12 on gpu7"; "": nobody."""
+    """The process that holds the folder's lock, e.g. "pid 12 on gpu7"; "": nobody does."""
     rows: Sequence[Mapping[str, Any]] = ()
     """Rows of `metrics.jsonl` by step."""
     settings: Mapping[str, Any] = field(default_factory=dict)
+    """By variable."""
     age: float | None = None
     """Seconds since `metrics.jsonl` was written."""
     raised: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Step since which an alarm is raised, by its name and subject."""
     readings: Sequence[Reading] = ()
     """What each alarm made of the last row that had its figure: raised ones first, then by
-    distance.
-    """
+    distance."""
     changes: Sequence[AlarmChange] = ()
+    """Alarms that were raised or ended, by step."""
     incidents: tuple[Incident, ...] = ()
     """Oldest first."""
     checkpoints: tuple[int, ...] = ()
+    """Steps of the checkpoints, ascending."""
     notes: tuple[str, ...] = ()
     """What could not be read."""
 
@@ -84,13 +90,24 @@ class RunState:
     @property
     def version(self) -> int | None:
         """Version that played the games of the last step; None without one."""
+        if not self.rows:
+            return None
         staleness = round(recent(self.rows[-1:], "staleness") or 0)
-        return max(0, self.step - 1 - staleness) if self.rows else None
+        return max(0, self.step - 1 - staleness)
 
     @property
     def incident_counts(self) -> dict[str, int]:
         """Incidents by kind."""
-        return Counter(one.kind for one in self.incidents)
+        return Counter(incident.kind for incident in self.incidents)
+
+
+class _FileVersion(NamedTuple):
+    """What changes with a file's content."""
+
+    inode: int
+    size: int
+    written_ns: int
+    """Nanoseconds since 1970."""
 
 
 class RunWatch:
@@ -108,11 +125,13 @@ class RunWatch:
         self._start(folder)
 
     def _start(self, home: Path) -> None:
+        """Forget everything and begin with the run in a folder."""
         self._home = home
-        self._seen: dict[str, tuple[int, int, int] | None] = {}
+        self._versions: dict[str, _FileVersion | None] = {}
+        """Versions of the files when they were read; None: it was missing."""
         self._rows: list[dict[str, Any]] = []
-        self._forget_alarms()
         self._incidents: tuple[Incident, ...] = ()
+        self._forget_alarms()
 
     def _forget_alarms(self) -> None:
         self._alarms = AlarmWatch(alarms_of(recorded_settings(self._home)))
@@ -130,87 +149,112 @@ class RunWatch:
                 read()
             except OSError as error:
                 notes.append(f"{error.filename}: cannot be read ({error.strerror})")
-                self._seen.clear()
+                self._versions.clear()
         settings = recorded_settings(home)
         raised = self._alarms.raised
-        written = (self._seen.get("metrics.jsonl") or (0, 0, 0))[2]
-        whole = self.folder.resolve()
+        readings = sorted(
+            self._readings.values(),
+            key=lambda reading: (reading.key not in raised, reading.distance),
+        )
         return RunState(
-            # A folder called train/ is named by what it belongs to.
-            name=visible(f"{whole.parent.name}/{TRAIN}" if whole.name == TRAIN else whole.name),
+            name=self._name(),
             is_there=bool(self._rows or settings),
             trainer=visible(holder_of(home)),
             rows=self._rows,
             settings=settings,
-            # Another machine's clock may be ahead.
-            age=max(0.0, time.time() - written / 1e9) if written else None,
+            age=self._age(),
             raised=raised,
-            readings=sorted(
-                self._readings.values(), key=lambda one: (one.key not in raised, one.distance)
-            ),
+            readings=readings,
             changes=tuple(self._changes),
             incidents=self._incidents,
             checkpoints=tuple(checkpoints_of(home)),
             notes=tuple(map(visible, notes)),
         )
 
+    def _name(self) -> str:
+        """Return the folder's name; one called train/ is named by what it belongs to."""
+        path = self.folder.resolve()
+        if path.name == TRAIN:
+            return visible(f"{path.parent.name}/{TRAIN}")
+        return visible(path.name)
+
+    def _age(self) -> float | None:
+        """Return the seconds since `metrics.jsonl` was written; None where it is missing."""
+        version = self._versions.get(_METRICS)
+        if version is None:
+            return None
+        # Another machine's clock may be ahead.
+        return max(0.0, time.time() - version.written_ns / _NANOSECONDS)
+
     def _read_metrics(self) -> None:
-        if self._is_new("metrics.jsonl"):
-            rows = read_history(self._home / "metrics.jsonl")
-            known = len(self._rows)
-            if not known or rows[:known] != self._rows:
-                # A resumed run makes steps again.
-                self._forget_alarms()
-                known = 0
-            for row in rows[known:]:
-                self._changes += self._alarms.update(row)
-                self._readings |= {one.key: one for one in self._alarms.readings}
-            self._rows = rows
+        if not self._has_changed(_METRICS):
+            return
+        rows = read_history(self._home / _METRICS)
+        num_known = len(self._rows)
+        is_continued = num_known > 0 and rows[:num_known] == self._rows
+        if not is_continued:
+            # A resumed run makes steps again.
+            self._forget_alarms()
+            num_known = 0
+        for row in rows[num_known:]:
+            self._changes += self._alarms.update(row)
+            for reading in self._alarms.readings:
+                self._readings[reading.key] = reading
+        self._rows = rows
 
     def _read_incidents(self) -> None:
-        if self._is_new("incidents.jsonl"):
-            path = self._home / "incidents.jsonl"
-            lines = path.read_bytes().splitlines() if path.exists() else []
-            self._incidents = tuple(filter(None, map(_incident, lines)))
+        if not self._has_changed(_INCIDENTS):
+            return
+        path = self._home / _INCIDENTS
+        incidents = []
+        if path.exists():
+            for line in path.read_bytes().splitlines():
+                incident = _parse_incident(line)
+                if incident is not None:
+                    incidents.append(incident)
+        self._incidents = tuple(incidents)
 
-    def _is_new(self, name: str) -> bool:
-        """Tell whether a file changed since it was last asked for."""
+    def _has_changed(self, name: str) -> bool:
+        """Tell whether a file changed since the last call."""
+        version = None
         try:
-            facts = (self._home / name).stat()
-            seen = (facts.st_ino, facts.st_size, facts.st_mtime_ns)
+            status = (self._home / name).stat()
+            version = _FileVersion(status.st_ino, status.st_size, status.st_mtime_ns)
         except FileNotFoundError:
-            seen = None
-        is_new = seen != self._seen.get(name)
-        self._seen[name] = seen
-        return is_new
+            pass
+        has_changed = version != self._versions.get(name)
+        self._versions[name] = version
+        return has_changed
 
 
 def read_run(folder: Path) -> RunState:
-    """Return what a run folder holds, for commands that need its steps; a SettingsError: no run, or
-    no step.
+    """Return what a run folder holds, for commands that need its steps.
+
+    Raises:
+        SettingsError: The folder is no run, or the run has no step.
     """
     if not folder.is_dir():
-        what = "is a file" if folder.exists() else "no such folder"
-        raise SettingsError(f"{folder}: {what}; give the folder of a run (OUTPUT_DIR).")
+        reason = "is a file" if folder.exists() else "no such folder"
+        raise SettingsError(f"{folder}: {reason}; give the folder of a run (OUTPUT_DIR).")
     state = RunWatch(folder).look()
     if not state.rows:
-        why = f" ({state.notes[0]})" if state.notes else ""
+        reason = f" ({state.notes[0]})" if state.notes else ""
         raise SettingsError(
-            f"{folder}: its metrics.jsonl holds no step{why}; the run ended before its first one, "
-            "or this is no run."
+            f"{folder}: its metrics.jsonl holds no step{reason}; the run ended before its first "
+            "one, or this is no run."
         )
     return state
 
 
-def _incident(line: bytes) -> Incident | None:
+def _parse_incident(line: bytes) -> Incident | None:
+    """Return the incident of a line; None for any other line: the last one may still be written."""
     try:
         row = json.loads(line)
-        time, step, message = (
-            number(row.get("time")),
-            row.get("step"),
-            visible(str(row.get("message", ""))),
+        return Incident(
+            time=number(row.get("time")),
+            kind=visible(row["kind"]),
+            message=visible(str(row.get("message", ""))),
+            step=row.get("step"),
         )
-        return Incident(time=time, kind=visible(row["kind"]), message=message, step=step)
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        # The last line may still be written.
         return None

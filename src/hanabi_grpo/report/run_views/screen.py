@@ -1,6 +1,4 @@
-"""The dashboard of a run: fits the terminal it is printed on, whatever its size is at that
-moment.
-"""
+"""The dashboard of a run; it fits the terminal on which it is printed, whatever its size."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -16,6 +14,7 @@ from rich.text import Text
 from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.evaluation.evaluate import score_range
 from hanabi_grpo.evaluation.smoothing import bin_means, trailing_mean
+from hanabi_grpo.evaluation.tables import ATTAINABLE
 from hanabi_grpo.report.played import run_setup
 from hanabi_grpo.report.run_views.figures import (
     SCORE,
@@ -34,18 +33,43 @@ from hanabi_grpo.report.run_views.run_watch import RunState
 
 _WIDE = 108
 """Columns from which on two panels stand side by side."""
+_BORDER = 4
+"""Columns that the border of a panel takes."""
+_UNKNOWN_HEIGHT = 40
+"""Lines for which the curve is laid out where the height is not known."""
+_LEAST_CURVE = 4
+_MOST_CURVE = 12
+"""Lines of the score's curve at least and at most."""
+_LEAST_CURVE_WIDTH = 4
+_CURVE_SMOOTH = 9
+"""Steps of the trailing mean of the score's curve."""
 _MOST_FIGURES = 11
-"""Of the team, and of each player; the page of `report` has all."""
-_TITLE, _VALUE, _LEAST_SPARK, _MOST_SPARK = 26, 8, 4, 40
-"""Characters of a figure's title and value, and of the shortest and longest curve worth drawing."""
+"""Figures of the team, and of each player; the page of `report` has all."""
+_MOST_INCIDENTS = 2
+_TITLE_WIDTH = 26
+"""Characters of a figure's title."""
+_VALUE_WIDTH = 8
+_PADDING = 3
+"""Characters between a value and its curve."""
+_LEAST_SPARK = 4
+"""Characters of the shortest curve of a figure that is worth drawing."""
+_MOST_SPARK = 40
 _PHASE_STYLES = {
-    **{"push": "magenta", "rollout": "cyan", "resample": "bright_cyan"},
-    **{"wait": "yellow", "recall": "blue", "train": "green"},
+    "push": "magenta",
+    "rollout": "cyan",
+    "resample": "bright_cyan",
+    "wait": "yellow",
+    "recall": "blue",
+    "train": "green",
 }
+_ALARM_INCIDENTS = ("alarm", "alarm_over")
+"""Kinds of incidents that the lines of alarms say already."""
+_BRAILLE = 0x2800
+"""First character of the Unicode block "Braille Patterns"."""
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
-"""Bit of each dot of a braille character, by column and row from above (Unicode, block "Braille
-Patterns").
-"""
+"""Bit of each dot of a braille character, by column, and by row from above."""
+_DOT_COLUMNS = 2
+_DOT_ROWS = 4
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -55,50 +79,27 @@ class RunScreen:
     def __init__(
         self, state: RunState, levels: Mapping[str, float] | None = None, first: int = 0
     ) -> None:
-        """Prepare the frame of one look; `levels` are scores to hold the curve against, `first` is
-        the panel on top.
+        """Prepare the frame of one look.
+
+        Args:
+            state: The run.
+            levels: Scores to hold the curve against, by name.
+            first: Number of the panel on top; it counts round.
         """
-        self.state, self.levels, self.first = state, levels or {}, first
+        self.state = state
+        self.levels = levels or {}
+        self.first = first
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Lay the frame out for the width and height at hand."""
-        state, width = self.state, options.max_width
-        height = options.height or (console.size.height if console.is_terminal else None)
-        if not state.rows:
-            text = "No step yet: waiting for the trainer's first one."
-            if not state.is_there:
-                text = "No run there yet; it appears when the trainer starts."
-            yield Group(
-                _header(state), *(Text(line, style="yellow") for line in (text, *state.notes))
-            )
+        if not self.state.rows:
+            yield self._waiting()
             return
-        column = width // 2 if width >= _WIDE else width
-        setup = run_setup(state.settings)
-        span = "" if setup is None else ", {:g} to {:g}".format(*score_range(setup.spec))
-        levels = self.levels or (
-            {"attainable": setup.spec.attainable} if setup and setup.spec.attainable else {}
-        )
-        curve = _curve(state, column - 4, min(max((height or 40) // 5, 4), 12))
-        beside = Text(
-            "  ".join(f"{name} {shown(level)}" for name, level in levels.items()), style="dim"
-        )
-        score = _panel(
-            f"score, mean of the training games{span}", Group(curve, *([beside] if levels else []))
-        )
-        figures = _panel(
-            f"means of the last {WINDOW} steps; curves: the whole run", _figures(state, column - 4)
-        )
-        alarms = _panel("alarms", _alarms(state))
-        phases = _panel(f"seconds a step, last {WINDOW}", _phases(state))
-        parts: list[RenderableType] = [score, alarms, figures, phases]
-        parts = parts[self.first % len(parts) :] + parts[: self.first % len(parts)]
-        if width >= _WIDE:
-            body = Table.grid(expand=True)
-            body.add_column(ratio=1)
-            body.add_column(ratio=1)
-            body.add_row(Group(score, phases, alarms), figures)
-            parts = [body]
-        parts = [_header(state), *parts]
+        width = options.max_width
+        height = options.height
+        if height is None and console.is_terminal:
+            height = console.size.height
+        parts = [_header(self.state), *self._body(width, height)]
         lines = console.render_lines(Group(*parts), options.update(height=None))
         if height is None or len(lines) <= height:
             yield from parts
@@ -106,45 +107,111 @@ class RunScreen:
         for line in lines[: height - 1]:
             yield from line
             yield Segment.line()
-        more = f"{len(lines) - height + 1} more lines; tab brings the next panel up, q leaves"
+        num_hidden = len(lines) - height + 1
+        more = f"{num_hidden} more lines; tab brings the next panel up, q leaves"
         yield Text(more, style="yellow", no_wrap=True, overflow="ellipsis", end="")
+
+    def _waiting(self) -> RenderableType:
+        """Return the frame before the first step."""
+        text = "No run there yet; it appears when the trainer starts."
+        if self.state.is_there:
+            text = "No step yet: waiting for the trainer's first one."
+        lines = [Text(line, style="yellow") for line in (text, *self.state.notes)]
+        return Group(_header(self.state), *lines)
+
+    def _body(self, width: int, height: int | None) -> list[RenderableType]:
+        """Return the panels, side by side where there is room."""
+        state = self.state
+        is_wide = width >= _WIDE
+        inner_width = (width // 2 if is_wide else width) - _BORDER
+        curve_height = (height or _UNKNOWN_HEIGHT) // 5
+        curve_height = min(max(curve_height, _LEAST_CURVE), _MOST_CURVE)
+        score = self._score_panel(inner_width, curve_height)
+        alarms = _panel("alarms", _alarms(state))
+        figures = _panel(
+            f"means of the last {WINDOW} steps; curves: the whole run",
+            _figures(state, inner_width),
+        )
+        phases = _panel(f"seconds a step, last {WINDOW}", _phases(state))
+        if is_wide:
+            grid = Table.grid(expand=True)
+            grid.add_column(ratio=1)
+            grid.add_column(ratio=1)
+            grid.add_row(Group(score, phases, alarms), figures)
+            return [grid]
+        panels: list[RenderableType] = [score, alarms, figures, phases]
+        first = self.first % len(panels)
+        return panels[first:] + panels[:first]
+
+    def _score_panel(self, width: int, height: int) -> Panel:
+        """Return the score's curve, with the levels to hold it against below."""
+        title = "score, mean of the training games"
+        levels = dict(self.levels)
+        setup = run_setup(self.state.settings)
+        if setup is not None:
+            least, greatest = score_range(setup.spec)
+            title += f", {least:g} to {greatest:g}"
+            if not levels and setup.spec.attainable:
+                levels = {ATTAINABLE: setup.spec.attainable}
+        content = _curve(self.state, width, height)
+        if levels:
+            texts = [f"{name} {shown(level)}" for name, level in levels.items()]
+            content = Group(content, Text("  ".join(texts), style="dim"))
+        return _panel(title, content)
 
 
 def _header(state: RunState) -> RenderableType:
     """Return name, progress, versions and whether the trainer is there."""
+    parts: list[RenderableType] = [_title(state)]
+    if state.rows:
+        parts += [_progress(state), _trainer(state)]
+        if state.max_steps:
+            # The bar alone leaves its line open.
+            grid = Table.grid(expand=True)
+            completed = min(state.step, state.max_steps)
+            grid.add_row(ProgressBar(total=state.max_steps, completed=completed))
+            parts.append(grid)
+    return Group(*parts)
+
+
+def _title(state: RunState) -> Text:
+    """Return the run's name with its environment, preset, players and model."""
     settings = state.settings
+    num_players = settings.get("HANABI_PLAYERS")
+    model = str(settings.get("MODEL") or "").rstrip("/").rpartition("/")[2]
     facts = (
         settings.get("HANABI_ENV"),
         settings.get("HANABI_PRESET"),
-        f"{settings['HANABI_PLAYERS']} players" if settings.get("HANABI_PLAYERS") else None,
-        str(settings.get("MODEL") or "").rstrip("/").rpartition("/")[2],
+        f"{num_players} players" if num_players else None,
+        model,
     )
-    title = Text.assemble(
-        (state.name, "bold"), ("  " + " · ".join(visible(str(one)) for one in facts if one), "dim")
-    )
-    line = Text()
-    if state.rows:
-        line.append(
-            f"step {state.step}" + (f"/{state.max_steps}" if state.max_steps else ""), style="bold"
-        )
-        line.append(f"  games by version {state.version}")
-        if state.checkpoints:
-            line.append(f"  checkpoint {state.checkpoints[-1]}")
-        if state.step_seconds is not None:
-            line.append(f"  {state.step_seconds:.1f} s a step")
-        if state.seconds_left and state.trainer:
-            line.append(f"  {duration(state.seconds_left)} left")
-        who = f"trainer: {state.trainer}" if state.trainer else "trainer not running"
-        line.append(f"\n{who}", style="green" if state.trainer else "yellow")
-        if state.age is not None:
-            line.append(f"  last step {duration(state.age)} ago")
-    parts: list[RenderableType] = [title, *([line] if line.plain else [])]
-    if state.rows and state.max_steps:
-        # The bar alone leaves its line open.
-        grid = Table.grid(expand=True)
-        grid.add_row(ProgressBar(total=state.max_steps, completed=min(state.step, state.max_steps)))
-        parts.append(grid)
-    return Group(*parts)
+    texts = [visible(str(fact)) for fact in facts if fact]
+    return Text.assemble((state.name, "bold"), ("  " + " · ".join(texts), "dim"))
+
+
+def _progress(state: RunState) -> Text:
+    """Return e.g. "step 3/10  games by version 2  checkpoint 3  2.0 s a step  0:00:14 left"."""
+    of_steps = f"/{state.max_steps}" if state.max_steps else ""
+    line = Text(f"step {state.step}{of_steps}", style="bold")
+    facts = [f"games by version {state.version}"]
+    if state.checkpoints:
+        facts.append(f"checkpoint {state.checkpoints[-1]}")
+    if state.step_seconds is not None:
+        facts.append(f"{state.step_seconds:.1f} s a step")
+    if state.seconds_left and state.trainer:
+        facts.append(f"{duration(state.seconds_left)} left")
+    return Text.assemble(line, *(f"  {fact}" for fact in facts))
+
+
+def _trainer(state: RunState) -> Text:
+    """Return which process trains, and when it made its last step."""
+    if state.trainer:
+        line = Text(f"trainer: {state.trainer}", style="green")
+    else:
+        line = Text("trainer not running", style="yellow")
+    if state.age is None:
+        return line
+    return Text.assemble(line, f"  last step {duration(state.age)} ago")
 
 
 def _panel(title: str, content: RenderableType) -> Panel:
@@ -152,58 +219,77 @@ def _panel(title: str, content: RenderableType) -> Panel:
 
 
 def _curve(state: RunState, width: int, height: int) -> RenderableType:
-    """Return the trailing means with their scale, so that the noise of a step does not hide the
-    curve.
+    """Return the score's trailing means with their scale.
+
+    The noise of single steps would hide the curve.
+
+    Args:
+        state: The run.
+        width: Characters of a line.
+        height: Lines of the curve.
     """
     steps, values = series(state.rows, SCORE)
     if not values:
         return Text("no value yet", style="dim")
-    means = trailing_mean(values, 9)
-    labels = [shown(max(means)), *[""] * (height - 2), shown(min(means))]
-    margin = max(map(len, labels)) + 1
-    room = max(4, width - margin)
-    points = list(zip(bin_means(steps, 2 * room), bin_means(means, 2 * room), strict=True))
-    lines = [
-        Text.assemble((f"{label:>{margin - 1}} ", "dim"), (line, "cyan"), no_wrap=True)
-        for label, line in zip(labels, braille_curve(points, room, height), strict=True)
-    ]
-    ends = f"{'':{margin}}step {steps[0]}{steps[-1]:>{max(1, room - len(f'step {steps[0]}'))}}"
-    return Group(*lines, Text(ends, style="dim", no_wrap=True))
+    means = trailing_mean(values, _CURVE_SMOOTH)
+    highest = shown(max(means))
+    lowest = shown(min(means))
+    labels = [highest, *[""] * (height - 2), lowest]
+    label_width = max(len(highest), len(lowest))
+    room = max(_LEAST_CURVE_WIDTH, width - label_width - 1)
+    num_points = _DOT_COLUMNS * room
+    points = list(zip(bin_means(steps, num_points), bin_means(means, num_points), strict=True))
+    lines = []
+    for label, dots in zip(labels, braille_curve(points, room, height), strict=True):
+        lines.append(
+            Text.assemble((f"{label:>{label_width}} ", "dim"), (dots, "cyan"), no_wrap=True)
+        )
+    first_step = f"step {steps[0]}"
+    last_width = max(1, room - len(first_step))
+    scale = f"{'':{label_width + 1}}{first_step}{steps[-1]:>{last_width}}"
+    return Group(*lines, Text(scale, style="dim", no_wrap=True))
 
 
 def braille_curve(points: Sequence[tuple[float, float]], width: int, height: int) -> list[str]:
-    """Return a curve through points (x, y), x ascending, as `height` lines of `width` characters of
-    2 x 4 dots.
+    """Return a curve as lines of braille characters, each of 2 x 4 dots; rich has no such thing.
 
-    It goes from the lowest to the highest y; rich has no such thing.
+    The curve goes from the lowest to the highest y.
+
+    Args:
+        points: Points (x, y), x ascending.
+        width: Characters of a line.
+        height: Number of lines.
 
     Example:
         braille_curve([(0, 0.0), (1, 1.0)], 2, 1) == ["⡠⠊"]
     """
+    left = min(x for x, _ in points)
+    right = max(x for x, _ in points)
+    low = min(y for _, y in points)
+    high = max(y for _, y in points)
+    last_column = _DOT_COLUMNS * width - 1
+    last_row = _DOT_ROWS * height - 1
+    dots = []
+    for x, y in points:
+        column = round((x - left) / ((right - left) or 1) * last_column)
+        row = round((high - y) / ((high - low) or 1) * last_row)
+        dots.append((column, row))
     cells = [[0] * width for _ in range(height)]
-    (left, right), (low, high) = (
-        (min(values), max(values)) for values in zip(*points, strict=True)
-    )
-    dots = [
-        (
-            round((x - left) / ((right - left) or 1) * (2 * width - 1)),
-            round((high - y) / ((high - low) or 1) * (4 * height - 1)),
-        )
-        for x, y in points
-    ]
-    for before, now in pairwise(dots[:1] + dots):
-        steps = max(abs(now[0] - before[0]), abs(now[1] - before[1]), 1)
-        for step in range(1, steps + 1):
-            column, row = (
-                round(a + (b - a) * step / steps) for a, b in zip(before, now, strict=True)
-            )
-            cells[row // 4][column // 2] |= _DOTS[column % 2][row % 4]
-    return ["".join(chr(0x2800 + cell) for cell in line) for line in cells]
+    # The first point is joined with itself, so that a single one is drawn too.
+    for before, now in pairwise([dots[0], *dots]):
+        num_steps = max(abs(now[0] - before[0]), abs(now[1] - before[1]), 1)
+        for step in range(1, num_steps + 1):
+            column = round(before[0] + (now[0] - before[0]) * step / num_steps)
+            row = round(before[1] + (now[1] - before[1]) * step / num_steps)
+            dot = _DOTS[column % _DOT_COLUMNS][row % _DOT_ROWS]
+            cells[row // _DOT_ROWS][column // _DOT_COLUMNS] |= dot
+    return ["".join(chr(_BRAILLE + cell) for cell in line) for line in cells]
 
 
 def spark_line(values: Sequence[float], width: int) -> str:
-    """Return one row of blocks from the lowest to the highest value; of more values than
-    characters, means.
+    """Return one row of blocks from the lowest to the highest value.
+
+    Of more values than characters, means are drawn.
 
     Example:
         spark_line([0.0, 7.0], 8) == "▁█"
@@ -211,75 +297,98 @@ def spark_line(values: Sequence[float], width: int) -> str:
     if not values:
         return ""
     means = bin_means(values, width)
-    low, high = min(means), max(means)
-    return "".join(
-        _BLOCKS[round((mean - low) / ((high - low) or 1) * (len(_BLOCKS) - 1))] for mean in means
-    )
+    low = min(means)
+    span = (max(means) - low) or 1
+    highest_block = len(_BLOCKS) - 1
+    return "".join(_BLOCKS[round((mean - low) / span * highest_block)] for mean in means)
 
 
 def _figures(state: RunState, width: int) -> Group:
-    prefixes = {name: f"{name}/" for name in players(state.rows)}
+    """Return the table of the team's figures and that of the players'."""
+    prefix_of_player = {name: f"{name}/" for name in players(state.rows)}
     return Group(
         _figure_table(state, {"team": ""}, team_figures(state.rows), width),
-        _figure_table(state, prefixes, player_figures(state.rows), width),
+        _figure_table(state, prefix_of_player, player_figures(state.rows), width),
     )
 
 
 def _figure_table(
-    state: RunState, columns: Mapping[str, str], figures: Mapping[str, str], width: int
+    state: RunState, prefixes: Mapping[str, str], titles: Mapping[str, str], width: int
 ) -> Table:
-    """Return a row a figure, and a column for each prefix of their names, with its curve where
-    there is room.
+    """Return a table with a row per figure, and its curves where there is room.
+
+    Args:
+        state: The run.
+        prefixes: Prefix of the metrics of each column, by the column's heading.
+        titles: Title of each figure.
+        width: Characters of a line.
     """
-    spark = min((width - _TITLE) // max(1, len(columns)) - _VALUE - 3, _MOST_SPARK)
-    spark = spark if spark >= _LEAST_SPARK else 0
+    room_of_column = (width - _TITLE_WIDTH) // max(1, len(prefixes))
+    spark_width = min(room_of_column - _VALUE_WIDTH - _PADDING, _MOST_SPARK)
+    has_sparks = spark_width >= _LEAST_SPARK
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
-    table.add_column("", width=_TITLE, no_wrap=True)
-    for title in columns:
-        table.add_column(title, justify="right", no_wrap=True, width=_VALUE)
-        if spark:
-            table.add_column("", no_wrap=True, width=spark, style="cyan")
-    for name, title in [*figures.items()][:_MOST_FIGURES]:
+    table.add_column("", width=_TITLE_WIDTH, no_wrap=True)
+    for heading in prefixes:
+        table.add_column(heading, justify="right", no_wrap=True, width=_VALUE_WIDTH)
+        if has_sparks:
+            table.add_column("", no_wrap=True, width=spark_width, style="cyan")
+    for figure, title in list(titles.items())[:_MOST_FIGURES]:
         cells = []
-        for prefix in columns.values():
-            cells.append(shown(recent(state.rows, prefix + name)))
-            cells += [spark_line(series(state.rows, prefix + name)[1], spark)] if spark else []
+        for prefix in prefixes.values():
+            metric = f"{prefix}{figure}"
+            cells.append(shown(recent(state.rows, metric)))
+            if has_sparks:
+                _, values = series(state.rows, metric)
+                cells.append(spark_line(values, spark_width))
         table.add_row(title, *cells)
     return table
 
 
 def _phases(state: RunState) -> RenderableType:
-    found = recent_phases(state.rows)
-    if not found:
+    """Return the phases of a step as bars one after another."""
+    seconds_of_phases = recent_phases(state.rows)
+    if not seconds_of_phases:
         return Text("no times in these rows", style="dim")
     table = Table.grid(padding=(0, 1), expand=True)
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(ratio=1)
-    total, begin = sum(found.values()), 0.0
-    for name, seconds in found.items():
-        bar = Bar(size=total or 1.0, begin=begin, end=begin + seconds, color=_PHASE_STYLES[name])
+    total = sum(seconds_of_phases.values()) or 1.0
+    begin = 0.0
+    for name, seconds in seconds_of_phases.items():
+        end = begin + seconds
+        bar = Bar(size=total, begin=begin, end=end, color=_PHASE_STYLES[name])
         table.add_row(name, f"{seconds:.2f}", bar)
-        begin += seconds
+        begin = end
     return table
 
 
 def _alarms(state: RunState) -> RenderableType:
+    """Return the raised alarms, the last incidents, and what could not be read."""
     lines = []
-    for one in state.readings[: len(state.raised)]:
-        of = f"{visible(one.subject)}: " if one.subject else ""
-        told = f"{of}{one.alarm.title}, since step {state.raised[one.key]}"
-        lines.append(Text.assemble((f"{one.alarm.name}: ", "bold red"), told))
-    lines = lines or [Text("none is raised", style="green")]
-    counts = {
-        kind: count
-        for kind, count in state.incident_counts.items()
-        if kind not in ("alarm", "alarm_over")
-    }
-    if counts:
-        words = ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items()))
-        lines.append(Text(f"incidents: {words}", style="yellow"))
-    for incident in [one for one in state.incidents if one.kind in counts][-2:]:
-        text = f"{clock(incident.time)} {incident.kind}: {' '.join(incident.message.split())}"
+    for reading in state.readings[: len(state.raised)]:
+        subject = f"{visible(reading.subject)}: " if reading.subject else ""
+        message = f"{subject}{reading.alarm.title}, since step {state.raised[reading.key]}"
+        lines.append(Text.assemble((f"{reading.alarm.name}: ", "bold red"), message))
+    if not lines:
+        lines.append(Text("none is raised", style="green"))
+    lines += _incident_lines(state)
+    lines += [Text(note, style="yellow") for note in state.notes]
+    return Group(*lines)
+
+
+def _incident_lines(state: RunState) -> list[Text]:
+    """Return the counts of incidents and the last ones."""
+    incidents = [incident for incident in state.incidents if incident.kind not in _ALARM_INCIDENTS]
+    if not incidents:
+        return []
+    counts = []
+    for kind, count in sorted(state.incident_counts.items()):
+        if kind not in _ALARM_INCIDENTS:
+            counts.append(f"{kind} {count}")
+    lines = [Text(f"incidents: {', '.join(counts)}", style="yellow")]
+    for incident in incidents[-_MOST_INCIDENTS:]:
+        message = " ".join(incident.message.split())
+        text = f"{clock(incident.time)} {incident.kind}: {message}"
         lines.append(Text(text, no_wrap=True, overflow="ellipsis"))
-    return Group(*lines, *(Text(note, style="yellow") for note in state.notes))
+    return lines

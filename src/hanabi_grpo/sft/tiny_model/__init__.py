@@ -1,5 +1,4 @@
-"""The model of machines without a GPU: a small Qwen3 architecture that this package makes itself,
-for any environment.
+"""The model of machines without a GPU: a small Qwen3 that this package makes for any environment.
 
 - `tokenizer`: one token per word, with a ChatML template.
 - `recipe`: everything that the result depends on, the games that it learns from, and its hash.

@@ -20,6 +20,9 @@ from hanabi_grpo.sft.tiny_model.recipe import Recipe
 TINY_MANIFEST = "tiny_model.json"
 """In a tiny model's folder: the recipe that made it."""
 _PACKAGES = ("hanabi-grpo", "torch", "transformers", "open_spiel")
+"""Packages whose versions the manifest names."""
+_SHIPPED_DEDUCTIONS = "possible"
+"""HANABI_DEDUCTIONS of the prompts that the shipped model has learned from."""
 _CARD = """\
 ---
 license: apache-2.0
@@ -28,8 +31,8 @@ tags: [{env}, grpo]
 
 # A tiny {title} player
 
-It has watched noisy scripts: it mostly moves legally and plays badly, which is what a run starts from on a \
-machine without a GPU. It knows the words of its presets and nothing else.
+It has learned from games of noisy scripts: it mostly moves legally and plays badly, which is what \
+a run starts from on a machine without a GPU. It knows the words of its presets and nothing else.
 
 | | |
 |---|---|
@@ -46,11 +49,17 @@ This makes it again; another processor, version or number of threads may round s
 
 
 def build_tiny_model(out: Path, recipe: Recipe, *, force: bool = False) -> Path:
-    """Make a folder with the model, its tokenizer, a card and a manifest, unless the same recipe
-    made it already.
+    """Make a folder with the model, its tokenizer, a card and a manifest.
 
-    It is complete or absent. `force` makes it even if it is complete, and replaces a folder of
-    another kind.
+    A folder that the same recipe made is kept. The folder is complete or absent.
+
+    Args:
+        out: The folder.
+        recipe: What the model is made from.
+        force: Make it even if it is complete, and replace a folder of another kind.
+
+    Returns:
+        The folder.
 
     Raises:
         HanabiGrpoError: A preset is unknown or not for this number of players.
@@ -67,78 +76,85 @@ def build_tiny_model(out: Path, recipe: Recipe, *, force: bool = False) -> Path:
     if out.exists() and not out.is_dir():
         raise RunFolderError(f"{out}: is a file; choose a folder for the tiny model.")
     if not force and out.exists() and any(out.iterdir()):
-        problem = _problem_of(out, recipe_hash)
-        if problem is None:
+        reason = _reason_to_rebuild(out, recipe_hash)
+        if reason is None:
             console.print(f"tiny model: {out} is there already (recipe {recipe_hash})")
             return out
-        console.print(f"tiny model: {out} is built again: {problem}")
+        console.print(f"tiny model: {out} is built again: {reason}")
     with new_folder(out) as folder:
         with Progress(console=console) as progress:
             trained_model(chat, recipe, progress).save_pretrained(folder)
         chat.tokenizer.save_pretrained(folder)
-        made: dict[str, Any] = {
-            "python": platform.python_version(),
-            **{name: version(name) for name in _PACKAGES},
-        }
+        made_with: dict[str, Any] = {"python": platform.python_version()}
+        for name in _PACKAGES:
+            made_with[name] = version(name)
         # Their number decides how sums are rounded.
-        made["threads"] = torch.get_num_threads()
-        (folder / "README.md").write_text(_card(recipe, folder, made), encoding="utf-8")
-        facts = {"recipe_hash": recipe_hash, "recipe": asdict(recipe), "made_with": made}
+        made_with["threads"] = torch.get_num_threads()
+        (folder / "README.md").write_text(_card(recipe, folder, made_with), encoding="utf-8")
+        facts = {"recipe_hash": recipe_hash, "recipe": asdict(recipe), "made_with": made_with}
         write_json_atomic(folder / TINY_MANIFEST, facts)
     console.print(f"tiny model: {out} (recipe {recipe_hash})")
     return out
 
 
 def check_shipped(folder: Path, *, legal_moves: bool, deductions: str) -> None:
-    """Say that the shipped model is there, and when it learned from other prompts than those to
-    come.
+    """Say that the shipped model is there, and warn where it has learned from other prompts.
+
+    Args:
+        folder: The shipped model.
+        legal_moves: HANABI_LEGAL_MOVES of the rollouts to come.
+        deductions: HANABI_DEDUCTIONS of the rollouts to come.
     """
-    make = tiny_model_command([LAPTOP], 2)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     manifest = json.loads((folder / TINY_MANIFEST).read_text(encoding="utf-8"))
     console.print(f"tiny model: {folder} is shipped (recipe {manifest['recipe_hash']})")
-    others = {"LEGAL_MOVES=true": legal_moves, f"DEDUCTIONS={deductions}": deductions != "possible"}
-    for name in (name for name, is_set in others.items() if is_set):
+    make = tiny_model_command([LAPTOP], 2)
+    other_prompts = []
+    if legal_moves:
+        other_prompts.append("LEGAL_MOVES=true")
+    if deductions != _SHIPPED_DEDUCTIONS:
+        other_prompts.append(f"DEDUCTIONS={deductions}")
+    for setting in other_prompts:
+        name, _, _ = setting.partition("=")
         console.print(
-            f"tiny model: {folder} has learned from other prompts than those of HANABI_{name}. "
-            "One that has learned "
-            f"from such: {make} --out outputs/tiny-laptop-{name.partition('=')[0].lower()}, then "
-            "MODEL=that folder"
+            f"tiny model: {folder} has learned from other prompts than those of HANABI_{setting}. "
+            f"One that has learned from such: {make} --out outputs/tiny-laptop-{name.lower()}, "
+            "then MODEL=that folder"
         )
 
 
-def _problem_of(out: Path, recipe_hash: str) -> str | None:
-    """Return why a folder that is there has to be built again; None where it is what the recipe
-    makes.
-    """
-    if not (out / TINY_MANIFEST).exists():
+def _reason_to_rebuild(out: Path, recipe_hash: str) -> str | None:
+    """Return why a folder must be built again; None where it is what the recipe makes."""
+    manifest = out / TINY_MANIFEST
+    if not manifest.exists():
         raise RunFolderError(
             f"{out}: holds something that this command did not make (no {TINY_MANIFEST}); choose "
-            "another folder, "
-            "or replace it with --force."
+            "another folder, or replace it with --force."
         )
-    made_by = json.loads((out / TINY_MANIFEST).read_text(encoding="utf-8")).get("recipe_hash")
-    return (
-        None
-        if made_by == recipe_hash
-        else f"it was made by another recipe ({made_by}, wanted {recipe_hash})"
-    )
+    made_by = json.loads(manifest.read_text(encoding="utf-8")).get("recipe_hash")
+    if made_by == recipe_hash:
+        return None
+    return f"it was made by another recipe ({made_by}, wanted {recipe_hash})"
 
 
-def _card(recipe: Recipe, folder: Path, made: Mapping[str, Any]) -> str:
+def _card(recipe: Recipe, folder: Path, made_with: Mapping[str, Any]) -> str:
     """Return the card in Markdown; the folder holds the weights already."""
     facts = {
         **asdict(recipe),
         "presets": ", ".join(recipe.presets),
-        "made with": ", ".join(f"{name} {value}" for name, value in made.items()),
+        "made with": ", ".join(f"{name} {value}" for name, value in made_with.items()),
         "sha256 of `model.safetensors`": f"`{file_sha256(folder / 'model.safetensors')}`",
     }
+    rows = [f"| {name} | {fact} |" for name, fact in facts.items()]
     make = tiny_model_command(recipe.presets, recipe.players, recipe.env)
+    command = (
+        f"OMP_NUM_THREADS={made_with['threads']} {make} --seed {recipe.seed} "
+        f"--steps {recipe.steps} --out FOLDER"
+    )
     return _CARD.format(
         env=recipe.env,
         title=recipe.env.capitalize(),
-        table="\n".join(f"| {name} | {fact} |" for name, fact in facts.items()),
-        command=f"OMP_NUM_THREADS={made['threads']} {make} --seed {recipe.seed} --steps "
-        f"{recipe.steps} --out FOLDER",
+        table="\n".join(rows),
+        command=command,
         manifest=TINY_MANIFEST,
     )

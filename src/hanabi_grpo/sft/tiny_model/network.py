@@ -13,9 +13,19 @@ from hanabi_grpo.sft.samples import Sample, length_batches, padded, reply_logits
 from hanabi_grpo.sft.tiny_model.recipe import Recipe
 from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 
+_BETAS = (0.9, 0.98)
+"""Of AdamW."""
+_MAX_GRAD_NORM = 1.0
+
 
 def trained_model(chat: ChatFormat, recipe: Recipe, progress: Progress) -> Any:
-    """Return the model that a recipe makes; `chat` is that of `Recipe.chat`."""
+    """Return the model that a recipe makes.
+
+    Args:
+        chat: That of `Recipe.chat`.
+        recipe: What the model is made from.
+        progress: Shows the games and the steps.
+    """
     samples: list[Sample] = []
     bar = progress.add_task("games of the teacher", total=recipe.num_games * len(recipe.presets))
     for setup in recipe.setups():
@@ -32,7 +42,7 @@ def trained_model(chat: ChatFormat, recipe: Recipe, progress: Progress) -> Any:
 
 def untrained_model(tokenizer: Any) -> Any:
     """Return an untrained Qwen3 of about 0.6 M parameters in float32."""
-    ends = {
+    token_ids = {
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": None,
@@ -51,60 +61,77 @@ def untrained_model(tokenizer: Any) -> Any:
         # little for 200 steps.
         initializer_range=0.07,
         dtype="float32",
-        **ends,
+        **token_ids,
     )
     model = Qwen3ForCausalLM(config)
-    model.generation_config = GenerationConfig(**ends)
+    model.generation_config = GenerationConfig(**token_ids)
     return model
 
 
 def warm_start(model: Any, samples: Sequence[Sample], recipe: Recipe) -> Iterator[float]:
-    """Train `model` in place on the reply tokens of `samples`; yield the loss of each step.
+    """Train a model in place on the reply tokens of samples.
 
-    Single turns first, then whole conversations, as the recipe says. Two runs agree bit for bit
-    only with the same number of threads."""
+    Single turns come first, then whole conversations, as the recipe says. Two runs agree bit for
+    bit only with the same number of threads.
+
+    Args:
+        model: The model.
+        samples: Conversations.
+        recipe: Steps, learning rate and batch size.
+
+    Yields:
+        The loss of each step, in nats per reply token.
+    """
     share_prefixes(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=_BETAS)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, recipe.learning_rate, total_steps=recipe.steps
     )
     model.train()
-    turns = (
-        [turn for sample in samples for turn in single_turns(sample)]
-        if recipe.single_turn_share
-        else [*samples]
-    )
-    # As many replies a step as in the second part.
-    one_by_one = length_batches(
-        turns, recipe.seed, round(recipe.batch_size * len(turns) / len(samples))
-    )
-    conversations = length_batches(samples, recipe.seed, recipe.batch_size)
+    turns = list(samples)
+    if recipe.single_turn_share:
+        turns = []
+        for sample in samples:
+            turns += single_turns(sample)
+    # A step has as many replies as in the second part.
+    turns_per_step = round(recipe.batch_size * len(turns) / len(samples))
+    batches_of_turns = length_batches(turns, recipe.seed, turns_per_step)
+    batches_of_conversations = length_batches(samples, recipe.seed, recipe.batch_size)
+    num_single_turn_steps = recipe.single_turn_share * recipe.steps
     for step in range(1, recipe.steps + 1):
-        batch = next(
-            one_by_one if step <= recipe.single_turn_share * recipe.steps else conversations
-        )
+        is_single_turn = step <= num_single_turn_steps
+        batch = next(batches_of_turns if is_single_turn else batches_of_conversations)
         logits, targets = reply_logits(model, *padded(batch))
         loss = torch.nn.functional.cross_entropy(logits, targets)
         optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), _MAX_GRAD_NORM)
         optimizer.step()
         schedule.step()
         yield float(loss.detach())
 
 
 def single_turns(sample: Sample) -> list[Sample]:
-    """Return each turn of a Hanabi conversation as one of its own.
+    """Return each turn of a Hanabi conversation as a conversation of its own.
 
-    The two start alike only where there is no system message and line breaks cost no token.
+    The first turn and the others start alike only where there is no system message and line breaks
+    cost no token.
     """
+    turns = []
+    start = 0
+    for end in _ends_of_replies(sample):
+        turn = replace(sample, ids=sample.ids[start:end], is_reply=sample.is_reply[start:end])
+        turns.append(turn)
+        start = end
+    return turns
+
+
+def _ends_of_replies(sample: Sample) -> list[int]:
+    """Return the position behind the last token of each learned reply."""
     last = len(sample.ids) - 1
-    ends = [
-        at + 1
-        for at, own in enumerate(sample.is_reply)
-        if own and (at == last or not sample.is_reply[at + 1])
-    ]
-    return [
-        replace(sample, ids=sample.ids[start:end], is_reply=sample.is_reply[start:end])
-        for start, end in zip([0, *ends], ends, strict=False)
-    ]
+    ends = []
+    for position, is_reply in enumerate(sample.is_reply):
+        is_last_token = position == last or not sample.is_reply[position + 1]
+        if is_reply and is_last_token:
+            ends.append(position + 1)
+    return ends

@@ -1,6 +1,4 @@
-"""What a tiny model is made from: the words, the games that it learns from, and the hash of it
-all.
-"""
+"""What a tiny model is made from: its words, the games that it learns from, and the hash of all."""
 
 import hashlib
 import json
@@ -8,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from hanabi_grpo.agents.script import make_script
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Policy, Setup
 from hanabi_grpo.envs.recording import Recording
@@ -15,7 +14,6 @@ from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.envs.workflows.environment import WORKFLOWS
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat
-from hanabi_grpo.rollout.loop import make_script
 from hanabi_grpo.rollout.vocabulary import game_words
 from hanabi_grpo.settings.game import HANABI
 from hanabi_grpo.sft.encoding import Encoder
@@ -25,10 +23,10 @@ from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 from hanabi_grpo.types import ReplyKind
 
 _VERSION = 1
-"""Raised when the architecture, the loss or the schedule changes, none of which a probe of the data
-would show.
-"""
+"""Raised when architecture, loss or schedule changes, which no probe of the data would show."""
 _NO_LIMIT = 1 << 30
+"""Tokens of a conversation: more than any game has."""
+_HASH_CHARACTERS = 16
 _WORD_GAMES = 500
 """Random games from which the words of an environment are read."""
 _TURNS = 96
@@ -40,8 +38,9 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "sokoban": {"num_games": 12000, "steps": 1200},
     **{name: {"num_games": 6000, "steps": 500} for name in WORKFLOWS},
 }
-"""Fields of a recipe that an environment has of its own; a Hanabi observation is the whole
-state.
+"""Fields of a recipe that an environment has of its own.
+
+Single turns suit Hanabi because an observation there is the whole state.
 """
 
 
@@ -55,15 +54,14 @@ class Recipe:
 
     env: str = HANABI
     presets: tuple[str, ...] = ("laptop",)
-    """In the order in which their words are numbered; one of another environment is e.g.
-    "kuhn_poker:kuhn_poker".
+    """In the order in which their words are numbered.
+
+    One of another environment has its name in front, e.g. "kuhn_poker:kuhn_poker".
     """
     players: int = 2
     """Where the environment's config has such a field, and likewise the next one."""
     legal_moves: bool = False
-    """Whether the prompts that it learns from list the legal moves; as in the rollouts to come
-    (HANABI_LEGAL_MOVES).
-    """
+    """True where the prompts list the legal moves, as in the rollouts (HANABI_LEGAL_MOVES)."""
     deductions: str = "possible"
     """What the prompts work out (HANABI_DEDUCTIONS)."""
     seed: int = 0
@@ -73,8 +71,9 @@ class Recipe:
     num_games: int = 2000
     """Of each preset."""
     noise: float = 0.4
-    """Share of the teacher's actions that are random; they are learnt as well, so the start is
-    legal but mediocre.
+    """Share of the teacher's actions that are random.
+
+    They are learned as well, so the model moves legally and plays badly.
     """
     batch_size: int = 18
     """Conversations of one step."""
@@ -84,114 +83,150 @@ class Recipe:
 
     @classmethod
     def of(cls, env: str, **fields: Any) -> "Recipe":
-        """Return the recipe of an environment; a field that is None has its default."""
-        given = {name: value for name, value in fields.items() if value is not None}
-        own = {"noise": registry.get(env).teacher_noise, **_DEFAULTS.get(env, {})}
-        if next(iter(registry.get(env).presets.values())).window is not None:
+        """Return the recipe of an environment.
+
+        Args:
+            env: The environment.
+            fields: Fields of the recipe; one that is None has its default.
+        """
+        environment = registry.get(env)
+        values = {"noise": environment.teacher_noise, **_DEFAULTS.get(env, {})}
+        first_preset = next(iter(environment.presets.values()))
+        if first_preset.window is not None:
             # A conversation has one reply there; so a step learns about as many as elsewhere.
-            own.setdefault("batch_size", _TURNS)
-        return cls(env=env, **{**own, **given})
+            values.setdefault("batch_size", _TURNS)
+        for name, value in fields.items():
+            if value is not None:
+                values[name] = value
+        return cls(env=env, **values)
 
     def setups(self) -> list[Setup[Any]]:
-        """Return what is played; a HanabiGrpoError: a preset is unknown or not for this number of
-        players.
+        """Return the games that are played.
+
+        Raises:
+            HanabiGrpoError: A preset is unknown or not for this number of players.
         """
         fields = {
             "players": self.players,
             "legal_moves": self.legal_moves,
             "observation": "compact",
+            "deductions": self.deductions,
         }
-        fields |= {"deductions": self.deductions}
-        found, unknown = [], []
+        setups = []
+        problems = []
         for name in self.presets:
             env, _, preset = name.rpartition(":")
             environment = registry.get(env or self.env)
-            given = {
-                name: value
-                for name, value in fields.items()
-                if name in environment.Config.model_fields
+            if preset not in environment.presets:
+                known = ", ".join(environment.presets)
+                problems.append(f"--preset {name}: {environment.name} has {known}.")
+                continue
+            given = {}
+            for field, value in fields.items():
+                if field in environment.Config.model_fields:
+                    given[field] = value
+            config = {
+                **environment.presets[preset].model_dump(),
+                **environment.Config.defaults("cpu", given),
+                **given,
+                "preset": preset,
             }
-            given = {**environment.Config.defaults("cpu", given), **given, "preset": preset}
-            if preset in environment.presets:
-                found.append(
-                    registry.setup(
-                        environment.name, environment.presets[preset].model_dump() | given
-                    )
-                )
-            else:
-                unknown.append(
-                    f"--preset {name}: {environment.name} has {', '.join(environment.presets)}."
-                )
-        if unknown:
-            raise SettingsError(" ".join(unknown))
-        return found
+            setups.append(registry.setup(environment.name, config))
+        if problems:
+            raise SettingsError(" ".join(problems))
+        return setups
 
     def chat(self) -> ChatFormat:
         """Return the chat format of a tokenizer that knows the words of all presets."""
         return ChatFormat.from_tokenizer(build_tokenizer(self._words()))
 
     def samples(self, setup: Setup[Any], chat: ChatFormat, num_games: int) -> Iterator[Sample]:
-        """Play games of the teachers in turn; yield a sample per player that had a turn, every
-        legal reply learned.
+        """Play games of the teachers in turn, every legal reply learned.
+
+        Args:
+            setup: The game.
+            chat: The chat format of the model.
+            num_games: Number of games.
+
+        Yields:
+            A sample for each player that had a turn.
         """
         encoder = Encoder(
             setup=setup, chat=chat, max_model_len=_NO_LIMIT, max_completion_length=_NO_LIMIT // 2
         )
         teachers = _teachers(setup, self.noise)
         for number, start in enumerate(starts_of(self.seed, num_games)):
-            policies = dict.fromkeys(
-                range(setup.spec.num_players), teachers[number % len(teachers)]
-            )
+            teacher = teachers[number % len(teachers)]
+            policies = dict.fromkeys(range(setup.spec.num_players), teacher)
             episode = play_scripts(setup.task(SUITE, start), policies)
             is_taught = [turn.kind is ReplyKind.LEGAL for turn in episode.turns]
             yield from encoder.samples(Recording(episode=episode), is_taught)
 
     def hash(self, chat: ChatFormat) -> str:
-        """Return a short sha256 over the recipe, its words and the first conversation of each
-        preset.
-        """
-        probes = [list(next(self.samples(setup, chat, 1)).ids) for setup in self.setups()]
+        """Return a short sha256 over the recipe, its words and each preset's first conversation."""
+        probes = []
+        for setup in self.setups():
+            first_sample = next(self.samples(setup, chat, 1))
+            probes.append(list(first_sample.ids))
         fields = asdict(self)
         if self.deductions == "possible":
-            # As before there were others.
+            # Left out, so that models from before there were others keep their hash.
             del fields["deductions"]
         if self.env == HANABI:
-            # Spelt so that a recipe of one board has the same hash in every version of the package.
+            # Spelled so that a recipe of one board has the same hash in every version of the
+            # package.
             del fields["env"]
-            first, *others = fields.pop("presets")
-            fields |= {"preset": first, "more_presets": others} if others else {"preset": first}
+            first_preset, *more_presets = fields.pop("presets")
+            fields["preset"] = first_preset
+            if more_presets:
+                fields["more_presets"] = more_presets
         text = json.dumps([_VERSION, fields, [list(self._words()), *probes]], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return hashlib.sha256(text.encode()).hexdigest()[:_HASH_CHARACTERS]
 
     def _words(self) -> tuple[str, ...]:
         """Return the words of all presets, in the order in which the tokenizer numbers them."""
         from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
 
+        # A dict keeps the order of first appearance.
         words: dict[str, None] = {}
         for setup in self.setups():
             if setup.env == HANABI:
-                # In the order of the shipped tokenizer, which random games would not meet them in.
-                words |= dict.fromkeys(
-                    compact_vocabulary(setup.config.spec(), setup.config.deductions)
-                )
+                # In the order of the shipped tokenizer, in which random games would not meet them.
+                vocabulary = compact_vocabulary(setup.config.spec(), setup.config.deductions)
             else:
-                words |= dict.fromkeys(game_words(setup, num_games=_WORD_GAMES))
+                vocabulary = game_words(setup, num_games=_WORD_GAMES)
+            words |= dict.fromkeys(vocabulary)
         return tuple(words)
 
 
 def _teachers(setup: Setup[Any], noise: float) -> list[Policy]:
-    """Return who plays in turn: in Hanabi the hint bot, else the environment's `teachers`.
+    """Return the policies that play in turn.
 
-    Where it names none: random play in every other game, else its scripts.
+    In Hanabi it is the hint bot, elsewhere the environment's `teachers`. Where it names none, it is
+    random play in every other game, else its scripts.
     """
     if setup.env == HANABI:
         # It draws its noise itself, as when the shipped model was made.
         from hanabi_grpo.envs.hanabi.policies.rule_bots import rule_bot
 
         return [rule_bot("hint-bot", noise)]
-    scripts = setup.environment.teachers or [
-        name for name in setup.environment.policies if name != "random"
-    ]
-    if "random" in setup.environment.policies and not setup.environment.teachers:
-        scripts = [name for script in scripts for name in ("random", script)] or ["random"]
-    return [NoisyPolicy(inner=make_script(setup, name).policy, noise=noise) for name in scripts]
+    policies: list[Policy] = []
+    for name in _teacher_names(setup):
+        script = make_script(setup, name).policy
+        policies.append(NoisyPolicy(inner=script, noise=noise))
+    return policies
+
+
+def _teacher_names(setup: Setup[Any]) -> list[str]:
+    environment = setup.environment
+    if environment.teachers:
+        return list(environment.teachers)
+    scripts = [name for name in environment.policies if name != "random"]
+    if "random" not in environment.policies:
+        return scripts
+    if not scripts:
+        return ["random"]
+    names = []
+    for script in scripts:
+        names += ["random", script]
+    return names

@@ -26,14 +26,14 @@ def build_tokenizer(vocabulary: Sequence[str]) -> Any:
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = dict.fromkeys(
-        (PAD, START, END, _UNKNOWN, *_THINK, "system", "user", "assistant", *vocabulary)
-    )
-    core = Tokenizer(
-        models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=_UNKNOWN)
-    )
+    special = (PAD, START, END)
+    roles = ("system", "user", "assistant")
+    # A dict keeps the order and drops what comes twice.
+    words = dict.fromkeys((*special, _UNKNOWN, *_THINK, *roles, *vocabulary))
+    numbers = {word: number for number, word in enumerate(words)}
+    core = Tokenizer(models.WordLevel(numbers, unk_token=_UNKNOWN))
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    core.add_special_tokens([AddedToken(word, special=True) for word in (PAD, START, END)])
+    core.add_special_tokens([AddedToken(word, special=True) for word in special])
     core.add_tokens([AddedToken(word, special=False) for word in _THINK])
     return PreTrainedTokenizerFast(
         tokenizer_object=core,

@@ -1,6 +1,4 @@
-"""Players without a model, by name: bots that are lists of rules; search over a bot; best responses
-to each other.
-"""
+"""Players without a model, by name: rule bots, search over a bot, best responses to each other."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,15 +10,19 @@ from hanabi_grpo.envs.hanabi.policies.search import Search
 
 Maker = Callable[[], base.Policy]
 _BOTS: Mapping[str, Maker] = {name: partial(rule_bot, name) for name in RULE_BOTS}
-_FIRST: Mapping[str, Maker] = {
+_BASELINES: Mapping[str, Maker] = {
     "random": base.random_policy,
-    **{name: _BOTS[name] for name in ("blind", "hint-bot")},
+    "blind": _BOTS["blind"],
+    "hint-bot": _BOTS["hint-bot"],
 }
-"""Every table of a board carries these."""
+"""Every table of a board's results begins with these."""
 PLANNERS: Mapping[str, Maker] = {
-    **{f"search-{name}": partial(Search, name) for name in ("hint-bot", "piers", "focus-bot")},
+    "search-hint-bot": partial(Search, "hint-bot"),
+    "search-piers": partial(Search, "piers"),
+    "search-focus-bot": partial(Search, "focus-bot"),
     "search": Search,
     "best-response": BestResponse,
 }
-"""Those that compute for longer than a rule takes to read: seconds a move or once."""
-POLICIES: Mapping[str, Maker] = {**_FIRST, **_BOTS, **PLANNERS}
+"""Policies that compute for seconds: search at each move, best responses once."""
+POLICIES: Mapping[str, Maker] = {**_BASELINES, **_BOTS, **PLANNERS}
+"""Every policy, in the order in which they are listed."""

@@ -1,14 +1,14 @@
-"""Every deal of a board with few decks, played at once: NumPy arrays with a row for each game, all
-at the same turn.
+"""Every deal of a board with few decks, played at once.
 
-Cards are numbers, colour * ranks + rank; moves have OpenSpiel's numbers, see
-`rules.game.load_rules`. What a player has seen is 64 bits of a hash, since all that a walk needs is
-which games look alike to it."""
+NumPy arrays have a row for each game, and all games are at the same turn. In shapes, n is the
+number of games. Cards are numbers, colour * ranks + rank; moves have OpenSpiel's numbers, see
+`rules.game.load_rules`. What a player has seen is 64 bits of a hash, since all that the search for
+a best response needs is which games look alike to a player.
+"""
 
-import functools
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,24 @@ from hanabi_grpo.envs.hanabi.rules.beliefs import known_deck
 from hanabi_grpo.envs.hanabi.rules.deals import sorted_deck
 from hanabi_grpo.envs.hanabi.rules.game import load_rules
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec
-from hanabi_grpo.envs.hanabi.rules.view import Card, PlayerView
+from hanabi_grpo.envs.hanabi.rules.view import Card, Event, PlayerView
 
 Numbers = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
+Flags = NDArray[np.bool_]
+
+NO_CARD = -1
+"""In the place of a card's number: an empty slot, no card shown or drawn, or one that is hidden."""
+NO_LIMIT = -1
+"""In the place of the turns left, while cards are left in the deck."""
+
+_FIELD_BITS = 8
+"""Bits of each part of a turn in a hash: no board has more moves, kinds of cards, sets of slots."""
+
+# Constants of the finalizer of SplitMix64.
+_GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_INCREMENT = np.uint64(0xD1B54A32D192ED03)
+_MULTIPLIER = np.uint64(0xBF58476D1CE4E5B9)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,174 +44,269 @@ class Games:
     decks: Numbers
     """(n, cards), first dealt first."""
     hands: Numbers
-    """(n, players, slots), oldest card first, -1 where there is none."""
+    """(n, players, slots), oldest card first, `NO_CARD` in empty slots, which come last."""
     heights: Numbers
-    """(n, colours)."""
+    """(n, colours): cards on each stack."""
     hints: Numbers
+    """(n,): hint tokens left."""
     lives: Numbers
+    """(n,): lives left."""
     num_dealt: Numbers
+    """(n,): cards that have left the deck."""
     turns_left: Numbers
-    """Once the deck is empty, else -1."""
+    """(n,): moves left in the game once the deck is empty, else `NO_LIMIT`."""
     seen: Hashes
-    """(n, players): equal where a player has seen the same, moves and cards of others from the deal
-    on.
-    """
+    """(n, players): equal where a player has seen the same.
+
+    That is all moves, and the cards of others from the deal on."""
 
     def __len__(self) -> int:
         return len(self.decks)
 
     def take(self, rows: Numbers) -> "Games":
         """Return copies of these games."""
-        return Games(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+        taken = {field.name: getattr(self, field.name)[rows] for field in fields(self)}
+        return Games(**taken)
+
+
+class _Turn(NamedTuple):
+    """What one turn shows to one player. Arrays are (n,)."""
+
+    moves: Numbers
+    """OpenSpiel's number of each game's move."""
+    shown: Numbers
+    """The card that was played or discarded; `NO_CARD` for hints."""
+    touched: Numbers
+    """The slots that a hint touched, bit i for slot i; 0 for plays and discards."""
+    drawn: Numbers
+    """The card that was drawn; `NO_CARD` where none was, and for the player who draws it."""
 
 
 def all_games(spec: GameSpec) -> Games:
     """Return one game of every deck, dealt."""
-    kinds = [_number(spec, card) for card in sorted_deck(spec.num_colors, spec.num_ranks)]
-    decks = np.array(sorted(set(itertools.permutations(kinds))))
-    count, players, num_dealt = len(decks), spec.num_players, spec.num_players * spec.hand_size
-    hands = decks[:, :num_dealt].reshape(count, players, spec.hand_size)
-    seen = np.stack(
-        [_first_sight(np.delete(hands, player, axis=1)) for player in range(players)], axis=1
-    )
-    every = functools.partial(np.full, count)
+    cards = [_card_number(spec, card) for card in sorted_deck(spec.num_colors, spec.num_ranks)]
+    decks = np.array(sorted(set(itertools.permutations(cards))))
+    num_games = len(decks)
+    num_dealt = spec.num_players * spec.hand_size
+    hands = decks[:, :num_dealt].reshape(num_games, spec.num_players, spec.hand_size)
+    seen = []
+    for player in range(spec.num_players):
+        others_hands = np.delete(hands, player, axis=1)
+        seen.append(_hash_deal(others_hands))
+    is_deck_empty = num_dealt == spec.deck_size
     return Games(
         decks=decks,
         hands=hands,
-        heights=np.zeros((count, spec.num_colors), int),
-        hints=every(spec.max_hints),
-        lives=every(spec.max_lives),
-        num_dealt=every(num_dealt),
-        turns_left=every(players if num_dealt == spec.deck_size else -1),
-        seen=seen,
+        heights=np.zeros((num_games, spec.num_colors), int),
+        hints=np.full(num_games, spec.max_hints),
+        lives=np.full(num_games, spec.max_lives),
+        num_dealt=np.full(num_games, num_dealt),
+        turns_left=np.full(num_games, spec.num_players if is_deck_empty else NO_LIMIT),
+        seen=np.stack(seen, axis=1),
     )
 
 
-def legal(spec: GameSpec, games: Games, player: int) -> NDArray[np.bool_]:
-    """Return for every game and number of a move whether the player, whose turn it is, may make
-    it.
+def legal(spec: GameSpec, games: Games, player: int) -> Flags:
+    """Return which moves a player may make.
+
+    Args:
+        spec: The board.
+        games: n games in which it is this player's turn.
+        player: The seat that moves.
+
+    Returns:
+        (n, moves), by OpenSpiel's number of the move.
     """
-    holds = games.hands[:, player] >= 0
-    discards = holds & (games.hints < spec.max_hints)[:, None]
-    touched = [
-        np.isin(games.hands[:, target], kinds).any(axis=1) for target, kinds in _hints(spec, player)
-    ]
-    hints = np.stack(touched, axis=1) & (games.hints > 0)[:, None]
-    return np.concatenate([discards, holds, hints], axis=1)
+    plays = games.hands[:, player] != NO_CARD
+    discards = plays & (games.hints < spec.max_hints)[:, None]
+    touches = []
+    for hint in _hints(spec, player):
+        is_named = np.isin(games.hands[:, hint.target], hint.cards)
+        touches.append(is_named.any(axis=1))
+    hints = np.stack(touches, axis=1) & (games.hints > 0)[:, None]
+    return np.concatenate([discards, plays, hints], axis=1)
 
 
-def step(
-    spec: GameSpec, games: Games, player: int, moves: Numbers
-) -> tuple[Games, NDArray[np.bool_]]:
-    """Return the games after a player's legal moves, one a game, and which of them are over."""
-    rows, size = np.arange(len(games)), spec.hand_size
-    is_card, is_play = moves < 2 * size, (moves >= size) & (moves < 2 * size)
-    slot = np.where(is_card, moves % size, size)
-    card = np.where(is_card, games.hands[rows, player, slot % size], 0)
-    color, rank = card // spec.num_ranks, card % spec.num_ranks
-    scored = is_play & (games.heights[rows, color] == rank)
+def step(spec: GameSpec, games: Games, player: int, moves: Numbers) -> tuple[Games, Flags]:
+    """Make one legal move in each of n games.
+
+    Args:
+        spec: The board.
+        games: n games in which it is this player's turn; they are not changed.
+        player: The seat that moves.
+        moves: (n,), OpenSpiel's number of each game's move.
+
+    Returns:
+        The games after the moves, and (n,) whether each of them is over.
+    """
+    rows = np.arange(len(games))
+    hand_size = spec.hand_size
+
+    # The numbers of moves: discards of each slot, plays of each slot, then hints.
+    gives_up_card = moves < 2 * hand_size
+    is_play = gives_up_card & (moves >= hand_size)
+    is_discard = gives_up_card & ~is_play
+    # A hint has the slot past the last one, which no card leaves. Its card is any, and unused.
+    slots = np.where(gives_up_card, moves % hand_size, hand_size)
+    cards = np.where(gives_up_card, games.hands[rows, player, slots % hand_size], 0)
+    colors = cards // spec.num_ranks
+    ranks = cards % spec.num_ranks
+
+    scored = is_play & (games.heights[rows, colors] == ranks)
     heights = games.heights.copy()
-    heights[rows, color] += scored
+    heights[rows, colors] += scored
     lives = games.lives - (is_play & ~scored)
+
     # A discard and a complete colour pay a hint back.
-    is_paid = (is_card & ~is_play) | (
-        scored & (rank == spec.num_ranks - 1) & (games.hints < spec.max_hints)
-    )
-    draws = is_card & (games.num_dealt < spec.deck_size)
-    drawn = np.where(draws, games.decks[rows, games.num_dealt % spec.deck_size], -1)
-    # Cards shift left, and the new one comes last.
-    order = np.arange(size) + (np.arange(size) >= slot[:, None])
-    hands, touched = games.hands.copy(), np.zeros(len(games), int)
-    hands[:, player] = np.take_along_axis(np.c_[hands[:, player], drawn], order, axis=1)
-    for number, (target, kinds) in enumerate(_hints(spec, player), 2 * size):
-        told = moves == number
-        touched[told] = (np.isin(games.hands[told, target], kinds) << np.arange(size)).sum(axis=1)
+    completes_color = scored & (ranks == spec.num_ranks - 1)
+    pays_hint = is_discard | (completes_color & (games.hints < spec.max_hints))
+    hints = games.hints + pays_hint - ~gives_up_card
+
+    draws = gives_up_card & (games.num_dealt < spec.deck_size)
+    next_cards = games.decks[rows, games.num_dealt % spec.deck_size]
+    drawn = np.where(draws, next_cards, NO_CARD)
     num_dealt = games.num_dealt + draws
-    is_last = draws & (num_dealt == spec.deck_size)
-    turns_left = np.where(is_last, spec.num_players, games.turns_left - (games.turns_left > 0))
-    shown = np.where(is_card, card, -1)
-    seen = [
-        _sight(games.seen[:, seat], moves, shown, touched, np.where(seat == player, -1, drawn))
-        for seat in range(spec.num_players)
-    ]
-    after = replace(
-        games,
+    draws_last_card = draws & (num_dealt == spec.deck_size)
+    is_counting_down = games.turns_left > 0
+    turns_left = np.where(draws_last_card, spec.num_players, games.turns_left - is_counting_down)
+
+    hands = games.hands.copy()
+    hands[:, player] = _hands_after(games.hands[:, player], slots, drawn)
+    touched = _touched_slots(spec, games, player, moves)
+    shown = np.where(gives_up_card, cards, NO_CARD)
+    seen = []
+    for seat in range(spec.num_players):
+        drawn_in_sight = np.full(len(games), NO_CARD) if seat == player else drawn
+        turn = _Turn(moves, shown, touched, drawn_in_sight)
+        seen.append(_hash_turn(games.seen[:, seat], turn))
+
+    after = Games(
+        decks=games.decks,
         hands=hands,
         heights=heights,
-        hints=games.hints + is_paid - ~is_card,
+        hints=hints,
         lives=lives,
         num_dealt=num_dealt,
         turns_left=turns_left,
         seen=np.stack(seen, axis=1),
     )
-    return after, (lives == 0) | (turns_left == 0) | (heights.sum(axis=1) == spec.max_score)
+    is_complete = heights.sum(axis=1) == spec.max_score
+    is_over = (lives == 0) | (turns_left == 0) | is_complete
+    return after, is_over
 
 
 def seen_by(spec: GameSpec, view: PlayerView) -> np.uint64:
     """Return what `Games.seen` holds for the player of a view."""
-    cards = [-1 if card is None else _number(spec, card) for card in known_deck(spec, view).cards]
-    hands = np.array(cards[: spec.num_players * spec.hand_size]).reshape(
-        1, spec.num_players, spec.hand_size
-    )
-    seen, num_dealt = _first_sight(np.delete(hands, view.player, axis=1)), hands.size
+    cards = []
+    for card in known_deck(spec, view).cards:
+        cards.append(NO_CARD if card is None else _card_number(spec, card))
+    num_dealt = spec.num_players * spec.hand_size
+    hands = np.array(cards[:num_dealt]).reshape(1, spec.num_players, spec.hand_size)
+    others_hands = np.delete(hands, view.player, axis=1)
+    seen = _hash_deal(others_hands)
     for event in view.events:
-        move = load_rules(spec).actions[event.player].index(event.action)
-        shown, drawn = -1, -1
-        if event.card is not None:
-            shown = _number(spec, event.card)
-            if num_dealt < spec.deck_size:
-                # A card that the player drew itself is no longer hidden once it is played, but it
-                # was at this turn.
-                drawn = -1 if event.player == view.player else cards[num_dealt]
-                num_dealt += 1
-        seen = _sight(
-            seen,
-            *(
-                np.array([one])
-                for one in (move, shown, sum(1 << at for at in event.touched), drawn)
-            ),
-        )
+        drawn = NO_CARD
+        draws = event.card is not None and num_dealt < spec.deck_size
+        if draws:
+            # A card that the player drew itself is no longer hidden once it is played, but it was
+            # at this turn.
+            if event.player != view.player:
+                drawn = cards[num_dealt]
+            num_dealt += 1
+        seen = _hash_turn(seen, _public_turn(spec, event, drawn))
     return seen[0]
 
 
 def mixed(seen: Hashes, numbers: NDArray[np.generic]) -> Hashes:
-    """Return 64 bits that depend on both in no simple way; after Steele et al., "Fast splittable
-    generators" (2014).
+    """Return 64 bits that depend on both in no simple way.
+
+    After Steele et al., "Fast splittable generators" (2014).
     """
-    bits = (seen ^ numbers.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(
-        0xD1B54A32D192ED03
-    )
-    bits = (bits ^ (bits >> np.uint64(32))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (seen ^ numbers.astype(np.uint64)) * _GOLDEN_GAMMA + _INCREMENT
+    bits = (bits ^ (bits >> np.uint64(32))) * _MULTIPLIER
     return bits ^ (bits >> np.uint64(29))
 
 
-def _first_sight(others: Numbers) -> Hashes:
+def _hands_after(hands: Numbers, slots: Numbers, drawn: Numbers) -> Numbers:
+    """Return hands after a card has left each and another one has come last.
+
+    Args:
+        hands: (n, slots), the mover's.
+        slots: (n,), of the card that leaves; the number of slots where none does.
+        drawn: (n,), the card that comes, or `NO_CARD`.
+    """
+    hand_size = hands.shape[1]
+    with_drawn = np.c_[hands, drawn]
+    # Cards shift left from the emptied slot on.
+    order = np.arange(hand_size) + (np.arange(hand_size) >= slots[:, None])
+    return np.take_along_axis(with_drawn, order, axis=1)
+
+
+def _touched_slots(spec: GameSpec, games: Games, player: int, moves: Numbers) -> Numbers:
+    """Return the slots that each game's hint touches as bits, 0 where the move is no hint.
+
+    Args:
+        spec: The board.
+        games: n games before the move.
+        player: The seat that moves.
+        moves: (n,), OpenSpiel's number of each game's move.
+    """
+    slot_numbers = np.arange(spec.hand_size)
+    first_hint = 2 * spec.hand_size
+    touched = np.zeros(len(games), int)
+    for number, hint in enumerate(_hints(spec, player), first_hint):
+        is_given = moves == number
+        is_touched = np.isin(games.hands[is_given, hint.target], hint.cards)
+        touched[is_given] = (is_touched << slot_numbers).sum(axis=1)
+    return touched
+
+
+def _hash_deal(others_hands: Numbers) -> Hashes:
     """Return what a player sees of the deal; others' hands are (n, players - 1, slots)."""
-    seen = np.zeros(len(others), np.uint64)
-    for card in others.reshape(len(others), -1).T:
-        seen = mixed(seen, card + 1)
+    num_games = len(others_hands)
+    seen = np.zeros(num_games, np.uint64)
+    for cards in others_hands.reshape(num_games, -1).T:
+        seen = mixed(seen, cards + 1)
     return seen
 
 
-def _sight(
-    seen: Hashes, moves: Numbers, shown: Numbers, touched: Numbers, drawn: Numbers
-) -> Hashes:
-    """Add a turn: its move, the card that it showed, the slots that it touched and the card that
-    was drawn; -1: none.
-
-    Each has 8 bits: no board has more moves, kinds of cards or sets of slots.
-    """
-    return mixed(seen, (((moves << 8 | shown + 1) << 8) | touched) << 8 | drawn + 1)
+def _hash_turn(seen: Hashes, turn: _Turn) -> Hashes:
+    """Add a turn to what a player has seen, (n,)."""
+    bits = turn.moves
+    for part in (turn.shown + 1, turn.touched, turn.drawn + 1):
+        bits = bits << _FIELD_BITS | part
+    return mixed(seen, bits)
 
 
-def _hints(spec: GameSpec, player: int) -> Sequence[tuple[int, Sequence[int]]]:
-    """Return the seat and the kinds of cards that each hint names, in the order of the moves'
-    numbers.
-    """
-    kinds = np.arange(spec.num_colors * spec.num_ranks).reshape(spec.num_colors, spec.num_ranks)
+def _public_turn(spec: GameSpec, event: Event, drawn: int) -> _Turn:
+    """Return one game's turn as an array of one, with the card drawn as its player sees it."""
+    move = load_rules(spec).actions[event.player].index(event.action)
+    shown = NO_CARD if event.card is None else _card_number(spec, event.card)
+    touched = sum(1 << slot for slot in event.touched)
+    return _Turn(np.array([move]), np.array([shown]), np.array([touched]), np.array([drawn]))
+
+
+class _Hint(NamedTuple):
+    """A hint as the cards that it names."""
+
+    target: int
+    """Absolute seat."""
+    cards: list[int]
+    """Numbers of the kinds of cards with the colour or rank."""
+
+
+def _hints(spec: GameSpec, player: int) -> list[_Hint]:
+    """Return a player's hints in the order of the moves' numbers: all colours, then all ranks."""
+    by_color = np.arange(spec.num_colors * spec.num_ranks).reshape(spec.num_colors, spec.num_ranks)
+    by_rank = by_color.T
     seats = [(player + offset) % spec.num_players for offset in range(1, spec.num_players)]
-    return [(seat, told) for table in (kinds, kinds.T) for seat in seats for told in table.tolist()]
+    hints = []
+    for table in (by_color, by_rank):
+        for seat in seats:
+            for cards in table.tolist():
+                hints.append(_Hint(seat, cards))
+    return hints
 
 
-def _number(spec: GameSpec, card: Card) -> int:
+def _card_number(spec: GameSpec, card: Card) -> int:
     return card.color * spec.num_ranks + card.rank

@@ -1,11 +1,11 @@
-"""A team for a board with few decks: each player in turn was given the exact best response to the
-others.
+"""A team for a board with few decks: each player in turn was given the exact best response.
 
 A response is to all decks and to everything that a player may have seen (Nair et al., "Taming
 Decentralized POMDPs", IJCAI 2003, call it JESP). The first is to random play. Which of equally good
 moves is taken is drawn anew in each response, so that a plateau is crossed: from the hint bot, and
 with the first of equals, `laptop` ends at 3.36. The mean score is exact, up to a collision of 64
-bits, and never falls; how far it is from the best one is not known."""
+bits, and never falls; how far it is from the best one is not known.
+"""
 
 import functools
 import itertools
@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.policies.all_deals import (
+    Flags,
+    Games,
     Hashes,
     Numbers,
     all_games,
@@ -32,80 +34,124 @@ from hanabi_grpo.envs.hanabi.rules.presets import GameSpec, num_decks
 from hanabi_grpo.errors import SettingsError
 
 MOST_DECKS = 2000
+"""Decks of the largest board that is played."""
 RESPONSES = 40
 """Of all players together."""
+FALLBACK_BOT = "hint-bot"
+"""Moves where the team has never been."""
+NO_MOVE = -1
+"""In the place of a move's number."""
+
+_NUM_CACHED_TEAMS = 4
+
+Values = NDArray[np.float64]
 
 
 class Table(NamedTuple):
     """One player's moves by what it has seen."""
 
     seen: Hashes
-    """Ascending."""
+    """(entries,), ascending."""
     moves: Numbers
+    """(entries,), OpenSpiel's number of each move."""
 
     def find(self, seen: Hashes) -> Numbers:
-        """Return the moves, -1 where the table has none."""
-        if not len(self.seen):
-            return np.full(len(seen), -1)
-        places = np.minimum(np.searchsorted(self.seen, seen), len(self.seen) - 1)
-        return np.where(self.seen[places] == seen, self.moves[places], -1)
+        """Return the moves, `NO_MOVE` where the table has none.
 
-    def choose(self, seen: Hashes, options: NDArray[np.bool_]) -> Numbers:
-        """Return the moves, a random legal one where the table has none; `options` is
-        `all_deals.legal`.
+        Args:
+            seen: (n,), what the player has seen in each game.
         """
-        # The n-th of them, n drawn by what the player has seen.
-        drawn = (mixed(seen, np.ones(1)) >> np.uint64(32)).astype(int) % options.sum(axis=1)
-        found = self.find(seen)
-        return np.where(found < 0, (options.cumsum(axis=1) > drawn[:, None]).argmax(axis=1), found)
+        num_entries = len(self.seen)
+        if num_entries == 0:
+            return np.full(len(seen), NO_MOVE)
+        entries = np.minimum(np.searchsorted(self.seen, seen), num_entries - 1)
+        return np.where(self.seen[entries] == seen, self.moves[entries], NO_MOVE)
+
+    def choose(self, seen: Hashes, options: Flags) -> Numbers:
+        """Return the moves, a random legal one where the table has none.
+
+        Args:
+            seen: (n,), what the player has seen in each game.
+            options: (n, moves), see `all_deals.legal`.
+        """
+        # The k-th legal move, with k drawn by what the player has seen.
+        random_bits = mixed(seen, np.ones(1)) >> np.uint64(32)
+        drawn = random_bits.astype(int) % options.sum(axis=1)
+        is_past_drawn = options.cumsum(axis=1) > drawn[:, None]
+        random_moves = is_past_drawn.argmax(axis=1)
+        moves = self.find(seen)
+        return np.where(moves == NO_MOVE, random_moves, moves)
 
 
 Team = tuple[Table, ...]
-"""A table per player. What it does not name is a random move, the same whenever a player has seen
-the same.
-"""
+"""A table per player.
+
+What a table does not name is a random move, the same whenever a player has seen the same."""
 EMPTY = Table(np.zeros(0, np.uint64), np.zeros(0, int))
+"""The table of random play."""
 
 
 class _Choices(NamedTuple):
-    """A level of the tree where the responding player moves: every legal move of every game is a
-    child.
+    """The choices of the responding player at one level of the tree.
+
+    Every legal move of every game is a child. The children of one game stand together, in the order
+    of the games.
     """
 
     seen: Hashes
-    """Each information set once, ascending."""
+    """(information sets,): what was seen in each information set, ascending."""
     sets: Numbers
-    """Per child its information set, as a place in `seen`."""
+    """(children,): the information set of the child's parent, as an index of `seen`."""
     moves: Numbers
-    """Per child the one that leads to it; the children of one game stand together, in the order of
-    the games.
-    """
+    """(children,): the move that leads to the child."""
 
-    def best(
-        self, values: NDArray[np.float64], salt: int | None
-    ) -> tuple[Numbers, NDArray[np.float64]]:
-        """Return the best move of each information set and the values of the games, given those of
-        the children.
+    def best(self, values: Values, salt: int | None) -> tuple[Numbers, Values]:
+        """Return the best moves, and what the parents are worth with them.
+
+        Args:
+            values: (children,), the score of each child.
+            salt: Draws among equally good moves; None takes the first.
+
+        Returns:
+            The best move of each information set, and the value of each parent.
         """
-        shape = len(self.seen), self.moves.max() + 1
+        shape = (len(self.seen), self.moves.max() + 1)
         cells = np.ravel_multi_index((self.sets, self.moves), shape)
-        totals = np.full(shape, -1.0)
-        # Sums of whole numbers; less than one half decides among equals.
+        totals = np.full(shape, -1.0)  # below every legal move's total
+        sums = np.bincount(cells, values, totals.size)
+        totals.flat[cells] = sums[cells] + self._tie_breakers(salt, num_moves=shape[1])
+        best_moves = totals.argmax(axis=1)
+        is_chosen = self.moves == best_moves[self.sets]
+        return best_moves, values[is_chosen]
+
+    def _tie_breakers(self, salt: int | None, num_moves: int) -> Values:
+        """Return numbers below one half, (children,), equal for equal information set and move.
+
+        Totals are sums of whole numbers, so these decide among equals and nothing else.
+        """
         if salt is None:
-            ties = (shape[1] - self.moves) / (2.0 * shape[1] + 2)
-        else:
-            ties = mixed(mixed(self.seen[self.sets], self.moves), np.array([salt])) / 2.0**65
-        totals.flat[cells] = np.bincount(cells, values, totals.size)[cells] + ties
-        best = totals.argmax(axis=1)
-        chosen = self.moves == best[self.sets]
-        return best, values[chosen]
+            return (num_moves - self.moves) / (2.0 * num_moves + 2)
+        random_bits = mixed(mixed(self.seen[self.sets], self.moves), np.array([salt]))
+        return random_bits / 2.0**65
+
+
+class _Level(NamedTuple):
+    """One turn of all games, as the way back from the end of the games needs it."""
+
+    choices: _Choices | None
+    """None where another player moves."""
+    scores: Values
+    """(games after the turn,): final where the game is over."""
+    ongoing: Numbers
+    """Indices of the games that go on: the games at the start of the next level."""
 
 
 def respond(
     spec: GameSpec, team: Team, player: int, *, keeps: bool = False, salt: int | None = 0
 ) -> tuple[float, Team]:
-    """Give a player the best response to the others; where they cannot bring it now, it does as it
-    did before.
+    """Give a player the best response to the others.
+
+    Where the others cannot bring it now, it plays as it did before.
 
     Args:
         spec: The board.
@@ -117,100 +163,132 @@ def respond(
     Returns:
         The mean score over all decks and the team.
     """
-    games, levels = all_games(spec), list[tuple[_Choices | None, NDArray[np.float64], Numbers]]()
+    levels = _expand(spec, team, player, keeps)
+    # Back from the end of the games: the values of the games that go on after a level are those
+    # of the games at the start of the next one.
+    values = np.zeros(0)
+    tables: list[Table] = []
+    for level in reversed(levels):
+        level.scores[level.ongoing] = values
+        values = level.scores
+        if level.choices is not None:
+            best_moves, values = level.choices.best(values, salt)
+            tables.append(Table(level.choices.seen, best_moves))
+    response = _joined([*tables, team[player]])
+    return float(values.mean()), (*team[:player], response, *team[player + 1 :])
+
+
+def _expand(spec: GameSpec, team: Team, player: int, keeps: bool) -> list[_Level]:
+    """Play all games to their end, with every legal move of the responding player.
+
+    Args:
+        spec: The board.
+        team: The players so far; the moves of all but `player` are theirs.
+        player: Who responds.
+        keeps: Whether the last life, once lost, leaves the points that were made.
+
+    Returns:
+        The turns, first one first.
+    """
+    games = all_games(spec)
+    levels: list[_Level] = []
     for mover in itertools.cycle(range(spec.num_players)):
-        choices, options, known = None, legal(spec, games, mover), games.seen[:, mover]
+        options = legal(spec, games, mover)
+        seen = games.seen[:, mover]
+        choices = None
         if mover == player:
             parents, moves = options.nonzero()
-            seen, sets = np.unique(known, return_inverse=True)
-            choices = _Choices(seen, sets[parents], moves)
+            information_sets, set_of_game = np.unique(seen, return_inverse=True)
+            choices = _Choices(information_sets, set_of_game[parents], moves)
             games = games.take(parents)
         else:
-            moves = team[mover].choose(known, options)
+            moves = team[mover].choose(seen, options)
         games, is_over = step(spec, games, mover, moves)
-        going = (~is_over).nonzero()[0]
-        points = games.heights.sum(axis=1).astype(float)
-        levels.append(
-            (choices, points if keeps else np.where(games.lives == 0, 0.0, points), going)
-        )
-        games = games.take(going)
-        if not len(games):
-            break
-    values, tables = np.zeros(0), list[Table]()
-    for choices, scores, going in reversed(levels):
-        scores[going] = values
-        values = scores
-        if choices is not None:
-            best, values = choices.best(scores, salt)
-            tables.append(Table(choices.seen, best))
-    return float(values.mean()), (
-        *team[:player],
-        _joined([*tables, team[player]]),
-        *team[player + 1 :],
-    )
+        ongoing = (~is_over).nonzero()[0]
+        levels.append(_Level(choices, _scores(games, keeps), ongoing))
+        games = games.take(ongoing)
+        if len(games) == 0:
+            return levels
+    raise AssertionError("a cycle does not end")
+
+
+def _scores(games: Games, keeps: bool) -> Values:
+    """Return the points on each table, 0 on a bomb unless it keeps them."""
+    points = games.heights.sum(axis=1).astype(float)
+    if keeps:
+        return points
+    return np.where(games.lives == 0, 0.0, points)
 
 
 def complete(spec: GameSpec, team: Team) -> Team:
     """Return the team with the random moves that it makes among itself in its tables."""
-    games, tables = all_games(spec), [[table] for table in team]
+    games = all_games(spec)
+    tables_of_player = [[table] for table in team]
     for mover in itertools.cycle(range(spec.num_players)):
         seen = games.seen[:, mover]
         moves = team[mover].choose(seen, legal(spec, games, mover))
-        tables[mover].append(Table(seen, moves))
+        tables_of_player[mover].append(Table(seen, moves))
         games, is_over = step(spec, games, mover, moves)
         games = games.take((~is_over).nonzero()[0])
-        if not len(games):
-            return tuple(map(_joined, tables))
+        if len(games) == 0:
+            return tuple(_joined(tables) for tables in tables_of_player)
     raise AssertionError("a cycle does not end")
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=_NUM_CACHED_TEAMS)
 def best_team(spec: GameSpec, keeps: bool, responses: int) -> tuple[float, Team]:
-    """Return a team's mean score over all decks and the team, once a process; a SettingsError over
-    `MOST_DECKS`.
+    """Return a team's mean score over all decks and the team; computed once per process.
+
+    Args:
+        spec: The board.
+        keeps: Whether the last life, once lost, leaves the points that were made.
+        responses: Number of responses, of all players together.
+
+    Raises:
+        SettingsError: The board has more than `MOST_DECKS` decks.
     """
     count = num_decks(spec.num_colors, spec.num_ranks)
     if count > MOST_DECKS:
         raise SettingsError(
             f"best-response on {spec.preset}: the board has {count:.3g} decks and every one is "
-            "played; at most "
-            f"{MOST_DECKS} are possible. Choose search, or a board of 2 colours and 2 ranks such "
-            "as laptop."
+            f"played; at most {MOST_DECKS} are possible. Choose search, or a board of 2 colours "
+            "and 2 ranks such as laptop."
         )
-    mean, team = 0.0, (EMPTY,) * spec.num_players
+    # Random choices among equals are hard to imitate: the last responses take the first.
+    num_random = responses - 2 * spec.num_players
+    mean = 0.0
+    team: Team = (EMPTY,) * spec.num_players
     for number in range(responses):
-        # Random choices among equals are hard to imitate: the last responses take the first.
-        salt = number if number < responses - 2 * spec.num_players else None
+        salt = number if number < num_random else None
         mean, team = respond(spec, team, number % spec.num_players, keeps=keeps, salt=salt)
     return mean, complete(spec, team)
 
 
 class BestResponse:
-    """The players of `best_team`. Beside another partner, the hint bot moves where the team has
-    never been.
-    """
+    """The players of `best_team`; beside another partner, a bot moves where the team never was."""
 
     name = "best-response"
 
     def seat(self, player: int, *, task: base.Task[EnvConfig], game: int) -> base.ScriptSeat:
-        """Return a seat, with the team computed."""
+        """Return a seat, with the team computed; see `base.Policy.seat`."""
         spec = task.config.spec()
         _, team = best_team(spec, task.config.bomb_rule == "keep", RESPONSES)
 
         def choose(seen: base.Observation, rng: random.Random) -> str:
             view = seen.view()
             [move] = team[player].find(np.array([seen_by(spec, view)]))
-            action = (
-                rule_move("hint-bot", view, rng)
-                if move < 0
-                else load_rules(spec).actions[player][move]
-            )
+            if move == NO_MOVE:
+                action = rule_move(FALLBACK_BOT, view, rng)
+            else:
+                action = load_rules(spec).actions[player][move]
             return move_text(seen, action)
 
         return base.Script(self.name, choose).seat(player, task=task, game=game)
 
 
 def _joined(tables: list[Table]) -> Table:
-    """Return all of the tables; of those that name the same the first counts."""
-    seen, first = np.unique(np.concatenate([table.seen for table in tables]), return_index=True)
-    return Table(seen, np.concatenate([table.moves for table in tables])[first])
+    """Return all of the tables as one; the first counts where several name the same."""
+    all_seen = np.concatenate([table.seen for table in tables])
+    all_moves = np.concatenate([table.moves for table in tables])
+    seen, first = np.unique(all_seen, return_index=True)
+    return Table(seen, all_moves[first])

@@ -1,145 +1,201 @@
-"""The rules of the focus bot: a hint says to play the newest card that it touches; the oldest
-untold card goes next.
+"""The rules of the focus bot.
 
-Two ideas of the players at hanabi.github.io (H-Group conventions), in their simplest form: the
-*focus* of a hint is the card that it is about, the *chop* the one that is discarded next. Here the
-focus is always the newest touched card. Every hint is read as one to play, unless its focus surely
-does not fit; so a card on the chop is saved by a hint whose focus fits, or cannot. All that a move
-depends on is in the view and in the hints since the player's own last move."""
+A hint says to play the newest card that it touches; the oldest card without a hint is discarded
+next. Two ideas of the players at hanabi.github.io (H-Group conventions), in their simplest form:
+the *focus* of a hint is the card that it is about, the *chop* the one that is discarded next. Here
+the focus is always the newest touched card. Every hint is read as one to play, unless its focus
+surely does not fit; so a card on the chop is saved by a hint whose focus fits, or cannot. All that
+a move depends on is in the view and in the hints since the player's own last move.
+"""
 
 import random
 from collections.abc import Iterator
+from typing import NamedTuple
 
-from hanabi_grpo.envs.hanabi.policies.rules import fits_by_hints
+from hanabi_grpo.envs.hanabi.policies.rules import fits_by_hints, next_seat
 from hanabi_grpo.envs.hanabi.prompts.deductions import FITS, ONLY, Counted, others_moves
 from hanabi_grpo.envs.hanabi.rules.actions import discard, hint_color, hint_rank, play
 from hanabi_grpo.envs.hanabi.rules.beliefs import Beliefs
-from hanabi_grpo.envs.hanabi.rules.view import Action, Knowledge, PlayerView
+from hanabi_grpo.envs.hanabi.rules.view import Action, Card, Knowledge, PlayerView
+
+_LEAST_LIVES_FOR_RISK = 2
+"""Lives from which on the focus of a hint is played although it may not fit."""
+_EVEN_CHANCE = 0.5
+
+
+class _Hint(NamedTuple):
+    """A hint that the next player can be given, and what it touches."""
+
+    action: Action
+    touched: tuple[int, ...]
+    """Slots, oldest first."""
+    focus_card: Card
+    """The newest touched card."""
+    focus_known: Knowledge
+    """What its holder knows of it before the hint."""
 
 
 def play_focus(beliefs: Beliefs, rng: random.Random) -> Action | None:
-    """Play the focus of the last hint to the player since its own last move, if it may fit and a
-    life can be spared.
+    """Play the focus of the last hint to the player since its own last move.
+
+    Only if the card may fit and a life can be spared.
     """
     view = beliefs.view
-    told = [
-        event.touched
-        for event in others_moves(view)
-        if event.action.target == view.player and event.touched
-    ]
-    if not told or view.lives < 2:
+    if view.lives < _LEAST_LIVES_FOR_RISK:
         return None
-    slot = told[-1][-1]
-    return play(slot) if beliefs.chance_to_fit(view.own_hand[slot]) > 0 else None
+    focus = _last_focus(view)
+    if focus is None or beliefs.chance_to_fit(view.own_hand[focus]) == 0:
+        return None
+    return play(focus)
 
 
 def tell_focus(beliefs: Beliefs, rng: random.Random) -> Action | None:
-    """Give the next player a hint whose focus fits and does not know it: a last rank first, then
-    what tells most.
+    """Give the next player a hint whose focus fits without its holder knowing it.
+
+    A hint at a last rank comes first, then the one that tells most.
     """
-    view, seat = beliefs.view, _next(beliefs.view)
-    best: tuple[tuple[bool, int, int], Action] | None = None
-    for action, touched in _hints(view):
-        card, known = view.hands[seat][touched[-1]], view.knowledge[seat][touched[-1]]
-        if card.rank != view.fireworks[card.color] or fits_by_hints(view, known):
+    view = beliefs.view
+    best_worth = None
+    best_action = None
+    for hint in _possible_hints(view):
+        card = hint.focus_card
+        fits = card.rank == view.fireworks[card.color]
+        if not fits or fits_by_hints(view, hint.focus_known):
             continue
-        new = sum(_is_new(view.knowledge[seat][slot], action) for slot in touched)
-        worth = card.rank == view.num_ranks - 1, new, -card.rank
-        if best is None or worth > best[0]:
-            best = worth, action
-    return best[1] if best else None
+        completes_color = card.rank == view.num_ranks - 1
+        worth = (completes_color, _num_told_something(view, hint), -card.rank)
+        if best_worth is None or worth > best_worth:
+            best_worth = worth
+            best_action = hint.action
+    return best_action
 
 
 def save_chop(beliefs: Beliefs, rng: random.Random) -> Action | None:
-    """Touch the next player's chop where it is the only card of its kind that is left, by a hint
-    that leads to no loss.
+    """Touch the next player's chop where it is the last card of its kind.
 
-    Not while that player has a card that it knows to fit, and will play instead of discarding.
+    By a hint that leads to no loss: its focus fits, or its holder will not play it. Not while that
+    player has a card that it knows to fit, and will play instead of discarding.
     """
-    view, seat, counted = beliefs.view, _next(beliefs.view), Counted(beliefs.view)
+    view = beliefs.view
+    seat = next_seat(view)
+    counted = Counted(view)
     chop = _chop(view.knowledge[seat])
-    if chop is None or counted.card(view.hands[seat][chop]) != ONLY:
+    if chop is None or counted.card_word(view.hands[seat][chop]) != ONLY:
         return None
     if any(fits_by_hints(view, known) for known in view.knowledge[seat]):
         return None
-    for action, touched in _hints(view):
-        focus = touched[-1]
-        fits = counted.card(view.hands[seat][focus]) == FITS
-        if chop in touched and (fits or not _may_fit(view, view.knowledge[seat][focus], action)):
-            return action
+    for hint in _possible_hints(view):
+        if chop not in hint.touched:
+            continue
+        focus_fits = counted.card_word(hint.focus_card) == FITS
+        if focus_fits or not _may_fit(view, hint):
+            return hint.action
     return None
 
 
 def tell_harmless(beliefs: Beliefs, rng: random.Random) -> Action | None:
-    """When no card may be discarded: the hint that touches most cards and whose focus surely does
-    not fit.
+    """Give, when no card may be discarded, a hint whose focus surely does not fit.
+
+    Of those the first that touches most cards.
     """
-    view, seat = beliefs.view, _next(beliefs.view)
+    view = beliefs.view
     if view.hints < view.max_hints:
         return None
-    harmless = [
-        (len(touched), action)
-        for action, touched in _hints(view)
-        if not _may_fit(view, view.knowledge[seat][touched[-1]], action)
-    ]
-    return max(harmless, key=lambda one: one[0])[1] if harmless else None
+    most_touched = 0
+    best_action = None
+    for hint in _possible_hints(view):
+        if not _may_fit(view, hint) and len(hint.touched) > most_touched:
+            most_touched = len(hint.touched)
+            best_action = hint.action
+    return best_action
 
 
 def discard_dead(beliefs: Beliefs, rng: random.Random) -> Action | None:
     """Discard the first card that can never fit again, whatever it is."""
-    view, counted = beliefs.view, Counted(beliefs.view)
+    view = beliefs.view
     if view.hints == view.max_hints:
         return None
-    return next(
-        (discard(slot) for slot, known in enumerate(view.own_hand) if counted.is_dead(known)), None
-    )
+    counted = Counted(view)
+    for slot, known in enumerate(view.own_hand):
+        if counted.is_dead(known):
+            return discard(slot)
+    return None
 
 
 def discard_chop(beliefs: Beliefs, rng: random.Random) -> Action | None:
     """Discard the oldest card that no hint has touched, else the oldest."""
     view = beliefs.view
-    return discard(_chop(view.own_hand) or 0) if view.hints < view.max_hints else None
+    if view.hints == view.max_hints:
+        return None
+    chop = _chop(view.own_hand)
+    return discard(0 if chop is None else chop)
 
 
 def play_likeliest(beliefs: Beliefs, rng: random.Random) -> Action | None:
     """Play the card that is more likely than not, and most likely, to fit."""
     chances = [beliefs.chance_to_fit(known) for known in beliefs.view.own_hand]
-    best = max(chances, default=0.0)
-    return play(chances.index(best)) if best > 0.5 else None
+    best_chance = max(chances, default=0.0)
+    if best_chance <= _EVEN_CHANCE:
+        return None
+    return play(chances.index(best_chance))
 
 
-def _next(view: PlayerView) -> int:
-    return (view.player + 1) % view.num_players
+def _last_focus(view: PlayerView) -> int | None:
+    """Return the focus of the last hint to the player since its own last move, None without one."""
+    for event in reversed(others_moves(view)):
+        if event.action.target == view.player and event.touched:
+            return event.touched[-1]
+    return None
 
 
-def _hints(view: PlayerView) -> Iterator[tuple[Action, list[int]]]:
-    """Yield every hint that the next player can be given, and the slots that it touches, oldest
-    first.
-    """
-    seat = _next(view)
-    hand = view.hands[seat] if view.hints else ()
-    for color in dict.fromkeys(sorted(card.color for card in hand)):
-        yield (
-            hint_color(seat, color),
-            [slot for slot, card in enumerate(hand) if card.color == color],
-        )
-    for rank in dict.fromkeys(sorted(card.rank for card in hand)):
-        yield hint_rank(seat, rank), [slot for slot, card in enumerate(hand) if card.rank == rank]
+def _possible_hints(view: PlayerView) -> Iterator[_Hint]:
+    """Yield every hint that the next player can be given, colours before ranks, each ascending."""
+    if not view.hints:
+        return
+    seat = next_seat(view)
+    hand = view.hands[seat]
+    for color in sorted({card.color for card in hand}):
+        touched = tuple([slot for slot, card in enumerate(hand) if card.color == color])
+        yield _make_hint(view, hint_color(seat, color), touched)
+    for rank in sorted({card.rank for card in hand}):
+        touched = tuple([slot for slot, card in enumerate(hand) if card.rank == rank])
+        yield _make_hint(view, hint_rank(seat, rank), touched)
+
+
+def _make_hint(view: PlayerView, action: Action, touched: tuple[int, ...]) -> _Hint:
+    focus = touched[-1]
+    return _Hint(
+        action=action,
+        touched=touched,
+        focus_card=view.hands[action.target][focus],
+        focus_known=view.knowledge[action.target][focus],
+    )
 
 
 def _chop(hand: tuple[Knowledge, ...]) -> int | None:
-    untold = (
-        slot for slot, known in enumerate(hand) if not known.color_hinted and not known.rank_hinted
-    )
-    return next(untold, None)
+    """Return the slot of the oldest card that no hint has touched; None where there is none."""
+    for slot, known in enumerate(hand):
+        if not known.color_hinted and not known.rank_hinted:
+            return slot
+    return None
 
 
-def _is_new(known: Knowledge, action: Action) -> bool:
-    return len(known.colors if action.kind == "hint_color" else known.ranks) > 1
+def _num_told_something(view: PlayerView, hint: _Hint) -> int:
+    """Return the number of touched cards of which the hint tells their holder something new."""
+    count = 0
+    for slot in hint.touched:
+        known = view.knowledge[hint.action.target][slot]
+        values = known.colors if hint.action.kind == "hint_color" else known.ranks
+        count += len(values) > 1
+    return count
 
 
-def _may_fit(view: PlayerView, known: Knowledge, action: Action) -> bool:
-    """Return whether a card may fit for all that its holder knows by hints, `action` included."""
-    colors = (action.value,) if action.kind == "hint_color" else known.colors
-    ranks = (action.value,) if action.kind == "hint_rank" else known.ranks
-    return any(view.fireworks[color] == rank for color in colors for rank in ranks)
+def _may_fit(view: PlayerView, hint: _Hint) -> bool:
+    """Return whether the focus may fit for all that its holder knows once the hint is given."""
+    colors = hint.focus_known.colors
+    ranks = hint.focus_known.ranks
+    if hint.action.kind == "hint_color":
+        colors = (hint.action.value,)
+    else:
+        ranks = (hint.action.value,)
+    return any(view.fireworks[color] in ranks for color in colors)

@@ -1,9 +1,10 @@
-"""Bots that are ordered lists of named rules: blind play, the hint bot, IGGI, Piers, Outer, Flawed
-and the focus bot.
+"""Bots that are ordered lists of named rules.
 
-IGGI to Flawed: Walton-Rivers et al., "Evaluating and Modelling Hanabi-Playing Agents" (2017). Cards
-shift left when one leaves the hand, as in OpenSpiel; with fixed slots, as in the paper's engine,
-scores are up to half a point lower."""
+Blind play, the hint bot, IGGI, Piers, Outer, Flawed and the focus bot. IGGI to Flawed:
+Walton-Rivers et al., "Evaluating and Modelling Hanabi-Playing Agents" (2017). Cards shift left when
+one leaves the hand, as in OpenSpiel; with fixed slots, as in the paper's engine, scores are up to
+half a point lower.
+"""
 
 import random
 from collections.abc import Mapping
@@ -52,7 +53,7 @@ RULE_BOTS: Mapping[str, tuple[Rule, ...]] = {
         rules.tell_unknown,
         rules.discard_randomly,
     ),
-    # Past the others on the whole board, and without a memory of its own: a teacher where
+    # Scores more than the others on the whole board, and has no memory of its own: a teacher where
     # HANABI_MEMORY=turn.
     "focus-bot": (
         focus.play_focus,
@@ -78,33 +79,44 @@ RULE_BOTS: Mapping[str, tuple[Rule, ...]] = {
 
 
 def rule_bot(name: str, noise: float = 0.0) -> base.Script:
-    """Return one of `RULE_BOTS`: it makes the move of the first rule that applies; where none does,
-    a random legal one.
+    """Return one of `RULE_BOTS` as a script.
 
-    `noise` is the share of moves, within [0, 1], that are drawn evenly among the legal ones.
+    It makes the move of the first rule that applies; where none does, a random legal one.
+
+    Args:
+        name: Name of the bot.
+        noise: Share of moves, within [0, 1], that are drawn evenly among the legal ones.
     """
 
     def choose(seen: base.Observation, rng: random.Random) -> str:
         view = seen.view()
         is_noise = noise > 0 and rng.random() < noise
-        return move_text(
-            seen, rng.choice(view.legal_actions) if is_noise else rule_move(name, view, rng)
-        )
+        action = rng.choice(view.legal_actions) if is_noise else rule_move(name, view, rng)
+        return move_text(seen, action)
 
     return base.Script(name, choose)
 
 
 def rule_move(name: str, view: PlayerView, rng: random.Random) -> Action:
-    """Return what the bot of this name does where it sees `view`."""
+    """Return the move of a bot.
+
+    Args:
+        name: Name of the bot, one of `RULE_BOTS`.
+        view: What the bot may know; it is the bot's turn.
+        rng: For rules that draw at random.
+    """
     beliefs = Beliefs(view)
-    moves = (rule(beliefs, rng) for rule in RULE_BOTS[name])
-    return next((move for move in moves if move is not None), None) or rng.choice(
-        view.legal_actions
-    )
+    for rule in RULE_BOTS[name]:
+        move = rule(beliefs, rng)
+        if move is not None:
+            return move
+    return rng.choice(view.legal_actions)
 
 
 def move_text(seen: base.Observation, action: Action) -> str:
-    """Return a legal move in the words of the game, which lists the same moves as text and as
-    data.
+    """Return a legal move as the game words it.
+
+    The game lists the same moves, in the same order, as text and as data.
     """
-    return (seen.legal() or ())[seen.view().legal_actions.index(action)]
+    texts = seen.legal() or ()
+    return texts[seen.view().legal_actions.index(action)]

@@ -3,11 +3,11 @@
 Names and meanings follow Walton-Rivers et al., "Evaluating and Modelling Hanabi-Playing Agents"
 (2017). A rule looks at what the mover can work out and returns a move or None. An attribute is
 known when hints, negative ones included, leave one value. Slots count from the oldest card, so
-"first" means oldest."""
+"first" means oldest.
+"""
 
 import random
 from collections.abc import Callable, Iterator
-from itertools import product
 
 from hanabi_grpo.envs.hanabi.rules.actions import discard, hint_color, hint_rank, play
 from hanabi_grpo.envs.hanabi.rules.beliefs import Beliefs, reachable_heights
@@ -19,7 +19,14 @@ Rule = Callable[[Beliefs, random.Random], Action | None]
 
 def only_if(condition: Callable[[PlayerView], bool], rule: Rule) -> Rule:
     """Return `rule`, in force only where the condition holds."""
-    return lambda beliefs, rng: rule(beliefs, rng) if condition(beliefs.view) else None
+
+    def conditional_rule(beliefs: Beliefs, rng: random.Random) -> Action | None:
+        return rule(beliefs, rng) if condition(beliefs.view) else None
+
+    return conditional_rule
+
+
+# --- Plays
 
 
 def play_oldest(beliefs: Beliefs, rng: random.Random) -> Action | None:
@@ -30,105 +37,117 @@ def play_oldest(beliefs: Beliefs, rng: random.Random) -> Action | None:
 def play_what_hints_show(beliefs: Beliefs, rng: random.Random) -> Action | None:
     """Play the first card that fits whatever it is, given the hints alone."""
     view = beliefs.view
-    return next(
-        (play(slot) for slot, known in enumerate(view.own_hand) if fits_by_hints(view, known)), None
-    )
+    for slot, known in enumerate(view.own_hand):
+        if fits_by_hints(view, known):
+            return play(slot)
+    return None
 
 
 def play_if_certain(beliefs: Beliefs, rng: random.Random) -> Action | None:
     """Play the first card of which both attributes are known and which fits."""
     view = beliefs.view
     for slot, known in enumerate(view.own_hand):
-        if (
-            len(known.colors) == len(known.ranks) == 1
-            and view.fireworks[known.colors[0]] == known.ranks[0]
-        ):
+        color = _only_value(known.colors)
+        rank = _only_value(known.ranks)
+        if color is not None and rank is not None and view.fireworks[color] == rank:
             return play(slot)
     return None
 
 
 def play_safe_card(beliefs: Beliefs, rng: random.Random) -> Action | None:
     """Play the first card that fits whatever it is, given the hints and the cards in sight."""
-    hand = enumerate(beliefs.view.own_hand)
-    return next((play(slot) for slot, known in hand if beliefs.surely_fits(known)), None)
+    for slot, known in enumerate(beliefs.view.own_hand):
+        if beliefs.surely_fits(known):
+            return play(slot)
+    return None
 
 
 def play_probably_safe(threshold: float) -> Rule:
-    """Return the rule: play the card most likely to fit, if that is at least `threshold`; the
-    newest of equals.
+    """Return the rule that plays the card most likely to fit, the newest of equals.
+
+    Args:
+        threshold: Least chance to fit, within [0, 1], at which the rule applies.
     """
 
     def rule(beliefs: Beliefs, rng: random.Random) -> Action | None:
-        best, best_slot = threshold, -1
+        best_chance = threshold
+        best_slot = None
         for slot, known in enumerate(beliefs.view.own_hand):
             chance = beliefs.chance_to_fit(known)
-            if chance >= best:
-                best, best_slot = chance, slot
-        return play(best_slot) if best_slot >= 0 else None
+            if chance >= best_chance:
+                best_chance = chance
+                best_slot = slot
+        return None if best_slot is None else play(best_slot)
 
     return rule
 
 
+# --- Hints
+
+
 def tell_anyone_about_useful_card(beliefs: Beliefs, rng: random.Random) -> Action | None:
-    """Over players in turn order: name the rank of the first card that fits, or its colour if the
-    rank is known.
+    """Hint at the first card that fits, over players in turn order.
+
+    The hint names the card's rank, or its colour if its holder knows the rank.
     """
     view = beliefs.view
-    told = (
-        _tell_useful(view, (view.player + step) % view.num_players)
-        for step in range(1, view.num_players)
-    )
-    return next((action for action in told if action is not None), None)
+    for offset in range(1, view.num_players):
+        seat = (view.player + offset) % view.num_players
+        hint = _hint_at_useful_card(view, seat)
+        if hint is not None:
+            return hint
+    return None
 
 
 def tell_playable_card_outer(beliefs: Beliefs, rng: random.Random) -> Action | None:
     """Do as `tell_anyone_about_useful_card`, for the next player only."""
     view = beliefs.view
-    return _tell_useful(view, (view.player + 1) % view.num_players)
+    return _hint_at_useful_card(view, next_seat(view))
 
 
 def tell_unknown(beliefs: Beliefs, rng: random.Random) -> Action | None:
-    """Name an unknown attribute of the next player's first card that has one, the colour before the
-    rank.
-    """
+    """Name an unknown attribute of the next player's first card that has one, colour first."""
     view = beliefs.view
     if not view.hints:
         return None
-    seat = (view.player + 1) % view.num_players
-    for card, known in _cards_of(view, seat):
-        if len(known.colors) > 1:
+    seat = next_seat(view)
+    for card, known in _visible_cards(view, seat):
+        if _only_value(known.colors) is None:
             return hint_color(seat, card.color)
-        if len(known.ranks) > 1:
+        if _only_value(known.ranks) is None:
             return hint_rank(seat, card.rank)
     return None
 
 
 def tell_dispensable(beliefs: Beliefs, rng: random.Random) -> Action | None:
-    """Over seats from 0: tell the holder of the first useless card what makes it see that it is
-    useless.
-    """
+    """Hint at the first useless card, over seats from 0, so that its holder sees it is useless."""
     view = beliefs.view
     if not view.hints:
         return None
-    lowest = min(view.fireworks)
+    lowest_height = min(view.fireworks)
     for seat in range(view.num_players):
-        for card, known in _cards_of(view, seat):
-            knows_color, knows_rank = len(known.colors) == 1, len(known.ranks) == 1
-            is_played = card.rank < view.fireworks[card.color]
-            if not knows_color and (
-                view.fireworks[card.color] == view.num_ranks
-                or (knows_rank and is_played and card.rank >= lowest)
-            ):
-                return hint_color(seat, card.color)
-            if not knows_rank and (card.rank < lowest or (knows_color and is_played)):
-                return hint_rank(seat, card.rank)
+        for card, known in _visible_cards(view, seat):
+            knows_color = _only_value(known.colors) is not None
+            knows_rank = _only_value(known.ranks) is not None
+            height = view.fireworks[card.color]
+            is_played = card.rank < height
+            if not knows_color:
+                is_complete = height == view.num_ranks
+                # A rank below every stack would show it without the colour.
+                needs_color = knows_rank and is_played and card.rank >= lowest_height
+                if is_complete or needs_color:
+                    return hint_color(seat, card.color)
+            if not knows_rank:
+                is_below_all = card.rank < lowest_height
+                if is_below_all or (knows_color and is_played):
+                    return hint_rank(seat, card.rank)
     return None
 
 
 def tell_randomly(beliefs: Beliefs, rng: random.Random) -> Action | None:
     """Name colour or rank, by the flip of a coin, of a random card of the next player."""
     view = beliefs.view
-    seat = (view.player + 1) % view.num_players
+    seat = next_seat(view)
     hand = view.hands[seat]
     if not view.hints or not hand:
         return None
@@ -144,29 +163,27 @@ def tell_anything(beliefs: Beliefs, rng: random.Random) -> Action | None:
     return rng.choice(hints) if hints else None
 
 
+# --- Discards
+
+
 def osawa_discard(beliefs: Beliefs, rng: random.Random) -> Action | None:
     """Discard the first card that can no longer score, see Osawa, "Solving Hanabi" (2015).
 
     Cards whose known attributes show it come first, then cards of a known colour whose least rank
-    is out of reach."""
+    is out of reach.
+    """
     view = beliefs.view
     if view.hints == view.max_hints:
         return None
-    lowest = min(view.fireworks)
     heights = reachable_heights(view)
-    out_of_reach = -1
+    slot_out_of_reach = None
     for slot, known in enumerate(view.own_hand):
-        color = known.colors[0] if len(known.colors) == 1 else -1
-        rank = known.ranks[0] if len(known.ranks) == 1 else -1
-        if color >= 0:
-            height = view.fireworks[color]
-            if height == view.num_ranks or 0 <= rank < height or rank >= heights[color]:
-                return discard(slot)
-            if out_of_reach < 0 and known.ranks[0] >= heights[color]:
-                out_of_reach = slot
-        elif 0 <= rank < lowest or rank >= max(heights):
+        if _is_known_to_be_useless(view, known, heights):
             return discard(slot)
-    return discard(out_of_reach) if out_of_reach >= 0 else None
+        color = _only_value(known.colors)
+        if slot_out_of_reach is None and color is not None and known.ranks[0] >= heights[color]:
+            slot_out_of_reach = slot
+    return None if slot_out_of_reach is None else discard(slot_out_of_reach)
 
 
 def discard_oldest_first(beliefs: Beliefs, rng: random.Random) -> Action | None:
@@ -178,26 +195,65 @@ def discard_oldest_first(beliefs: Beliefs, rng: random.Random) -> Action | None:
 def discard_randomly(beliefs: Beliefs, rng: random.Random) -> Action | None:
     """Discard a random card."""
     view = beliefs.view
-    return discard(rng.randrange(len(view.own_hand))) if view.hints < view.max_hints else None
+    if view.hints == view.max_hints:
+        return None
+    return discard(rng.randrange(len(view.own_hand)))
+
+
+# --- What rules ask
 
 
 def fits_by_hints(view: PlayerView, known: Knowledge) -> bool:
     """Tell whether a card fits whatever it is, given the hints alone."""
-    return all(view.fireworks[color] == rank for color, rank in product(known.colors, known.ranks))
+    # Two ranks cannot both be the next one of a colour.
+    rank = _only_value(known.ranks)
+    if rank is None:
+        return False
+    return all(view.fireworks[color] == rank for color in known.colors)
 
 
-def _cards_of(view: PlayerView, seat: int) -> Iterator[tuple[Card, Knowledge]]:
-    """Return another player's cards and what their holder knows of each; nothing for the player's
-    own seat.
+def next_seat(view: PlayerView) -> int:
+    """Return the seat that moves after the player of the view."""
+    return (view.player + 1) % view.num_players
+
+
+def _only_value(values: tuple[int, ...]) -> int | None:
+    """Return the value that hints leave; None where they leave several."""
+    return values[0] if len(values) == 1 else None
+
+
+def _is_known_to_be_useless(view: PlayerView, known: Knowledge, reachable: tuple[int, ...]) -> bool:
+    """Return whether a card's known attributes show that it can no longer score.
+
+    Args:
+        view: What the player may know.
+        known: What hints say about the card.
+        reachable: See `beliefs.reachable_heights`.
     """
-    return zip(view.hands[seat], view.knowledge[seat], strict=seat != view.player)
+    color = _only_value(known.colors)
+    rank = _only_value(known.ranks)
+    if color is not None:
+        height = view.fireworks[color]
+        if height == view.num_ranks:
+            return True
+        return rank is not None and (rank < height or rank >= reachable[color])
+    return rank is not None and (rank < min(view.fireworks) or rank >= max(reachable))
 
 
-def _tell_useful(view: PlayerView, seat: int) -> Action | None:
-    for card, known in _cards_of(view, seat) if view.hints else ():
+def _visible_cards(view: PlayerView, seat: int) -> Iterator[tuple[Card, Knowledge]]:
+    """Return a player's cards and what their holder knows of each; nothing for the own seat."""
+    is_other = seat != view.player
+    return zip(view.hands[seat], view.knowledge[seat], strict=is_other)
+
+
+def _hint_at_useful_card(view: PlayerView, seat: int) -> Action | None:
+    """Return the hint at the first card of a hand that fits and of which something is unknown."""
+    if not view.hints:
+        return None
+    for card, known in _visible_cards(view, seat):
         if view.fireworks[card.color] == card.rank:
-            if len(known.ranks) > 1:
+            if _only_value(known.ranks) is None:
                 return hint_rank(seat, card.rank)
-            if len(known.colors) > 1:
+            if _only_value(known.colors) is None:
                 return hint_color(seat, card.color)
     return None

@@ -1,5 +1,6 @@
-"""One-step search over a bot: each legal move is tried in games that the player cannot tell from
-its own.
+"""One-step search over a bot.
+
+Each legal move is tried in games that the player cannot tell from its own, its *worlds*.
 
 Source: SPARTA's single-agent search (Lerer et al., arXiv 1912.02318). It differs in this:
 
@@ -24,34 +25,63 @@ from hanabi_grpo.envs.hanabi.policies.rule_bots import move_text, rule_move
 from hanabi_grpo.envs.hanabi.rules.beliefs import KnownDeck, known_deck
 from hanabi_grpo.envs.hanabi.rules.deals import sorted_deck
 from hanabi_grpo.envs.hanabi.rules.game import Game
-from hanabi_grpo.envs.hanabi.rules.view import Action, Card, PlayerView
+from hanabi_grpo.envs.hanabi.rules.presets import GameSpec
+from hanabi_grpo.envs.hanabi.rules.view import Action, Card, Knowledge, PlayerView
 
 CANDIDATES = 400
 """Games that are drawn and weighted."""
 WORLDS = 100
 """Of those, drawn by weight, the most in which a move is tried."""
 ROUND = 10
-"""Worlds after which moves without promise are given up: less than one standard error from being
-better.
-"""
+"""Worlds after which moves without promise are given up.
+
+Without promise: less than one standard error from being better."""
 MARGIN = 2.0
 """Standard errors of the mean gain by which a move has to be better than the bot's."""
 TREMBLE = 0.1
+"""Share of random moves that the others are thought to make."""
+
+_DEFAULT_BOT = "iggi"
+_SEED_BITS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _WeightedWorld:
+    """A game that may be the player's own."""
+
+    game: Game
+    weight: float
+    """How likely it is, up to a factor that all worlds of one position share."""
+
+
+@dataclass(frozen=True, slots=True)
+class _WeightedHand:
+    """A drawn hand and the deck behind it."""
+
+    hand: tuple[Card, ...]
+    """Oldest card first."""
+    rest: list[Card]
+    """The other unseen cards."""
+    weight: float
+    """The inverse of the chance to draw this hand, up to a common factor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
     """Search over one of the `RULE_BOTS`."""
 
-    blueprint: str = "iggi"
+    blueprint: str = _DEFAULT_BOT
+    """Name of the bot that everybody is taken to be from the next move on."""
 
     @property
     def name(self) -> str:
-        """Return the name of the policy; IGGI's is not said."""
-        return "search" if self.blueprint == "iggi" else f"search-{self.blueprint}"
+        """Return the name of the policy, e.g. "search-piers"; over IGGI it is "search"."""
+        if self.blueprint == _DEFAULT_BOT:
+            return "search"
+        return f"search-{self.blueprint}"
 
     def seat(self, player: int, *, task: base.Task[EnvConfig], game: int) -> base.ScriptSeat:
-        """Return a seat."""
+        """Return a seat; see `base.Policy.seat`."""
 
         def choose(seen: base.Observation, rng: random.Random) -> str:
             return move_text(seen, self.move(task.config, seen.view(), rng))
@@ -59,28 +89,45 @@ class Search:
         return base.Script(self.name, choose).seat(player, task=task, game=game)
 
     def move(self, config: EnvConfig, view: PlayerView, rng: random.Random) -> Action:
-        """Return the bot's move, or the one that gains most over it, if that is surely more than
-        nothing.
+        """Return the bot's move, or another that surely gains over it, and most of all.
+
+        Args:
+            config: The settings of the game.
+            view: What the player may know; it is the player's turn.
+            rng: Draws the worlds and the luck in them.
         """
-        plan = rule_move(self.blueprint, view, rng)
-        gains: dict[Action, list[float]] = {move: [] for move in view.legal_actions if move != plan}
-        worlds = self._worlds(config, view, rng) if gains else []
+        planned = rule_move(self.blueprint, view, rng)
+        alternatives = [move for move in view.legal_actions if move != planned]
+        if not alternatives:
+            return planned
+        gains: dict[Action, list[float]] = {move: [] for move in alternatives}
+        worlds = self._worlds(config, view, rng)
         for number, world in enumerate(worlds, 1):
             # The same world and the same luck for every move.
-            luck = rng.getrandbits(64)
-            planned = self._score(config, world, plan, luck)
-            for move, gained in gains.items():
-                gained.append(self._score(config, world, move, luck) - planned)
+            luck = rng.getrandbits(_SEED_BITS)
+            planned_score = self._score(config, world, planned, luck)
+            for move, move_gains in gains.items():
+                score = self._score(config, world, move, luck)
+                move_gains.append(score - planned_score)
             if number % ROUND == 0:
-                gains = {move: gained for move, gained in gains.items() if _bound(gained, 1.0) > 0}
+                gains = _promising(gains)
                 if not gains:
-                    return plan
-        best = max(gains, key=lambda move: fmean(gains[move]), default=plan)
-        return best if best != plan and _bound(gains[best], -MARGIN) > 0 else plan
+                    return planned
+        best = max(gains, key=lambda move: fmean(gains[move]))
+        is_surely_better = _mean_plus_errors(gains[best], -MARGIN) > 0
+        return best if is_surely_better else planned
 
     def _score(self, config: EnvConfig, world: Game, move: Action, luck: int) -> float:
-        """Return what a world ends with after a move, when everybody is the bot from there on."""
-        game, rng = world.copy(), random.Random(luck)
+        """Return the score of a world after a move, when everybody is the bot from there on.
+
+        Args:
+            config: The settings of the game.
+            world: The game; it is not changed.
+            move: The move to make in it.
+            luck: Seed of the bots' random choices.
+        """
+        game = world.copy()
+        rng = random.Random(luck)
         game.apply(move)
         while not game.is_over:
             game.apply(rule_move(self.blueprint, game.view(game.current_player), rng))
@@ -88,46 +135,96 @@ class Search:
 
     def _worlds(self, config: EnvConfig, view: PlayerView, rng: random.Random) -> list[Game]:
         """Return games that look to the player like its own, drawn by how likely they are."""
-        known = known_deck(config.spec(), view)
-        worlds: list[tuple[Game, float]] = []
-        while not worlds:
-            drawn = (self._world(config, view, known, rng) for _ in range(CANDIDATES))
-            worlds = [world for world in drawn if world]
-        games, weights = zip(*worlds, strict=True)
+        spec = config.spec()
+        deck = known_deck(spec, view)
+        candidates: list[_WeightedWorld] = []
+        while not candidates:
+            for _ in range(CANDIDATES):
+                world = self._draw_world(spec, view, deck, rng)
+                if world is not None:
+                    candidates.append(world)
+        games = [world.game for world in candidates]
+        weights = [world.weight for world in candidates]
         return rng.choices(games, weights, k=WORLDS)
 
-    def _world(
-        self, config: EnvConfig, view: PlayerView, known: KnownDeck, rng: random.Random
-    ) -> tuple[Game, float] | None:
-        """Draw a game and its weight; None where the last cards that were left fit no more
-        hints.
+    def _draw_world(
+        self, spec: GameSpec, view: PlayerView, deck: KnownDeck, rng: random.Random
+    ) -> _WeightedWorld | None:
+        """Draw a world and its weight.
+
+        Args:
+            spec: The board.
+            view: What the player may know.
+            deck: What the player knows of the deck's order.
+            rng: Draws the hand, the rest of the deck and the bots' random choices.
+
+        Returns:
+            None where the last cards that were left for the hand fit no more hints.
         """
-        spec, weight, own = config.spec(), 1.0, dict[int, Card]()
-        seen = Counter(card for card in known.cards if card is not None)
-        unseen = list((Counter(sorted_deck(spec.num_colors, spec.num_ranks)) - seen).elements())
-        for place, told in zip(known.own, view.own_hand, strict=True):
-            fits = [
-                at
-                for at, card in enumerate(unseen)
-                if card.color in told.colors and card.rank in told.ranks
-            ]
-            if not fits:
-                return None
-            # A card that is one of many is drawn too seldom.
-            weight *= len(fits)
-            own[place] = unseen.pop(rng.choice(fits))
-        rng.shuffle(unseen)
-        game = Game(
-            spec, [card or own.get(place) or unseen.pop() for place, card in enumerate(known.cards)]
-        )
+        drawn = _draw_hand(_unseen_cards(spec, deck), view.own_hand, rng)
+        if drawn is None:
+            return None
+        own_cards = dict(zip(deck.own_positions, drawn.hand, strict=True))
+        rng.shuffle(drawn.rest)
+        cards = []
+        for position, card in enumerate(deck.cards):
+            cards.append(card or own_cards.get(position) or drawn.rest.pop())
+        game = Game(spec, cards)
+        weight = drawn.weight
         for event in view.events:
             if event.player != view.player:
-                is_same = rule_move(self.blueprint, game.view(event.player), rng) == event.action
-                weight *= TREMBLE / len(game.legal_actions()) + (1 - TREMBLE) * is_same
+                bots_move = rule_move(self.blueprint, game.view(event.player), rng)
+                chance = TREMBLE / len(game.legal_actions())
+                if bots_move == event.action:
+                    chance += 1 - TREMBLE
+                weight *= chance
             game.apply(event.action)
-        return game, weight
+        return _WeightedWorld(game, weight)
 
 
-def _bound(gained: Sequence[float], errors: float) -> float:
-    """Return the mean plus so many standard errors."""
-    return fmean(gained) + errors * stdev(gained) / len(gained) ** 0.5
+def _unseen_cards(spec: GameSpec, deck: KnownDeck) -> list[Card]:
+    """Return the cards that the player's hand and the rest of the deck are made of, sorted."""
+    seen = Counter(card for card in deck.cards if card is not None)
+    unseen = Counter(sorted_deck(spec.num_colors, spec.num_ranks)) - seen
+    return list(unseen.elements())
+
+
+def _draw_hand(
+    unseen: Sequence[Card], own_hand: Sequence[Knowledge], rng: random.Random
+) -> _WeightedHand | None:
+    """Draw each card of a hand evenly among the unseen cards that its hints allow.
+
+    Args:
+        unseen: The cards to draw from.
+        own_hand: What hints say about each card of the hand.
+        rng: Draws the cards.
+
+    Returns:
+        None where the cards that were left for a slot fit its hints no more.
+    """
+    rest = list(unseen)
+    hand = []
+    weight = 1.0
+    for known in own_hand:
+        allowed = [
+            index
+            for index, card in enumerate(rest)
+            if card.color in known.colors and card.rank in known.ranks
+        ]
+        if not allowed:
+            return None
+        # A card that is one of many is drawn too seldom.
+        weight *= len(allowed)
+        hand.append(rest.pop(rng.choice(allowed)))
+    return _WeightedHand(tuple(hand), rest, weight)
+
+
+def _promising(gains: dict[Action, list[float]]) -> dict[Action, list[float]]:
+    """Return the moves that are at most one standard error from being better than the bot's."""
+    return {move: values for move, values in gains.items() if _mean_plus_errors(values, 1.0) > 0}
+
+
+def _mean_plus_errors(values: Sequence[float], num_errors: float) -> float:
+    """Return the mean plus so many of its standard errors."""
+    standard_error = stdev(values) / len(values) ** 0.5
+    return fmean(values) + num_errors * standard_error

@@ -1,11 +1,11 @@
-"""What a player is told and how its answer is read, in the style `full` (readable) or `compact`
-(words of tiny models).
+"""What a player reads and how its reply is read.
 
-All of it is a pure function of a `PlayerView`, so nothing here can leak a hidden card.
+Two styles: `full` (readable sentences) and `compact` (words of tiny models). All of it is a pure
+function of a `PlayerView`, so nothing here can leak a hidden card.
 """
 
 from hanabi_grpo.envs.hanabi.prompts.compact import compact_turn, compact_vocabulary
-from hanabi_grpo.envs.hanabi.prompts.deductions import Counted, Deductions, seen_with
+from hanabi_grpo.envs.hanabi.prompts.deductions import Counted, Deductions, view_with
 from hanabi_grpo.envs.hanabi.prompts.full import full_system, full_turn
 from hanabi_grpo.envs.hanabi.rules.actions import parse_action
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec
@@ -14,30 +14,52 @@ from hanabi_grpo.envs.replies import answer_lines
 
 
 def system_prompt(spec: GameSpec, style: str, player: int, *, bomb_rule: str = "zero") -> str:
-    """Return the rules as told to one player, or "" in the compact style: a tiny model learns them
-    by playing.
+    """Return the rules for one player as a system message.
+
+    Args:
+        spec: The board.
+        style: "full", or "compact", which has no system message: a tiny model learns the rules by
+            playing.
+        player: The seat that reads it.
+        bomb_rule: "zero" or "keep": what a lost last life does to the points scored so far.
     """
-    return "" if style == "compact" else full_system(spec, player, bomb_rule)
+    if style == "compact":
+        return ""
+    return full_system(spec, player, bomb_rule)
 
 
 def turn_prompt(
     view: PlayerView, *, style: str, legal_moves: bool, deductions: Deductions = "possible"
 ) -> str:
-    """Return the message that asks `view.player` for its move: the whole current state, readable on
-    its own.
+    """Return the message that asks `view.player` for its move.
+
+    It holds the whole current state and can be read without earlier messages.
+
+    Args:
+        view: What the player may know.
+        style: "full" or "compact".
+        legal_moves: Whether to list the legal moves.
+        deductions: What the prompt works out for its reader, see `prompts.deductions`.
     """
-    view = seen_with(view, deductions)
+    view = view_with(view, deductions)
+    counted = Counted(view) if deductions == "counted" else None
     write = compact_turn if style == "compact" else full_turn
-    return write(
-        view, legal_moves=legal_moves, counted=Counted(view) if deductions == "counted" else None
-    )
+    return write(view, legal_moves=legal_moves, counted=counted)
 
 
 def parse_reply(text: str, *, num_players: int, player: int) -> Action | None:
-    """Return the last line of any text that is a move, which the rules may forbid, or None; see
-    `answer_lines`.
+    """Return the last line of a reply that is a move, or None; see `replies.answer_lines`.
+
+    Args:
+        text: Any text at all.
+        num_players: Players of the game.
+        player: The seat that replies.
+
+    Returns:
+        The move, which the rules may forbid.
     """
-    moves = (
-        parse_action(line, num_players=num_players, player=player) for line in answer_lines(text)
-    )
-    return next((move for move in moves if move is not None), None)
+    for line in answer_lines(text):
+        action = parse_action(line, num_players=num_players, player=player)
+        if action is not None:
+            return action
+    return None

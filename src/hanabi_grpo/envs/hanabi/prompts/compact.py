@@ -12,114 +12,198 @@ With counted cards (HANABI_DEDUCTIONS=counted) the word of a card says what foll
     life3 info1 deck25 nextR4 nextY1 me slot0fit2 cRY r1 slot1sure cR r4 mate Y4later cYGWB r1345
     B2fits cYGWB r2 last Hint 4 2 3
 A tiny model learns that far sooner than a word for each: after 150 s of watching IGGI on Full it
-says .96 of its moves and scores what IGGI scores, where it said .71 and scored 3."""
+agrees with .96 of IGGI's moves and reaches IGGI's score, where it agreed with .71 and scored 3.
+"""
 
-from collections.abc import Iterable, Iterator
-from itertools import combinations, product
+from collections.abc import Iterator, Sequence
+from itertools import combinations
 
 from hanabi_grpo.envs.hanabi.prompts.deductions import (
-    OTHERS,
-    OWN,
+    CARD_WORDS,
+    OWN_CARD_WORDS,
     Counted,
     Deductions,
     others_moves,
-    own_word,
+    own_card_word,
 )
 from hanabi_grpo.envs.hanabi.rules.actions import format_action
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec
-from hanabi_grpo.envs.hanabi.rules.view import COLOR_LETTERS, Card, Event, Knowledge, PlayerView
+from hanabi_grpo.envs.hanabi.rules.view import (
+    COLOR_LETTERS,
+    Action,
+    Card,
+    Event,
+    Knowledge,
+    PlayerView,
+)
 from hanabi_grpo.types import player_names
 
-_LAST, _GOOD, _BAD = "last", "good", "bad"
+_LAST_MOVE = "last"
+"""Comes before a move of another player."""
+_GOOD_PLAY = "good"
+_BAD_PLAY = "bad"
 
 
 def compact_vocabulary(spec: GameSpec, deductions: Deductions = "possible") -> tuple[str, ...]:
     """Return every word that a compact observation or a compact reply can hold on this board.
 
     The order is fixed: a tokenizer may number the words by position.
+
+    Args:
+        spec: The board.
+        deductions: What the prompts work out; "counted" has more words, after all others.
     """
-    colors, ranks = range(spec.num_colors), range(spec.num_ranks)
     slots = [f"slot{slot}" for slot in range(spec.hand_size)]
-    cards = [str(Card(color, rank)) for color in colors for rank in ranks]
-    undealt = spec.deck_size - spec.num_players * spec.hand_size
-    partners = range(1, spec.num_players)
-    return (
-        *(f"life{count}" for count in range(spec.max_lives + 1)),
-        *(f"info{count}" for count in range(spec.max_hints + 1)),
-        *(f"deck{count}" for count in range(undealt + 1)),
-        *(f"left{count}" for count in range(spec.num_players + 1)),
-        *(
-            f"next{COLOR_LETTERS[color]}{rank + 1}"
-            for color in colors
-            for rank in range(spec.num_ranks + 1)
-        ),
-        *("me", "disc", "moves"),
+    cards = []
+    for color in range(spec.num_colors):
+        for rank in range(spec.num_ranks):
+            cards.append(str(Card(color, rank)))
+    words = [
+        *_counter_words(spec),
+        "me",
+        "disc",
+        "moves",
         *slots,
-        *(["mate"] if spec.num_players == 2 else [f"mate{step}" for step in partners]),
+        *_mate_words(spec.num_players),
         *cards,
-        *(_colors_word(subset) for size in colors for subset in combinations(colors, size + 1)),
-        *(_ranks_word(subset) for size in ranks for subset in combinations(ranks, size + 1)),
-        *("Play", "Discard", "Hint"),
-        *(str(number) for number in range(max(spec.hand_size, spec.num_ranks + 1))),
-        *COLOR_LETTERS[: spec.num_colors],
-        *(player_names(spec.num_players) if spec.num_players > 2 else ()),
-        *(_counted_vocabulary(slots, cards) if deductions == "counted" else ()),
-    )
+        *_knowledge_vocabulary(spec),
+        *_move_vocabulary(spec),
+    ]
+    if deductions == "counted":
+        words += _counted_vocabulary(slots, cards)
+    return tuple(words)
 
 
-def _counted_vocabulary(slots: Iterable[str], cards: Iterable[str]) -> Iterator[str]:
-    yield from (slot + word for slot, word in product(slots, OWN))
-    yield from (card + word for card, word in product(cards, OTHERS))
-    yield from (_LAST, _GOOD, _BAD)
+def _counter_words(spec: GameSpec) -> Iterator[str]:
+    """Yield the words for lives, hints, cards and turns left, and stacks."""
+    num_undealt = spec.deck_size - spec.num_players * spec.hand_size
+    for lives in range(spec.max_lives + 1):
+        yield f"life{lives}"
+    for hints in range(spec.max_hints + 1):
+        yield f"info{hints}"
+    for cards in range(num_undealt + 1):
+        yield f"deck{cards}"
+    for turns in range(spec.num_players + 1):
+        yield f"left{turns}"
+    for color in range(spec.num_colors):
+        for height in range(spec.num_ranks + 1):
+            yield _next_word(color, height)
+
+
+def _mate_words(num_players: int) -> list[str]:
+    """Return the words that begin another player's hand, in the order of turns."""
+    if num_players == 2:
+        return ["mate"]
+    return [f"mate{offset}" for offset in range(1, num_players)]
+
+
+def _knowledge_vocabulary(spec: GameSpec) -> Iterator[str]:
+    """Yield the words for what hints leave possible: every set of colours, then of ranks."""
+    for size in range(1, spec.num_colors + 1):
+        for colors in combinations(range(spec.num_colors), size):
+            yield _colors_word(colors)
+    for size in range(1, spec.num_ranks + 1):
+        for ranks in combinations(range(spec.num_ranks), size):
+            yield _ranks_word(ranks)
+
+
+def _move_vocabulary(spec: GameSpec) -> Iterator[str]:
+    """Yield the words of moves."""
+    yield from ("Play", "Discard", "Hint")
+    # Slots count from 0, printed ranks from 1.
+    for number in range(max(spec.hand_size, spec.num_ranks + 1)):
+        yield str(number)
+    yield from COLOR_LETTERS[: spec.num_colors]
+    if spec.num_players > 2:
+        yield from player_names(spec.num_players)
+
+
+def _counted_vocabulary(slots: Sequence[str], cards: Sequence[str]) -> Iterator[str]:
+    """Yield the words that only counted cards need."""
+    for slot in slots:
+        for word in OWN_CARD_WORDS:
+            yield slot + word
+    for card in cards:
+        for word in CARD_WORDS:
+            yield card + word
+    yield from (_LAST_MOVE, _GOOD_PLAY, _BAD_PLAY)
 
 
 def compact_turn(view: PlayerView, *, legal_moves: bool, counted: Counted | None = None) -> str:
-    """Return the observation as words separated by single spaces."""
-    return " ".join(_words(view, legal_moves, counted))
+    """Return the observation as words separated by single spaces.
+
+    Args:
+        view: What the player may know.
+        legal_moves: Whether to list the legal moves.
+        counted: What the cards in sight say, or None to leave that out.
+    """
+    return " ".join(_turn_words(view, legal_moves, counted))
 
 
-def _words(view: PlayerView, legal_moves: bool, counted: Counted | None) -> Iterator[str]:
-    yield from (f"life{view.lives}", f"info{view.hints}", f"deck{view.deck_size}")
+def _turn_words(view: PlayerView, legal_moves: bool, counted: Counted | None) -> Iterator[str]:
+    yield f"life{view.lives}"
+    yield f"info{view.hints}"
+    yield f"deck{view.deck_size}"
     if view.turns_left is not None:
         yield f"left{view.turns_left}"
     for color, height in enumerate(view.fireworks):
-        yield f"next{COLOR_LETTERS[color]}{height + 1}"
-    names = player_names(view.num_players)
+        yield _next_word(color, height)
+    yield from _own_hand_words(view, counted)
+    for offset, mate in enumerate(_mate_words(view.num_players), 1):
+        yield mate
+        yield from _mates_hand_words(view, (view.player + offset) % view.num_players, counted)
+    if counted:
+        for event in others_moves(view):
+            yield from _event_words(event, view)
+    else:
+        yield "disc"
+        yield from map(str, view.discards)
+    if legal_moves and view.legal_actions:
+        yield "moves"
+        for action in view.legal_actions:
+            yield _move_text(action, view)
+
+
+def _own_hand_words(view: PlayerView, counted: Counted | None) -> Iterator[str]:
     yield "me"
     if view.num_players > 2:
         # Hints name absolute seats, so a policy shared by several seats must read which one it sits
         # on.
-        yield names[view.player]
+        yield player_names(view.num_players)[view.player]
     for slot, known in enumerate(view.own_hand):
-        yield f"slot{slot}" + (own_word(counted, known) if counted else "")
+        deduction = own_card_word(counted, known) if counted else ""
+        yield f"slot{slot}{deduction}"
         yield from _knowledge_words(known)
-    for step in range(1, view.num_players):
-        seat = (view.player + step) % view.num_players
-        yield from (["mate"] if view.num_players == 2 else [f"mate{step}", names[seat]])
-        for card, known in zip(view.hands[seat], view.knowledge[seat], strict=True):
-            yield str(card) + (counted.card(card) if counted else "")
-            yield from _knowledge_words(known)
-    if not counted:
-        yield "disc"
-        yield from map(str, view.discards)
-    for event in others_moves(view) if counted else ():
-        yield from _event_words(event, view)
-    if legal_moves and view.legal_actions:
-        yield "moves"
-        for action in view.legal_actions:
-            yield format_action(action, style="compact", num_players=view.num_players)
+
+
+def _mates_hand_words(view: PlayerView, seat: int, counted: Counted | None) -> Iterator[str]:
+    if view.num_players > 2:
+        yield player_names(view.num_players)[seat]
+    for card, known in zip(view.hands[seat], view.knowledge[seat], strict=True):
+        deduction = counted.card_word(card) if counted else ""
+        yield f"{card}{deduction}"
+        yield from _knowledge_words(known)
 
 
 def _event_words(event: Event, view: PlayerView) -> Iterator[str]:
-    yield _LAST
+    yield _LAST_MOVE
     if view.num_players > 2:
         yield player_names(view.num_players)[event.player]
-    yield from format_action(event.action, style="compact", num_players=view.num_players).split()
+    yield from _move_text(event.action, view).split()
     yield from map(str, event.touched)
     if event.card:
         yield str(event.card)
     if event.action.kind == "play":
-        yield _GOOD if event.scored else _BAD
+        yield _GOOD_PLAY if event.scored else _BAD_PLAY
+
+
+def _move_text(action: Action, view: PlayerView) -> str:
+    return format_action(action, style="compact", num_players=view.num_players)
+
+
+def _next_word(color: int, height: int) -> str:
+    """Return the word for the rank that fits on a stack of this height, e.g. "nextR1" for 0."""
+    return f"next{COLOR_LETTERS[color]}{height + 1}"
 
 
 def _knowledge_words(known: Knowledge) -> tuple[str, str]:
@@ -127,8 +211,10 @@ def _knowledge_words(known: Knowledge) -> tuple[str, str]:
 
 
 def _colors_word(colors: tuple[int, ...]) -> str:
+    """Return e.g. "cRY" for colours 0 and 1."""
     return "c" + "".join(COLOR_LETTERS[color] for color in colors)
 
 
 def _ranks_word(ranks: tuple[int, ...]) -> str:
+    """Return e.g. "r12" for ranks 0 and 1."""
     return "r" + "".join(str(rank + 1) for rank in ranks)

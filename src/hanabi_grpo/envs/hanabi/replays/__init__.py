@@ -1,1 +1,1 @@
-"""Recorded games played again: every board, as data and as text."""
+"""Recorded games replayed: every board, as data and as text."""

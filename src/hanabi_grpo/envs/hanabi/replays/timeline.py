@@ -1,9 +1,7 @@
-"""A recorded game played again: every board that the players faced, every move, and both in
-words.
-"""
+"""A recorded game replayed: every board that the players faced, every move, and both in words."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hanabi_grpo.envs.base import Frame
@@ -15,6 +13,8 @@ from hanabi_grpo.envs.hanabi.rules import (
     Card,
     Event,
     Game,
+    GameSpec,
+    Knowledge,
     PlayerView,
     make_spec,
     parse_action,
@@ -24,9 +24,13 @@ from hanabi_grpo.envs.hanabi.rules import (
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import GameParameterError, SettingsError
-from hanabi_grpo.types import Turn, player_name
+from hanabi_grpo.types import Episode, Turn, player_name
 
 _CARD = re.compile(rf"([{COLOR_LETTERS}])([1-5])", re.ASCII)
+_MAX_SHOWN_ACTION = 80
+"""Characters of an unreadable move that an error message quotes."""
+_MAX_SHOWN_CARD = 20
+"""Characters of an unreadable card that an error message quotes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +38,13 @@ class Move:
     """One turn as it was recorded, and what it did on the table."""
 
     turn: Turn
+    """The record."""
     event: Event
+    """What it did."""
     prompt: str
-    """What the player was shown; rebuilt in sentences where nothing was recorded (scripted
-    players).
-    """
+    """What the player was shown.
+
+    Rebuilt in sentences where nothing was recorded (scripted players)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,32 +52,39 @@ class Timeline:
     """A whole game: move i leads from `boards[i]` to `boards[i + 1]`."""
 
     recording: Recording
+    """The record."""
     game: Game
     """The table at the end."""
     boards: tuple[PlayerView, ...]
     """Views with every hand, so for replays, never for a player's eyes."""
     moves: tuple[Move, ...]
+    """Every move, oldest first."""
 
 
 def make_timeline(recording: Recording) -> Timeline:
-    """Play a recorded game again; where a reply was bad, the move that took its place is played.
+    """Replay a recorded game; where a reply was bad, with the move that replaced it.
 
-    Raises: SettingsError: The record does not fit the deal: a move of the wrong player or one that
-        the rules forbid, or another score at the end.
+    Raises:
+        SettingsError: The record does not fit the deal: a move of the wrong player or one that the
+            rules forbid, or another score at the end.
     """
-    episode, game = recording.episode, recorded_table(recording)
-    boards, moves = [_board(game)], []
+    episode = recording.episode
+    game = recorded_table(recording)
+    boards = [_open_view(game)]
+    moves = []
     for turn, action in replayed_turns(game, episode.turns, recording.where):
-        prompt = turn.prompt or turn_prompt(game.view(turn.player), style="full", legal_moves=False)
-        moves.append(Move(turn, game.apply(action), prompt))
-        boards.append(_board(game))
-    recorded = episode.result["score_kept"]
-    if game.score_kept != recorded:
+        prompt = turn.prompt
+        if not prompt:
+            prompt = turn_prompt(game.view(turn.player), style="full", legal_moves=False)
+        event = game.apply(action)
+        moves.append(Move(turn, event, prompt))
+        boards.append(_open_view(game))
+    recorded_score = episode.result["score_kept"]
+    if game.score_kept != recorded_score:
         raise SettingsError(
-            f"{recording.where}: recorded with {recorded:g} points on the table, played again it "
-            "has "
-            f"{game.score_kept}; its deal is not the one that ({episode.suite}, {episode.seed}) "
-            "deals here."
+            f"{recording.where}: recorded with {recorded_score:g} points on the table, but its "
+            f"replay has {game.score_kept}; its deal is not the one that ({episode.suite}, "
+            f"{episode.seed}) deals here."
         )
     return Timeline(recording, game, tuple(boards), tuple(moves))
 
@@ -79,116 +92,170 @@ def make_timeline(recording: Recording) -> Timeline:
 def recorded_table(recording: Recording) -> Game:
     """Return the table of a recorded game as it was dealt.
 
-    A SettingsError: no such board in this version, or another one of that name, or the deck is
-    missing or none."""
-    episode, where = recording.episode, recording.where
+    Raises:
+        SettingsError: No such board in this version, or another one of that name, or the deck is
+            missing or malformed.
+    """
+    episode = recording.episode
+    where = recording.where
     try:
-        spec = recorded_spec(episode.preset, episode.num_players, episode.spec_hash)
-        if spec is None:
-            here = make_spec(episode.preset, episode.num_players).hash
-            raise SettingsError(
-                f"{where}: recorded on a board {episode.preset} with hash {episode.spec_hash}; "
-                "here that board is "
-                f"{here}. Watch it with the version of hanabi_grpo that recorded it."
-            )
-        if recording.start is not None:
-            return Game(spec, [_card(word, where) for word in recording.start.split()])
-        return Game(spec, shuffled_deck(spec, episode.suite, episode.seed))
+        spec = _recorded_board(episode, where)
+        if recording.start is None:
+            return Game(spec, shuffled_deck(spec, episode.suite, episode.seed))
+        deck = [_parse_card(text, where) for text in recording.start.split()]
+        return Game(spec, deck)
     except GameParameterError as error:
         raise SettingsError(f"{where}: {error}") from error
 
 
 def replayed_turns(game: Game, turns: Iterable[Turn], where: str) -> Iterator[tuple[Turn, Action]]:
-    """Yield each turn with its move, which is legal now; the caller makes it before it asks for the
-    next.
+    """Yield each turn with its move, which is legal at that time.
 
-    A SettingsError: a move after the end, of the wrong player, or one that the rules forbid.
+    The caller makes the move in `game` before it asks for the next one.
+
+    Args:
+        game: The game at its start.
+        turns: The recorded turns.
+        where: Where the record comes from, for error messages.
+
+    Raises:
+        SettingsError: A move after the end, of the wrong player, or one that the rules forbid.
     """
     for number, turn in enumerate(turns, 1):
-        mover, at = game.current_player, f"{where}, turn {number}"
-        if game.is_over:
-            raise SettingsError(
-                f"{at}: {turn.action!r} after the end of the game; the record does not fit its "
-                "deal."
-            )
-        if turn.player != mover:
-            raise SettingsError(
-                f"{at}: a move of {player_name(turn.player)}, but it is {player_name(mover)}'s "
-                "turn."
-            )
-        action = parse_action(turn.action, num_players=game.spec.num_players, player=mover)
-        if action is None:
-            raise SettingsError(
-                f"{at}: action={turn.action[:80]!r} is no move; a move is e.g. 'Play 0'."
-            )
-        if action not in game.legal_actions():
-            raise SettingsError(
-                f"{at}: the record does not fit its deal: {turn.action} is not legal there."
-            )
-        yield turn, action
+        yield turn, _replayed_action(game, turn, f"{where}, turn {number}")
 
 
 def frames(recording: Recording) -> Iterator[Frame]:
-    """Yield the table with every hand before each move, and at the end; raises as
-    `make_timeline`.
+    """Yield the table with every hand before each move, and at the end.
+
+    Raises:
+        SettingsError: As `make_timeline`.
     """
-    timeline, players = make_timeline(recording), recording.players
-    names = [
-        name if name == player_name(seat) else f"{name} ({player_name(seat)})"
-        for seat, name in enumerate(players)
-    ]
-    for number, (board, move) in enumerate(zip(timeline.boards, timeline.moves, strict=False), 1):
-        did = f"{players[move.turn.player]} {deed(move.event, players)}"
-        yield Frame(title=f"turn {number}", text=visible(f"{_table(board, names)}\n{did}"))
-    last = timeline.boards[-1]
+    timeline = make_timeline(recording)
+    players = recording.players
+    names = [_name_with_seat(name, seat) for seat, name in enumerate(players)]
+    *boards, last_board = timeline.boards
+    for number, (board, move) in enumerate(zip(boards, timeline.moves, strict=True), 1):
+        move_line = f"{players[move.turn.player]} {deed(move.event, players)}"
+        text = f"{_table_text(board, names)}\n{move_line}"
+        yield Frame(title=f"turn {number}", text=visible(text))
     yield Frame(
-        title=f"end, {sum(last.fireworks)} points on the table", text=visible(_table(last, names))
+        title=f"end, {sum(last_board.fireworks)} points on the table",
+        text=visible(_table_text(last_board, names)),
     )
 
 
 def deed(event: Event, players: tuple[str, ...]) -> str:
-    """Return what a move did, e.g. "plays slot 0: R1, scores" or "hints player_1 red: slots 0
-    2".
+    """Return what a move did.
+
+    For example "plays slot 0: R1, scores" or "hints player_1 red: slots 0 2".
+
+    Args:
+        event: The move.
+        players: Display names by seat.
     """
     action = event.action
     if action.kind == "play":
-        return (
-            f"plays slot {action.slot}: {event.card}, "
-            f"{'scores' if event.scored else 'does not fit'}"
-        )
+        outcome = "scores" if event.scored else "does not fit"
+        return f"plays slot {action.slot}: {event.card}, {outcome}"
     if action.kind == "discard":
         return f"discards slot {action.slot}: {event.card}"
-    value = COLOR_NAMES[action.value] if action.kind == "hint_color" else f"rank {action.value + 1}"
-    slots = f"slot{'s' * (len(event.touched) > 1)} {' '.join(map(str, event.touched))}"
-    return f"hints {visible(players[action.target])} {value}: {slots}"
+    is_color = action.kind == "hint_color"
+    value = COLOR_NAMES[action.value] if is_color else f"rank {action.value + 1}"
+    noun = "slot" if len(event.touched) == 1 else "slots"
+    slots = " ".join(str(slot) for slot in event.touched)
+    return f"hints {visible(players[action.target])} {value}: {noun} {slots}"
 
 
-def _board(game: Game) -> PlayerView:
+def _recorded_board(episode: Episode, where: str) -> GameSpec:
+    spec = recorded_spec(episode.preset, episode.num_players, episode.spec_hash)
+    if spec is None:
+        hash_here = make_spec(episode.preset, episode.num_players).hash
+        raise SettingsError(
+            f"{where}: recorded on a board {episode.preset} with hash {episode.spec_hash}; here "
+            f"that board is {hash_here}. Watch it with the version of hanabi_grpo that recorded it."
+        )
+    return spec
+
+
+def _replayed_action(game: Game, turn: Turn, where: str) -> Action:
+    """Return the move of a turn, which is legal now; raises as `replayed_turns`."""
+    mover = game.current_player
+    if game.is_over:
+        raise SettingsError(
+            f"{where}: {turn.action!r} after the end of the game; the record does not fit its deal."
+        )
+    if turn.player != mover:
+        raise SettingsError(
+            f"{where}: a move of {player_name(turn.player)}, but it is {player_name(mover)}'s turn."
+        )
+    action = parse_action(turn.action, num_players=game.spec.num_players, player=mover)
+    if action is None:
+        raise SettingsError(
+            f"{where}: action={turn.action[:_MAX_SHOWN_ACTION]!r} is no move; a move is e.g. "
+            "'Play 0'."
+        )
+    if action not in game.legal_actions():
+        raise SettingsError(
+            f"{where}: the record does not fit its deal: {turn.action} is not legal there."
+        )
+    return action
+
+
+def _open_view(game: Game) -> PlayerView:
+    """Return a view of the whole table, with every hand."""
     return game.view(0)._replace(hands=game.hands)
 
 
-def _table(board: PlayerView, names: list[str]) -> str:
-    stacks = " ".join(
-        f"{COLOR_LETTERS[color]}{height}" for color, height in enumerate(board.fireworks)
-    )
-    left = (
-        f"deck {board.deck_size}" if board.turns_left is None else f"moves left {board.turns_left}"
-    )
-    gone = f"  discarded {' '.join(map(str, board.discards))}" if board.discards else ""
-    lines = [f"lives {board.lives}  hints {board.hints}  {left}  {stacks}{gone}"]
+def _name_with_seat(name: str, seat: int) -> str:
+    """Return e.g. "Ann (player_0)", or "player_0" for a player without another name."""
+    if name == player_name(seat):
+        return name
+    return f"{name} ({player_name(seat)})"
+
+
+def _table_text(board: PlayerView, names: Sequence[str]) -> str:
+    """Return the table in lines: lives, hints, stacks and discards, then a hand each.
+
+    For example:
+        lives 1  hints 2  deck 2  R1 Y0  discarded Y1
+          player_0  R1(RY 12) Y2(Y 2) R1(RY 1)
+    """
+    lines = [_counters_text(board)]
     for name, hand, knowledge in zip(names, board.hands, board.knowledge, strict=True):
         cards = []
         for card, known in zip(hand, knowledge, strict=True):
-            colors = "".join(COLOR_LETTERS[color] for color in known.colors)
-            cards.append(f"{card}({colors} {''.join(str(rank + 1) for rank in known.ranks)})")
+            cards.append(f"{card}({_knowledge_text(known)})")
         lines.append(f"  {name}  {' '.join(cards)}")
     return "\n".join(lines)
 
 
-def _card(word: str, where: str) -> Card:
-    match = _CARD.fullmatch(word)
+def _counters_text(board: PlayerView) -> str:
+    stacks = []
+    for color, height in enumerate(board.fireworks):
+        stacks.append(f"{COLOR_LETTERS[color]}{height}")
+    if board.turns_left is None:
+        remaining = f"deck {board.deck_size}"
+    else:
+        remaining = f"moves left {board.turns_left}"
+    text = f"lives {board.lives}  hints {board.hints}  {remaining}  {' '.join(stacks)}"
+    if board.discards:
+        text += f"  discarded {' '.join(map(str, board.discards))}"
+    return text
+
+
+def _knowledge_text(known: Knowledge) -> str:
+    """Return e.g. "RY 12": the colours and ranks that a card may have."""
+    colors = "".join(COLOR_LETTERS[color] for color in known.colors)
+    ranks = "".join(str(rank + 1) for rank in known.ranks)
+    return f"{colors} {ranks}"
+
+
+def _parse_card(text: str, where: str) -> Card:
+    match = _CARD.fullmatch(text)
     if match is None:
         raise SettingsError(
-            f"{where}: deck: {word[:20]!r} is no card; a card is one of {COLOR_LETTERS} and 1 to 5."
+            f"{where}: deck: {text[:_MAX_SHOWN_CARD]!r} is no card; a card is one of "
+            f"{COLOR_LETTERS} and 1 to 5."
         )
     return Card(COLOR_LETTERS.index(match[1]), int(match[2]) - 1)

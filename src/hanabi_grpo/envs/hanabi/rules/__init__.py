@@ -1,10 +1,13 @@
-"""The game layer, pure: OpenSpiel, nothing heavier.
+"""The rules of Hanabi without prompts, policies or models; the heaviest import is OpenSpiel.
 
-Map: presets     GameSpec, the named boards, and the check of every parameter before OpenSpiel sees
-    it deals       the deck that (suite, seed) stands for; which suites are for evaluation view
-    the data: Card, Action, Event, Knowledge, PlayerView actions     a move as text and back game
-    Game: legal actions, moves, scores, what each player sees; OpenSpiel's numbers for moves and
-    cards
+- `presets`: `GameSpec`, the named boards, and the check of every parameter, before OpenSpiel sees
+  it.
+- `deals`: the deck that (suite, seed) stands for, and which suites are held out for evaluation.
+- `view`: the data of a game: `Card`, `Action`, `Event`, `Knowledge`, `PlayerView`.
+- `actions`: a move as text, and text as a move.
+- `game`: `Game` with its legal actions, moves, scores and views, and OpenSpiel's numbers for moves
+  and cards.
+- `beliefs`: what a player can work out about its own cards and about the deck.
 """
 
 from hanabi_grpo.envs.hanabi.rules.actions import format_action, parse_action

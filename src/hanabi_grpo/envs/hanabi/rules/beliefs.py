@@ -1,8 +1,10 @@
-"""What the mover can work out: which cards its own may be, which of them fit, which can no longer
-be played.
+"""What a player can work out: which cards its own may be, and which of them fit or are dead.
 
 A set of cards with their numbers is one integer with two bits for each kind of card, since no kind
-has more than three. Adding cards is adding integers, and picking kinds is a bitwise and."""
+has more than three copies: a *card set* below. Adding cards is adding integers, and picking kinds
+is a bitwise and. Bits 2k and 2k + 1 count the cards of kind k = 5 * colour + rank. For example,
+three red 1s and two red 2s are 0b1011.
+"""
 
 import functools
 from itertools import chain, islice
@@ -11,12 +13,17 @@ from typing import NamedTuple
 from hanabi_grpo.envs.hanabi.rules.presets import MAX_COLORS, MAX_RANKS, GameSpec, num_copies
 from hanabi_grpo.envs.hanabi.rules.view import Card, Knowledge, PlayerView
 
-_LOW = sum(1 << 2 * kind for kind in range(MAX_COLORS * MAX_RANKS))
-_HIGH = _LOW << 1
+_BITS_PER_KIND = 2
+_ALL_COPIES = 0b11
+"""Both bits of kind 0."""
+_LOW_BITS = sum(1 << _BITS_PER_KIND * kind for kind in range(MAX_COLORS * MAX_RANKS))
+"""The lower bit of every kind: one card of each."""
+_HIGH_BITS = _LOW_BITS << 1
+"""The upper bit of every kind: two cards of each."""
 
 
 class Beliefs:
-    """The cards of one view, counted when asked for."""
+    """The cards of one view, counted on first use."""
 
     def __init__(self, view: PlayerView) -> None:
         self.view = view
@@ -24,31 +31,32 @@ class Beliefs:
     @functools.cached_property
     def fits(self) -> int:
         """Both bits of every kind that fits on its stack now."""
-        stacks, num_ranks = enumerate(self.view.fireworks), self.view.num_ranks
-        return sum(
-            3 << 2 * (MAX_RANKS * color + height) for color, height in stacks if height < num_ranks
-        )
+        kinds = 0
+        for color, height in enumerate(self.view.fireworks):
+            if height < self.view.num_ranks:
+                kinds |= _ALL_COPIES << _shift(color, height)
+        return kinds
 
     @functools.cached_property
     def unseen(self) -> int:
-        """The cards that are neither on the table nor in another player's hand: the player's own
-        and the deck's.
-        """
+        """The cards that are neither on the table nor in another hand: own cards and the deck."""
         view = self.view
-        unseen = _deck(view.num_colors, view.num_ranks)
+        unseen = _whole_deck(view.num_colors, view.num_ranks)
         for color, height in enumerate(view.fireworks):
-            unseen -= _LOW & _kinds((color,), tuple(range(height)))
+            played_ranks = tuple(range(height))
+            unseen -= _LOW_BITS & _kinds((color,), played_ranks)
         for card in chain(view.discards, *view.hands):
-            unseen -= 1 << 2 * (MAX_RANKS * card.color + card.rank)
+            unseen -= 1 << _shift(card.color, card.rank)
         return unseen
 
     def is_unseen(self, card: Card) -> bool:
         """Return whether a card of this kind may still be in the player's own hand."""
-        return bool(self.unseen & 3 << 2 * (MAX_RANKS * card.color + card.rank))
+        return bool(self.unseen & _ALL_COPIES << _shift(card.color, card.rank))
 
     def surely_fits(self, known: Knowledge) -> bool:
-        """Return True when every unseen card that the hints allow fits."""
-        return not self.unseen & _kinds(known.colors, known.ranks) & ~self.fits
+        """Return whether every unseen card that the hints allow fits."""
+        possible = self.unseen & _kinds(known.colors, known.ranks)
+        return not possible & ~self.fits
 
     def chance_to_fit(self, known: Knowledge) -> float:
         """Return the share, within [0, 1], of the unseen cards allowed by the hints that fit."""
@@ -57,17 +65,19 @@ class Beliefs:
 
 
 def reachable_heights(view: PlayerView) -> tuple[int, ...]:
-    """Return per colour the height that its stack can still reach: up to the first kind that is all
-    discarded.
+    """Return per colour the height that its stack can still reach.
+
+    A stack ends below the first kind of which every copy is discarded.
     """
-    gone = [0] * (MAX_COLORS * MAX_RANKS)
+    num_discarded = [0] * (MAX_COLORS * MAX_RANKS)
     for card in view.discards:
-        gone[MAX_RANKS * card.color + card.rank] += 1
+        num_discarded[MAX_RANKS * card.color + card.rank] += 1
     heights = []
     for color, height in enumerate(view.fireworks):
-        while height < view.num_ranks and gone[MAX_RANKS * color + height] < num_copies(
-            height, view.num_ranks
-        ):
+        while height < view.num_ranks:
+            copies = num_copies(height, view.num_ranks)
+            if num_discarded[MAX_RANKS * color + height] == copies:
+                break
             height += 1
         heights.append(height)
     return tuple(heights)
@@ -78,40 +88,56 @@ class KnownDeck(NamedTuple):
 
     cards: tuple[Card | None, ...]
     """First dealt first; None for a card in the player's own hand and for one still to be drawn."""
-    own: tuple[int, ...]
-    """Where in it the cards of the player's hand lie, oldest first."""
+    own_positions: tuple[int, ...]
+    """Positions in `cards` of the cards in the player's hand, oldest first."""
 
 
 def known_deck(spec: GameSpec, view: PlayerView) -> KnownDeck:
-    """Return what is known of the deck, from the moves and the others' hands."""
+    """Return what a player knows of the deck's order, from the moves and the others' hands."""
     size = spec.hand_size
-    places = [list(range(seat * size, (seat + 1) * size)) for seat in range(spec.num_players)]
+    num_dealt = spec.num_players * size
+    hand_positions = [list(range(first, first + size)) for first in range(0, num_dealt, size)]
     cards: list[Card | None] = [None] * spec.deck_size
-    undealt = iter(range(spec.num_players * size, spec.deck_size))
+    undealt = iter(range(num_dealt, spec.deck_size))
     for event in view.events:
         if event.card is not None:
-            held = places[event.player]
-            cards[held.pop(event.action.slot)] = event.card
-            held.extend(islice(undealt, 1))
-    for held, hand in zip(places, view.hands, strict=True):
-        for place, card in zip(held, hand, strict=False):  # the player's own is not shown
-            cards[place] = card
-    return KnownDeck(tuple(cards), tuple(places[view.player]))
+            positions = hand_positions[event.player]
+            position = positions.pop(event.action.slot)
+            cards[position] = event.card
+            drawn = islice(undealt, 1)  # nothing once the deck is empty
+            positions.extend(drawn)
+    for positions, hand in zip(hand_positions, view.hands, strict=True):
+        # The player's own hand is not shown, so its positions have no cards.
+        for position, card in zip(positions, hand, strict=False):
+            cards[position] = card
+    return KnownDeck(tuple(cards), tuple(hand_positions[view.player]))
+
+
+def _shift(color: int, rank: int) -> int:
+    """Return the position of a kind's lower bit."""
+    return _BITS_PER_KIND * (MAX_RANKS * color + rank)
 
 
 def _num_cards(cards: int) -> int:
-    return (cards & _LOW).bit_count() + 2 * (cards & _HIGH).bit_count()
+    """Return the number of cards in a card set."""
+    return (cards & _LOW_BITS).bit_count() + 2 * (cards & _HIGH_BITS).bit_count()
 
 
 @functools.cache
-def _deck(num_colors: int, num_ranks: int) -> int:
-    return sum(
-        num_copies(rank, num_ranks) << 2 * (MAX_RANKS * color + rank)
-        for color in range(num_colors)
-        for rank in range(num_ranks)
-    )
+def _whole_deck(num_colors: int, num_ranks: int) -> int:
+    """Return the card set of a board's deck."""
+    cards = 0
+    for color in range(num_colors):
+        for rank in range(num_ranks):
+            cards += num_copies(rank, num_ranks) << _shift(color, rank)
+    return cards
 
 
 @functools.cache  # at most 1024 pairs of subsets
 def _kinds(colors: tuple[int, ...], ranks: tuple[int, ...]) -> int:
-    return sum(3 << 2 * (MAX_RANKS * color + rank) for color in colors for rank in ranks)
+    """Return both bits of every kind with one of the colours and one of the ranks."""
+    kinds = 0
+    for color in colors:
+        for rank in ranks:
+            kinds |= _ALL_COPIES << _shift(color, rank)
+    return kinds

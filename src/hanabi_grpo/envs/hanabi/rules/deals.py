@@ -1,10 +1,9 @@
-"""Deals: the shuffled deck that a (suite, seed) stands for, the same on every machine and for
-ever.
-"""
+"""Deals: the shuffled deck that a (suite, seed) stands for, the same on every machine, forever."""
 
 import functools
 import hashlib
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,7 +13,11 @@ from hanabi_grpo.envs.hanabi.rules.view import Card
 from hanabi_grpo.errors import GameParameterError
 
 _SUITE_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
-_MAX_TRIES = 64
+_NUM_SEEDS = 2**63
+_MAX_ATTEMPTS = 64
+"""Shuffles until a deck of the wanted half is found; each hits it with a chance of one half."""
+_BYTES_PER_CARD = 8
+"""Of the hash that orders the cards."""
 
 
 def shuffled_deck(spec: GameSpec, suite: str, seed: int) -> tuple[Card, ...]:
@@ -37,43 +40,65 @@ def shuffled_deck(spec: GameSpec, suite: str, seed: int) -> tuple[Card, ...]:
         suite: Name of a stream of deals, e.g. "train", "train-warm-start", "eval".
         seed: 0 to 2**63 - 1; the deal's number within the suite.
 
+    Returns:
+        A tuple of `spec.deck_size` cards. For example `("laptop", "train", 17)` is
+        R1 Y1 Y1 R1 Y1 Y2 R1 R2.
+
     Raises:
         GameParameterError: A malformed suite name or seed.
     """
-    if not isinstance(suite, str) or not _SUITE_PATTERN.fullmatch(suite):
-        raise GameParameterError(
-            f"suite={suite!r}: a suite is 1 to 64 letters, digits, '.', '_' or '-', such as "
-            "'train' or 'eval'."
-        )
-    # NumPy's integers are welcome; bool is an int to Python but a mistake here.
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
-        raise GameParameterError(
-            f"seed={seed!r}: a deal's seed is a whole number from 0 to 2**63 - 1."
-        )
+    _check_suite(suite)
+    _check_seed(seed)
     cards = sorted_deck(spec.num_colors, spec.num_ranks)
     board = f"{spec.num_colors}x{spec.num_ranks}"
-    held_out, halves = is_held_out(suite), deals_halves(spec, suite)
+    takes_any_deck = not deals_halves(spec, suite)
+    wants_held_out = is_held_out(suite)
     deck = cards
-    for attempt in range(_MAX_TRIES):
-        stream = hashlib.shake_256(f"hanabi deal v1|{board}|{suite}|{int(seed)}|{attempt}".encode())
-        order = np.frombuffer(stream.digest(8 * len(cards)), dtype="<u8").argsort(kind="stable")
+    for attempt in range(_MAX_ATTEMPTS):
+        key = f"hanabi deal v1|{board}|{suite}|{int(seed)}|{attempt}"
+        stream = hashlib.shake_256(key.encode())
+        sort_keys = np.frombuffer(stream.digest(_BYTES_PER_CARD * len(cards)), dtype="<u8")
+        order = sort_keys.argsort(kind="stable")
         deck = tuple([cards[i] for i in order.tolist()])
-        identities = bytes([card.color * spec.num_ranks + card.rank for card in deck])
-        side = hashlib.sha256(f"hanabi side v1|{board}|".encode() + identities).digest()[0] & 1
-        if not halves or side == held_out:
+        if takes_any_deck or _is_held_out_deck(spec, board, deck) == wants_held_out:
             break
     return deck
 
 
 def deals_halves(spec: GameSpec, suite: str) -> bool:
-    """Return True when a suite draws from one half of the board's decks, False when from all of
-    them.
-    """
+    """Return True when a suite draws from one half of the board's decks, False when from all."""
     return suite.startswith("split-") or not spec.deals_all_decks
 
 
 @functools.cache  # pure, and at most 25 boards
 def sorted_deck(num_colors: int, num_ranks: int) -> tuple[Card, ...]:
     """Return every card of a board, by colour and rank; equal cards are one object."""
-    kinds = (Card(color, rank) for color in range(num_colors) for rank in range(num_ranks))
-    return tuple(card for card in kinds for _ in range(num_copies(card.rank, num_ranks)))
+    cards: list[Card] = []
+    for color in range(num_colors):
+        for rank in range(num_ranks):
+            cards += [Card(color, rank)] * num_copies(rank, num_ranks)
+    return tuple(cards)
+
+
+def _is_held_out_deck(spec: GameSpec, board: str, deck: Sequence[Card]) -> bool:
+    """Return whether a deck is in the half for evaluation: one bit of a hash of its cards."""
+    kinds = bytes([card.color * spec.num_ranks + card.rank for card in deck])
+    digest = hashlib.sha256(f"hanabi side v1|{board}|".encode() + kinds).digest()
+    return bool(digest[0] & 1)
+
+
+def _check_suite(suite: str) -> None:
+    if not isinstance(suite, str) or not _SUITE_PATTERN.fullmatch(suite):
+        raise GameParameterError(
+            f"suite={suite!r}: a suite is 1 to 64 letters, digits, '.', '_' or '-', such as "
+            "'train' or 'eval'."
+        )
+
+
+def _check_seed(seed: int) -> None:
+    # NumPy's integers are welcome; bool is an int to Python but a mistake here.
+    is_integer = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
+    if not is_integer or not 0 <= seed < _NUM_SEEDS:
+        raise GameParameterError(
+            f"seed={seed!r}: a deal's seed is a whole number from 0 to 2**63 - 1."
+        )

@@ -1,5 +1,7 @@
-"""One game of Hanabi: OpenSpiel decides what is legal and what it is worth, the table beside it is
-ours.
+"""One game of Hanabi.
+
+OpenSpiel decides what is legal and what it is worth; the table beside it (hands, knowledge, stacks,
+events) is kept here.
 """
 
 import copy
@@ -25,7 +27,14 @@ from hanabi_grpo.envs.hanabi.rules.view import Action, Card, Event, Knowledge, P
 from hanabi_grpo.errors import GameParameterError, IllegalActionError
 from hanabi_grpo.types import player_name
 
-_CHANCE = -1
+_CHANCE_PLAYER = -1
+"""OpenSpiel's current player when a card is to be drawn."""
+_NOBODY = -1
+"""Our current player once the game is over."""
+_MAX_LOADED_BOARDS = 64
+_NUM_SHOWN_CARDS = 3
+"""Cards of a wrong deck that an error message quotes."""
+
 T = TypeVar("T")
 
 
@@ -33,36 +42,46 @@ class Rules(NamedTuple):
     """What one board looks like to OpenSpiel."""
 
     game: pyspiel.Game
+    """OpenSpiel's game object."""
     actions: tuple[tuple[Action, ...], ...]
     """Per seat: the action of each OpenSpiel number."""
 
 
-@functools.lru_cache(maxsize=64)  # pure; loading a board takes longer than playing a game on it
+# Pure; loading a board takes longer than playing a game on it.
+@functools.lru_cache(maxsize=_MAX_LOADED_BOARDS)
 def load_rules(spec: GameSpec) -> Rules:
     """Load a board.
 
     OpenSpiel numbers moves by seat relative to the mover: discards of each slot, plays of each
-    slot, then for each following seat its colours, then for each following seat its ranks."""
-    slots, colors, ranks = range(spec.hand_size), range(spec.num_colors), range(spec.num_ranks)
-    actions = []
-    for player in range(spec.num_players):
-        others = [(player + offset) % spec.num_players for offset in range(1, spec.num_players)]
-        colors_told = [hint_color(seat, color) for seat in others for color in colors]
-        ranks_told = [hint_rank(seat, rank) for seat in others for rank in ranks]
-        actions.append((*map(discard, slots), *map(play, slots), *colors_told, *ranks_told))
-    return Rules(pyspiel.load_game("hanabi", spec.openspiel_parameters), tuple(actions))
+    slot, then for each following seat its colours, then for each following seat its ranks.
+    """
+    game = pyspiel.load_game("hanabi", spec.openspiel_parameters)
+    actions = tuple(_numbered_actions(spec, player) for player in range(spec.num_players))
+    return Rules(game, actions)
+
+
+def _numbered_actions(spec: GameSpec, player: int) -> tuple[Action, ...]:
+    """Return a player's moves in the order of OpenSpiel's numbers."""
+    slots = range(spec.hand_size)
+    other_seats = [(player + offset) % spec.num_players for offset in range(1, spec.num_players)]
+    actions = [discard(slot) for slot in slots]
+    actions += [play(slot) for slot in slots]
+    for seat in other_seats:
+        actions += [hint_color(seat, color) for color in range(spec.num_colors)]
+    for seat in other_seats:
+        actions += [hint_rank(seat, rank) for rank in range(spec.num_ranks)]
+    return tuple(actions)
 
 
 class Game:
-    """A game in progress. Seat 0 moves first. What holds for the table stands in tuples, which
-    views share.
+    """A game in progress. Seat 0 moves first. The table is made of tuples, which views share.
 
     Attributes:
         spec: The board.
         deck: All cards, first dealt first: seat 0's whole hand, then seat 1's, then the draws.
         current_player: Seat to move; -1 once the game is over.
-        lives: Left.
-        hints: Tokens left.
+        lives: Lives left.
+        hints: Hint tokens left.
         fireworks: Per colour, cards on the stack.
         events: Every move so far, oldest first.
         hands: The true hands per seat, oldest card first: for replays, never for a player's eyes.
@@ -70,30 +89,31 @@ class Game:
     """
 
     def __init__(self, spec: GameSpec, deck: Sequence[Card]) -> None:
-        """Deal; a deck that is not an order of exactly this board's cards is a
-        GameParameterError.
+        """Deal the cards.
+
+        Args:
+            spec: The board.
+            deck: Some order of the board's cards, first dealt first.
+
+        Raises:
+            GameParameterError: The deck is not an order of exactly this board's cards.
         """
+        _check_deck(spec, deck)
         self.spec = spec
         self.deck = tuple(deck)
         self._rules = load_rules(spec)
         self._state = self._rules.game.new_initial_state()
         size = spec.hand_size
         self._num_dealt = spec.num_players * size
-        if Counter(self.deck) != Counter(sorted_deck(spec.num_colors, spec.num_ranks)):
-            raise GameParameterError(
-                f"deck={', '.join(map(repr, deck[:3]))}, ... ({len(deck)} cards): a deck is some "
-                "order of the "
-                f"{spec.deck_size} cards of the {spec.num_colors}x{spec.num_ranks} board; take "
-                "one from shuffled_deck."
-            )
         for card in self.deck[: self._num_dealt]:
-            self._state.apply_action(card.color * spec.num_ranks + card.rank)
+            self._state.apply_action(_chance_action(spec, card))
         starts = range(0, self._num_dealt, size)
         self.hand_positions = tuple(tuple(range(start, start + size)) for start in starts)
         self.hands = tuple(self.deck[start : start + size] for start in starts)
         unknown = _unknown(spec.num_colors, spec.num_ranks)
         self._knowledge = ((unknown,) * size,) * spec.num_players
-        self._turns_left = spec.num_players if self._num_dealt == len(self.deck) else None
+        is_deck_empty = self._num_dealt == len(self.deck)
+        self._turns_left = spec.num_players if is_deck_empty else None
         self.fireworks = (0,) * spec.num_colors
         self._discards: tuple[Card, ...] = ()
         self.lives = spec.max_lives
@@ -105,7 +125,7 @@ class Game:
     @property
     def is_over(self) -> bool:
         """True when the rules have ended the game."""
-        return self.current_player < 0
+        return self.current_player == _NOBODY
 
     @property
     def is_bombed(self) -> bool:
@@ -125,8 +145,12 @@ class Game:
     def legal_actions(self) -> tuple[Action, ...]:
         """Return the mover's legal actions, in OpenSpiel's order; empty once the game is over."""
         if self._legal is None:
-            ids = [] if self.is_over else self._state.legal_actions()
-            self._legal = tuple(map(self._rules.actions[self.current_player].__getitem__, ids))
+            if self.is_over:
+                self._legal = ()
+            else:
+                actions = self._rules.actions[self.current_player]
+                # `map` without a generator: every turn passes here.
+                self._legal = tuple(map(actions.__getitem__, self._state.legal_actions()))
         return self._legal
 
     def apply(self, action: Action) -> Event:
@@ -136,30 +160,28 @@ class Game:
             IllegalActionError: The move is not legal; the game is unchanged.
         """
         player = self.current_player
-        text = functools.partial(format_action, style="full", num_players=self.spec.num_players)
-        if player < 0:
-            raise IllegalActionError(f"{text(action)}: the game is over; start another one.")
-        if action not in self.legal_actions():
-            legal = ", ".join(map(text, self.legal_actions()))
-            raise IllegalActionError(
-                f"{text(action)}: not legal for {player_name(player)} now; choose one of: {legal}."
-            )
+        if self.is_over or action not in self.legal_actions():
+            raise self._illegal(action)
         self._state.apply_action(self._rules.actions[player].index(action))
         self._legal = None
         if self._turns_left is not None:
             self._turns_left -= 1
-        event = (
-            self._hint(player, action) if action.slot < 0 else self._give_up_card(player, action)
-        )
+        if action.slot < 0:
+            event = self._give_hint(player, action)
+        else:
+            event = self._give_up_card(player, action)
         self.events += (event,)
-        if self._state.current_player() == _CHANCE:
+        if self._state.current_player() == _CHANCE_PLAYER:
             self._draw(player)
-        self.current_player = max(-1, self._state.current_player())
+        # OpenSpiel's number for a finished game is another negative one.
+        self.current_player = max(_NOBODY, self._state.current_player())
         return event
 
     def view(self, player: int) -> PlayerView:
-        """Return everything that one seat may know now, and nothing more; an IllegalActionError: no
-        such seat.
+        """Return everything that one seat may know now, and nothing more.
+
+        Raises:
+            IllegalActionError: No such seat.
         """
         spec = self.spec
         if not 0 <= player < spec.num_players:
@@ -192,53 +214,64 @@ class Game:
         other._state = self._state.clone()
         return other
 
-    def _hint(self, player: int, action: Action) -> Event:
-        self.hints -= 1
-        target, value, is_color = action.target, action.value, action.kind == "hint_color"
-        hand = self.hands[target]
-        touched = tuple(
-            [
-                slot
-                for slot, one in enumerate(hand)
-                if (one.color if is_color else one.rank) == value
-            ]
+    def _illegal(self, action: Action) -> IllegalActionError:
+        """Return the error of a move that the rules forbid now."""
+        text = functools.partial(format_action, style="full", num_players=self.spec.num_players)
+        if self.is_over:
+            return IllegalActionError(f"{text(action)}: the game is over; start another one.")
+        legal = ", ".join(text(move) for move in self.legal_actions())
+        return IllegalActionError(
+            f"{text(action)}: not legal for {player_name(self.current_player)} now; "
+            f"choose one of: {legal}."
         )
-        told = [
-            _told(one, is_color, value, slot in touched)
-            for slot, one in enumerate(self._knowledge[target])
-        ]
-        self._knowledge = _with(self._knowledge, target, tuple(told))
-        return Event(player, action, None, False, touched)
+
+    def _give_hint(self, player: int, action: Action) -> Event:
+        """Spend a hint token and update what the target knows."""
+        self.hints -= 1
+        target = action.target
+        touched = []
+        knowledge = []
+        is_color = action.kind == "hint_color"
+        cards = zip(self.hands[target], self._knowledge[target], strict=True)
+        for slot, (card, known) in enumerate(cards):
+            is_touched = (card.color if is_color else card.rank) == action.value
+            if is_touched:
+                touched.append(slot)
+            knowledge.append(_after_hint(known, is_color, action.value, is_touched))
+        self._knowledge = _with(self._knowledge, target, tuple(knowledge))
+        return Event(player, action, None, False, tuple(touched))
 
     def _give_up_card(self, player: int, action: Action) -> Event:
-        slot, hand = action.slot, self.hands[player]
+        """Play or discard a card: take it from the hand, score it, pay hints and lives."""
+        slot = action.slot
+        hand = self.hands[player]
+        positions = self.hand_positions[player]
         card = hand[slot]
         self.hands = _with(self.hands, player, _without(hand, slot))
-        self.hand_positions = _with(
-            self.hand_positions, player, _without(self.hand_positions[player], slot)
-        )
+        self.hand_positions = _with(self.hand_positions, player, _without(positions, slot))
         self._knowledge = _with(self._knowledge, player, _without(self._knowledge[player], slot))
         scored = action.kind == "play" and self.fireworks[card.color] == card.rank
         if scored:
             self.fireworks = _with(self.fireworks, card.color, card.rank + 1)
         else:
             self._discards += (card,)
-        # A discard and a complete colour pay a hint back.
-        if action.kind == "discard" or (scored and card.rank == self.spec.num_ranks - 1):
+        completes_color = scored and card.rank == self.spec.num_ranks - 1
+        if action.kind == "discard" or completes_color:
             self.hints = min(self.hints + 1, self.spec.max_hints)
         elif not scored:
             self.lives -= 1
         return Event(player, action, card, scored)
 
     def _draw(self, player: int) -> None:
-        spec, position = self.spec, self._num_dealt
+        """Give the player the next card of the deck."""
+        spec = self.spec
+        position = self._num_dealt
+        positions = self.hand_positions[player]
         card = self.deck[position]
-        self._state.apply_action(card.color * spec.num_ranks + card.rank)
-        self.hands = _with(self.hands, player, (*self.hands[player], card))
-        self.hand_positions = _with(
-            self.hand_positions, player, (*self.hand_positions[player], position)
-        )
         unknown = _unknown(spec.num_colors, spec.num_ranks)
+        self._state.apply_action(_chance_action(spec, card))
+        self.hands = _with(self.hands, player, (*self.hands[player], card))
+        self.hand_positions = _with(self.hand_positions, player, (*positions, position))
         self._knowledge = _with(self._knowledge, player, (*self._knowledge[player], unknown))
         self._num_dealt += 1
         if self._num_dealt == len(self.deck):
@@ -246,22 +279,29 @@ class Game:
 
 
 def with_other_cards(game: Game, player: int, rng: random.Random) -> Game:
-    """Return a game in which a player has lived through the same, with other cards in its hand and
-    in the deck.
+    """Return a game that looks the same to a player, with other cards in its hand and in the deck.
 
     Its cards are exchanged among themselves and with those still in the deck, as far as the hints
     that it was given stay true; then the same moves are replayed. What the hints allow is read from
     the public moves, never from a view, so that a view that leaks a card cannot hide it. The new
-    hand is the old one only when no other is possible."""
-    held, own = game.hand_positions[player], game.hands[player]
+    hand is the old one only when no other is possible.
+
+    Args:
+        game: The game in progress.
+        player: The seat that must not notice.
+        rng: Chooses the hand and the order of the rest of the deck.
+    """
+    own_positions = game.hand_positions[player]
+    old_hand = game.hands[player]
     num_dealt = len(game.deck) - game.view(player).deck_size
-    pool = Counter(game.deck[position] for position in (*held, *range(num_dealt, len(game.deck))))
-    hands = _hands(_allowed(game, player), pool, rng)
-    new_hand = next((hand for hand in hands if hand != own), own)
-    rest = list((pool - Counter(new_hand)).elements())
+    undealt_positions = range(num_dealt, len(game.deck))
+    unseen = Counter(game.deck[position] for position in (*own_positions, *undealt_positions))
+    possible_hands = _possible_hands(_cards_allowed_by_hints(game, player), unseen, rng)
+    new_hand = next((hand for hand in possible_hands if hand != old_hand), old_hand)
+    rest = list((unseen - Counter(new_hand)).elements())
     rng.shuffle(rest)
     deck = list(game.deck)
-    for position, card in zip(held, new_hand, strict=True):
+    for position, card in zip(own_positions, new_hand, strict=True):
         deck[position] = card
     deck[num_dealt:] = rest
     other = Game(game.spec, deck)
@@ -270,67 +310,99 @@ def with_other_cards(game: Game, player: int, rng: random.Random) -> Game:
     return other
 
 
-def _allowed(game: Game, player: int) -> list[set[Card]]:
-    """Return per card that the player holds, oldest first, the cards about which all hints would
-    have said the same.
-    """
-    table, kinds = Game(game.spec, game.deck), set(game.deck)
-    allowed = [kinds for _ in table.hands[player]]
+def _cards_allowed_by_hints(game: Game, player: int) -> list[set[Card]]:
+    """Return per own card, oldest first, the cards about which all hints would say the same."""
+    table = Game(game.spec, game.deck)
+    all_cards = set(game.deck)
+    allowed = [all_cards for _ in table.hands[player]]
     for event in game.events:
         table.apply(event.action)
         action = event.action
         if action.target == player:
             is_color = action.kind == "hint_color"
             named = {
-                card for card in kinds if (card.color if is_color else card.rank) == action.value
+                card
+                for card in all_cards
+                if (card.color if is_color else card.rank) == action.value
             }
-            told = [
-                named if slot in event.touched else kinds - named for slot in range(len(allowed))
-            ]
-            allowed = [before & now for before, now in zip(allowed, told, strict=True)]
+            for slot, cards in enumerate(allowed):
+                allowed[slot] = cards & (named if slot in event.touched else all_cards - named)
         elif event.player == player and action.slot >= 0:
             del allowed[action.slot]
-            allowed += [kinds] * (len(table.hands[player]) - len(allowed))
+            has_drawn = len(table.hands[player]) > len(allowed)
+            if has_drawn:
+                allowed.append(all_cards)
     return allowed
 
 
-def _hands(
+def _possible_hands(
     allowed: Sequence[set[Card]],
-    pool: Counter[Card],
+    unseen: Counter[Card],
     rng: random.Random,
     hand: tuple[Card, ...] = (),
 ) -> Iterator[tuple[Card, ...]]:
-    """Yield every allowed hand from the pool that begins with `hand`, each once, in random
-    order.
+    """Yield every possible hand that begins with `hand`, each once, in random order.
+
+    Args:
+        allowed: Per slot, the cards that the hints allow.
+        unseen: The cards that hand and deck are made of, with their numbers, without `hand`.
+        rng: Chooses the order.
+        hand: The first cards of the hand.
     """
     if len(hand) == len(allowed):
         yield hand
         return
-    cards = sorted((card for card in pool if card in allowed[len(hand)]), key=str)
+    allowed_here = allowed[len(hand)]
+    # Sorted, since the order of a counter's keys is that of the deck.
+    cards = sorted((card for card in unseen if card in allowed_here), key=str)
     for card in rng.sample(cards, len(cards)):
-        yield from _hands(allowed, pool - Counter([card]), rng, (*hand, card))
+        yield from _possible_hands(allowed, unseen - Counter([card]), rng, (*hand, card))
+
+
+def _check_deck(spec: GameSpec, deck: Sequence[Card]) -> None:
+    if Counter(deck) == Counter(sorted_deck(spec.num_colors, spec.num_ranks)):
+        return
+    first_cards = ", ".join(map(repr, deck[:_NUM_SHOWN_CARDS]))
+    raise GameParameterError(
+        f"deck={first_cards}, ... ({len(deck)} cards): a deck is some order of the "
+        f"{spec.deck_size} cards of the {spec.num_colors}x{spec.num_ranks} board; take one from "
+        "shuffled_deck."
+    )
+
+
+def _chance_action(spec: GameSpec, card: Card) -> int:
+    """Return OpenSpiel's number for dealing a card."""
+    return card.color * spec.num_ranks + card.rank
 
 
 @functools.cache  # pure, and at most 25 boards
 def _unknown(num_colors: int, num_ranks: int) -> Knowledge:
+    """Return what is known of a card about which no hint was given."""
     return Knowledge(tuple(range(num_colors)), tuple(range(num_ranks)), False, False)
 
 
 @functools.cache  # pure, and at most 4096 pieces of knowledge times 10 hints
-def _told(known: Knowledge, is_color: bool, value: int, touched: bool) -> Knowledge:
-    """Return what is known of a card after a hint: positive where it touches, negative for the
-    others of the hand.
+def _after_hint(known: Knowledge, is_color: bool, value: int, touched: bool) -> Knowledge:
+    """Return what is known of a card after a hint.
+
+    Args:
+        known: What was known before.
+        is_color: True for a colour hint, False for a rank hint.
+        value: The colour or rank, from 0.
+        touched: True for the cards that have it (positive), False for the others of the hand.
     """
     before = known.colors if is_color else known.ranks
-    after = (value,) if touched else tuple(one for one in before if one != value)
+    values = (value,) if touched else tuple(other for other in before if other != value)
     if is_color:
-        return replace(known, colors=after, color_hinted=known.color_hinted or touched)
-    return replace(known, ranks=after, rank_hinted=known.rank_hinted or touched)
+        return replace(known, colors=values, color_hinted=known.color_hinted or touched)
+    return replace(known, ranks=values, rank_hinted=known.rank_hinted or touched)
 
 
-def _with(row: tuple[T, ...], place: int, value: T) -> tuple[T, ...]:
-    return (*row[:place], value, *row[place + 1 :])
+def _with(row: tuple[T, ...], index: int, value: T) -> tuple[T, ...]:
+    """Return the tuple with another value at an index."""
+    return (*row[:index], value, *row[index + 1 :])
 
 
-def _without(row: tuple[T, ...], place: int) -> tuple[T, ...]:
-    return row[:place] + row[place + 1 :]
+def _without(row: tuple[T, ...], index: int) -> tuple[T, ...]:
+    """Return the tuple without the value at an index."""
+    return row[:index] + row[index + 1 :]

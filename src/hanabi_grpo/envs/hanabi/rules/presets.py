@@ -1,7 +1,8 @@
 """Boards: named parameter sets, checked completely before OpenSpiel sees them.
 
 OpenSpiel aborts the whole interpreter on a bad number, so a `GameSpec` that exists is one that it
-can load."""
+can load.
+"""
 
 import functools
 import hashlib
@@ -11,66 +12,110 @@ from dataclasses import dataclass, field, replace
 
 from hanabi_grpo.errors import GameParameterError, did_you_mean
 
-MAX_PLAYERS = MAX_COLORS = MAX_RANKS = 5
-_RANGES = {
-    "num_players": (2, MAX_PLAYERS, "Hanabi needs 2 to 5 players"),
-    "num_colors": (1, MAX_COLORS, "a board has 1 to 5 colours"),
-    "num_ranks": (1, MAX_RANKS, "a board has 1 to 5 ranks"),
-    "hand_size": (
-        1,
-        8,
-        "a hand holds 1 to 8 cards",
-    ),  # OpenSpiel's masks of hinted cards are wrong in larger ones
-    "max_hints": (0, 100, "allowed are 0 to 100 hint tokens"),
-    "max_lives": (1, 100, "allowed are 1 to 100 lives"),
-}
+MAX_PLAYERS = 5
+MAX_COLORS = 5
+MAX_RANKS = 5
+
 _FEW_DECKS = 1_000_000
-"""A board with fewer different decks deals all of them, see `deals.shuffled_deck`: a run meets each
-of them, or could learn which ones never come."""
+"""A board with fewer different decks deals all of them, see `deals.shuffled_deck`.
+
+A run meets each of them, or could learn which ones never come."""
+
+_HASH_DIGITS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """The allowed values of one parameter."""
+
+    low: int
+    high: int
+    rule: str
+    """What an error message says of it."""
+
+
+_RANGES = {
+    "num_players": _Range(2, MAX_PLAYERS, "Hanabi needs 2 to 5 players"),
+    "num_colors": _Range(1, MAX_COLORS, "a board has 1 to 5 colours"),
+    "num_ranks": _Range(1, MAX_RANKS, "a board has 1 to 5 ranks"),
+    # OpenSpiel's masks of hinted cards are wrong in larger hands.
+    "hand_size": _Range(1, 8, "a hand holds 1 to 8 cards"),
+    "max_hints": _Range(0, 100, "allowed are 0 to 100 hint tokens"),
+    "max_lives": _Range(1, 100, "allowed are 1 to 100 lives"),
+}
+
+
+def _check_range(name: str, value: object) -> None:
+    allowed = _RANGES[name]
+    # bool is an int to Python but a mistake here; OpenSpiel raises on some types and aborts on
+    # others.
+    if type(value) is not int:
+        raise GameParameterError(f"{name}={value!r}: {allowed.rule}; give a whole number.")
+    if not allowed.low <= value <= allowed.high:
+        raise GameParameterError(f"{name}={value}: {allowed.rule}.")
 
 
 def num_copies(rank: int, num_ranks: int) -> int:
-    """Return how many cards of one colour carry `rank` (from 0): three 1s, one highest card, two of
-    the rest.
+    """Return how many cards of one colour carry a rank.
+
+    Three lowest cards, one highest card, two of each other rank; three where the lowest is the
+    highest.
+
+    Args:
+        rank: The rank, from 0.
+        num_ranks: Ranks of the board.
     """
-    return 3 if rank == 0 else 1 if rank == num_ranks - 1 else 2
+    if rank == 0:
+        return 3
+    if rank == num_ranks - 1:
+        return 1
+    return 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GameSpec:
-    """The parameters of one board; every instance is playable, others raise
-    `GameParameterError`.
+    """The parameters of one board; every instance is playable.
+
+    Raises:
+        GameParameterError: On construction, where OpenSpiel could not play the board.
     """
 
     preset: str
+    """Name of the board; it does not enter the hashes."""
     num_players: int
+    """Players of the game."""
     num_colors: int
+    """Colours of the deck."""
     num_ranks: int
+    """Ranks of each colour."""
     hand_size: int
+    """Cards in a hand."""
     max_hints: int
+    """Hint tokens at the start, and the most that there can be."""
     max_lives: int
+    """Lives at the start."""
     halves_decks: bool = False
-    """Deal half of the decks to training, however few there are: version 0.1 did, and its records
-    name such decks.
+    """Deal half of the decks to training, however few there are.
+
+    Version 0.1 did, and its records name such decks.
     """
 
     def __post_init__(self) -> None:
         """Check every range; OpenSpiel would not raise but end the process."""
         for name in _RANGES:
-            _check(name, getattr(self, name))
+            _check_range(name, getattr(self, name))
         needed = self.num_players * self.hand_size
-        if needed > self.deck_size:
-            most = self.deck_size // self.num_players
-            step = (
-                f"pass hand_size={most} or less"
-                if most
-                else "take fewer players, or more colours or ranks"
-            )
-            raise GameParameterError(
-                f"hand_size={self.hand_size}: {self.num_players} players would need {needed} "
-                "cards, the "
-                f"{self.num_colors}x{self.num_ranks} deck has {self.deck_size}; {step}."
-            )
+        if needed <= self.deck_size:
+            return
+        largest_hand = self.deck_size // self.num_players
+        if largest_hand:
+            advice = f"pass hand_size={largest_hand} or less"
+        else:
+            advice = "take fewer players, or more colours or ranks"
+        raise GameParameterError(
+            f"hand_size={self.hand_size}: {self.num_players} players would need {needed} cards, "
+            f"the {self.num_colors}x{self.num_ranks} deck has {self.deck_size}; {advice}."
+        )
 
     @property
     def max_score(self) -> int:
@@ -80,37 +125,40 @@ class GameSpec:
     @property
     def deck_size(self) -> int:
         """Number of cards before the deal."""
-        return self.num_colors * sum(
-            num_copies(rank, self.num_ranks) for rank in range(self.num_ranks)
-        )
+        cards_per_color = sum(num_copies(rank, self.num_ranks) for rank in range(self.num_ranks))
+        return self.num_colors * cards_per_color
 
     @property
     def deals_all_decks(self) -> bool:
-        """Whether training and evaluation draw from all decks of the board, because they are
-        few.
-        """
-        return num_decks(self.num_colors, self.num_ranks) < _FEW_DECKS and not self.halves_decks
+        """Whether training and evaluation draw from all decks, because they are few."""
+        if self.halves_decks:
+            return False
+        return num_decks(self.num_colors, self.num_ranks) < _FEW_DECKS
 
     @property
     def reachable_max(self) -> int:
         """Most points that the number of plays allows: one per draw, then one for each player."""
-        return min(
-            self.max_score, self.deck_size - self.num_players * self.hand_size + self.num_players
-        )
+        return min(self.max_score, self._num_undealt + self.num_players)
 
     @property
     def max_turns(self) -> int:
         """A bound that no legal game exceeds.
 
         Every undealt card is drawn after one play or discard and can pay back one hint, a complete
-        colour pays back one more, and after the last draw each player moves once."""
-        undealt = self.deck_size - self.num_players * self.hand_size
-        return 2 * undealt + self.num_players + self.max_hints + self.num_colors
+        colour pays back one more, and after the last draw each player moves once.
+        """
+        return 2 * self._num_undealt + self.num_players + self.max_hints + self.num_colors
+
+    @property
+    def _num_undealt(self) -> int:
+        """Cards left in the deck after the deal."""
+        return self.deck_size - self.num_players * self.hand_size
 
     @property
     def hash(self) -> str:
-        """Twelve hex digits that name rules and deals: equal for equal parameters, whatever the
-        preset is called.
+        """Twelve hex digits that name rules and deals.
+
+        Equal for equal parameters, whatever the preset is called.
         """
         return self._hash(" decks=all" if self.deals_all_decks else "")
 
@@ -124,7 +172,7 @@ class GameSpec:
             f"players={self.num_players} colors={self.num_colors} ranks={self.num_ranks} "
             f"hand={self.hand_size} hints={self.max_hints} lives={self.max_lives}{deals}"
         )
-        return hashlib.sha256(rules.encode()).hexdigest()[:12]
+        return hashlib.sha256(rules.encode()).hexdigest()[:_HASH_DIGITS]
 
     @property
     def openspiel_parameters(self) -> dict[str, int | bool | str]:
@@ -148,9 +196,13 @@ class Preset:
     """A named board and the numbers of players that it is meant for."""
 
     num_colors: int
+    """Colours of the deck."""
     num_ranks: int
+    """Ranks of each colour."""
     max_hints: int
+    """Hint tokens at the start."""
     max_lives: int
+    """Lives at the start."""
     hand_sizes: Mapping[int, int] = field(hash=False)
     """Number of players, ascending, to cards in a hand; the first number is the default."""
 
@@ -180,26 +232,26 @@ PRESETS: Mapping[str, Preset] = {
 
 
 def make_spec(preset: str, num_players: int | None = None) -> GameSpec:
-    """Return the checked parameters of a preset, by default for its smallest number of players.
+    """Return the checked parameters of a preset.
 
-    A GameParameterError: an unknown name, or a number of players that it is not for.
+    Args:
+        preset: Name of the board, one of `PRESETS`.
+        num_players: Players of the game; None for the smallest number that the board is for.
+
+    Raises:
+        GameParameterError: An unknown name, or a number of players that the board is not for.
     """
     board = PRESETS.get(preset) if isinstance(preset, str) else None
     if board is None:
-        known = f"known presets: {', '.join(PRESETS)}"
+        hint = did_you_mean(preset, PRESETS)
         raise GameParameterError(
-            f"preset={preset!r}: no such board; {did_you_mean(preset, PRESETS)}{known}."
+            f"preset={preset!r}: no such board; {hint}known presets: {', '.join(PRESETS)}."
         )
     if num_players is None:
         num_players = board.players[0]
-    _check("num_players", num_players)
+    _check_range("num_players", num_players)
     if num_players not in board.hand_sizes:
-        fitting = [name for name, other in PRESETS.items() if num_players in other.hand_sizes]
-        raise GameParameterError(
-            f"num_players={num_players}: preset {preset!r} is for "
-            f"{', '.join(map(str, board.players))} players; "
-            f"boards for {num_players}: {', '.join(fitting)}."
-        )
+        raise _wrong_number_of_players(preset, num_players)
     return GameSpec(
         preset=preset,
         num_players=num_players,
@@ -212,53 +264,67 @@ def make_spec(preset: str, num_players: int | None = None) -> GameSpec:
 
 
 def recorded_spec(preset: str, num_players: int, board_hash: str) -> GameSpec | None:
-    """Return the board that a record names; None where this version has no such board.
+    """Return the board that a record names.
 
     Records of version 0.1 name boards with few decks by the hash of their rules, and deal half of
-    the decks. What prompts work out stands behind a dash. Raises as `make_spec`."""
-    spec, wanted = make_spec(preset, num_players), board_hash.partition("-")[0]
-    return next(
-        (one for one in (spec, replace(spec, halves_decks=True)) if one.hash == wanted), None
-    )
+    the decks.
+
+    Args:
+        preset: Name of the board.
+        num_players: Players of the game.
+        board_hash: The record's hash. A level of deductions may stand behind a dash; it does not
+            change the board.
+
+    Returns:
+        The board; None where this version has no such board.
+
+    Raises:
+        GameParameterError: As `make_spec`.
+    """
+    wanted_hash = board_hash.partition("-")[0]
+    spec = make_spec(preset, num_players)
+    if spec.hash == wanted_hash:
+        return spec
+    spec_of_0_1 = replace(spec, halves_decks=True)
+    if spec_of_0_1.hash == wanted_hash:
+        return spec_of_0_1
+    return None
 
 
-_ATTAINED = {(2, 2, 2, 3, 3, 1): 3.87, (2, 2, 2, 3, 3, 3): 3.90}
-"""Players, colours, ranks, cards in a hand, hints and lives of a board to what the best known
-players score on it.
+_LAPTOP_RULES = GameSpec(
+    preset="", num_players=2, num_colors=2, num_ranks=2, hand_size=3, max_hints=3, max_lives=1
+)
+_MINI_RULES = replace(_LAPTOP_RULES, max_lives=3)
+_ATTAINED = {_LAPTOP_RULES: 3.87, _MINI_RULES: 3.90}
+"""What the best known players score on boards with these rules, whatever the preset is called.
 
 Means over all 1120 decks after 250 responses of `policies.best_response`; played move by move on
-these rules: 3.869 with one life, 3.884 with three, 2000 deals each, ± .008. """
+these rules: 3.869 with one life, 3.884 with three, 2000 deals each, ± .008."""
 
 
 def attainable(spec: GameSpec) -> float | None:
-    """Return the mean score of the best known players of a board, see `_ATTAINED`; None where none
-    is known.
-    """
-    key = (
-        spec.num_players,
-        spec.num_colors,
-        spec.num_ranks,
-        spec.hand_size,
-        spec.max_hints,
-        spec.max_lives,
-    )
-    return _ATTAINED.get(key)
+    """Return the mean score of a board's best known players, see `_ATTAINED`; None if unknown."""
+    rules = replace(spec, preset="", halves_decks=False)
+    return _ATTAINED.get(rules)
 
 
-@functools.cache  # asked for at every deal
+@functools.cache  # needed at every deal
 def num_decks(num_colors: int, num_ranks: int) -> int:
-    """Return the number of different decks of a board: orders of the cards, equal cards
-    exchanged.
+    """Return the number of different decks of a board.
+
+    These are the orders of its cards, divided by the orders of equal cards. For example, the 2x2
+    board has 8! / (3! 1! 3! 1!) = 1120.
     """
     copies = [num_copies(rank, num_ranks) for rank in range(num_ranks)] * num_colors
-    return math.factorial(sum(copies)) // math.prod(map(math.factorial, copies))
+    num_orders = math.factorial(sum(copies))
+    num_equal_orders = math.prod(math.factorial(count) for count in copies)
+    return num_orders // num_equal_orders
 
 
-def _check(name: str, value: object) -> None:
-    low, high, rule = _RANGES[name]
-    # bool is an int to Python but a mistake here; OpenSpiel raises on some types and aborts on
-    # others.
-    if type(value) is not int:
-        raise GameParameterError(f"{name}={value!r}: {rule}; give a whole number.")
-    if not low <= value <= high:
-        raise GameParameterError(f"{name}={value}: {rule}.")
+def _wrong_number_of_players(preset: str, num_players: int) -> GameParameterError:
+    allowed = ", ".join(str(number) for number in PRESETS[preset].players)
+    fitting = [name for name, board in PRESETS.items() if num_players in board.hand_sizes]
+    return GameParameterError(
+        f"num_players={num_players}: preset {preset!r} is for {allowed} players; "
+        f"boards for {num_players}: {', '.join(fitting)}."
+    )

@@ -9,7 +9,7 @@ COLOR_NAMES = ("red", "yellow", "green", "white", "blue")
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A card's identity; both from 0, as OpenSpiel counts (rank 0 is printed as 1)."""
+    """A card's identity; colour and rank count from 0, as in OpenSpiel (rank 0 is printed as 1)."""
 
     color: int
     rank: int
@@ -21,7 +21,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """What hints have told about one card, positive and negative."""
+    """What hints say about one card, positive and negative ones."""
 
     colors: tuple[int, ...]
     """Possible colours, ascending, from 0."""
@@ -30,52 +30,69 @@ class Knowledge:
     color_hinted: bool
     """True when a colour hint touched this card."""
     rank_hinted: bool
+    """True when a rank hint touched this card."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
     """One move.
 
-    `kind` is "play", "discard", "hint_color" or "hint_rank"; `slot` counts from the oldest card, 0;
-    `target` is the absolute seat that is hinted; `value` the colour or rank, from 0.
+    Examples:
+        `Action("play", slot=0)` plays the oldest card;
+        `Action("hint_rank", target=1, value=2)` tells player_1 about its 3s.
     """
 
     kind: str
+    """One of "play", "discard", "hint_color" and "hint_rank"."""
     slot: int = -1
+    """Slot of the card that is played or discarded, from the oldest, 0; -1 for a hint."""
     target: int = -1
+    """Absolute seat that is hinted; -1 for a play or a discard."""
     value: int = -1
+    """Colour or rank that is hinted, from 0; -1 for a play or a discard."""
 
 
 class Event(NamedTuple):
-    """A past move as every player saw it; a named tuple, since every turn makes one (see
-    `PlayerView`).
+    """A past move as every player saw it.
+
+    A named tuple, since every turn makes one (see `PlayerView`).
     """
 
     player: int
+    """Seat that moved."""
     action: Action
+    """The move."""
     card: Card | None = None
-    """The card played or discarded."""
+    """The card that was played or discarded; None for a hint."""
     scored: bool = False
     """True when a play was correct."""
     touched: tuple[int, ...] = ()
-    """Slots that a hint touched, in the hand as it was then."""
+    """Slots that a hint touched, in the hand at that time."""
 
 
 class PlayerView(NamedTuple):
-    """Everything that `player` may know, and nothing of its own cards beyond the hints; hands are
-    oldest card first.
+    """Everything that `player` may know, and nothing of its own cards beyond the hints.
 
-    A named tuple, since every turn makes one and a frozen dataclass of this size takes three times
-    as long."""
+    Hands are oldest card first. A named tuple, since every turn makes one and a frozen dataclass of
+    this size takes three times as long.
+    """
 
     player: int
+    """Seat of the player who looks."""
     num_players: int
+    """Players of the game."""
     num_colors: int
+    """Colours of the board."""
     num_ranks: int
+    """Ranks of the board."""
     max_lives: int
+    """Lives at the start."""
     max_hints: int
+    """Hint tokens at the start, and the most that there can be."""
     lives: int
+    """Lives left."""
     hints: int
+    """Hint tokens left."""
     deck_size: int
     """Cards still to be drawn."""
     turns_left: int | None
@@ -85,12 +102,11 @@ class PlayerView(NamedTuple):
     discards: tuple[Card, ...]
     """In the order they were discarded; a misplayed card is among them."""
     own_hand: tuple[Knowledge, ...]
+    """What hints say about each of the player's own cards."""
     hands: tuple[tuple[Card, ...], ...]
     """Per seat; the player's own entry is empty."""
     knowledge: tuple[tuple[Knowledge, ...], ...]
-    """Per seat, what hints have told that seat (public); the player's own entry equals
-    `own_hand`.
-    """
+    """Per seat, what hints say to that seat (public); the own entry equals `own_hand`."""
     legal_actions: tuple[Action, ...]
     """Only when it is this player's turn, else empty."""
     events: tuple[Event, ...]

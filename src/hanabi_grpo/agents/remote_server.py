@@ -1,0 +1,53 @@
+"""Models of a rollout server in games that are played here: one request per reply."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hanabi_grpo.agents.memory import remembered_turns
+from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.envs.base import Observation, Task
+from hanabi_grpo.rollout.messages import EarlierTurn, ReplyRequest
+from hanabi_grpo.types import Reply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemotePlayer:
+    """An adapter of a server, or its base model, as a player."""
+
+    client: RolloutClient
+    name: str
+    """The policy of the seat as requests name it, e.g. "player_1@7"."""
+    max_tokens: int
+    """Longest reply, in tokens."""
+    temperature: float
+
+    def seat(self, player: int, *, task: Task[Any], game: int) -> "RemoteSeat":
+        """Return a seat with an empty conversation, see `rollout.loop.Player.seat`."""
+        return RemoteSeat(self, task.environment.system(task.config, player))
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteSeat:
+    """A model of a server as one player of one game; the server keeps nothing between replies."""
+
+    player: RemotePlayer
+    system: str
+    past: list[EarlierTurn] = field(default_factory=list)
+    """Past turns of the conversation."""
+
+    async def reply(self, seen: Observation) -> Reply:
+        """Ask the server, see `RolloutClient.reply`; the calling thread waits for it."""
+        memory = seen.window
+        request = ReplyRequest(
+            seat=self.player.name,
+            system=self.system,
+            turns=tuple(remembered_turns(self.past, memory)),
+            fresh=memory is not None,
+            prompt=seen.message(),
+            max_tokens=self.player.max_tokens,
+            temperature=self.player.temperature,
+        )
+        reply = self.player.client.reply(request)
+        if not reply.out_of_tokens:
+            self.past.append(EarlierTurn(prompt=request.prompt, reply_ids=reply.reply_ids))
+        return replace(reply, fresh=request.fresh)

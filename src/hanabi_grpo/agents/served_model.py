@@ -1,0 +1,152 @@
+"""The server's own model as a player: the base model, or the base model with an adapter."""
+
+import asyncio
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hanabi_grpo.agents.conversation import Conversation
+from hanabi_grpo.agents.url_model import UrlPartners
+from hanabi_grpo.envs.base import Observation, Task
+from hanabi_grpo.errors import NonFiniteError, ServerError
+from hanabi_grpo.rollout.chat import ChatFormat
+from hanabi_grpo.rollout.sampler import AdapterHandle, Sample, Sampler, SamplingConfig
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.types import Reply
+
+_UNKNOWN_VOCABULARY = 2**31
+"""Rows of an embedding that nobody measured: every token id is below."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What stands behind every seat of a server: a sampler, and the chat format of its model."""
+
+    sampler: Sampler
+    chat: ChatFormat
+    max_model_len: int
+    """Token budget of a conversation, the next reply included."""
+    vocab_size: int = _UNKNOWN_VOCABULARY
+    """Rows of the model's token embedding."""
+    turnstile: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """See `take_turn`."""
+    partners: UrlPartners = field(default_factory=lambda: UrlPartners(Settings()))
+    """Other models that may take a seat beside it."""
+
+    async def take_turn(self) -> None:
+        """Wait until a game goes on: one in each pass of the event loop, in order of arrival."""
+        async with self.turnstile:
+            await asyncio.sleep(0)
+
+
+@dataclass(slots=True, kw_only=True)
+class PromptTokens:
+    """Tokens of the prompts that one request gave the engine, those of failed games included."""
+
+    given: int = 0
+    cached: int = 0
+    """Those of them that were in its prefix cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedPlayer:
+    """One adapter, or the base model alone, in the seats of one request."""
+
+    model: Model
+    sampling: SamplingConfig
+    prompts: PromptTokens = field(default_factory=PromptTokens)
+    """Counts the tokens that this player asks with."""
+    lora: AdapterHandle | None = None
+    """The loaded adapter; None: the base model."""
+    version: int | None = None
+    """Policy version that its replies are stamped with; None: the base model."""
+    name: str = "served"
+
+    def seat(self, player: int, *, task: Task[Any], game: int) -> "ServedSeat":
+        """Return a seat with an empty conversation, see `rollout.loop.Player.seat`."""
+        memory = task.config.window
+        system = task.environment.system(task.config, player)
+        return ServedSeat(
+            player=self,
+            conversation=Conversation(self.model.chat, system, memory),
+            memory=memory,
+            # Games of a group, and single games of tasks in a row, go round the model's copies.
+            copy_key=task.seed + game,
+        )
+
+    async def ask(
+        self, conversation: Conversation, message: str, copy_key: int | None = None
+    ) -> Reply:
+        """Add a message to a conversation, sample the reply, and add that too.
+
+        Args:
+            conversation: Grows by both.
+            message: What the player is shown on this turn.
+            copy_key: Calls of the same key go to the same copy of the model, see
+                `Sampler.generate`.
+
+        Returns:
+            The reply, or one that is `out_of_tokens` when the longest reply might not fit.
+
+        Raises:
+            NonFiniteError: The sampler returned a logprob that is infinite or not a number.
+            ServerError: It returned another number of logprobs than of ids, or an id that the
+                model does not have.
+        """
+        model = self.model
+        added = conversation.ask(message)
+        prompt_ids = list(conversation.ids)
+        if len(prompt_ids) + self.sampling.max_tokens > model.max_model_len:
+            return Reply(text="", prompt=message, out_of_tokens=True)
+        sample = await model.sampler.generate(prompt_ids, self.sampling, self.lora, copy_key)
+        self.prompts.given += len(prompt_ids)
+        self.prompts.cached += sample.num_cached_tokens
+        await model.take_turn()
+        reply_ids = list(sample.ids)
+        conversation.answer(reply_ids)
+        _check_sample(sample, added, model.vocab_size)
+        return Reply(
+            text=model.chat.decode(reply_ids),
+            prompt=message,
+            prompt_ids=tuple(added),
+            reply_ids=sample.ids,
+            logprobs=sample.logprobs,
+            version=self.version,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedSeat:
+    """A served model as one player of one game."""
+
+    player: ServedPlayer
+    conversation: Conversation
+    memory: int | None
+    """Turns that the player sees at once; None: all of the game."""
+    copy_key: int
+    """See `ServedPlayer.ask`."""
+
+    async def reply(self, seen: Observation) -> Reply:
+        """Ask the model for an action."""
+        reply = await self.player.ask(self.conversation, seen.message(), self.copy_key)
+        return replace(reply, fresh=self.memory is not None)
+
+
+def _check_sample(sample: Sample, prompt_ids: list[int], vocab_size: int) -> None:
+    """Refuse what the engine returned where nobody could train on it."""
+    if len(sample.logprobs) != len(sample.ids):
+        raise ServerError(
+            f"reply: {len(sample.logprobs)} logprobs for {len(sample.ids)} ids; each needs its own."
+        )
+    for index, logprob in enumerate(sample.logprobs):
+        if not math.isfinite(logprob):
+            raise NonFiniteError(
+                f"reply: logprob {index} is {logprob}; a logprob must be finite. Do the adapter "
+                "and the base model hold finite weights?"
+            )
+    for token in (*prompt_ids, *sample.ids):
+        if not 0 <= token < vocab_size:
+            raise ServerError(
+                f"reply: id {token}; allowed are 0 to {vocab_size - 1}. Do tokenizer and model "
+                "belong together?"
+            )

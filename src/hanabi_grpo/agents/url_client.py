@@ -1,0 +1,265 @@
+"""One call to a model behind a URL, by the `openai` client.
+
+The client sends and receives; what came back is read here, by the same codec as everything else on
+the wire. It makes no retries of its own: `UrlPartners` does, which counts tokens between two of
+them.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import httpx
+from msgspec import Meta, Struct
+
+from hanabi_grpo.client.calls import MAX_ANSWER, refuse_encoding, retry_after
+from hanabi_grpo.rollout.wire import read_struct
+from hanabi_grpo.settings.values import PartnerUrl, is_loopback
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+_SENT_HEADERS = frozenset(
+    {
+        "accept",
+        "accept-encoding",
+        "authorization",
+        "connection",
+        "content-length",
+        "content-type",
+        "host",
+        "user-agent",
+        # By this one the client knows an answer that it must not parse.
+        "x-stainless-raw-response",
+    }
+)
+"""The only headers that leave this machine."""
+_MASK = "********"
+_MAX_QUOTED = 300
+"""Characters of an answer in an error."""
+_MAX_QUOTED_BYTES = 4 * _MAX_QUOTED
+"""As many characters have at most that many bytes."""
+_HINTS = {
+    401: " Set HANABI_PARTNER_KEY in the server's terminal.",
+    403: " Set HANABI_PARTNER_KEY in the server's terminal.",
+    404: " Does the URL end as in http://localhost:8001/v1, and is the model named as there?",
+}
+"""By status: the next step."""
+_RETRIED_STATUSES = (408, 409, 425, 429)
+"""Statuses below 500 after which another try may help."""
+_Count = Annotated[int, Meta(ge=0)]
+_Answer = TypeVar("_Answer", bound=Struct)
+
+
+class CallFailedError(Exception):
+    """One call failed.
+
+    Attributes:
+        can_retry: Whether another try may help.
+        retry_after: Seconds that the server asks to wait; None: it does not say.
+    """
+
+    def __init__(
+        self, reason: str, *, can_retry: bool = True, retry_after: float | None = None
+    ) -> None:
+        super().__init__(reason)
+        self.can_retry = can_retry
+        self.retry_after = retry_after
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UrlSampling:
+    """How a model behind a URL samples its replies."""
+
+    max_tokens: int
+    """Longest reply, in tokens."""
+    temperature: float
+
+
+class Usage(Struct):
+    """Tokens of one call, as the URL counts them."""
+
+    prompt_tokens: _Count = 0
+    completion_tokens: _Count = 0
+
+
+class _Message(Struct):
+    content: str | None = None
+
+
+class _Choice(Struct):
+    message: _Message
+
+
+class Completion(Struct):
+    """The part of a chat completion that is read."""
+
+    choices: Annotated[tuple[_Choice, ...], Meta(min_length=1)]
+    usage: Usage | None = None
+
+    @property
+    def text(self) -> str:
+        """The reply; "" where it has none."""
+        return self.choices[0].message.content or ""
+
+
+class _Model(Struct):
+    id: str
+
+
+class _Models(Struct):
+    data: tuple[_Model, ...]
+
+
+class UrlClient:
+    """Calls to one model of HANABI_PARTNER_URLS. Used from one event loop at a time."""
+
+    def __init__(self, url: PartnerUrl, *, key: str, timeout: float) -> None:
+        """Prepare; nothing is sent yet.
+
+        Args:
+            url: Where the model is, and its name there.
+            key: HANABI_PARTNER_KEY, sent to this URL alone; "" for none.
+            timeout: Seconds that a whole call may take.
+        """
+        self._url = url
+        self._key = key
+        self._timeout = timeout
+
+    async def complete(
+        self, messages: Sequence[dict[str, str]], sampling: UrlSampling
+    ) -> Completion:
+        """Ask for one reply to a conversation.
+
+        Raises:
+            CallFailedError: Not reached, refused, too late, or no such answer.
+        """
+        return await self._call(
+            Completion,
+            lambda client: client.chat.completions.with_raw_response.create(
+                model=self._url.model,
+                messages=messages,
+                max_tokens=sampling.max_tokens,
+                temperature=sampling.temperature,
+            ),
+        )
+
+    async def list_models(self) -> tuple[str, ...]:
+        """Return the names of the models that the URL has; raises as `complete`."""
+        answer = await self._call(_Models, lambda client: client.models.with_raw_response.list())
+        return tuple(model.id for model in answer.data)
+
+    async def _call(self, kind: type[_Answer], send: Callable[[Any], Awaitable[Any]]) -> _Answer:
+        # Imported here: it takes most of a second, which commands without URLs need not wait for.
+        from openai import APIConnectionError, APIStatusError
+
+        try:
+            async with asyncio.timeout(self._timeout):
+                response = await send(self._client)
+        except TimeoutError:
+            raise CallFailedError(
+                f"no answer in {self._timeout:g} s (HANABI_PARTNER_TIMEOUT)."
+            ) from None
+        except APIStatusError as error:
+            raise self._refused(error.response) from error
+        except APIConnectionError as error:
+            raise _not_reached(error.__cause__ or error) from error
+        except httpx.InvalidURL as error:
+            raise _not_reached(error) from error
+        try:
+            return read_struct(kind, response.content)
+        except ValueError as error:
+            quoted = self._quote(response.content)
+            raise CallFailedError(f"the answer does not fit ({error}): {quoted}.") from None
+
+    @cached_property
+    def _client(self) -> "AsyncOpenAI":
+        from openai import AsyncOpenAI
+
+        # A proxy variable is meant for the internet, not for this machine.
+        uses_proxy = not is_loopback(httpx.URL(self._url.base).host)
+        http: Any = httpx.AsyncClient(
+            timeout=None,
+            headers={"accept-encoding": "identity"},
+            # No connection is kept: one that idled while a trainer learned may be dead.
+            limits=httpx.Limits(max_keepalive_connections=0),
+            follow_redirects=False,
+            trust_env=uses_proxy,
+            event_hooks={"request": [self._strip_headers], "response": [_limit_answer]},
+        )
+        return AsyncOpenAI(
+            # The client refuses to start without a key; `_strip_headers` sends none then.
+            api_key=self._key or "none",
+            base_url=self._url.base,
+            max_retries=0,
+            timeout=None,
+            http_client=http,
+        )
+
+    async def _strip_headers(self, request: httpx.Request) -> None:
+        """Leave only the headers that the call needs.
+
+        The `openai` client adds a description of this machine, and what the variables OPENAI_… of
+        this shell say: they are meant for another service.
+        """
+        for name in set(request.headers):
+            if name not in _SENT_HEADERS:
+                del request.headers[name]
+        request.headers["accept-encoding"] = "identity"
+        request.headers.pop("authorization", None)
+        if self._key:
+            request.headers["authorization"] = f"Bearer {self._key}"
+
+    def _refused(self, response: Any) -> CallFailedError:
+        status = response.status_code
+        hint = _HINTS.get(status, "")
+        return CallFailedError(
+            f"it answered {status}: {self._quote(response.content)}.{hint}",
+            can_retry=status in _RETRIED_STATUSES or status >= 500,
+            retry_after=retry_after(response),
+        )
+
+    def _quote(self, content: bytes) -> str:
+        """Return the beginning of an answer for an error, without the key."""
+        text = content[:_MAX_QUOTED_BYTES].decode("utf-8", "replace")
+        if self._key:
+            text = text.replace(self._key, _MASK)
+        return repr(text[:_MAX_QUOTED])
+
+
+def _not_reached(error: BaseException) -> CallFailedError:
+    """Return the failure of a call that brought no answer."""
+    if isinstance(error, httpx.LocalProtocolError | httpx.UnsupportedProtocol | httpx.InvalidURL):
+        return CallFailedError(
+            f"cannot be asked: {error}. Check HANABI_PARTNER_URLS.", can_retry=False
+        )
+    if isinstance(error, httpx.DecodingError):
+        return CallFailedError(f"the answer cannot be read: {error}.")
+    return CallFailedError(f"not reached ({type(error).__name__}: {error}).")
+
+
+async def _limit_answer(response: httpx.Response) -> None:
+    """Refuse an answer that is compressed, and end one that is too long."""
+    refuse_encoding(response)
+    assert isinstance(response.stream, httpx.AsyncByteStream)
+    response.stream = _LimitedStream(response.stream)
+
+
+class _LimitedStream(httpx.AsyncByteStream):
+    """The body of an answer, of at most `MAX_ANSWER` bytes."""
+
+    def __init__(self, stream: httpx.AsyncByteStream) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        async for part in self._stream:
+            size += len(part)
+            if size > MAX_ANSWER:
+                raise httpx.DecodingError(f"it has more than {MAX_ANSWER} bytes")
+            yield part
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()

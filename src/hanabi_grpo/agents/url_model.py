@@ -1,0 +1,294 @@
+"""Models behind OpenAI-compatible URLs as players: frozen, and asked for a reply on each turn.
+
+A call whose failure may pass is made again; when all its tries failed, its game is dropped and
+counted. A URL that fails call after call, and a used-up budget, end the whole request instead: no
+game waits for a partner that is gone. Every call is a line of a transcript.
+"""
+
+import asyncio
+import hashlib
+import json
+import logging
+import math
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hanabi_grpo.agents.memory import remembered_turns
+from hanabi_grpo.agents.url_client import CallFailedError, UrlClient, UrlSampling, Usage
+from hanabi_grpo.agents.url_transcript import Transcript
+from hanabi_grpo.envs.base import Observation, Task
+from hanabi_grpo.envs.texts import split_reply
+from hanabi_grpo.errors import PartnerDownError, PartnerError
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.refs import SeatRef, UrlRef, unknown_url
+from hanabi_grpo.settings.values import PartnerUrl, split_partner_url
+from hanabi_grpo.types import Reply, player_name
+
+logger = logging.getLogger(__name__)
+
+PAUSES = (2.0, 8.0, 32.0)
+"""Seconds before the second try and the later ones.
+
+A Retry-After is waited for instead, up to a call's own limit.
+"""
+MAX_FAILED_CALLS = 3
+"""Calls failed in a row, none answered in between, that end a request."""
+_REMINDER_SECONDS = 60.0
+"""Least time between two log lines about the same URL."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outcome:
+    """What became of one call after all its tries."""
+
+    reply: str = ""
+    reason: str = ""
+    """Why it failed; empty when it was answered."""
+    usage: Usage = field(default_factory=Usage)
+    tries: int
+
+
+class UrlPartners:
+    """HANABI_PARTNER_URLS of one server process: their common budget, and the record of every call.
+
+    Used from one event loop.
+    """
+
+    def __init__(self, settings: Settings, transcript: Path | None = None) -> None:
+        """Prepare the calls; nothing is sent yet.
+
+        Args:
+            settings: Names the URLs, their key, and the limits (HANABI_PARTNER_…).
+            transcript: File that calls are recorded in; None: nowhere.
+        """
+        self.by_spec: dict[str, PartnerUrl] = {}
+        """E.g. {"url:big": PartnerUrl("big", "http://localhost:8001/v1", "Qwen/Qwen3-8B")}."""
+        for entry in settings.partner_urls:
+            url = split_partner_url(entry)
+            self.by_spec[str(UrlRef(name=url.name))] = url
+        key = settings.partner_key.get_secret_value() if settings.partner_key else ""
+        self._clients: dict[str, UrlClient] = {}
+        for spec, url in self.by_spec.items():
+            self._clients[spec] = UrlClient(url, key=key, timeout=settings.partner_timeout)
+        self._settings = settings
+        self._transcript = Transcript(transcript)
+        self._free_calls = asyncio.Semaphore(settings.partner_requests)
+        self._last_reminder: dict[str, float] = {}
+        self.spent = self._transcript.spent()
+        """Tokens of prompts and replies, as the URLs counted them."""
+
+    @property
+    def described(self) -> dict[str, str]:
+        """What each spec means, e.g. {"url:big": "http://localhost:8001/v1#Qwen/Qwen3-8B"}."""
+        return {spec: f"{url.base}#{url.model}" for spec, url in self.by_spec.items()}
+
+    def check(self, refs: Iterable[SeatRef]) -> None:
+        """Refuse, by a SettingsError, seats of URLs that this server does not know."""
+        for ref in refs:
+            if isinstance(ref, UrlRef) and str(ref) not in self.by_spec:
+                raise unknown_url(ref, self.by_spec)
+
+    def player(self, ref: UrlRef, *, max_tokens: int, temperature: float) -> "UrlPlayer":
+        """Return the player for the seats of one request.
+
+        Args:
+            ref: A URL that `check` knows.
+            max_tokens: Longest reply, in tokens.
+            temperature: Of sampling; 0 is greedy.
+        """
+        sampling = UrlSampling(max_tokens=max_tokens, temperature=temperature)
+        return UrlPlayer(partners=self, url=self.by_spec[str(ref)], sampling=sampling)
+
+    async def list_models(self, spec: str) -> tuple[str, ...]:
+        """Return the models that a URL lists, asked once.
+
+        Raises:
+            PartnerError: It does not answer, or lists none.
+        """
+        try:
+            return await self._clients[spec].list_models()
+        except CallFailedError as error:
+            raise PartnerError(f"{self.by_spec[spec].base}: {error}") from error
+
+    async def ask(
+        self, player: "UrlPlayer", messages: list[dict[str, str]], where: Mapping[str, Any]
+    ) -> str:
+        """Return the reply to a conversation, never an empty one.
+
+        Args:
+            player: Who is asked.
+            messages: The conversation as OpenAI's API has it.
+            where: Seat, task and game, for the transcript.
+
+        Raises:
+            PartnerDownError: The budget is used up, or this was the last of `MAX_FAILED_CALLS`
+                calls in a row that failed.
+            PartnerError: No usable reply after all tries.
+        """
+        async with self._free_calls:
+            start = time.monotonic()
+            outcome = await self._call(player, messages)
+            seconds = time.monotonic() - start
+        self._record(player.url, messages, where, outcome, seconds)
+        if not outcome.reason:
+            player.failed_calls = 0
+            return outcome.reply
+        player.failed_calls += 1
+        url = player.url
+        failure = f"{player.name} ({url.base}, {url.model}): {outcome.reason}"
+        if player.failed_calls < MAX_FAILED_CALLS:
+            raise PartnerError(failure)
+        raise PartnerDownError(
+            f"{failure} {player.failed_calls} calls in a row failed like this, so it is asked no "
+            f"more. Every call is in {self._transcript.path}. When it answers again, give the same "
+            "command, in training with RESUME=latest."
+        )
+
+    async def _call(self, player: "UrlPlayer", messages: list[dict[str, str]]) -> _Outcome:
+        """Make one call, again after each failure that may pass."""
+        max_tries = len(PAUSES) + 1
+        for tries in range(1, max_tries + 1):
+            self._check_budget()
+            try:
+                reply, usage = await self._try_once(player, messages)
+                return _Outcome(reply=reply, usage=usage, tries=tries)
+            except CallFailedError as error:
+                if not error.can_retry or tries == max_tries:
+                    return _Outcome(reason=str(error), tries=tries)
+                pause = PAUSES[tries - 1] if error.retry_after is None else error.retry_after
+                pause = min(pause, self._settings.partner_timeout)
+                self._remind(
+                    player.url, f"{error} Try {tries} of {max_tries}; the next in {pause:g} s."
+                )
+                await asyncio.sleep(pause)
+        raise AssertionError("the last try returns")
+
+    async def _try_once(
+        self, player: "UrlPlayer", messages: list[dict[str, str]]
+    ) -> tuple[str, Usage]:
+        """Return a reply and its tokens, which are counted as spent also where it is unusable."""
+        limit = self._settings.partner_timeout
+        still_waiting = (
+            f"no answer since {_REMINDER_SECONDS:g} s; a call has {limit:g} s "
+            "(HANABI_PARTNER_TIMEOUT)."
+        )
+        loop = asyncio.get_running_loop()
+        reminder = loop.call_later(_REMINDER_SECONDS, self._remind, player.url, still_waiting)
+        try:
+            completion = await self._clients[player.name].complete(messages, player.sampling)
+        finally:
+            reminder.cancel()
+        usage = completion.usage or Usage()
+        self.spent += usage.prompt_tokens + usage.completion_tokens
+        if self._settings.partner_tokens and not usage.prompt_tokens:
+            raise CallFailedError(
+                "its answers have no usage, so HANABI_PARTNER_TOKENS cannot be kept.",
+                can_retry=False,
+            )
+        if not completion.text.strip():
+            raise CallFailedError(
+                "the reply is empty (does it think for longer than MAX_COMPLETION_LENGTH?)."
+            )
+        return completion.text, usage
+
+    def _check_budget(self) -> None:
+        limit = self._settings.partner_tokens
+        if limit and self.spent >= limit:
+            raise PartnerDownError(
+                f"HANABI_PARTNER_TOKENS={limit}: the URLs of HANABI_PARTNER_URLS have counted "
+                f"{self.spent} tokens, so they are asked no more. Start the server anew, which "
+                "counts from 0, with what may be spent from here on (0: no limit), then give the "
+                "same command, in training with RESUME=latest."
+            )
+
+    def _record(
+        self,
+        url: PartnerUrl,
+        messages: list[dict[str, str]],
+        where: Mapping[str, Any],
+        outcome: _Outcome,
+        seconds: float,
+    ) -> None:
+        self._transcript.append(
+            {
+                "time": round(time.time(), 3),
+                "partner": url.name,
+                "model": url.model,
+                **where,
+                "messages": hashlib.sha256(json.dumps(messages).encode()).hexdigest()[:16],
+                "prompt": messages[-1]["content"],
+                "reply": outcome.reply,
+                "error": outcome.reason,
+                "prompt_tokens": outcome.usage.prompt_tokens,
+                "reply_tokens": outcome.usage.completion_tokens,
+                "tries": outcome.tries,
+                "seconds": round(seconds, 3),
+                "spent": self.spent,
+            }
+        )
+
+    def _remind(self, url: PartnerUrl, reason: str) -> None:
+        """Log why a URL keeps games waiting, once a minute."""
+        now = time.monotonic()
+        last = self._last_reminder.get(url.name, -math.inf)
+        if now - last >= _REMINDER_SECONDS:
+            self._last_reminder[url.name] = now
+            logger.warning("waiting for url:%s (%s): %s", url.name, url.base, reason)
+
+
+@dataclass(slots=True, kw_only=True)
+class UrlPlayer:
+    """The model behind a URL in the seats of one request."""
+
+    partners: UrlPartners
+    url: PartnerUrl
+    sampling: UrlSampling
+    failed_calls: int = 0
+    """Calls that failed since one was answered."""
+
+    @property
+    def name(self) -> str:
+        """The policy spec of its seats, e.g. "url:big"."""
+        return f"url:{self.url.name}"
+
+    def seat(self, player: int, *, task: Task[Any], game: int) -> "UrlSeat":
+        """Return a seat with an empty conversation, see `rollout.loop.Player.seat`."""
+        where = {
+            "seat": player_name(player),
+            "task": f"{task.environment.name} {task.split}/{task.seed}",
+            "game": game,
+        }
+        system = task.environment.system(task.config, player)
+        return UrlSeat(player=self, where=where, system=system)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UrlSeat:
+    """The model behind a URL as one player of one game."""
+
+    player: UrlPlayer
+    where: Mapping[str, Any]
+    """Seat, task and game, for the transcript."""
+    system: str
+    past: list[tuple[str, str]] = field(default_factory=list)
+    """Past messages, and the reply to each without its thoughts, as chat templates render earlier
+    turns.
+    """
+
+    async def reply(self, seen: Observation) -> Reply:
+        """Ask the URL; raises as `UrlPartners.ask`."""
+        message = seen.message()
+        messages = []
+        if self.system:
+            messages.append({"role": "system", "content": self.system})
+        for past_message, past_reply in remembered_turns(self.past, seen.window):
+            messages.append({"role": "user", "content": past_message})
+            messages.append({"role": "assistant", "content": past_reply})
+        messages.append({"role": "user", "content": message})
+        reply = await self.player.partners.ask(self.player, messages, self.where)
+        _, spoken = split_reply(reply)
+        self.past.append((message, spoken))
+        return Reply(text=reply, prompt=message)

@@ -1,0 +1,263 @@
+"""The memory that server and trainer need, worked out from the model's sizes and the settings.
+
+The sums are rough, and they count each part at its largest: the longest conversation that the
+settings allow, and the largest micro-batch. All numbers are bytes unless they say otherwise.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from hanabi_grpo.commands.doctor.check import Check, ok, skip, warn
+from hanabi_grpo.commands.doctor.context import Context
+from hanabi_grpo.commands.doctor.gpus import list_gpus
+from hanabi_grpo.settings.steps import tokens_per_micro_batch
+
+_GIB = 1 << 30
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of a number by HANABI_DTYPE."""
+_PROCESS = 2.0 * _GIB
+"""Of each process, whatever the model: libraries, or the CUDA context."""
+_CHUNK = 1024
+"""`training.model.output_head.CHUNK`: tokens whose logits are held at once.
+
+R17 of `tools/bench` measures 16 bytes for each logit of a chunk, and none beyond it.
+"""
+_BYTES_PER_LOGIT = 16.0
+_BYTES_PER_WHOLE_LOGIT_16_BIT = 8.0
+"""Of a logit in 16 bits, where the logits of all replies are held."""
+_ADAPTER_COPIES = 4.0
+"""Of each player's adapter: one on the server's device, three beside it."""
+_RECOMPUTED_SHARE = 1.3
+"""Memory of one layer that is computed again for its gradient, in its activations."""
+_SIZE_KEYS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSizes:
+    """The sizes of a transformer, as its config.json gives them."""
+
+    hidden: int
+    """Width of the residual stream."""
+    inner: int
+    """Width of the feed-forward part."""
+    layers: int
+    heads: int
+    """Query heads."""
+    key_value_heads: int
+    head: int
+    """Width of one head."""
+    vocabulary: int
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "ModelSizes | None":
+        """Return the sizes of a config.json; None where it does not have them."""
+        if not all(key in config for key in _SIZE_KEYS):
+            return None
+        hidden = config["hidden_size"]
+        heads = config["num_attention_heads"]
+        return cls(
+            hidden=hidden,
+            inner=config.get("intermediate_size", 4 * hidden),
+            layers=config["num_hidden_layers"],
+            heads=heads,
+            key_value_heads=config.get("num_key_value_heads", heads),
+            head=config.get("head_dim") or hidden // heads,
+            vocabulary=config["vocab_size"],
+        )
+
+    def cache_bytes(self, bytes_per_number: int) -> float:
+        """Return the bytes of the keys and values of one token in all layers."""
+        return 2.0 * self.layers * self.key_value_heads * self.head * bytes_per_number
+
+
+def memory_checks(context: Context) -> Check:
+    """Compare an estimate of what both processes need with what is free."""
+    settings = context.settings
+    sizes = ModelSizes.from_config(context.config)
+    if sizes is None:
+        return skip("memory", "needs the model, and its sizes in config.json")
+    server = 0.0
+    if context.serves and not context.server_is_up:
+        server = sum(server_parts(context, sizes).values())
+    trainer = 0.0
+    if context.trains:
+        trainer = sum(trainer_parts(context, sizes).values())
+    estimates = []
+    if server:
+        estimates.append(f"server about {server / _GIB:.1f} GiB")
+    if trainer:
+        estimates.append(f"trainer up to {trainer / _GIB:.1f} GiB")
+    if not estimates:
+        return skip("memory", "the server is running already")
+    estimate = " and ".join(estimates)
+    if settings.device == "cpu":
+        return _compare_with_main_memory(estimate, server + trainer)
+    return _compare_with_gpus(context, estimate, server, trainer)
+
+
+_SMALLER = "export HANABI_TOKENS_PER_MICRO_BATCH=1024 HANABI_MAX_MODEL_LEN=1024"
+
+
+def _compare_with_main_memory(estimate: str, needed: float) -> Check:
+    free = psutil.virtual_memory().available
+    free_gib = free / _GIB
+    if needed > free:
+        finding = f"{estimate}, but {free_gib:.1f} GiB are free"
+        return warn("memory", finding, f"free -h\n{_SMALLER}")
+    return ok("memory", f"{estimate}; {free_gib:.1f} GiB are free")
+
+
+def _compare_with_gpus(context: Context, estimate: str, server: float, trainer: float) -> Check:
+    """Compare the server with the engine's share of the smallest GPU, the trainer with all."""
+    gpus, reason = list_gpus(context.shell.get("PATH"))
+    total = min((gpu.total for gpu in gpus), default=0) << 20
+    if not total:
+        reason = reason or "nvidia-smi does not tell"
+        return skip("memory", f"{estimate} on each GPU; what there is is not known ({reason})")
+    share = context.settings.gpu_memory_utilization * total
+    if server > share:
+        finding = f"{estimate} on each GPU, but the engine gets {share / _GIB:.1f} GiB"
+        remedy = "export HANABI_MAX_MODEL_LEN=4096 VLLM_TENSOR_PARALLEL_SIZE=2"
+        return warn("memory", finding, remedy)
+    if trainer > total:
+        finding = f"{estimate} on each GPU, which has {total / _GIB:.1f} GiB"
+        return warn("memory", finding, f"export DEEPSPEED=zero3\n{_SMALLER}")
+    return ok("memory", f"{estimate} on each GPU of {total / _GIB:.1f} GiB")
+
+
+def server_parts(context: Context, sizes: ModelSizes) -> dict[str, float]:
+    """Return the bytes of each part of the server, on one GPU or on the CPU."""
+    settings = context.settings
+    bytes_per_number = BYTES[settings.dtype]
+    cache = sizes.cache_bytes(bytes_per_number) * settings.max_model_len
+    cache_name = "KV cache of one conversation"
+    if settings.device == "cpu":
+        # The server's own default for this variable of vLLM is 1.
+        reserved_gib = float(context.environ.get("VLLM_CPU_KVCACHE_SPACE") or 1)
+        cache = max(cache, reserved_gib * _GIB)
+        cache_name = "KV cache"
+    adapter = context.adapter_parameters * bytes_per_number
+    # Tensor parallelism divides these, but each process has its own libraries.
+    divided = {
+        "weights": context.num_parameters * bytes_per_number,
+        cache_name: cache,
+        "adapters": _ADAPTER_COPIES * settings.players * adapter,
+    }
+    parts = {}
+    for name, size in divided.items():
+        parts[name] = size / settings.vllm_tensor_parallel_size
+    parts["process"] = _PROCESS
+    return parts
+
+
+def trainer_parts(context: Context, sizes: ModelSizes) -> dict[str, float]:
+    """Return the bytes of each part of one trainer process, with its largest micro-batch."""
+    settings = context.settings
+    is_sharded = settings.deepspeed == "zero3"
+    weights: float = context.num_parameters * BYTES[settings.dtype]
+    if is_sharded:
+        weights /= settings.nproc_per_node
+    # Adapters are float32 whatever the base model is.
+    adapters = 4.0 * context.num_adapters * context.adapter_parameters
+    tokens, reply_tokens = _largest_micro_batch(context)
+    batch = batch_parts(
+        sizes,
+        tokens,
+        reply_tokens,
+        bytes_per_number=BYTES[settings.dtype],
+        rank=settings.lora_rank,
+        checkpointed=settings.device != "cpu",
+        whole=is_sharded,
+    )
+    return {
+        "weights": weights,
+        "adapters": adapters,
+        "gradients and moments": 3 * adapters,
+        **batch,
+        "process": _PROCESS,
+    }
+
+
+def _largest_micro_batch(context: Context) -> tuple[float, float]:
+    """Return the tokens of the largest micro-batch, and how many of them are of replies."""
+    settings = context.settings
+    budget = context.budget
+    longest = settings.max_model_len
+    reply_share = 1.0
+    if budget is not None:
+        longest = budget.longest(budget.memory)
+        replies = budget.num_turns(budget.memory) * settings.max_completion_length
+        reply_share = min(replies / longest, 1.0)
+    length = min(settings.max_model_len, longest)
+    limit = tokens_per_micro_batch(settings)
+    # A sequence that is longer than the limit makes a micro-batch of its own.
+    tokens = max(limit, length) if limit else settings.per_device_train_batch_size * length
+    return tokens, tokens * reply_share
+
+
+def batch_parts(
+    sizes: ModelSizes,
+    tokens: float,
+    reply_tokens: float,
+    *,
+    bytes_per_number: int,
+    rank: int,
+    checkpointed: bool,
+    whole: bool,
+) -> dict[str, float]:
+    """Return the bytes that a micro-batch's gradient needs beside the weights.
+
+    Adapters are float32 and on all linear layers. The numbers are fitted to the allocator's peaks
+    of eight shapes on the CPU, in float32 and bfloat16; R19 of `tools/bench` compares them anew.
+    With checkpoints each layer keeps its input alone, and one layer at a time is computed again
+    when the logits are freed.
+
+    Args:
+        sizes: Sizes of the model.
+        tokens: Tokens of the micro-batch.
+        reply_tokens: Those of them that are of replies.
+        bytes_per_number: 4 in float32, 2 in bfloat16.
+        rank: Rank of the adapters.
+        checkpointed: Activations are computed again for the gradient.
+        whole: The logits of all replies are held, else those of a chunk.
+
+    Returns:
+        The bytes of each part; "logits" and "a layer computed again" are never needed at the same
+        time, so with checkpoints only the larger one is there.
+    """
+    queries = sizes.head * sizes.heads
+    values = sizes.head * sizes.key_value_heads
+    bytes_per_token_and_layer = (
+        18 * sizes.hidden
+        + 3.3 * bytes_per_number * sizes.inner
+        + (9 + bytes_per_number) * queries
+        + (2 + 2.6 * bytes_per_number) * values
+        + 92 * rank
+    )
+    logits = _logit_bytes(sizes, reply_tokens, bytes_per_number=bytes_per_number, whole=whole)
+    if not checkpointed:
+        activations = tokens * bytes_per_token_and_layer * sizes.layers
+        return {"activations": activations, "logits": logits}
+    recomputed = _RECOMPUTED_SHARE * tokens * bytes_per_token_and_layer
+    parts = {"activations": float(tokens * sizes.hidden * sizes.layers * bytes_per_number)}
+    if logits > recomputed:
+        parts["logits"] = logits
+    else:
+        parts["a layer computed again"] = recomputed
+    return parts
+
+
+def _logit_bytes(
+    sizes: ModelSizes, reply_tokens: float, *, bytes_per_number: int, whole: bool
+) -> float:
+    is_16_bit = bytes_per_number < BYTES["float32"]
+    if whole:
+        per_logit = _BYTES_PER_WHOLE_LOGIT_16_BIT if is_16_bit else _BYTES_PER_LOGIT
+        return per_logit * sizes.vocabulary * reply_tokens
+    chunk = _BYTES_PER_LOGIT * sizes.vocabulary * min(reply_tokens, _CHUNK)
+    # Chunks are computed in float32, for which a head of 16 bits is copied.
+    head_copy = 4.0 * sizes.vocabulary * sizes.hidden if is_16_bit else 0.0
+    return chunk + head_copy

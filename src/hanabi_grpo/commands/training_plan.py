@@ -1,0 +1,48 @@
+"""Checks of a training run that need neither model nor server, for `train` and the doctor."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hanabi_grpo.commands.nodes import Nodes, check_nodes, read_nodes
+from hanabi_grpo.rollout.dataset_rows import DatasetRow
+from hanabi_grpo.rollout.datasets import check_payoffs, num_steps, played_setups
+from hanabi_grpo.settings import BatchPlan, Settings, batch_plan
+from hanabi_grpo.settings.steps import plan_line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingPlan:
+    """What a run does in a step, how many steps it makes, and on how many machines."""
+
+    batch: BatchPlan
+    num_steps: int
+    """Steps of the whole run, those that were made before a resume included."""
+    nodes: Nodes
+
+    def line(self, settings: Settings) -> str:
+        """Return the arithmetic of a step as one line."""
+        return plan_line(settings, self.batch, self.num_steps)
+
+
+def plan_training(
+    settings: Settings,
+    rows: Sequence[DatasetRow],
+    environ: Mapping[str, str] = os.environ,
+) -> TrainingPlan:
+    """Work out a run, and refuse settings, a dataset and nodes that do not go together.
+
+    Args:
+        settings: Settings of the run.
+        rows: The dataset's valid rows.
+        environ: Variables that say on which machines the trainer runs.
+
+    Raises:
+        SettingsError: What does not go together, and what is allowed.
+    """
+    batch = batch_plan(settings)
+    check_payoffs(settings, played_setups(rows))
+    steps = num_steps(settings, rows)
+    nodes = read_nodes(environ)
+    check_nodes(nodes, settings, batch)
+    return TrainingPlan(batch=batch, num_steps=steps, nodes=nodes)

@@ -1,0 +1,159 @@
+"""Kinds of evaluations: which evaluations of different runs may stand in one table.
+
+A file whose name a person chose, e.g. `sampled.json`, belongs to the files of the same name in the
+other runs. Files that `evaluate` kept in `evaluations/` have names of their own in every run; they
+belong together where the lineup has the same form and everything that the games depend on is the
+same: rules, tasks and temperature. Of several such evaluations of one run, e.g. of two checkpoints,
+the one of the longest training counts.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hanabi_grpo.runs.evaluation_files import RunEvaluations, StoredEvaluation
+from hanabi_grpo.runs.evaluation_result import EvaluationResult
+from hanabi_grpo.settings.refs import is_frozen, parse_checkpoint, seat_adapter
+
+_TRAINED = "trained"
+"""Stands for an adapter of the run in the form of a lineup."""
+_VERSION_MARK = "@"
+"""Separates an adapter of the server from its version, e.g. "player_1@latest"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskKey:
+    """Everything that the games of an evaluation depend on beside the players."""
+
+    spec_hash: str
+    preset: str
+    suite: str
+    seeds: tuple[int, ...]
+    temperature: float | None
+
+    @classmethod
+    def of(cls, result: EvaluationResult) -> "TaskKey":
+        """Return the key of a result."""
+        return cls(
+            spec_hash=result.spec_hash,
+            preset=result.preset,
+            suite=result.suite,
+            seeds=result.seeds,
+            temperature=result.temperature,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationKind:
+    """What the evaluations of one table have in common.
+
+    Example:
+        EvaluationKind(name="sampled") is a file `sampled.json` in each run;
+        EvaluationKind(name="trained team", tasks=TaskKey(…)) is what `evaluate RUN` keeps
+    """
+
+    name: str
+    """Stem of the file that a person named, else the form of the lineup, see `lineup_form`."""
+    tasks: TaskKey | None = None
+    """None for files that a person named: their name alone makes the kind."""
+
+    @property
+    def title(self) -> str:
+        """Name in notes, e.g. "sampled.json" or "trained team"."""
+        return f"{self.name}.json" if self.tasks is None else self.name
+
+    @property
+    def sort_key(self) -> tuple[object, ...]:
+        """Key by which kinds are sorted: named files first, then by lineup, board and tasks."""
+        if self.tasks is None:
+            return (False, self.name)
+        temperature = -1.0 if self.tasks.temperature is None else self.tasks.temperature
+        return (
+            True,
+            self.name,
+            self.tasks.preset,
+            self.tasks.spec_hash,
+            self.tasks.suite,
+            self.tasks.seeds,
+            temperature,
+        )
+
+
+def evaluations_by_kind(evaluations: RunEvaluations) -> dict[EvaluationKind, EvaluationResult]:
+    """Return the evaluations of one run that a comparison uses, by kind.
+
+    Reference scripts are left out, and so are evaluations in which adapters of several runs play
+    together: they are no score of one run.
+    """
+    results: dict[EvaluationKind, EvaluationResult] = {}
+    for stored in evaluations.results:
+        result = stored.result
+        kind = _kind_of(stored)
+        if kind is None:
+            continue
+        known = results.get(kind)
+        # Of two named files, in the run folder and beside it, the one in the run folder counts.
+        is_better = known is None or (
+            kind.tasks is not None and result.trained_steps > known.trained_steps
+        )
+        if is_better:
+            results[kind] = result
+    return results
+
+
+def _kind_of(stored: StoredEvaluation) -> EvaluationKind | None:
+    """Return the kind of an evaluation; None where it is no score of one run."""
+    if stored.is_alone and not stored.is_kept:
+        return EvaluationKind(name=stored.path.stem)
+    form = lineup_form(stored.result)
+    if form is None:
+        return None
+    return EvaluationKind(name=form, tasks=TaskKey.of(stored.result))
+
+
+def lineup_form(result: EvaluationResult) -> str | None:
+    """Return who plays, with every adapter of the run called "trained".
+
+    Returns:
+        E.g. "trained team" where the run's adapters fill every seat, "trained, iggi", "trained
+        player_1, iggi" where that adapter was chosen, or "hint-bot, hint-bot" of scripts. None
+        where adapters of several runs play.
+    """
+    order = result.orders[0]
+    places = set()
+    names = []
+    for spec, seat in zip(order.words, order.seats, strict=True):
+        if seat_adapter(seat) is None:
+            names.append(seat)
+            continue
+        place, adapter = _split_spec(spec, seat)
+        places.add(place)
+        names.append(f"{_TRAINED} {adapter}" if adapter else _TRAINED)
+    if len(places) > 1:
+        return None
+    if set(names) == {_TRAINED}:
+        return f"{_TRAINED} team"
+    return ", ".join(names)
+
+
+def _split_spec(spec: str, seat: str) -> tuple[str, str]:
+    """Return where the adapter of a seat comes from, and its name where the spec chose one.
+
+    Example:
+        _split_spec("outputs/run:player_1", "frozen_0123456789abcdef@50") ==
+            ("outputs/run", "player_1")
+        _split_spec("player_1@latest", "player_1@50") == ("", "player_1")
+        _split_spec("served", "player_1@50") == ("", "")
+    """
+    if is_frozen(seat):
+        ref = parse_checkpoint(spec)
+        return str(ref.place), ref.adapter or ""
+    adapter, version_mark, _ = spec.partition(_VERSION_MARK)
+    return "", adapter if version_mark else ""
+
+
+def all_kinds(
+    evaluations: list[Mapping[EvaluationKind, EvaluationResult]],
+) -> list[EvaluationKind]:
+    """Return every kind that at least one run has, sorted."""
+    kinds = {kind for run in evaluations for kind in run}
+    return sorted(kinds, key=lambda kind: kind.sort_key)

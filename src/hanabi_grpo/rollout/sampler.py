@@ -1,0 +1,103 @@
+"""The sampler's interface: what answers a prompt with token ids and their log-probabilities.
+
+The rollout server knows its engine through `Sampler` alone. `server.engine.VllmSampler` is the one
+that ships; the tests' stand-ins implement the same protocol. To serve with another engine, write a
+class with these methods and construct it in `server.assembly.rollout_server`.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+AdapterHandle: TypeAlias = object
+"""What a sampler's `load_adapter` returned; only that sampler looks into it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingConfig:
+    """How a reply is sampled.
+
+    Nucleus and top-k sampling are off: the logprobs must be those of the policy that is trained.
+    """
+
+    max_tokens: int
+    """Longest reply, in tokens."""
+    temperature: float = 1.0
+    """Divides the logits before the softmax; 0 is greedy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One sampled reply."""
+
+    ids: tuple[int, ...]
+    """Sampled token ids, the end token included."""
+    logprobs: tuple[float, ...]
+    """Log-probability of each id, in nats, under the sampled distribution (after temperature)."""
+    finish_reason: str
+    """E.g. "stop" or "length"."""
+    num_cached_tokens: int
+    """Prompt tokens that came from the prefix cache."""
+
+
+class Sampler(Protocol):
+    """An engine that samples replies and holds LoRA adapters.
+
+    All calls come from one event loop. A call that fails raises; a failure after which the engine
+    is lost for good is also visible in `is_dead`.
+    """
+
+    @property
+    def is_dead(self) -> bool:
+        """True once the engine has failed or hangs; it does not come back."""
+
+    @property
+    def state(self) -> str:
+        """The engine's health as text: "ok" unless it is dead."""
+
+    @property
+    def silence(self) -> float:
+        """Seconds for which the engine has not answered; a long step is one reason."""
+
+    async def generate(
+        self,
+        prompt_ids: list[int],
+        sampling: SamplingConfig,
+        adapter: AdapterHandle | None,
+        game: int | None = None,
+    ) -> Sample:
+        """Sample one reply to a whole conversation.
+
+        Args:
+            prompt_ids: Token ids of the conversation so far.
+            sampling: Length limit and temperature.
+            adapter: A loaded adapter; None samples from the base model.
+            game: Number of the game. With several copies of the model, requests of one game go to
+                the same copy, whose prefix cache holds the earlier turns. None: any copy.
+
+        Returns:
+            The reply with the log-probability of each of its ids.
+        """
+
+    async def score(
+        self, prompt_ids: list[int], reply_ids: list[int], adapter: AdapterHandle | None
+    ) -> tuple[float, ...]:
+        """Return the log-probability of each id of a given reply, in nats, at temperature 1."""
+
+    async def load_adapter(self, name: str, number: int, path: str) -> AdapterHandle:
+        """Load a PEFT folder.
+
+        Args:
+            name: Name of the adapter with its version, e.g. "player_0@7"; never used before.
+            number: Id of the adapter, never used before either.
+            path: Folder with `adapter_model.safetensors` and `adapter_config.json`. It stays in
+                place until after `unload_adapter`.
+
+        Returns:
+            The handle that `generate` and `score` take.
+        """
+
+    async def unload_adapter(self, number: int) -> None:
+        """Forget an adapter that no request names any more."""
+
+    def stop(self) -> None:
+        """End the engine and its processes."""

@@ -1,0 +1,122 @@
+"""Finds every evaluation of a run; reports, comparisons, exports and artifacts all look here."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from hanabi_grpo.runs.evaluation_result import EvaluationResult, is_result, result_of_json
+from hanabi_grpo.runs.run_folder import EVALUATIONS, TRAIN, run_home
+
+ResultRole = Literal["results", "references"]
+"""Whether a lineup was evaluated, or is a reference script beside it; keys of the document."""
+_ROLES: tuple[ResultRole, ...] = ("results", "references")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredEvaluation:
+    """One lineup's result in a file."""
+
+    path: Path
+    """The file, which may hold several results."""
+    result: EvaluationResult
+    role: ResultRole
+    is_kept: bool
+    """Whether `evaluate` kept it in `evaluations/` under a name of its own making; otherwise a
+    person chose the file's name."""
+    is_alone: bool
+    """Whether the file is about this result alone, not a list of several lineups."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEvaluations:
+    """All evaluations of a run."""
+
+    stored: tuple[StoredEvaluation, ...]
+    """Files with a name that a person chose come first; see `find_evaluations`."""
+    problems: tuple[str, ...]
+    """One line per result that cannot be read, e.g. "sampled.json: a score is no finite number"."""
+
+    @property
+    def results(self) -> list[StoredEvaluation]:
+        """The lineups that were evaluated."""
+        return [stored for stored in self.stored if stored.role == "results"]
+
+    @property
+    def references(self) -> list[StoredEvaluation]:
+        """The reference scripts that played the same tasks."""
+        return [stored for stored in self.stored if stored.role == "references"]
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files that hold results of lineups, each once."""
+        return list(dict.fromkeys(stored.path for stored in self.results))
+
+
+def find_evaluations(folder: Path) -> RunEvaluations:
+    """Find every evaluation of a run.
+
+    Looked at are `*.json` in the run folder, beside it where it is called `train` (`tools/demo.sh`
+    leaves them there), and in its `evaluations/`, where `evaluate` keeps what the run's adapters
+    scored. Files that are no evaluation are skipped. A result that lies in `evaluations/` and also
+    under a name that a person chose is returned once, under the chosen name.
+
+    Args:
+        folder: A run folder, or one that holds it as `train/`. It need not exist.
+    """
+    home = run_home(folder)
+    folders = [home]
+    if home.name == TRAIN:
+        folders.append(home.parent)
+    folders.append(home / EVALUATIONS)
+    stored: list[StoredEvaluation] = []
+    problems: list[str] = []
+    for place in folders:
+        is_kept = place.name == EVALUATIONS
+        for path in sorted(place.glob("*.json")):
+            for role, data, is_alone in _candidates(path):
+                try:
+                    result = result_of_json(data)
+                except ValueError as error:
+                    problems.append(f"{path.name}: {error}")
+                    continue
+                evaluation = StoredEvaluation(
+                    path=path, result=result, role=role, is_kept=is_kept, is_alone=is_alone
+                )
+                if not (is_kept and _is_known(evaluation, stored)):
+                    stored.append(evaluation)
+    return RunEvaluations(stored=tuple(stored), problems=tuple(problems))
+
+
+def _is_known(evaluation: StoredEvaluation, stored: list[StoredEvaluation]) -> bool:
+    """Tell whether the same result was found already, perhaps under another label."""
+    plain = replace(evaluation.result, label="")
+    return any(
+        other.role == evaluation.role and replace(other.result, label="") == plain
+        for other in stored
+    )
+
+
+def _candidates(path: Path) -> Iterator[tuple[ResultRole, dict[str, Any], bool]]:
+    """Yield what may be evaluations in a file.
+
+    Yields:
+        The role, the JSON object, and whether the file is about this lineup alone: the file itself,
+        and the objects in its lists "results" and "references".
+    """
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return
+    if not isinstance(data, dict):
+        return
+    if is_result(data):
+        yield "results", data, True
+    for role in _ROLES:
+        rows = data.get(role)
+        if not isinstance(rows, list):
+            continue
+        for row in rows:
+            if is_result(row):
+                yield role, row, False

@@ -1,0 +1,45 @@
+"""W&B, with REPORT_TO=wandb: a process of its own mirrors the run folder, see `mirror`."""
+
+import logging
+from pathlib import Path
+
+from hanabi_grpo.tracking.mirror import Mirror
+from hanabi_grpo.tracking.monitor import Monitor, StepRow
+
+logger = logging.getLogger(__name__)
+
+
+class WandbMonitor(Monitor):
+    """Starts the mirror before the first step, and lets it send the rest after the last one.
+
+    The rows themselves go through `metrics.jsonl`, which the mirror reads.
+    """
+
+    name = "W&B"
+
+    def __init__(self, run_folder: Path) -> None:
+        self._run_folder = run_folder
+        self._mirror: Mirror | None = None
+
+    def start(self, step: int) -> None:
+        """Start the mirror; W&B already knows the rows up to `step`.
+
+        Raises:
+            SettingsError: W&B refuses the key, the entity or the project.
+        """
+        try:
+            self._mirror = Mirror(self._run_folder, step)
+        except OSError as error:
+            logger.warning("W&B: its mirror cannot be started (%s); training goes on", error)
+
+    def log(self, row: StepRow) -> None:
+        """Log what the mirror reported meanwhile; waits for nothing."""
+        if self._mirror is not None:
+            self._mirror.check()
+
+    def finish(self, exit_code: int) -> None:
+        """Let the mirror send the last adapters, and close it; also for a run that was stopped."""
+        mirror = self._mirror
+        self._mirror = None
+        if mirror is not None:
+            mirror.close(exit_code)
