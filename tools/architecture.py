@@ -102,10 +102,10 @@ def _imported_names(tree: ast.Module) -> Iterator[str]:
 
 def below(packages: Packages, package: str) -> set[str]:
     """Return all that a package imports, directly or by others."""
-    found = set(packages[package])
+    reachable = set(packages[package])
     for other in packages[package]:
-        found |= below(packages, other)
-    return found
+        reachable |= below(packages, other)
+    return reachable
 
 
 def direct_lines(packages: Packages) -> Packages:

@@ -98,10 +98,10 @@ class SmallDisk:
 
     def check(self, step: int) -> None:
         """Check that the good checkpoint is found, and that nothing half-written is left."""
-        found = find_checkpoint(self.run)
-        assert found.manifest.step == step, found
-        assert text_of(found) == GOOD_TEXT, found
-        assert found.skipped == (), found
+        checkpoint = find_checkpoint(self.run)
+        assert checkpoint.manifest.step == step, checkpoint
+        assert text_of(checkpoint) == GOOD_TEXT, checkpoint
+        assert checkpoint.skipped == (), checkpoint
         for path in self.run.iterdir():
             is_hidden = path.name.startswith(".")
             assert not is_hidden or path.name == ".lock", list(self.run.iterdir())
