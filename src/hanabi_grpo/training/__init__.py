@@ -8,7 +8,7 @@
 - Playing: `tasks` names a step's tasks, `link` talks to a rollout server (`fleet_link` to several),
   `partner_seats` seats partners, `overlap` plays a step ahead, `resampling` replaces zero-variance
   groups, `validation` and `phases` say how versions do and who is trained.
-- Learning: `seats` says who sits where, `batching` makes `micro_batch`es with the advantages of
+- Learning: `seats` is the seat assignment, `batching` makes `micro_batch`es with the advantages of
   `estimators` (and of `learned` critics), `policy` computes logprobs, `mismatch` compares them with
   the sampler's, `loss` is what is optimized, `updates` orders the optimizer updates, `isolation`
   keeps players from moving each other.
