@@ -1,4 +1,4 @@
-"""Fixtures for every test: the environment comes back as it was, and no process stays behind."""
+"""Fixtures for every test: the environment is restored, and no process stays behind."""
 
 import contextlib
 import os
@@ -20,13 +20,19 @@ pytest_plugins = ["fault_injection", "conftest_e2e"]
 
 ROOT = Path(__file__).parent.parent
 _GRACE_SECONDS = 20
+"""Time for a process to end after a signal."""
+_IMPORT_OF_SERVER = re.compile(
+    r"^from conftest_e2e import (?:\([^)]*|.*)\bServer\b",
+    re.MULTILINE,
+)
+"""The import by which a file of tests is known to use an engine, on one line or in brackets."""
 
 # Before torch is imported, and for the trainers that tests start: two test processes with a thread
 # for each core would wait for each other's threads most of the time. Engines are started without
 # it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A machine with other work to do is no fault of an example.
+# On a busy machine an example may take longer than hypothesis' deadline without being at fault.
 hypothesis_settings.register_profile("no-deadline", deadline=None)
 hypothesis_settings.load_profile("no-deadline")
 
@@ -37,51 +43,60 @@ registry.OWN["kuhn"] = "toy_kuhn:KUHN"
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give all tests with an engine to one process, and those of any other file to one each."""
     from xdist.scheduler import LoadScopeScheduling
 
     class EnginesInTurn(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            return "engines" if _has_an_engine(file) else file
+            file = _file_of(nodeid)
+            if _has_an_engine(file):
+                return "engines"
+            return file
 
-    # As collected, see below.
+    # Keep the order of `pytest_collection_modifyitems`.
     config.option.loadscopereorder = False
     return EnginesInTurn(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the faults; put what takes long first where several processes share the tests."""
+    """Mark the fault tests, and put long tests first where several processes share the tests."""
     for item in items:
         if item.nodeid.startswith("tests/faults/"):
             item.add_marker("rest")
-    # So that no process is left alone with it.
-    if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: _place(item.nodeid.partition("::")[0]))
+    # A long test at the end would leave one process working alone.
+    is_xdist_worker = hasattr(config, "workerinput")
+    if is_xdist_worker:
+        items.sort(key=lambda item: _position(_file_of(item.nodeid)))
 
 
-def _place(file: str) -> int:
-    return 0 if _has_an_engine(file) else 2 if file.startswith("tests/unit/") else 1
+def _file_of(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
+def _position(file: str) -> int:
+    """Return the sort key of a file: engines first, unit tests last."""
+    if _has_an_engine(file):
+        return 0
+    if file.startswith("tests/unit/"):
+        return 2
+    return 1
 
 
 @cache
 def _has_an_engine(file: str) -> bool:
     """Tests with a `Server`: one process runs them all, so that no two engines work at once."""
-    return bool(
-        re.search(
-            r"^from conftest_e2e import .*\bServer\b", (ROOT / file).read_text(), re.MULTILINE
-        )
-    )
+    return _IMPORT_OF_SERVER.search((ROOT / file).read_text()) is not None
 
 
 @pytest.fixture(autouse=True)
 def _restored_environment() -> Iterator[None]:
-    """Put variables and working directory back after each test; hide the developer's own settings
-    from it.
-    """
-    variables, folder = dict(os.environ), Path.cwd()
-    for name in [name for name in variables if name.startswith("HANABI_")]:
-        del os.environ[name]
+    """Restore variables and working directory after each test; hide the developer's settings."""
+    variables = dict(os.environ)
+    folder = Path.cwd()
+    for name in variables:
+        if name.startswith("HANABI_"):
+            del os.environ[name]
     yield
     os.chdir(folder)
     os.environ.clear()
@@ -95,9 +110,7 @@ def _heed_ctrl_c() -> None:
 
 @pytest.fixture
 def start_process() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
-    """Give a `subprocess.Popen` for text whose processes, children included, are ended after the
-    test.
-    """
+    """Give a text-mode `subprocess.Popen` whose process tree is ended after the test."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*args: object, **options: object) -> "subprocess.Popen[str]":
@@ -117,15 +130,17 @@ def start_process() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_process_left_behind() -> Iterator[None]:
-    """Fail the session, and end them, when tests leave processes running."""
+    """Fail the session, and end the processes, when tests leave processes running."""
     yield
-    left = [
-        child for child in psutil.Process().children(recursive=True) if not _is_pythons_own(child)
-    ]
-    described = [f"{child.pid} {' '.join(_cmdline(child))[:100]}" for child in left]
+    left = []
+    descriptions = []
+    for child in psutil.Process().children(recursive=True):
+        if not _is_pythons_own(child):
+            left.append(child)
+            descriptions.append(f"{child.pid} {' '.join(_cmdline(child))[:100]}")
     end_processes(left)
-    if described:
-        pytest.fail("tests left processes running: " + "; ".join(described))
+    if descriptions:
+        pytest.fail("tests left processes running: " + "; ".join(descriptions))
 
 
 def end_processes(processes: list[psutil.Process]) -> None:
@@ -157,8 +172,7 @@ def _cmdline(process: psutil.Process) -> list[str]:
 def _is_pythons_own(process: psutil.Process) -> bool:
     # multiprocessing's trackers live as long as the interpreter that they watch.
     command = " ".join(_cmdline(process))
-    return (
-        not command
-        or "multiprocessing.resource_tracker" in command
-        or "multiprocessing.forkserver" in command
-    )
+    if not command:
+        return True
+    trackers = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+    return any(tracker in command for tracker in trackers)

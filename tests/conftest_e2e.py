@@ -1,6 +1,7 @@
 """The shipped tiny model, one real rollout server and one training run for the whole session."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -11,17 +12,22 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
 
+from hanabi_grpo.rollout.wire import episode_from_json
 from hanabi_grpo.settings.defaults import TINY_MODEL
+from hanabi_grpo.types import Episode
 
 ROOT = Path(__file__).resolve().parents[1]
 SERVER_COMMAND = ("bash", str(ROOT / "tools/rollout/rollout_hanabi_gym.sh"))
 SERVER_SECONDS = 300.0
+"""Longest start of a server on a busy machine."""
 TRAINER_SECONDS = 420.0
+"""Longest run of a trainer on a busy machine."""
 VARIABLES = {
     "HANABI_TASKS_PER_STEP": "2",
     "NUM_GENERATIONS": "8",
@@ -42,39 +48,68 @@ class Server:
     """A running rollout server, as the launch script started it."""
 
     process: subprocess.Popen[bytes]
+    """The launch script, whose children are the serving process and the engine's."""
     port: int
+    """The port at which it listens on 127.0.0.1."""
     log: Path
+    """The file with its output."""
     model: Path
+    """The folder of the base model."""
 
     @property
     def url(self) -> str:
+        """The address for a client."""
         return f"http://127.0.0.1:{self.port}"
 
     def environment(self, **variables: object) -> dict[str, str]:
-        """Return the variables of the other terminal."""
-        given = {"MODEL": self.model, "VLLM_SERVER_PORT": self.port, **VARIABLES, **variables}
-        return {**clean_environment(), **{name: str(value) for name, value in given.items()}}
+        """Return the variables of the other terminal: a trainer or an evaluation on this server."""
+        environment = clean_environment()
+        environment.update(VARIABLES)
+        environment["MODEL"] = str(self.model)
+        environment["VLLM_SERVER_PORT"] = str(self.port)
+        for name, value in variables.items():
+            environment[name] = str(value)
+        return environment
 
 
 def clean_environment() -> dict[str, str]:
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("HANABI_", "WANDB_"))
-    }
+    """Return this process's variables without those of the project and of W&B."""
+    environment = {}
+    for name, value in os.environ.items():
+        if not name.startswith(("HANABI_", "WANDB_")):
+            environment[name] = value
+    return environment
 
 
 def reset_signals() -> None:
-    """Give a child the signals of a terminal: a test run in the background would hand down an
-    ignored Ctrl-C.
+    """Give a child the signals of a terminal.
+
+    A test run in the background would hand down an ignored Ctrl-C.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def free_port() -> int:
+    """Return a port at which nobody listens right now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a JSONL file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """Return the recorded rows of a run, one per step."""
+    return read_json_lines(run / "metrics.jsonl")
+
+
+def read_episodes(run: Path, version: int) -> list[Episode]:
+    """Return the recorded episodes that a version of the adapters played."""
+    rows = read_json_lines(run / "episodes" / f"step_{version:06d}.jsonl")
+    return [episode_from_json(row) for row in rows]
 
 
 def start_server(
@@ -85,17 +120,25 @@ def start_server(
     command: Sequence[str] = SERVER_COMMAND,
     **variables: object,
 ) -> Server:
-    """Start a server with these variables, on a free port when none is given, and wait until it is
-    healthy.
+    """Start a server and wait until it is healthy; the test fails if it does not become so.
+
+    Args:
+        model: The folder of the base model.
+        log: The file for its output. Processes of the engine report their death signals beside it.
+        port: The port to listen at; a free one when none is given.
+        command: What starts the server.
+        variables: Environment variables for the server, in addition to `VARIABLES`.
     """
     port = port or free_port()
-    environment = {**clean_environment(), **VARIABLES, "MODEL": str(model), "PORT": str(port)}
-    environment |= {"HANABI_DIE_WITH_PARENT": "true"}
-    environment |= {
-        "PYTHONPATH": str(ROOT / "tests/e2e/reporting"),
-        "DEATH_SIGNALS": str(log.parent),
-    }
-    environment |= {name: str(value) for name, value in variables.items()}
+    environment = clean_environment()
+    environment.update(VARIABLES)
+    environment["MODEL"] = str(model)
+    environment["PORT"] = str(port)
+    environment["HANABI_DIE_WITH_PARENT"] = "true"
+    environment["PYTHONPATH"] = str(ROOT / "tests/e2e/reporting")
+    environment["DEATH_SIGNALS"] = str(log.parent)
+    for name, value in variables.items():
+        environment[name] = str(value)
     # An engine has the threads that it has for a user.
     environment.pop("OMP_NUM_THREADS", None)
     with log.open("wb") as output:
@@ -111,38 +154,51 @@ def start_server(
     while time.monotonic() < deadline:
         if process.poll() is not None:
             pytest.fail(f"the server ended with {process.returncode}:\n{log.read_text()[-3000:]}")
-        with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{server.url}/health/", timeout=2.0, trust_env=False).status_code == 200:
-                return server
+        if _is_healthy(server):
+            return server
         time.sleep(0.5)
     stop(process, signal.SIGKILL)
     pytest.fail(f"no server after {SERVER_SECONDS} s:\n{log.read_text()[-3000:]}")
 
 
+def _is_healthy(server: Server) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        answer = httpx.get(f"{server.url}/health/", timeout=2.0, trust_env=False)
+        return answer.status_code == 200
+    return False
+
+
 def death_signals(server: Server) -> dict[str, int]:
-    """Ask the engine's processes which signal the kernel sends them when their parent ends; title
-    to signal, or 0.
+    """Return the signal that the kernel sends each process of the engine when its parent ends.
+
+    Titles of processes, e.g. "VLLM::EngineCore", are mapped to signals; 0 means none.
     """
     answers = {}
     for process in psutil.Process(server.process.pid).children(recursive=True):
         title = " ".join(process.cmdline())
-        if not title.startswith("VLLM::"):
-            continue
-        told, deadline = server.log.with_name(str(process.pid)), time.monotonic() + 60
-        process.send_signal(signal.SIGUSR2)
-        while not told.exists():
-            assert time.monotonic() < deadline, f"{title} does not answer"
-            time.sleep(0.05)
-        answers[title] = int(told.read_text())
+        if title.startswith("VLLM::"):
+            answers[title] = _ask_death_signal(server, process, title)
     return answers
+
+
+def _ask_death_signal(server: Server, process: psutil.Process, title: str) -> int:
+    """Ask one process, which answers in a file: see tests/e2e/reporting/sitecustomize.py."""
+    answer = server.log.with_name(str(process.pid))
+    deadline = time.monotonic() + 60
+    process.send_signal(signal.SIGUSR2)
+    while not answer.exists():
+        assert time.monotonic() < deadline, f"{title} does not answer"
+        time.sleep(0.05)
+    return int(answer.read_text())
 
 
 def stop(
     process: subprocess.Popen[bytes], signum: signal.Signals = signal.SIGTERM
 ) -> list[psutil.Process]:
     """Signal one process; return those of its children that are still alive 20 s later."""
-    family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    family = []
     if process.poll() is None:
+        family = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signum)
     process.wait(timeout=60)
     _, alive = psutil.wait_procs(family, timeout=20)
@@ -156,13 +212,31 @@ def train(
     script: str = "train_grpo_msswift.sh",
     **variables: object,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a train script to its end and return it with its output."""
+    """Run a train script to its end and return it with its output.
+
+    Args:
+        server: The server that plays the games.
+        folder: The run folder.
+        arguments: Arguments of the script.
+        script: File name of the script under tools/train.
+        variables: Environment variables for the trainer, in addition to `VARIABLES`.
+    """
     command = ["bash", str(ROOT / "tools/train" / script), *arguments]
-    environment = server.environment(OUTPUT_DIR=folder, **variables)
-    together = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.run(
-        command, env=environment, timeout=TRAINER_SECONDS, check=False, **together
-    )  # type: ignore[call-overload]
+        command,
+        env=server.environment(OUTPUT_DIR=folder, **variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TRAINER_SECONDS,
+        check=False,
+    )
+
+
+@pytest.fixture
+def in_repository_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test works in the root of the repository, where the shipped data sets are."""
+    monkeypatch.chdir(ROOT)
 
 
 @pytest.fixture(scope="session")
@@ -176,14 +250,12 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """A server that all tests share; each trainer opens a session of its own on it."""
     # A short name: paths of sockets are limited.
     temporary = Path(tempfile.mkdtemp(prefix="e2e-"))
-    server = start_server(
-        tiny_model, tmp_path_factory.mktemp("server") / "server.log", TMPDIR=temporary
-    )
+    log = tmp_path_factory.mktemp("server") / "server.log"
+    server = start_server(tiny_model, log, TMPDIR=temporary)
     yield server
     assert stop(server.process) == [], "engine processes outlived the server"
-    assert [path for path in temporary.rglob("*") if path.is_socket()] == [], (
-        "vLLM's sockets outlived the server"
-    )
+    sockets = [path for path in temporary.rglob("*") if path.is_socket()]
+    assert sockets == [], "vLLM's sockets outlived the server"
     shutil.rmtree(temporary)
 
 
@@ -193,11 +265,15 @@ def trained(server: Server, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
     from hanabi_grpo.runs.fingerprint import model_fingerprint
 
     folder = tmp_path_factory.mktemp("run") / "train"
-    before = model_fingerprint(server.model)
-    script = "train_grpo_hanabi_server_wandb.sh"
-    done = train(
-        server, folder, script=script, MAX_STEPS=3, WANDB_MODE="offline", REPORT_TO="wandb"
+    fingerprint = model_fingerprint(server.model)
+    trainer = train(
+        server,
+        folder,
+        script="train_grpo_hanabi_server_wandb.sh",
+        MAX_STEPS=3,
+        WANDB_MODE="offline",
+        REPORT_TO="wandb",
     )
-    assert done.returncode == 0, done.stdout[-4000:]
-    assert model_fingerprint(server.model) == before, "training changed the base model's files"
-    return folder, done.stdout
+    assert trainer.returncode == 0, trainer.stdout[-4000:]
+    assert model_fingerprint(server.model) == fingerprint, "training changed the base model's files"
+    return folder, trainer.stdout

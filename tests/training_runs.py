@@ -1,4 +1,4 @@
-"""Folders of trainings that are written down, not trained."""
+"""Folders of training runs that are written down, not trained."""
 
 import dataclasses
 import json
@@ -20,7 +20,14 @@ LAPTOP = Setup(HANABI, EnvConfig(preset="laptop", observation="compact", legal_m
 def evaluate_scripted(
     name: str, setup: Setup[Any], num_tasks: int, suite: str = "eval"
 ) -> EvaluationResult:
-    """Let one script fill every seat."""
+    """Evaluate a lineup of one script in every seat.
+
+    Args:
+        name: The script, e.g. "random".
+        setup: Environment and configuration.
+        num_tasks: Number of tasks, one episode each.
+        suite: The suite that the tasks come from.
+    """
     team = parse_lineup(name, setup.spec.num_players, env=setup.env)
     return evaluate_lineup(team, setup, num_tasks, suite=suite)
 
@@ -34,13 +41,23 @@ def made_run(
     settings: dict[str, Any] | None = None,
     tail: str = "",
 ) -> Path:
-    """Write one row per score from step 1 on, two seconds apart; without a preset as old versions
-    did.
+    """Write a run folder with one row of metrics per score, two seconds apart.
+
+    Args:
+        folder: The run folder; made where it does not exist.
+        scores: Mean score of each step, from step 1 on; None where it is not known.
+        preset: The board that the scores are also recorded for; None as old versions wrote rows.
+        games: Number of games of each step.
+        settings: Content of settings.json, which is not written without it.
+        tail: Text at the end of metrics.jsonl, e.g. half a row.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for step, score in enumerate(scores, start=1):
-        own = {f"games/{preset}": games, f"score/{preset}": score} if preset else {}
-        add_row(folder, step, games=games, **{"score/mean": score, **own})
+        metrics = {"score/mean": score}
+        if preset:
+            metrics[f"games/{preset}"] = games
+            metrics[f"score/{preset}"] = score
+        add_row(folder, step, games=games, **metrics)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(tail)
     if settings is not None:
@@ -48,11 +65,13 @@ def made_run(
     return folder
 
 
-def made_evaluation(path: Path, scores: Sequence[float], **other: Any) -> EvaluationResult:
-    """Write an evaluation with these scores; its other figures are random play's on as many tasks,
-    or as given.
+def made_evaluation(path: Path, scores: Sequence[float], **fields: Any) -> EvaluationResult:
+    """Write an evaluation with these scores.
+
+    Its other fields are those of random play on as many tasks, or as given.
     """
-    played = evaluate_scripted("random", LAPTOP, len(scores))
-    result = dataclasses.replace(played, **{"scores": tuple(scores), "temperature": 1.0, **other})
+    random_play = evaluate_scripted("random", LAPTOP, len(scores))
+    changes = {"scores": tuple(scores), "temperature": 1.0, **fields}
+    result = dataclasses.replace(random_play, **changes)
     write_document(path, result_to_json(result))
     return result

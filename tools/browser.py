@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Our pages in a real Chromium: what the tests drive, and the pictures of docs/pages.md.
 
-tools/samples.sh calls it: python tools/browser.py PAGE PICTURE --width 390 --height 844 --dark --at
-'#game=3&turn=9'"""
+tools/samples.sh calls it, for example:
+
+    python tools/browser.py PAGE PICTURE --width 390 --height 844 --dark --at '#game=3&turn=9'
+"""
 
 import argparse
 import io
@@ -13,6 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
@@ -23,35 +26,43 @@ from hanabi_grpo.report.run_views.run_watch import RunWatch
 from hanabi_grpo.report.run_views.screen import RunScreen
 
 DRIVER = shutil.which("chromedriver")
+MOST_COLORS = 255
+"""Of a picture's palette."""
+PHONE_WIDTH = 600
+"""Windows that are narrower are shown as on a phone."""
+LOCAL_SCHEMES = ("file:", "data:", "about:")
+"""Beginnings of addresses that need no network."""
+
 _FLAGS = (
-    *(
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-quic",
-        "--no-first-run",
-        "--disable-sync",
-    ),
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-sync",
     "--disable-dev-shm-usage",
-    *(
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--host-resolver-rules=MAP * ~NOTFOUND",
-    ),
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--host-resolver-rules=MAP * ~NOTFOUND",
 )
 
 
 @contextmanager
 def chromium() -> Iterator[webdriver.Chrome]:
-    """Yield an empty Chromium that finds no host; it is closed afterwards."""
+    """Yield an empty Chromium that finds no host; it is closed afterwards.
+
+    Raises:
+        RuntimeError: chromedriver is not installed.
+    """
     if DRIVER is None:
         # Selenium would look for one to download.
         raise RuntimeError("no chromedriver: apt-get install chromium chromium-driver")
     with tempfile.TemporaryDirectory() as profile:
         options = webdriver.ChromeOptions()
         options.binary_location = shutil.which("chromium") or ""
-        for flag in (*_FLAGS, f"--user-data-dir={profile}"):
+        for flag in _FLAGS:
             options.add_argument(flag)
+        options.add_argument(f"--user-data-dir={profile}")
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
         try:
@@ -72,10 +83,22 @@ def show(
     dark: bool = False,
     at: str = "",
 ) -> None:
-    """Open a page in a window of this width and height, or on a phone where it is narrow; `at`
-    begins with #.
+    """Open a page in a window, as on a phone where the window is narrow.
+
+    Args:
+        driver: The browser.
+        page: The HTML or SVG file.
+        width: Width of the window in pixels.
+        height: Height of the window in pixels.
+        dark: Whether the system's colours are dark.
+        at: The fragment of the address, which begins with #, e.g. "#game=3&turn=9".
     """
-    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+    metrics = {
+        "width": width,
+        "height": height,
+        "deviceScaleFactor": 1,
+        "mobile": width < PHONE_WIDTH,
+    }
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
@@ -84,36 +107,46 @@ def show(
 
 
 def complaints(driver: webdriver.Chrome) -> list[str]:
-    """Return what the console said, and which addresses but files and data: were asked for, since
-    the last call.
-    """
-    said = [entry["message"] for entry in driver.get_log("browser")]
-    events = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
-    asked = [
-        one["params"]["request"]["url"]
-        for one in events
-        if one["method"] == "Network.requestWillBeSent"
-    ]
-    return said + [
-        address for address in asked if not address.startswith(("file:", "data:", "about:"))
-    ]
+    """Return the console's messages and the requested remote addresses since the last call."""
+    messages = [entry["message"] for entry in driver.get_log("browser")]
+    for entry in driver.get_log("performance"):
+        event = json.loads(entry["message"])["message"]
+        if event["method"] != "Network.requestWillBeSent":
+            continue
+        address = event["params"]["request"]["url"]
+        if not address.startswith(LOCAL_SCHEMES):
+            messages.append(address)
+    return messages
 
 
-def picture(driver: webdriver.Chrome, path: Path, colors: int = 255) -> None:
+def picture(driver: webdriver.Chrome, path: Path, colors: int = MOST_COLORS) -> None:
     """Write what the window shows as a PNG of few colours."""
     save_small(io.BytesIO(driver.get_screenshot_as_png()), path, colors)
 
 
-def save_small(source: Path | io.BytesIO, path: Path, colors: int = 255) -> None:
+def save_small(source: Path | io.BytesIO, path: Path, colors: int = MOST_COLORS) -> None:
     """Write a PNG with few colours."""
-    with Image.open(source) as shot:
-        small = shot.convert("RGB").quantize(colors, dither=Image.Dither.NONE)
+    with Image.open(source) as image:
+        small = image.convert("RGB").quantize(colors, dither=Image.Dither.NONE)
     small.save(path, optimize=True)
 
 
-def watched(run: Path, folder: Path) -> tuple[Path, int, int]:
-    """Write what `hanabi-grpo watch` shows in a terminal of COLUMNS x LINES as an SVG; returns it,
-    width and height.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """A page and the size of the window that shows it."""
+
+    path: Path
+    """The file."""
+    width: int
+    """In pixels."""
+    height: int
+    """In pixels."""
+
+
+def draw_watch(run: Path, folder: Path) -> Page:
+    """Write what `hanabi-grpo watch` shows as an SVG in a folder.
+
+    The terminal's size is that of the variables COLUMNS and LINES.
     """
     lines = int(os.environ["LINES"])
     console = Console(
@@ -124,17 +157,15 @@ def watched(run: Path, folder: Path) -> tuple[Path, int, int]:
         height=lines,
     )
     console.print(RunScreen(RunWatch(run).look()), height=lines)
-    path = folder / "watch.svg"
+    drawing = console.export_svg(title="hanabi-grpo watch RUN")
     # Its font is fetched from a host; the system's own monospace is there.
-    drawing = re.sub(
-        r"@font-face \{.*?\}",
-        "",
-        console.export_svg(title="hanabi-grpo watch RUN"),
-        flags=re.DOTALL,
-    )
+    drawing = re.sub(r"@font-face \{.*?\}", "", drawing, flags=re.DOTALL)
+    path = folder / "watch.svg"
     path.write_text(drawing)
-    _, _, width, height = map(float, re.search(r'viewBox="([^"]+)"', drawing)[1].split())
-    return path, round(width), round(height)
+    view_box = re.search(r'viewBox="([^"]+)"', drawing)
+    assert view_box is not None, "rich draws an SVG without a viewBox"
+    _, _, width, height = view_box[1].split()
+    return Page(path=path, width=round(float(width)), height=round(float(height)))
 
 
 def main() -> None:
@@ -149,15 +180,24 @@ def main() -> None:
     parser.add_argument(
         "--watch", action="store_true", help="PAGE is the folder of a run, shown by watch"
     )
-    given = parser.parse_args()
-    if given.page.suffix == ".png":
-        save_small(given.page, given.picture)
+    options = parser.parse_args()
+    if options.page.suffix == ".png":
+        save_small(options.page, options.picture)
         return
     with chromium() as driver, tempfile.TemporaryDirectory() as folder:
-        shown = (given.page, given.width, given.height)
-        page, width, height = watched(given.page, Path(folder)) if given.watch else shown
-        show(driver, page, width=width, height=height, dark=given.dark, at=given.at)
-        picture(driver, given.picture)
+        if options.watch:
+            page = draw_watch(options.page, Path(folder))
+        else:
+            page = Page(path=options.page, width=options.width, height=options.height)
+        show(
+            driver,
+            page.path,
+            width=page.width,
+            height=page.height,
+            dark=options.dark,
+            at=options.at,
+        )
+        picture(driver, options.picture)
 
 
 if __name__ == "__main__":

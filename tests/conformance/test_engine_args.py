@@ -11,41 +11,53 @@ from hanabi_grpo.server.engine import engine_args, engine_options
 from hanabi_grpo.settings import Settings
 from small_models import small_model
 
-_ADAPTED = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
+MAX_BATCHED_TOKENS = 777
 
 
 @pytest.fixture(scope="module")
-def made_of_settings(tmp_path_factory: pytest.TempPathFactory) -> VllmConfig:
+def engine_config(tmp_path_factory: pytest.TempPathFactory) -> VllmConfig:
+    """The configuration of an engine for our settings and two options of vLLM's own."""
     folder = tmp_path_factory.mktemp("model")
     small_model(tie_word_embeddings=False).save_pretrained(folder)
     settings = Settings(model=str(folder), max_model_len=64)
     options = engine_options(settings, str(folder), linear_shapes(folder))
+    vllm_options = [
+        "--max-num-batched-tokens",
+        str(MAX_BATCHED_TOKENS),
+        "--skip-tokenizer-init",
+    ]
     with pytest.MonkeyPatch.context() as patch:
         # As `prepare_environment` has it: no plugin of other packages.
         patch.setenv("VLLM_PLUGINS", "")
-        return engine_args(
-            options, ["--max-num-batched-tokens", "777", "--skip-tokenizer-init"]
-        ).create_engine_config()
+        return engine_args(options, vllm_options).create_engine_config()
 
 
-def test_vllm_adapts_the_linear_layers_and_nothing_else(made_of_settings: VllmConfig) -> None:
-    targets, packed = (
-        made_of_settings.lora_config.target_modules,
-        Qwen3ForCausalLM.packed_modules_mapping,
-    )
-    assert all(is_in_target_modules(f"model.layers.0.{name}", targets, packed) for name in _ADAPTED)
-    assert not any(
-        is_in_target_modules(name, targets, packed) for name in ("model.embed_tokens", "lm_head")
-    )
+@pytest.mark.parametrize(
+    ("module", "is_adapted"),
+    [
+        ("model.layers.0.self_attn.qkv_proj", True),
+        ("model.layers.0.self_attn.o_proj", True),
+        ("model.layers.0.mlp.gate_up_proj", True),
+        ("model.layers.0.mlp.down_proj", True),
+        ("model.embed_tokens", False),
+        ("lm_head", False),
+    ],
+)
+def test_vllm_adapts_the_linear_layers_and_nothing_else(
+    engine_config: VllmConfig, module: str, is_adapted: bool
+) -> None:
+    targets = engine_config.lora_config.target_modules
+    packed = Qwen3ForCausalLM.packed_modules_mapping
+    assert bool(is_in_target_modules(module, targets, packed)) == is_adapted
 
 
-def test_logprobs_are_those_of_the_sampled_distribution(made_of_settings: VllmConfig) -> None:
-    assert made_of_settings.model_config.logprobs_mode == "processed_logprobs"
-    assert made_of_settings.cache_config.enable_prefix_caching
+def test_logprobs_are_those_of_the_sampled_distribution(engine_config: VllmConfig) -> None:
+    assert engine_config.model_config.logprobs_mode == "processed_logprobs"
+    assert engine_config.cache_config.enable_prefix_caching
 
 
-def test_vllms_own_options_win(made_of_settings: VllmConfig) -> None:
-    assert made_of_settings.scheduler_config.max_num_batched_tokens == 777
+def test_vllms_own_options_win(engine_config: VllmConfig) -> None:
+    assert engine_config.scheduler_config.max_num_batched_tokens == MAX_BATCHED_TOKENS
 
 
 def test_an_option_that_breaks_a_guarantee_does_not_reach_vllm() -> None:

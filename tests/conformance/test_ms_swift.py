@@ -2,10 +2,11 @@
 expect.
 """
 
-import inspect
+import json
 import logging
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -155,36 +156,56 @@ def test_ms_swift_asks_a_registered_class_for_optimizer_and_schedule() -> None:
     assert asked == ["optimizer", "schedule of 7"]
 
 
-def test_ms_swift_s_warning_of_code_that_no_model_here_has_is_left_out_and_others_are_not(
+@pytest.fixture
+def swift_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Undo what `register_trainer` does to ms-swift."""
+    num_filters = len(model_meta.logger.filters)
+    trust = ModelLoader.default_trust_remote_code
+    monkeypatch.setattr(ModelLoader, "default_trust_remote_code", trust)
+    trainer = TrainerFactory.TRAINER_MAPPING["grpo"]
+    monkeypatch.setitem(TrainerFactory.TRAINER_MAPPING, "grpo", trainer)
+    yield
+    del model_meta.logger.filters[num_filters:]
+
+
+@pytest.mark.usefixtures("swift_as_it_was")
+def test_ms_swift_loads_a_model_without_running_code_of_its_folder(tmp_path: Path) -> None:
+    asked: list[bool] = []
+
+    class RecordedConfig:
+        @staticmethod
+        def from_pretrained(model_dir: str, trust_remote_code: bool) -> None:
+            asked.append(trust_remote_code)
+
+    loader = object.__new__(ModelLoader)
+    loader.auto_config_cls = RecordedConfig
+    loader.get_config(str(tmp_path))
+    register_trainer()
+    loader.get_config(str(tmp_path))
+    assert asked == [True, False]
+
+
+@pytest.mark.usefixtures("swift_as_it_was")
+def test_ms_swift_s_warning_of_code_is_left_out_and_other_warnings_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "trust_remote_code=self.default_trust_remote_code" in inspect.getsource(ModelLoader)
-    monkeypatch.setattr(
-        ModelLoader, "default_trust_remote_code", ModelLoader.default_trust_remote_code
-    )
-    monkeypatch.setitem(
-        TrainerFactory.TRAINER_MAPPING, "grpo", TrainerFactory.TRAINER_MAPPING["grpo"]
-    )
-    (tmp_path / "config.json").write_text(
-        '{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}'
-    )
-    said, num_filters = list[str](), len(model_meta.logger.filters)
+    config = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    messages: list[str] = []
     handler = logging.Handler()
-    monkeypatch.setattr(handler, "emit", lambda record: said.append(record.getMessage()))
+    monkeypatch.setattr(handler, "emit", lambda record: messages.append(record.getMessage()))
     model_meta.logger.addHandler(handler)
     try:
         model_meta._get_model_info(str(tmp_path), "qwen3", None)
-        assert any("trust_remote_code=True" in text for text in said), (
-            "nothing to leave out any more"
-        )
-        said.clear()
+        warned = any("trust_remote_code=True" in message for message in messages)
+        assert warned, "nothing to leave out any more"
+        messages.clear()
         register_trainer()
         model_meta._get_model_info(str(tmp_path), "qwen3", None)
         model_meta.logger.warning("Loading model from elsewhere")
     finally:
         model_meta.logger.removeHandler(handler)
-        del model_meta.logger.filters[num_filters:]
-    assert said == ["Loading model from elsewhere"]
+    assert messages == ["Loading model from elsewhere"]
 
 
 def test_ms_swift_keeps_its_client_where_the_link_is_put() -> None:

@@ -1,9 +1,8 @@
-"""The options that are not handed on exist in the installed ms-swift and vLLM, and no other option
-is taken for one.
-"""
+"""The options that are refused exist in ms-swift and vLLM, and no other one is refused."""
 
 import json
 from argparse import Action
+from collections.abc import Iterable
 from dataclasses import fields
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -25,36 +24,54 @@ from hanabi_grpo.settings.pass_through import (
 from hanabi_grpo.training.pipeline import swift_options
 
 OURS = {"hanabi_settings"}
+"""Options that the project adds to ms-swift's."""
 OF_VLLMS_OWN_SERVER = {"config", "host", "port", "api_key", "chat_template", "served_model_name"}
-"""Our engine does not know them, but who knows `vllm serve` may type them."""
+"""Our engine does not know them, but users of `vllm serve` may type them."""
 
 
 def names_of(actions: list[Action]) -> set[str]:
-    """Return option names as the table writes them, without the switches that argparse makes of
-    them.
+    """Return option names as the table writes them, e.g. "max_model_len".
+
+    The switches that argparse makes of them, --no-…, are left out.
     """
-    typed = [
-        one.lstrip("-").replace("-", "_") for action in actions for one in action.option_strings
-    ]
-    return {name for name in typed if name != "help" and not name.startswith("no_")}
+    names = set()
+    for action in actions:
+        for option in action.option_strings:
+            name = option.lstrip("-").replace("-", "_")
+            if name != "help" and not name.startswith("no_"):
+                names.add(name)
+    return names
 
 
-def refused(terminal: Terminal, word: str) -> bool:
+def is_refused(terminal: Terminal, option: str) -> bool:
     try:
-        check_options(terminal, [word])
+        check_options(terminal, [option])
     except SettingsError:
         return True
     return False
 
 
+def refused_patterns(terminal: Terminal) -> list[str]:
+    rows, _ = option_tables(terminal)
+    patterns: list[str] = []
+    for row in rows:
+        patterns += row.options
+    return patterns
+
+
+def matches_any(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
 @pytest.fixture(scope="module")
 def known() -> dict[Terminal, set[str]]:
+    """The options of the installed ms-swift and vLLM."""
     with pytest.MonkeyPatch.context() as patch:
         # As `prepare_environment` has it: no plugin of other packages.
         patch.setenv("VLLM_PLUGINS", "")
         engine = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(add_help=False))
     return {
-        "trainer": {one.name for one in fields(RLHFArguments)},
+        "trainer": {field.name for field in fields(RLHFArguments)},
         "server": names_of(engine._actions),
     }
 
@@ -63,28 +80,30 @@ def known() -> dict[Terminal, set[str]]:
 def test_every_option_that_the_table_names_exists(
     terminal: Terminal, known: dict[Terminal, set[str]]
 ) -> None:
-    rows, passed = option_tables(terminal)
-    named = {one for row in rows for one in row.options} | set(passed)
-    there = known[terminal] | (OURS if terminal == "trainer" else OF_VLLMS_OWN_SERVER)
-    gone = {one for one in named if not any(fnmatchcase(name, one) for name in there)}
+    _, passed = option_tables(terminal)
+    patterns = {*refused_patterns(terminal), *passed}
+    existing = known[terminal] | (OURS if terminal == "trainer" else OF_VLLMS_OWN_SERVER)
+    gone = set()
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in existing):
+            gone.add(pattern)
     assert gone == set(), "no such option any more: what took its place?"
 
 
 def test_vllms_own_server_has_the_options_that_only_it_knows() -> None:
-    served = names_of(make_arg_parser(FlexibleArgumentParser(add_help=False))._actions)
-    assert served >= OF_VLLMS_OWN_SERVER
+    parser = make_arg_parser(FlexibleArgumentParser(add_help=False))
+    assert names_of(parser._actions) >= OF_VLLMS_OWN_SERVER
 
 
 @pytest.mark.parametrize("terminal", SOFTWARE)
 def test_no_other_option_is_taken_for_a_refused_one(
     terminal: Terminal, known: dict[Terminal, set[str]]
 ) -> None:
-    named = [one for row in option_tables(terminal)[0] for one in row.options]
-    others = {name for name in known[terminal] if not any(fnmatchcase(name, one) for one in named)}
+    patterns = refused_patterns(terminal)
+    others = {name for name in known[terminal] if not matches_any(name, patterns)}
     assert len(others) > 50
-    assert {name for name in others if refused(terminal, f"--{name}")} == set(), (
-        "add them to those handed on"
-    )
+    refused = {name for name in others if is_refused(terminal, f"--{name}")}
+    assert refused == set(), "add them to those handed on"
 
 
 def test_what_the_settings_say_to_ms_swift_cannot_be_said_again(tmp_path: Path) -> None:
@@ -95,11 +114,16 @@ def test_what_the_settings_say_to_ms_swift_cannot_be_said_again(tmp_path: Path) 
         deepspeed="zero1",
         dataset="tasks.jsonl",
     )
-    words = [
-        word for word in swift_options(settings, tmp_path, tmp_path, 10) if word.startswith("--")
-    ]
-    handed_on = {word for word in words if not refused("trainer", word)}
-    assert handed_on == {
-        *("--attn_impl", "--model_type", "--weight_decay", "--gradient_checkpointing"),
-        *("--dataloader_num_workers", "--disable_tqdm", "--check_model", "--use_hf"),
+    arguments = swift_options(settings, tmp_path, tmp_path, 10)
+    options = [argument for argument in arguments if argument.startswith("--")]
+    allowed = {option for option in options if not is_refused("trainer", option)}
+    assert allowed == {
+        "--attn_impl",
+        "--model_type",
+        "--weight_decay",
+        "--gradient_checkpointing",
+        "--dataloader_num_workers",
+        "--disable_tqdm",
+        "--check_model",
+        "--use_hf",
     }

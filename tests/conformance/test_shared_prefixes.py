@@ -89,8 +89,8 @@ def test_without_a_tree_attention_is_pytorchs_masks_included() -> None:
     behind_padding = (torch.arange(ROW_TOKENS) >= 4).long().expand(NUM_ROWS, ROW_TOKENS)
     for mask in (None, torch.ones_like(IDS), behind_padding):
         expected = plain(input_ids=IDS, attention_mask=mask).logits[:, 4:]
-        found = shared(input_ids=IDS, attention_mask=mask).logits[:, 4:]
-        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        logits = shared(input_ids=IDS, attention_mask=mask).logits[:, 4:]
+        torch.testing.assert_close(logits, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -122,9 +122,11 @@ def test_warm_starts_learn_the_same_and_see_each_beginning_once() -> None:
     assert not shares_prefixes(apart)
 
     tokens_seen: list[int] = []
-    shared.get_decoder().layers[0].mlp.register_forward_hook(
-        lambda *call: tokens_seen.append(call[2].shape[1])
-    )
+
+    def count_tokens(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        tokens_seen.append(output.shape[1])
+
+    shared.get_decoder().layers[0].mlp.register_forward_hook(count_tokens)
     logits, targets = reply_logits(shared, IDS, marks)
     expected_logits, expected_targets = reply_logits(apart, IDS, marks)
     torch.testing.assert_close(logits, expected_logits)
@@ -136,8 +138,11 @@ def test_warm_starts_learn_the_same_and_see_each_beginning_once() -> None:
 
     for values in (logits, expected_logits):
         torch.nn.functional.cross_entropy(values, targets).backward()
-    for (name, found), expected in zip(shared.named_parameters(), apart.parameters(), strict=True):
-        torch.testing.assert_close(found.grad, expected.grad, msg=name)
+    expected_parameters = apart.parameters()
+    for (name, parameter), expected in zip(
+        shared.named_parameters(), expected_parameters, strict=True
+    ):
+        torch.testing.assert_close(parameter.grad, expected.grad, msg=name)
 
 
 def test_a_model_whose_attention_is_not_pytorchs_is_left_alone(

@@ -1,9 +1,9 @@
-"""A real trainer with HANABI_OVERLAP=1 whose server is a sleep: games are made when they are asked
-for, by scripts.
+"""A real trainer with HANABI_OVERLAP=1 whose server is a sleep.
 
-The rest is as in `scripted_trainer`, whose `SCRIPTED` this reads as well: {"seconds": 0.5} is how
-long an answer takes, and {"stale": 1} lets that player's games come from the version before, from
-version 1 on, whatever their stamps say."""
+Games are made when they are asked for, by scripts; the rest is as in `scripted_trainer`. The plan
+says how long an answer takes (`Plan.seconds`) and whether a player's games come from the version
+before (`Plan.stale`).
+"""
 
 import sys
 import time
@@ -13,52 +13,74 @@ import scripted_trainer
 import torch
 
 from hanabi_grpo.client.answers import RolloutResult
+from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.training.link import GamesRequest, ServerLink
 from hanabi_grpo.training.main import main
 from hanabi_grpo.training.run import TrainingRun
 from hanabi_grpo.types import player_name
 
 PLAN = scripted_trainer.PLAN
-_kept: dict[int, dict[str, torch.Tensor]] = {}
+_pushed: dict[int, dict[str, torch.Tensor]] = {}
+"""LoRA weights by version."""
 _answers: dict[int, RolloutResult] = {}
+"""Played games that were not fetched yet, by version."""
 _real_prepare = ServerLink.prepare
 
 
-def _push(link: Any, model: Any, names: tuple[str, ...], version: int) -> None:
-    link.model, link.instance_id = model, "scripted"
-    _kept[version] = {
-        name: value.detach().clone() for name, value in model.named_parameters() if "lora_" in name
-    }
+def push(link: Any, model: Any, names: tuple[str, ...], version: int) -> None:
+    """Keep the trainer's model and a copy of its LoRA weights."""
+    link.model = model
+    link.instance_id = "scripted"
+    weights = {}
+    for name, value in model.named_parameters():
+        if "lora_" in name:
+            weights[name] = value.detach().clone()
+    _pushed[version] = weights
 
 
-def _put(model: Any, values: dict[str, torch.Tensor], player: str) -> None:
+def _set_weights(model: Any, version: int, player: str) -> None:
+    """Give a player's adapter the weights that it had in a version."""
+    weights = _pushed[version]
     with torch.no_grad():
         for name, value in model.named_parameters():
             if f".{player}." in name:
-                value.copy_(values[name])
+                value.copy_(weights[name])
 
 
-def _prepare(
-    link: Any, tasks: list[dict[str, Any]], names: tuple[str, ...], version: int
-) -> GamesRequest:
-    # Made here, while the weights are those of the version; the thread only takes its time.
-    planted = "stale" in PLAN and version > 0
-    if planted:
-        _put(link.model, _kept[version - 1], player_name(PLAN["stale"]))
-    _answers[version] = scripted_trainer._play(link, tasks, names, version)
-    if planted:
-        _put(link.model, _kept[version], player_name(PLAN["stale"]))
+def prepare(link: Any, tasks: list[TaskRow], names: tuple[str, ...], version: int) -> GamesRequest:
+    """Play the games of a version; the request for them only takes time.
+
+    They are played here, while the trainer's weights are those of the version.
+
+    Args:
+        link: The trainer's link to its server.
+        tasks: The rows of the tasks.
+        names: Names of the run's adapters.
+        version: The version that plays.
+    """
+    if PLAN.stale is None or version == 0:
+        _answers[version] = scripted_trainer.play(link, tasks, names, version)
+    else:
+        player = player_name(PLAN.stale)
+        _set_weights(link.model, version - 1, player)
+        _answers[version] = scripted_trainer.play(link, tasks, names, version)
+        _set_weights(link.model, version, player)
     return _real_prepare(link, tasks, names, version)
 
 
-def _fetch(link: Any, request: GamesRequest) -> RolloutResult:
-    time.sleep(PLAN.get("seconds", 0.2))
+def fetch(link: Any, request: GamesRequest) -> RolloutResult:
+    """Return the games of a request after the time that they take."""
+    time.sleep(PLAN.seconds)
     return _answers.pop(request.version)
 
 
 if __name__ == "__main__":
-    ServerLink.push, ServerLink.play = _push, scripted_trainer._play
-    ServerLink.prepare, ServerLink.fetch = _prepare, _fetch
-    ServerLink.connect = ServerLink.copy_log = ServerLink.disconnect = scripted_trainer._nothing
-    TrainingRun.logprobs = scripted_trainer._logprobs
+    ServerLink.push = push
+    ServerLink.play = scripted_trainer.play
+    ServerLink.prepare = prepare
+    ServerLink.fetch = fetch
+    ServerLink.connect = scripted_trainer.do_nothing
+    ServerLink.copy_log = scripted_trainer.do_nothing
+    ServerLink.disconnect = scripted_trainer.do_nothing
+    TrainingRun.logprobs = scripted_trainer.logprobs
     sys.exit(main(sys.argv[1:]))

@@ -1,27 +1,19 @@
-"""A real trainer whose games are played by scripted players in its own process; no server takes
-part.
+"""A real trainer whose games are played by scripted players in its own process, without a server.
 
 ms-swift, DeepSpeed, adapters, gates, optimizer and checkpoints are the real ones. The moves are
 fixed by the task, and the sampler's logprobs are those of the trainer's own model, so two runs of
-the same steps have the same data.
-
-`SCRIPTED` holds what goes wrong, as JSON: {"absent": {"player": 1, "steps": [1, 2]}} removes a
-player's turns, {"empty": [3]} drops every game, {"nan_loss": {"player": 1, "steps": [2]}} makes
-that player's forward pass not a number, {"nan_reward": [1]} gives one game of the step such a
-reward, {"full_disk": [2]} lets that save fail, {"any_words": true} lets a model play what it has no
-words for, {"plain": true} takes ms-swift's own forward pass over all tokens and PEFT's own layers.
+the same steps have the same data. What goes wrong is in the plan: see `plans.Plan`.
 """
 
 import asyncio
 import dataclasses
-import json
-import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from plans import read_plan
 from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
 from transformers import AutoTokenizer
 
@@ -41,148 +33,209 @@ from hanabi_grpo.training.micro_batch import MicroBatch
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.run import TrainingRun
 from hanabi_grpo.training.updates import Update
-from hanabi_grpo.types import DroppedGame, Episode, Reply, Turn, player_name
+from hanabi_grpo.types import DroppedGame, Episode, Reply, player_name
 
-PLAN: dict[str, Any] = json.loads(os.environ.get("SCRIPTED", "{}"))
+PLAN = read_plan()
+NO_SPACE_LEFT = 28
+"""The system's number for a full disk."""
 
 
-class _Seat:
+class ScriptedSeat:
     """A scripted seat that also keeps the conversation as token ids."""
 
-    def __init__(self, inner: Any, conversation: Conversation, version: int) -> None:
-        self._inner, self._conversation, self._version = inner, conversation, version
+    def __init__(self, script: Any, conversation: Conversation, version: int) -> None:
+        self._script = script
+        self._conversation = conversation
+        self._version = version
 
-    async def reply(self, seen: Observation) -> Reply:
-        text = (await self._inner.reply(seen)).text
+    async def reply(self, observation: Observation) -> Reply:
+        reply = await self._script.reply(observation)
         chat = self._conversation._chat
-        added = self._conversation.ask(seen.message())
-        ids = [*chat.tokenizer.encode(text, add_special_tokens=False), chat.eos_id]
-        self._conversation.answer(ids)
+        prompt_ids = self._conversation.ask(observation.message())
+        reply_ids = chat.tokenizer.encode(reply.text, add_special_tokens=False)
+        reply_ids = [*reply_ids, chat.eos_id]
+        self._conversation.answer(reply_ids)
         return Reply(
-            text=text,
-            prompt=seen.message(),
-            prompt_ids=tuple(added),
-            reply_ids=tuple(ids),
-            logprobs=(0.0,) * len(ids),
+            text=reply.text,
+            prompt=observation.message(),
+            prompt_ids=tuple(prompt_ids),
+            reply_ids=tuple(reply_ids),
+            logprobs=(0.0,) * len(reply_ids),
             version=self._version,
-            fresh=seen.window is not None,
+            fresh=observation.window is not None,
         )
 
 
-class _Player:
+class ScriptedPlayer:
     """Random play in every seat, of any environment."""
 
     name = "scripted"
 
     def __init__(self, chat: ChatFormat, version: int) -> None:
-        self._chat, self._version = chat, version
+        self._chat = chat
+        self._version = version
 
-    def seat(self, player: int, *, task: Task[Any], game: int) -> _Seat:
+    def seat(self, player: int, *, task: Task[Any], game: int) -> ScriptedSeat:
         system = task.environment.system(task.config, player)
-        inner = make_script(task.setup, "random").seat(player, task=task, game=game)
-        return _Seat(inner, Conversation(self._chat, system, task.config.window), self._version)
+        script = make_script(task.setup, "random").seat(player, task=task, game=game)
+        conversation = Conversation(self._chat, system, task.config.window)
+        return ScriptedSeat(script, conversation, self._version)
 
 
-def _with_logprobs(model: Any, episode: Episode) -> Episode:
+def add_logprobs(model: Any, episode: Episode) -> Episode:
+    """Return an episode with the logprobs of the trainer's own model in its turns."""
     turns = list(episode.turns)
-    conversations: list[list[int]] = []
-    for player in range(episode.num_players):
-        own = [index for index, turn in enumerate(turns) if turn.player == player]
-        for index in own:
-            if turns[index].fresh or index == own[0]:
-                conversations.append([])
-            conversations[-1].append(index)
-    for own in conversations:
-        ids = [
-            token for index in own for token in (*turns[index].prompt_ids, *turns[index].reply_ids)
-        ]
-        adapters.use_adapter(model, episode.seats[turns[own[0]].player].partition("@")[0])
-        with torch.no_grad():
-            logits = model(input_ids=torch.tensor([ids])).logits[0].float()
-        logprobs = (
-            torch.log_softmax(logits[:-1], -1)
-            .gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
-            .tolist()
-        )
-        place = 0
-        for index in own:
+    for indices in _conversations(episode):
+        ids: list[int] = []
+        for index in indices:
+            ids += turns[index].prompt_ids
+            ids += turns[index].reply_ids
+        player = turns[indices[0]].player
+        adapters.use_adapter(model, _adapter_in_seat(episode, player))
+        logprobs = _logprobs_of(model, ids)
+        position = 0
+        for index in indices:
             turn = turns[index]
-            place += len(turn.prompt_ids)
-            said = logprobs[place - 1 : place - 1 + len(turn.reply_ids)]
-            place += len(turn.reply_ids)
-            turns[index] = dataclasses.replace(turn, logprobs=tuple(said))
+            # The logprob of a token stands at the position of the token before it.
+            start = position + len(turn.prompt_ids) - 1
+            end = start + len(turn.reply_ids)
+            turns[index] = dataclasses.replace(turn, logprobs=tuple(logprobs[start:end]))
+            position += len(turn.prompt_ids) + len(turn.reply_ids)
     return dataclasses.replace(episode, turns=tuple(turns), instance_id="scripted")
 
 
-def _push(link: Any, model: Any, names: tuple[str, ...], version: int) -> None:
+def _conversations(episode: Episode) -> list[list[int]]:
+    """Return the indices of the turns of each conversation; a fresh turn begins another one."""
+    conversations: list[list[int]] = []
+    for player in range(episode.num_players):
+        is_first = True
+        for index, turn in enumerate(episode.turns):
+            if turn.player != player:
+                continue
+            if turn.fresh or is_first:
+                conversations.append([])
+            conversations[-1].append(index)
+            is_first = False
+    return conversations
+
+
+def _adapter_in_seat(episode: Episode, seat: int) -> str:
+    """Return the adapter that plays in a seat, e.g. "player_0" for "player_0@3"."""
+    return episode.seats[seat].partition("@")[0]
+
+
+def _logprobs_of(model: Any, ids: list[int]) -> list[float]:
+    """Return the logprob of every token but the first one."""
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([ids])).logits[0].float()
+    targets = torch.tensor(ids[1:])[:, None]
+    return torch.log_softmax(logits[:-1], -1).gather(-1, targets)[:, 0].tolist()
+
+
+def push(link: Any, model: Any, names: tuple[str, ...], version: int) -> None:
+    """Keep the trainer's model instead of pushing its adapters to a server."""
     link.model = model
 
 
-def _play(link: Any, tasks: list[TaskRow], names: tuple[str, ...], version: int) -> RolloutResult:
+def play(link: Any, tasks: list[TaskRow], names: tuple[str, ...], version: int) -> RolloutResult:
+    """Play the tasks of a step as a server would, with the faults of the plan.
+
+    Args:
+        link: The trainer's link to its server, which holds settings and model.
+        tasks: The rows of the tasks.
+        names: Names of the run's adapters.
+        version: The version of the adapters, which is also the number of the step.
+    """
     chat = ChatFormat.from_tokenizer(AutoTokenizer.from_pretrained(link.settings.model))
-    groups: list[list[Episode]] = []
-    for row in tasks:
-        task = registry.setup(row.env, row.env_config).task(row.suite, row.seed)
-        players = [_Player(chat, version)] * task.setup.spec.num_players
-        played = [
-            asyncio.run(play_episode(task, players, game=number))
-            for number in range(link.settings.num_generations)
-        ]
-        seated = own_seats(len(players), names, version, link.settings.swap_every)
-        groups.append(
-            [_with_logprobs(link.model, dataclasses.replace(one, seats=seated)) for one in played]
-        )
-    absent = PLAN.get("absent", {})
-    if version in absent.get("steps", []):
-        groups = [[_without(episode, absent["player"]) for episode in group] for group in groups]
-    if version in PLAN.get("nan_reward", []):
-        episode = groups[0][0]
-        bad = dataclasses.replace(
-            episode.turns[0], rewards=({"score": float("nan")},) * episode.num_players
-        )
-        groups[0][0] = dataclasses.replace(episode, turns=(bad, *episode.turns[1:]))
-    if version in PLAN.get("empty", []):
-        dropped = [
-            DroppedGame(suite="train", seed=task.seed, game=0, reason="planted") for task in tasks
-        ]
-        return RolloutResult(groups=[[] for _ in tasks], dropped=tuple(dropped))
+    groups = [_play_group(link, row, names, version, chat) for row in tasks]
+    if PLAN.absent is not None and version in PLAN.absent.steps:
+        absent = player_name(PLAN.absent.player)
+        groups = [[_without_turns_of(absent, episode) for episode in group] for group in groups]
+    if version in PLAN.nan_reward:
+        groups[0][0] = _with_a_reward_of_nan(groups[0][0])
+    if version in PLAN.empty:
+        return _nothing_played(tasks)
     link.spec_hashes = sorted({group[0].spec_hash for group in groups})
-    given_up = [
-        DroppedGame(suite=one.suite, seed=one.seed, game=one.game, reason=reason)
-        for group in groups
-        for one in group
-        if (reason := bad_return(one))
-    ]
-    kept = [[one for one in group if not bad_return(one)] for group in groups]
-    return RolloutResult(groups=kept, dropped=tuple(given_up))
+    kept: list[list[Episode]] = []
+    dropped: list[DroppedGame] = []
+    for group in groups:
+        kept.append([])
+        for episode in group:
+            reason = bad_return(episode)
+            if not reason:
+                kept[-1].append(episode)
+                continue
+            dropped.append(
+                DroppedGame(
+                    suite=episode.suite, seed=episode.seed, game=episode.game, reason=reason
+                )
+            )
+    return RolloutResult(groups=kept, dropped=tuple(dropped))
 
 
-def _without(episode: Episode, player: int) -> Episode:
-    absent = player_name(player)
-    kept: list[Turn] = [
-        turn for turn in episode.turns if episode.seats[turn.player].partition("@")[0] != absent
-    ]
-    return dataclasses.replace(episode, turns=tuple(kept))
+def _play_group(
+    link: Any, row: TaskRow, names: tuple[str, ...], version: int, chat: ChatFormat
+) -> list[Episode]:
+    setup = registry.setup(row.env, row.env_config)
+    task = setup.task(row.suite, row.seed)
+    num_players = task.setup.spec.num_players
+    players = [ScriptedPlayer(chat, version)] * num_players
+    seats = own_seats(num_players, names, version, link.settings.swap_every)
+    group = []
+    for number in range(link.settings.num_generations):
+        episode = asyncio.run(play_episode(task, players, game=number))
+        group.append(dataclasses.replace(episode, seats=seats))
+    return [add_logprobs(link.model, episode) for episode in group]
+
+
+def _without_turns_of(adapter: str, episode: Episode) -> Episode:
+    turns = [turn for turn in episode.turns if _adapter_in_seat(episode, turn.player) != adapter]
+    return dataclasses.replace(episode, turns=tuple(turns))
+
+
+def _with_a_reward_of_nan(episode: Episode) -> Episode:
+    rewards = ({"score": float("nan")},) * episode.num_players
+    first = dataclasses.replace(episode.turns[0], rewards=rewards)
+    return dataclasses.replace(episode, turns=(first, *episode.turns[1:]))
+
+
+def _nothing_played(tasks: list[TaskRow]) -> RolloutResult:
+    dropped = []
+    for row in tasks:
+        dropped.append(DroppedGame(suite="train", seed=row.seed, game=0, reason="planted"))
+    return RolloutResult(groups=[[] for _ in tasks], dropped=tuple(dropped))
 
 
 _real_logprobs = TrainingRun.logprobs
 
 
-def _logprobs(run: TrainingRun, batch: MicroBatch, update: Update) -> torch.Tensor:
+def logprobs(run: TrainingRun, batch: MicroBatch, update: Update) -> torch.Tensor:
+    """Return the trainer's logprobs, NaN for the player and steps of the plan."""
     logprobs = _real_logprobs(run, batch, update)
-    planted = PLAN.get("nan_loss", {})
-    is_planted_step = run.state.step in planted.get("steps", [])
-    if is_planted_step and batch.player == player_name(planted["player"]):
-        logprobs = logprobs * float("nan")
+    planted = PLAN.nan_loss
+    if planted is None or run.state.step not in planted.steps:
+        return logprobs
+    if batch.player == player_name(planted.player):
+        return logprobs * float("nan")
     return logprobs
 
 
-def _plain_logps(
+def plain_reply_logps(
     model: Any, unwrapped: Any, ids: Any, mask: Any, temperature: float, _: None, **__: Any
 ) -> Any:
-    template = SimpleNamespace(padding_free=False)
+    """Return logprobs from ms-swift's own forward pass; takes what `policy.reply_logps` takes.
+
+    Args:
+        model: The model, or what DeepSpeed wraps it in.
+        unwrapped: The model itself; not needed here.
+        ids: Token ids [rows, tokens], padded with 0 on the right.
+        mask: True where a token of a reply is predicted [rows, tokens - 1].
+        temperature: Divides the logits.
+    """
     options = SimpleNamespace(
-        model_kwarg_keys={"use_cache", "logits_to_keep"}, temperature=temperature, template=template
+        model_kwarg_keys={"use_cache", "logits_to_keep"},
+        temperature=temperature,
+        template=SimpleNamespace(padding_free=False),
     )
     # Token 0 is in no conversation of the tiny model but as padding.
     attention = torch.cummax((ids != 0).flip(1).long(), 1)[0].flip(1)
@@ -195,25 +248,32 @@ def _plain_logps(
 _real_save = adapters.save_adapter
 
 
-def _save(model: Any, name: str, folder: Path) -> None:
-    if int(folder.parent.name.split("-")[1].split(".")[0]) in PLAN.get("full_disk", []):
-        raise OSError(28, "No space left on device")
+def save_adapter(model: Any, name: str, folder: Path) -> None:
+    """Save an adapter, or fail as on a full disk where the plan says so."""
+    # The folder of a checkpoint that is being written, e.g. ".checkpoint-3.partial".
+    step = int(folder.parent.name.split("-")[1].split(".")[0])
+    if step in PLAN.full_disk:
+        raise OSError(NO_SPACE_LEFT, "No space left on device")
     _real_save(model, name, folder)
 
 
-def _nothing(*_: Any) -> None:
-    return None
+def do_nothing(*_: Any) -> None:
+    """Take the place of what needs a server."""
 
 
 if __name__ == "__main__":
-    ServerLink.push, ServerLink.play, ServerLink.validated = _push, _play, _play
-    ServerLink.connect = ServerLink.copy_log = ServerLink.disconnect = _nothing
-    TrainingRun.logprobs = _logprobs
-    adapters.save_adapter = _save
-    if PLAN.get("any_words"):
-        pipeline.check_vocabulary = _nothing
-    if PLAN.get("plain"):
-        policy.reply_logps = _plain_logps
-        policy.join_lora_products = _nothing
-        policy.share_prefixes = _nothing
+    ServerLink.push = push
+    ServerLink.play = play
+    ServerLink.validated = play
+    ServerLink.connect = do_nothing
+    ServerLink.copy_log = do_nothing
+    ServerLink.disconnect = do_nothing
+    TrainingRun.logprobs = logprobs
+    adapters.save_adapter = save_adapter
+    if PLAN.any_vocabulary:
+        pipeline.check_vocabulary = do_nothing
+    if PLAN.plain:
+        policy.reply_logps = plain_reply_logps
+        policy.join_lora_products = do_nothing
+        policy.share_prefixes = do_nothing
     sys.exit(main(sys.argv[1:]))

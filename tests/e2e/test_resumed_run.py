@@ -1,148 +1,40 @@
-"""A resumed run makes the steps that an uninterrupted run makes, and no player moves by another's
-data.
+"""A resumed run makes the steps of an uninterrupted one; no player moves by another's data.
 
 The trainers are real; their games come from scripts (scripted_trainer.py), so that two runs see the
-same data."""
+same data.
+"""
 
 import json
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-import torch
-from safetensors.torch import load_file
+from plans import Plan, PlayerSteps
+from scripted_runs import (
+    OPTIONS,
+    PLAYERS,
+    RUN_SECONDS,
+    STAGES,
+    differing_names,
+    load_adapter,
+    num_processes,
+    player_state,
+    resume_at,
+    run_trainer,
+    start_trainer,
+    write_settings,
+)
 
-from conftest_e2e import VARIABLES, clean_environment
+from conftest_e2e import read_json_lines, read_metrics
 from hanabi_grpo.runs.checkpoints import check_checkpoint, find_checkpoint
-from hanabi_grpo.settings import load_settings, settings_json
 from waiting import wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.rest]
-SCRIPT = Path(__file__).parent / "scripted_trainer.py"
-PLAYERS = ("player_0", "player_1")
-STAGES = {
-    "torch": {},
-    "zero1": {"DEEPSPEED": "zero1", "NPROC_PER_NODE": "2", "PER_DEVICE_TRAIN_BATCH_SIZE": "4"},
-    "zero2": {"DEEPSPEED": "zero2", "NPROC_PER_NODE": "2", "PER_DEVICE_TRAIN_BATCH_SIZE": "4"},
-}
-# Each process has a copy of the critics. The players change seats between the steps that are
-# compared.
-STAGES["critics"] = {**STAGES["zero2"], "HANABI_ADVANTAGE": "ippo"}
-STAGES["mappo"] = {**STAGES["zero2"], "HANABI_ADVANTAGE": "mappo", "HANABI_SWAP_EVERY": "1"}
-STAGES["qmix"] = {"HANABI_ADVANTAGE": "qmix", "HANABI_SWAP_EVERY": "1"}
-# As on GPUs, with layers that are computed again for their gradient. The scripted sampler rounds
-# nothing.
-STAGES["bfloat16"] = {
-    **STAGES["zero2"],
-    **{
-        "HANABI_DTYPE": "bfloat16",
-        "HANABI_PARITY_TOLERANCE": "0.05",
-        "HANABI_UPDATES_PER_STEP": "2",
-    },
-}
-OPTIONS = {
-    "bfloat16": (
-        "--gradient_checkpointing",
-        "true",
-        "--gradient_checkpointing_kwargs",
-        '{"use_reentrant": true}',
-    )
-}
+pytestmark = [pytest.mark.e2e, pytest.mark.rest, pytest.mark.usefixtures("in_repository_root")]
 
 
-def write_settings(folder: Path, model: Path, **variables: str) -> Path:
-    """Write settings.json as `hanabi-grpo train` does; returns its path."""
-    folder.mkdir(exist_ok=True)
-    given = {
-        **VARIABLES,
-        "MODEL": str(model),
-        "DATASET": str(Path("data/hanabi.laptop.jsonl").resolve()),
-        "OUTPUT_DIR": str(folder),
-        "LR_SCHEDULER_TYPE": "linear",
-        "WARMUP_STEPS": "2",
-        "SAVE_TOTAL_LIMIT": "20",
-        **variables,
-    }
-    os.environ.update(given)
-    path = folder / "settings.json"
-    path.write_text(json.dumps(settings_json(load_settings())))
-    return path
-
-
-def start(
-    settings: Path,
-    *,
-    processes: int = 1,
-    plan: dict[str, Any] | None = None,
-    options: Sequence[str] = (),
-) -> "subprocess.Popen[str]":
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    return subprocess.Popen(
-        [
-            sys.executable,
-            *(launcher if processes > 1 else []),
-            str(SCRIPT),
-            "--settings",
-            str(settings),
-            *options,
-        ],
-        env={**clean_environment(), "SCRIPTED": json.dumps(plan or {})},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def run(settings: Path, **options: Any) -> str:
-    process = start(settings, **options)
-    output, _ = process.communicate(timeout=400)
-    assert process.returncode == 0, output[-5000:]
-    return output
-
-
-def resume_at(folder: Path, step: int) -> None:
-    """Do what `RESUME` does in `hanabi-grpo train`, without its server."""
-    point = {"checkpoint": str(folder / f"checkpoint-{step}"), "step": step, "skipped": []}
-    (folder / "resume.json").write_text(json.dumps(point))
-
-
-def everything(checkpoint: Path, player: str) -> dict[str, torch.Tensor]:
-    """Return a player's weights, moments and counters; of critics its own, and those that are
-    nobody's own.
-    """
-    moments = load_file(checkpoint / "trainer/optimizer.safetensors")
-    own = {key: value for key, value in moments.items() if f".{player}." in key}
-    assert any(key.endswith("|exp_avg") for key in own), sorted(own)[:4]
-    groups = {
-        group["player"]: group
-        for group in json.loads((checkpoint / "trainer/groups.json").read_text())
-    }
-    counts = {
-        key: torch.tensor(groups[player][key], dtype=torch.float64) for key in ("updates", "lr")
-    }
-    critics = checkpoint / "trainer/critics.safetensors"
-    if critics.exists():
-        others = tuple(f"{one}|" for one in PLAYERS if one != player)
-        own |= {
-            key: value for key, value in load_file(critics).items() if not key.startswith(others)
-        }
-    return {**load_file(checkpoint / player / "adapter_model.safetensors"), **own, **counts}
-
-
-def differing(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> list[str]:
-    assert one.keys() == other.keys()
-    return [name for name in one if not torch.equal(one[name], other[name])]
-
-
-@pytest.fixture(autouse=True)
-def _repository_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(Path(__file__).parents[2])
+def recorded_steps(folder: Path) -> list[int]:
+    return [row["step"] for row in read_metrics(folder)]
 
 
 @pytest.mark.parametrize("stage", ["torch", "zero1", "critics", "mappo", "qmix", "bfloat16"])
@@ -152,49 +44,57 @@ def test_resumed_steps_are_bit_equal_to_uninterrupted_ones(
     # With a thread for each core, as a user's trainer.
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     variables = STAGES[stage]
-    given: dict[str, Any] = {
-        "processes": int(variables.get("NPROC_PER_NODE", "1")),
-        "options": OPTIONS.get(stage, ()),
-    }
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    run(write_settings(whole, tiny_model, MAX_STEPS="4", **variables), **given)
+    processes = num_processes(stage)
+    options = OPTIONS.get(stage, ())
+    whole = tmp_path / "whole"
+    cut = tmp_path / "cut"
+    settings = write_settings(whole, tiny_model, MAX_STEPS="4", **variables)
+    run_trainer(settings, processes=processes, options=options)
     # Killed after its second checkpoint, wherever it is by then.
-    process = start(write_settings(cut, tiny_model, MAX_STEPS="4", **variables), **given)
+    settings = write_settings(cut, tiny_model, MAX_STEPS="4", **variables)
+    trainer = start_trainer(settings, processes=processes, options=options)
     wait_until((cut / "checkpoint-2").exists, 300)
-    for one in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
-        one.kill()
-    process.communicate()
-    found = find_checkpoint(cut)
-    assert found.manifest.step >= 2
+    parent = psutil.Process(trainer.pid)
+    for process in [parent, *parent.children(recursive=True)]:
+        process.kill()
+    trainer.communicate()
+    assert find_checkpoint(cut).manifest.step >= 2
     resume_at(cut, 2)
-    output = run(write_settings(cut, tiny_model, MAX_STEPS="4", **variables), **given)
+    settings = write_settings(cut, tiny_model, MAX_STEPS="4", **variables)
+    output = run_trainer(settings, processes=processes, options=options)
     assert "the next step is number 3" in output
     for step in (3, 4):
         check_checkpoint(cut / f"checkpoint-{step}")
         for player in PLAYERS:
-            one, other = (
-                everything(folder / f"checkpoint-{step}", player) for folder in (whole, cut)
-            )
-            assert differing(one, other) == [], f"step {step}, {player}"
-            assert one["updates"] == step
-            assert any("|head." in key for key in one) == ("HANABI_ADVANTAGE" in variables)
+            expected = player_state(whole / f"checkpoint-{step}", player)
+            resumed = player_state(cut / f"checkpoint-{step}", player)
+            assert differing_names(expected, resumed) == [], f"step {step}, {player}"
+            assert expected["updates"] == step
+            has_critic = any("|head." in name for name in expected)
+            assert has_critic == ("HANABI_ADVANTAGE" in variables)
 
 
 @pytest.mark.parametrize("stage", ["torch", "critics"])
 def test_steps_without_a_players_data_leave_all_of_it_bit_identical(
     stage: str, tiny_model: Path, tmp_path: Path
 ) -> None:
-    variables = {**STAGES[stage], "HANABI_SWAP_EVERY": "2"}
-    settings = write_settings(tmp_path / "run", tiny_model, MAX_STEPS="3", **variables)
-    processes = int(variables.get("NPROC_PER_NODE", "1"))
-    run(settings, processes=processes, plan={"absent": {"player": 1, "steps": [1, 2]}})
-    first, last = (tmp_path / "run" / f"checkpoint-{step}" for step in (1, 3))
-    assert differing(everything(first, "player_1"), everything(last, "player_1")) == []
-    mine = everything(last, "player_0")
-    assert mine["updates"] == 3
-    moved = differing(everything(first, "player_0"), mine)
-    assert any("lora_B" in name and "|" not in name for name in moved)
-    assert any(name.endswith("|exp_avg_sq") for name in moved)
+    folder = tmp_path / "run"
+    settings = write_settings(
+        folder, tiny_model, MAX_STEPS="3", HANABI_SWAP_EVERY="2", **STAGES[stage]
+    )
+    absent = PlayerSteps(player=1, steps=(1, 2))
+    run_trainer(settings, processes=num_processes(stage), plan=Plan(absent=absent))
+    first = folder / "checkpoint-1"
+    last = folder / "checkpoint-3"
+    absent_before = player_state(first, "player_1")
+    absent_after = player_state(last, "player_1")
+    assert differing_names(absent_before, absent_after) == []
+    present_before = player_state(first, "player_0")
+    present_after = player_state(last, "player_0")
+    assert present_after["updates"] == 3
+    changed = differing_names(present_before, present_after)
+    assert any("lora_B" in name and "|" not in name for name in changed)
+    assert any(name.endswith("|exp_avg_sq") for name in changed)
 
 
 def test_a_run_that_gets_no_better_stops_and_keeps_its_best_checkpoint(
@@ -208,20 +108,30 @@ def test_a_run_that_gets_no_better_stops_and_keeps_its_best_checkpoint(
         "SAVE_TOTAL_LIMIT": "1",
     }
     folder = tmp_path / "run"
-    run(write_settings(folder, tiny_model, **variables, MAX_STEPS="2"))
-    rows = json.loads((folder / "validation.json").read_text())
-    assert [row["step"] for row in rows] == [0, 1, 2] and len({row["score"] for row in rows}) == 1
+    run_trainer(write_settings(folder, tiny_model, MAX_STEPS="2", **variables))
+    validations = json.loads((folder / "validation.json").read_text())
+    assert [validation["step"] for validation in validations] == [0, 1, 2]
+    assert len({validation["score"] for validation in validations}) == 1
     resume_at(folder, 2)
-    output = run(
-        write_settings(folder, tiny_model, **variables, MAX_STEPS="9", HANABI_EVAL_PATIENCE="4")
+    settings = write_settings(
+        folder, tiny_model, MAX_STEPS="9", HANABI_EVAL_PATIENCE="4", **variables
     )
+    output = run_trainer(settings)
     assert "best in validation: the start" in output
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5], (
+    assert recorded_steps(folder) == [1, 2, 3, 4, 5], (
         "the version before step 5 was the fourth that is no better"
     )
-    assert [row.get("validation/stale") for row in rows] == [0, 1, None, 3, 4]
+    stale = [row.get("validation/stale") for row in read_metrics(folder)]
+    assert stale == [0, 1, None, 3, 4]
     assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-5"]
+
+
+def trained_players(folder: Path) -> list[list[str]]:
+    """Return the players that each step of a run trained."""
+    trained = []
+    for row in read_metrics(folder):
+        trained.append([player for player in PLAYERS if f"{player}/grad_norm" in row])
+    return trained
 
 
 def test_phases_of_best_response_resume_bit_by_bit_and_end_with_a_round_in_vain(
@@ -235,108 +145,104 @@ def test_phases_of_best_response_resume_bit_by_bit_and_end_with_a_round_in_vain(
         "HANABI_EVAL_STEPS": "1",
         "HANABI_EVAL_TASKS": "4",
         "HANABI_EVAL_PATIENCE": "2",
-    }
-    variables |= {
         "HANABI_UPDATE": "best_response",
         "LR_SCHEDULER_TYPE": "constant",
         "WARMUP_STEPS": "0",
+        **STAGES["zero2"],
     }
-    variables |= STAGES["zero2"]
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    output = run(write_settings(whole, tiny_model, MAX_STEPS="9", **variables), processes=2)
-    assert (
-        "phase 1: player_1 is trained now" in output
-        and "a whole round of players brought no version" in output
-    )
+    whole = tmp_path / "whole"
+    cut = tmp_path / "cut"
+    settings = write_settings(whole, tiny_model, MAX_STEPS="9", **variables)
+    output = run_trainer(settings, processes=2)
+    assert "phase 1: player_1 is trained now" in output
+    assert "a whole round of players brought no version" in output
     # Interrupted within a phase, and between the validation that ends the run and its last step.
     for start, end in ((0, 3), (3, 4), (4, 9)):
-        if start:
+        if start > 0:
             resume_at(cut, start)
-        run(write_settings(cut, tiny_model, MAX_STEPS=str(end), **variables), processes=2)
+        settings = write_settings(cut, tiny_model, MAX_STEPS=str(end), **variables)
+        run_trainer(settings, processes=2)
     for folder in (whole, cut):
-        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
-        assert [[name for name in PLAYERS if f"{name}/grad_norm" in row] for row in rows] == [
-            [PLAYERS[number]] for number in (0, 0, 1, 1, 0)
+        assert recorded_steps(folder) == [1, 2, 3, 4, 5]
+        assert trained_players(folder) == [
+            ["player_0"],
+            ["player_0"],
+            ["player_1"],
+            ["player_1"],
+            ["player_0"],
         ]
     assert (whole / "validation.json").read_text() == (cut / "validation.json").read_text()
-    for player, updates in zip(PLAYERS, (3, 2), strict=True):
-        one, other = (everything(folder / "checkpoint-5", player) for folder in (whole, cut))
-        assert differing(one, other) == [] and one["updates"] == updates, player
+    for player, updates in (("player_0", 3), ("player_1", 2)):
+        expected = player_state(whole / "checkpoint-5", player)
+        resumed = player_state(cut / "checkpoint-5", player)
+        assert differing_names(expected, resumed) == [], player
+        assert expected["updates"] == updates, player
     for player, before, after in (("player_0", 2, 4), ("player_1", 4, 5)):
-        one, other = (everything(whole / f"checkpoint-{step}", player) for step in (before, after))
-        moved = differing(one, other)
-        assert moved, "its phase was over: it returned to the best version of the phase"
-        assert not any("|" in name for name in moved), "its moments rest"
+        changed = differing_names(
+            player_state(whole / f"checkpoint-{before}", player),
+            player_state(whole / f"checkpoint-{after}", player),
+        )
+        assert changed, "its phase was over: it returned to the best version of the phase"
+        assert not any("|" in name for name in changed), "its moments rest"
     # The best version of each phase is the one that it began with, since nobody got better.
-    for name, value in weights(whole / "checkpoint-4", "player_0").items():
+    for name, value in load_adapter(whole / "checkpoint-4", "player_0").items():
         assert not ("lora_B" in name and value.any()), "new adapters begin at 0"
-    began, ended = (weights(whole / f"checkpoint-{step}", "player_1") for step in (2, 5))
-    assert differing(began, ended) == []
-
-
-def weights(checkpoint: Path, player: str) -> dict[str, torch.Tensor]:
-    """Return a player's adapter."""
-    return load_file(checkpoint / player / "adapter_model.safetensors")
+    at_start = load_adapter(whole / "checkpoint-2", "player_1")
+    at_end = load_adapter(whole / "checkpoint-5", "player_1")
+    assert differing_names(at_start, at_end) == []
 
 
 def test_a_zero_sum_game_trains_as_any_other(tiny_model: Path, tmp_path: Path) -> None:
     tasks = tmp_path / "kuhn.jsonl"
-    row = {
+    task = {
         "messages": [{"role": "user", "content": "x"}],
         "env": "kuhn_poker",
         "env_config": {"preset": "kuhn_poker"},
     }
-    tasks.write_text(json.dumps(row) + "\n")
-    variables = {"DATASET": str(tasks), "HANABI_MAX_MODEL_LEN": "512", "MAX_STEPS": "2"}
+    tasks.write_text(json.dumps(task) + "\n")
     folder = tmp_path / "run"
-    run(write_settings(folder, tiny_model, **variables), plan={"any_words": True})
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == [1, 2]
-    for row in rows:
-        assert (
-            row["player_0/reward"] == -row["player_1/reward"] == row["score/mean"] == row["first"]
-        )
+    settings = write_settings(
+        folder, tiny_model, DATASET=str(tasks), HANABI_MAX_MODEL_LEN="512", MAX_STEPS="2"
+    )
+    run_trainer(settings, plan=Plan(any_vocabulary=True))
+    assert recorded_steps(folder) == [1, 2]
+    for row in read_metrics(folder):
+        assert row["player_0/reward"] == row["first"]
+        assert row["player_0/reward"] == -row["player_1/reward"]
+        assert row["player_0/reward"] == row["score/mean"]
         assert "hints_per_game" not in row
-    first, last = (everything(folder / f"checkpoint-{step}", "player_0") for step in (1, 2))
-    assert any("lora_B" in name for name in differing(first, last))
+    first = player_state(folder / "checkpoint-1", "player_0")
+    last = player_state(folder / "checkpoint-2", "player_0")
+    assert any("lora_B" in name for name in differing_names(first, last))
 
 
-def test_bad_days_inside_a_step_are_dropped_counted_and_reported(
+def test_faults_inside_a_step_are_dropped_counted_and_reported(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    plan = {
-        "nan_loss": {"player": 1, "steps": [1]},
-        "nan_reward": [2],
-        "empty": [3],
-        "full_disk": [2],
-    }
-    output = run(write_settings(folder, tiny_model, MAX_STEPS="5"), plan=plan)
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    plan = Plan(
+        nan_loss=PlayerSteps(player=1, steps=(1,)),
+        nan_reward=(2,),
+        empty=(3,),
+        full_disk=(2,),
+    )
+    output = run_trainer(write_settings(folder, tiny_model, MAX_STEPS="5"), plan=plan)
+    rows = read_metrics(folder)
+    assert recorded_steps(folder) == [1, 2, 3, 4, 5]
     assert [row["updates_dropped"] for row in rows] == [0, 1, 0, 0, 0]
-    assert [row["games_dropped"] for row in rows][2] == 1
+    assert rows[2]["games_dropped"] == 1
     assert rows[3]["groups_dropped"] == 2
-    kinds = [
-        json.loads(line)["kind"] for line in (folder / "incidents.jsonl").read_text().splitlines()
-    ]
-    assert {
-        kind: kinds.count(kind) for kind in ("update_dropped", "step_dropped", "save_failed")
-    } == {
-        "update_dropped": 1,
-        "step_dropped": 1,
-        "save_failed": 1,
-    }
+    kinds = [incident["kind"] for incident in read_json_lines(folder / "incidents.jsonl")]
+    assert kinds.count("update_dropped") == 1
+    assert kinds.count("step_dropped") == 1
+    assert kinds.count("save_failed") == 1
     assert "games_dropped" in kinds
     assert not (folder / "checkpoint-2").exists()
     assert not list(folder.glob(".checkpoint-*"))
     assert (folder / "checkpoint-3").exists(), output[-3000:]
-    at_four, at_five = (
-        everything(folder / f"checkpoint-{step}", "player_1")["updates"] for step in (4, 5)
-    )
     # Steps 1, 3 and 5 moved player 1: its second update and everybody's fourth were dropped.
-    assert (at_four, at_five) == (2, 3)
+    assert player_state(folder / "checkpoint-4", "player_1")["updates"] == 2
+    assert player_state(folder / "checkpoint-5", "player_1")["updates"] == 3
 
 
 def test_a_bad_gradient_under_deepspeed_drops_the_step_of_all_players_and_the_run_goes_on(
@@ -344,32 +250,35 @@ def test_a_bad_gradient_under_deepspeed_drops_the_step_of_all_players_and_the_ru
 ) -> None:
     folder = tmp_path / "run"
     settings = write_settings(folder, tiny_model, MAX_STEPS="3", **STAGES["zero2"])
-    run(settings, processes=2, plan={"nan_loss": {"player": 1, "steps": [1]}})
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [row["updates_dropped"] for row in rows] == [0, 2, 0]
-    first, second, third = (folder / f"checkpoint-{step}" for step in (1, 2, 3))
+    nan_loss = PlayerSteps(player=1, steps=(1,))
+    run_trainer(settings, processes=2, plan=Plan(nan_loss=nan_loss))
+    assert [row["updates_dropped"] for row in read_metrics(folder)] == [0, 2, 0]
     for player in PLAYERS:
-        assert differing(everything(first, player), everything(second, player)) == []
-        assert everything(third, player)["updates"] == 2
+        first = player_state(folder / "checkpoint-1", player)
+        second = player_state(folder / "checkpoint-2", player)
+        third = player_state(folder / "checkpoint-3", player)
+        assert differing_names(first, second) == []
+        assert third["updates"] == 2
 
 
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
         (
-            {"empty": [0, 1, 2]},
+            Plan(empty=(0, 1, 2)),
             "NonFiniteError: 3 steps in a row had no usable game; the last reasons: ",
         ),
         (
-            {"full_disk": [1, 2, 3]},
+            Plan(full_disk=(1, 2, 3)),
             "RunFolderError: .* 3 saves in a row failed; the earlier checkpoints are complete",
         ),
     ],
+    ids=["no-games", "full-disk"],
 )
 def test_three_bad_steps_in_a_row_stop_the_run(
-    plan: dict[str, Any], message: str, tiny_model: Path, tmp_path: Path
+    plan: Plan, message: str, tiny_model: Path, tmp_path: Path
 ) -> None:
-    process = start(write_settings(tmp_path / "run", tiny_model, MAX_STEPS="9"), plan=plan)
-    output, _ = process.communicate(timeout=400)
-    assert process.returncode == 2, output[-4000:]
+    trainer = start_trainer(write_settings(tmp_path / "run", tiny_model, MAX_STEPS="9"), plan=plan)
+    output, _ = trainer.communicate(timeout=RUN_SECONDS)
+    assert trainer.returncode == 2, output[-4000:]
     assert re.search(message, output), output[-4000:]

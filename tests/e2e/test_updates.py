@@ -1,27 +1,31 @@
-"""Updates of a step through the real trainer, alone and under DeepSpeed; its games come from
-scripts.
+"""Several updates of a step through the real trainer, in one process and under DeepSpeed.
+
+The games come from scripts.
 """
 
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from test_resumed_run import PLAYERS, STAGES, everything, resume_at, run, write_settings
+from scripted_runs import (
+    PLAYERS,
+    STAGES,
+    differing_names,
+    load_adapter,
+    num_processes,
+    player_state,
+    resume_at,
+    run_trainer,
+    write_settings,
+)
 
 from hanabi_grpo.runs.checkpoints import check_checkpoint
 from hanabi_grpo.runs.history import read_history
 
-pytestmark = [pytest.mark.e2e, pytest.mark.rest]
+pytestmark = [pytest.mark.e2e, pytest.mark.rest, pytest.mark.usefixtures("in_repository_root")]
 
-
-@pytest.fixture(autouse=True)
-def _repository_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(Path(__file__).parents[2])
-
-
-def _same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+# Constant: the end of any other schedule would be another in the run that is cut.
+CONSTANT = {"LR_SCHEDULER_TYPE": "constant", "WARMUP_STEPS": "0"}
 
 
 @pytest.mark.parametrize(
@@ -58,72 +62,87 @@ def _same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 def test_a_run_with_several_updates_resumes_bit_by_bit(
     tmp_path: Path, tiny_model: Path, stage: str, updates: dict[str, str]
 ) -> None:
-    processes = int(STAGES[stage].get("NPROC_PER_NODE", "1"))
-    # Constant: the end of any other schedule would be another in the run that is cut.
-    constant = {"LR_SCHEDULER_TYPE": "constant", "WARMUP_STEPS": "0"}
-    variables = {"SAVE_STEPS": "1", "MAX_STEPS": "4", **constant, **STAGES[stage], **updates}
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    run(write_settings(whole, tiny_model, **variables), processes=processes)
-    run(write_settings(cut, tiny_model, **{**variables, "MAX_STEPS": "2"}), processes=processes)
+    processes = num_processes(stage)
+    variables = {"SAVE_STEPS": "1", **CONSTANT, **STAGES[stage], **updates}
+    whole = tmp_path / "whole"
+    cut = tmp_path / "cut"
+    run_trainer(write_settings(whole, tiny_model, MAX_STEPS="4", **variables), processes=processes)
+    run_trainer(write_settings(cut, tiny_model, MAX_STEPS="2", **variables), processes=processes)
     resume_at(cut, 2)
-    run(write_settings(cut, tiny_model, **variables), processes=processes)
+    run_trainer(write_settings(cut, tiny_model, MAX_STEPS="4", **variables), processes=processes)
     for player in PLAYERS:
-        assert _same(
-            everything(whole / "checkpoint-4", player), everything(cut / "checkpoint-4", player)
-        ), player
+        expected = player_state(whole / "checkpoint-4", player)
+        resumed = player_state(cut / "checkpoint-4", player)
+        assert differing_names(expected, resumed) == [], player
     if "HANABI_RESAMPLE_FLAT" in updates:
-        rows, cut_rows = (read_history(folder / "metrics.jsonl") for folder in (whole, cut))
-        assert max(row["resample/rounds"] for row in rows) >= 1
-        for row, same in zip(rows, cut_rows, strict=True):
-            assert (
-                row["resample/flat_after"] <= row["resample/flat_before"] == row["flat_group_share"]
-            )
-            assert row["games"] == row["resample/games_used"] == 16 <= row["resample/games_played"]
-            assert all(row[name] == same[name] for name in row if name.startswith("resample/"))
+        assert_same_resampling(whole, cut)
+
+
+def assert_same_resampling(whole: Path, cut: Path) -> None:
+    rows = read_history(whole / "metrics.jsonl")
+    resumed_rows = read_history(cut / "metrics.jsonl")
+    assert max(row["resample/rounds"] for row in rows) >= 1
+    for row, resumed_row in zip(rows, resumed_rows, strict=True):
+        assert row["resample/flat_before"] == row["flat_group_share"]
+        assert row["resample/flat_after"] <= row["resample/flat_before"]
+        assert row["games"] == 16
+        assert row["resample/games_used"] == 16
+        assert row["resample/games_played"] >= 16
+        for name, value in row.items():
+            if name.startswith("resample/"):
+                assert value == resumed_row[name], name
+
+
+def flat_lora_b(checkpoint: Path, player: str) -> torch.Tensor:
+    """Return all entries of a player's LoRA B matrices in one row."""
+    matrices = []
+    for name, value in load_adapter(checkpoint, player).items():
+        if "lora_B" in name:
+            matrices.append(value.flatten())
+    return torch.cat(matrices)
 
 
 def test_two_processes_under_zero_2_make_the_step_that_one_process_makes(
     tmp_path: Path, tiny_model: Path
 ) -> None:
-    variables = {"MAX_STEPS": "1", "LR_SCHEDULER_TYPE": "constant", "WARMUP_STEPS": "0"}
-    run(write_settings(tmp_path / "one", tiny_model, **variables))
-    run(write_settings(tmp_path / "two", tiny_model, **variables, **STAGES["zero2"]), processes=2)
+    one_process = tmp_path / "one"
+    two_processes = tmp_path / "two"
+    run_trainer(write_settings(one_process, tiny_model, MAX_STEPS="1", **CONSTANT))
+    settings = write_settings(
+        two_processes, tiny_model, MAX_STEPS="1", **CONSTANT, **STAGES["zero2"]
+    )
+    run_trainer(settings, processes=2)
     for player in PLAYERS:
-        files = (
-            tmp_path / name / "checkpoint-1" / player / "adapter_model.safetensors"
-            for name in ("one", "two")
-        )
-        one, two = (
-            torch.cat(
-                [value.flatten() for name, value in load_file(path).items() if "lora_B" in name]
-            )
-            for path in files
-        )
+        expected = flat_lora_b(one_process / "checkpoint-1", player)
+        actual = flat_lora_b(two_processes / "checkpoint-1", player)
         # Adam's first step is learning rate × sign, so an entry differs only where its gradient is
         # all but zero.
-        assert one.abs().max() > 0.009
-        share = ((one - two).abs() < 1e-4).float().mean()
+        assert expected.abs().max() > 0.009
+        share = ((expected - actual).abs() < 1e-4).float().mean()
         assert share > 0.99, f"{player}: {share:.1%} of the entries agree"
 
 
 def test_a_frozen_player_is_saved_as_it_started_and_the_start_is_another_runs_checkpoint(
     tmp_path: Path, tiny_model: Path
 ) -> None:
-    # The frozen run under DeepSpeed, which has the moments of all players in one place; the other
-    # by itself.
     variables = {"SAVE_STEPS": "2", "MAX_STEPS": "2"}
-    run(write_settings(tmp_path / "a", tiny_model, **variables))
-    source = tmp_path / "a/checkpoint-2"
-    entries = f"player_0={source}:player_1,player_1={source}:player_0"
-    options = {**variables, "HANABI_START_FROM": entries, "HANABI_FREEZE": "player_1"}
-    run(write_settings(tmp_path / "b", tiny_model, **options, **STAGES["zero2"]), processes=2)
-    weights = "adapter_model.safetensors"
-    frozen = load_file(tmp_path / "b/checkpoint-2/player_1" / weights)
-    assert _same(frozen, load_file(source / "player_0" / weights))
-    assert not _same(
-        load_file(tmp_path / "b/checkpoint-2/player_0" / weights),
-        load_file(source / "player_1" / weights),
+    run_trainer(write_settings(tmp_path / "source", tiny_model, **variables))
+    source = tmp_path / "source/checkpoint-2"
+    # The frozen run under DeepSpeed, which has the moments of all players in one place.
+    settings = write_settings(
+        tmp_path / "frozen",
+        tiny_model,
+        HANABI_START_FROM=f"player_0={source}:player_1,player_1={source}:player_0",
+        HANABI_FREEZE="player_1",
+        **variables,
+        **STAGES["zero2"],
     )
-    started = check_checkpoint(tmp_path / "b/checkpoint-2").facts["started_from"]
+    run_trainer(settings, processes=2)
+    checkpoint = tmp_path / "frozen/checkpoint-2"
+    frozen = load_adapter(checkpoint, "player_1")
+    assert differing_names(frozen, load_adapter(source, "player_0")) == []
+    trained = load_adapter(checkpoint, "player_0")
+    assert differing_names(trained, load_adapter(source, "player_1")) != []
+    started = check_checkpoint(checkpoint).facts["started_from"]
     assert started["player_0"]["adapter"] == "player_1"
     assert started["player_1"]["step"] == 2

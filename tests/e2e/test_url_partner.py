@@ -1,5 +1,6 @@
-"""A partner behind vLLM's own OpenAI server, and behind a second rollout server: in training and in
-evaluation.
+"""A partner behind vLLM's own OpenAI server, and one behind a second rollout server.
+
+Both play in training and in evaluation.
 """
 
 import json
@@ -10,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -20,6 +22,8 @@ from conftest_e2e import (
     Server,
     clean_environment,
     free_port,
+    read_json_lines,
+    read_metrics,
     start_server,
     stop,
     train,
@@ -27,42 +31,31 @@ from conftest_e2e import (
 
 pytestmark = [pytest.mark.e2e, pytest.mark.rest]
 KEY = "sk-0123456789abcdef"
+NUM_GAMES = 2 * 2 * 8
+"""Steps, tasks of a step, games of a task."""
 
 
 @pytest.fixture(scope="module")
-def openai(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def openai_url(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of vLLM's own server, which serves the tiny model as `tiny`."""
-    log, port = tmp_path_factory.mktemp("openai") / "openai.log", free_port()
-    command = [
-        sys.executable,
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        "--model",
-        str(tiny_model),
-        "--port",
-        str(port),
-    ]
-    command += [
-        "--host",
-        "127.0.0.1",
-        "--served-model-name",
-        "tiny",
-        "--dtype",
-        "float32",
-        "--max-model-len",
-        "1024",
-    ]
-    command += ["--enforce-eager", "--block-size", "32", "--api-key", KEY]
-    environment = {
-        **clean_environment(),
-        "VLLM_PLUGINS": "",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-    environment |= {
-        "VLLM_CPU_OMP_THREADS_BIND": str(min(os.sched_getaffinity(0))),
-        "VLLM_NO_USAGE_STATS": "1",
-    }
+    log = tmp_path_factory.mktemp("openai") / "openai.log"
+    port = free_port()
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    command += ["--model", str(tiny_model)]
+    command += ["--port", str(port)]
+    command += ["--host", "127.0.0.1"]
+    command += ["--served-model-name", "tiny"]
+    command += ["--dtype", "float32"]
+    command += ["--max-model-len", "1024"]
+    command += ["--enforce-eager"]
+    command += ["--block-size", "32"]
+    command += ["--api-key", KEY]
+    environment = clean_environment()
+    environment["VLLM_PLUGINS"] = ""
+    environment["VLLM_CPU_KVCACHE_SPACE"] = "1"
+    environment["HF_HUB_OFFLINE"] = "1"
+    environment["VLLM_CPU_OMP_THREADS_BIND"] = str(min(os.sched_getaffinity(0)))
+    environment["VLLM_NO_USAGE_STATS"] = "1"
     environment.pop("OMP_NUM_THREADS", None)
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -71,7 +64,8 @@ def openai(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     try:
         deadline = time.monotonic() + SERVER_SECONDS
         while not _is_up(port):
-            assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-4000:]
+            assert process.poll() is None, log.read_text()[-4000:]
+            assert time.monotonic() < deadline, log.read_text()[-4000:]
             time.sleep(0.5)
         yield f"http://127.0.0.1:{port}/v1"
     finally:
@@ -80,77 +74,116 @@ def openai(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 def _is_up(port: int) -> bool:
     try:
-        return (
-            httpx.get(f"http://127.0.0.1:{port}/health", timeout=2.0, trust_env=False).status_code
-            == 200
-        )
+        answer = httpx.get(f"http://127.0.0.1:{port}/health", timeout=2.0, trust_env=False)
     except httpx.TransportError:
         return False
+    return answer.status_code == 200
 
 
-def run(environment: dict[str, str], *words: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "hanabi_grpo.cli", *words]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
+def run_command(environment: dict[str, str], *arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "hanabi_grpo.cli", *arguments]
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=400, check=False
+    )
+
+
+def transcripts() -> set[Path]:
+    """Return the files in which servers and evaluations record the calls to partners."""
+    return set((ROOT / "outputs").glob("partner_calls-*.jsonl"))
+
+
+def assert_doctor_reaches_both(environment: dict[str, str]) -> None:
+    output = run_command(environment, "doctor", "--role", "server", "--json").stdout
+    checks = json.loads(output)["checks"]
+    partner_checks = [check for check in checks if check["name"] == "partner urls"]
+    statuses = [check["status"] for check in partner_checks]
+    assert statuses == ["ok", "ok"], partner_checks
+
+
+def assert_only_the_runs_own_players_have_tokens(episodes: list[dict[str, Any]]) -> None:
+    seats: Counter[str] = Counter()
+    for episode in episodes:
+        seats.update(seat.split("@")[0] for seat in episode["seats"])
+        for turn in episode["turns"]:
+            is_partner = episode["seats"][turn["player"]].startswith("url:")
+            assert bool(turn["reply_ids"]) != is_partner
+            if is_partner:
+                assert turn["reply"]
+    assert len(episodes) == NUM_GAMES
+    assert seats["url:big"] + seats["url:other"] == NUM_GAMES
 
 
 def test_it_plays_in_training_and_evaluation_and_stops_the_run_when_it_is_gone(
-    openai: str, server: Server, tmp_path: Path
+    openai_url: str, server: Server, tmp_path: Path
 ) -> None:
-    urls = f"big={openai}#tiny,other={server.url}/v1#base"
-    given = {"HANABI_PARTNER_URLS": urls, "HANABI_PARTNER_KEY": KEY, "HANABI_PARTNER_TIMEOUT": 30}
-    before = set((ROOT / "outputs").glob("partner_calls-*.jsonl"))
-    table = start_server(server.model, tmp_path / "server.log", **given)
+    variables = {
+        "HANABI_PARTNER_URLS": f"big={openai_url}#tiny,other={server.url}/v1#base",
+        "HANABI_PARTNER_KEY": KEY,
+        "HANABI_PARTNER_TIMEOUT": 30,
+    }
+    transcripts_before = transcripts()
+    second_server = start_server(server.model, tmp_path / "server.log", **variables)
     try:
-        environment = table.environment(**given)
-        checks = json.loads(run(environment, "doctor", "--role", "server", "--json").stdout)[
-            "checks"
-        ]
-        asked = [(one["status"], one["finding"]) for one in checks if one["name"] == "partner urls"]
-        assert [status for status, _ in asked] == ["ok", "ok"], asked
+        environment = second_server.environment(**variables)
+        assert_doctor_reaches_both(environment)
+
         folder = tmp_path / "run"
-        pool = {"HANABI_PARTNERS": "url:big,url:other", "HANABI_PARTNER_SHARE": 1, "MAX_STEPS": 2}
-        done = train(table, folder, **pool)
-        assert done.returncode == 0, done.stdout[-4000:]
-        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        trainer = train(
+            second_server,
+            folder,
+            HANABI_PARTNERS="url:big,url:other",
+            HANABI_PARTNER_SHARE=1,
+            MAX_STEPS=2,
+        )
+        assert trainer.returncode == 0, trainer.stdout[-4000:]
+        rows = read_metrics(folder)
         assert [row["games_dropped"] for row in rows] == [0, 0]
-        names = {name.split("/")[1] for row in rows for name in row if name.startswith("partners/")}
-        assert names <= {"big", "other"} and names
-        # The adapters moved, and only turns of the run's own players have tokens.
-        episodes = [
-            json.loads(line)
-            for file in folder.glob("episodes/*.jsonl")
-            for line in file.read_text().splitlines()
-        ]
-        seats = Counter(seat.split("@")[0] for one in episodes for seat in one["seats"])
-        assert seats["url:big"] + seats["url:other"] == len(episodes) == 2 * 2 * 8
-        for one in episodes:
-            for turn in one["turns"]:
-                is_url = one["seats"][turn["player"]].startswith("url:")
-                assert bool(turn["reply_ids"]) != is_url and bool(turn["reply"]) >= is_url
+        partners = set()
+        for row in rows:
+            partners |= {name.split("/")[1] for name in row if name.startswith("partners/")}
+        assert partners
+        assert partners <= {"big", "other"}
+        episodes = []
+        for path in folder.glob("episodes/*.jsonl"):
+            episodes += read_json_lines(path)
+        assert_only_the_runs_own_players_have_tokens(episodes)
+
         out = tmp_path / "result.json"
-        done = run(environment, "evaluate", "url:big,served", "--tasks", "4", "--out", str(out))
-        assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+        evaluation = run_command(
+            environment, "evaluate", "url:big,served", "--tasks", "4", "--out", str(out)
+        )
+        assert evaluation.returncode == 0, (evaluation.stdout + evaluation.stderr)[-4000:]
         assert "url:big" in out.read_text()
-        [transcript] = set((ROOT / "outputs").glob("partner_calls-*.jsonl")) - before
-        calls = [json.loads(line) for line in transcript.read_text().splitlines()]
-        assert {call["partner"] for call in calls} >= {"big"} and not any(
-            call["error"] for call in calls
+
+        [transcript] = transcripts() - transcripts_before
+        calls = read_json_lines(transcript)
+        assert "big" in {call["partner"] for call in calls}
+        assert not any(call["error"] for call in calls)
+        written = [
+            second_server.log,
+            transcript,
+            folder / "settings.json",
+            folder / "server.log",
+            out,
+        ]
+        for file in written:
+            assert KEY not in file.read_text(), file
+
+        # A partner that is no longer there stops the run with a message.
+        stop(second_server.process)
+        variables["HANABI_PARTNER_URLS"] = f"big=http://127.0.0.1:{free_port()}/v1#tiny"
+        second_server = start_server(server.model, tmp_path / "second.log", **variables)
+        trainer = train(
+            second_server,
+            tmp_path / "new",
+            HANABI_PARTNERS="url:big",
+            HANABI_PARTNER_SHARE=1,
+            MAX_STEPS=3,
         )
-        files = [table.log, transcript, folder / "settings.json", folder / "server.log", out]
-        assert all(KEY not in file.read_text() for file in files)
-        # A partner that is no longer there stops the run with the sentence.
-        stop(table.process)
-        nobody = f"big=http://127.0.0.1:{free_port()}/v1#tiny"
-        table = start_server(
-            server.model, tmp_path / "second.log", **{**given, "HANABI_PARTNER_URLS": nobody}
-        )
-        pool |= {"HANABI_PARTNERS": "url:big", "MAX_STEPS": 3}
-        done = train(table, tmp_path / "new", **pool)
-        assert done.returncode != 0 and "calls in a row failed like this" in done.stdout, (
-            done.stdout[-4000:]
-        )
-        transcript.unlink()
-        for left in set((ROOT / "outputs").glob("partner_calls-*.jsonl")) - before:
-            left.unlink()
+        assert trainer.returncode != 0
+        assert "calls in a row failed like this" in trainer.stdout, trainer.stdout[-4000:]
+
+        for path in transcripts() - transcripts_before:
+            path.unlink()
     finally:
-        stop(table.process)
+        stop(second_server.process)

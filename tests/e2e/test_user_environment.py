@@ -1,5 +1,6 @@
-"""A user's environment, one file and its entry point: trained by both real processes, evaluated and
-shown.
+"""A user's environment: one file and its entry point.
+
+It is trained by both real processes, evaluated and shown.
 """
 
 import json
@@ -12,87 +13,115 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from conftest_e2e import ROOT, Server, clean_environment, start_server, stop, train
+from conftest_e2e import (
+    ROOT,
+    Server,
+    clean_environment,
+    read_json_lines,
+    read_metrics,
+    start_server,
+    stop,
+    train,
+)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.rest]
 STEPS = 3
+METADATA = "Metadata-Version: 2.1\nName: lighthouse-env\nVersion: 1.0\n"
+ENTRY_POINTS = "[hanabi_grpo.environments]\nlighthouse = lighthouse:LIGHTHOUSE\n"
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+def python_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     """PYTHONPATH with docs/examples/lighthouse.py as an installed package."""
     folder = tmp_path_factory.mktemp("installed")
     info = folder / "lighthouse_env-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lighthouse-env\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[hanabi_grpo.environments]\nlighthouse = lighthouse:LIGHTHOUSE\n"
-    )
-    return os.pathsep.join(
-        [str(folder), str(ROOT / "docs/examples"), str(ROOT / "tests/e2e/reporting")]
-    )
+    (info / "METADATA").write_text(METADATA)
+    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    folders = [folder, ROOT / "docs/examples", ROOT / "tests/e2e/reporting"]
+    return os.pathsep.join(str(path) for path in folders)
 
 
 @pytest.fixture(scope="module")
-def table(path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def lighthouse_server(
+    python_path: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     """A server whose model knows the words of the game."""
     folder = tmp_path_factory.mktemp("lighthouse")
-    environment = {**clean_environment(), "PYTHONPATH": path, "HANABI_ENV": "lighthouse"}
-    run(environment, "tiny-model", "--out", str(folder / "tiny"), "--steps", "150")
-    server = start_server(
-        folder / "tiny", folder / "server.log", HANABI_ENV="lighthouse", PYTHONPATH=path
-    )
+    environment = clean_environment()
+    environment["PYTHONPATH"] = python_path
+    environment["HANABI_ENV"] = "lighthouse"
+    model = folder / "tiny"
+    run_command(environment, "tiny-model", "--out", str(model), "--steps", "150")
+    log = folder / "server.log"
+    server = start_server(model, log, HANABI_ENV="lighthouse", PYTHONPATH=python_path)
     yield server
     assert stop(server.process) == [], "engine processes outlived the server"
 
 
 @pytest.fixture(scope="module")
-def trained_run(table: Server, path: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained_run(
+    lighthouse_server: Server, python_path: str, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """Three steps of training."""
     folder = tmp_path_factory.mktemp("run") / "train"
-    done = train(table, folder, MAX_STEPS=STEPS, HANABI_ENV="lighthouse", PYTHONPATH=path)
-    assert done.returncode == 0, done.stdout[-4000:]
+    trainer = train(
+        lighthouse_server,
+        folder,
+        MAX_STEPS=STEPS,
+        HANABI_ENV="lighthouse",
+        PYTHONPATH=python_path,
+    )
+    assert trainer.returncode == 0, trainer.stdout[-4000:]
     return folder
 
 
-def run(environment: dict[str, str], *words: str) -> str:
-    command = [sys.executable, "-m", "hanabi_grpo.cli", *words]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    return done.stdout
+def run_command(environment: dict[str, str], *arguments: str) -> str:
+    """Run a command of hanabi-grpo to its successful end and return what it printed."""
+    command = [sys.executable, "-m", "hanabi_grpo.cli", *arguments]
+    process = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=400, check=False
+    )
+    assert process.returncode == 0, (process.stdout + process.stderr)[-4000:]
+    return process.stdout
 
 
 def test_both_players_learn_adapters_of_their_own_from_the_sampled_tokens(
     trained_run: Path,
 ) -> None:
-    rows = [json.loads(line) for line in (trained_run / "metrics.jsonl").read_text().splitlines()]
+    rows = read_metrics(trained_run)
     assert [row["step"] for row in rows] == [1, 2, 3]
     for player in ("player_0", "player_1"):
-        assert all(row[f"{player}/parity"] < 1e-4 for row in rows)
-        first, last = (
-            load_file(trained_run / f"checkpoint-{step}" / player / "adapter_model.safetensors")
-            for step in (1, STEPS)
-        )
-        assert any(bool((first[name] != last[name]).any()) for name in first), (
-            f"{player} did not move"
-        )
-    games = [
-        json.loads(line)
-        for line in (trained_run / "episodes/step_000002.jsonl").read_text().splitlines()
-    ]
-    assert {(game["schema"], game["env"], tuple(game["seats"])) for game in games} == {
-        (2, "lighthouse", ("player_0@2", "player_1@2"))
-    }
-    assert {game["result"]["safe"] for game in games} <= {0.0, 1.0}
+        for row in rows:
+            assert row[f"{player}/parity"] < 1e-4
+        file = f"{player}/adapter_model.safetensors"
+        first = load_file(trained_run / "checkpoint-1" / file)
+        last = load_file(trained_run / "checkpoint-3" / file)
+        changed = [name for name in first if bool((first[name] != last[name]).any())]
+        assert changed, f"{player} did not change"
+
+
+def test_its_games_are_recorded_with_its_name_seats_and_result(trained_run: Path) -> None:
+    games = read_json_lines(trained_run / "episodes/step_000002.jsonl")
+    assert games
+    for game in games:
+        assert game["schema"] == 2
+        assert game["env"] == "lighthouse"
+        assert game["seats"] == ["player_0@2", "player_1@2"]
+        assert game["result"]["safe"] in (0.0, 1.0)
 
 
 def test_it_is_evaluated_beside_its_script_and_its_games_are_shown_as_text(
-    table: Server, trained_run: Path, path: str, tmp_path: Path
+    lighthouse_server: Server, trained_run: Path, python_path: str, tmp_path: Path
 ) -> None:
-    environment = table.environment(PYTHONPATH=path, HANABI_ENV="lighthouse")
+    environment = lighthouse_server.environment(PYTHONPATH=python_path, HANABI_ENV="lighthouse")
     out = tmp_path / "result.json"
-    run(environment, "evaluate", "served,by-the-book", "--tasks", "20", "--out", str(out))
+    lineup = "served,by-the-book"
+    run_command(environment, "evaluate", lineup, "--tasks", "20", "--out", str(out))
     result = json.loads(out.read_text())
-    assert (result["env"], result["num_players"], len(result["seeds"])) == ("lighthouse", 2, 20)
-    shown = run(environment, "view", str(trained_run), "--game", "0")
-    assert "The safe harbour is" in shown and "player_1: " in shown
+    assert result["env"] == "lighthouse"
+    assert result["num_players"] == 2
+    assert len(result["seeds"]) == 20
+    text = run_command(environment, "view", str(trained_run), "--game", "0")
+    assert "The safe harbour is" in text
+    assert "player_1: " in text

@@ -1,5 +1,6 @@
 """Trainers that run while something else is broken, and what can be asked of them."""
 
+import contextlib
 import json
 import os
 import signal
@@ -11,38 +12,52 @@ import psutil
 import torch
 from safetensors.torch import save
 
-from conftest_e2e import ROOT, Server, reset_signals
+from conftest_e2e import ROOT, Server, read_json_lines, reset_signals
 from hanabi_grpo.server.adapter_files import linear_shapes
 
 ENDLESS = 100_000
+"""More steps than any test waits for."""
+RANK = 8
 
 
 def adapter_for(model: str, a: float, b: float) -> tuple[bytes, list[str]]:
-    """Return an upload for a model's linear layers with these values in A and B, and its target
-    modules.
+    """Return an upload for a model's linear layers, and its target modules.
+
+    Args:
+        model: The folder of the base model.
+        a: Value of every entry of the A matrices.
+        b: Value of every entry of the B matrices.
     """
-    shapes, tensors = linear_shapes(model), {}
-    for module, (num_out, num_in) in shapes.items():
-        tensors[f"base_model.model.{module}.lora_A.weight"] = torch.full((8, num_in), a)
-        tensors[f"base_model.model.{module}.lora_B.weight"] = torch.full((num_out, 8), b)
-    return save(tensors), sorted({module.rpartition(".")[2] for module in shapes})
+    tensors = {}
+    target_modules = set()
+    for module, (num_out, num_in) in linear_shapes(model).items():
+        name = f"base_model.model.{module}"
+        tensors[f"{name}.lora_A.weight"] = torch.full((RANK, num_in), a)
+        tensors[f"{name}.lora_B.weight"] = torch.full((num_out, RANK), b)
+        target_modules.add(module.rpartition(".")[2])
+    return save(tensors), sorted(target_modules)
 
 
 class Training:
     """A train script in the background."""
 
     def __init__(self, server: Server, folder: Path, **variables: object) -> None:
-        """Start it."""
+        """Start it.
+
+        Args:
+            server: The server that plays the games.
+            folder: The run folder; the trainer's output is written beside it.
+            variables: Environment variables for the trainer.
+        """
         self.folder = folder
         self.log = folder.with_name(f"{folder.name}-{time.monotonic_ns()}.log")
-        given = {
+        defaults = {
             "MAX_STEPS": ENDLESS,
             "SAVE_STEPS": 1,
             "SAVE_TOTAL_LIMIT": 3,
             "HANABI_EPISODES_EVERY": 50,
-            **variables,
         }
-        environment = server.environment(OUTPUT_DIR=folder, **given)
+        environment = server.environment(OUTPUT_DIR=folder, **{**defaults, **variables})
         command = ["bash", str(ROOT / "tools/train/train_grpo_msswift.sh")]
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
@@ -55,25 +70,36 @@ class Training:
 
     @property
     def text(self) -> str:
+        """The trainer's output so far."""
         return self.log.read_text(errors="replace")
 
     def steps(self) -> list[int]:
-        """Return the numbers of the recorded steps, a torn last line left out."""
+        """Return the numbers of the recorded steps, without a torn last line."""
         path = self.folder / "metrics.jsonl"
-        lines = path.read_text().split("\n")[:-1] if path.exists() else []
-        return [json.loads(line)["step"] for line in lines]
+        if not path.exists():
+            return []
+        whole_lines = path.read_text().split("\n")[:-1]
+        return [json.loads(line)["step"] for line in whole_lines]
+
+    def last_step(self) -> int:
+        """Return the number of the newest recorded step, 0 before the first one."""
+        steps = self.steps()
+        return steps[-1] if steps else 0
 
     def incidents(self, kind: str) -> int:
+        """Return how many incidents of a kind the run recorded."""
         path = self.folder / "incidents.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return sum(json.loads(line)["kind"] == kind for line in lines)
+        if not path.exists():
+            return 0
+        return sum(incident["kind"] == kind for incident in read_json_lines(path))
 
     def wait_for_step(self, number: int, seconds: float = 300.0) -> None:
-        """Return when step `number` is recorded; fail when the trainer ends before or the time is
-        up.
+        """Return when a step is recorded.
+
+        The test fails when the trainer ends before, or when the time is up.
         """
         deadline = time.monotonic() + seconds
-        while (self.steps() or [0])[-1] < number:
+        while self.last_step() < number:
             code = self.process.poll()
             assert code is None, f"the trainer ended with {code}:\n{self.text[-4000:]}"
             assert time.monotonic() < deadline, (
@@ -83,19 +109,16 @@ class Training:
 
     def more_steps(self, count: int, seconds: float = 300.0) -> None:
         """Return when `count` more steps than now are recorded."""
-        self.wait_for_step((self.steps() or [0])[-1] + count, seconds)
+        self.wait_for_step(self.last_step() + count, seconds)
 
     def kill(self) -> None:
-        """SIGKILL to the trainer and all its processes, as a machine that goes down does."""
-        try:
-            family = [
-                psutil.Process(self.process.pid),
-                *psutil.Process(self.process.pid).children(recursive=True),
-            ]
-        except psutil.NoSuchProcess:
-            family = []
-        for one in family:
-            one.kill()
+        """Send SIGKILL to the trainer and all its processes, as a power failure ends them."""
+        family = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            trainer = psutil.Process(self.process.pid)
+            family = [trainer, *trainer.children(recursive=True)]
+        for process in family:
+            process.kill()
         self.process.wait(timeout=30)
 
     def interrupt(self) -> int:
@@ -107,18 +130,19 @@ class Training:
 def serving_process(server: Server) -> psutil.Process:
     """Return the process that serves; `server.process` is its parent."""
     children = psutil.Process(server.process.pid).children()
-    [serving] = [
-        one for one in children if "multiprocessing.resource_tracker" not in " ".join(one.cmdline())
-    ]
-    return serving
+    serving = []
+    for child in children:
+        if "multiprocessing.resource_tracker" not in " ".join(child.cmdline()):
+            serving.append(child)
+    [process] = serving
+    return process
 
 
 def engine_core(server: Server) -> psutil.Process:
     """Return the process in which vLLM computes."""
-    children = psutil.Process(server.process.pid).children(recursive=True)
-    [core] = [
-        one
-        for one in children
-        if "EngineCore" in " ".join(one.cmdline()) or "EngineCore" in one.name()
-    ]
+    cores = []
+    for child in psutil.Process(server.process.pid).children(recursive=True):
+        if "EngineCore" in " ".join(child.cmdline()) or "EngineCore" in child.name():
+            cores.append(child)
+    [core] = cores
     return core

@@ -1,6 +1,4 @@
-"""What a trainer's client makes of servers that are silent, rude, half dead, or something else
-altogether.
-"""
+"""How a trainer's client reacts to servers that are silent, broken, or something else."""
 
 import contextlib
 import gzip
@@ -38,24 +36,24 @@ Call = Callable[[RolloutClient], Any]
 
 QUICK = ClientTimeouts(connect=0.15, health=0.15, answer=0.15, rollout=0.25)
 COMMIT = replace(QUICK, answer=0.75)
-"""Uploads that come before it must be answered in time, on a busy machine too."""
+"""For commits: the uploads before them must be answered in time, on a busy machine too."""
 PATIENT = ClientTimeouts(rollout=60.0)
 BOUND = 8.0
-"""Seconds for a call on a busy machine; without a time limit of ours it would be minutes or for
-ever.
-"""
+"""Seconds for a call on a busy machine; without a limit of ours it would be minutes or for ever."""
 ADAPTERS = {"player_0": (b"x" * 300_000, {"r": 8}), "player_1": (b"y" * 300_000, {"r": 8})}
 BASE = ("base", "base")
 
 
 def _open(client: RolloutClient) -> Any:
-    names = ("model_fingerprint", "tokenizer_hash", "chat_hash", "dtype")
     return client.open_session(
         run_id="outputs/run",
         adapters=("player_0", "player_1"),
         lora_rank=8,
         games=[],
-        **dict.fromkeys(names, "x"),
+        model_fingerprint="x",
+        tokenizer_hash="x",
+        chat_hash="x",
+        dtype="x",
     )
 
 
@@ -84,69 +82,82 @@ CALLS: dict[str, Call] = {
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tries follow each other faster, so that a injection can be repeated more often."""
+    """Tries follow each other faster, so that an injection can be repeated more often."""
     monkeypatch.setattr(calls, "_PAUSE_SECONDS", 0.01)
 
 
+def _is_commit(call: str) -> bool:
+    return call.startswith("committing")
+
+
 def _behaviour(call: str, fault: Behaviour) -> Behaviour:
-    return accepts_uploads(fault) if call.startswith("committing") else fault
+    """Return a server's behaviour so that a call meets the fault, and no call before it does."""
+    if _is_commit(call):
+        return accepts_uploads(fault)
+    return fault
 
 
-def _assert_told(error: Exception, url: str, call: str) -> None:
+NEXT_STEPS = ("other terminal", "VLLM_SERVER_HOST", "Restart", "the server answered")
+"""What a user can do next: each message has one of these."""
+
+
+def _assert_explained(error: Exception, url: str, call: str) -> None:
     """The error is ours, names server and call, and says what to do."""
     assert isinstance(error, ServerError), repr(error)
-    text, next_step = (
-        str(error),
-        ("other terminal", "VLLM_SERVER_HOST", "Restart", "the server answered"),
-    )
-    assert (
-        url in text
-        and call in text
-        and any(word in text for word in next_step)
-        and len(text) < 3000
-    ), text[:300]
+    text = str(error)
+    assert url in text, text[:300]
+    assert call in text, text[:300]
+    assert any(step in text for step in NEXT_STEPS), text[:300]
+    assert len(text) < 3000, text[:300]
 
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_black_hole_ends_every_call_within_its_time(call: str, injection: Injections) -> None:
     row = injection(f"black hole: {call}", short=3, long=20, lost="the call")
-    limits, uploads = (COMMIT, 2) if call.startswith("committing") else (QUICK, 0)
+    # A commit comes after the uploads of both players.
+    timeouts = COMMIT if _is_commit(call) else QUICK
+    requests_per_call = 3 if _is_commit(call) else 1
     with bad_server(_behaviour(call, silent)) as server:
         for number in row:
-            with contextlib.closing(RolloutClient(server.url, timeouts=limits)) as client:
-                error, seconds = timed(lambda client=client: CALLS[call](client))
+            error, seconds = _call(server.url, call, timeouts)
             assert isinstance(error, ServerGoneError), repr(error)
-            _assert_told(error, server.url, call)
+            _assert_explained(error, server.url, call)
             assert "Is the rollout server running? Look at the other terminal." in str(error)
             assert seconds < BOUND
             assert "1 attempt" in str(error), "a server that took all of its time is asked again"
-            calls = (number + 1) * (uploads + 1)
-            assert (
-                wait_until(lambda calls=calls: server.asked >= calls, BOUND)
-                and server.asked == calls
-            )
+            expected = (number + 1) * requests_per_call
+            assert wait_until(lambda expected=expected: server.asked >= expected, BOUND)
+            assert server.asked == expected
+
+
+def _call(url: str, call: str, timeouts: ClientTimeouts) -> tuple[Exception, float]:
+    """Return the error with which a call to a server ends, and the seconds that it took."""
+    with contextlib.closing(RolloutClient(url, timeouts=timeouts)) as client:
+        return timed(lambda: CALLS[call](client))
 
 
 def test_an_address_where_nobody_listens_or_answers(injection: Injections) -> None:
     # A commit is never reached there.
-    calls = [name for name in CALLS if not name.startswith("committing")]
-    with socket.socket() as held, full_backlog() as vanished:
-        held.bind(("127.0.0.1", 0))
-        nowhere = "http://no-such-host.invalid:8000"
-        urls = [f"http://127.0.0.1:{held.getsockname()[1]}", nowhere, vanished.url]
-        cases = _pairs(calls, urls)
+    calls = [call for call in CALLS if not _is_commit(call)]
+    with socket.socket() as bound, full_backlog() as vanished:
+        bound.bind(("127.0.0.1", 0))
+        refusing = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        unknown_host = "http://no-such-host.invalid:8000"
+        cases = _pairs(calls, [refusing, unknown_host, vanished.url])
         row = injection(
-            "connection refused, no such host, vanished machine", short=12, long=5 * len(cases)
+            "connection refused, no such host, vanished machine",
+            short=12,
+            long=5 * len(cases),
+            lost="the call",
         )
-        row.lost = "the call"
         for number in row:
             call, url = cases[number % len(cases)]
-            with contextlib.closing(RolloutClient(url, timeouts=QUICK)) as client:
-                error, seconds = timed(lambda call=call, client=client: CALLS[call](client))
+            error, seconds = _call(url, call, QUICK)
             assert isinstance(error, ServerGoneError), repr(error)
-            _assert_told(error, url, call)
+            _assert_explained(error, url, call)
             # Looking up a name has the time limit of the system's resolver.
-            assert seconds < (60 if url == nowhere else BOUND)
+            bound_seconds = 60 if url == unknown_host else BOUND
+            assert seconds < bound_seconds
 
 
 _HTML = b"<html><body><h1>It works!</h1></body></html>"
@@ -164,7 +175,7 @@ GONE: dict[str, Behaviour] = {
     "502 of a proxy": says(http(_HTML, "502 Bad Gateway")),
     "503, engine dead": says(http(b'{"detail": "engine dead"}', "503 Service Unavailable")),
 }
-"""What may be over soon: asking again can help."""
+"""Faults that may be over soon: asking again can help."""
 REFUSALS: dict[str, Behaviour] = {
     "HTML": says(http(_HTML)),
     "nothing": says(http(b"")),
@@ -192,8 +203,9 @@ REFUSALS: dict[str, Behaviour] = {
     "409": says(http(b'{"detail": ["a", {"list": 1}]}', "409 Conflict")),
     "500": says(http(b'{"detail": "boom"}', "500 Internal Server Error")),
 }
-"""What asking again does not change."""
-_JSON = ("a list of nonsense",)
+"""Faults that asking again does not change."""
+_IS_JSON = ("a list of nonsense",)
+"""The refusals that are valid JSON."""
 
 
 def test_a_server_that_breaks_in_its_answer_is_gone_and_may_come_back(
@@ -201,62 +213,66 @@ def test_a_server_that_breaks_in_its_answer_is_gone_and_may_come_back(
 ) -> None:
     cases = _pairs(CALLS, GONE)
     row = injection(
-        "hang-ups, cut answers, no HTTP, 502, 503 and 504", short=3 * len(GONE), long=2 * len(cases)
+        "hang-ups, cut answers, no HTTP, 502, 503 and 504",
+        short=3 * len(GONE),
+        long=2 * len(cases),
+        lost="the call",
     )
-    row.lost = "the call"
     for number in row:
         call, fault = cases[number % len(cases)]
-        quick = COMMIT if call.startswith("committing") else QUICK
-        error = _meets(
-            call, GONE[fault], quick if fault.startswith(("stalls", "drips")) else PATIENT
-        )
+        timeouts = PATIENT
+        if fault.startswith(("stalls", "drips")):
+            timeouts = COMMIT if _is_commit(call) else QUICK
+        error = _meet(call, GONE[fault], timeouts)
         assert isinstance(error, ServerGoneError), f"{call}, {fault}: {error!r}"
 
 
 def test_an_answer_that_no_rollout_server_gives_is_refused_with_its_first_characters(
     injection: Injections,
 ) -> None:
-    # Nothing is read of these two answers but that they are JSON; a push is checked by its
+    # Of the answers to these two calls only that they are JSON is checked; a push is checked by its
     # receipts.
     unread = ("releasing the session", "pushing player_0@1")
-    cases = [
-        case for case in _pairs(CALLS, REFUSALS) if case[0] not in unread or case[1] not in _JSON
-    ]
+    cases = []
+    for call, fault in _pairs(CALLS, REFUSALS):
+        if call not in unread or fault not in _IS_JSON:
+            cases.append((call, fault))
     row = injection(
         "HTML, half a JSON, other JSON, redirects, 4xx, 500",
         short=3 * len(REFUSALS),
         long=2 * len(cases),
+        lost="the call",
     )
-    row.lost = "the call"
     for number in row:
         call, fault = cases[number % len(cases)]
-        error = _meets(call, REFUSALS[fault], PATIENT)
+        error = _meet(call, REFUSALS[fault], PATIENT)
         assert not isinstance(error, ServerGoneError), f"{call}, {fault}: {error!r}"
 
 
-def _pairs(some: Iterable[str], others: Iterable[str]) -> list[tuple[str, str]]:
-    """Return every pair, in an order whose beginning already has each of both; their numbers have
-    no common divisor.
+def _pairs(first: Iterable[str], second: Iterable[str]) -> list[tuple[str, str]]:
+    """Return every pair, in an order whose beginning already has each value of both.
+
+    The numbers of values must have no common divisor.
     """
-    one, other = list(some), list(others)
-    pairs = [(one[n % len(one)], other[n % len(other)]) for n in range(len(one) * len(other))]
+    rows = list(first)
+    columns = list(second)
+    pairs = []
+    for number in range(len(rows) * len(columns)):
+        pairs.append((rows[number % len(rows)], columns[number % len(columns)]))
     assert len(set(pairs)) == len(pairs), "add or remove one fault"
     return pairs
 
 
-def _meets(call: str, fault: Behaviour, timeouts: ClientTimeouts) -> Exception:
-    """Return the error with which a call ends; it came in time and tells what happened."""
-    with (
-        bad_server(_behaviour(call, fault)) as server,
-        contextlib.closing(RolloutClient(server.url, timeouts=timeouts)) as client,
-    ):
-        error, seconds = timed(lambda: CALLS[call](client))
-    _assert_told(error, server.url, call)
+def _meet(call: str, fault: Behaviour, timeouts: ClientTimeouts) -> Exception:
+    """Return the error with which a call ends, after checking its time and its message."""
+    with bad_server(_behaviour(call, fault)) as server:
+        error, seconds = _call(server.url, call, timeouts)
+    _assert_explained(error, server.url, call)
     assert seconds < BOUND, call
     return error
 
 
-def test_a_sign_of_life_that_meets_any_fault_ends_nothing(injection: Injections) -> None:
+def test_a_heartbeat_that_meets_any_fault_ends_nothing(injection: Injections) -> None:
     faults = {"black hole": silent, **GONE, **REFUSALS}
     row = injection(
         "heartbeats to every one of these servers",
@@ -264,18 +280,24 @@ def test_a_sign_of_life_that_meets_any_fault_ends_nothing(injection: Injections)
         long=3 * len(faults),
         lost="the beat",
     )
-    before = threading.active_count()
+    names = list(faults)
+    threads_before = threading.active_count()
     for number in row:
-        fault = list(faults)[number % len(faults)]
+        fault = names[number % len(names)]
         with bad_server(faults[fault]) as server:
-            beating = Heartbeat(server.url, {"x-run-id": "r"}, every=0.05)
-            beating.start()
-            assert wait_until(lambda one=beating: one.missed or one.beats or one.lost, BOUND), fault
+            heartbeat = Heartbeat(server.url, {"x-run-id": "r"}, every=0.05)
+            heartbeat.start()
+            assert wait_until(lambda beat=heartbeat: _has_an_outcome(beat), BOUND), fault
             start = time.monotonic()
-            beating.stop()
+            heartbeat.stop()
             assert time.monotonic() - start < BOUND, fault
-            assert bool(beating.lost) == (fault == "409"), (fault, beating.lost)
-    assert wait_until(lambda: threading.active_count() <= before, BOUND), "threads stay behind"
+            assert bool(heartbeat.lost) == (fault == "409"), (fault, heartbeat.lost)
+    all_ended = wait_until(lambda: threading.active_count() <= threads_before, BOUND)
+    assert all_ended, "threads stay behind"
+
+
+def _has_an_outcome(heartbeat: Heartbeat) -> bool:
+    return bool(heartbeat.missed or heartbeat.beats or heartbeat.lost)
 
 
 def test_only_calls_whose_repeat_is_harmless_are_repeated(injection: Injections) -> None:

@@ -1,7 +1,7 @@
-"""Clients that break off and neighbours of a rollout server: the real app on a real socket, an
-engine of words.
+"""Clients that break off, and neighbours of a rollout server.
 
-After each injection the server serves what it served before, to the last bit.
+The app is the real one on a real socket; its engine answers with fixed words. After each injection
+the server serves what it served before, to the last bit.
 """
 
 import contextlib
@@ -43,111 +43,145 @@ WANTED = [f"{player}@{SERVED_VERSION}" for player in PLAYERS]
 PATIENCE = 15.0
 """Seconds after which something counts as hanging; far above what anything here takes."""
 UNSHARE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
-"""A PID namespace of its own: as a container that shares /dev/shm, it sees none of our process
-numbers.
+"""A PID namespace of its own.
+
+Like a container that shares /dev/shm, it sees none of our process numbers.
 """
 
 
-def http_of(app: RunningApp, **other: Any) -> httpx.Client:
-    """A client of one keep-alive connection."""
-    return httpx.Client(base_url=app.url, trust_env=False, timeout=PATIENCE, **other)
+def http_of(app: RunningApp, **options: Any) -> httpx.Client:
+    """Return a client of one keep-alive connection."""
+    return httpx.Client(base_url=app.url, trust_env=False, timeout=PATIENCE, **options)
 
 
 def _served(app: RunningApp) -> dict[str, Any]:
-    """Everything that must not change: versions, receipts, files, what the engine holds, and how it
-    plays.
+    """Return everything that must not change.
+
+    These are versions, receipts, files, what the engine holds, and how it plays.
     """
-    held = app.store._served
+    receipts = {}
+    handles = {}
+    files = {}
+    for name, adapter in app.store._served.items():
+        receipts[name] = adapter.receipt
+        handles[name] = adapter.lora
+        for path in adapter.folder.iterdir():
+            files[f"{name}/{path.name}"] = path.read_bytes()
     body = rollout_body(num_tasks=4, num_games=2, seats=WANTED)
-    answer = httpx.post(f"{app.url}/rollout/", json=body, timeout=PATIENCE, trust_env=False).json()
+    answer = httpx.post(f"{app.url}/rollout/", json=body, timeout=PATIENCE, trust_env=False)
+    replies = []
+    for episode in answer.json()["episodes"]:
+        replies.append([(turn["reply_ids"], turn["logprobs"]) for turn in episode["turns"]])
     return {
         "versions": app.store.versions(),
-        "receipts": {name: one.receipt for name, one in held.items()},
-        "handles": {name: one.lora for name, one in held.items()},
-        "files": {
-            f"{name}/{path.name}": path.read_bytes()
-            for name, one in held.items()
-            for path in one.folder.iterdir()
-        },
+        "receipts": receipts,
+        "handles": handles,
+        "files": files,
         "engine": dict(app.engine.loaded),
-        "replies": [
-            [turn["reply_ids"], turn["logprobs"]]
-            for one in answer["episodes"]
-            for turn in one["turns"]
-        ],
+        "replies": replies,
     }
 
 
 @dataclass
-class Guarded:
+class GuardedServer:
     """A server that serves a version, and the check that it still serves exactly that."""
 
     app: RunningApp
+    """The running app."""
     before: dict[str, Any]
+    """What it served before the injections."""
 
     def check(self) -> None:
-        """Nothing changed, nothing hangs, nothing piles up."""
+        """Check that nothing changed, nothing hangs and nothing piles up."""
         app = self.app
-        assert wait_until(lambda: not app.scheduler.games_in_flight, PATIENCE), (
-            "games of nobody are still played"
-        )
+        is_idle = wait_until(lambda: not app.scheduler.games_in_flight, PATIENCE)
+        assert is_idle, "games that nobody waits for are still played"
         health = httpx.get(f"{app.url}/health/", timeout=PATIENCE, trust_env=False)
-        assert health.status_code == 200 and health.json()["status"] == "ok"
+        assert health.status_code == 200
+        assert health.json()["status"] == "ok"
         assert _served(app) == self.before
         folders = [path for path in app.store.folder.path.iterdir() if path.is_dir()]
         assert len(folders) <= 2 * len(PLAYERS), f"uploads pile up: {folders}"
-        assert "Traceback" not in "\n".join(app.ring.since(0)[1])
+        log_lines = app.ring.since(0)[1]
+        assert "Traceback" not in "\n".join(log_lines)
 
 
 @contextlib.contextmanager
-def guarded() -> Iterator[Guarded]:
+def guarded_server() -> Iterator[GuardedServer]:
+    """Give a server with adapters of `SERVED_VERSION`, and check it at the end."""
     with running_app() as app:
         with http_of(app, headers=OWNER) as http:
-            assert http.post("/session/", json=session_body(app.identity)).status_code == 200
-            for number, name in enumerate(PLAYERS):
-                body, version = adapter_bytes(0.5 + number), {"version": SERVED_VERSION}
-                put = http.put(
-                    f"/adapters/{name}", params=version, content=body, headers=upload_headers(body)
-                )
-                assert put.status_code == 200, put.text
-            assert (
-                http.post("/adapters/commit", params={"version": SERVED_VERSION}).status_code == 200
-            )
-        one = Guarded(app, _served(app))
-        yield one
-        one.check()
+            _serve_adapters(app, http)
+        server = GuardedServer(app, _served(app))
+        yield server
+        server.check()
+
+
+def _serve_adapters(app: RunningApp, http: httpx.Client) -> None:
+    """Open a session, upload an adapter for each player and commit them."""
+    version = {"version": SERVED_VERSION}
+    answer = http.post("/session/", json=session_body(app.identity))
+    assert answer.status_code == 200, answer.text
+    for number, name in enumerate(PLAYERS):
+        body = adapter_bytes(0.5 + number)
+        answer = http.put(
+            f"/adapters/{name}", params=version, content=body, headers=upload_headers(body)
+        )
+        assert answer.status_code == 200, answer.text
+    answer = http.post("/adapters/commit", params=version)
+    assert answer.status_code == 200, answer.text
 
 
 @pytest.fixture(scope="module")
-def door() -> Iterator[Guarded]:
-    with guarded() as one:
-        yield one
+def door() -> Iterator[GuardedServer]:
+    with guarded_server() as server:
+        yield server
 
 
 def _request(method: str, path: str, body: bytes, headers: dict[str, str]) -> bytes:
+    """Return the bytes of an HTTP request.
+
+    Args:
+        method: E.g. "POST".
+        path: Path and query.
+        body: The body, whose length becomes a header.
+        headers: Headers beside those two that every request has.
+    """
     lines = [f"{method} {path} HTTP/1.1", "host: localhost", f"content-length: {len(body)}"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
+    for name, value in headers.items():
+        lines.append(f"{name}: {value}")
+    head = "\r\n".join(lines)
+    return head.encode("latin-1") + b"\r\n\r\n" + body
 
 
 def _requests(app: RunningApp) -> list[bytes]:
-    """Valid requests of all kinds; the upload, the last one, is of a version that is not served."""
+    """Return valid requests of all kinds.
+
+    The upload, the last one, is of a version that is not served.
+    """
+    session = json.dumps(session_body(app.identity)).encode()
+    rollout = json.dumps(rollout_body(num_tasks=2)).encode()
     upload = adapter_bytes(3.0)
     return [
         _request("GET", "/health/", b"", {}),
         _request("GET", "/log/?after=0", b"", {}),
-        _request(
-            "POST", "/session/", json.dumps(session_body(app.identity)).encode(), {**OWNER, **JSON}
-        ),
+        _request("POST", "/session/", session, {**OWNER, **JSON}),
         _request("POST", "/session/heartbeat", b"", OWNER),
-        _request("POST", "/rollout/", json.dumps(rollout_body(num_tasks=2)).encode(), JSON),
+        _request("POST", "/rollout/", rollout, JSON),
         _request(
             "PUT", "/adapters/player_0?version=6", upload, {**OWNER, **upload_headers(upload)}
         ),
     ]
 
 
-def test_requests_cut_at_a_random_byte_leave_nothing(door: Guarded, injection: Injections) -> None:
+def _reset_on_close(client: socket.socket) -> None:
+    """Let the socket be closed by a TCP reset."""
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def test_requests_cut_at_a_random_byte_leave_nothing(
+    door: GuardedServer, injection: Injections
+) -> None:
     row = injection(
         "valid requests cut at a random byte, half with a reset",
         short=200,
@@ -156,60 +190,69 @@ def test_requests_cut_at_a_random_byte_leave_nothing(door: Guarded, injection: I
     )
     requests = _requests(door.app)
     for number in row:
-        whole = row.rng.choice(requests)
+        request = row.rng.choice(requests)
         with door.app.connect(PATIENCE) as client:
-            client.sendall(whole[: row.rng.randrange(len(whole))])
-            if number % 2:
-                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.sendall(request[: row.rng.randrange(len(request))])
+            if number % 2 == 1:
+                _reset_on_close(client)
             if number % 7 == 0:
                 time.sleep(0.002)
     door.check()
 
 
+_MAKE_FOLDER = """
+import pathlib
+import sys
+
+from hanabi_grpo.server.adapter_loader import OwnedFolder
+
+print(OwnedFolder(pathlib.Path(sys.argv[1])).path)
+"""
+"""Makes a server's folder for adapters below the folder that it is given, and ends at once."""
+
+
+def _can_unshare() -> bool:
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run([*UNSHARE, "true"], capture_output=True, check=False).returncode == 0
+
+
 def test_a_server_in_another_pid_namespace_leaves_the_adapters_of_a_living_one_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if (
-        not shutil.which("unshare")
-        or subprocess.run([*UNSHARE, "true"], capture_output=True).returncode
-    ):
+    if not _can_unshare():
         pytest.skip("this machine lets no user make a PID namespace")
     monkeypatch.setattr(adapter_loader, "adapter_home", lambda: tmp_path)
-    start = "import sys, pathlib; from hanabi_grpo.server.adapter_loader import OwnedFolder as F; "
-    with guarded() as one:
-        again = [
-            sys.executable,
-            "-c",
-            start + "print(F(pathlib.Path(sys.argv[1])).path)",
-            str(tmp_path),
-        ]
-        other = subprocess.run([*UNSHARE, *again], capture_output=True, text=True, check=True)
-        one.check()
-        killed = Path(other.stdout.strip())
-        assert killed.is_dir() and killed != one.app.store.folder.path
-        subprocess.run([*UNSHARE, *again], capture_output=True, check=True)
-        assert not killed.exists(), "what a killed server left is removed across namespaces too"
+    command = [*UNSHARE, sys.executable, "-c", _MAKE_FOLDER, str(tmp_path)]
+    with guarded_server() as server:
+        other = subprocess.run(command, capture_output=True, text=True, check=True)
+        server.check()
+        left_behind = Path(other.stdout.strip())
+        assert left_behind.is_dir()
+        assert left_behind != server.app.store.folder.path
+        subprocess.run(command, capture_output=True, check=True)
+        assert not left_behind.exists(), (
+            "what a killed server left is removed across namespaces too"
+        )
 
 
 def test_what_is_public_of_a_run_takes_nothing_from_its_trainer() -> None:
-    with guarded() as one, http_of(one.app) as http:
-        mine = session_body(one.app.identity)
-        theft = {**mine, "trainer_id": "7" * 32, "secret": "6" * 64}
+    with guarded_server() as server, http_of(server.app) as http:
+        session = session_body(server.app.identity)
+        theft = {**session, "trainer_id": "7" * 32, "secret": "6" * 64}
         refused = http.post("/session/", json={**theft, "run_id": "another"}).json()["detail"]
-        public = (
-            http.get("/identity/").text
-            + http.get("/log/").text
-            + http.get("/health/").text
-            + refused
-        )
-        assert mine["secret"] not in public and mine["trainer_id"] not in public
-        for body in (theft, {**theft, "secret": public_run(mine["run_id"]).ljust(64, "0")}):
+        public = refused
+        for path in ("/identity/", "/log/", "/health/"):
+            public += http.get(path).text
+        assert session["secret"] not in public
+        assert session["trainer_id"] not in public
+        guessed_secret = public_run(session["run_id"]).ljust(64, "0")
+        for body in (theft, {**theft, "secret": guessed_secret}):
             answer = http.post("/session/", json=body)
-            assert (
-                answer.status_code == 409
-                and "not the secret of its folder" in answer.json()["detail"]
-            )
-        named = session_headers(mine["run_id"], "7" * 32)
+            assert answer.status_code == 409
+            assert "not the secret of its folder" in answer.json()["detail"]
+        headers = session_headers(session["run_id"], "7" * 32)
         for method, path in (("POST", "/adapters/commit?version=5"), ("DELETE", "/session/")):
-            answer = http.request(method, path, headers=named)
-            assert answer.status_code == 409 and mine["trainer_id"] not in answer.text
+            answer = http.request(method, path, headers=headers)
+            assert answer.status_code == 409
+            assert session["trainer_id"] not in answer.text

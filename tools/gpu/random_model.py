@@ -1,4 +1,4 @@
-"""Models of real sizes with random weights: what time and memory need, without a download.
+"""Models of real sizes with random weights: to measure time and memory without a download.
 
 python -m gpu.random_model NAME FOLDER cuda|cpu      # with tools/ on PYTHONPATH
 """
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 _QWEN3 = {
+    "model_type": "qwen3",
     "num_key_value_heads": 8,
     "head_dim": 128,
     "vocab_size": 151936,
@@ -16,40 +17,67 @@ _QWEN3 = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": True,
 }
-
-
-def _sizes(hidden: int, inner: int, layers: int, heads: int) -> dict[str, Any]:
-    own = {
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-    }
-    return {"model_type": "qwen3", **own, **_QWEN3}
-
+"""What the models of the family share."""
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "qwen3-0.6b": _sizes(1024, 3072, 28, 16),
-    "qwen3-1.7b": _sizes(2048, 6144, 28, 16),
-    "qwen3-4b": _sizes(2560, 9728, 36, 32),
-    "small": {**_sizes(64, 128, 2, 4), "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512},
+    "qwen3-0.6b": {
+        **_QWEN3,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+    },
+    "qwen3-1.7b": {
+        **_QWEN3,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+    },
+    "qwen3-4b": {
+        **_QWEN3,
+        "hidden_size": 2560,
+        "intermediate_size": 9728,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+    },
+    # For machines without a GPU.
+    "small": {
+        **_QWEN3,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 512,
+    },
 }
-"""Name to the sizes in `config.json` of Qwen/Qwen3-0.6B, -1.7B and -4B; `small` is for machines
-without a GPU.
-"""
+"""Name to the sizes in `config.json` of Qwen/Qwen3-0.6B, -1.7B and -4B, and of a small model."""
+
+
+def dtype_for(device: str) -> str:
+    """Return the number format in which a device computes."""
+    return "float32" if device == "cpu" else "bfloat16"
 
 
 def random_model(
     name: str, device: str, *, attention: str = "sdpa", dtype: str = "bfloat16"
 ) -> Any:
-    """Return the causal language model of an architecture on a device, the same at every call
-    there.
+    """Return the causal language model of an architecture, the same at every call on a device.
+
+    Args:
+        name: A key of `ARCHITECTURES`.
+        device: "cuda" or "cpu".
+        attention: Which implementation of attention transformers takes.
+        dtype: Number format of the weights, as torch names it.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(**ARCHITECTURES[name])
-    with torch.random.fork_rng(devices=[0] if device == "cuda" else []), torch.device(device):
+    cuda_devices = [0] if device == "cuda" else []
+    with torch.random.fork_rng(devices=cuda_devices), torch.device(device):
         torch.manual_seed(0)
         return AutoModelForCausalLM.from_config(
             config, dtype=getattr(torch, dtype), attn_implementation=attention
@@ -60,22 +88,23 @@ def save_random_model(name: str, folder: Path, device: str) -> None:
     """Write a model folder for both terminals, with a word-level tokenizer of the board `laptop`.
 
     The model's vocabulary is larger than the tokenizer's, as that of real models is: what has no
-    word decodes to nothing, so a reply is rarely a move, and hardly ever ends before its limit."""
+    word decodes to nothing, so a reply is rarely a move, and hardly ever ends before its limit.
+
+    Args:
+        name: A key of `ARCHITECTURES`.
+        folder: The folder to write.
+        device: "cuda" or "cpu".
+    """
     from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
     from hanabi_grpo.envs.hanabi.rules import make_spec
     from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 
-    dtype = "float32" if device == "cpu" else "bfloat16"
-    model, tokenizer = (
-        random_model(name, device, dtype=dtype),
-        build_tokenizer(compact_vocabulary(make_spec("laptop"))),
-    )
-    for one in (model.config, model.generation_config):
-        one.eos_token_id, one.pad_token_id, one.bos_token_id = (
-            tokenizer.eos_token_id,
-            tokenizer.pad_token_id,
-            None,
-        )
+    model = random_model(name, device, dtype=dtype_for(device))
+    tokenizer = build_tokenizer(compact_vocabulary(make_spec("laptop")))
+    for config in (model.config, model.generation_config):
+        config.eos_token_id = tokenizer.eos_token_id
+        config.pad_token_id = tokenizer.pad_token_id
+        config.bos_token_id = None
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

@@ -1,8 +1,9 @@
-"""What the calls wrote, as the table for docs/benchmarks.md; a call that left nothing has a row
-that says so.
+"""What the calls wrote, as the table for docs/benchmarks.md.
 
-python -m gpu.table steps RUN      # JSON: medians over the steps of a run
-python -m gpu.table table FOLDER   # Markdown
+A call that left nothing has a row that says so.
+
+    python -m gpu.table steps RUN      # JSON: medians over the steps of a run
+    python -m gpu.table table FOLDER   # Markdown
 """
 
 import json
@@ -21,26 +22,36 @@ CALLS = {
     "C-kills": "kill -9 of engine and server",
     "R": "bench rows",
 }
-_WANTED = ("time/", "step_time", "tokens/", "memory/", "push/")
+"""The calls of check.sh and what they run, in the order of the table."""
+_PREFIXES = ("time/", "step_time", "tokens/", "memory/", "push/")
+"""Beginnings of the names of the metrics that are summarised."""
+_PARTS = ("parity", "mismatch")
+"""Parts of the names of others that are."""
+_NOT_SHOWN = ("packages", "facts", "details")
+"""Keys whose values are too long for a table."""
+_LONG_NUMBER = 1e9
+"""From which on a number is shown in units of 1e9."""
 
 
 def steps_of(run: Path) -> dict[str, Any]:
-    """Return the medians over a run's steps, the first left out, of times, tokens, memory and
-    logprob mismatch.
+    """Return the medians of a run's times, tokens, memory and logprob mismatch.
+
+    They are taken over all steps but the first one, e.g. {"steps": 3, "time/train": 3.75}.
     """
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [row for row in map(json.loads, lines) if "step" in row]
-    measured = rows[1:] or rows
-    names = [
-        name
-        for name, value in measured[-1].items()
-        if isinstance(value, int | float)
-        and (name.startswith(_WANTED) or "parity" in name or "mismatch" in name)
-    ]
-    medians = {
-        name: statistics.median(row[name] for row in measured if name in row) for name in names
-    }
-    return {"steps": len(rows), **medians}
+    rows = [json.loads(line) for line in lines]
+    steps = [row for row in rows if "step" in row]
+    measured = steps[1:] or steps
+    medians: dict[str, Any] = {"steps": len(steps)}
+    for name, newest in measured[-1].items():
+        if isinstance(newest, int | float) and _is_summarised(name):
+            values = [row[name] for row in measured if name in row]
+            medians[name] = statistics.median(values)
+    return medians
+
+
+def _is_summarised(name: str) -> bool:
+    return name.startswith(_PREFIXES) or any(part in name for part in _PARTS)
 
 
 def table_of(folder: Path) -> str:
@@ -49,44 +60,62 @@ def table_of(folder: Path) -> str:
     for call, title in CALLS.items():
         path = folder / f"{call}.json"
         if not path.is_file():
-            lines.append(
-                f"| {call} | {title} | not run, or it did not end: see "
-                f"{call.partition('-')[0]}.log |"
-            )
+            # C-kills and D-overlap belong to the logs of C and D.
+            log = call.partition("-")[0] + ".log"
+            lines.append(f"| {call} | {title} | not run, or it did not end: see {log} |")
             continue
-        found = json.loads(path.read_text(encoding="utf-8"))
-        lines += [
-            f"| {call} | {title}: {name} | {figure.replace('|', '∣')} |"
-            for name, figure in _figures(found)
-        ]
+        results = json.loads(path.read_text(encoding="utf-8"))
+        for name, figure in _figures(results):
+            # A plain bar would end the cell.
+            cell = figure.replace("|", "∣")
+            lines.append(f"| {call} | {title}: {name} | {cell} |")
     return "\n".join(lines) + "\n"
 
 
-def _figures(found: dict[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in found.items():
-        if name in ("packages", "facts", "details"):
+def _figures(results: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of every figure, those of nested results after their keys."""
+    for name, value in results.items():
+        if name in _NOT_SHOWN:
             continue
         if isinstance(value, dict):
-            yield from _figures(value, f"{before}{name}, ")
-        elif isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
-            for number, one in enumerate(value, start=1):
-                if "id" in one:  # a row of the benchmarks
-                    yield f"{one['id']} {one['name']}", _shown(one.get("median"))
+            yield from _figures(value, f"{prefix}{name}, ")
+        elif _is_list_of_results(value):
+            for number, result in enumerate(value, start=1):
+                is_benchmark = "id" in result
+                if is_benchmark:
+                    yield f"{result['id']} {result['name']}", _text(result.get("median"))
                 else:
-                    yield from _figures(one, f"{before}{name} {number}, ")
+                    yield from _figures(result, f"{prefix}{name} {number}, ")
+        elif isinstance(value, list):
+            yield f"{prefix}{name}", "; ".join(str(entry) for entry in value) or "none"
         else:
-            yield (
-                f"{before}{name}",
-                "; ".join(map(str, value)) or "none" if isinstance(value, list) else _shown(value),
-            )
+            yield f"{prefix}{name}", _text(value)
 
 
-def _shown(value: object) -> str:
+def _is_list_of_results(value: object) -> bool:
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(entry, dict) for entry in value)
+
+
+def _text(value: object) -> str:
+    """Return a figure with four digits, e.g. "1.235" or "2.50e9"; other values as they are."""
+    if value is None:
+        return "not measured"
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return "not measured" if value is None else str(value)
-    return f"{value / 1e9:.2f}e9" if abs(value) >= 1e9 else f"{value:.4g}"
+        return str(value)
+    if abs(value) >= _LONG_NUMBER:
+        return f"{value / _LONG_NUMBER:.2f}e9"
+    return f"{value:.4g}"
+
+
+def main(command: str, path: str) -> None:
+    """Print the medians of a run or the table of a folder."""
+    if command == "steps":
+        print(json.dumps(steps_of(Path(path)), indent=1))
+    else:
+        print(table_of(Path(path)))
 
 
 if __name__ == "__main__":
-    given = Path(sys.argv[2])
-    print(json.dumps(steps_of(given), indent=1) if sys.argv[1] == "steps" else table_of(given))
+    main(*sys.argv[1:])

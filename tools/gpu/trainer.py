@@ -1,7 +1,8 @@
-"""Call A: the trainer's forward and backward pass alone, over conversations of made-up tokens; no
-server, no swift.
+"""Call A: the trainer's forward and backward pass alone, without a server and without ms-swift.
 
-python -m gpu.trainer NAME cuda|cpu TOKENS...
+The conversations are made-up tokens.
+
+    python -m gpu.trainer NAME cuda|cpu TOKENS...
 """
 
 import json
@@ -10,93 +11,126 @@ import time
 from typing import Any
 
 from bench.training_rows import gradient_of, learn, made_rows, with_adapter
-from gpu.random_model import random_model
+from gpu.random_model import dtype_for, random_model
 
-_TURN = {"prompt": 156, "reply": 100}
+_PROMPT_TOKENS = 156
+_REPLY_TOKENS = 100
+_TURN_TOKENS = _PROMPT_TOKENS + _REPLY_TOKENS
 _TURNS = 8
-_LIMIT = 1 << 20
-_KERNELS = 12
+"""Of a conversation, but for that of the largest micro-batch."""
+_NO_LIMIT = 1 << 20
+"""More tokens than the rows of a comparison have: they are learned in one micro-batch."""
+_NUM_KERNELS = 12
+"""Of those that take longest."""
+_NAME_LENGTH = 100
+"""Characters of a kernel's name that are shown."""
 
 
 def measure(name: str, device: str, tokens: list[int]) -> dict[str, Any]:
-    """Return seconds, tokens/s and peak memory of a micro-batch of each size, and what the
-    attention kernel computes.
+    """Measure micro-batches of several sizes, and check the attention kernel's gradient.
 
     The first micro-batches hold conversations of 2048 tokens, the last one a single conversation of
-    its size. Memory is None without a GPU, where torch does not count it."""
-    cases, turn = [], sum(_TURN.values())
+    its size. Memory is None without a GPU, where torch does not count it.
+
+    Args:
+        name: The model, a key of `random_model.ARCHITECTURES`.
+        device: "cuda" or "cpu".
+        tokens: Sizes of the micro-batches.
+
+    Returns:
+        Seconds, tokens/s and peak memory by size, the kernels that take longest, and the cosine
+        between the gradient of the attention kernel and that of plain attention.
+    """
+    cases = []
     model = _model(name, device, "sdpa")
     for size in tokens:
-        turns = size // turn if size == max(tokens) else min(_TURNS, size // turn)
-        rows = made_rows(num_games=max(1, size // (turns * turn)), turns=turns, seed=0, **_TURN)
+        turns = size // _TURN_TOKENS
+        if size != max(tokens):
+            turns = min(_TURNS, turns)
+        num_games = max(1, size // (turns * _TURN_TOKENS))
+        rows = _rows(num_games=num_games, turns=turns, seed=0)
         learn(model, rows, size)  # kernels are chosen and compiled
-        cases.append(_timed(model, rows, size, device))
+        cases.append(_measure_case(model, rows, size, device))
     # Small: plain attention holds tokens × tokens numbers a head.
-    rows = made_rows(num_games=2, turns=min(_TURNS, min(tokens) // turn), seed=1, **_TURN)
-    kernels = _kernels(model, rows, device)
-    learn(model, rows, _LIMIT)
-    found = gradient_of(model)
+    turns = min(_TURNS, min(tokens) // _TURN_TOKENS)
+    rows = _rows(num_games=2, turns=turns, seed=1)
+    kernels = _longest_kernels(model, rows, device)
+    learn(model, rows, _NO_LIMIT)
+    gradient = gradient_of(model)
     del model
-    control = _model(name, device, "eager")
-    learn(control, rows, _LIMIT)
-    expected = gradient_of(control)
-    cosine = float((found @ expected) / (found.norm() * expected.norm()))
+    plain_model = _model(name, device, "eager")
+    learn(plain_model, rows, _NO_LIMIT)
+    expected = gradient_of(plain_model)
+    cosine = (gradient @ expected) / (gradient.norm() * expected.norm())
     return {
         "model": name,
         "cases": cases,
-        "cosine with eager attention": cosine,
+        "cosine with eager attention": float(cosine),
         "kernels": kernels,
     }
 
 
-def _model(name: str, device: str, attention: str) -> Any:
-    dtype = "float32" if device == "cpu" else "bfloat16"
-    model = with_adapter(
-        lambda: random_model(name, device, attention=attention, dtype=dtype), device
+def _rows(*, num_games: int, turns: int, seed: int) -> list[Any]:
+    return made_rows(
+        num_games=num_games,
+        turns=turns,
+        prompt=_PROMPT_TOKENS,
+        reply=_REPLY_TOKENS,
+        seed=seed,
     )
+
+
+def _model(name: str, device: str, attention: str) -> Any:
+    """Return a model with an adapter, with gradient checkpointing on a GPU."""
+
+    def make() -> Any:
+        return random_model(name, device, attention=attention, dtype=dtype_for(device))
+
+    model = with_adapter(make, device)
     if device != "cpu":
         model.enable_input_require_grads()
         model.gradient_checkpointing_enable()
     return model
 
 
-def _timed(model: Any, rows: list[Any], limit: int, device: str) -> dict[str, Any]:
+def _measure_case(model: Any, rows: list[Any], limit: int, device: str) -> dict[str, Any]:
+    """Return what learning from some rows takes."""
     import torch
 
-    if device == "cuda":
+    has_gpu = device == "cuda"
+    if has_gpu:
         torch.cuda.reset_peak_memory_stats()
     started = time.perf_counter()
     learn(model, rows, limit)
-    seconds, tokens = time.perf_counter() - started, sum(len(row.ids) for row in rows)
-    peak = torch.cuda.max_memory_allocated() if device == "cuda" else None
-    rate = {"seconds": seconds, "tokens_per_second": tokens / seconds, "peak_bytes": peak}
+    seconds = time.perf_counter() - started
+    num_tokens = sum(len(row.ids) for row in rows)
     return {
-        "tokens": tokens,
+        "tokens": num_tokens,
         "conversations": len(rows),
         "replies": sum(sum(row.mask) for row in rows),
-        **rate,
+        "seconds": seconds,
+        "tokens_per_second": num_tokens / seconds,
+        "peak_bytes": torch.cuda.max_memory_allocated() if has_gpu else None,
     }
 
 
-def _kernels(model: Any, rows: list[Any], device: str) -> list[str]:
-    """Return the names of what takes longest, with its share of all, e.g. "31 %
-    flash_fwd_kernel".
-    """
+def _longest_kernels(model: Any, rows: list[Any], device: str) -> list[str]:
+    """Return the kernels that take longest, with their shares, e.g. "31 % flash_fwd_kernel"."""
     from torch.profiler import ProfilerActivity, profile
 
-    kind = ProfilerActivity.CUDA if device == "cuda" else ProfilerActivity.CPU
-    with profile(activities=[kind]) as seen:
-        learn(model, rows, _LIMIT)
-    clock = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
-    spent = {one.key: getattr(one, clock) for one in seen.key_averages()}
-    whole = sum(spent.values()) or 1
-    longest = sorted(spent, key=lambda key: -spent[key])[:_KERNELS]
-    return [f"{100 * spent[key] / whole:.0f} % {key[:100]}" for key in longest]
+    has_gpu = device == "cuda"
+    activity = ProfilerActivity.CUDA if has_gpu else ProfilerActivity.CPU
+    with profile(activities=[activity]) as profiler:
+        learn(model, rows, _NO_LIMIT)
+    clock = "self_device_time_total" if has_gpu else "self_cpu_time_total"
+    times = {}
+    for average in profiler.key_averages():
+        times[average.key] = getattr(average, clock)
+    total = sum(times.values()) or 1
+    longest = sorted(times, key=lambda name: -times[name])[:_NUM_KERNELS]
+    return [f"{100 * times[name] / total:.0f} % {name[:_NAME_LENGTH]}" for name in longest]
 
 
 if __name__ == "__main__":
-    print(
-        json.dumps(
-            measure(sys.argv[1], sys.argv[2], [int(size) for size in sys.argv[3:]]), indent=1
-        )
-    )
+    sizes = [int(size) for size in sys.argv[3:]]
+    print(json.dumps(measure(sys.argv[1], sys.argv[2], sizes), indent=1))

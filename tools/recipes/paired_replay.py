@@ -1,7 +1,8 @@
-"""How noisy are estimates of what a move was worth, and what do they cost? Scripts play; nothing is
-trained.
+"""How noisy are estimates of a move's worth, and what do they cost?
 
-    .venv/bin/python tools/recipes/paired_replay.py laptop marshal-mini      # 1 to 2 minutes a board on one core
+Scripts play; nothing is trained. It takes 1 to 2 minutes a board on one core:
+
+    .venv/bin/python tools/recipes/paired_replay.py laptop marshal-mini
 
 Both players are IGGI with a fifth of the moves random. In each of 1000 games one turn is drawn, and
 its true advantage is found by 200 games played on from behind the move, less 200 from before it.
@@ -18,6 +19,7 @@ docs/results.md has what came of it.
 
 import random
 import sys
+from dataclasses import dataclass
 from statistics import correlation, fmean, pvariance
 from typing import Any
 
@@ -25,19 +27,47 @@ from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Game, Observation
 from hanabi_grpo.envs.hanabi.policies.rule_bots import move_text, rule_move
 
-GAMES, ROLLOUTS, GROUP, VINE, NOISE = 1000, 200, 16, 16, 0.2
+NUM_GAMES = 1000
+"""Of a board; one turn of each is looked at."""
+NUM_ROLLOUTS = 200
+"""From before and from behind the move, for its true advantage."""
+GROUP_SIZE = 16
+"""Games of a task in a group."""
+NUM_VINE_ROLLOUTS = 16
+NUM_PAIRS = 4
+NOISE = 0.2
+"""Share of the moves that are random."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnTurn:
+    """A turn that was drawn, its true advantage and the estimates of it."""
+
+    turns_behind: int
+    """Turns of the game that follow it."""
+    true: float
+    """Its advantage by many games."""
+    group: float
+    """The estimates, as the head of this file says."""
+    vine: float
+    one_pair: float
+    four_pairs: float
 
 
 def move(game: Game, player: int, rng: random.Random) -> str:
-    """Return a move; as many numbers are drawn whatever is done, so that two games can share
+    """Return a move.
+
+    As many numbers are drawn for a random move as for one of IGGI's, so that two games can share
     them.
     """
-    coin, place, inner = rng.random(), rng.random(), random.Random(rng.random())
+    coin = rng.random()
+    choice = rng.random()
+    bot_rng = random.Random(rng.random())
     if coin < NOISE:
         legal = sorted(game.legal(player) or ())
-        return legal[int(place * len(legal))]
-    seen = Observation(game, player, None)
-    return move_text(seen, rule_move("iggi", seen.view(), inner))
+        return legal[int(choice * len(legal))]
+    observation = Observation(game, player, None)
+    return move_text(observation, rule_move("iggi", observation.view(), bot_rng))
 
 
 def finish(game: Game, rng: random.Random) -> float:
@@ -48,59 +78,108 @@ def finish(game: Game, rng: random.Random) -> float:
     return game.result()["score"]
 
 
-def look(setup: Any, task: int, rng: random.Random) -> tuple[int, list[float]]:
-    """Return the turns behind a drawn one, and its true advantage, by group, by vine, by one pair,
-    by four pairs.
-    """
-    task = setup.task("eval", task)
+def play_on(state: Game, player: int, action: str, seed: float) -> float:
+    """Return the score of a game that goes on from a state with an action.
 
-    def new() -> Game:
+    Args:
+        state: The game before the action; it stays as it is.
+        player: Who acts.
+        action: The action.
+        seed: Draws all that follows.
+    """
+    game = state.copy()
+    game.step({player: action})
+    return finish(game, random.Random(seed))
+
+
+def look_at_a_turn(setup: Any, number: int, rng: random.Random) -> DrawnTurn:
+    """Play a game of a task, draw one of its turns and estimate the worth of its move.
+
+    Args:
+        setup: The board.
+        number: Number of the task.
+        rng: Draws everything.
+    """
+    task = setup.task("eval", number)
+
+    def new_game() -> Game:
         return task.environment.reset(task.config, split=task.split, seed=task.seed)
 
-    game, turns = new(), []
+    game = new_game()
+    turns = []
     while game.to_act():
         (player,) = game.to_act()
-        turns.append((game.copy(), player, move(game, player, rng)))
-        game.step({player: turns[-1][2]})
-    score, others = game.result()["score"], [finish(new(), rng) for _ in range(GROUP - 1)]
-    place = rng.randrange(len(turns))
-    state, player, chosen = turns[place]
+        state = game.copy()
+        action = move(game, player, rng)
+        turns.append((state, player, action))
+        game.step({player: action})
+    score = game.result()["score"]
+    other_scores = [finish(new_game(), rng) for _ in range(GROUP_SIZE - 1)]
+    index = rng.randrange(len(turns))
+    state, player, action = turns[index]
 
-    def after(action: str, seed: float) -> float:
-        copy = state.copy()
-        copy.step({player: action})
-        return finish(copy, random.Random(seed))
+    differences = []
+    for _ in range(NUM_ROLLOUTS):
+        from_behind = play_on(state, player, action, rng.random())
+        from_before = finish(state.copy(), rng)
+        differences.append(from_behind - from_before)
 
-    true = fmean(after(chosen, rng.random()) - finish(state.copy(), rng) for _ in range(ROLLOUTS))
-    seeds = [rng.random() for _ in range(4)]
-    pairs = [after(chosen, seed) - after(move(state, player, rng), seed) for seed in seeds]
-    vine = score - fmean(finish(state.copy(), rng) for _ in range(VINE))
-    return len(turns) - place - 1, [true, score - fmean(others), vine, pairs[0], fmean(pairs)]
+    pairs = []
+    seeds = [rng.random() for _ in range(NUM_PAIRS)]
+    for seed in seeds:
+        with_move = play_on(state, player, action, seed)
+        with_another = play_on(state, player, move(state, player, rng), seed)
+        pairs.append(with_move - with_another)
+
+    vine_scores = [finish(state.copy(), rng) for _ in range(NUM_VINE_ROLLOUTS)]
+    return DrawnTurn(
+        turns_behind=len(turns) - index - 1,
+        true=fmean(differences),
+        group=score - fmean(other_scores),
+        vine=score - fmean(vine_scores),
+        one_pair=pairs[0],
+        four_pairs=fmean(pairs),
+    )
+
+
+def print_table(board: str) -> None:
+    """Print how good and how expensive each estimate is on a board."""
+    setup = registry.setup("hanabi", {"preset": board})
+    rng = random.Random(0)
+    drawn = [look_at_a_turn(setup, number, rng) for number in range(NUM_GAMES)]
+    true = [turn.true for turn in drawn]
+    behind = fmean(turn.turns_behind for turn in drawn)
+    print(
+        f"\n{board}: estimate | correlation with the truth | noise / signal | "
+        "turns played a turn learned"
+    )
+    print_row("group", [turn.group for turn in drawn], true, cost=1.0)
+    vine_cost = 1 + NUM_VINE_ROLLOUTS * behind
+    print_row("vine", [turn.vine for turn in drawn], true, cost=vine_cost)
+    # The game itself is the first branch of the first pair.
+    print_row("1 pair", [turn.one_pair for turn in drawn], true, cost=1 + behind)
+    pairs_cost = 1 + (2 * NUM_PAIRS - 1) * behind
+    print_row("4 pairs", [turn.four_pairs for turn in drawn], true, cost=pairs_cost)
+
+
+def print_row(name: str, estimates: list[float], true: list[float], *, cost: float) -> None:
+    """Print the row of one estimate.
+
+    Args:
+        name: What it is called.
+        estimates: The estimate for each drawn turn.
+        true: The true advantage of each drawn turn.
+        cost: Turns played for each turn that is learned from.
+    """
+    errors = [estimate - truth for estimate, truth in zip(estimates, true, strict=True)]
+    noise = pvariance(errors) / pvariance(true)
+    print(f"{name:8} | {correlation(estimates, true):.2f} | {noise:.2f} | {cost:.1f}")
 
 
 def main() -> None:
     """Print a table a board."""
     for board in sys.argv[1:] or ["laptop"]:
-        setup, rng = registry.setup("hanabi", {"preset": board}), random.Random(0)
-        found = [look(setup, task, rng) for task in range(GAMES)]
-        behind = fmean(turns for turns, _ in found)
-        true, *estimates = zip(*(values for _, values in found), strict=True)
-        # The game itself is the first branch of the first pair.
-        generated = {
-            "group": 1.0,
-            "vine": 1 + VINE * behind,
-            "1 pair": 1 + behind,
-            "4 pairs": 1 + 7 * behind,
-        }
-        print(
-            f"\n{board}: estimate | correlation with the truth | noise / signal | turns played a "
-            "turn learned"
-        )
-        for (name, cost), values in zip(generated.items(), estimates, strict=True):
-            noise = pvariance(
-                [one - other for one, other in zip(values, true, strict=True)]
-            ) / pvariance(true)
-            print(f"{name:8} | {correlation(values, true):.2f} | {noise:.2f} | {cost:.1f}")
+        print_table(board)
 
 
 if __name__ == "__main__":

@@ -1,59 +1,89 @@
-"""Print what `hanabi-grpo teams --out` left for several seeds as one table: `python teams_table.py
-FILE.json ...`.
+"""Print what `hanabi-grpo teams --out` left for several seeds as one table.
+
+python tools/recipes/teams_table.py FILE.json ...
 """
 
 import json
 import sys
 from collections import defaultdict
+from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 FIGURES = ("corrected", "misled", "agreement")
+"""Figures beside the share of right answers and the tokens."""
+GAIN = "team - that vote"
+"""Name of the row with a team's gain over a vote with as many tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowName:
+    """What a row of the table is about."""
+
+    workflow: str
+    """How the team works, e.g. "debate"."""
+    lineup: str
+    """"start" for the base model, "trained" for any other lineup."""
+    way: str
+    """Who answers, e.g. "vote, as many tokens"."""
 
 
 def main(files: list[str]) -> None:
-    """Print a row for each workflow, lineup and way to answer: means over files, +- their standard
-    error.
+    """Print a row for each workflow, lineup and way to answer.
+
+    Its figures are means over the files, +- their standard error.
     """
-    found: dict[tuple[str, str, str], list[dict[str, float]]] = defaultdict(list)
+    table: dict[RowName, list[dict[str, float | None]]] = defaultdict(list)
     for file in files:
         for result in json.loads(Path(file).read_text())["results"]:
-            # A trained lineup is named by its versions, which are those of the seed's run.
-            who = "start" if result["lineup"] == "base" else "trained"
-            for row in result["rows"]:
-                # The number of votes is that of the tokens, and a little different for each seed.
-                name = (
-                    "vote, as many tokens"
-                    if row["name"].startswith("vote of") and "token" in row["name"]
-                    else row["name"]
-                )
-                figures = {one: row["figures"].get(one) for one in FIGURES}
-                found[result["workflow"], who, name].append(
-                    {"right": row["right"]["mean"], "tokens": row["tokens"], **figures}
-                )
-            if result["gain"] is not None:
-                found[result["workflow"], who, "team - that vote"].append(
-                    {"right": result["gain"]["mean"]}
-                )
+            _add_result(table, result)
     print("| workflow | lineup | who answers | right | tokens | corrected | misled | agreement |")
     print("|---|---|---|---|---|---|---|---|")
-    for (workflow, who, name), rows in found.items():
-        cells = [
-            _cell([row.get(one) for row in rows], error=one == "right")
-            for one in ("right", "tokens", *FIGURES)
-        ]
-        print("| " + " | ".join((workflow, who, name, *cells)) + " |")
+    for name, rows in table.items():
+        cells = [name.workflow, name.lineup, name.way]
+        for figure in ("right", "tokens", *FIGURES):
+            values = [row.get(figure) for row in rows]
+            cells.append(_cell(values, with_error=figure == "right"))
+        print("| " + " | ".join(cells) + " |")
 
 
-def _cell(values: list[float | None], *, error: bool) -> str:
+def _add_result(
+    table: dict[RowName, list[dict[str, float | None]]], result: dict[str, Any]
+) -> None:
+    """Add the rows of a workflow and lineup of one seed."""
+    workflow = result["workflow"]
+    # A trained lineup is named by its versions, which are those of the seed's run.
+    lineup = "start" if result["lineup"] == "base" else "trained"
+    for row in result["rows"]:
+        values = {"right": row["right"]["mean"], "tokens": row["tokens"]}
+        for figure in FIGURES:
+            values[figure] = row["figures"].get(figure)
+        table[RowName(workflow, lineup, _way(row["name"]))].append(values)
+    if result["gain"] is not None:
+        table[RowName(workflow, lineup, GAIN)].append({"right": result["gain"]["mean"]})
+
+
+def _way(name: str) -> str:
+    """Return a row's name without the number of votes.
+
+    That is the number of the tokens, and a little different for each seed.
+    """
+    if name.startswith("vote of") and "token" in name:
+        return "vote, as many tokens"
+    return name
+
+
+def _cell(values: list[float | None], *, with_error: bool) -> str:
     known = [value for value in values if value is not None]
     if not known:
         return ""
-    shown = f"{fmean(known):.3f}"
-    return (
-        f"{shown} +- {stdev(known) / sqrt(len(known)):.3f}" if error and len(known) > 1 else shown
-    )
+    mean = f"{fmean(known):.3f}"
+    if not with_error or len(known) == 1:
+        return mean
+    error = stdev(known) / sqrt(len(known))
+    return f"{mean} +- {error:.3f}"
 
 
 if __name__ == "__main__":

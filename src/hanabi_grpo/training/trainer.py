@@ -187,6 +187,8 @@ class TrainerEvents:
 
     def log(self, figures: Mapping[str, float]) -> None:
         """Hand a step's figures to all monitors."""
+        # transformers' summary of the run divides this by the number of steps.
+        self._trainer._total_loss_scalar += figures.get("loss", 0.0)
         self._trainer.log(dict(figures))
 
     def end_save(self, folder: Path) -> None:

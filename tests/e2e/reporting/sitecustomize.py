@@ -1,8 +1,9 @@
-"""Makes every Python process below a server tell on SIGUSR2 which signal its parent's death sends
-it.
+"""Let every Python process below a server report its death signal when it gets SIGUSR2.
 
-The kernel tells that to nobody but the process itself. The answer lies in $DEATH_SIGNALS under the
-process's number."""
+The death signal is the one that the kernel sends a process when its parent ends. The kernel tells
+it to nobody but the process itself. The answer is written to the folder $DEATH_SIGNALS, in a file
+that is named after the process's number.
+"""
 
 import ctypes
 import os
@@ -12,12 +13,13 @@ from pathlib import Path
 _PR_GET_PDEATHSIG = 2
 
 
-def _tell(*_: object) -> None:
+def _report(*_: object) -> None:
     number = ctypes.c_int(-1)
     ctypes.CDLL(None).prctl(_PR_GET_PDEATHSIG, ctypes.byref(number), 0, 0, 0)
-    partial = Path(os.environ["DEATH_SIGNALS"], f".{os.getpid()}")
+    pid = str(os.getpid())
+    partial = Path(os.environ["DEATH_SIGNALS"], f".{pid}")
     partial.write_text(str(number.value))
-    partial.rename(partial.with_name(str(os.getpid())))
+    partial.rename(partial.with_name(pid))
 
 
-signal.signal(signal.SIGUSR2, _tell)
+signal.signal(signal.SIGUSR2, _report)
