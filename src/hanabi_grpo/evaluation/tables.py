@@ -107,11 +107,11 @@ def evaluation_sheets(
         groups.insert(0, sorted(references, key=lambda reference: reference.mean))
     sheets = [_score_sheet(results[0], groups)]
     sheets += outcome_sheets(results)
+    figures_of_groups = []
+    for group in groups:
+        figures_of_groups.append([(_name(result), _plain_figures(result)) for result in group])
     sheets += figure_sheets(
-        "Figures, mean over tasks",
-        "lineup",
-        [[(_name(result), _plain_figures(result)) for result in group] for group in groups],
-        without=results[0].score,
+        "Figures, mean over tasks", "lineup", figures_of_groups, without=results[0].score
     )
     sheets += _difference_sheets(results)
     sheets += _order_sheets(results)
@@ -147,12 +147,13 @@ def _difference_sheets(results: Sequence[EvaluationResult]) -> list[Sheet]:
 
 
 def _order_sheets(results: Sequence[EvaluationResult]) -> list[Sheet]:
-    """Return the table of seat orders, of lineups of which the score table does not say all."""
+    """Return the table of seat orders, for lineups that the score table does not fully describe."""
     groups = []
     for result in results:
         first = result.orders[0]
-        if len(result.orders) > 1 or first.seats != first.words:
-            groups.append([_order_row(result, number) for number in range(len(result.orders))])
+        num_orders = len(result.orders)
+        if num_orders > 1 or first.seats != first.words:
+            groups.append([_order_row(result, number) for number in range(num_orders)])
     if not groups:
         return []
     sheet = Sheet(

@@ -155,5 +155,7 @@ def all_kinds(
     evaluations: list[Mapping[EvaluationKind, EvaluationResult]],
 ) -> list[EvaluationKind]:
     """Return every kind that at least one run has, sorted."""
-    kinds = {kind for run in evaluations for kind in run}
+    kinds: set[EvaluationKind] = set()
+    for evaluations_of_run in evaluations:
+        kinds.update(evaluations_of_run)
     return sorted(kinds, key=lambda kind: kind.sort_key)

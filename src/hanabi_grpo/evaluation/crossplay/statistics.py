@@ -138,7 +138,7 @@ class Matrix:
             means = self.means
             leave_one_out = []
             for left_out in range(num_entries):
-                kept = [entry for entry in range(num_entries) if entry != left_out]
+                kept = np.delete(np.arange(num_entries), left_out)
                 rest = means[np.ix_(kept, kept)]
                 leave_one_out.append(float(_weighted_mean(rest, diagonal_weight, other_weight)))
             error_entries = jackknife_error(leave_one_out)
