@@ -1,8 +1,7 @@
 """One call to a model behind a URL, by the `openai` client.
 
-The client sends and receives; what came back is read here, by the same codec as everything else on
-the wire. It makes no retries of its own: `UrlPartners` does, which counts tokens between two of
-them.
+The client sends and receives; the response is decoded here, by the codec of the rollout server's
+messages. The client does not retry: `UrlPartners` does, which counts tokens between two tries.
 """
 
 import asyncio
