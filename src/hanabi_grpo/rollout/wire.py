@@ -187,7 +187,8 @@ def check_logprob_count(
 def _has_finite_numbers(turn: Turn) -> bool:
     if not all(map(math.isfinite, turn.logprobs)):
         return False
-    for rewards in turn.rewards:
-        if not all(map(math.isfinite, rewards.values())):
-            return False
-    return True
+    return all(map(_are_finite, turn.rewards))
+
+
+def _are_finite(rewards: Mapping[str, float]) -> bool:
+    return all(map(math.isfinite, rewards.values()))
