@@ -1,4 +1,4 @@
-"""One row of a dataset: what it may hold, what it means under given settings, and how one is made.
+"""Rows of a dataset: their keys, their meaning under given settings, and how to make one.
 
 A row stands for a stream of tasks, `DatasetRow`; one of these tasks is a `TaskRow`.
 """
@@ -19,9 +19,9 @@ from hanabi_grpo.settings.game import HANABI, game_defaults
 from hanabi_grpo.types import SEEDS_APART
 
 STREAM_KEYS = ("suite", "seeds")
-"""What `env_config` may hold beside the game's settings: the stream of tasks, and which of them."""
+"""Keys of `env_config` in addition to the game's settings: the stream of tasks, and its seeds."""
 ROW_KEYS = ("messages", "env", "env_config", "share")
-"""What a row may hold."""
+"""Keys of a row."""
 MIN_SHARE = 0.0001
 MAX_SHARE = 10_000
 SHARE_RULE = f"a share is a number from {MIN_SHARE:g} to {MAX_SHARE}, such as 3"
@@ -35,7 +35,7 @@ class DatasetRow:
     """A row of a dataset under the settings of a run: one game, and a stream of its tasks."""
 
     messages: Sequence[Message]
-    """What the row says to other trainers; our players read the prompts of their environment."""
+    """Prompt for other trainers; our players read the prompts of their environment."""
     env: str
     """Name of the environment."""
     env_config: Mapping[str, Any]
@@ -43,7 +43,7 @@ class DatasetRow:
     suite: str
     """The stream of tasks, e.g. "train"."""
     seeds: Sequence[int] | None
-    """Which tasks of it, in this order, again and again; None: fresh tasks without end."""
+    """Seeds of the tasks, played in this order repeatedly; None: fresh tasks without end."""
     first_seed: int
     """The seed of fresh task number 0."""
     share: Fraction
@@ -51,7 +51,7 @@ class DatasetRow:
 
     @property
     def setup(self) -> Setup[Any]:
-        """What is played."""
+        """Environment and configuration of the game."""
         return registry.setup(self.env, self.env_config)
 
     def task(self, number: int, seed: int) -> "TaskRow":
@@ -76,17 +76,17 @@ class TaskRow:
     """One task of a run; the games of a group share it."""
 
     messages: Sequence[Message]
-    """Those of its row, for other trainers."""
+    """Messages of the row, for other trainers."""
     env: str
     """Name of the environment."""
     env_config: Mapping[str, Any]
     """Every key of the environment's config."""
     suite: str
-    """The stream of tasks that it belongs to."""
+    """The stream of tasks that the task belongs to."""
     seed: int
-    """Its seed in the suite, which decides how an episode starts."""
+    """Seed of the task in the suite, which decides how an episode starts."""
     number: int
-    """Its number in the run, from 0."""
+    """Number of the task in the run, from 0."""
 
     def request(self, seats: Sequence[str] | None = None) -> dict[str, Any]:
         """Return the task as it is sent, see `messages.TaskRequest`.
