@@ -141,13 +141,13 @@ def _charts(
     return charts
 
 
-def _drawn(report: RunReport, name: str, words: str) -> dict[str, str] | None:
+def _drawn(report: RunReport, name: str, description: str) -> dict[str, str] | None:
     """Return one of the large charts; None where the rows have no figures for it."""
     try:
         figure = report.pictures.draw(name)
     except SettingsError:
         return None
-    return {"title": words, "address": data_address(figure), "words": words}
+    return {"title": description, "address": data_address(figure), "words": description}
 
 
 def _described(state: RunState, metrics: Sequence[str]) -> str:

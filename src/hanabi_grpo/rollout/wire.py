@@ -22,7 +22,7 @@ TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 _Kind = TypeVar("_Kind")
 _Path = list[str | int]
 """Field names and list positions that lead to a value."""
-_PLACE_PATTERN = re.compile(r" - at (?P<key>`key` in )?`\$(?P<path>.*)`$")
+_LOCATION_PATTERN = re.compile(r" - at (?P<key>`key` in )?`\$(?P<path>.*)`$")
 """End of an error message of msgspec, e.g. " - at `$.tasks[0].seed`"."""
 _STEP_PATTERN = re.compile(r"\.(?P<name>[A-Za-z_]\w*)|\[(?P<index>\d+)\]")
 _FIELD_PATTERN = re.compile(
@@ -67,17 +67,17 @@ def read_struct(kind: type[_Kind], data: Any, *, secret_fields: Container[str] =
 def _describe(message: str, data: Any, secret_fields: Container[str]) -> str:
     """Return msgspec's message, preceded by the name of the field and its value."""
     path: _Path = []
-    place = _PLACE_PATTERN.search(message)
-    if place is not None:
-        message = message[: place.start()]
-        path = _read_path(place["path"])
+    location = _LOCATION_PATTERN.search(message)
+    if location is not None:
+        message = message[: location.start()]
+        path = _read_path(location["path"])
     field = _FIELD_PATTERN.fullmatch(message)
     if field is not None:
         path.append(field["name"][:_MAX_FIELD_NAME])
         is_missing = field["problem"] == "missing required"
         message = "this field is missing" if is_missing else "no such field"
     name = ".".join(map(str, path)) or "all of it"
-    is_key = place is not None and place["key"] is not None
+    is_key = location is not None and location["key"] is not None
     value = _UNKNOWN if is_key or name in secret_fields else _value_at(data, path)
     # A message about a struct names its fields already; its value would repeat them.
     is_shown = message.startswith("Expected") or not isinstance(value, Mapping)

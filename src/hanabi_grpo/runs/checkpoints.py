@@ -85,7 +85,7 @@ def write_checkpoint(
         run_folder: Where; must exist.
         step: Optimizer steps behind it.
         fill: Writes the files, with any sub-folders, into the folder that it is given.
-        facts: Further keys of the manifest, none of its own.
+        facts: Further keys of the manifest.
         needed_bytes: What `fill` will write, about; 10 % and 16 MiB more must be free.
 
     Returns:

@@ -103,8 +103,8 @@ def read_origin(folder: Path) -> Origin:
     if not settings and isinstance(published, Mapping):
         settings = with_current_names(published)
     evaluations: list[EvaluationResult] = []
-    for place in (checkpoint / EVALUATIONS, *places):
-        for stored in find_evaluations(place).results:
+    for searched in (checkpoint / EVALUATIONS, *places):
+        for stored in find_evaluations(searched).results:
             evaluations.append(stored.result)
     return Origin(
         folder=checkpoint,
@@ -132,8 +132,8 @@ def _places(checkpoint: Path) -> tuple[Path, ...]:
 
 def _first_settings(places: Sequence[Path]) -> dict[str, Any]:
     """Return the settings of the first folder that has some; {} where none has."""
-    for place in places:
-        settings = recorded_settings(place)
+    for folder in places:
+        settings = recorded_settings(folder)
         if settings:
             return settings
     return {}
@@ -169,8 +169,8 @@ def _training_score(checkpoint: Path, places: Sequence[Path], step: int) -> Runn
     except (OSError, ValueError, KeyError, TypeError):
         # The folder is no artifact.
         pass
-    for place in places:
-        metrics = place / "metrics.jsonl"
+    for folder in places:
+        metrics = folder / "metrics.jsonl"
         if metrics.is_file():
             return running_score(read_history(metrics), step)
     return None
