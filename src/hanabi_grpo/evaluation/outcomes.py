@@ -92,7 +92,11 @@ def outcome_sheets(results: Sequence[EvaluationResult]) -> list[Sheet]:
 def played_roles(figures: Mapping[str, float]) -> list[str]:
     """Return the roles in which the first policy played; an empty list without a winner."""
     prefix = f"{WIN}{AS}"
-    return [name.removeprefix(prefix) for name in figures if name.startswith(prefix)]
+    roles = []
+    for name in figures:
+        if name.startswith(prefix):
+            roles.append(name.removeprefix(prefix))
+    return roles
 
 
 def outcome_shares(figures: Mapping[str, float], roles: Sequence[str]) -> list[float]:

@@ -109,7 +109,8 @@ def evaluation_sheets(
     sheets += outcome_sheets(results)
     figures_of_groups = []
     for group in groups:
-        figures_of_groups.append([(_name(result), _plain_figures(result)) for result in group])
+        rows = [(_name(result), _plain_figures(result)) for result in group]
+        figures_of_groups.append(rows)
     sheets += figure_sheets(
         "Figures, mean over tasks", "lineup", figures_of_groups, without=results[0].score
     )
@@ -122,7 +123,10 @@ def _score_sheet(example: EvaluationResult, groups: Sequence[Sequence[Evaluation
     """Return the table of mean scores, with what is attainable below."""
     rows: list[list[tuple[str, ...]]] = []
     for group in groups:
-        rows.append([(_name(result), *estimate_cells(result.estimate)) for result in group])
+        group_rows: list[tuple[str, ...]] = []
+        for result in group:
+            group_rows.append((_name(result), *estimate_cells(result.estimate)))
+        rows.append(group_rows)
     note = ""
     if example.attainable is not None:
         rows.append([attainable_row(example.attainable, len(_SCORE_COLUMNS))])
@@ -132,7 +136,11 @@ def _score_sheet(example: EvaluationResult, groups: Sequence[Sequence[Evaluation
 
 def _plain_figures(result: EvaluationResult) -> dict[str, float]:
     """Return the figures without outcomes, which have a table of their own."""
-    return {name: value for name, value in result.figures.items() if AS not in name}
+    figures = {}
+    for name, value in result.figures.items():
+        if AS not in name:
+            figures[name] = value
+    return figures
 
 
 def _difference_sheets(results: Sequence[EvaluationResult]) -> list[Sheet]:

@@ -1,7 +1,7 @@
-"""Does the team pay? A workflow beside one seat alone, and beside a vote at as many tokens.
+"""Is a team worth its tokens? A workflow against one seat alone, and against a vote of equal cost.
 
-The vote has as many answers as cost what the workflow's tokens cost: independent first answers of
-the same seats, taken in turn. A team that is no better than it has gained nothing but the tokens.
+The vote has as many answers as the workflow's tokens pay for: independent first answers of the same
+seats, taken in turn. A team that is not better than this vote has gained nothing by its workflow.
 """
 
 import math
@@ -23,7 +23,7 @@ from hanabi_grpo.settings.refs import Ref
 from hanabi_grpo.types import Episode, ReplyKind, Turn
 
 SHARED = ("problems", "chain_terms", "chain_highest", "show", "style", "memory")
-"""Fields that say what is asked and how it is worded; all workflows of a table have the same."""
+"""Fields of the problems and their wording, which all workflows of a table have in common."""
 _NO_ANSWER = "no answer"
 _FIGURES = ("corrected", "misled", "agreement", _NO_ANSWER)
 """Columns of a row's `figures`."""
@@ -35,7 +35,7 @@ _NOTE = (
     "that gave none."
 )
 _ROUND = "round_"
-"""Prefix of the figures that say how the answer of each round did."""
+"""Prefix of the figures with the result of each round's answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class TeamRow:
     tokens: float
     """Tokens sampled for a problem, mean over problems."""
     figures: dict[str, float]
-    """Those of `_FIGURES` that it has."""
+    """Values of those `_FIGURES` that it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,11 @@ class _Problems:
     served: Served | None
 
     def play(
-        self, setup: Setup[Any], refs: Sequence[Ref], num_games: int, count: Callable[[int], None]
+        self,
+        setup: Setup[Any],
+        refs: Sequence[Ref],
+        num_games: int,
+        count: Callable[[int], None],
     ) -> Iterator[list[Episode]]:
         """Play every problem `num_games` times.
 

@@ -155,7 +155,8 @@ def arm_curve(arm: Arm, end: float, window: int) -> Curve:
             f"arm {arm.name!r}: {latest.folder} begins at {start:g}, after {end:g}, where the "
             "shortest run ends; leave one of them out."
         )
-    steps = np.unique(np.concatenate([run.x for run in arm.runs]))
+    all_steps = np.concatenate([run.x for run in arm.runs])
+    steps = np.unique(all_steps)
     steps = steps[(steps >= start) & (steps <= end)]
     lines = []
     for run in arm.runs:

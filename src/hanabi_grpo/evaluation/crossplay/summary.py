@@ -130,7 +130,11 @@ def _matrix_json(summary: Summary) -> list[list[dict[str, Any] | None]]:
     indices = range(len(summary.labels))
     rows = []
     for row in indices:
-        rows.append([_cell_json(summary.cells.get(f"{row}-{column}")) for column in indices])
+        cells = []
+        for column in indices:
+            cell = summary.cells.get(f"{row}-{column}")
+            cells.append(_cell_json(cell))
+        rows.append(cells)
     return rows
 
 
