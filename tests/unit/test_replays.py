@@ -130,7 +130,7 @@ def test_a_last_line_that_was_cut_off_is_left_out_and_said(tmp_path: Path) -> No
     with pytest.raises(SettingsError, match=r"line 1 is no game of this version: .*env"):
         read_recordings([path])
     path.write_text("\n")
-    with pytest.raises(SettingsError, match="no game in there"):
+    with pytest.raises(SettingsError, match="contains no games"):
         read_recordings([path])
 
 

@@ -1,6 +1,6 @@
-"""Agents: everything that answers for a seat. One file per kind.
+"""Agents: everything that can fill a seat. One file per kind.
 
-| file | who answers | used by |
+| file | agent | used by |
 |---|---|---|
 | `script.py` | a script of the environment | server, evaluation, `hanabi-grpo play` |
 | `served_model.py` | the server's own model, with or without an adapter | server |
@@ -10,11 +10,11 @@
 
 Each kind has two classes: a `Player`, shared by any number of games, and the `PlayerSeat` that it
 makes for one game, with that game's private state. Both are the protocols of `rollout.loop`, whose
-`play_episode` knows nothing else of an agent. To add a kind, add a file with these two classes, and
+`play_episode` depends on nothing else. To add a kind, add a file with these two classes, and
 a case where seats are assigned: `server.seats.Tables` for games on the server, `commands.play` for
 games here.
 
-What several kinds need stands beside them: `conversation.py` (a private conversation as token
-ids), `memory.py` (which past turns a player still sees), `url_client.py` and `url_transcript.py`
-(calls to a URL, and their record).
+Shared by several kinds: `conversation.py` (a private conversation as token ids), `memory.py` (the
+past turns that a player still sees), `url_client.py` and `url_transcript.py` (calls to a URL, and
+their record).
 """

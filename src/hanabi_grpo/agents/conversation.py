@@ -1,12 +1,12 @@
 """One player's private conversation in one game, as token ids.
 
 The ids of a conversation only ever grow, so that the sequence that was sampled is the sequence that
-is trained (`rollout.chat` says how). The reply ids in it are the sampled ones, never re-encoded: a
-thinking model goes on seeing what it thought, and its thoughts fill the conversation.
+is trained (`rollout.chat` explains how). The reply ids in it are the sampled ids, never re-encoded:
+a thinking model goes on seeing its thoughts, which count towards the conversation's length.
 
-With a memory of a few turns the conversation is rendered anew at each turn, which is a sequence of
-its own in training. Earlier replies are only read there, as the chat template writes them and
-without their thoughts; the turn's own reply is as sampled.
+With a memory of a few turns the conversation is rendered again at each turn, and each turn is a
+sequence in training. Earlier replies are only context there, as the chat template writes them and
+without their thoughts; the turn's reply has the sampled ids.
 """
 
 from hanabi_grpo.agents.memory import remembered_turns
@@ -14,18 +14,18 @@ from hanabi_grpo.rollout.chat import ChatFormat
 
 
 class Conversation:
-    """What one player was shown and what it replied, as token ids."""
+    """The messages and replies of one player, as token ids."""
 
     def __init__(self, chat: ChatFormat, system: str, memory: int | None = None) -> None:
         """Start an empty conversation.
 
         Args:
-            chat: The text that goes around messages.
+            chat: The chat format of the model.
             system: System message, rendered with the first message; "" for none.
             memory: Turns that are kept, the current one included; None: all of the game.
         """
         self.ids: list[int] = []
-        """All ids so far: those before the next reply, after `ask`."""
+        """All ids so far; after `ask`, the ids before the next reply."""
         self._chat = chat
         self._system = system
         self._memory = memory
@@ -42,21 +42,22 @@ class Conversation:
         self._message = message
         if self._memory is None:
             return self._append(message)
-        self.ids = self._chat.open(
-            self._system, message, remembered_turns(self._past, self._memory)
-        )
+        earlier = remembered_turns(self._past, self._memory)
+        self.ids = self._chat.open(self._system, message, earlier)
         return list(self.ids)
 
     def answer(self, reply_ids: list[int]) -> None:
         """Append the sampled ids of the reply to the last message."""
         self.ids.extend(reply_ids)
         if self._memory is not None and self._memory > 1:
-            self._past.append((self._message, self._chat.spoken(reply_ids)))
+            reply = self._chat.spoken(reply_ids)
+            self._past.append((self._message, reply))
 
     def remember(self, message: str, reply_ids: list[int]) -> None:
-        """Append a turn that was played before, with the ids that were sampled then.
+        """Append an earlier turn, with the ids that were sampled at that turn.
 
-        Afterwards `ids` tells how long the conversation is; with a memory of some turns, about.
+        Afterwards `ids` has the length of the conversation; with a memory of some turns, an
+        estimate of it.
         """
         self._append(message)
         if self._memory is None:
@@ -64,7 +65,8 @@ class Conversation:
         elif self._memory > 1:
             reply = self._chat.spoken(reply_ids)
             self._past.append((message, reply))
-            self.ids.extend(self._chat.tokenizer.encode(reply, add_special_tokens=False))
+            spoken_ids = self._chat.tokenizer.encode(reply, add_special_tokens=False)
+            self.ids.extend(spoken_ids)
             self.ids.append(self._chat.eos_id)
 
     def _append(self, message: str) -> list[int]:

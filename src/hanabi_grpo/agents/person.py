@@ -14,12 +14,12 @@ _LEAVE = "q"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PersonPlayer:
-    """Whoever sits at the terminal."""
+    """The person at the terminal."""
 
     say: Callable[[str], None]
-    """Shows a text."""
+    """Function that shows a text."""
     ask: Callable[[str], str]
-    """Shows its argument and returns a line; EOFError at the end of input."""
+    """Function that shows its argument and returns a line; EOFError at the end of input."""
     name: str = "human"
 
     def seat(self, player: int, *, task: Task[Any], game: int) -> "PersonSeat":

@@ -1,4 +1,4 @@
-"""Models of a rollout server in games that are played here: one request per reply."""
+"""Models of a rollout server in games that this process plays: one request per reply."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -49,5 +49,6 @@ class RemoteSeat:
         )
         reply = self.player.client.reply(request)
         if not reply.out_of_tokens:
-            self.past.append(EarlierTurn(prompt=request.prompt, reply_ids=reply.reply_ids))
+            turn = EarlierTurn(prompt=request.prompt, reply_ids=reply.reply_ids)
+            self.past.append(turn)
         return replace(reply, fresh=request.fresh)

@@ -15,12 +15,12 @@ from hanabi_grpo.settings import Settings
 from hanabi_grpo.types import Reply
 
 _UNKNOWN_VOCABULARY = 2**31
-"""Rows of an embedding that nobody measured: every token id is below."""
+"""Rows of an embedding of unknown size: every token id is below."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """What stands behind every seat of a server: a sampler, and the chat format of its model."""
+    """The model behind every seat of a server: a sampler, and the chat format of its model."""
 
     sampler: Sampler
     chat: ChatFormat
@@ -31,10 +31,10 @@ class Model:
     turnstile: asyncio.Lock = field(default_factory=asyncio.Lock)
     """See `take_turn`."""
     partners: UrlPartners = field(default_factory=lambda: UrlPartners(Settings()))
-    """Other models that may take a seat beside it."""
+    """Models behind URLs, which may take the other seats."""
 
     async def take_turn(self) -> None:
-        """Wait until a game goes on: one in each pass of the event loop, in order of arrival."""
+        """Wait for this game's turn: one game per pass of the event loop, in order of arrival."""
         async with self.turnstile:
             await asyncio.sleep(0)
 
@@ -45,7 +45,7 @@ class PromptTokens:
 
     given: int = 0
     cached: int = 0
-    """Those of them that were in its prefix cache."""
+    """Those of the given tokens that were in the engine's prefix cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class ServedPlayer:
     model: Model
     sampling: SamplingConfig
     prompts: PromptTokens = field(default_factory=PromptTokens)
-    """Counts the tokens that this player asks with."""
+    """Counter of the tokens of this player's prompts."""
     lora: AdapterHandle | None = None
     """The loaded adapter; None: the base model."""
     version: int | None = None
@@ -70,7 +70,7 @@ class ServedPlayer:
             player=self,
             conversation=Conversation(self.model.chat, system, memory),
             memory=memory,
-            # Games of a group, and single games of tasks in a row, go round the model's copies.
+            # Games of a group, and single games of successive tasks, cycle through the copies.
             copy_key=task.seed + game,
         )
 
@@ -81,7 +81,7 @@ class ServedPlayer:
 
         Args:
             conversation: Grows by both.
-            message: What the player is shown on this turn.
+            message: The player's message on this turn.
             copy_key: Calls of the same key go to the same copy of the model, see
                 `Sampler.generate`.
 
@@ -90,8 +90,8 @@ class ServedPlayer:
 
         Raises:
             NonFiniteError: The sampler returned a logprob that is infinite or not a number.
-            ServerError: It returned another number of logprobs than of ids, or an id that the
-                model does not have.
+            ServerError: The sampler returned different numbers of logprobs and ids, or an id that
+                the model does not have.
         """
         model = self.model
         added = conversation.ask(message)
@@ -133,7 +133,7 @@ class ServedSeat:
 
 
 def _check_sample(sample: Sample, prompt_ids: list[int], vocab_size: int) -> None:
-    """Refuse what the engine returned where nobody could train on it."""
+    """Refuse an engine's sample that cannot be trained on."""
     if len(sample.logprobs) != len(sample.ids):
         raise ServerError(
             f"reply: {len(sample.logprobs)} logprobs for {len(sample.ids)} ids; each needs its own."

@@ -1,8 +1,7 @@
 """One call to a model behind a URL, by the `openai` client.
 
-The client sends and receives; what came back is read here, by the same codec as everything else on
-the wire. It makes no retries of its own: `UrlPartners` does, which counts tokens between two of
-them.
+The client sends and receives; the response is decoded here, by the codec of the rollout server's
+messages. The client does not retry: `UrlPartners` does, which counts tokens between two tries.
 """
 
 import asyncio
@@ -35,18 +34,18 @@ _SENT_HEADERS = frozenset(
         "x-stainless-raw-response",
     }
 )
-"""The only headers that leave this machine."""
+"""The only headers that are sent."""
 _MASK = "********"
 _MAX_QUOTED = 300
-"""Characters of an answer in an error."""
+"""Characters of an answer that an error quotes."""
 _MAX_QUOTED_BYTES = 4 * _MAX_QUOTED
-"""As many characters have at most that many bytes."""
+"""Most bytes of as many characters."""
 _HINTS = {
     401: " Set HANABI_PARTNER_KEY in the server's terminal.",
     403: " Set HANABI_PARTNER_KEY in the server's terminal.",
     404: " Does the URL end as in http://localhost:8001/v1, and is the model named as there?",
 }
-"""By status: the next step."""
+"""Next step for each status."""
 _RETRIED_STATUSES = (408, 409, 425, 429)
 """Statuses below 500 after which another try may help."""
 _Count = Annotated[int, Meta(ge=0)]
@@ -58,7 +57,7 @@ class CallFailedError(Exception):
 
     Attributes:
         can_retry: Whether another try may help.
-        retry_after: Seconds that the server asks to wait; None: it does not say.
+        retry_after: Seconds that the server asks to wait; None: it names no time.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class CallFailedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UrlSampling:
-    """How a model behind a URL samples its replies."""
+    """Sampling parameters of a model behind a URL."""
 
     max_tokens: int
     """Longest reply, in tokens."""
@@ -120,8 +119,8 @@ class UrlClient:
         """Prepare; nothing is sent yet.
 
         Args:
-            url: Where the model is, and its name there.
-            key: HANABI_PARTNER_KEY, sent to this URL alone; "" for none.
+            url: The URL, and the name of the model there.
+            key: HANABI_PARTNER_KEY, sent only to this URL; "" for none.
             timeout: Seconds that a whole call may take.
         """
         self._url = url
@@ -134,7 +133,8 @@ class UrlClient:
         """Ask for one reply to a conversation.
 
         Raises:
-            CallFailedError: Not reached, refused, too late, or no such answer.
+            CallFailedError: The URL is not reached, refuses, answers too late, or its answer is
+                malformed.
         """
         return await self._call(
             Completion,
@@ -149,7 +149,8 @@ class UrlClient:
     async def list_models(self) -> tuple[str, ...]:
         """Return the names of the models that the URL has; raises as `complete`."""
         answer = await self._call(_Models, lambda client: client.models.with_raw_response.list())
-        return tuple(model.id for model in answer.data)
+        names = [model.id for model in answer.data]
+        return tuple(names)
 
     async def _call(self, kind: type[_Answer], send: Callable[[Any], Awaitable[Any]]) -> _Answer:
         # Imported here: it takes most of a second, which commands without URLs need not wait for.
@@ -178,12 +179,12 @@ class UrlClient:
     def _client(self) -> "AsyncOpenAI":
         from openai import AsyncOpenAI
 
-        # A proxy variable is meant for the internet, not for this machine.
+        # Proxy variables are meant for the internet, not for this machine.
         uses_proxy = not is_loopback(httpx.URL(self._url.base).host)
         http: Any = httpx.AsyncClient(
             timeout=None,
             headers={"accept-encoding": "identity"},
-            # No connection is kept: one that idled while a trainer learned may be dead.
+            # Connections are not reused: one that was idle during training may be dead.
             limits=httpx.Limits(max_keepalive_connections=0),
             follow_redirects=False,
             trust_env=uses_proxy,
@@ -201,8 +202,8 @@ class UrlClient:
     async def _strip_headers(self, request: httpx.Request) -> None:
         """Leave only the headers that the call needs.
 
-        The `openai` client adds a description of this machine, and what the variables OPENAI_… of
-        this shell say: they are meant for another service.
+        The `openai` client adds a description of this machine, and headers from the variables
+        OPENAI_… of the environment, which are meant for another service.
         """
         for name in set(request.headers):
             if name not in _SENT_HEADERS:
@@ -230,7 +231,7 @@ class UrlClient:
 
 
 def _not_reached(error: BaseException) -> CallFailedError:
-    """Return the failure of a call that brought no answer."""
+    """Return the failure of a call without an answer."""
     if isinstance(error, httpx.LocalProtocolError | httpx.UnsupportedProtocol | httpx.InvalidURL):
         return CallFailedError(
             f"cannot be asked: {error}. Check HANABI_PARTNER_URLS.", can_retry=False

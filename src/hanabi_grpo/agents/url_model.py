@@ -1,8 +1,8 @@
-"""Models behind OpenAI-compatible URLs as players: frozen, and asked for a reply on each turn.
+"""Models behind OpenAI-compatible URLs as players: frozen, and called for a reply on each turn.
 
-A call whose failure may pass is made again; when all its tries failed, its game is dropped and
-counted. A URL that fails call after call, and a used-up budget, end the whole request instead: no
-game waits for a partner that is gone. Every call is a line of a transcript.
+A call is retried after a transient failure; when all its tries failed, its game is dropped and
+counted. A URL that fails call after call, and an exhausted budget, end the whole request instead:
+no game waits for a partner that is gone. Every call is a line of a transcript.
 """
 
 import asyncio
@@ -32,29 +32,31 @@ logger = logging.getLogger(__name__)
 PAUSES = (2.0, 8.0, 32.0)
 """Seconds before the second try and the later ones.
 
-A Retry-After is waited for instead, up to a call's own limit.
+A Retry-After header takes precedence, up to the timeout of a call.
 """
 MAX_FAILED_CALLS = 3
-"""Calls failed in a row, none answered in between, that end a request."""
+"""Number of consecutive failed calls that end a request."""
 _REMINDER_SECONDS = 60.0
 """Least time between two log lines about the same URL."""
+_DIGEST_LENGTH = 16
+"""Hexadecimal digits of the hash of a call's messages in the transcript."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Outcome:
-    """What became of one call after all its tries."""
+    """Outcome of one call after all its tries."""
 
     reply: str = ""
     reason: str = ""
-    """Why it failed; empty when it was answered."""
+    """Why the call failed; empty when it was answered."""
     usage: Usage = field(default_factory=Usage)
     tries: int
 
 
 class UrlPartners:
-    """HANABI_PARTNER_URLS of one server process: their common budget, and the record of every call.
+    """HANABI_PARTNER_URLS of one server process: their shared budget, and a record of every call.
 
-    Used from one event loop.
+    To be used from one event loop.
     """
 
     def __init__(self, settings: Settings, transcript: Path | None = None) -> None:
@@ -62,7 +64,7 @@ class UrlPartners:
 
         Args:
             settings: Names the URLs, their key, and the limits (HANABI_PARTNER_…).
-            transcript: File that calls are recorded in; None: nowhere.
+            transcript: File in which calls are recorded; None: they are not recorded.
         """
         self.by_spec: dict[str, PartnerUrl] = {}
         """E.g. {"url:big": PartnerUrl("big", "http://localhost:8001/v1", "Qwen/Qwen3-8B")}."""
@@ -82,8 +84,11 @@ class UrlPartners:
 
     @property
     def described(self) -> dict[str, str]:
-        """What each spec means, e.g. {"url:big": "http://localhost:8001/v1#Qwen/Qwen3-8B"}."""
-        return {spec: f"{url.base}#{url.model}" for spec, url in self.by_spec.items()}
+        """URL and model of each spec, e.g. {"url:big": "http://localhost:8001/v1#Qwen/Qwen3-8B"}."""
+        descriptions = {}
+        for spec, url in self.by_spec.items():
+            descriptions[spec] = f"{url.base}#{url.model}"
+        return descriptions
 
     def check(self, refs: Iterable[SeatRef]) -> None:
         """Refuse, by a SettingsError, seats of URLs that this server does not know."""
@@ -97,16 +102,17 @@ class UrlPartners:
         Args:
             ref: A URL that `check` knows.
             max_tokens: Longest reply, in tokens.
-            temperature: Of sampling; 0 is greedy.
+            temperature: Sampling temperature; 0 is greedy.
         """
         sampling = UrlSampling(max_tokens=max_tokens, temperature=temperature)
-        return UrlPlayer(partners=self, url=self.by_spec[str(ref)], sampling=sampling)
+        url = self.by_spec[str(ref)]
+        return UrlPlayer(partners=self, url=url, sampling=sampling)
 
     async def list_models(self, spec: str) -> tuple[str, ...]:
         """Return the models that a URL lists, asked once.
 
         Raises:
-            PartnerError: It does not answer, or lists none.
+            PartnerError: The URL does not answer, or lists no models.
         """
         try:
             return await self._clients[spec].list_models()
@@ -114,19 +120,22 @@ class UrlPartners:
             raise PartnerError(f"{self.by_spec[spec].base}: {error}") from error
 
     async def ask(
-        self, player: "UrlPlayer", messages: list[dict[str, str]], where: Mapping[str, Any]
+        self,
+        player: "UrlPlayer",
+        messages: list[dict[str, str]],
+        where: Mapping[str, Any],
     ) -> str:
         """Return the reply to a conversation, never an empty one.
 
         Args:
-            player: Who is asked.
+            player: The player that is called.
             messages: The conversation as OpenAI's API has it.
             where: Seat, task and game, for the transcript.
 
         Raises:
-            PartnerDownError: The budget is used up, or this was the last of `MAX_FAILED_CALLS`
-                calls in a row that failed.
-            PartnerError: No usable reply after all tries.
+            PartnerDownError: The budget is exhausted, or `MAX_FAILED_CALLS` consecutive calls
+                failed, including this one.
+            PartnerError: There is no usable reply after all tries.
         """
         async with self._free_calls:
             start = time.monotonic()
@@ -148,7 +157,7 @@ class UrlPartners:
         )
 
     async def _call(self, player: "UrlPlayer", messages: list[dict[str, str]]) -> _Outcome:
-        """Make one call, again after each failure that may pass."""
+        """Make one call, and retry it after each transient failure."""
         max_tries = len(PAUSES) + 1
         for tries in range(1, max_tries + 1):
             self._check_budget()
@@ -158,7 +167,9 @@ class UrlPartners:
             except CallFailedError as error:
                 if not error.can_retry or tries == max_tries:
                     return _Outcome(reason=str(error), tries=tries)
-                pause = PAUSES[tries - 1] if error.retry_after is None else error.retry_after
+                pause = error.retry_after
+                if pause is None:
+                    pause = PAUSES[tries - 1]
                 pause = min(pause, self._settings.partner_timeout)
                 self._remind(
                     player.url, f"{error} Try {tries} of {max_tries}; the next in {pause:g} s."
@@ -169,7 +180,7 @@ class UrlPartners:
     async def _try_once(
         self, player: "UrlPlayer", messages: list[dict[str, str]]
     ) -> tuple[str, Usage]:
-        """Return a reply and its tokens, which are counted as spent also where it is unusable."""
+        """Return a reply and its usage, which counts as spent even if the reply is unusable."""
         limit = self._settings.partner_timeout
         still_waiting = (
             f"no answer since {_REMINDER_SECONDS:g} s; a call has {limit:g} s "
@@ -212,13 +223,14 @@ class UrlPartners:
         outcome: _Outcome,
         seconds: float,
     ) -> None:
+        messages_digest = hashlib.sha256(json.dumps(messages).encode()).hexdigest()
         self._transcript.append(
             {
                 "time": round(time.time(), 3),
                 "partner": url.name,
                 "model": url.model,
                 **where,
-                "messages": hashlib.sha256(json.dumps(messages).encode()).hexdigest()[:16],
+                "messages": messages_digest[:_DIGEST_LENGTH],
                 "prompt": messages[-1]["content"],
                 "reply": outcome.reply,
                 "error": outcome.reason,
@@ -247,7 +259,7 @@ class UrlPlayer:
     url: PartnerUrl
     sampling: UrlSampling
     failed_calls: int = 0
-    """Calls that failed since one was answered."""
+    """Number of calls that failed since the last answer."""
 
     @property
     def name(self) -> str:

@@ -12,13 +12,13 @@ from hanabi_grpo.runs.run_folder import append_jsonl
 logger = logging.getLogger(__name__)
 
 MAX_TRANSCRIPT = 64 << 20
-"""Bytes after which a transcript becomes NAME.old.jsonl, in place of the old one before it."""
+"""Bytes after which a transcript is renamed to NAME.old.jsonl, replacing an earlier one."""
 
 
 class Transcript:
-    """A JSONL file of calls, each line with the tokens spent until then.
+    """A JSONL file of calls, each line with the tokens spent so far.
 
-    A server process that takes the place of a dead one counts on from there.
+    A server process that replaces a dead one continues the count from there.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -26,19 +26,20 @@ class Transcript:
         self.path = path
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Append one line; a line that cannot be written ends no game."""
+        """Append one line; failing to write it does not end the game."""
         if self.path is None:
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            if self.path.exists() and self.path.stat().st_size > MAX_TRANSCRIPT:
+            size = self.path.stat().st_size if self.path.exists() else 0
+            if size > MAX_TRANSCRIPT:
                 self.path.replace(self._old_path(self.path))
             append_jsonl(self.path, row)
         except OSError as error:
             logger.warning("%s cannot be written (%s)", self.path, error.strerror)
 
     def spent(self) -> int:
-        """Return the tokens spent as the last whole line says; 0 without one."""
+        """Return the tokens spent according to the last complete line; 0 without one."""
         if self.path is None:
             return 0
         for path in (self.path, self._old_path(self.path)):

@@ -1,8 +1,8 @@
-"""The one examination of what a server returned, before anything is learned from it.
+"""Validation of a server's answers, before anything is learned from them.
 
-Types are checked where the answer is decoded (`rollout.wire.read_struct`). Here is what only the
-client can know: whether these are the games and replies that it asked for, whether their parts fit
-together, and whether every number that training uses is finite. Nothing behind this door examines
+Types are checked where an answer is decoded (`rollout.wire.read_struct`). This module checks what
+only the client can know: whether these are the games and replies that it asked for, whether their
+parts are consistent, and whether every number that training uses is finite. No later code checks
 an answer again.
 """
 
@@ -31,7 +31,7 @@ class RolloutResult:
     """The games of one request."""
 
     groups: list[list[Episode]]
-    """Per task, in the order asked, the games that were played to their end, by their numbers."""
+    """Per task, in the order of the request, the games that were finished, by their numbers."""
     dropped: tuple[DroppedGame, ...] = ()
     """Games that the server dropped, and those whose returns overflow; they are in no group."""
     prompt_tokens: int = 0
@@ -42,7 +42,7 @@ class RolloutResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _GameIdentity:
-    """Which game an episode is of, and who played it."""
+    """The game of an episode, and the policies in its seats."""
 
     env: str
     suite: str
@@ -93,19 +93,22 @@ def checked_games(answer: RolloutAnswer, tasks: Sequence[RequestedTask]) -> Roll
 
     Args:
         answer: Episodes and dropped games, by task and then by number.
-        tasks: What was asked for.
+        tasks: The tasks that were requested.
 
     Raises:
-        ServerError: Other games than those asked for, parts that do not fit together, a reply id
-            without a logprob, or a number that is not finite.
+        ServerError: The games are not the requested ones, their parts are inconsistent, a reply id
+            has no logprob, or a number is not finite.
     """
-    num_asked = sum(len(task.games) for task in tasks)
+    games_per_task = [len(task.games) for task in tasks]
+    num_asked = sum(games_per_task)
     if len(answer.episodes) + len(answer.dropped) != num_asked:
         raise ServerError(
             f"{len(answer.episodes)} games and {len(answer.dropped)} dropped ones for {num_asked} "
             "that were asked for; the server and this client do not fit."
         )
-    drop_reasons = {(row.task, row.game): row.reason for row in answer.dropped}
+    drop_reasons = {}
+    for row in answer.dropped:
+        drop_reasons[row.task, row.game] = row.reason
     episodes = iter(answer.episodes)
     groups: list[list[Episode]] = []
     dropped: list[DroppedGame] = []
@@ -120,9 +123,13 @@ def checked_games(answer: RolloutAnswer, tasks: Sequence[RequestedTask]) -> Roll
             if not reason:
                 group.append(episode)
                 continue
-            dropped.append(
-                DroppedGame(suite=task.task.split, seed=task.task.seed, game=game, reason=reason)
+            dropped_game = DroppedGame(
+                suite=task.task.split,
+                seed=task.task.seed,
+                game=game,
+                reason=reason,
             )
+            dropped.append(dropped_game)
     return RolloutResult(
         groups=groups,
         dropped=tuple(dropped),
@@ -132,7 +139,7 @@ def checked_games(answer: RolloutAnswer, tasks: Sequence[RequestedTask]) -> Roll
 
 
 def _next_episode(episodes: Iterator[Episode], task: RequestedTask, game: int) -> Episode:
-    """Return the next episode, which must be a whole one of this game."""
+    """Return the next episode, which must be a valid one of this game."""
     episode = next(episodes, None)
     if episode is None:
         raise ServerError(f"game {game} of {task.where} is neither played nor dropped.")
@@ -171,7 +178,7 @@ def checked_reply(answer: ReplyAnswer, request: ReplyRequest) -> Reply:
     """Return the reply of an answer.
 
     Raises:
-        ServerError: Parts that do not fit together, or a reply of another version.
+        ServerError: The parts are inconsistent, or the reply is of another version.
     """
     where = f"a reply of {request.seat}"
     try:
@@ -192,10 +199,10 @@ def checked_scores(answer: ScoreAnswer, request: ScoreRequest) -> tuple[tuple[fl
     """Return per prompt the log-probability of each of its replies, in nats.
 
     Raises:
-        ServerError: Not one number for each reply, or those of another version.
+        ServerError: There is not one number for each reply, or they are of another version.
     """
     num_asked = [len(prompt.replies) for prompt in request.prompts]
-    num_answered = [len(logprobs) for logprobs in answer.logprobs]
+    num_answered = list(map(len, answer.logprobs))
     if num_answered != num_asked or answer.version != _version_of(request.seat):
         raise ServerError(
             f"scores of {request.seat}: not what was asked for (version {answer.version})."

@@ -1,8 +1,8 @@
 """One HTTP call to a rollout server: bounded, repeated where that helps, its answer as a struct.
 
-httpx limits the time of each read, so a server that sends a byte now and then would be listened to
-for ever. Its sockets come from httpcore, whose network backend may be replaced: here each read and
-write gets what is left of the whole call.
+httpx limits the time of each read, so a server that sends a byte now and then could keep a call
+open for ever. Its sockets come from httpcore, whose network backend may be replaced: here the
+timeout of each read and write is the remaining time of the whole call.
 """
 
 import json
@@ -30,20 +30,20 @@ WHO = (
 _MAX_CONNECTIONS = 100
 _KEEP_IDLE_SECONDS = 5.0
 _PAUSE_SECONDS = 0.5
-"""Before the second try after a lost connection; each later pause is as much longer."""
+"""Pause before the second try after a lost connection; it grows by as much with each try."""
 _REMINDER_SECONDS = 60.0
-"""Between two log lines about a busy server."""
+"""Least time between two log lines about a busy server."""
 _LATER_STATUSES = (408, 409, 429, 503)
 """Statuses that mean "later" where the answer has a Retry-After."""
 _GONE_STATUSES = (502, 503, 504)
 """Statuses of a server, or of a proxy before it, that cannot answer now."""
 _MAX_RETRY_AFTER_DIGITS = 5
 _MAX_QUOTED = 200
-"""Bytes of an answer, and characters of a redirect's target, in an error."""
+"""Bytes of an answer, and characters of a redirect's target, that an error quotes."""
 _MAX_QUOTED_REFUSAL = 500
-"""Characters of a refusal that is no plain text, in an error."""
+"""Characters of a refusal that is not plain text, that an error quotes."""
 _MAX_DETAIL = 2100
-"""Characters of a refusal's own words."""
+"""Characters of a refusal's message."""
 _MAX_QUOTED_ENCODING = 40
 _PLAIN_ENCODING = "identity"
 _Answer = TypeVar("_Answer")
@@ -60,21 +60,21 @@ def call(
 ) -> _Answer:
     """Make a request and return its answer.
 
-    A server that is busy with the requests of others says so, with a Retry-After: the call is made
-    again after that time, which does no harm, since such a server did nothing.
+    A server that is busy with other clients answers with a Retry-After header: the call is repeated
+    after that time, which is harmless, since such a server has done nothing.
 
     Args:
         url: Address of the server, for messages.
-        kind: What the answer is read as: a struct or `dict`.
-        request: Makes the request.
-        what: What is asked for, for messages, e.g. "playing games".
-        tries: How often a connection may be lost; 1 where a repeat would do harm.
-        patience: Seconds for which a busy server is asked again, all together.
+        kind: Type of the answer: a struct or `dict`.
+        request: Function that makes the request.
+        what: Description of the call, for messages, e.g. "playing games".
+        tries: Number of tries after lost connections; 1 where a repeat would be harmful.
+        patience: Total time in seconds for which a busy server is retried.
 
     Raises:
         ServerGoneError: The server was not reached, did not answer in time or closed the
             connection, or the status is 502, 503 or 504.
-        ServerError: Any other status than 200, an answer that does not fit, or a request that
+        ServerError: The status is another one than 200, the answer is malformed, or the request
             cannot be sent.
     """
     start = time.monotonic()
@@ -89,7 +89,7 @@ def call(
             ) from error
         except httpx.TransportError as error:
             num_lost += 1
-            # A server that took all of its time is not given the same time again.
+            # A timeout is not retried: the next try would take as long.
             if num_lost >= tries or isinstance(error, httpx.TimeoutException):
                 raise ServerGoneError(
                     f"{url}: {what}: no answer after {time.monotonic() - start:.1f} s and "
@@ -123,12 +123,12 @@ def read_answer(url: str, kind: type[_Answer], content: bytes, what: str) -> _An
 
     Args:
         url: Address of the server, for messages.
-        kind: What the answer is read as: a struct or `dict`.
+        kind: Type of the answer: a struct or `dict`.
         content: JSON.
-        what: What was asked for, for messages.
+        what: Description of the call, for messages.
 
     Raises:
-        ServerError: It does not fit; names the field, and quotes the beginning.
+        ServerError: The answer is malformed; the message names the field and quotes the beginning.
     """
     try:
         return read_struct(kind, content)
@@ -140,7 +140,7 @@ def read_answer(url: str, kind: type[_Answer], content: bytes, what: str) -> _An
 
 
 def retry_after(response: httpx.Response) -> float | None:
-    """Return the seconds of a Retry-After; None without one."""
+    """Return the seconds of a Retry-After header; None without one."""
     seconds = response.headers.get("retry-after", "")
     is_number = seconds.isdecimal() and len(seconds) <= _MAX_RETRY_AFTER_DIGITS
     return float(seconds) if is_number else None
@@ -161,7 +161,7 @@ def _refusal(url: str, response: httpx.Response, what: str) -> ServerError:
 
 
 def detail_of(response: httpx.Response) -> str:
-    """Return why a server refused: its "detail", else the beginning of its answer."""
+    """Return why a server refused: its "detail", or the beginning of its answer."""
     try:
         detail = read_struct(dict, response.content).get("detail")
     except ValueError:
@@ -174,14 +174,17 @@ def detail_of(response: httpx.Response) -> str:
 
 
 def bounded_client(
-    *, timeout: httpx.Timeout | float, headers: Mapping[str, str] | None = None, base_url: str = ""
+    *,
+    timeout: httpx.Timeout | float,
+    headers: Mapping[str, str] | None = None,
+    base_url: str = "",
 ) -> httpx.Client:
-    """Return a client whose limits hold for whole calls: their time, and the size of the answers.
+    """Return a client with limits on the time of whole calls and on the size of answers.
 
     Args:
         timeout: Seconds; the read timeout is that of the whole call.
-        headers: Sent with every request.
-        base_url: What paths are appended to.
+        headers: Headers of every request.
+        base_url: URL to which paths are appended.
     """
     return httpx.Client(
         base_url=base_url,
@@ -189,7 +192,7 @@ def bounded_client(
         headers={"accept-encoding": _PLAIN_ENCODING, **(headers or {})},
         timeout=timeout,
         transport=_BoundedTransport(),
-        # A proxy variable is meant for the internet, not for the machine next door.
+        # Proxy variables are meant for the internet, not for machines of the local network.
         trust_env=False,
     )
 
@@ -204,11 +207,11 @@ def refuse_encoding(response: httpx.Response) -> None:
 
 
 _call_of_this_thread = threading.local()
-"""Its `deadline`, on the monotonic clock. A call sends and reads in one thread."""
+"""Has the `deadline` of the call, on the monotonic clock; a call sends and reads in one thread."""
 
 
 def _time_left(timeout: float | None) -> float:
-    """Return the seconds for the next read or write: its own limit, or what is left of the call."""
+    """Return the timeout of the next read or write: at most the remaining time of the call."""
     deadline = getattr(_call_of_this_thread, "deadline", math.inf)
     left = deadline - time.monotonic()
     if left <= 0:
@@ -236,7 +239,7 @@ class _BoundedStream(httpcore.NetworkStream):
 
 
 class _BoundedBackend(httpcore.SyncBackend):
-    """Connections whose whole life ends with the call."""
+    """Connections that are limited by the deadline of the call."""
 
     def connect_tcp(
         self, host: str, port: int, timeout: float | None = None, *args: Any, **options: Any

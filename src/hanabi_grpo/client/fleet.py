@@ -1,7 +1,7 @@
 """Several rollout servers: their addresses, their shares of the tasks, and calls to all of them.
 
-What one server does and what happens when it dies is `training.link`; here is only what concerns
-several.
+`training.link` handles a single server and its failures; this module has only what concerns several
+servers.
 """
 
 import json
@@ -25,7 +25,7 @@ SAME_ON_ALL = {
     "dtype": "number format",
     "max_model_len": "length of a conversation",
 }
-"""Fields of a server's identity that must be the same on all, and what they are called."""
+"""Fields of a server's identity that must be the same on all servers, with their names."""
 _Answer = TypeVar("_Answer")
 _Item = TypeVar("_Item")
 
@@ -39,14 +39,16 @@ def server_name(settings: Settings) -> str:
     """Return the host and port of settings that name one server, e.g. "gpu7:8000"."""
     host = settings.vllm_server_host
     is_ipv6 = ":" in host
-    return f"{f'[{host}]' if is_ipv6 else host}:{settings.vllm_server_port}"
+    if is_ipv6:
+        host = f"[{host}]"
+    return f"{host}:{settings.vllm_server_port}"
 
 
 def each_server(settings: Settings) -> tuple[Settings, ...]:
     """Return the settings once for each server of VLLM_SERVER_HOST, each with one host and port.
 
     Raises:
-        SettingsError: An entry is no address, or a server is named twice.
+        SettingsError: An entry is not an address, or a server is named twice.
     """
     servers = []
     try:
@@ -71,13 +73,13 @@ def each_server(settings: Settings) -> tuple[Settings, ...]:
 def share_tasks(tasks: Sequence[Mapping[str, Any]], num_servers: int) -> list[list[int]]:
     """Choose the server of each task.
 
-    A task's whole group stays on one server, and so does a task that is named twice. Servers get
-    equal work as far as whole tasks allow: the task of the longest game goes first, each to the
-    server that has the least so far. A game counts as long as its board's bound on turns.
+    A task's whole group stays on one server, and so does a task that is named twice. The load is
+    balanced up to whole tasks: tasks go in descending order of the length of their games, each to
+    the server with the least load so far. The length of a game is its board's bound on turns.
 
     Args:
-        tasks: As `RolloutClient.play` takes them.
-        num_servers: Servers that share them.
+        tasks: Tasks as `RolloutClient.play` takes them.
+        num_servers: Number of servers.
 
     Returns:
         Per server the positions of its tasks in ascending order; none for a server that is not
@@ -87,9 +89,8 @@ def share_tasks(tasks: Sequence[Mapping[str, Any]], num_servers: int) -> list[li
     turns: dict[str, int] = {}
     for position, task in enumerate(tasks):
         env = task.get("env", "hanabi")
-        name = json.dumps(
-            [task.get("env"), task["env_config"], task["suite"], task["seed"]], sort_keys=True
-        )
+        key = [task.get("env"), task["env_config"], task["suite"], task["seed"]]
+        name = json.dumps(key, sort_keys=True)
         positions.setdefault(name, []).append(position)
         max_turns = setup(env, task["env_config"]).spec.max_turns
         turns[name] = turns.get(name, 0) + max_turns
@@ -103,11 +104,11 @@ def share_tasks(tasks: Sequence[Mapping[str, Any]], num_servers: int) -> list[li
 
 
 def merge_shares(shares: Sequence[Sequence[int]], parts: Sequence[Sequence[_Item]]) -> list[_Item]:
-    """Return what the servers made of their shares, in the order of the request.
+    """Return the results of all servers in the order of the request.
 
     Args:
         shares: Per server the positions of its tasks, see `share_tasks`.
-        parts: Per server one item for each of them.
+        parts: Per server one result for each of its tasks.
 
     Example:
         merge_shares([[0, 2], [1]], [["a", "c"], ["b"]]) == ["a", "b", "c"]
@@ -119,13 +120,13 @@ def merge_shares(shares: Sequence[Sequence[int]], parts: Sequence[Sequence[_Item
 
 
 def side_by_side(calls: Mapping[str, Callable[[], _Answer]]) -> list[_Answer]:
-    """Make calls at the same time, each in a thread of its own, and return their answers in order.
+    """Make calls concurrently, each in its own thread, and return their answers in order.
 
-    All have ended before this returns, so that a server is never asked two things at once. A thread
-    ends with the process: Ctrl-C waits for none.
+    All calls have ended before this returns, so that no server has two requests at once. The
+    threads are daemons: Ctrl-C does not wait for them.
 
     Raises:
-        BaseException: That of the first call that failed; the others' are in the log.
+        BaseException: The exception of the first call that failed; those of the others are logged.
     """
     answers: dict[str, _Answer] = {}
     errors: dict[str, BaseException] = {}
@@ -157,10 +158,10 @@ def check_alike(identities: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse servers that would play different games, and one server under two names.
 
     Args:
-        identities: What each server says of itself, by its name.
+        identities: The identity that each server reports, by its name.
 
     Raises:
-        ServerError: Names two servers and what differs.
+        ServerError: Two servers differ; the message names them and the difference.
     """
     (first, reference), *others = identities.items()
     for name, identity in others:
@@ -174,7 +175,7 @@ def check_alike(identities: Mapping[str, Mapping[str, Any]]) -> None:
                     "the list."
                 )
     names: dict[Any, str] = {}
-    """By server process."""
+    """Name of each server by its process."""
     for name, identity in identities.items():
         instance_id = identity.get("instance_id")
         other = names.setdefault(instance_id, name)

@@ -1,4 +1,4 @@
-"""Signs of life, sent beside whatever the trainer is doing."""
+"""Heartbeats, which the trainer sends in the background."""
 
 import logging
 import threading
@@ -13,14 +13,14 @@ from hanabi_grpo.client.rollout_client import RolloutClient
 logger = logging.getLogger(__name__)
 _INTERVAL_SECONDS = 5.0
 _BEATS_PER_TIMEOUT = 4
-"""Signs within the server's patience, so that single ones may be lost."""
+"""Heartbeats per timeout of the server, so that single ones may be lost."""
 _STOP_SECONDS = 0.9
 
 
 class Heartbeat:
-    """Tells the server every few seconds that its trainer is alive, from a thread of its own.
+    """A thread that tells the server every few seconds that its trainer is alive.
 
-    A step may take minutes in which the trainer sends nothing; without signs of life another
+    A step may take minutes in which the trainer sends nothing else; without heartbeats another
     trainer could take over.
     """
 
@@ -31,8 +31,8 @@ class Heartbeat:
 
         Args:
             url: Address of the server.
-            headers: What every request of the trainer carries.
-            every: Seconds between two signs, and the time limit of one.
+            headers: Headers of every request of the trainer.
+            every: Seconds between two heartbeats, and the timeout of each.
         """
         self._url = url
         self._headers = dict(headers)
@@ -40,21 +40,21 @@ class Heartbeat:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self.lost = ""
-        """Why the server is no longer this trainer's; empty while it is.
+        """Why the server no longer belongs to this trainer; empty while it does.
 
-        The trainer looks here between steps.
+        The trainer checks it between steps.
         """
         self.beats = 0
-        """Signs that were answered."""
+        """Number of heartbeats that were answered."""
         self.missed = ""
-        """What became of the last sign that was not answered.
+        """Why the last heartbeat was not answered.
 
-        The server is away, or does not know this run yet.
+        The server is not reachable, or does not know this run yet.
         """
 
     @classmethod
     def from_client(cls, client: RolloutClient) -> Self:
-        """Prepare for the client's session: several signs within the server's patience."""
+        """Prepare for the client's session: several heartbeats per timeout of the server."""
         assert client.session_timeout is not None, "a heartbeat needs a session"
         interval = min(_INTERVAL_SECONDS, client.session_timeout / _BEATS_PER_TIMEOUT)
         return cls(client.url, client.headers, every=interval)

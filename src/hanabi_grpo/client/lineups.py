@@ -1,12 +1,12 @@
-"""Lineups: seat assignments as people type them, and which policies they mean on one server.
+"""Lineups: seat assignments from the command line, and their policies on a server.
 
-A lineup is one policy spec per seat, e.g. "served" or "player_0@latest,iggi". One alone fills every
-seat: that is a team, and each player takes its own seat. A list is rotated through all its seat
-orders where games are counted.
+A lineup has one policy spec per seat, e.g. "player_0@latest,iggi". A single spec, e.g. "served",
+fills every seat: it is a team, and each player takes its own seat. A list is rotated through all
+its seat orders where games are counted.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,9 +48,9 @@ class Lineup:
     """A seat assignment before any rotation."""
 
     text: str
-    """As it was typed."""
+    """The lineup, as given on the command line."""
     refs: tuple[Ref, ...]
-    """The policy of each seat; a checkpoint that lay elsewhere is a local folder here."""
+    """The policy of each seat; a remote checkpoint has become a local folder."""
 
     @property
     def specs(self) -> tuple[str, ...]:
@@ -59,23 +59,33 @@ class Lineup:
 
     @property
     def label(self) -> str:
-        """What tables call it where nobody named it: folders by the last two parts of the path."""
-        return ",".join(short_name(spec.strip()) for spec in self.text.split(","))
+        """Default name in tables, with the last two parts of each folder's path."""
+        names = [short_name(spec.strip()) for spec in self.text.split(",")]
+        return ",".join(names)
 
     def orders(self, *, rotate: bool = True) -> list[tuple[Ref, ...]]:
         """Return the different seat orders.
 
         Args:
-            rotate: Whether every rotation is one, or only the order that was typed.
+            rotate: Whether to return every rotation, or only the order that was given.
         """
         count = len(self.refs) if rotate else 1
-        rotations = [self.refs[start:] + self.refs[:start] for start in range(count)]
-        return list(dict.fromkeys(rotations))
+        # The keys of a dict are a set that keeps its order.
+        rotations: dict[tuple[Ref, ...], None] = {}
+        for start in range(count):
+            rotation = self.refs[start:] + self.refs[:start]
+            rotations[rotation] = None
+        return list(rotations)
 
     @property
     def needs_server(self) -> bool:
         """True unless scripts and people fill every seat."""
-        return not all(isinstance(ref, ScriptRef) or ref is Role.HUMAN for ref in self.refs)
+        return any(map(_is_model, self.refs))
+
+
+def _is_model(ref: Ref) -> bool:
+    """Tell whether a model plays, not a script or a person."""
+    return not isinstance(ref, ScriptRef) and ref is not Role.HUMAN
 
 
 def parse_lineup(
@@ -90,7 +100,8 @@ def parse_lineup(
         human: Whether a person may take a seat.
 
     Raises:
-        SettingsError: An unknown spec, not one per seat, or a checkpoint that cannot be had.
+        SettingsError: A spec is unknown, their number does not fit the seats, or a checkpoint is
+            not available.
     """
     specs = [spec.strip() for spec in text.split(",")]
     if len(specs) not in (1, num_players):
@@ -100,17 +111,25 @@ def parse_lineup(
         )
     refs: dict[str, Ref] = {}
     for spec in specs:
-        # Each once: a checkpoint that is elsewhere may become another one between two looks.
+        # Each once: a remote checkpoint may change between two downloads.
         if spec not in refs:
-            refs[spec] = local_ref(_parse_policy(spec, text, env=env, human=human))
-    seats = tuple(refs[spec] for spec in specs)
+            ref = _parse_policy(spec, text, env=env, human=human)
+            refs[spec] = local_ref(ref)
+    seats = [refs[spec] for spec in specs]
     if len(seats) == 1:
         seats = seats * num_players
-    return Lineup(text=text.strip(), refs=seats)
+    return Lineup(text=text.strip(), refs=tuple(seats))
 
 
 def _parse_policy(spec: str, text: str, *, env: str, human: bool) -> Ref:
-    """Read one spec of a lineup; `text` is the whole of it, for errors."""
+    """Read one spec of a lineup.
+
+    Args:
+        spec: The spec.
+        text: The whole lineup, for error messages.
+        env: Name of the environment, whose scripts are allowed.
+        human: Whether a person may take a seat.
+    """
     where = f"lineup {text!r}"
     if spec == Role.HUMAN and not human:
         raise SettingsError(
@@ -126,15 +145,17 @@ def _parse_policy(spec: str, text: str, *, env: str, human: bool) -> Ref:
             f"{where}: {spec} is asked by the rollout server in games that it plays itself, "
             "not here."
         )
-    if isinstance(ref, CheckpointRef) and isinstance(ref.place, Path) and not ref.place.is_dir():
-        raise SettingsError(
-            f"{where}: {ref.place}: no such folder; give a run's folder or its checkpoint-N."
-        )
+    if isinstance(ref, CheckpointRef) and isinstance(ref.place, Path):
+        folder = ref.place
+        if not folder.is_dir():
+            raise SettingsError(
+                f"{where}: {folder}: no such folder; give a run's folder or its checkpoint-N."
+            )
     return ref
 
 
 def short_name(spec: str) -> str:
-    """Return what a table or a chart calls a policy: a checkpoint by its last two folders."""
+    """Return a policy's name in tables and charts: for a checkpoint its last two folders."""
     try:
         ref = parse_ref(spec, where="", roles=tuple(Role), scripts=(), adapters=True)
     except SettingsError:
@@ -145,23 +166,24 @@ def short_name(spec: str) -> str:
 class SeatResolver:
     """Turns policies into seats of one server.
 
-    Versions stay those of the first look: all games meet the same.
+    Versions are those of the first request for the server's identity, so that all games are played
+    by the same versions.
     """
 
     def __init__(self, client: RolloutClient | None, settings: Settings) -> None:
         """Bind a server.
 
         Args:
-            client: Of the server; None where only scripts play.
-            settings: Their MODEL is for checkpoints that do not say their base model.
+            client: Client of the server; None where only scripts play.
+            settings: Settings whose MODEL is the base model of checkpoints that do not name theirs.
         """
         self._client = client
         self._settings = settings
         self._identity: dict[str, Any] | None = None
         self._checkpoints: dict[Place, tuple[Path, SavedAdapters]] = {}
-        """By the folder that was typed.
+        """Checkpoints by the folder that was given.
 
-        A run that is trained on meanwhile stays what it was at the first look.
+        A run that goes on training meanwhile keeps the checkpoint that was read first.
         """
         self._guests: dict[tuple[Path, str], str] = {}
         """Seats of uploaded adapters, by checkpoint and adapter."""
@@ -171,14 +193,15 @@ class SeatResolver:
     def seats(self, refs: Sequence[Ref]) -> tuple[str, ...]:
         """Return the policy of every seat as requests name it, e.g. ("player_0@7", "iggi").
 
-        Adapters of checkpoints are uploaded on the way, each once.
+        Adapters of checkpoints are uploaded as needed, each once.
 
         Raises:
-            SettingsError: A checkpoint that cannot be read, lacks the adapter, or is of another
-                base model.
+            SettingsError: A checkpoint cannot be read, lacks the adapter, or is of another base
+                model.
             ServerError: The server holds no such adapter, or refuses a checkpoint.
         """
-        return tuple(self.seat(ref, player) for player, ref in enumerate(refs))
+        seats = [self.seat(ref, player) for player, ref in enumerate(refs)]
+        return tuple(seats)
 
     def seat(self, ref: Ref, player: int) -> str:
         """Return the policy of one seat as requests name it; see `seats`."""
@@ -201,20 +224,22 @@ class SeatResolver:
         raise SettingsError(f"{ref}: nobody that a server can seat.")
 
     def forget_guests(self) -> None:
-        """Upload adapters anew when they are next needed.
+        """Upload adapters again when they are next needed.
 
-        The server dropped them, or it is another process by now.
+        This is for a server that dropped them, or that was replaced by another process.
         """
         self._guests.clear()
 
     def digests(self) -> dict[str, str]:
-        """Return what is behind names that may mean something else another time.
+        """Return digests of names whose meaning may change over time.
 
         Returns:
             The digest of each served adapter's weights by its name, and the URL and model of each
             partner by its spec.
         """
-        identity: Mapping[str, Any] = self._look() if self._client else {"adapters": {}}
+        if self._client is None:
+            return {}
+        identity = self._look()
         digests = {}
         for name, adapter in identity["adapters"].items():
             digests[name] = str(adapter["sha256"])
@@ -223,12 +248,13 @@ class SeatResolver:
     def model(self) -> str:
         """Return the fingerprint of the server's base model, tokenizer and chat format."""
         identity = self._look()
-        return "/".join(str(identity[name]) for name in SAME_FACTS)
+        facts = [str(identity[name]) for name in SAME_FACTS]
+        return "/".join(facts)
 
     def run_folders(self, refs: Sequence[Ref]) -> tuple[Path, ...]:
-        """Return the folders on this machine of the runs whose adapters sit in the seats.
+        """Return the local folders of the runs whose adapters have a seat, each once.
 
-        Each once; `seats` has resolved the checkpoints before.
+        `seats` must have resolved the checkpoints before.
         """
         folders: dict[Path, None] = {}
         for ref in refs:
@@ -243,11 +269,11 @@ class SeatResolver:
         return tuple(folders)
 
     def compare_messages(self, refs: Sequence[Ref], setup: Setup[Any]) -> None:
-        """Warn where players learned this preset by other messages, or under other rules.
+        """Warn where players learned this preset with other messages or rules.
 
         Args:
-            refs: The policies in the seats; there is one warning for each run.
-            setup: The game that they play here.
+            refs: The policies in the seats; each run is warned about once.
+            setup: The game that is played here.
         """
         here = {}
         for name, value in setup.config.model_dump(mode="json").items():
@@ -259,18 +285,21 @@ class SeatResolver:
             self._compared.add(run)
             recorded = recorded_settings(run)
             learned = {}
+            different_here = []
             for name, value in here.items():
                 if name in recorded and recorded[name] != value:
                     learned[name] = recorded[name]
+                    different_here.append(str(value))
             is_same_game = recorded.get("HANABI_ENV") == setup.env
             if not learned or not is_same_game or "HANABI_PRESET" in learned:
                 continue
-            exports = " ".join(f"{name}={value}" for name, value in learned.items())
+            assignments = [f"{name}={value}" for name, value in learned.items()]
+            exports = " ".join(assignments)
             logger.warning(
                 "%s: learned with %s; here: %s. To play as it learned: export %s",
                 run,
                 exports,
-                ", ".join(str(here[name]) for name in learned),
+                ", ".join(different_here),
                 exports,
             )
 
@@ -279,15 +308,15 @@ class SeatResolver:
         versions = self._look()["versions"]
         name = adapter_of(adapter, versions) if ref is Role.SERVED else adapter
         if name not in versions:
-            held = [f"{held_name}@{version}" for held_name, version in versions.items()]
+            served = [f"{other}@{version}" for other, version in versions.items()]
             raise ServerError(
                 f"{ref}: the server serves no adapter for {adapter} (held: "
-                f"{', '.join(held) or 'none'}). Train first, name a checkpoint, or play {BASE}."
+                f"{', '.join(served) or 'none'}). Train first, name a checkpoint, or play {BASE}."
             )
         return f"{name}@{versions[name]}"
 
     def _at_version(self, ref: AdapterRef) -> str:
-        """Return the seat of an adapter at the version that was named."""
+        """Return the seat of an adapter at the version that the spec names."""
         newest = self._newest(ref, ref.adapter)
         if newest != str(ref):
             raise ServerError(
@@ -297,11 +326,11 @@ class SeatResolver:
         return newest
 
     def _uploaded(self, folder: Path, adapter: str | None, player: int) -> str:
-        """Return the seat of a checkpoint's adapter, which is uploaded where it was not yet.
+        """Return the seat of a checkpoint's adapter, and upload the adapter if necessary.
 
         Args:
-            folder: A checkpoint, or a run whose newest one is meant.
-            adapter: Name of the adapter; None: that of the seat.
+            folder: A checkpoint, or a run, of which the newest checkpoint is taken.
+            adapter: Name of the adapter; None: the adapter of the seat.
             player: Number of the seat.
         """
         if folder not in self._checkpoints:
@@ -314,18 +343,18 @@ class SeatResolver:
             raise SettingsError(f"{checkpoint}: {error}") from error
         if (checkpoint, name) not in self._guests:
             identity = self._look()
-            if not any(fact in saved.facts for fact in SAME_FACTS):
+            if saved.facts.keys().isdisjoint(SAME_FACTS):
                 fingerprint = model_fingerprint(resolve_model(self._settings.model))
                 saved = replace(saved, facts={"model_fingerprint": fingerprint})
             check_same_base(checkpoint, saved, identity)
-            assert self._client is not None, "`_look` has asked it"
+            assert self._client is not None, "`_look` refuses a missing client"
             weights, config = saved.adapters[name]
             seat = self._client.upload_guest(saved.step, weights, config)
             self._guests[checkpoint, name] = seat
         return self._guests[checkpoint, name]
 
     def _look(self) -> dict[str, Any]:
-        """Return the server's identity as it was at the first look."""
+        """Return the server's identity as it was at the first request."""
         if self._client is None:
             raise SettingsError(
                 "this lineup needs a rollout server: start one, or add --own-server."

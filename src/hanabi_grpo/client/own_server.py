@@ -1,4 +1,4 @@
-"""A rollout server for this command alone: a child on a free port that ends with the command."""
+"""A rollout server for a single command: a child process on a free port."""
 
 import contextlib
 import os
@@ -20,9 +20,9 @@ _HOST = "127.0.0.1"
 _GRACE_SECONDS = 30.0
 _POLL_SECONDS = 0.2
 _LAST_BREATH_SECONDS = 3.0
-"""Between the end of a server's connections and its own."""
+"""Longest time between the end of a server's connections and the end of its process."""
 _NUM_LOG_LINES = 25
-"""Last lines of a dead server's log in the error."""
+"""Last lines of a dead server's log that an error quotes."""
 _SERVE = (sys.executable, "-m", "hanabi_grpo.cli", "serve")
 
 
@@ -38,19 +38,24 @@ def own_server(
 ) -> Iterator[Settings]:
     """Start a rollout server, yield settings that lead to it once it is healthy, and end it.
 
-    The server resolves its settings itself, as in this shell but for `environ`.
+    The server resolves its settings itself, from the environment of this process and `environ`.
 
     Args:
-        settings: Of this command.
+        settings: Settings of this command.
         say: Shows a line to the user.
-        environ: Variables of the server that differ from this shell's.
-        command: Starts the server; it takes host and port from HANABI_HOST and PORT.
-        folder: Where its log goes.
+        environ: Variables of the server that differ from this process.
+        command: Command that starts the server, which takes host and port from HANABI_HOST and
+            PORT.
+        folder: Folder of the server's log.
         grace: Seconds from SIGTERM to SIGKILL.
 
+    Yields:
+        The settings with the address of the server.
+
     Raises:
-        SettingsError: No log can be written.
-        ServerError: It died, with the last lines of its log, or was not healthy in time.
+        SettingsError: The log cannot be written.
+        ServerError: The server died (the message quotes the last lines of its log), or was not
+            healthy in time.
     """
     with socket.socket() as probe:
         probe.bind((_HOST, 0))
@@ -64,10 +69,13 @@ def own_server(
         raise SettingsError(
             f"{folder}: no log of its own server can be written there ({error.strerror})."
         ) from error
+    variables = dict(os.environ)
+    variables |= environ or {}
+    variables |= _server_variables(settings, port)
     with log:
         server = subprocess.Popen(
             list(command),
-            env={**os.environ, **(environ or {}), **_server_variables(settings, port)},
+            env=variables,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -96,17 +104,17 @@ def own_server(
 
 
 def _server_variables(settings: Settings, port: int) -> dict[str, str]:
-    """Return what the server must read otherwise than this command."""
+    """Return the environment variables that must differ from those of this command."""
     variables = {
         "HANABI_HOST": _HOST,
         "PORT": str(port),
-        # A trainer's settings of this shell must not contradict the server's own address.
+        # A trainer's settings in the environment must not contradict the server's address.
         "VLLM_SERVER_HOST": _HOST,
         "VLLM_SERVER_PORT": str(port),
         "HANABI_DIE_WITH_PARENT": "true",
     }
     if settings.preset is None:
-        # The board is named for this server alone; MODEL must not follow it.
+        # Only this server has the preset set; MODEL must not be derived from it.
         variables["MODEL"] = settings.model
     if settings.api_key is not None:
         variables["HANABI_API_KEY"] = settings.api_key.get_secret_value()
@@ -116,18 +124,17 @@ def _server_variables(settings: Settings, port: int) -> dict[str, str]:
 def _raise_dead(
     server: "subprocess.Popen[bytes]", log: Path, cause: BaseException | None
 ) -> NoReturn:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_NUM_LOG_LINES:]
-    indented = [f"    {line}" for line in lines] or ["    (empty)"]
-    end = "\n".join(indented)
-    raise ServerError(
-        f"its own server ended with code {server.poll()}; the end of {log}:\n{end}"
-    ) from cause
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    message = f"its own server ended with code {server.poll()}; the end of {log}:"
+    for line in lines[-_NUM_LOG_LINES:] or ["(empty)"]:
+        message += f"\n    {line}"
+    raise ServerError(message) from cause
 
 
 def _end(server: "subprocess.Popen[bytes]", grace: float) -> None:
-    """End the server and whatever it left in its process group.
+    """End the server and all processes of its group.
 
-    A second Ctrl-C does not cut this short.
+    A second Ctrl-C does not interrupt this.
     """
     handlers = {}
     if threading.current_thread() is threading.main_thread():

@@ -1,6 +1,6 @@
-"""How players on a server play at every information set of a game.
+"""Policies of served players at every information set of a game.
 
-That follows from the probabilities of their replies; nothing is sampled.
+They are computed from the probabilities of the players' replies; nothing is sampled.
 """
 
 import math
@@ -18,15 +18,15 @@ from hanabi_grpo.rollout.messages import ScoredPrompt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """How a lineup plays at every information set."""
+    """The policy of a lineup at every information set."""
 
     chances: dict[str, list[float]]
     """Per information state the probability of each legal action.
 
-    After the environment's rule for bad replies; each list sums to 1.
+    The environment's rule for bad replies has been applied; each list sums to 1.
     """
     illegal: tuple[float, ...]
-    """Per player the probability of a reply that is no legal action, mean over its sets."""
+    """Per player the probability of a reply that is not a legal action, mean over its sets."""
 
 
 def served_profile(
@@ -34,18 +34,19 @@ def served_profile(
 ) -> Profile:
     """Ask the server for the probability of each legal action, as a whole reply, at each set.
 
-    What is left of 1 is the probability of other replies. It is spread evenly over the legal
-    actions where a random one takes their place; where they lose the game, the legal ones are
-    scaled to 1, so that `illegal` has to be read beside.
+    The remaining probability, up to 1, is that of other replies. It is spread evenly over the legal
+    actions where a random legal action replaces a bad reply. Where a bad reply loses the game, the
+    probabilities of legal actions are scaled to sum to 1, so the figures are only meaningful
+    together with `illegal`.
 
     Args:
         setup: The game.
         seats: Policy of each seat as requests name it, e.g. ("player_0@7", "player_1@7").
-        client: Of the server that holds them.
+        client: Client of the server that holds the policies.
 
     Raises:
-        SettingsError: The players remember more than the turn, so that a state alone does not say
-            how they play.
+        SettingsError: The players remember more than the turn, so that their policy is not a
+            function of the information state.
         ServerError: The server failed.
     """
     if setup.config.window != 1:
@@ -59,15 +60,19 @@ def served_profile(
     chances: dict[str, list[float]] = {}
     illegal = []
     for player, seat in enumerate(seats):
-        own_sets = [information_set for information_set in sets if information_set.player == player]
         system = setup.environment.system(setup.config, player)
+        own_sets = []
         prompts = []
-        for information_set in own_sets:
-            prompts.append(
-                ScoredPrompt(
-                    system=system, prompt=information_set.message, replies=information_set.replies
-                )
+        for information_set in sets:
+            if information_set.player != player:
+                continue
+            own_sets.append(information_set)
+            prompt = ScoredPrompt(
+                system=system,
+                prompt=information_set.message,
+                replies=information_set.replies,
             )
+            prompts.append(prompt)
         scores = client.score(seat, prompts)
         total_illegal = 0.0
         for information_set, logprobs in zip(own_sets, scores, strict=True):
@@ -75,7 +80,8 @@ def served_profile(
             rest = max(0.0, 1 - sum(legal))
             total_illegal += rest
             if spreads_evenly:
-                legal = [chance + rest / len(legal) for chance in legal]
+                rest_per_action = rest / len(legal)
+                legal = [chance + rest_per_action for chance in legal]
             total = sum(legal)
             chances[information_set.information] = [chance / total for chance in legal]
         illegal.append(total_illegal / len(own_sets))
@@ -89,8 +95,12 @@ def exploited(
 
     Args:
         setup: The game.
-        seats: See `served_profile`, whose errors this raises too.
-        client: Of the server that holds the players.
+        seats: Policy of each seat, see `served_profile`.
+        client: Client of the server that holds the players.
+
+    Raises:
+        SettingsError: As `served_profile`.
+        ServerError: As `served_profile`.
     """
     profile = served_profile(setup, seats, client)
     result = exploitability(setup, profile.chances)
@@ -102,10 +112,14 @@ def exploited(
 
 
 def average(profiles: Sequence[Profile]) -> Profile:
-    """Return the profile that plays one of these at each turn, each as often."""
+    """Return the profile that plays one of these at each turn, with equal probability."""
     chances = {}
     for information in profiles[0].chances:
-        per_profile = [profile.chances[information] for profile in profiles]
-        chances[information] = [fmean(each) for each in zip(*per_profile, strict=True)]
-    per_player = zip(*(profile.illegal for profile in profiles), strict=True)
-    return Profile(chances=chances, illegal=tuple(fmean(each) for each in per_player))
+        chances[information] = _means([profile.chances[information] for profile in profiles])
+    illegal = _means([profile.illegal for profile in profiles])
+    return Profile(chances=chances, illegal=tuple(illegal))
+
+
+def _means(rows: Sequence[Sequence[float]]) -> list[float]:
+    """Return the mean of each column."""
+    return [fmean(column) for column in zip(*rows, strict=True)]

@@ -1,9 +1,10 @@
 """The client's side of the rollout server's HTTP routes: sessions, adapters, games and replies.
 
 Every call has a time limit, names the server in its errors, and is retried only where a repeat is
-harmless. A server that is busy for others is asked again for a while, see `ClientTimeouts.busy`.
-One that was not reached, closed the connection or did not answer in time is a `ServerGoneError`;
-everything else that it may answer is a `ServerError`, and asking again cannot help.
+harmless. A server that is busy with other clients is retried for a while, see
+`ClientTimeouts.busy`.
+A server that cannot be reached, closes the connection or does not answer in time raises
+`ServerGoneError`; every other failure is a `ServerError`, for which a retry cannot help.
 """
 
 import hashlib
@@ -48,14 +49,14 @@ from hanabi_grpo.types import Reply
 
 logger = logging.getLogger(__name__)
 _TRIES = 3
-"""How often a connection may be lost where a repeat does no harm."""
+"""Number of tries after lost connections, for calls that may be repeated."""
 _PLAYER_BYTES = 4 << 20
 """Bytes of one player's part of a game.
 
 40,960 tokens at 30 bytes for id and logprob, and as much text again, fit twice.
 """
 _BYTES_PER_SECOND = 1 << 20
-"""Of the slowest link that an adapter may be pushed over."""
+"""Least bandwidth of a link over which adapters are pushed."""
 _SHOWN_DIGEST = 16
 """Characters of a digest in an error."""
 _Answer = TypeVar("_Answer")
@@ -66,22 +67,22 @@ class ClientTimeouts:
     """Longest waits, in seconds, each for a whole call: until the last byte of its answer."""
 
     connect: float = 5.0
-    """For the connection alone."""
+    """Time for establishing the connection."""
     health: float = 5.0
-    """For health and the release of a session."""
+    """Time for a health check, and for the release of a session."""
     answer: float = 60.0
-    """For every other answer but games; an upload has a second more for each MiB."""
+    """Time for every other call except games; an upload has one more second per MiB."""
     rollout: float = 1800.0
-    """For the games of one request."""
+    """Time for the games of one request."""
     busy: float = 1800.0
-    """Until other clients of the server are done with what a call needs.
+    """Time until other clients of the server have released what a call needs.
 
     Health and releases do not wait.
     """
 
 
 class _Session(Struct):
-    """The part of the answer to a session request that is read; all of it is an identity."""
+    """The fields that are read of the answer to a session request, which is an identity."""
 
     instance_id: str
     session_timeout: Annotated[float, Meta(gt=0)]
@@ -92,16 +93,16 @@ class _Log(Struct):
     """Lines of the server's log."""
 
     next: int
-    """Number of the line after them."""
+    """Number of the next line."""
     lines: list[str]
 
 
 class _Receipt(Struct):
-    """What the server serves of one adapter."""
+    """The server's receipt for one adapter."""
 
     version: int
     sha256: str
-    """Of the tensors as loaded."""
+    """Digest of the tensors as loaded."""
     config_sha256: str
     """See `config_digest`."""
     lora_name: str
@@ -117,7 +118,7 @@ class _Commit(Struct):
 class RolloutClient:
     """One connection to one rollout server; used as a context it releases its session at the end.
 
-    Its methods raise ServerError, also where a receipt or an answer is not for what was sent.
+    Its methods raise ServerError, also where a receipt or an answer does not match the request.
     """
 
     def __init__(
@@ -127,14 +128,14 @@ class RolloutClient:
 
         Args:
             url: E.g. "http://127.0.0.1:8000".
-            api_key: HANABI_API_KEY; None: the server wants none.
+            api_key: HANABI_API_KEY; None: the server needs none.
             timeouts: Longest waits.
         """
         self.url = url
         self.trainer_id = uuid.uuid4().hex
-        """Names this trainer process to the server, which works for one at a time."""
+        """Identifies this trainer process to the server, which serves one at a time."""
         self.session_timeout: float | None = None
-        """Seconds of silence after which the server lets another trainer in.
+        """Seconds without requests after which the server accepts another trainer.
 
         None without a session.
         """
@@ -158,27 +159,29 @@ class RolloutClient:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What every request carries.
+        """Headers of every request.
 
-        The key, and from `open_session` on the names of run and trainer.
+        They are the key and, once `open_session` has succeeded, the names of run and trainer.
         """
-        sent = self._http.headers
-        names = ("authorization", "x-run-id", "x-trainer-id")
-        return {name: sent[name] for name in names if name in sent}
+        headers = {}
+        for name in ("authorization", "x-run-id", "x-trainer-id"):
+            if name in self._http.headers:
+                headers[name] = self._http.headers[name]
+        return headers
 
     def health(self) -> dict[str, Any]:
         """Return the server's state; ServerGoneError: it is unreachable or its engine is dead."""
         return self._call_briefly("health check", "GET", "/health/")
 
     def identity(self) -> dict[str, Any]:
-        """Return what the server is: instance, base model, dtype, largest rank, versions held."""
+        """Return the server's identity: instance, base model, dtype, largest rank, versions."""
         return self._call(dict, "identity", "GET", "/identity/")
 
     def log(self, after: int) -> tuple[int, list[str]]:
         """Return lines of the server's log.
 
         Args:
-            after: Number of the first line that is wanted, from 0.
+            after: Number of the first line to return, from 0.
 
         Returns:
             The number to ask for next time, and the lines.
@@ -189,15 +192,15 @@ class RolloutClient:
     def introduce(
         self, settings: Settings, *, setups: Sequence[Setup[Any]], **claims: Any
     ) -> dict[str, Any]:
-        """Open a session with what these settings say of base model, tokenizer and formats.
+        """Open a session with the base model, tokenizer and formats of these settings.
 
         Args:
-            settings: Of the run.
+            settings: Settings of the run.
             setups: The games that this run will ask for.
             **claims: See `open_session`.
 
         Returns:
-            The server's identity, the run and the versions that it serves of it.
+            The server's identity, the run, and the versions of the run that it serves.
         """
         # Imported here: it takes seconds, which a health check need not wait for.
         from transformers import AutoTokenizer
@@ -220,18 +223,18 @@ class RolloutClient:
     def open_session(
         self, *, run_id: str, secret: str | None = None, **claims: Any
     ) -> dict[str, Any]:
-        """Introduce a run.
+        """Open a session for a run.
 
-        The server compares both sides and refuses what differs, or to work for two trainers.
+        The server compares both sides; it refuses a trainer that differs, and a second trainer.
 
         Args:
             run_id: Path of the run folder.
-            secret: Its own (`runs.run_secret`); None: one of this client, so that no other trainer
-                succeeds it while it lives.
+            secret: Secret of the run folder (`runs.run_secret`); None: a secret of this client, so
+                that no other trainer can take over while this one is alive.
             **claims: The other fields of `SessionRequest`.
 
         Returns:
-            The server's identity, the run and the versions that it serves of it.
+            The server's identity, the run, and the versions of the run that it serves.
         """
         try:
             names = session_headers(run_id, self.trainer_id)
@@ -255,8 +258,8 @@ class RolloutClient:
                 f"{self.url}: {what}: the answer does not fit ({error}). {WHO}"
             ) from None
         self.session_timeout = session.session_timeout
-        # From here on the server knows whose requests these are, and refuses them once another
-        # trainer took over.
+        # From here on the server knows whose requests these are, and refuses them after another
+        # trainer has taken over.
         self._http.headers.update(names)
         return answer
 
@@ -307,11 +310,12 @@ class RolloutClient:
             "lora_name"}}}
 
         Raises:
-            ServerError: A receipt that is missing, or of something else.
+            ServerError: A receipt is missing, or does not match the upload.
         """
         pushed = {}
         for name, (weights, config) in adapters.items():
-            pushed[name] = (version, hashlib.sha256(weights).hexdigest(), config_digest(config))
+            sha256 = hashlib.sha256(weights).hexdigest()
+            pushed[name] = (version, sha256, config_digest(config))
             self._upload(f"pushing {name}@{version}", f"/adapters/{name}", version, weights, config)
         what = f"committing version {version}"
         answer = self._call(_Commit, what, "POST", "/adapters/commit", params={"version": version})
@@ -332,10 +336,10 @@ class RolloutClient:
         return dict(msgspec.to_builtins(answer))
 
     def upload_guest(self, version: int, weights: bytes, config: Mapping[str, Any]) -> str:
-        """Upload an adapter that the server keeps beside those of its session, a guest.
+        """Upload a guest adapter, which the server keeps in addition to those of its session.
 
-        The server holds a few; the least recently used go first. One that it holds already costs
-        only the upload.
+        The server holds a few and evicts the least recently used. An adapter that it holds already
+        costs only the upload.
 
         Args:
             version: Policy version of the weights.
@@ -346,7 +350,7 @@ class RolloutClient:
             The seat that names it in requests, e.g. "frozen_0123456789abcdef@50".
 
         Raises:
-            ServerError: The server refused it, or its receipt is of something else.
+            ServerError: The server refused it, or its receipt does not match the upload.
         """
         sha256 = hashlib.sha256(weights).hexdigest()
         name = frozen_name(sha256, config)
@@ -359,8 +363,8 @@ class RolloutClient:
             "sha256": sha256,
             "config_sha256": config_digest(config),
         }
-        held = {key: receipt.get(key) for key in sent}
-        if held != sent:
+        received = {key: receipt.get(key) for key in sent}
+        if received != sent:
             raise ServerError(
                 f"{self.url}: receipt for {seat} is {receipt}; the server does not hold what was "
                 "uploaded. Restart it."
@@ -368,10 +372,10 @@ class RolloutClient:
         return seat
 
     def reply(self, request: ReplyRequest) -> Reply:
-        """Sample one reply in a conversation; the server remembers nothing of it afterwards.
+        """Sample one reply in a conversation; the server keeps no state of it afterwards.
 
         Raises:
-            ServerError: The server refused, or the answer is none to this request, see
+            ServerError: The server refused, or the answer does not match this request, see
                 `answers.checked_reply`.
         """
         what = f"a reply of {request.seat}"
@@ -385,11 +389,11 @@ class RolloutClient:
         """Return per prompt the log-probabilities of its replies, see `ScoreAnswer`.
 
         Args:
-            seat: Whose: "base" or an adapter at a version.
-            prompts: What may be replied to, and the replies.
+            seat: The policy: "base" or an adapter at a version.
+            prompts: The prompts, each with possible replies.
 
         Raises:
-            ServerError: The server refused, or the answer is none to this request, see
+            ServerError: The server refused, or the answer does not match this request, see
                 `answers.checked_scores`.
         """
         request = ScoreRequest(seat=seat, prompts=tuple(prompts))
@@ -491,7 +495,7 @@ class RolloutClient:
         )
 
     def _call_briefly(self, what: str, method: str, path: str) -> dict[str, Any]:
-        """Make a call that is not repeated and waits for nobody."""
+        """Make a call that is neither retried nor waits for a busy server."""
         limits = self._limits
         timeout = httpx.Timeout(limits.health, connect=min(limits.connect, limits.health))
         return self._call(dict, what, method, path, tries=1, patience=0.0, timeout=timeout)

@@ -19,7 +19,7 @@ _MAX_REMINDER_SECONDS = 60.0
 _MAX_QUOTED = 200
 """Characters of an answer in a message."""
 _MAX_QUOTED_STRANGER = 80
-"""Characters of the answer of something that is no rollout server."""
+"""Characters of the answer of something that is not a rollout server."""
 
 
 class NotReady(NamedTuple):
@@ -27,11 +27,11 @@ class NotReady(NamedTuple):
 
     reason: str
     is_there: bool = False
-    """A server has the port, so nobody needs to start one."""
+    """Whether a server listens on the port, so that it need not be started."""
 
 
 Health = dict[str, Any] | NotReady | ServerError
-"""The identity of a healthy server, or why there is no healthy one, or why it refuses."""
+"""The identity of a healthy server, or the reason why there is none, or why it refuses."""
 
 
 def wait_for_server(
@@ -43,34 +43,37 @@ def wait_for_server(
     poll: float = 1.0,
     look: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Return once the server answers that it is healthy; say meanwhile what is waited for.
+    """Wait until the server is healthy, and report progress meanwhile.
 
     Args:
-        settings: Name the server and its key, and how long to wait (HANABI_SERVER_TIMEOUT).
+        settings: Settings with the server's address and key, and the longest wait
+            (HANABI_SERVER_TIMEOUT).
         say: Shows a line to the user.
-        server_command: Starts the server, as typed in another terminal; None: it was started for
-            this wait.
-        remind: Seconds before the first reminder; the times after it double, up to a minute.
-        poll: Seconds between two questions.
-        look: Called after each question while there is no server; what it raises ends the wait.
+        server_command: Command that starts the server in another terminal; None: the server was
+            started by this process.
+        remind: Seconds before the first reminder; the intervals after it double, up to a minute.
+        poll: Seconds between two health checks.
+        look: Called after each health check while there is no server; an exception that it raises
+            ends the wait.
 
     Returns:
-        What the server says of itself.
+        The server's identity.
 
     Raises:
-        ServerGoneError: The time is up.
-        ServerError: The server refuses the key, or the address is none.
+        ServerGoneError: The server was not healthy in time.
+        ServerError: The server refuses the key, or the address is invalid.
     """
     url = server_url(settings)
     limit = settings.server_timeout
     start = time.monotonic()
     next_reminder = start
     was_there: bool | None = None
-    """What the user was told last; None: nothing."""
+    """Whether the last line said that a server is there; None: no line was shown."""
     with _client(settings) as client:
         while True:
             left = start + limit - time.monotonic()
-            answer = _ask(client, url, max(_MIN_ASK_SECONDS, min(_ASK_SECONDS, left)))
+            timeout = max(_MIN_ASK_SECONDS, min(_ASK_SECONDS, left))
+            answer = _ask(client, url, timeout)
             waited = time.monotonic() - start
             if isinstance(answer, dict):
                 if was_there is not None or server_command is None:
@@ -112,7 +115,7 @@ def _too_late(
 
 
 def look_once(settings: Settings) -> Health:
-    """Ask a server how it is, once."""
+    """Return the result of a single health check."""
     try:
         with _client(settings) as client:
             return _ask(client, server_url(settings), _ASK_SECONDS)
@@ -128,7 +131,7 @@ def _client(settings: Settings) -> httpx.Client:
 
 
 def _ask(client: httpx.Client, url: str, timeout: float) -> dict[str, Any] | NotReady:
-    """Return the health of the server, or why it has none."""
+    """Return the server's identity, or why it is not ready."""
     try:
         answer = client.get(f"{url}/health/", timeout=timeout)
     except httpx.InvalidURL as error:
@@ -163,6 +166,7 @@ def _not_reached(error: httpx.RequestError) -> NotReady:
     problem = f"{type(error).__name__}: {error}".removesuffix(": ")
     is_closed = isinstance(error, httpx.RemoteProtocolError) and "disconnected" in str(error)
     if is_closed or isinstance(error, httpx.ReadTimeout | httpx.ReadError):
-        # Also where the one that says "starting" has just made way for the one that serves.
+        # This also happens while the placeholder that answers "starting" is being replaced by the
+        # server.
         return NotReady(f"accepts connections and does not answer yet ({problem})", is_there=True)
     return NotReady(problem)

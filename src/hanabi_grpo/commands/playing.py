@@ -1,6 +1,4 @@
-"""What commands that play share: options, the game from them and the settings, and the server of
-the models.
-"""
+"""Shared by the commands that play games: options, the choice of the game, and the model server."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -47,10 +45,15 @@ def give_result(
     as_json: bool,
     kept: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write --out, with `kept` where that is another document, and print the document with --json,
-    else its tables.
+    """Write a command's result to --out, and print it as JSON or as tables.
 
-    `console` is `make_console(aside=as_json)`.
+    Args:
+        console: Console for people, made by `make_console(aside=as_json)`.
+        document: The result as a JSON object; printed with --json.
+        tables: The result as tables; printed without --json.
+        out: File to write; None: no file.
+        as_json: Whether --json was given.
+        kept: Document for `out` where it differs from `document`.
     """
     if out is not None:
         write_document(out, kept or document)
@@ -64,84 +67,126 @@ def give_result(
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What is played, and how models sample."""
+    """The game to play, and how models sample."""
 
     loaded: LoadedSettings
+    """The settings, with where each value comes from."""
     game: Setup[Any]
+    """Environment and configuration."""
     temperature: float
+    """Sampling temperature; 0 is greedy."""
 
     @contextmanager
     def serving(self, console: Console, *, needed: bool, own: bool) -> Iterator[Served | None]:
-        """Give the rollout server that models play on, once it is healthy, or `own` one; None where
-        none is needed.
+        """Connect to the rollout server that models play on, once it is healthy.
+
+        Args:
+            console: Where progress is reported.
+            needed: Whether a model plays at all.
+            own: Whether to start a server for this command instead of using the configured one.
+
+        Yields:
+            The connection; None where no server is needed.
         """
         if not needed:
             yield None
             return
         with ExitStack() as stack:
-            settings, game = self.loaded.settings, self.game
+            settings = self.loaded.settings
             if own:
-                environ = {"HANABI_ENV": game.env, "HANABI_PRESET": game.spec.preset}
-                if "players" in type(game.config).model_fields:
-                    environ["HANABI_PLAYERS"] = str(game.spec.num_players)
                 settings = stack.enter_context(
-                    own_server(settings, sayer(console), environ=environ)
+                    own_server(settings, sayer(console), environ=self._game_variables())
                 )
             else:
                 wait_for_server(self.loaded, console)
             client = stack.enter_context(RolloutClient.from_settings(settings))
-            resolver, limit = SeatResolver(client, settings), settings.max_completion_length
             yield Served(
-                client=client, resolver=resolver, max_tokens=limit, temperature=self.temperature
+                client=client,
+                resolver=SeatResolver(client, settings),
+                max_tokens=settings.max_completion_length,
+                temperature=self.temperature,
             )
+
+    def _game_variables(self) -> dict[str, str]:
+        """Return the environment variables by which a server of this command plays the game."""
+        variables = {"HANABI_ENV": self.game.env, "HANABI_PRESET": self.game.spec.preset}
+        if "players" in type(self.game.config).model_fields:
+            variables["HANABI_PLAYERS"] = str(self.game.spec.num_players)
+        return variables
 
 
 def choose(
     env: str | None, preset: str | None, players: int | None, temperature: float | None
 ) -> Chosen:
-    """Return what options and settings choose; SettingsError: no such game, a temperature that is
-    negative or none.
+    """Return the game and the temperature that options and settings choose.
+
+    Args:
+        env: Option --env; None: not given, like the others.
+        preset: Option --preset.
+        players: Option --players.
+        temperature: Option --temperature.
+
+    Raises:
+        SettingsError: There is no such game, or the temperature is negative or not finite.
     """
     loaded = load_settings()
-    heat = loaded.settings.temperature if temperature is None else temperature
-    if not 0 <= heat < float("inf"):
-        raise SettingsError(f"--temperature {heat}: must be 0 (greedy) or more.")
-    return Chosen(loaded, game_setup(loaded.settings, env, preset, players), heat)
+    settings = loaded.settings
+    chosen_temperature = settings.temperature if temperature is None else temperature
+    if not 0 <= chosen_temperature < float("inf"):
+        raise SettingsError(f"--temperature {chosen_temperature}: must be 0 (greedy) or more.")
+    game = game_setup(settings, env, preset, players)
+    return Chosen(loaded=loaded, game=game, temperature=chosen_temperature)
 
 
 def game_setup(
     settings: Settings, env: str | None, preset: str | None, players: int | None
 ) -> Setup[Any]:
-    """Return the game as training plays it: of the dataset's row, or of the settings when an option
-    chooses.
+    """Return the game as training plays it.
 
-    Raises: SettingsError: The dataset has rows of several games and no option chooses, or there is
-        no such game.
+    It is the game of the dataset's rows, or of the settings when an option chooses one.
+
+    Args:
+        settings: The settings of training.
+        env: Option --env; None: not given, like the others.
+        preset: Option --preset.
+        players: Option --players.
+
+    Raises:
+        SettingsError: The dataset has rows of several games and no option chooses, or there is
+            no such game.
     """
     if preset is None and env is None:
-        found = played_setups(training_rows(settings))
-        if len(found) > 1:
-            presets = ", ".join(dict.fromkeys(one.spec.preset for one in found))
-            raise SettingsError(
-                f"DATASET={settings.dataset}: holds several games ({presets}); choose one by "
-                "--preset."
-            )
-        env, config = (
-            found[0].env,
-            found[0].config.model_dump() | ({"players": players} if players else {}),
-        )
+        setup = _dataset_setup(settings)
+        env = setup.env
+        config = setup.config.model_dump()
+        if players:
+            config["players"] = players
     else:
         if env not in (None, settings.env):
             settings = Settings(device=settings.device, env=registry.get(env).name)
-        chosen = {"preset": preset or settings.preset or default_preset(dict(settings))}
-        env, config = (
-            settings.env,
-            settings.config_row(chosen | ({"players": players} if players else {})),
-        )
-    game = registry.setup(env, {key: config[key] for key in registry.get(env).Config.model_fields})
+        env = settings.env
+        options: dict[str, Any] = {
+            "preset": preset or settings.preset or default_preset(dict(settings))
+        }
+        if players:
+            options["players"] = players
+        config = settings.config_row(options)
+    fields = registry.get(env).Config.model_fields
+    game = registry.setup(env, {name: config[name] for name in fields})
     if players not in (None, game.spec.num_players):
         raise SettingsError(
             f"--players {players}: {game.env} {game.spec.preset} has {game.spec.num_players} "
             "players."
         )
     return game
+
+
+def _dataset_setup(settings: Settings) -> Setup[Any]:
+    """Return the only game of the dataset; a SettingsError where it has several."""
+    setups = played_setups(training_rows(settings))
+    if len(setups) > 1:
+        presets = ", ".join(dict.fromkeys(setup.spec.preset for setup in setups))
+        raise SettingsError(
+            f"DATASET={settings.dataset}: holds several games ({presets}); choose one by --preset."
+        )
+    return setups[0]

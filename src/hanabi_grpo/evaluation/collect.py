@@ -90,7 +90,8 @@ def collect_games(
         SettingsError: The folder holds other games, is damaged or cannot be written.
         ServerError: The server failed or dropped a game.
     """
-    if not (folder / _LEDGER).exists() and any(folder.glob("*.jsonl")):
+    is_new = not (folder / _LEDGER).exists()
+    if is_new and any(folder.glob("*.jsonl")):
         raise SettingsError(
             f"--out {folder}: holds other games already (*.jsonl); choose a new folder."
         )
@@ -108,7 +109,12 @@ def collect_games(
             for seed in range(state.tasks, num_tasks):
                 tables.append(Table(seed, orders[seed % len(orders)]))
             for groups in play_tables(
-                tables, setup, suite=suite, label=lineup.text, served=served, num_games=num_games
+                tables,
+                setup,
+                suite=suite,
+                label=lineup.text,
+                served=served,
+                num_games=num_games,
             ):
                 for group in groups:
                     unwritten += group
@@ -135,16 +141,22 @@ def fill_prompts(episode: Episode, setup: Setup[Any]) -> Episode:
     game = setup.environment.reset(setup.config, split=episode.suite, seed=episode.seed)
     turns = []
     for _, group in groupby(episode.turns, lambda turn: turn.step):
-        step_turns = list(group)
-        for turn in step_turns:
+        # Every prompt of a step is read before the step's actions are taken.
+        actions = {}
+        for turn in group:
             prompt = turn.prompt or game.message(turn.player)
             turns.append(replace(turn, prompt=prompt))
-        game.step({turn.player: turn.action for turn in step_turns})
+            actions[turn.player] = turn.action
+        game.step(actions)
     return replace(episode, turns=tuple(turns))
 
 
 def _write_games(
-    folder: Path, setup: Setup[Any], games: Sequence[Episode], num_orders: int, state: Progress
+    folder: Path,
+    setup: Setup[Any],
+    games: Sequence[Episode],
+    num_orders: int,
+    state: Progress,
 ) -> Progress:
     """Write whole tasks as one file.
 
@@ -165,7 +177,9 @@ def _write_games(
         score += lineup_score(setup.spec, game, game.seed % num_orders)
     write_text_atomic(folder / f"games_{state.tasks:06d}.jsonl", "".join(lines))
     return Progress(
-        tasks=games[-1].seed + 1, games=state.games + len(games), score=state.score + score
+        tasks=games[-1].seed + 1,
+        games=state.games + len(games),
+        score=state.score + score,
     )
 
 
@@ -181,18 +195,25 @@ def _last_progress(book: Ledger) -> Progress:
 
 
 def _describe(
-    folder: Path, setup: Setup[Any], num_tasks: int, key: Mapping[str, Any], state: Progress
+    folder: Path,
+    setup: Setup[Any],
+    num_tasks: int,
+    key: Mapping[str, Any],
+    state: Progress,
 ) -> None:
     """Write `collection.json`: what the games are, and how far the collection got."""
-    description: dict[str, Any] = {name: key.get(name) for name in _DESCRIBED_KEYS}
+    description: dict[str, Any] = {}
+    for name in _DESCRIBED_KEYS:
+        description[name] = key.get(name)
     description["num_tasks"] = num_tasks
     description["games_per_task"] = key["games_per_task"]
     description["tasks_done"] = state.tasks
     description["games_done"] = state.games
     description["complete"] = state.tasks >= num_tasks
     description["mean_score"] = state.score / state.games if state.games else None
-    description["system_prompts"] = [
-        setup.environment.system(setup.config, player) for player in range(setup.spec.num_players)
-    ]
+    system_prompts = []
+    for player in range(setup.spec.num_players):
+        system_prompts.append(setup.environment.system(setup.config, player))
+    description["system_prompts"] = system_prompts
     description["hanabi_grpo"] = __version__
     write_json_atomic(folder / _DESCRIPTION, description)

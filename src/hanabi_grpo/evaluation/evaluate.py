@@ -4,7 +4,7 @@ Every lineup plays the same tasks, so a difference is paired by task and the luc
 out.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import fmean
@@ -83,9 +83,11 @@ def evaluate_lineup(
     num_orders = len(orders)
     with Ledger(ledger, key) if ledger else nullcontext() as book:
         finished = _finished_tasks(book, num_orders) if book else {}
-        missing_seeds = [seed for seed in range(num_tasks) if seed not in finished]
-        missing_tables = [Table(seed, order) for seed in missing_seeds for order in orders]
-        progress(num_tasks - len(missing_seeds))
+        missing_tables = []
+        for seed in range(num_tasks):
+            if seed not in finished:
+                missing_tables += [Table(seed, order) for order in orders]
+        progress(_num_finished(finished, num_tasks))
         for groups in play_tables(
             missing_tables,
             setup,
@@ -95,15 +97,21 @@ def evaluate_lineup(
             together=num_orders,
         ):
             games = [game for [game] in groups]
-            played = []
+            rows = []
             for start in range(0, len(games), num_orders):
-                played.append(task_figures(setup.spec, games[start : start + num_orders]))
+                task = task_figures(setup.spec, games[start : start + num_orders])
+                finished[task.seed] = task
+                rows.append(task.model_dump())
             if book:
-                book.add(*(task.model_dump() for task in played))
-            finished |= {task.seed: task for task in played}
-            progress(sum(seed < num_tasks for seed in finished))
+                book.add(*rows)
+            progress(_num_finished(finished, num_tasks))
     tasks = [finished[seed] for seed in range(num_tasks)]
     return summarise(lineup, setup, tasks, key=key, label=label)
+
+
+def _num_finished(finished: Mapping[int, TaskFigures], num_tasks: int) -> int:
+    """Return how many of tasks 0 to `num_tasks - 1` are finished; a ledger may hold later ones."""
+    return sum(seed < num_tasks for seed in finished)
 
 
 def check_tasks(num_tasks: int, suite: str) -> None:
@@ -181,12 +189,13 @@ def _policies(served: Served, seats: Sequence[Sequence[str]]) -> dict[str, str]:
     about the run that made it, so its digest is needed.
     """
     names = set()
-    for seat in {seat for order in seats for seat in order}:
-        adapter = seat_adapter(seat)
-        if is_url(seat):
-            names.add(seat)
-        elif adapter is not None and not is_frozen(seat):
-            names.add(adapter[0])
+    for order in seats:
+        for seat in order:
+            adapter = seat_adapter(seat)
+            if is_url(seat):
+                names.add(seat)
+            elif adapter is not None and not is_frozen(seat):
+                names.add(adapter[0])
     digests = served.resolver.digests()
     policies = {"base": served.resolver.model()}
     for name in sorted(names):
@@ -197,9 +206,13 @@ def _policies(served: Served, seats: Sequence[Sequence[str]]) -> dict[str, str]:
 def task_figures(spec: EnvSpec, games: Sequence[Episode]) -> TaskFigures:
     """Return the figures of one task's games, one game per seat order."""
     num_games = len(games)
-    scores = [lineup_score(spec, game, order) for order, game in enumerate(games)]
-    reply_kinds = [turn.kind for game in games for turn in game.turns]
-    num_truncated = sum(game.status.is_truncated for game in games)
+    scores = []
+    reply_kinds: list[ReplyKind] = []
+    num_truncated = 0
+    for order, game in enumerate(games):
+        scores.append(lineup_score(spec, game, order))
+        reply_kinds += [turn.kind for turn in game.turns]
+        num_truncated += game.status.is_truncated
     figures = {
         **mean_figures(game.result for game in games),
         "truncated": num_truncated / num_games,
@@ -265,8 +278,8 @@ def summarise(
     starts = start_numbers(setup, suite, seeds)
     orders = []
     for number, refs in enumerate(lineup.orders(rotate=key["rotate"])):
-        scores = tuple(task.scores[number] for task in tasks)
-        mean_score = estimate(scores, starts)
+        scores = [task.scores[number] for task in tasks]
+        mean_score = estimate(tuple(scores), starts)
         order = SeatOrder(
             words=tuple(map(str, refs)),
             seats=tuple(key["seats"][number]),
@@ -330,8 +343,11 @@ def _finished_tasks(book: Ledger, num_orders: int) -> dict[int, TaskFigures]:
         raise SettingsError(
             f"{book.path}: damaged ({error.errors()[0]['msg']}); move it away."
         ) from error
-    if any(len(row.scores) != num_orders for row in rows):
-        raise SettingsError(
-            f"{book.path}: damaged (a task without one game per seat order); move it away."
-        )
-    return {row.seed: row for row in rows}
+    finished = {}
+    for row in rows:
+        if len(row.scores) != num_orders:
+            raise SettingsError(
+                f"{book.path}: damaged (a task without one game per seat order); move it away."
+            )
+        finished[row.seed] = row
+    return finished

@@ -41,15 +41,15 @@ class Table(NamedTuple):
 
     seed: int
     refs: tuple[Ref, ...]
-    """Who plays, in turn order."""
+    """The players, in turn order."""
 
 
 def start_numbers(setup: Setup[Any], suite: str, seeds: Sequence[int]) -> tuple[int, ...]:
     """Return for each task the number of its cluster, counted from 0 in order of appearance.
 
     Where a suite has only some of the starts, tasks of one start are one cluster. A suite that
-    draws from all starts has no others to speak for: its tasks are independent draws of the very
-    game that the score is about.
+    draws from all starts generalises to no other starts: its tasks are independent draws from the
+    very game that the score is about.
     """
     has_some_starts = setup.spec.disjoint_splits or suite.startswith(HALF)
     if not has_some_starts:
@@ -93,7 +93,7 @@ def play_tables(
         ServerError: The server failed, or dropped a game: figures over the rest would be biased by
             whatever broke it.
     """
-    needs_server = any(not isinstance(ref, ScriptRef) for table in tables for ref in table.refs)
+    needs_server = any(map(_has_model, tables))
     games_per_batch = SERVED_GAMES if needs_server else SCRIPTED_GAMES
     batch_size = together * max(1, games_per_batch // (together * num_games))
     for start in range(0, len(tables), batch_size):
@@ -106,6 +106,11 @@ def play_tables(
         else:
             # Without an event loop, which Ctrl-C could leave half closed.
             yield [_play_scripted(table, setup, suite, num_games) for table in batch]
+
+
+def _has_model(table: Table) -> bool:
+    """Tell whether a seat is filled by anything but a script."""
+    return not all(isinstance(ref, ScriptRef) for ref in table.refs)
 
 
 def _play_scripted(table: Table, setup: Setup[Any], suite: str, num_games: int) -> list[Episode]:
@@ -170,7 +175,8 @@ def _play_on_server(
         tasks = []
         for table in tables:
             seats = list(served.resolver.seats(table.refs))
-            tasks.append({**environment_row, "suite": suite, "seed": table.seed, "seats": seats})
+            task = {**environment_row, "suite": suite, "seed": table.seed, "seats": seats}
+            tasks.append(task)
         return served.client.play(
             tasks,
             num_games=num_games,
@@ -193,7 +199,7 @@ def _play_on_server(
 
 
 def _check_complete(result: RolloutResult, *, label: str, num_tables: int, num_games: int) -> None:
-    """Refuse an answer of the server that lacks games; a ServerError."""
+    """Raise a ServerError where games are missing from the server's answer."""
     group_sizes = [len(group) for group in result.groups]
     if not result.dropped and group_sizes == [num_games] * num_tables:
         return

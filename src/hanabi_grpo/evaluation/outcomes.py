@@ -34,7 +34,7 @@ def is_versus(spec: EnvSpec) -> bool:
 
 
 def seat_of(order: int, num_players: int) -> int:
-    """Return the seat of a lineup's first policy: one further to the left in each seat order."""
+    """Return the seat of a lineup's first policy: it moves one seat left with each seat order."""
     return -order % num_players
 
 
@@ -54,7 +54,7 @@ def outcome_figures(spec: EnvSpec, games: Sequence[Episode]) -> dict[str, float]
         seat = seat_of(order, spec.num_players)
         own_points = _points(game, seat)
         margin = own_points - _points(game, 1 - seat)
-        has_forfeit = any(turn.action == FORFEIT for turn in game.turns)
+        has_forfeit = FORFEIT in [turn.action for turn in game.turns]
         role = spec.roles[seat]
         figures[f"{WIN}{AS}{role}"] = float(margin > 0)
         figures[f"{DRAW}{AS}{role}"] = float(margin == 0)
@@ -92,7 +92,11 @@ def outcome_sheets(results: Sequence[EvaluationResult]) -> list[Sheet]:
 def played_roles(figures: Mapping[str, float]) -> list[str]:
     """Return the roles in which the first policy played; an empty list without a winner."""
     prefix = f"{WIN}{AS}"
-    return [name.removeprefix(prefix) for name in figures if name.startswith(prefix)]
+    roles = []
+    for name in figures:
+        if name.startswith(prefix):
+            roles.append(name.removeprefix(prefix))
+    return roles
 
 
 def outcome_shares(figures: Mapping[str, float], roles: Sequence[str]) -> list[float]:
@@ -120,7 +124,8 @@ def wilson(share: float, count: int) -> tuple[float, float]:
 
 
 def _role_mean(figures: Mapping[str, float], name: str, roles: Sequence[str]) -> float:
-    return sum(figures[f"{name}{AS}{role}"] for role in roles) / len(roles)
+    total = sum(figures[f"{name}{AS}{role}"] for role in roles)
+    return total / len(roles)
 
 
 def _points(game: Episode, player: int) -> float:

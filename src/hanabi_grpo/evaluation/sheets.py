@@ -106,9 +106,10 @@ def figure_sheets(
     sheets = []
     for start in range(0, len(names), MAX_FIGURES):
         columns = names[start : start + MAX_FIGURES]
+        headings = [name.replace("_per_", "/") for name in columns]
         sheet = Sheet(
             title=title,
-            columns=(first, *(name.replace("_per_", "/") for name in columns)),
+            columns=(first, *headings),
             groups=[_figure_rows(group, columns) for group in groups],
         )
         sheets.append(sheet)

@@ -31,4 +31,7 @@ def bin_means(values: Sequence[float], number: int) -> list[float]:
     """
     num_bins = min(number, len(values))
     edges = [index * len(values) // num_bins for index in range(num_bins + 1)]
-    return [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
+    means = []
+    for start, end in pairwise(edges):
+        means.append(sum(values[start:end]) / (end - start))
+    return means

@@ -107,11 +107,12 @@ def evaluation_sheets(
         groups.insert(0, sorted(references, key=lambda reference: reference.mean))
     sheets = [_score_sheet(results[0], groups)]
     sheets += outcome_sheets(results)
+    figures_of_groups = []
+    for group in groups:
+        rows = [(_name(result), _plain_figures(result)) for result in group]
+        figures_of_groups.append(rows)
     sheets += figure_sheets(
-        "Figures, mean over tasks",
-        "lineup",
-        [[(_name(result), _plain_figures(result)) for result in group] for group in groups],
-        without=results[0].score,
+        "Figures, mean over tasks", "lineup", figures_of_groups, without=results[0].score
     )
     sheets += _difference_sheets(results)
     sheets += _order_sheets(results)
@@ -122,7 +123,10 @@ def _score_sheet(example: EvaluationResult, groups: Sequence[Sequence[Evaluation
     """Return the table of mean scores, with what is attainable below."""
     rows: list[list[tuple[str, ...]]] = []
     for group in groups:
-        rows.append([(_name(result), *estimate_cells(result.estimate)) for result in group])
+        group_rows: list[tuple[str, ...]] = []
+        for result in group:
+            group_rows.append((_name(result), *estimate_cells(result.estimate)))
+        rows.append(group_rows)
     note = ""
     if example.attainable is not None:
         rows.append([attainable_row(example.attainable, len(_SCORE_COLUMNS))])
@@ -132,7 +136,11 @@ def _score_sheet(example: EvaluationResult, groups: Sequence[Sequence[Evaluation
 
 def _plain_figures(result: EvaluationResult) -> dict[str, float]:
     """Return the figures without outcomes, which have a table of their own."""
-    return {name: value for name, value in result.figures.items() if AS not in name}
+    figures = {}
+    for name, value in result.figures.items():
+        if AS not in name:
+            figures[name] = value
+    return figures
 
 
 def _difference_sheets(results: Sequence[EvaluationResult]) -> list[Sheet]:
@@ -147,12 +155,13 @@ def _difference_sheets(results: Sequence[EvaluationResult]) -> list[Sheet]:
 
 
 def _order_sheets(results: Sequence[EvaluationResult]) -> list[Sheet]:
-    """Return the table of seat orders, of lineups of which the score table does not say all."""
+    """Return the table of seat orders, for lineups that the score table does not fully describe."""
     groups = []
     for result in results:
         first = result.orders[0]
-        if len(result.orders) > 1 or first.seats != first.words:
-            groups.append([_order_row(result, number) for number in range(len(result.orders))])
+        num_orders = len(result.orders)
+        if num_orders > 1 or first.seats != first.words:
+            groups.append([_order_row(result, number) for number in range(num_orders)])
     if not groups:
         return []
     sheet = Sheet(

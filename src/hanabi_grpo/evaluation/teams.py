@@ -1,7 +1,7 @@
-"""Does the team pay? A workflow beside one seat alone, and beside a vote at as many tokens.
+"""Is a team worth its tokens? A workflow against one seat alone, and against a vote of equal cost.
 
-The vote has as many answers as cost what the workflow's tokens cost: independent first answers of
-the same seats, taken in turn. A team that is no better than it has gained nothing but the tokens.
+The vote has as many answers as the workflow's tokens pay for: independent first answers of the same
+seats, taken in turn. A team that is not better than this vote has gained nothing by its workflow.
 """
 
 import math
@@ -23,7 +23,7 @@ from hanabi_grpo.settings.refs import Ref
 from hanabi_grpo.types import Episode, ReplyKind, Turn
 
 SHARED = ("problems", "chain_terms", "chain_highest", "show", "style", "memory")
-"""Fields that say what is asked and how it is worded; all workflows of a table have the same."""
+"""Fields of the problems and their wording, which all workflows of a table have in common."""
 _NO_ANSWER = "no answer"
 _FIGURES = ("corrected", "misled", "agreement", _NO_ANSWER)
 """Columns of a row's `figures`."""
@@ -35,7 +35,7 @@ _NOTE = (
     "that gave none."
 )
 _ROUND = "round_"
-"""Prefix of the figures that say how the answer of each round did."""
+"""Prefix of the figures with the result of each round's answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class TeamRow:
     tokens: float
     """Tokens sampled for a problem, mean over problems."""
     figures: dict[str, float]
-    """Those of `_FIGURES` that it has."""
+    """Values of those `_FIGURES` that it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,11 @@ class _Problems:
     served: Served | None
 
     def play(
-        self, setup: Setup[Any], refs: Sequence[Ref], num_games: int, count: Callable[[int], None]
+        self,
+        setup: Setup[Any],
+        refs: Sequence[Ref],
+        num_games: int,
+        count: Callable[[int], None],
     ) -> Iterator[list[Episode]]:
         """Play every problem `num_games` times.
 
@@ -122,14 +126,18 @@ class _Problems:
         """
         figures = {}
         for figure_name in _FIGURES:
-            values = [result[figure_name] for result in results if figure_name in result]
+            values = []
+            for result in results:
+                if figure_name in result:
+                    values.append(result[figure_name])
             if values:
                 figures[figure_name] = fmean(values)
         is_no_answer = []
         num_tokens = 0
         for problem_turns in turns:
             num_tokens += _num_tokens(problem_turns)
-            is_no_answer += [turn.kind is not ReplyKind.LEGAL for turn in problem_turns]
+            for turn in problem_turns:
+                is_no_answer.append(turn.kind is not ReplyKind.LEGAL)
         figures[_NO_ANSWER] = fmean(is_no_answer)
         return TeamRow(
             name=name,
@@ -146,9 +154,10 @@ def shared_setup(setup: Setup[Any], workflow: str) -> Setup[Any]:
     """
     if workflow == setup.env:
         return setup
-    preset = registry.get(workflow).presets[workflow].model_dump()
-    shared_fields = {name: getattr(setup.config, name) for name in SHARED}
-    return registry.setup(workflow, preset | shared_fields)
+    config = registry.get(workflow).presets[workflow].model_dump()
+    for name in SHARED:
+        config[name] = getattr(setup.config, name)
+    return registry.setup(workflow, config)
 
 
 def evaluate_team(
@@ -182,17 +191,19 @@ def evaluate_team(
         served=served,
     )
     num_players = setup.spec.num_players
-    games = [game for [game] in problems.play(setup, lineup.refs[:num_players], 1, progress)]
+    games: list[Episode] = []
+    for group in problems.play(setup, lineup.refs[:num_players], 1, progress):
+        games += group
     results = [game.result for game in games]
     finals = [result["final"] for result in results]
+    firsts = [result["alone"] for result in results]
+    all_turns = [game.turns for game in games]
     first_turns = _turns_up_to(games, 0)
     # Tokens of one seat's first answer, per problem.
     tokens_alone = [_num_tokens(turns) / len(turns) for turns in first_turns]
 
-    team = problems.row(
-        f"{setup.env} of {num_players}", finals, [game.turns for game in games], results
-    )
-    alone = problems.row("one seat alone", [result["alone"] for result in results], first_turns)
+    team = problems.row(f"{setup.env} of {num_players}", finals, all_turns, results)
+    alone = problems.row("one seat alone", firsts, first_turns)
     rows = [replace(alone, tokens=fmean(tokens_alone))]
     gain = None
     if setup.env != VOTE.name:
@@ -239,14 +250,19 @@ def _play_vote(
     vote_config = shared_setup(setup, VOTE.name).config.model_dump()
     vote_setup = registry.setup(VOTE.name, vote_config | {"players": num_seats})
     num_games = math.ceil(num_answers / num_seats)
+    refs = problems.lineup.refs[:num_seats]
+
+    def count(done: int) -> None:
+        progress(problems.num_tasks + done)
+
     turns = []
     results = []
-    refs = problems.lineup.refs[:num_seats]
-    groups = problems.play(
-        vote_setup, refs, num_games, lambda done: progress(problems.num_tasks + done)
-    )
-    for seed, group in enumerate(groups):
-        answers = [turn for game in group for turn in game.turns][:num_answers]
+    for seed, group in enumerate(problems.play(vote_setup, refs, num_games, count)):
+        group_turns: list[Turn] = []
+        for game in group:
+            group_turns += game.turns
+        # The last game may have more seats than answers are wanted.
+        answers = group_turns[:num_answers]
         turns.append(answers)
         results.append(_count_votes(vote_setup, problems.suite, seed, answers))
     finals = [result["final"] for result in results]
@@ -261,13 +277,17 @@ def _count_votes(
     problem = VOTE.problem(setup.config, split=suite, seed=seed)
     all_seats_at_once = (tuple(range(len(turns))),)
     game = VoteGame(setup.config, all_seats_at_once, VOTE.source(setup.config), problem)
-    game.step({seat: turn.action for seat, turn in enumerate(turns)})
+    actions = {seat: turn.action for seat, turn in enumerate(turns)}
+    game.step(actions)
     return dict(game.result())
 
 
 def _turns_up_to(games: Sequence[Episode], step: int) -> list[list[Turn]]:
     """Return each game's turns of steps 0 to `step`."""
-    return [[turn for turn in game.turns if turn.step <= step] for game in games]
+    turns_of_games = []
+    for game in games:
+        turns_of_games.append([turn for turn in game.turns if turn.step <= step])
+    return turns_of_games
 
 
 def _num_tokens(turns: Sequence[Turn]) -> int:
@@ -282,8 +302,10 @@ def team_sheet(results: Sequence[TeamResult], title: str) -> Sheet:
         rows: list[tuple[str, ...]] = []
         for row in result.rows:
             label = "" if rows else result.lineup
-            figures = [figure(row.figures.get(name)) for name in _FIGURES]
-            rows.append((label, row.name, *estimate_cells(row.right), figure(row.tokens), *figures))
+            cells = [label, row.name, *estimate_cells(row.right), figure(row.tokens)]
+            for name in _FIGURES:
+                cells.append(figure(row.figures.get(name)))
+            rows.append(tuple(cells))
         if result.gain is not None:
             unknown = [UNKNOWN] * (1 + len(_FIGURES))
             name = f"{result.workflow} − that vote"
@@ -296,7 +318,9 @@ def team_document(results: Sequence[TeamResult], **about: Any) -> dict[str, Any]
     """Return all figures as a JSON object; `about` are further facts of the evaluation."""
     documents = []
     for result in results:
-        rows = [{**asdict(row), "right": row.right.to_json()} for row in result.rows]
+        rows = []
+        for row in result.rows:
+            rows.append({**asdict(row), "right": row.right.to_json()})
         gain = None if result.gain is None else result.gain.to_json()
         documents.append({**asdict(result), "rows": rows, "gain": gain})
     return {**about, "results": documents}

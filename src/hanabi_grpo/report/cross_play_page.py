@@ -34,19 +34,19 @@ _CELL_INCHES = 0.82
 _LEAST_SIDE = 3.2
 """Inches of a small matrix."""
 _LABEL_INCHES = 2.7
-"""Room for labels beside the matrix, and below it where they are turned."""
+"""Room for labels beside the matrix, and below it where they are rotated."""
 _FLAT_LABEL_INCHES = 1.9
-"""Room for labels below the matrix where they are not turned."""
+"""Room for labels below the matrix where they are not rotated."""
 _LONGEST_FLAT_LABEL = 10
-"""Characters; labels below the matrix are turned where one is longer."""
+"""Characters; labels below the matrix are rotated where one is longer."""
 _LABEL_WRAP = 24
 """Characters of a label's line."""
 _MAX_LABEL_LINES = 3
 _ERRORS_UP_TO = 24
-"""Entries; with more the cells are too small for a second line."""
+"""Number of entries up to which cells have room for a second line."""
 _LARGEST_FONT = 12.0
 _CHARACTERS_PER_INCH = 11
-"""Of the heading."""
+"""Characters of the heading per inch."""
 _UNPLAYED = "#d9d9d9"
 """Colour of cells that were not played."""
 
@@ -71,8 +71,11 @@ def write_cross_play(folder: Path, summary: Summary) -> list[Path]:
 
 def render_cross_play(summary: Summary) -> str:
     """Return the page."""
-    entries = tuple(replace(entry, label=visible(entry.label)) for entry in summary.plan.entries)
-    summary = replace(summary, plan=replace(summary.plan, entries=entries))
+    entries = []
+    for entry in summary.plan.entries:
+        entries.append(replace(entry, label=visible(entry.label)))
+    plan = replace(summary.plan, entries=tuple(entries))
+    summary = replace(summary, plan=plan)
     return render(
         "cross_play.html.j2",
         lines=describe(summary),
@@ -84,22 +87,24 @@ def render_cross_play(summary: Summary) -> str:
 def heat_map(summary: Summary) -> "Figure":
     """Draw mean ± standard error of every cell, on the colour scale of the game's score range.
 
-    In games against each other the second line is wins/draws/losses of the row in percent instead.
+    In competitive games the second line has wins/draws/losses of the row in percent instead.
     """
     num_entries = len(summary.labels)
     names = [_wrapped(label) for label in summary.labels]
-    is_turned = any(len(name) > _LONGEST_FLAT_LABEL for name in names)
+    is_rotated = max(map(len, names)) > _LONGEST_FLAT_LABEL
     side = max(_CELL_INCHES * num_entries, _LEAST_SIDE)
     width = side + _LABEL_INCHES
-    figure = make_figure(width, side + (_LABEL_INCHES if is_turned else _FLAT_LABEL_INCHES))
+    height = side + (_LABEL_INCHES if is_rotated else _FLAT_LABEL_INCHES)
+    figure = make_figure(width, height)
     axes = figure.subplots()
     low, high = score_range(summary.plan.setup.spec)
     means = np.ma.masked_invalid(summary.matrix.means)
     image = axes.imshow(means, cmap="viridis", vmin=low, vmax=high)
     axes.set_facecolor(_UNPLAYED)
-    _write_cells(axes, summary, font_size=min(_LARGEST_FONT, 6.0 * side / num_entries + 5.0))
+    font_size = min(_LARGEST_FONT, 6.0 * side / num_entries + 5.0)
+    _write_cells(axes, summary, font_size=font_size)
     ticks = range(num_entries)
-    rotation = 90 if is_turned else 0
+    rotation = 90 if is_rotated else 0
     axes.set_xticks(ticks, names, rotation=rotation, fontsize=9.5, parse_math=False)
     axes.set_yticks(ticks, names, fontsize=9.5, parse_math=False)
     axes.tick_params(length=0)
@@ -145,15 +150,18 @@ def _cell_text(summary: Summary, row: int, column: int) -> str:
     text = f"{estimate.mean:.2f}"
     if not math.isfinite(estimate.error) or len(summary.labels) > _ERRORS_UP_TO:
         return text
-    outcomes = "/".join(f"{share:.0f}" for share in summary.outcomes(row, column))
-    return f"{text}\n{outcomes or f'±{estimate.error:.2f}'}"
+    percents = [f"{share:.0f}" for share in summary.outcomes(row, column)]
+    second_line = "/".join(percents) if percents else f"±{estimate.error:.2f}"
+    return f"{text}\n{second_line}"
 
 
 def _wrapped(label: str) -> str:
-    """Return a label in a few lines; of a long one the end."""
-    # Folders are joined without a blank to break at.
+    """Return a label in a few lines; a long label is cut at its beginning."""
+    # Paths have no blanks at which a line could be broken.
     with_blanks = label.replace("/", "/ ")
-    lines = [line.replace("/ ", "/") for line in textwrap.wrap(with_blanks, _LABEL_WRAP)]
+    lines = []
+    for line in textwrap.wrap(with_blanks, _LABEL_WRAP):
+        lines.append(line.replace("/ ", "/"))
     if len(lines) > _MAX_LABEL_LINES:
         end = "…" + label[-(_LABEL_WRAP - 1) :]
         lines = [*lines[: _MAX_LABEL_LINES - 1], end]

@@ -1,6 +1,6 @@
 """Recorded games of any environment as a page, with the advantage of each turn.
 
-The advantages are those among the games that were recorded together.
+Advantages are computed among the games that were recorded together.
 """
 
 from collections import Counter, defaultdict
@@ -23,8 +23,7 @@ from hanabi_grpo.training.estimators import ESTIMATORS, Estimator, Pool, make_es
 def settings_beside(path: Path) -> dict[str, Any]:
     """Return the settings with which games were played.
 
-    They are those of the run or the exported folder in which a path lies; empty where neither says
-    them.
+    They come from the run or the exported folder that a path lies in; empty where neither has them.
     """
     for folder in (path, path.resolve().parent.parent):
         settings = recorded_settings(folder)
@@ -42,17 +41,18 @@ def advantages_of(
 ) -> tuple[dict[int, tuple[float, ...] | None], str]:
     """Return the advantages of each game's turns among all these games.
 
-    The estimator is that of the run's settings, the default one where they name none that is known.
-    The weights of the loss come after it, and a moving baseline is not known here: the step's own
-    mean stands for it.
+    The estimator is that of the run's settings, or the default where they name none that this
+    version knows. The weights of the loss are not applied, and a moving baseline is not available
+    here: the mean of the step is used in its place.
 
     Args:
         recordings: The games.
         settings: Settings of their run, by variable.
 
     Returns:
-        Per game, by its number, the advantage of each turn, None for a game that is alone; and what
-        estimated them, e.g. "turn, among the games of a task", "" where nothing did.
+        Per game, by its number, the advantage of each turn, None for a game without others to
+        compare it with; and a description of the estimator, e.g. "turn, among the games of a task",
+        "" where no game has advantages.
     """
     name = settings.get("HANABI_ADVANTAGE")
     scale = settings.get("HANABI_ADVANTAGE_SCALE")
@@ -72,11 +72,11 @@ def advantages_of(
 def turn_advantages(
     recordings: Sequence[Recording], estimate: Estimator
 ) -> list[tuple[float, ...] | None]:
-    """Return per game the advantage of each turn, None for a game that is alone with its task.
+    """Return per game the advantage of each turn, None for the only game of its task.
 
-    Games of one file and one task are a group, as they were in training. For an estimator that
-    compares over the step, games of one file and one board are compared, per player those in which
-    the same policy had its seat.
+    Games of one file and one task are a group, as they were in training. An estimator that compares
+    over the step compares all games of one file and one board; for each player, those in which the
+    same policy had the player's seat.
 
     Args:
         recordings: The games.
@@ -95,7 +95,8 @@ def turn_advantages(
     advantages: dict[tuple[int, int], Iterator[float]] = {}
     for (player, *_), positions in compared.items():
         episodes = [recordings[position].episode for position in positions]
-        for position, values in zip(positions, estimate.advantages(episodes, player), strict=True):
+        values_of_games = estimate.advantages(episodes, player)
+        for position, values in zip(positions, values_of_games, strict=True):
             advantages[position, player] = iter(values)
     sizes = Counter(pools)
     advantages_of_games: list[tuple[float, ...] | None] = []
@@ -103,13 +104,15 @@ def turn_advantages(
         if sizes[pools[position]] == 1:
             advantages_of_games.append(None)
             continue
-        turns = recording.episode.turns
-        advantages_of_games.append(tuple(next(advantages[position, turn.player]) for turn in turns))
+        advantages_of_turns = []
+        for turn in recording.episode.turns:
+            advantages_of_turns.append(next(advantages[position, turn.player]))
+        advantages_of_games.append(tuple(advantages_of_turns))
     return advantages_of_games
 
 
 def _pool(recording: Recording, estimate: Estimator) -> tuple[Any, ...]:
-    """Return what games have in common that an estimator compares."""
+    """Return a key that the games which an estimator compares have in common."""
     episode = recording.episode
     pool: tuple[Any, ...] = (recording.source, episode.spec_hash)
     if estimate.pool is Pool.GROUP:
@@ -132,8 +135,8 @@ def games_page(
         chosen: The games to show.
         title: Title of the page.
         settings: Settings of their run, by variable.
-        prompts: Whether to show what the players were shown, too, which makes the page several
-            times larger.
+        prompts: Whether to include the players' prompts, which makes the page several times
+            larger.
 
     Raises:
         SettingsError: A record does not fit its task.
@@ -150,13 +153,16 @@ def games_page(
     else:
         for recording, game in zip(chosen, games, strict=True):
             _add_frames(recording, game, settings)
-    turns = [turn for recording in chosen for turn in recording.episode.turns]
+    has_versions = False
+    for recording in chosen:
+        for turn in recording.episode.turns:
+            has_versions = has_versions or turn.version is not None
     return render(
         "replay.html.j2",
         script=page.SCRIPT if page else "",
         title=visible(title),
         env=visible(", ".join(envs)),
-        has_versions=any(turn.version is not None for turn in turns),
+        has_versions=has_versions,
         games=games,
         data=board_data,
         estimator=estimator,
@@ -182,7 +188,7 @@ def sample_page(
 
     Args:
         recordings: All games of a file.
-        most: How many to show at most.
+        most: Largest number of games to show.
         title: Title of the page.
         settings: Settings of their run, by variable.
 

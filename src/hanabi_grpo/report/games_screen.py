@@ -51,14 +51,14 @@ def print_game(
     prompts: bool = False,
     player: int | None = None,
 ) -> None:
-    """Print one game: the frame of each step, then what each player thought, said, did and earned.
+    """Print one game: per step its frame, then each player's thoughts, reply, action and rewards.
 
     Args:
         console: The terminal.
         recording: The game.
         settings: Settings of its run, by variable.
         advantages: Advantage of each turn; None: not known.
-        prompts: Whether to print what the players were shown, too.
+        prompts: Whether to print the players' prompts.
         player: The only player whose turns are printed; None: all players.
 
     Raises:
@@ -92,7 +92,7 @@ def _frame_text(frame: Frame) -> Text:
 
 
 def _move_grid(move: Mapping[str, str]) -> Table:
-    """Return what a player saw, thought, said, did and earned on one turn."""
+    """Return a player's prompt, thoughts, reply, action and rewards on one turn."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(width=_NAME_WIDTH)
     grid.add_column(ratio=1)

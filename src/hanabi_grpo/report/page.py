@@ -1,4 +1,4 @@
-"""Pages of one file that need nothing else: no network, no server, and no script to be read.
+"""Self-contained pages: one file, readable without network, server or script.
 
 Every text goes through a template, which escapes it. The content security policy names the hashes
 of the page's own style and script, so that nothing else in it can run or fetch anything; therefore
@@ -77,7 +77,8 @@ def _hashes(codes: Sequence[str]) -> str:
     """Return the source list that allows exactly these inline styles or scripts."""
     sources = []
     for code in dict.fromkeys(codes):
-        digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+        digest_bytes = hashlib.sha256(code.encode()).digest()
+        digest = base64.b64encode(digest_bytes).decode()
         sources.append(f"'sha256-{digest}'")
     return " ".join(sources) or _NOTHING
 
@@ -85,7 +86,7 @@ def _hashes(codes: Sequence[str]) -> str:
 def _frame_address(frame: str) -> str:
     """Return the address of the page in a frame.
 
-    A frame from a data: address may keep its place in its own address, one from srcdoc may not.
+    A frame with a data: address may keep its state in its own address, one with srcdoc may not.
     """
     if not frame:
         return ""
@@ -93,7 +94,7 @@ def _frame_address(frame: str) -> str:
 
 
 def templates(*, autoescape: bool) -> Environment:
-    """Return the templates of this package; a value that a template lacks is an error."""
+    """Return the templates of this package; a missing value is an error."""
     return Environment(
         loader=PackageLoader(_PACKAGE),
         autoescape=autoescape,
@@ -120,4 +121,5 @@ def write_page(path: Path, page: str, option: str) -> str:
 
 
 def _read(name: str) -> str:
-    return resources.files(_PACKAGE).joinpath("templates", name).read_text(encoding="utf-8")
+    path = resources.files(_PACKAGE).joinpath("templates", name)
+    return path.read_text(encoding="utf-8")

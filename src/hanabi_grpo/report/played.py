@@ -1,4 +1,4 @@
-"""What a run or a recorded game played, in any environment: its setup, frames and texts."""
+"""The game of a run or a recording, in any environment: its setup, frames and texts."""
 
 import importlib
 import itertools
@@ -22,12 +22,12 @@ _ENDINGS = {
     EpisodeStatus.TRUNCATED_TOKENS: "cut off: out of tokens",
 }
 _OWN_PAGES = {"hanabi": "hanabi_grpo.report.hanabi.replay_page"}
-"""Modules of environments that show their games themselves, by environment."""
+"""Modules of environments that draw their own games, by environment."""
 _SEPARATOR = " · "
 
 
 def run_setup(settings: Mapping[str, Any]) -> Setup[Any] | None:
-    """Return what a run plays; None where this version lacks the preset.
+    """Return the game of a run; None where this version lacks the preset.
 
     Args:
         settings: Settings of the run, by variable.
@@ -45,21 +45,24 @@ def run_setup(settings: Mapping[str, Any]) -> Setup[Any] | None:
 
 
 def setup_of(episode: Episode, settings: Mapping[str, Any]) -> Setup[Any] | None:
-    """Return what a recorded game played: that of its run's settings, or a preset's.
+    """Return the setup of a recorded game: that of its run's settings, or of a preset.
 
     Args:
         episode: The game.
         settings: Settings of its run, by variable; empty where they are unknown.
 
     Returns:
-        The setup whose rules have the hash that the game names; None where none has.
+        The setup whose rules have the hash that the game names; None where there is none.
     """
     candidates = [run_setup(settings)]
+    # Presets with a fixed number of players do not take it as a field.
     numbers_of_players: tuple[dict[str, int], ...] = ({}, {"players": episode.num_players})
     for device, players in itertools.product(("cpu", "gpu"), numbers_of_players):
-        named = {"env": episode.env, "device": device, "preset": episode.preset, **players}
+        named: dict[str, Any] = {"env": episode.env, "device": device, "preset": episode.preset}
+        named |= players
         with suppress(HanabiGrpoError):
-            candidates.append(registry.setup(episode.env, game_defaults(named) | players))
+            config = game_defaults(named) | players
+            candidates.append(registry.setup(episode.env, config))
     for candidate in candidates:
         if candidate is None or candidate.env != episode.env:
             continue
@@ -69,23 +72,23 @@ def setup_of(episode: Episode, settings: Mapping[str, Any]) -> Setup[Any] | None
 
 
 def own_page(env: str) -> ModuleType | None:
-    """Return the module of an environment that shows its games itself; None for others.
+    """Return the module with which an environment draws its own games; None for others.
 
-    It has `SCRIPT`, `draw_games` and `frames`.
+    The module has `SCRIPT`, `draw_games` and `frames`.
     """
     module = _OWN_PAGES.get(env)
     return importlib.import_module(module) if module else None
 
 
 def frames_of(recording: Recording, settings: Mapping[str, Any]) -> tuple[Frame, ...]:
-    """Return the frames of a game: one a step and the end.
+    """Return the frames of a game: one per step, and one of the end.
 
     Args:
         recording: The game.
         settings: Settings of its run, by variable.
 
     Returns:
-        The frames; none where this version does not know what was played.
+        The frames; none where this version does not know the game.
 
     Raises:
         SettingsError: The game cannot be played again.
@@ -96,7 +99,10 @@ def frames_of(recording: Recording, settings: Mapping[str, Any]) -> tuple[Frame,
         raise
     except HanabiGrpoError as error:
         raise SettingsError(f"{recording.where}: {error}") from error
-    return tuple(Frame(title=visible(frame.title), text=visible(frame.text)) for frame in frames)
+    visible_frames = []
+    for frame in frames:
+        visible_frames.append(Frame(title=visible(frame.title), text=visible(frame.text)))
+    return tuple(visible_frames)
 
 
 def _render_frames(recording: Recording, settings: Mapping[str, Any]) -> Sequence[Frame]:
@@ -116,54 +122,61 @@ def outcome(episode: Episode) -> str:
     figures = []
     for name, value in episode.result.items():
         figures.append(f"{name.replace('_', ' ')} {value:.4g}")
-    parts = [", ".join(figures), _ENDINGS[episode.status]]
-    return visible("; ".join(part for part in parts if part))
+    ending = _ENDINGS[episode.status]
+    if not figures:
+        return visible(ending)
+    return visible(f"{', '.join(figures)}; {ending}")
 
 
 def returns(episode: Episode) -> str:
-    """Return what each player got, e.g. "+3" where all got the same, else "+1 / -1"."""
-    texts = [signed(episode.reward(player)) for player in range(episode.num_players)]
+    """Return each player's return, e.g. "+3" where all are the same, else "+1 / -1"."""
+    texts = []
+    for player in range(episode.num_players):
+        texts.append(signed(episode.reward(player)))
     if len(set(texts)) == 1:
         return texts[0]
     return " / ".join(texts)
 
 
 def game_texts(
-    recording: Recording, advantages: Sequence[float] | None = None, *, prompts: bool = False
+    recording: Recording,
+    advantages: Sequence[float] | None = None,
+    *,
+    prompts: bool = False,
 ) -> dict[str, Any]:
-    """Return a game as texts: what pages, tables and the dashboard show of it.
+    """Return a game as texts, as pages, tables and the dashboard show it.
 
     Args:
         recording: The game.
         advantages: Advantage of each turn; None: not known.
-        prompts: Whether to say what the players were shown, too.
+        prompts: Whether to include the players' prompts.
 
     Returns:
         Values for the template of a page; "moves" has an entry per turn, see `_move_texts`.
     """
     episode = recording.episode
     advantage_of_turn: Sequence[float | None] = advantages or [None] * len(episode.turns)
-    seats = range(episode.num_players)
+    rewards = [episode.reward(player) for player in range(episode.num_players)]
     plural = "s" if episode.num_players > 1 else ""
     moves = []
     for turn, advantage in zip(episode.turns, advantage_of_turn, strict=True):
         moves.append(_move_texts(recording, turn, advantage, prompts=prompts))
     returns_by_player = []
-    for seat, name in enumerate(recording.players):
-        returns_by_player.append((visible(name), signed(episode.reward(seat))))
+    for name, reward in zip(recording.players, rewards, strict=True):
+        returns_by_player.append((visible(name), signed(reward)))
     return {
         "number": recording.number,
         "task": visible(task_name(episode.suite, episode.seed)),
         "group_game": episode.game,
         "preset": visible(f"{episode.preset}, {episode.num_players} player{plural}"),
         "source": visible(recording.source),
-        "score": round(sum(episode.reward(seat) for seat in seats), 4),
+        "score": round(sum(rewards), 4),
         "shown": returns(episode),
         "outcome": outcome(episode),
         "num_bad": num_bad_replies(recording),
         "returns": returns_by_player,
         "moves": moves,
-        # A page fills it with the last frame.
+        # Pages put the last frame here.
         "end": "",
     }
 
@@ -177,30 +190,30 @@ def _move_texts(
         recording: The game.
         turn: The turn.
         advantage: Its advantage; None: not known.
-        prompts: Whether to say what the player was shown, too.
+        prompts: Whether to include the player's prompt.
     """
     is_legal = turn.kind is ReplyKind.LEGAL
     action = visible(turn.action)
     thought, message = map(visible, split_reply(turn.reply))
     if is_legal and message == action:
-        # A reply that is nothing but the action says it a second time.
+        # A reply that is only the action would repeat it.
         message = ""
     elif not message:
         message = "(nothing)"
     rewards = visible(earned(turn.rewards[turn.player]))
-    facts = [rewards]
+    facts = [rewards] if rewards else []
     if advantage is not None:
         facts.append(f"adv {advantage:+.2f}")
     if turn.version is not None:
         facts.append(f"v{turn.version}")
     return {
-        # A page fills it with the frame of the step.
+        # Pages put the frame of the step here.
         "frame": "",
         "player": visible(recording.players[turn.player]),
         "did": action,
         "bad": "" if is_legal else turn.kind.value,
         "earned": rewards,
-        "facts": _SEPARATOR.join(fact for fact in facts if fact),
+        "facts": _SEPARATOR.join(facts),
         "thought": thought,
         "said": message,
         "prompt": visible(turn.prompt) if prompts else "",

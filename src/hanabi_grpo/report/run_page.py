@@ -35,11 +35,11 @@ _MOST_GAMES = 6
 _MOST_INCIDENTS = 100
 _MOST_ALARMS = 8
 _NUM_FIRST = 5
-"""Figures of players that are shown at once, beside the phases; the others behind "more"."""
+"""Figures of players that are always visible, beside the phases; the others are behind "more"."""
 _MACHINE_SETTINGS = frozenset({"HANABI_HOST", "PORT", "VLLM_SERVER_HOST", "VLLM_SERVER_PORT"})
-"""Settings that name machines; a page is passed on."""
+"""Settings that name machines; they are left out, since a page is meant to be shared."""
 _PATH_PREFIXES = ("/", "~", "file:")
-"""What an absolute path in a setting begins with."""
+"""Prefixes of an absolute path in a setting."""
 
 
 def run_page(report: RunReport) -> tuple[str, list[str]]:
@@ -48,7 +48,7 @@ def run_page(report: RunReport) -> tuple[str, list[str]]:
     Six games of the newest recorded step are shown, or as many as fit, from the worst to the best.
 
     Returns:
-        The page, and notes about what is not in it.
+        The page, and notes about what is missing from it.
     """
     state = report.state
     folder = report.folder
@@ -67,6 +67,9 @@ def run_page(report: RunReport) -> tuple[str, list[str]]:
         first_charts.append(phases_chart)
     team_titles = team_figures(rows)
     team_titles.pop(SCORE, None)
+    changes = []
+    for change in state.changes:
+        changes.append((change.step, change.since is None, visible(change.message)))
     page = render(
         "run.html.j2",
         frame=replays,
@@ -79,9 +82,7 @@ def run_page(report: RunReport) -> tuple[str, list[str]]:
         more=[*small_charts[_NUM_FIRST:], *_charts(state, team_titles, [""])],
         sheets=report.sheets,
         alarms=report.alarm_sheet(_MOST_ALARMS),
-        changes=[
-            (change.step, change.since is None, visible(change.message)) for change in state.changes
-        ],
+        changes=changes,
         counts=sorted(state.incident_counts.items()),
         incidents=_incidents(state, folder),
         settings=_settings(state.settings),
@@ -91,7 +92,7 @@ def run_page(report: RunReport) -> tuple[str, list[str]]:
 
 
 def _facts(state: RunState) -> list[tuple[str, str]]:
-    """Return what stands at the top of the page: names and texts."""
+    """Return the facts at the top of the page: names and texts."""
     settings = state.settings
     _, step_seconds = series(state.rows, "step_time")
     steps = f"{state.step} of {state.max_steps}" if state.max_steps else str(state.step)
@@ -115,15 +116,15 @@ def _facts(state: RunState) -> list[tuple[str, str]]:
 def _charts(
     state: RunState, titles: Mapping[str, str], prefixes: Sequence[str]
 ) -> list[dict[str, str]]:
-    """Return small charts of those figures that the rows have.
+    """Return small charts of the figures that the rows have.
 
     Args:
         state: The run.
         titles: Title of each figure.
-        prefixes: Prefixes of the metrics that stand in one chart, e.g. "player_0/"; "": the team's.
+        prefixes: Prefixes of the metrics that share a chart, e.g. "player_0/"; "": the team's.
 
     Returns:
-        Per chart its title, the address of the image, and words for those who do not see it.
+        Per chart its title, the address of the image, and alternative text.
     """
     charts = []
     for figure, title in titles.items():
@@ -135,21 +136,22 @@ def _charts(
                 lines[metric.partition("/")[0]] = (steps, values)
         if lines:
             address = data_address(small_figure(lines))
-            charts.append({"title": title, "address": address, "words": _described(state, metrics)})
+            description = _described(state, metrics)
+            charts.append({"title": title, "address": address, "words": description})
     return charts
 
 
-def _drawn(report: RunReport, name: str, words: str) -> dict[str, str] | None:
+def _drawn(report: RunReport, name: str, description: str) -> dict[str, str] | None:
     """Return one of the large charts; None where the rows have no figures for it."""
     try:
         figure = report.pictures.draw(name)
     except SettingsError:
         return None
-    return {"title": words, "address": data_address(figure), "words": words}
+    return {"title": description, "address": data_address(figure), "words": description}
 
 
 def _described(state: RunState, metrics: Sequence[str]) -> str:
-    """Return curves in words, e.g. "player_0/reward from 1.1 to 2.3"."""
+    """Return a description of curves, e.g. "player_0/reward from 1.1 to 2.3"."""
     parts = []
     for metric in metrics:
         _, values = series(state.rows, metric)
@@ -212,7 +214,7 @@ def _shortened(text: str) -> str:
 
 
 def _private(text: str, folder: Path, state: RunState) -> str:
-    """Return a text in which the run's folder goes by its name."""
+    """Return a text in which the path of the run's folder is replaced by its name."""
     output_dir = state.settings.get("OUTPUT_DIR")
     paths = [str(folder.resolve()), str(folder)]
     if isinstance(output_dir, str):

@@ -1,4 +1,4 @@
-"""What is known about one run: steps, evaluations and alarms; for the terminal, page and charts."""
+"""One run's steps, evaluations and alarms, for the terminal, the page and the charts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ from hanabi_grpo.runs.run_folder import run_home
 from hanabi_grpo.runs.validation import Validated, best_of, read_validations
 
 TaskKey = tuple[str, str, tuple[int, ...]]
-"""What evaluations of the same tasks have in common: hash of the rules, suite and seeds."""
+"""Key of evaluations of the same tasks: hash of the rules, suite and seeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class SameTasks:
     """Evaluations of the same tasks."""
 
     results: list[EvaluationResult] = field(default_factory=list)
-    """In the order of training, so that a difference says what was gained."""
+    """Results in the order of training, so that a difference is what training gained."""
     references: list[EvaluationResult] = field(default_factory=list)
     """Reference scripts on these tasks."""
 
@@ -37,7 +37,7 @@ class SameTasks:
 
     @property
     def levels(self) -> dict[str, float]:
-        """Mean scores to hold a curve against: of the reference scripts, and what is attainable."""
+        """Mean scores to compare a curve with: the reference scripts', and what is attainable."""
         levels = {reference.label: reference.mean for reference in self.references}
         attainable = self.results[0].attainable
         if attainable is not None:
@@ -46,7 +46,7 @@ class SameTasks:
 
     @property
     def of_last_temperature(self) -> list[EvaluationResult]:
-        """Those results that were played at the temperature of the last one."""
+        """The results that were played at the temperature of the last one."""
         if not self.results:
             return []
         temperature = self.last.temperature
@@ -58,14 +58,14 @@ class RunReport:
     """One run, read once."""
 
     folder: Path
-    """As typed."""
+    """The folder, as given on the command line."""
     state: RunState
     evaluations: Sequence[SameTasks]
-    """Those of the longest training first."""
+    """Evaluations by tasks, those of the longest training first."""
     notes: Sequence[str]
-    """What could not be read."""
+    """Notes about what could not be read."""
     validations: Sequence[Validated] = ()
-    """By step."""
+    """Validations in the order of steps."""
 
     @property
     def validation(self) -> str:
@@ -87,11 +87,15 @@ class RunReport:
         if not self.evaluations:
             return ""
         group = self.evaluations[0]
-        means = [f"{result.mean:.2f}" for result in group.of_last_temperature]
-        gained = means[0] if len(means) == 1 else f"{means[0]} → {means[-1]}"
-        parts = [f"held-out {gained} of {group.last.score_range[1]:g}"]
-        parts += [f"{name} {mean:.2f}" for name, mean in group.levels.items()]
-        return "; ".join(parts)
+        results = group.of_last_temperature
+        gained = f"{results[0].mean:.2f}"
+        if len(results) > 1:
+            gained += f" → {results[-1].mean:.2f}"
+        greatest = group.last.score_range[1]
+        lead = f"held-out {gained} of {greatest:g}"
+        for name, mean in group.levels.items():
+            lead += f"; {name} {mean:.2f}"
+        return lead
 
     @property
     def pictures(self) -> RunPictures:
@@ -126,7 +130,7 @@ class RunReport:
         """Return the alarms as a table, raised and nearest first.
 
         Args:
-            most: How many to show, but at least all that are raised; None: all.
+            most: Largest number to show, though raised ones are always shown; None: all.
         """
         readings = self.state.readings
         if most is not None:
@@ -189,24 +193,27 @@ class RunReport:
 
 
 def _visible_sheet(sheet: Sheet) -> Sheet:
-    """Return a table whose texts do nothing but be seen: labels come from files."""
+    """Return a table without control characters in its texts: labels come from files."""
     groups = []
     for group in sheet.groups:
-        groups.append([[visible(cell) for cell in row] for row in group])
+        rows = []
+        for row in group:
+            rows.append([visible(cell) for cell in row])
+        groups.append(rows)
     return replace(sheet, title=visible(sheet.title), groups=groups)
 
 
 def read_report(folder: Path) -> RunReport:
-    """Read a run, also one that is going on.
+    """Read a run, which may still be going on.
 
-    Alarms are computed anew from the figures in `metrics.jsonl`, so a run that had other thresholds
-    can be looked at.
+    Alarms are recomputed from the metrics in `metrics.jsonl`, so a run with other thresholds can be
+    inspected.
 
     Args:
         folder: A run folder, or one that holds it as `train/`.
 
     Raises:
-        SettingsError: No run, or one without a step, see `read_run`.
+        SettingsError: There is no run, or it has no step, see `read_run`.
     """
     state = read_run(folder)
     evaluations, problems = evaluations_by_tasks(folder)
@@ -233,8 +240,8 @@ def levels_of(folder: Path) -> dict[str, float]:
 def evaluations_by_tasks(folder: Path) -> tuple[list[SameTasks], list[str]]:
     """Return the evaluations of a run, those of the longest training first, and notes.
 
-    Where no file has what the reference scripts score on the tasks of the first ones, they play
-    them now.
+    Where no file has the scores of the reference scripts on the tasks of the first group, the
+    scripts play these tasks now.
 
     Args:
         folder: A run folder, or one that holds it as `train/`.
@@ -247,9 +254,12 @@ def evaluations_by_tasks(folder: Path) -> tuple[list[SameTasks], list[str]]:
     for result in results:
         groups.setdefault(_task_key(result), SameTasks()).results.append(result)
     for key, group in groups.items():
-        references = [evaluation.result for evaluation in stored.references]
-        by_label = {result.label: result for result in references if _task_key(result) == key}
-        for label, reference in by_label.items():
+        reference_by_label = {}
+        for evaluation in stored.references:
+            reference = evaluation.result
+            if _task_key(reference) == key:
+                reference_by_label[reference.label] = reference
+        for label, reference in reference_by_label.items():
             group.references.append(replace(reference, label=visible(label)))
     ordered = sorted(
         groups.values(),

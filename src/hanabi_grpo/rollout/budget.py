@@ -1,10 +1,10 @@
-"""How many tokens the conversations of a game take when it lasts as long as its environment allows.
+"""Token budget of a game's conversations when it lasts as long as its environment allows.
 
-What players remember (HANABI_MEMORY) is never chosen from these numbers. It is part of what is
-played: a policy that learned with one memory is another one with less, and a warm start, a resumed
-run, an evaluation and an opponent must have the same; so neither a longer reply nor a smaller
-context may change it unasked. Its default is the environment's, the doctor says what fits and what
-that costs, and a run whose longest games do not fit says so at its start.
+What players remember (HANABI_MEMORY) is never chosen from these numbers. It is part of the task:
+a policy that learned with one memory is a different policy with less, and a warm start, a resumed
+run, an evaluation and an opponent must all have the same; so neither a longer reply nor a smaller
+context may change it unasked. Its default is the environment's, the doctor reports what fits and
+what that costs, and a run whose longest games do not fit warns at its start.
 """
 
 import math
@@ -33,11 +33,11 @@ class Budget:
     preset: str
     players: int
     memory: Memory
-    """Of the game that was measured; the methods take any."""
+    """Memory of the game that was measured; the methods take any."""
     turns: int
-    """Of one player, in the longest game."""
+    """Turns of one player in the longest game."""
     reply: int
-    """Longest reply."""
+    """Tokens of the longest reply."""
     opening: int
     """Tokens before the first reply where the whole game is remembered."""
     later: float
@@ -57,11 +57,10 @@ class Budget:
 
     def prompts(self, memory: Memory) -> int:
         """Return the tokens of the longest sequence without replies."""
+        num_later_turns = self.num_turns(memory) - 1
         if memory == "game":
-            first, each_more = self.opening, self.later
-        else:
-            first, each_more = self.alone, self.earlier
-        return first + math.ceil((self.num_turns(memory) - 1) * each_more)
+            return self.opening + math.ceil(num_later_turns * self.later)
+        return self.alone + math.ceil(num_later_turns * self.earlier)
 
     def longest(self, memory: Memory) -> int:
         """Return the tokens of the longest sequence."""
@@ -70,13 +69,15 @@ class Budget:
     def of_game(self, memory: Memory) -> int:
         """Return the tokens of all sequences that one game gives to training.
 
-        With the whole game remembered, each player has one sequence; else each turn has one of its
-        own, which holds what is remembered then.
+        With the whole game remembered, each player has one sequence; otherwise each turn has a
+        sequence that holds what is remembered at that turn.
         """
         if memory == "game":
             return self.players * self.longest(memory)
-        most = self.num_turns(memory)
-        per_player = sum(self.longest(min(turn, most)) for turn in range(1, self.turns + 1))
+        most_turns = self.num_turns(memory)
+        per_player = 0
+        for turn in range(1, self.turns + 1):
+            per_player += self.longest(min(turn, most_turns))
         return self.players * per_player
 
     def fitting(self, limit: int) -> Memory | None:
@@ -84,7 +85,8 @@ class Budget:
 
         None: not even a turn alone fits.
         """
-        longest_first: tuple[Memory, ...] = ("game", *range(self.turns - 1, 1, -1), "turn")
+        some_turns = range(self.turns - 1, 1, -1)
+        longest_first: tuple[Memory, ...] = ("game", *some_turns, "turn")
         for memory in longest_first:
             if self.longest(memory) <= limit:
                 return memory
@@ -112,9 +114,9 @@ class _MeasuredTurn(NamedTuple):
     step: int
     """Number of the game's step."""
     message: int
-    """Tokens of the message, with what goes around it, where the whole game is remembered."""
+    """Tokens of the message in its chat template, where the whole game is remembered."""
     state: int
-    """The same of the message that stands alone, see `Observation.state_message`."""
+    """Tokens of the message that stands alone, see `Observation.state_message`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -122,7 +124,7 @@ class _MeasuredConversation:
     """One player's conversation in a random game."""
 
     head: int
-    """Tokens of the system message and what is around it."""
+    """Tokens of the system message in its chat template."""
     turns: list[_MeasuredTurn]
 
 
@@ -140,7 +142,7 @@ def measure_budget(setups: Sequence[Setup[Any]], chat: ChatFormat, max_completio
 
 
 def _measure(setup: Setup[Any], chat: ChatFormat, max_completion: int) -> Budget:
-    """Play random games and stretch their longest conversation to the most turns that may be."""
+    """Play random games and extrapolate their longest conversation to the maximum of turns."""
     openings: list[int] = []
     alone: list[int] = []
     later: list[float] = [0.0]
@@ -158,7 +160,8 @@ def _measure(setup: Setup[Any], chat: ChatFormat, max_completion: int) -> Budget
                 later.append(fmean(messages[1:]))
             earlier.append(fmean(states))
             first_steps.append(steps[0])
-            gaps.extend(after - before for before, after in pairwise(steps))
+            for before, after in pairwise(steps):
+                gaps.append(after - before)
     spec = setup.spec
     turns = 1
     if gaps:
@@ -180,14 +183,15 @@ def _play_random_game(
     setup: Setup[Any], chat: ChatFormat, seed: int
 ) -> list[_MeasuredConversation]:
     """Play one game by random actions and return the conversation of each player."""
-    # Whole conversations, whatever is remembered: the state's message is measured beside.
+    # Whole conversations, whatever is remembered; the message of the state is measured as well.
     config = setup.config.model_copy(update={"memory": "game"})
     environment = setup.environment
     referee = Referee(Setup(environment, config).task("doctor", seed))
     rng = random.Random(seed)
     conversations: dict[int, _MeasuredConversation] = {}
     step = 0
-    while acting := referee.to_act():
+    acting = referee.to_act()
+    while acting:
         actions = {}
         for player in acting:
             seen = referee.see(player)
@@ -199,6 +203,7 @@ def _play_random_game(
             conversations[player].turns.append(turn)
             actions[player] = rng.choice(seen.legal() or ("",))
         referee.step(actions)
+        acting = referee.to_act()
         step += 1
     return list(conversations.values())
 
@@ -207,5 +212,7 @@ def _measure_turn(seen: Observation, chat: ChatFormat, step: int) -> _MeasuredTu
     message = seen.message()
     state = seen.state_message()
     size = len(chat.follow(chat.eos_id, message))
-    state_size = size if state == message else len(chat.follow(chat.eos_id, state))
+    state_size = size
+    if state != message:
+        state_size = len(chat.follow(chat.eos_id, state))
     return _MeasuredTurn(step=step, message=size, state=state_size)

@@ -21,7 +21,9 @@ _FIRST = "HANABIFIRST"
 _REPLY = "HANABIREPLY"
 _SECOND = "HANABISECOND"
 _SYSTEM = "HANABISYSTEM"
-"""Texts that no template contains: what is rendered around them is the template's."""
+"""Texts that no template contains: everything rendered around them belongs to the template."""
+_HASH_LENGTH = 16
+"""Hexadecimal digits of a format's hash."""
 _THINK = "<think>"
 _END_OF_THINK = "</think>"
 
@@ -39,13 +41,13 @@ class ChatFormat:
     thinking: bool
     eos: str
     glue: str
-    """Between the end of a reply (after its eos) and the next user message."""
+    """Text between the end of a reply (after its eos) and the next user message."""
     tail: str
-    """Between the end of a user message and the reply."""
+    """Text between the end of a user message and the reply."""
     end_ids: frozenset[int] = frozenset()
     """Ids that end a reply.
 
-    The eos token, and those that the model's own files list (Qwen3: <|endoftext|> too).
+    They are the eos token and those that the model's files list (Qwen3: also <|endoftext|>).
     """
 
     @classmethod
@@ -57,7 +59,7 @@ class ChatFormat:
             thinking: Whether the template lets the model think before it answers.
 
         Raises:
-            SettingsError: There is no template, or it ends a reply by another token than eos.
+            SettingsError: There is no template, or it ends a reply with a token other than eos.
         """
         if not tokenizer.chat_template:
             raise SettingsError(
@@ -94,9 +96,9 @@ class ChatFormat:
 
     @property
     def hash(self) -> str:
-        """Short sha256 over what is put around messages.
+        """Short sha256 over the text that the template puts around messages.
 
-        The vocabulary has a hash of its own, `handshake.tokenizer_hash`.
+        `handshake.tokenizer_hash` covers the vocabulary.
         """
         from jinja2 import TemplateError
 
@@ -108,14 +110,15 @@ class ChatFormat:
             # Some templates refuse system messages; games whose style has none can still be played.
             with_system = f"refused: {error}"
         parts = (self.eos, self.eos_id, self.glue, self.tail, self.thinking, head, with_system)
-        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+        digest = hashlib.sha256(repr(parts).encode()).hexdigest()
+        return digest[:_HASH_LENGTH]
 
     def open(self, system: str, user: str, earlier: Sequence[tuple[str, str]] = ()) -> list[int]:
         """Return all ids before a reply, rendered by the chat template.
 
         Args:
             system: System message; "" for none.
-            user: The message that is replied to.
+            user: The message to reply to.
             earlier: Past messages, and the reply to each as `spoken` returns it.
         """
         if earlier:
@@ -125,21 +128,22 @@ class ChatFormat:
     def follow(self, last_id: int, user: str) -> list[int]:
         """Return the ids between a reply and the next one.
 
-        A reply that was cut by its token limit is closed here, outside the loss.
+        A reply that was cut off by its token limit is closed here, outside the loss.
 
         Args:
             last_id: Last id of the reply.
             user: The next user message.
         """
-        ids = self.tokenizer.encode(self.glue + user + self.tail, add_special_tokens=False)
+        text = self.glue + user + self.tail
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
         if last_id == self.eos_id:
             return [*ids]
         return [self.eos_id, *ids]
 
     def spoken(self, ids: list[int]) -> str:
-        """Return a reply as later turns see it: without its thoughts, also where they were cut off.
+        """Return a reply as later turns see it: without its thoughts, even where they are cut off.
 
-        Some templates open the thought themselves, behind the last message.
+        Some templates open the thought themselves, after the last message.
         """
         text = self.decode(ids)
         tail_after_thought = self.tail.rpartition(_END_OF_THINK)[2]
@@ -148,16 +152,16 @@ class ChatFormat:
         return split_reply(text)[1]
 
     def decode(self, ids: list[int]) -> str:
-        """Return the text of a reply, the token that ended it left out."""
+        """Return the text of a reply, without the token that ended it."""
         has_end = bool(ids) and ids[-1] in self.end_ids
         kept = ids[:-1] if has_end else ids
         return str(self.tokenizer.decode(kept, skip_special_tokens=False))
 
 
 def _listed_ends(folder: Path) -> set[int]:
-    """Return the ids at which vLLM stops beside the tokenizer's eos token.
+    """Return the ids at which vLLM stops in addition to the tokenizer's eos token.
 
-    As its `try_get_generation_config` (0.32) finds them.
+    They are found as in vLLM's `try_get_generation_config` (0.32).
     """
     for name in ("generation_config.json", "config.json"):
         path = folder / name

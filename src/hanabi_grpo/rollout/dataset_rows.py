@@ -1,4 +1,4 @@
-"""One row of a dataset: what it may hold, what it means under given settings, and how one is made.
+"""Rows of a dataset: their keys, their meaning under given settings, and how to make one.
 
 A row stands for a stream of tasks, `DatasetRow`; one of these tasks is a `TaskRow`.
 """
@@ -19,9 +19,9 @@ from hanabi_grpo.settings.game import HANABI, game_defaults
 from hanabi_grpo.types import SEEDS_APART
 
 STREAM_KEYS = ("suite", "seeds")
-"""What `env_config` may hold beside the game's settings: the stream of tasks, and which of them."""
+"""Keys of `env_config` in addition to the game's settings: the stream of tasks, and its seeds."""
 ROW_KEYS = ("messages", "env", "env_config", "share")
-"""What a row may hold."""
+"""Keys of a row."""
 MIN_SHARE = 0.0001
 MAX_SHARE = 10_000
 SHARE_RULE = f"a share is a number from {MIN_SHARE:g} to {MAX_SHARE}, such as 3"
@@ -35,7 +35,7 @@ class DatasetRow:
     """A row of a dataset under the settings of a run: one game, and a stream of its tasks."""
 
     messages: Sequence[Message]
-    """What the row says to other trainers; our players read the prompts of their environment."""
+    """Prompt for other trainers; our players read the prompts of their environment."""
     env: str
     """Name of the environment."""
     env_config: Mapping[str, Any]
@@ -43,7 +43,7 @@ class DatasetRow:
     suite: str
     """The stream of tasks, e.g. "train"."""
     seeds: Sequence[int] | None
-    """Which tasks of it, in this order, again and again; None: fresh tasks without end."""
+    """Seeds of the tasks, played in this order repeatedly; None: fresh tasks without end."""
     first_seed: int
     """The seed of fresh task number 0."""
     share: Fraction
@@ -51,7 +51,7 @@ class DatasetRow:
 
     @property
     def setup(self) -> Setup[Any]:
-        """What is played."""
+        """Environment and configuration of the game."""
         return registry.setup(self.env, self.env_config)
 
     def task(self, number: int, seed: int) -> "TaskRow":
@@ -76,23 +76,23 @@ class TaskRow:
     """One task of a run; the games of a group share it."""
 
     messages: Sequence[Message]
-    """Those of its row, for other trainers."""
+    """Messages of the row, for other trainers."""
     env: str
     """Name of the environment."""
     env_config: Mapping[str, Any]
     """Every key of the environment's config."""
     suite: str
-    """The stream of tasks that it belongs to."""
+    """The stream of tasks that the task belongs to."""
     seed: int
-    """Its seed in the suite, which decides how an episode starts."""
+    """Seed of the task in the suite, which decides how an episode starts."""
     number: int
-    """Its number in the run, from 0."""
+    """Number of the task in the run, from 0."""
 
     def request(self, seats: Sequence[str] | None = None) -> dict[str, Any]:
-        """Return what goes over the wire, see `messages.TaskRequest`.
+        """Return the task as it is sent, see `messages.TaskRequest`.
 
         Args:
-            seats: Seat assignment of this task; None: that of the whole request.
+            seats: Seat assignment of this task; None: the seat assignment of the request.
         """
         request: dict[str, Any] = {
             "env": self.env,
@@ -125,7 +125,7 @@ class _Stream(Struct):
 
 
 def messages(env: str) -> list[dict[str, str]]:
-    """Return what a new row says to other trainers."""
+    """Return the `messages` of a new row, which other trainers expect."""
     content = "Play Hanabi with your team." if env == HANABI else f"Play {env}."
     return [{"role": "user", "content": content}]
 
@@ -136,7 +136,7 @@ def parse_row(line: bytes, settings: Settings) -> DatasetRow:
     What the row leaves open comes from the settings.
 
     Raises:
-        ValueError: Says what is wrong with it.
+        ValueError: The line is malformed; the message says how.
     """
     given = read_struct(dict, line)
     env = given.get("env", settings.env)
@@ -152,7 +152,10 @@ def parse_row(line: bytes, settings: Settings) -> DatasetRow:
         other_keys=ROW_KEYS,
         other_place="belongs beside env_config",
     )
-    given_stream = {key: row.env_config[key] for key in STREAM_KEYS if key in row.env_config}
+    given_stream = {}
+    for key in STREAM_KEYS:
+        if key in row.env_config:
+            given_stream[key] = row.env_config[key]
     stream = read_struct(_Stream, given_stream)
     if is_held_out(stream.suite):
         raise ValueError(
@@ -181,7 +184,7 @@ def dataset_row(
     observation: str | None = None,
     share: float = 1,
 ) -> dict[str, Any]:
-    """Return a new row as a file holds it; keys that say nothing are left out.
+    """Return a new row of a dataset file; keys with default values are left out.
 
     Args:
         preset: The preset that is played.
@@ -222,19 +225,22 @@ def dataset_row(
 
 
 def _full_config(env: str, given: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-    """Return the config of a row, with what it leaves open.
+    """Return the complete config of a row.
 
-    That comes from the settings, or, for another environment than that of the settings, from its
-    own defaults.
+    Fields that the row leaves open come from the settings, or from the environment's own defaults
+    where the settings are for another environment.
 
     Args:
         env: The row's environment.
         given: The row's env_config.
-        settings: Those of the run.
+        settings: The settings of the run.
     """
     environment = registry.get(env)
     fields = environment.Config.model_fields
-    game = {key: value for key, value in given.items() if key in fields}
+    game = {}
+    for key, value in given.items():
+        if key in fields:
+            game[key] = value
     if env == settings.env:
         _check_against_settings(game, settings)
         game = settings.config_row(game)
@@ -255,11 +261,11 @@ def _full_config(env: str, given: Mapping[str, Any], settings: Settings) -> dict
 
 
 def _check_against_settings(game: Mapping[str, Any], settings: Settings) -> None:
-    """Refuse a row that says something else than a setting that was given.
+    """Refuse a row that contradicts an explicit setting.
 
     Args:
-        game: The settings of the game that the row has.
-        settings: Those of the run, of the same environment.
+        game: The game's fields in the row.
+        settings: The settings of the run, for the same environment.
     """
     names = {variable.field: variable.env for variable in variables(settings.env)}
     for key, value in game.items():
@@ -290,11 +296,11 @@ def _check_keys(
     """Refuse unknown keys.
 
     Args:
-        given: What was read.
-        allowed: The keys that it may have.
-        what: What it is called, for the message.
-        other_keys: Keys that are right elsewhere.
-        other_place: Where that is, e.g. "belongs beside env_config".
+        given: The object that was read.
+        allowed: The keys that the object may have.
+        what: Name of the object, for the message.
+        other_keys: Keys that belong elsewhere.
+        other_place: Where these belong, e.g. "belongs beside env_config".
     """
     may_hold = f"{what} may hold {', '.join(allowed)}."
     for key in given:

@@ -27,9 +27,9 @@ EXAMPLE_ROW = (
     '{"messages": [{"role": "user", "content": "Play Hanabi."}], "env_config": '
     '{"preset": "laptop", "suite": "train"}}'
 )
-"""For messages."""
+"""Example in error messages."""
 MAX_BLOCK = 10_000
-"""Most tasks in which shares come out exactly; 0.9999 and 0.0001 are just allowed."""
+"""Longest list of tasks in which shares come out exactly; 0.9999 and 0.0001 just fit."""
 FURTHER_APART = SEEDS_APART // 16
 """Distance of the numbers of a task and of those that may take its place, of which there are up to
 15.
@@ -37,7 +37,7 @@ FURTHER_APART = SEEDS_APART // 16
 
 
 def training_rows(settings: Settings) -> list[DatasetRow]:
-    """Return the rows that a run plays: those of DATASET, or one that the settings decide.
+    """Return the rows that a run plays: those of DATASET, or one made from the settings.
 
     A process reads them once: a file that changes meanwhile does not change a run.
     """
@@ -46,7 +46,8 @@ def training_rows(settings: Settings) -> list[DatasetRow]:
 
 @functools.lru_cache(maxsize=2)
 def _training_rows(settings: Settings, given: frozenset[str]) -> list[DatasetRow]:
-    # `given` is not among what makes two settings equal, and decides what a row may say.
+    # `given` is a part of the cache's key: it decides what a row may say, and two settings that
+    # differ only in it compare equal.
     if settings.dataset is not None:
         return load_rows(settings.dataset, settings)
     row = {"messages": messages(settings.env), "env_config": {}}
@@ -77,18 +78,18 @@ def load_rows(path: Path | str, settings: Settings) -> list[DatasetRow]:
 
 
 def write_dataset(out: Path, rows: Sequence[dict[str, Any]], *, add: bool = False) -> str:
-    """Write rows to a new file, or behind those of an old one.
+    """Write rows to a new file, or append them to an existing one.
 
-    The whole content is checked first, as training checks it; an old file is replaced in one step
-    or stays.
+    The whole content is checked first, as training checks it; an existing file is replaced
+    atomically or stays as it is.
 
     Args:
         out: The file.
-        rows: As `dataset_row` returns them.
-        add: Whether to put them behind those of a file that exists.
+        rows: Rows as `dataset_row` returns them.
+        add: Whether to append to an existing file.
 
     Returns:
-        What is played when, see `mix_line`.
+        The mix of games, see `mix_line`.
 
     Raises:
         SettingsError: The file exists (with `add`: does not), cannot be written, or would hold rows
@@ -118,13 +119,19 @@ def write_dataset(out: Path, rows: Sequence[dict[str, Any]], *, add: bool = Fals
 def _fitting_settings(content: bytes) -> Settings:
     """Return settings of the environment and the number of players that rows name.
 
-    What is wrong with the rows is found later.
+    Errors in the rows are ignored here; parsing reports them.
     """
     with contextlib.suppress(ValueError, TypeError, AttributeError, LookupError, RecursionError):
-        rows = [json.loads(line) for line in content.splitlines() if line.strip()]
-        envs = [row.get("env", HANABI) for row in rows]
+        envs = []
+        players = []
+        for line in content.splitlines():
+            if not line.strip():
+                continue
+            row = json.loads(line)
+            envs.append(row.get("env", HANABI))
+            if "players" in row["env_config"]:
+                players.append(row["env_config"]["players"])
         env = HANABI if HANABI in envs else envs[0]
-        players = [row["env_config"]["players"] for row in rows if "players" in row["env_config"]]
         if players:
             return Settings(env=env, players=max(players))
         return Settings(env=env)
@@ -136,8 +143,8 @@ def _parse_rows(content: bytes, path: Path, settings: Settings) -> list[DatasetR
 
     Args:
         content: The file's bytes.
-        path: Its path, for messages.
-        settings: What rows leave open comes from these.
+        path: The file's path, for error messages.
+        settings: Settings that fill in what rows leave open.
     """
     rows = []
     for number, line in enumerate(content.splitlines(), start=1):
@@ -161,9 +168,9 @@ def _parse_rows(content: bytes, path: Path, settings: Settings) -> list[DatasetR
 def tasks(rows: Sequence[DatasetRow], start: int, count: int) -> list[TaskRow]:
     """Return tasks number `start` to `start + count - 1` of the list that rows stand for.
 
-    Tasks go round the rows, each as often as its share says. Task n takes seed `first_seed` + n
-    where its row has no seeds, so no two tasks of a run have the same one, on whatever board. A row
-    with seeds goes round them.
+    Tasks cycle through the rows, each as often as its share says. Task n takes seed `first_seed` +
+    n where its row has no seeds, so no two tasks of a run have the same seed, whatever their game.
+    A row with seeds cycles through them.
 
     Args:
         rows: The rows of a run.
@@ -190,16 +197,16 @@ def tasks(rows: Sequence[DatasetRow], start: int, count: int) -> list[TaskRow]:
 
 
 def further_task(rows: Sequence[DatasetRow], task: int, attempt: int) -> TaskRow:
-    """Return one of the tasks that may take the place of another one.
+    """Return a replacement for a task.
 
     It is of the same row, so that rows keep their shares, and depends on nothing that was played.
-    Where the row has no seeds it takes one that no other task of the run has; else one of the
-    row's, drawn, but not that of the other task itself unless there is only one.
+    Where the row has no seeds, it takes a seed that no other task of the run has; otherwise it
+    draws one of the row's seeds, other than the replaced task's unless there is only one.
 
     Args:
         rows: The rows of a run.
-        task: Number of the other task.
-        attempt: Which of them, from 1 to 15.
+        task: Number of the task to replace.
+        attempt: Number of the replacement, from 1 to 15.
     """
     index, visit = locate(_shares(rows), task)
     row = rows[index]
@@ -210,19 +217,20 @@ def further_task(rows: Sequence[DatasetRow], task: int, attempt: int) -> TaskRow
     if len(row.seeds) > 1:
         others = len(row.seeds) - 1
         apart = 1 + draw("further task", row.first_seed, number, below=others)
-    return row.task(number, row.seeds[(visit + apart) % len(row.seeds)])
+    position = (visit + apart) % len(row.seeds)
+    return row.task(number, row.seeds[position])
 
 
 def check_payoffs(settings: Settings, setups: Sequence[Setup[Any]]) -> None:
-    """Refuse what makes no sense of a game's payoff.
+    """Refuse settings that do not fit the payoff of a game.
 
     Args:
         settings: The run's settings.
         setups: The games that it plays, see `played_setups`.
 
     Raises:
-        SettingsError: Phases of best response, which look for a greater score, in a game that is
-            not a team's; shares of the team's return in one whose returns add up to 0.
+        SettingsError: Best-response phases, which look for a greater score, are set for a game
+            without a team; or shares of the team's return for a zero-sum game.
     """
     if ESTIMATORS[settings.advantage].needs.is_credit:
         with_critic = ", ".join(names_needing(Learned.CRITIC, Learned.CENTRAL_CRITIC))
@@ -270,11 +278,12 @@ def num_steps(settings: Settings, rows: Sequence[DatasetRow]) -> int:
 
 
 def mix_line(rows: Sequence[DatasetRow]) -> str:
-    """Return what is played, for the terminal, e.g. "laptop 75 %, marshal-mini 25 %".
+    """Return the mix of games for the terminal, e.g. "laptop 75 %, marshal-mini 25 %".
 
     Where rows differ in what players see, the observation stands beside each name.
     """
-    observations = {row.env_config.get("observation") for row in rows} - {None}
+    observations = {row.env_config.get("observation") for row in rows}
+    observations.discard(None)
     names = []
     for row in rows:
         name = str(row.env_config["preset"])
@@ -285,7 +294,11 @@ def mix_line(rows: Sequence[DatasetRow]) -> str:
     counts = Counter(names[index] for index in sorted(order))
     if len(counts) == 1:
         return names[0]
-    return ", ".join(f"{name} {100 * count / len(order):.3g} %" for name, count in counts.items())
+    parts = []
+    for name, count in counts.items():
+        percent = 100 * count / len(order)
+        parts.append(f"{name} {percent:.3g} %")
+    return ", ".join(parts)
 
 
 def _shares(rows: Sequence[DatasetRow]) -> tuple[Fraction, ...]:
@@ -293,25 +306,27 @@ def _shares(rows: Sequence[DatasetRow]) -> tuple[Fraction, ...]:
 
 
 def locate(shares: tuple[Fraction, ...], task: int) -> tuple[int, int]:
-    """Return the index of a task's row, and how many tasks that row had before.
+    """Return the index of a task's row, and how many earlier tasks that row had.
 
     Args:
-        shares: Those of the rows.
+        shares: Shares of the rows.
         task: Number of the task in the run.
     """
     order = block_order(shares)
     blocks, position = divmod(task, len(order))
     row = order[position]
-    visits = blocks * order.count(row) + order[:position].count(row)
-    return row, visits
+    visits_before_block = blocks * order.count(row)
+    visits_in_block = order[:position].count(row)
+    return row, visits_before_block + visits_in_block
 
 
 @functools.lru_cache(maxsize=8)
 def block_order(shares: tuple[Fraction, ...]) -> list[int]:
     """Return the shortest list in which each index occurs as often as its share says.
 
-    The k-th of n occurrences belongs at (k + 1/2) / n of the list, so they are spread evenly, and a
-    step that is a part of the list has nearly the shares too (Webster's method, as a sequence).
+    The k-th of n occurrences belongs at (k + 1/2) / n of the list, so they are spread evenly, and
+    a step that covers a part of the list has nearly the same shares (Webster's method, as a
+    sequence).
     Equal shares give 0, 1, 2, …
 
     Raises:
@@ -327,8 +342,9 @@ def block_order(shares: tuple[Fraction, ...]) -> list[int]:
             f"shares {given}: they come out exactly only in {sum(counts)} tasks, allowed are "
             f"{MAX_BLOCK}; give rounder numbers, such as 3 and 1."
         )
-    positions = []
+    occurrences = []
     for index, count in enumerate(counts):
         for k in range(count):
-            positions.append((Fraction(2 * k + 1, 2 * count), index, k))
-    return [index for _, index, _ in sorted(positions)]
+            position = Fraction(2 * k + 1, 2 * count)
+            occurrences.append((position, index, k))
+    return [index for _, index, _ in sorted(occurrences)]

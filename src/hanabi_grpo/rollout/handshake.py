@@ -1,8 +1,8 @@
-"""What trainer and server tell each other before the first game, and how each side computes it.
+"""Handshake of trainer and server before the first game, and the digests that both compute.
 
 Both sides run this code over their own installation: the server recomputes what a trainer claims of
-its games, so that two installations that would deal, phrase or encode a game differently are told
-so instead of training on the difference.
+its games, so that two installations that would deal, phrase or encode a game differently report an
+error instead of training on the difference.
 """
 
 import functools
@@ -20,13 +20,13 @@ from hanabi_grpo.envs.registry import origin
 from hanabi_grpo.types import MAX_PLAYERS
 
 PROTOCOL = 6
-"""Version of the rollout server's routes; both sides name it when a run is introduced."""
+"""Version of the rollout server's routes; both sides send it when a session begins."""
 MAX_VERSION = 2**31 - 1
 """Largest policy version: versions count optimizer steps."""
 STARTING = "starting"
-"""`status` of the answer 503 that a server gives until its engine is up.
+"""`status` of the 503 response that a server gives until its engine is up.
 
-Beside it stand the `seconds` so far.
+Beside it, `seconds` has the time since the start.
 """
 _MAX_TEXT = 100
 _MAX_RUN_ID = 4096
@@ -34,9 +34,12 @@ _MAX_RANK = 512
 _MAX_GAMES = 64
 _MAX_CONFIG_FIELDS = 32
 _NUM_PROBES = 3
-"""Games whose messages are compared."""
+"""Number of games whose messages are compared."""
 _PROBE_TURNS = 8
-"""Turns of each of them."""
+"""Turns of each of these games."""
+
+_STRIDE = 7
+"""From turn to turn, the position of the chosen action moves on by this many legal actions."""
 
 _Text = Annotated[str, Meta(min_length=1, max_length=_MAX_TEXT)]
 _Version = Annotated[int, Meta(ge=0, le=MAX_VERSION)]
@@ -45,7 +48,7 @@ _Config = Annotated[dict[_Text, Any], Meta(min_length=1, max_length=_MAX_CONFIG_
 
 
 class GameClaim(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One game that a trainer will ask for, and what its own code makes of it."""
+    """One game that a trainer will ask for, with the digests that its own code computes."""
 
     env: _Text
     """Name of the environment."""
@@ -62,7 +65,7 @@ class GameClaim(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class SessionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a trainer says of itself; the server refuses one that does not fit."""
+    """A trainer's description of itself; the server refuses a trainer that does not fit."""
 
     protocol: int
     run_id: Annotated[
@@ -70,11 +73,11 @@ class SessionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ]
     """Path of the run folder."""
     trainer_id: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
-    """Names the trainer's process."""
+    """Identifies the trainer's process."""
     secret: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-    """Of the run folder (`runs.run_secret`).
+    """Secret of the run folder (`runs.run_secret`).
 
-    Whoever knows it is the run's next trainer, whatever else is public.
+    A trainer that knows it may take over the run; everything else may be public.
     """
     adapters: Annotated[list[_Text], Meta(min_length=1, max_length=MAX_PLAYERS)]
     lora_rank: Annotated[int, Meta(ge=1, le=_MAX_RANK)]
@@ -85,8 +88,9 @@ class SessionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """See `ChatFormat.hash`."""
     dtype: _Text
     games: Annotated[list[GameClaim], Meta(min_length=1, max_length=_MAX_GAMES)]
-    """Never empty: a session is what uploads adapters, and an adapter without games cannot be
-    checked. Playing the base model, or what is served already, needs no session.
+    """The games of the run, at least one: a session uploads adapters, and an adapter without games
+    cannot be checked. Playing the base model, or adapters that are served already, needs no
+    session.
     """
     version: _Version = 0
     """The first version that the trainer will push."""
@@ -105,22 +109,23 @@ SECRET_FIELDS = frozenset({"secret"})
 def session_headers(run_id: str, trainer_id: str) -> dict[str, str]:
     """Return the headers that name a trainer.
 
-    A path may hold what a header may not, so it is percent-encoded.
+    A path may contain characters that a header may not, so it is percent-encoded.
     """
     return {"x-run-id": quote(run_id, safe="/:@"), "x-trainer-id": trainer_id}
 
 
 def read_session_headers(headers: Mapping[str, str]) -> tuple[str | None, str | None]:
-    """Return (run_id, trainer_id) of a request; None for what it does not say."""
+    """Return (run_id, trainer_id) of a request; None for a header that is missing."""
     run_id = headers.get("x-run-id")
-    trainer_id = headers.get("x-trainer-id")
-    return (None if run_id is None else unquote(run_id)), trainer_id
+    if run_id is not None:
+        run_id = unquote(run_id)
+    return run_id, headers.get("x-trainer-id")
 
 
 def game_claims(setups: Sequence[Setup[Any]]) -> list[dict[str, Any]]:
-    """Return what this installation makes of each game, as a `GameClaim` in JSON.
+    """Return this installation's digests of each game, as a `GameClaim` in JSON.
 
-    Equal games are claimed once.
+    Equal games are listed once.
     """
     claims = []
     for setup in dict.fromkeys(setups):
@@ -139,13 +144,14 @@ def game_claims(setups: Sequence[Setup[Any]]) -> list[dict[str, Any]]:
 
 @functools.lru_cache(maxsize=256)
 def prompt_hash(setup: Setup[Any]) -> str:
-    """Return a short sha256 over what players of a game are shown.
+    """Return a short sha256 over the messages that players of a game see.
 
-    That is every player's system message, and the messages of a few turns of fixed games: the
+    These are every player's system message, and the messages of a few turns of fixed games: the
     actions are chosen by position among the legal ones, so a difference in the rules shows as well.
     """
-    players = range(setup.spec.num_players)
-    texts = [setup.environment.system(setup.config, player) for player in players]
+    texts = []
+    for player in range(setup.spec.num_players):
+        texts.append(setup.environment.system(setup.config, player))
     for number in range(_NUM_PROBES):
         referee = Referee(setup.task("eval-handshake", number))
         for turn in range(_PROBE_TURNS):
@@ -155,7 +161,9 @@ def prompt_hash(setup: Setup[Any]) -> str:
                 texts.append(observation.message())
                 legal = observation.legal() or ("",)
                 # The last legal action of the first game: in many games the first ones end it.
-                choice = -1 if number == 0 else (7 * turn + number) % len(legal)
+                choice = -1
+                if number > 0:
+                    choice = (_STRIDE * turn + number) % len(legal)
                 replies[player] = legal[choice]
             if not replies:
                 break
@@ -164,18 +172,19 @@ def prompt_hash(setup: Setup[Any]) -> str:
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
-    """Return a short sha256 over all that decides which ids a text becomes, and back.
+    """Return a short sha256 over everything that decides how text is encoded and decoded.
 
     Vocabulary, merges, normalisation, added and special tokens count; the folder, and the
     truncation and padding that earlier calls left switched on, do not.
     """
-    added = tokenizer.added_tokens_decoder.items()
-    special = tokenizer.special_tokens_map.items()
-    parts: list[Any] = [
-        sorted(tokenizer.get_vocab().items()),
-        sorted((number, str(token)) for number, token in added),
-        {name: str(token) for name, token in special},
-    ]
+    added = []
+    for number, token in tokenizer.added_tokens_decoder.items():
+        added.append((number, str(token)))
+    special = {}
+    for name, token in tokenizer.special_tokens_map.items():
+        special[name] = str(token)
+    vocabulary = sorted(tokenizer.get_vocab().items())
+    parts: list[Any] = [vocabulary, sorted(added), special]
     if tokenizer.is_fast:
         pipeline = json.loads(tokenizer.backend_tokenizer.to_str())
         for name in ("truncation", "padding"):
@@ -185,4 +194,5 @@ def tokenizer_hash(tokenizer: Any) -> str:
 
 
 def _short_hash(parts: Any) -> str:
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    content = json.dumps(parts, sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]

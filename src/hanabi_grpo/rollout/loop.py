@@ -1,4 +1,4 @@
-"""The only loop over a game, and what it asks of an agent: a model, a script or a person.
+"""The only loop over a game, and its interface to agents: models, scripts and people.
 
 Servers, evaluation, demos and people all play through `play_episode`. The agents are in `agents`.
 """
@@ -19,7 +19,7 @@ class PlayerSeat(Protocol):
     async def reply(self, seen: Observation) -> Reply:
         """Answer on this player's turn.
 
-        The texts of `seen` are built when they are asked for, so that games of scripts stay fast.
+        The texts of `seen` are built on demand, so that games of scripts stay fast.
         """
         ...
 
@@ -29,7 +29,7 @@ class Player(Protocol):
 
     @property
     def name(self) -> str:
-        """What reports call it."""
+        """Name in reports."""
         ...
 
     def seat(self, player: int, *, task: Task[Any], game: int) -> PlayerSeat:
@@ -54,7 +54,7 @@ async def play_episode(
     """Play one game to its end.
 
     A bad reply is data: the referee penalises and replaces it. A seat that raises ends the game
-    with that error. Players who are to act at the same time are asked at the same time.
+    with that error. Players who act simultaneously are asked concurrently.
 
     Args:
         task: Start of the game.
@@ -62,10 +62,10 @@ async def play_episode(
         game: Number of this game within the task's group; it feeds the randomness of scripts and
             of the actions that replace bad replies.
         names: The policy of each seat, for the record; the players' own names when left out.
-        instance_id: Which server process plays, for the record.
+        instance_id: Identifier of the server process, for the record.
 
     Raises:
-        SettingsError: Not one player for every seat.
+        SettingsError: The number of players is not the number of seats.
     """
     referee = Referee(task, number=game)
     if len(players) != referee.spec.num_players:

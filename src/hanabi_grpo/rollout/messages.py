@@ -1,8 +1,7 @@
-"""What a client sends to have games played or a reply sampled, and what the server answers.
+"""Messages between client and rollout server: requests for games, replies or scores, and answers.
 
-Both sides use these structs, and read the games that a request asks for by the same rule. An
-unknown field is refused in a request and ignored in an answer; no value may nest deeper than its
-type says.
+Both sides use these structs, and derive the games of a request by the same rule. An unknown field
+is refused in a request and ignored in an answer; no value may nest deeper than its type says.
 """
 
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ MAX_TASKS = 16384
 MAX_GAMES = 32768
 """Games of all tasks of a request together."""
 MAX_TEMPERATURE = 2.0
-"""vLLM takes no more."""
+"""Highest sampling temperature that vLLM accepts."""
 MAX_TEXT = 64 << 10
 """Characters of one system message or prompt."""
 MAX_TURNS = 512
@@ -77,7 +76,7 @@ class RolloutRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Longest reply, in tokens."""
     temperature: _Temperature
     seats: _Seats | None = None
-    """Seats of the tasks that name none; a task for fewer players takes the first of them."""
+    """Seats of tasks that name none; a task with fewer players takes the first of them."""
 
 
 class DroppedRow(Struct, frozen=True, kw_only=True):
@@ -94,24 +93,24 @@ class RolloutAnswer(Struct, frozen=True, kw_only=True):
     episodes: tuple[Episode, ...]
     dropped: tuple[DroppedRow, ...]
     prompt_tokens: Annotated[int, Meta(ge=0)] = 0
-    """Tokens of all prompts that the engine was given.
+    """Tokens of all prompts that the engine received.
 
-    A conversation that grows is given anew at each turn.
+    A growing conversation counts again at each turn.
     """
     cached_tokens: Annotated[int, Meta(ge=0)] = 0
-    """Those of them that the engine had in its prefix cache."""
+    """Those of the prompt tokens that were in the engine's prefix cache."""
 
 
 class EarlierTurn(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One past turn of a conversation."""
 
     prompt: _Text
-    """What the player was shown."""
+    """The player's message."""
     reply_ids: Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=MAX_REPLY_IDS)]
 
 
 class ReplyRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that a reply depends on; the server remembers nothing between two of them."""
+    """Everything that a reply depends on; the server keeps no state between requests."""
 
     seat: _Seat
     """The policy that replies: "base" or an adapter at a version, see `settings.refs`."""
@@ -120,18 +119,18 @@ class ReplyRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     turns: Annotated[tuple[EarlierTurn, ...], Meta(max_length=MAX_TURNS)]
     """Past turns, oldest first."""
     fresh: bool = False
-    """Whether the player remembers some turns only, see `agents.conversation`.
+    """Whether the player remembers only some turns, see `agents.conversation`.
 
-    Then `turns` are all that it remembers.
+    If so, `turns` are all the turns that it remembers.
     """
     prompt: _Text
-    """Message that is replied to."""
+    """Message to reply to."""
     max_tokens: _MaxTokens
     temperature: _Temperature
 
 
 class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One message as OpenAI's API has it."""
+    """One message in the format of OpenAI's API."""
 
     role: Literal["system", "user", "assistant"]
     content: Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
@@ -140,9 +139,8 @@ class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A conversation as texts, as in OpenAI's API.
 
-    It has at most one system message, then user and assistant in turn. Other fields of OpenAI's,
-    and other values of `top_logprobs`, `n` and `top_p`, ask for what is not given here: they are
-    refused.
+    It has at most one system message, then user and assistant in turn. Other fields of OpenAI's
+    API, and other values of `top_logprobs`, `n` and `top_p`, are not supported: they are refused.
     """
 
     model: Annotated[str, Meta(max_length=512)]
@@ -153,18 +151,18 @@ class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """The newer name of `max_tokens`; one of them is needed."""
     temperature: _Temperature = 1.0
     logprobs: bool = True
-    """The answer has them in any case."""
+    """Ignored: the answer always has logprobs."""
     top_logprobs: Annotated[int, Meta(ge=0, le=0)] | None = None
     n: Annotated[int, Meta(ge=1, le=1)] = 1
     top_p: Annotated[float, Meta(ge=1.0, le=1.0)] = 1.0
     stream: bool = False
     """True: the answer comes as server-sent events, the whole reply in one of them."""
     stream_options: dict[Literal["include_usage"], bool] | None = None
-    """The events end with the usage in any case."""
+    """Ignored: the events always end with the usage."""
 
 
 class ScoredPrompt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The first message of a conversation, and texts that might answer it."""
+    """The first message of a conversation, and possible replies to it."""
 
     system: _Text
     prompt: _Text
@@ -172,7 +170,7 @@ class ScoredPrompt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class ScoreRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Replies whose probabilities are asked for; nothing is sampled."""
+    """Replies whose probabilities are requested; nothing is sampled."""
 
     seat: _Seat
     """The policy: "base" or an adapter at a version, see `settings.refs`."""
@@ -183,7 +181,7 @@ class ScoreAnswer(Struct, frozen=True, kw_only=True):
     """Log-probabilities of given replies."""
 
     logprobs: tuple[tuple[float, ...], ...]
-    """Per prompt and reply: of the whole reply, its end token included, in nats."""
+    """Per prompt and reply the log-probability of the reply with its end token, in nats."""
     version: int | None
     """Version of the adapter; None: the base model."""
 
@@ -195,11 +193,11 @@ class ReplyAnswer(Struct, frozen=True, kw_only=True):
     prompt_ids: tuple[TokenId, ...]
     reply_ids: tuple[TokenId, ...]
     logprobs: tuple[float, ...]
-    """Of each id in `reply_ids`, in nats."""
+    """Log-probability of each id in `reply_ids`, in nats."""
     version: int | None
     """Version of the adapter; None: the base model."""
     out_of_tokens: bool
-    """True when no reply could be made because the conversation would outgrow its budget."""
+    """True when there is no reply because the conversation would exceed its token budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,19 +217,19 @@ class RequestedTask:
 
     @property
     def where(self) -> str:
-        """What errors and logs call it, e.g. "hanabi train 42:17"."""
+        """Name in errors and logs, e.g. "hanabi train 42:17"."""
         return f"{self.task.environment.name} {task_name(self.task.split, self.task.seed)}"
 
 
 def read_tasks(request: RolloutRequest) -> list[RequestedTask]:
     """Return the tasks of a request, in order.
 
-    A task that a request names twice goes on counting: its second group of 16 holds games 16 to 31.
-    The same task with other seats is a task of its own.
+    Where a request names a task twice, the numbers of games continue: the second group of 16 has
+    games 16 to 31. The same task with other seats is a different task.
 
     Raises:
-        SettingsError: A task that cannot be played, by its number; or more games than a request may
-            ask for.
+        SettingsError: A task cannot be played (the message has its number), or the request asks for
+            too many games.
     """
     if len(request.tasks) * request.num_games > MAX_GAMES:
         raise SettingsError(
@@ -239,9 +237,9 @@ def read_tasks(request: RolloutRequest) -> list[RequestedTask]:
             f"{MAX_GAMES} games. Ask for fewer at once."
         )
     setups: dict[str, Setup[Any]] = {}
-    """By environment and config, which most tasks of a request share."""
+    """Setups by environment and config, which most tasks of a request share."""
     num_games: dict[tuple[Task[Any], tuple[SeatRef, ...]], int] = {}
-    """Games that tasks before asked for, by task and seats."""
+    """Number of games that earlier tasks asked for, by task and seats."""
     requested = []
     for number, row in enumerate(request.tasks):
         try:
@@ -255,7 +253,8 @@ def read_tasks(request: RolloutRequest) -> list[RequestedTask]:
         first = num_games.get((task, refs), 0)
         last = first + request.num_games
         num_games[task, refs] = last
-        requested.append(RequestedTask(task=task, refs=refs, games=range(first, last)))
+        requested_task = RequestedTask(task=task, refs=refs, games=range(first, last))
+        requested.append(requested_task)
     return requested
 
 

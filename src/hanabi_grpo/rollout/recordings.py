@@ -1,6 +1,6 @@
-"""Files of recorded games: written, read and chosen from.
+"""Files of recorded games: writing, reading and selecting.
 
-A line is an episode, and what `Recording` has beside it.
+A line holds an episode, and the other fields of its `Recording`.
 """
 
 import json
@@ -17,16 +17,16 @@ from hanabi_grpo.runs.run_folder import append_jsonl, json_text, run_home, save_
 from hanabi_grpo.types import Episode, ReplyKind, player_name
 
 NUM_REPLAYS = 4
-"""Games of a page that shows a sample."""
+"""Number of games on a page that shows a sample."""
 _STEP_PATTERN = re.compile(r"step_(\d+)", re.ASCII)
 _MAX_START = 40
-"""Characters of a bad start in an error."""
+"""Characters of a malformed start that an error quotes."""
 _MAX_NAMES = 80
-"""Characters of bad names in an error."""
+"""Characters of malformed names that an error quotes."""
 
 
 def recording_to_json(recording: Recording) -> dict[str, Any]:
-    """Return one line of a file: the episode, and start and names where they are needed."""
+    """Return one line of a file: the episode, and start and names where it has them."""
     row = episode_to_json(recording.episode)
     if recording.start is not None:
         row["start"] = recording.start
@@ -62,7 +62,10 @@ def write_episodes(run_folder: Path, step: int, groups: Sequence[Sequence[Episod
     folder.mkdir(exist_ok=True)
     path = folder / f"step_{step:06d}.jsonl"
     path.unlink(missing_ok=True)
-    append_jsonl(path, *(episode_to_json(episode) for group in groups for episode in group))
+    rows: list[dict[str, Any]] = []
+    for group in groups:
+        rows += map(episode_to_json, group)
+    append_jsonl(path, *rows)
     return path
 
 
@@ -157,12 +160,19 @@ def read_recordings(files: Sequence[Path]) -> tuple[list[Recording], list[str]]:
             row = _without_surrogates(row)
             recordings.append(_read_recording(row, len(recordings), path, number))
     if not recordings:
-        raise SettingsError(f"{', '.join(map(str, files))}: no game in there.")
+        raise SettingsError(f"{', '.join(map(str, files))}: contains no games.")
     return recordings, notes
 
 
 def _read_recording(row: Any, number: int, path: Path, line: int) -> Recording:
-    """Return the game of one line; `number` is its own among all games that are read."""
+    """Return the game of one line.
+
+    Args:
+        row: The line as JSON.
+        number: Number of the game among all games that are read.
+        path: The file.
+        line: Number of the line, from 1.
+    """
     where = f"{path}: line {line}"
     try:
         episode = episode_from_json(row)
@@ -175,21 +185,28 @@ def _read_recording(row: Any, number: int, path: Path, line: int) -> Recording:
             "'R1 Y4 ...'."
         )
     names = row.get("names", [])
-    are_texts = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    if not are_texts or len(names) not in (0, episode.num_players):
+    if not _is_text_list(names) or len(names) not in (0, episode.num_players):
         raise SettingsError(
             f"{where}: names={str(names)[:_MAX_NAMES]}: one text for each of "
             f"{episode.num_players} players."
         )
     return Recording(
-        episode=episode, number=number, source=path.stem, start=start, names=tuple(names)
+        episode=episode,
+        number=number,
+        source=path.stem,
+        start=start,
+        names=tuple(names),
     )
 
 
-def _without_surrogates(data: Any) -> Any:
-    """Return JSON without halves of characters.
+def _is_text_list(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
-    JSON can escape them, and no text that holds one can be checked or shown.
+
+def _without_surrogates(data: Any) -> Any:
+    """Return JSON with lone surrogates replaced.
+
+    JSON can escape half of a surrogate pair; text that holds one can be neither checked nor shown.
     """
     if isinstance(data, str):
         return data.encode("utf-8", "replace").decode("utf-8")
@@ -205,16 +222,16 @@ def _without_surrogates(data: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which games are asked for; by default all of them.
+    """Which games to show; all of them by default.
 
     Raises:
-        SettingsError: Choices that exclude each other.
+        SettingsError: Two choices exclude each other.
     """
 
     worst: int | None = None
-    """So many games of the lowest returns of all players together."""
+    """Number of games with the lowest returns, summed over players."""
     best: int | None = None
-    """So many games of the highest."""
+    """Number of games with the highest returns, summed over players."""
     illegal: bool = False
     """Only games with a reply that was illegal or no move.
 
@@ -228,10 +245,12 @@ class Selection:
     def __post_init__(self) -> None:
         """Refuse choices that exclude each other."""
         choices = {"worst": self.worst, "best": self.best, "game": self.game}
-        given = [name for name, value in choices.items() if value is not None]
-        if len(given) > 1:
-            options = " and ".join(f"--{name}" for name in given)
-            raise SettingsError(f"{options}: choose one of them.")
+        options = []
+        for name, value in choices.items():
+            if value is not None:
+                options.append(f"--{name}")
+        if len(options) > 1:
+            raise SettingsError(f"{' and '.join(options)}: choose one of them.")
         for name in ("worst", "best"):
             count = choices[name]
             if count is not None and count < 1:
@@ -240,13 +259,14 @@ class Selection:
     @property
     def is_everything(self) -> bool:
         """True when no game is left out."""
-        return self.worst is None and self.best is None and self.game is None and not self.illegal
+        choices = (self.worst, self.best, self.game)
+        return choices == (None, None, None) and not self.illegal
 
     def apply(self, recordings: Sequence[Recording]) -> list[Recording]:
         """Return the chosen games: by returns for `worst` and `best`, else in the file's order.
 
         Raises:
-            SettingsError: No such game, or no game with such a player.
+            SettingsError: There is no such game, or no game with such a player.
         """
         chosen = list(recordings)
         if self.game is not None:
@@ -260,9 +280,8 @@ class Selection:
                 f"--player {player_name(self.player)}: no game here has that many players."
             )
         if self.illegal:
-            chosen = [
-                recording for recording in chosen if num_bad_replies(recording, self.player) > 0
-            ]
+            player = self.player
+            chosen = [recording for recording in chosen if num_bad_replies(recording, player)]
         if self.worst is not None:
             return sorted(chosen, key=_total_return)[: self.worst]
         if self.best is not None:
@@ -275,7 +294,7 @@ def _has_player(recordings: Sequence[Recording], player: int) -> bool:
 
 
 def num_bad_replies(recording: Recording, player: int | None = None) -> int:
-    """Return how many replies were no legal move, of one seat or of all."""
+    """Return how many replies were not a legal move, of one seat or of all seats."""
     count = 0
     for turn in recording.episode.turns:
         is_counted = player is None or turn.player == player
@@ -290,9 +309,10 @@ def _total_return(recording: Recording) -> float:
 
 
 def spread(recordings: Sequence[Recording], number: int) -> list[Recording]:
-    """Return so many games, evenly from the worst to the best.
+    """Return `number` games, spread evenly from the worst to the best.
 
-    Example: 3 games of those that earned 0, 1, 1, 2, 4 are those of 0, 1 and 4.
+    Example:
+        3 of the games that earned 0, 1, 1, 2 and 4 are those that earned 0, 1 and 4.
     """
     ranked = sorted(recordings, key=_total_return)
     if number == 0:
@@ -300,4 +320,8 @@ def spread(recordings: Sequence[Recording], number: int) -> list[Recording]:
     if number == 1 or len(ranked) <= number:
         return ranked[-number:]
     last = len(ranked) - 1
-    return [ranked[round(place * last / (number - 1))] for place in range(number)]
+    chosen = []
+    for index in range(number):
+        rank = round(index * last / (number - 1))
+        chosen.append(ranked[rank])
+    return chosen

@@ -1,20 +1,21 @@
-"""The sampler's interface: what answers a prompt with token ids and their log-probabilities.
+"""The interface of samplers, which reply to a prompt with token ids and their log-probabilities.
 
-The rollout server knows its engine through `Sampler` alone. `server.engine.VllmSampler` is the one
-that ships; the tests' stand-ins implement the same protocol. To serve with another engine, write a
-class with these methods and construct it in `server.assembly.rollout_server`.
+The rollout server uses its engine only through `Sampler`. `server.engine.VllmSampler` is the
+implementation that ships; the fake engines of the tests implement the same protocol. To serve with
+another engine, write a class with these methods and construct it in
+`server.assembly.rollout_server`.
 """
 
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 AdapterHandle: TypeAlias = object
-"""What a sampler's `load_adapter` returned; only that sampler looks into it."""
+"""Return value of a sampler's `load_adapter`, opaque to everything but that sampler."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingConfig:
-    """How a reply is sampled.
+    """Parameters of sampling.
 
     Nucleus and top-k sampling are off: the logprobs must be those of the policy that is trained.
     """
@@ -42,13 +43,13 @@ class Sample:
 class Sampler(Protocol):
     """An engine that samples replies and holds LoRA adapters.
 
-    All calls come from one event loop. A call that fails raises; a failure after which the engine
-    is lost for good is also visible in `is_dead`.
+    All calls come from one event loop. A call that fails raises; after a fatal failure `is_dead` is
+    true as well.
     """
 
     @property
     def is_dead(self) -> bool:
-        """True once the engine has failed or hangs; it does not come back."""
+        """True once the engine has failed or hangs; it does not recover."""
 
     @property
     def state(self) -> str:
@@ -97,7 +98,7 @@ class Sampler(Protocol):
         """
 
     async def unload_adapter(self, number: int) -> None:
-        """Forget an adapter that no request names any more."""
+        """Unload an adapter that no request uses any more."""
 
     def stop(self) -> None:
         """End the engine and its processes."""

@@ -1,6 +1,6 @@
-"""Whether a tokenizer knows the words of a game.
+"""Check whether a tokenizer knows the words of a game.
 
-A tiny model's tokenizer knows those of the presets that it was made for, and no others.
+A tiny model's tokenizer knows the words of the presets that it was made for, and no others.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings.defaults import tiny_model_command, tiny_model_folder
 
 _MAX_SHOWN = 5
-"""Unknown words of a game in an error."""
+"""Unknown words of a game that an error message lists."""
 _NUM_GAMES = 20
 """Random games whose words are collected."""
 
@@ -20,16 +20,16 @@ _NUM_GAMES = 20
 def game_words(setup: Setup[Any], *, num_games: int = _NUM_GAMES) -> tuple[str, ...]:
     """Return the different words of a game, in order of appearance.
 
-    They are those of the environment's own list, of the system messages, and of random play.
+    They come from the environment's own list, the system messages and random play.
 
     Args:
         setup: The game.
         num_games: Random games that are played.
     """
-    players = range(setup.spec.num_players)
     # The keys of a dict are a set that keeps its order.
     texts = dict.fromkeys(setup.environment.reply_words(setup.config))
-    texts |= dict.fromkeys(setup.environment.system(setup.config, player) for player in players)
+    for player in range(setup.spec.num_players):
+        texts[setup.environment.system(setup.config, player)] = None
     for seed in range(num_games):
         texts |= dict.fromkeys(_texts_of_random_game(setup, seed))
     words: dict[str, None] = {}
@@ -46,14 +46,16 @@ def _texts_of_random_game(setup: Setup[Any], seed: int) -> Iterable[str]:
     seats = {}
     for player in range(setup.spec.num_players):
         seats[player] = policy.seat(player, task=task, game=0)
-    while acting := referee.to_act():
-        actions = {}
+    acting = referee.to_act()
+    while acting:
         observations = {player: referee.see(player) for player in acting}
+        actions = {}
         for player, observation in observations.items():
             yield observation.message()
             yield from observation.legal() or ()
             actions[player] = seats[player].act(observation)
         referee.step(actions)
+        acting = referee.to_act()
 
 
 def unknown_words(words: Sequence[str], tokenizer: Any) -> tuple[str, ...]:
@@ -62,7 +64,11 @@ def unknown_words(words: Sequence[str], tokenizer: Any) -> tuple[str, ...]:
     if unknown_id is None:
         return ()
     ids = tokenizer(list(words), add_special_tokens=False)["input_ids"]
-    return tuple(word for word, word_ids in zip(words, ids, strict=True) if unknown_id in word_ids)
+    unknown = []
+    for word, word_ids in zip(words, ids, strict=True):
+        if unknown_id in word_ids:
+            unknown.append(word)
+    return tuple(unknown)
 
 
 def check_vocabulary(setups: Sequence[Setup[Any]], tokenizer: Any, model: str) -> None:
@@ -87,14 +93,20 @@ def check_vocabulary(setups: Sequence[Setup[Any]], tokenizer: Any, model: str) -
     if not problems:
         return
     # Hanabi's tiny model knows the words of the compact style only.
-    is_full = any(setup.env == "hanabi" and setup.config.observation == "full" for setup in setups)
-    make = "With HANABI_OBSERVATION=compact, make" if is_full else "Make"
+    make = "Make"
+    if any(map(_has_full_style, setups)):
+        make = "With HANABI_OBSERVATION=compact, make"
     boards = boards_of(setups)
     raise SettingsError(
         f"MODEL={model}: its tokenizer does not know {'; '.join(problems)}. Players could not tell "
         f"what they see. {make} a model that knows them: {tiny_model_command(*boards)}, and set "
         f"MODEL={tiny_model_folder(*boards)}; or choose another MODEL."
     )
+
+
+def _has_full_style(setup: Setup[Any]) -> bool:
+    """Tell whether a game is Hanabi with observations in the full style."""
+    return setup.env == "hanabi" and setup.config.observation == "full"
 
 
 def _describe_unknown(setup: Setup[Any], unknown: Sequence[str], num_words: int) -> str:
@@ -111,12 +123,16 @@ def boards_of(setups: Sequence[Setup[Any]]) -> tuple[tuple[str, ...], int, str]:
 
     Returns:
         The different presets of the games, their greatest number of players, and the environment of
-        the first. A preset of another environment has its name before it, as in
-        "kuhn_poker:kuhn_poker".
+        the first game. A preset of another environment is prefixed by that environment's name, as
+        in "kuhn_poker:kuhn_poker".
     """
     env = setups[0].env
     presets: dict[str, None] = {}
+    most_players = 0
     for setup in setups:
         preset = setup.spec.preset
-        presets[preset if setup.env == env else f"{setup.env}:{preset}"] = None
-    return tuple(presets), max(setup.spec.num_players for setup in setups), env
+        if setup.env != env:
+            preset = f"{setup.env}:{preset}"
+        presets[preset] = None
+        most_players = max(most_players, setup.spec.num_players)
+    return tuple(presets), most_players, env

@@ -1,7 +1,7 @@
-"""JSON into msgspec structs, and episodes as JSON: in a server's answer and as a line of a record.
+"""Decoding of JSON into msgspec structs, and episodes as JSON in answers and recordings.
 
-Reading trusts nothing: a missing field, a wrong type, a number that is not finite or lists whose
-lengths differ are an error that names the place, its value and what is allowed.
+Input is not trusted: a missing field, a wrong type, a number that is not finite, or lists whose
+lengths differ raise an error that names the field, its value and what is allowed.
 """
 
 import math
@@ -22,20 +22,20 @@ TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 _Kind = TypeVar("_Kind")
 _Path = list[str | int]
 """Field names and list positions that lead to a value."""
-_PLACE_PATTERN = re.compile(r" - at (?P<key>`key` in )?`\$(?P<path>.*)`$")
-"""How a message of msgspec ends, e.g. " - at `$.tasks[0].seed`"."""
+_LOCATION_PATTERN = re.compile(r" - at (?P<key>`key` in )?`\$(?P<path>.*)`$")
+"""End of an error message of msgspec, e.g. " - at `$.tasks[0].seed`"."""
 _STEP_PATTERN = re.compile(r"\.(?P<name>[A-Za-z_]\w*)|\[(?P<index>\d+)\]")
 _FIELD_PATTERN = re.compile(
     r"Object (?P<problem>missing required|contains unknown) field `(?P<name>.*)`"
 )
 _MAX_FIELD_NAME = 80
-"""Characters of an unknown field's name in an error."""
+"""Characters of an unknown field's name that an error quotes."""
 _UNKNOWN = object()
-"""In place of a value that cannot be shown."""
+"""Stands for a value that cannot be shown."""
 _MAX_QUOTED_BYTES = 1 << 20
-"""Longer text is not read a second time for a message.
+"""Longer texts are not decoded a second time for an error message.
 
-As plain objects it takes many times its size.
+Decoded into plain objects, they take many times their size.
 """
 
 
@@ -44,11 +44,11 @@ def read_struct(kind: type[_Kind], data: Any, *, secret_fields: Container[str] =
 
     Args:
         kind: A msgspec struct, or `dict`.
-        data: JSON as bytes, or as a parser made it.
+        data: JSON as bytes, or already parsed.
         secret_fields: Names of fields whose values no error may show.
 
     Raises:
-        ValueError: Says what is wrong, e.g. "tasks.0.seed='3': Expected `int`, got `str`".
+        ValueError: The data do not fit, e.g. "tasks.0.seed='3': Expected `int`, got `str`".
     """
     try:
         if isinstance(data, bytes):
@@ -65,21 +65,21 @@ def read_struct(kind: type[_Kind], data: Any, *, secret_fields: Container[str] =
 
 
 def _describe(message: str, data: Any, secret_fields: Container[str]) -> str:
-    """Return msgspec's message with the name of the place before it, and the value there."""
+    """Return msgspec's message, preceded by the name of the field and its value."""
     path: _Path = []
-    place = _PLACE_PATTERN.search(message)
-    if place is not None:
-        message = message[: place.start()]
-        path = _read_path(place["path"])
+    location = _LOCATION_PATTERN.search(message)
+    if location is not None:
+        message = message[: location.start()]
+        path = _read_path(location["path"])
     field = _FIELD_PATTERN.fullmatch(message)
     if field is not None:
         path.append(field["name"][:_MAX_FIELD_NAME])
         is_missing = field["problem"] == "missing required"
         message = "this field is missing" if is_missing else "no such field"
     name = ".".join(map(str, path)) or "all of it"
-    is_key = place is not None and place["key"] is not None
+    is_key = location is not None and location["key"] is not None
     value = _UNKNOWN if is_key or name in secret_fields else _value_at(data, path)
-    # What a struct says of itself names its fields, so its value would only repeat them.
+    # A message about a struct names its fields already; its value would repeat them.
     is_shown = message.startswith("Expected") or not isinstance(value, Mapping)
     if value is _UNKNOWN or not is_shown:
         return f"{name}: {message}"
@@ -133,16 +133,16 @@ def episode_from_json(row: Mapping[str, Any]) -> Episode:
 
 
 def check_episode(episode: Episode, *, needs_logprobs: bool = False) -> None:
-    """Refuse an episode whose parts do not fit together, or whose numbers are not finite.
+    """Refuse an episode whose parts are inconsistent, or whose numbers are not finite.
 
-    Types are checked before: this is what no type says.
+    Types have been checked before; these are the constraints beyond them.
 
     Args:
-        episode: As `read_struct` returned it.
+        episode: Episode as `read_struct` returned it.
         needs_logprobs: Whether each reply id needs a logprob; records may have none at all.
 
     Raises:
-        ValueError: Names the turn, what does not fit, and what is allowed.
+        ValueError: The message names the turn, the problem, and what is allowed.
     """
     num_players = episode.num_players
     has_seats = len(episode.seats) in (0, num_players)
@@ -163,15 +163,18 @@ def check_episode(episode: Episode, *, needs_logprobs: bool = False) -> None:
 
 
 def check_logprob_count(
-    logprobs: tuple[float, ...], reply_ids: tuple[int, ...], where: str, needs_logprobs: bool
+    logprobs: tuple[float, ...],
+    reply_ids: tuple[int, ...],
+    where: str,
+    needs_logprobs: bool,
 ) -> None:
     """Refuse a reply without one logprob for each of its ids, by a ValueError.
 
     Args:
-        logprobs: In nats, one for each id.
+        logprobs: Log-probability of each id, in nats.
         reply_ids: Sampled ids.
-        where: What the message begins with, e.g. "turns.3".
-        needs_logprobs: Whether no logprobs at all are refused too.
+        where: Beginning of the error message, e.g. "turns.3".
+        needs_logprobs: Whether a reply without any logprobs is refused as well.
     """
     if len(logprobs) == len(reply_ids) or (not logprobs and not needs_logprobs):
         return
@@ -184,4 +187,8 @@ def check_logprob_count(
 def _has_finite_numbers(turn: Turn) -> bool:
     if not all(map(math.isfinite, turn.logprobs)):
         return False
-    return all(all(map(math.isfinite, rewards.values())) for rewards in turn.rewards)
+    return all(map(_are_finite, turn.rewards))
+
+
+def _are_finite(rewards: Mapping[str, float]) -> bool:
+    return all(map(math.isfinite, rewards.values()))

@@ -22,10 +22,10 @@ AlarmKey = tuple[str, str]
 
 
 def alarms_of(settings: Mapping[str, Any]) -> tuple[Alarm, ...]:
-    """Return the alarms of a run: its environment's, and the general ones.
+    """Return the alarms of a run: those of its environment, and the general ones.
 
-    In a zero-sum game the mean score of self-play is no sign of anything, so alarms on scores are
-    left out there. Of an environment that is not installed only the general ones are known.
+    In a zero-sum game the mean score of self-play is not informative, so alarms on scores are left
+    out. For an environment that is not installed, only the general alarms are known.
 
     Args:
         settings: Settings of the run, by variable.
@@ -79,10 +79,9 @@ class _Series:
     def noise(self) -> float:
         """Standard error of `mean`, from the mean jump between readings.
 
-        A trend hardly touches the jumps.
-        Of independent normal readings the mean jump is 2 / sqrt(pi) = 1.128 standard deviations
-        (the moving range of control charts: Montgomery, "Introduction to Statistical Quality
-        Control").
+        A trend hardly affects the jumps. For independent normal readings the mean jump is
+        2 / sqrt(pi) = 1.128 standard deviations (the moving range of control charts: Montgomery,
+        "Introduction to Statistical Quality Control").
         """
         if not self.jumps:
             return 0.0
@@ -93,7 +92,7 @@ class _Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlarmChange:
-    """An alarm that was raised, or is over."""
+    """An alarm that was raised, or that ended."""
 
     alarm: Alarm
     subject: str
@@ -108,7 +107,7 @@ class AlarmChange:
 
     @property
     def message(self) -> str:
-        """What happened, what it means and what to do."""
+        """Message that says what happened, what it means and what to do."""
         alarm = self.alarm
         subject = f"{self.subject}: " if self.subject else ""
         reading = f"{subject}{alarm.title} is {self.value:.3g} over the last {WINDOW} steps"
@@ -120,7 +119,7 @@ class AlarmChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What an alarm made of one step, for tables and charts."""
+    """The reading of an alarm at one step, for tables and charts."""
 
     alarm: Alarm
     subject: str
@@ -174,14 +173,14 @@ class AlarmWatch:
         """Start before the first step, with the alarms of the environment, see `alarms_of`."""
         self.alarms = tuple(alarms)
         self.readings: list[Reading] = []
-        """What each alarm made of the last row that was given."""
+        """Readings of the alarms at the last row."""
         self._series: dict[str, _Series] = {}
         self._raised_since: dict[AlarmKey, int] = {}
         self._names_with_readings: set[str] = set()
 
     @classmethod
     def after(cls, rows: Iterable[Mapping[str, Any]], alarms: Sequence[Alarm]) -> "AlarmWatch":
-        """Return the watch as it stood after these rows."""
+        """Return a watch that has seen these rows."""
         watch = cls(alarms)
         for row in rows:
             watch.update(row)
@@ -189,7 +188,7 @@ class AlarmWatch:
 
     @property
     def raised(self) -> dict[AlarmKey, int]:
-        """Name and subject of every alarm that is raised, and since which step."""
+        """Step since which each alarm is raised, by its name and subject."""
         return dict(self._raised_since)
 
     def metrics(self) -> dict[str, float]:
@@ -205,13 +204,15 @@ class AlarmWatch:
         return metrics
 
     def update(self, row: Mapping[str, Any]) -> list[AlarmChange]:
-        """Take the row of one step and return what changed.
+        """Process the row of one step and return the changes.
 
         Metrics that are absent or not finite change nothing.
         """
         step = int(row["step"])
         watched = self._watched_metrics(row)
-        for metric in dict.fromkeys(entry.metric for entry in watched):
+        # Several alarms may watch one metric; each of its values is added once.
+        metrics = [entry.metric for entry in watched]
+        for metric in dict.fromkeys(metrics):
             value = number(row.get(metric))
             if value is not None:
                 self._series.setdefault(metric, _Series()).add(value)
@@ -242,10 +243,13 @@ class AlarmWatch:
         players: set[str] = set()
         boards: list[str] = []
         for key in row:
-            if match := _PLAYER_METRIC.match(key):
-                players.add(match[1])
-            elif match := _BOARD_METRIC.fullmatch(key):
-                boards.append(match[1])
+            player_match = _PLAYER_METRIC.match(key)
+            if player_match is not None:
+                players.add(player_match[1])
+                continue
+            board_match = _BOARD_METRIC.fullmatch(key)
+            if board_match is not None:
+                boards.append(board_match[1])
         subjects_of_placeholder = {"{player}": sorted(players), "{board}": boards}
         watched = []
         for alarm in self.alarms:
@@ -254,7 +258,7 @@ class AlarmWatch:
         return watched
 
     def _check(self, entry: _Watched, series: _Series, step: int) -> AlarmChange | None:
-        """Raise an alarm or end it; returns the change, None where nothing changed."""
+        """Raise or end an alarm; return the change, None where nothing changed."""
         alarm = entry.alarm
         key = (alarm.name, entry.subject)
         since = self._raised_since.get(key)
@@ -289,7 +293,7 @@ def _level(alarm: Alarm, series: _Series, *, clear: bool = False) -> float | Non
 def _expand(
     figure: str, subjects_of_placeholder: Mapping[str, Sequence[str]]
 ) -> list[tuple[str, str]]:
-    """Return each metric that a figure stands for, with its subject.
+    """Return each metric that matches a figure, with its subject.
 
     Example:
         _expand("{player}/cut_share", {"{player}": ["player_0", "player_1"], "{board}": []}) ==

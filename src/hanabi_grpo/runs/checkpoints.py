@@ -85,7 +85,7 @@ def write_checkpoint(
         run_folder: Where; must exist.
         step: Optimizer steps behind it.
         fill: Writes the files, with any sub-folders, into the folder that it is given.
-        facts: Further keys of the manifest, none of its own.
+        facts: Further keys of the manifest.
         needed_bytes: What `fill` will write, about; 10 % and 16 MiB more must be free.
 
     Returns:
@@ -152,18 +152,26 @@ def find_checkpoint(run_folder: Path, *, needs: str = "") -> FoundCheckpoint:
         except RunFolderError as error:
             skipped.append(str(error))
             continue
-        if not needs or any(name.startswith(f"{needs}/") for name in manifest.files):
+        if not needs or _has_folder(manifest, needs):
             return FoundCheckpoint(folder=folder, manifest=manifest, skipped=tuple(skipped))
         skipped.append(f"{folder}: is whole but holds no {needs}/.")
-    reasons = "\n".join(f"  {text}" for text in skipped) or "  there is no checkpoint-N in it."
-    raise RunFolderError(f"{run_folder}: no valid checkpoint to go on from.\n{reasons}")
+    reasons = skipped or ["there is no checkpoint-N in it."]
+    message = f"{run_folder}: no valid checkpoint to go on from."
+    for reason in reasons:
+        message += f"\n  {reason}"
+    raise RunFolderError(message)
+
+
+def _has_folder(manifest: Manifest, name: str) -> bool:
+    """Tell whether a checkpoint has files in a folder of this name."""
+    return any(path.startswith(f"{name}/") for path in manifest.files)
 
 
 def last_saved(run_folder: Path) -> str:
     """Return when the newest checkpoint of a run was saved, by its manifest.
 
     Returns:
-        ISO 8601, so that texts are ordered as times are; "" without a readable checkpoint.
+        The time in ISO 8601, which sorts chronologically; "" without a readable checkpoint.
     """
     newest = ""
     for folder in _visible_checkpoints(run_folder):
@@ -173,7 +181,7 @@ def last_saved(run_folder: Path) -> str:
 
 
 def rotate(run_folder: Path, keep: int, *, best: int | None = None) -> tuple[Path, ...]:
-    """Remove the oldest checkpoints beyond `keep`, and what killed processes left.
+    """Remove the oldest checkpoints beyond `keep`, and remains of killed processes.
 
     Call it after a checkpoint was written. The last valid one is never removed, however many newer
     ones are damaged. A folder that cannot be removed is logged and tried again the next time.
@@ -181,7 +189,7 @@ def rotate(run_folder: Path, keep: int, *, best: int | None = None) -> tuple[Pat
     Args:
         run_folder: The run's folder.
         keep: Number of checkpoints that stay.
-        best: Step of one that stays in any case.
+        best: Step of a checkpoint that is never removed.
 
     Returns:
         The folders that were removed.
@@ -189,8 +197,11 @@ def rotate(run_folder: Path, keep: int, *, best: int | None = None) -> tuple[Pat
     recover_checkpoints(run_folder)
     newest_first = _visible_checkpoints(run_folder)
     kept = newest_first[:keep]
-    surplus = [folder for folder in newest_first[keep:] if folder.name != f"checkpoint-{best}"]
-    while surplus and not any(_is_valid(folder) for folder in kept):
+    surplus = []
+    for folder in newest_first[keep:]:
+        if folder.name != f"checkpoint-{best}":
+            surplus.append(folder)
+    while surplus and not any(map(_is_valid, kept)):
         kept.append(surplus.pop(0))
     removed = []
     for folder in reversed(surplus):
@@ -209,10 +220,10 @@ def rotate(run_folder: Path, keep: int, *, best: int | None = None) -> tuple[Pat
 
 
 def recover_checkpoints(run_folder: Path) -> None:
-    """Finish what a killed process began.
+    """Clean up after a killed process.
 
-    A checkpoint that was set aside is brought back, other remains are removed. Only for the process
-    that holds the run folder's lock; another's checkpoint may be half-way just now.
+    A checkpoint that was set aside is restored, other remains are removed. Only the process that
+    holds the run folder's lock may call this; another process may be writing a checkpoint.
     """
     for candidate in _candidates(run_folder):
         if not candidate.kind:
@@ -233,9 +244,9 @@ def recover_checkpoints(run_folder: Path) -> None:
 
 
 def _candidates(run_folder: Path) -> list[_Candidate]:
-    """Return everything that is named as a checkpoint: newest step first.
+    """Return everything that is named like a checkpoint, newest step first.
 
-    Of one step the proper name comes first.
+    Among candidates of one step, the one with the proper name comes first.
     """
     candidates = []
     try:

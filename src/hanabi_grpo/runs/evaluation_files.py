@@ -23,8 +23,8 @@ class StoredEvaluation:
     result: EvaluationResult
     role: ResultRole
     is_kept: bool
-    """Whether `evaluate` kept it in `evaluations/` under a name of its own making; otherwise a
-    person chose the file's name."""
+    """Whether `evaluate` stored it in `evaluations/` under a generated name; otherwise the user
+    chose the file's name."""
     is_alone: bool
     """Whether the file is about this result alone, not a list of several lineups."""
 
@@ -34,7 +34,7 @@ class RunEvaluations:
     """All evaluations of a run."""
 
     stored: tuple[StoredEvaluation, ...]
-    """Files with a name that a person chose come first; see `find_evaluations`."""
+    """The results; files whose name the user chose come first, see `find_evaluations`."""
     problems: tuple[str, ...]
     """One line per result that cannot be read, e.g. "sampled.json: a score is no finite number"."""
 
@@ -51,16 +51,17 @@ class RunEvaluations:
     @property
     def paths(self) -> list[Path]:
         """The files that hold results of lineups, each once."""
-        return list(dict.fromkeys(stored.path for stored in self.results))
+        paths = [stored.path for stored in self.results]
+        return list(dict.fromkeys(paths))
 
 
 def find_evaluations(folder: Path) -> RunEvaluations:
     """Find every evaluation of a run.
 
-    Looked at are `*.json` in the run folder, beside it where it is called `train` (`tools/demo.sh`
-    leaves them there), and in its `evaluations/`, where `evaluate` keeps what the run's adapters
-    scored. Files that are no evaluation are skipped. A result that lies in `evaluations/` and also
-    under a name that a person chose is returned once, under the chosen name.
+    These are `*.json` files in the run folder, in its parent where it is called `train`
+    (`tools/demo.sh` writes them there), and in its `evaluations/`, where `evaluate` stores the
+    scores of the run's adapters. Other JSON files are skipped. A result that is in `evaluations/`
+    and also under a name that the user chose is returned once, under the chosen name.
 
     Args:
         folder: A run folder, or one that holds it as `train/`. It need not exist.
@@ -72,9 +73,9 @@ def find_evaluations(folder: Path) -> RunEvaluations:
     folders.append(home / EVALUATIONS)
     stored: list[StoredEvaluation] = []
     problems: list[str] = []
-    for place in folders:
-        is_kept = place.name == EVALUATIONS
-        for path in sorted(place.glob("*.json")):
+    for searched in folders:
+        is_kept = searched.name == EVALUATIONS
+        for path in sorted(searched.glob("*.json")):
             for role, data, is_alone in _candidates(path):
                 try:
                     result = result_of_json(data)
@@ -82,7 +83,11 @@ def find_evaluations(folder: Path) -> RunEvaluations:
                     problems.append(f"{path.name}: {error}")
                     continue
                 evaluation = StoredEvaluation(
-                    path=path, result=result, role=role, is_kept=is_kept, is_alone=is_alone
+                    path=path,
+                    result=result,
+                    role=role,
+                    is_kept=is_kept,
+                    is_alone=is_alone,
                 )
                 if not (is_kept and _is_known(evaluation, stored)):
                     stored.append(evaluation)
@@ -91,19 +96,21 @@ def find_evaluations(folder: Path) -> RunEvaluations:
 
 def _is_known(evaluation: StoredEvaluation, stored: list[StoredEvaluation]) -> bool:
     """Tell whether the same result was found already, perhaps under another label."""
-    plain = replace(evaluation.result, label="")
-    return any(
-        other.role == evaluation.role and replace(other.result, label="") == plain
-        for other in stored
-    )
+    unlabelled = replace(evaluation.result, label="")
+    for other in stored:
+        is_same_role = other.role == evaluation.role
+        if is_same_role and replace(other.result, label="") == unlabelled:
+            return True
+    return False
 
 
 def _candidates(path: Path) -> Iterator[tuple[ResultRole, dict[str, Any], bool]]:
-    """Yield what may be evaluations in a file.
+    """Yield the objects of a file that may be evaluations.
+
+    They are the file itself, and the objects in its lists "results" and "references".
 
     Yields:
-        The role, the JSON object, and whether the file is about this lineup alone: the file itself,
-        and the objects in its lists "results" and "references".
+        The role, the JSON object, and whether the file is about this lineup alone.
     """
     try:
         data = json.loads(path.read_bytes())

@@ -93,7 +93,8 @@ class EvaluationResult:
     @property
     def seats(self) -> tuple[tuple[str, ...], ...]:
         """Seat assignment of each seat order."""
-        return tuple(order.seats for order in self.orders)
+        seats = [order.seats for order in self.orders]
+        return tuple(seats)
 
     @property
     def trained_steps(self) -> int:
@@ -129,11 +130,11 @@ def mean_figures(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
         mean_figures([{"score": 1.0}, {"score": 3.0, "bombed": 1.0}]) ==
             {"score": 2.0, "bombed": 1.0}
     """
-    values: dict[str, list[float]] = {}
+    values_by_name: dict[str, list[float]] = {}
     for mapping in figures:
         for name, value in mapping.items():
-            values.setdefault(name, []).append(value)
-    return {name: fmean(numbers) for name, numbers in values.items()}
+            values_by_name.setdefault(name, []).append(value)
+    return {name: fmean(values) for name, values in values_by_name.items()}
 
 
 def result_to_json(result: EvaluationResult) -> dict[str, Any]:
@@ -152,10 +153,10 @@ def is_result(data: object) -> bool:
 
 
 def result_of_json(data: object) -> EvaluationResult:
-    """Read what `result_to_json` of this version or an earlier one made.
+    """Read a result as `result_to_json` of this version or an earlier one wrote it.
 
     Raises:
-        ValueError: The data are no such result; names the field.
+        ValueError: The data are not such a result; the message names the field.
     """
     if isinstance(data, dict):
         data = rename_old_keys(data)
@@ -166,7 +167,8 @@ def result_of_json(data: object) -> EvaluationResult:
         field = ".".join(map(str, first["loc"])) or "the file"
         raise ValueError(f"not an evaluation of this version ({field}: {first['msg']})") from error
     lengths = [len(result.seeds), len(result.starts), len(result.scores)]
-    if len(set(lengths)) != 1 or result.num_tasks < MIN_TASKS or not result.orders:
+    has_same_lengths = len(set(lengths)) == 1
+    if not has_same_lengths or result.num_tasks < MIN_TASKS or not result.orders:
         raise ValueError(
             f"seeds, starts and scores have {', '.join(map(str, lengths))} entries; they need the "
             f"same number, at least {MIN_TASKS}, and orders at least one"
@@ -180,7 +182,7 @@ def read_result(path: Path) -> EvaluationResult:
     """Read the file of one lineup, as `evaluate --out` writes it.
 
     Raises:
-        SettingsError: The file holds no such result, names the field; or it holds several.
+        SettingsError: The file holds no such result (the message names the field), or several.
     """
     hint = "hanabi-grpo evaluate --out makes one"
     try:
@@ -191,7 +193,10 @@ def read_result(path: Path) -> EvaluationResult:
         raise SettingsError(f"{path}: not an evaluation ({error}); {hint}.") from error
     results = data.get("results") if isinstance(data, dict) else None
     if isinstance(results, list):
-        labels = [str(row.get("label")) for row in results if isinstance(row, dict)]
+        labels = []
+        for row in results:
+            if isinstance(row, dict):
+                labels.append(str(row.get("label")))
         raise SettingsError(
             f"{path}: holds {len(results)} lineups ({', '.join(labels)}); evaluate one of them "
             "with an --out of its own."

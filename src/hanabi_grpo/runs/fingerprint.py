@@ -1,6 +1,6 @@
-"""Base models on this disk, and their fingerprint.
+"""Base models on disk, and their fingerprint.
 
-By the fingerprint sampler and trainer tell that they hold the same weights.
+The fingerprint shows sampler and trainer that they have the same weights.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from hanabi_grpo.settings.defaults import TINY_MODEL, is_local_model
 logger = logging.getLogger(__name__)
 
 _LARGE_BYTES = 64 << 20
-"""Size above which a file's digest is kept: reading a smaller one takes a moment."""
+"""Size above which a file's digest is cached: smaller files are read quickly."""
 _NOT_OF_THE_ARCHITECTURE = ("_name_or_path", "transformers_version")
 """Keys of config.json that do not change what the weights mean."""
 _FINGERPRINT_DIGITS = 16
@@ -28,9 +28,9 @@ _DOWNLOADED = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
 def model_fingerprint(folder: Path) -> str:
     """Return a short sha256 over the architecture and the weights of a model folder.
 
-    Every byte counts. Digests of files over 64 MiB are kept in the user's cache folder until inode,
-    size or a time of change differs, so that only the first start after a download reads gigabytes
-    for it.
+    Every byte counts. Digests of files over 64 MiB are cached in the user's cache folder until the
+    inode, size or modification time changes, so that only the first start after a download reads
+    gigabytes.
 
     Raises:
         SettingsError: There is no model in the folder.
@@ -45,7 +45,8 @@ def model_fingerprint(folder: Path) -> str:
     architecture = json.loads(config.read_text())
     for key in _NOT_OF_THE_ARCHITECTURE:
         architecture.pop(key, None)
-    digest = hashlib.sha256(json.dumps(architecture, sort_keys=True).encode())
+    architecture_text = json.dumps(architecture, sort_keys=True)
+    digest = hashlib.sha256(architecture_text.encode())
     for path in weights:
         size = path.stat().st_size
         digest.update(f"{path.name}:{size};".encode())

@@ -1,4 +1,4 @@
-"""The records of a run: rows of `metrics.jsonl`, incidents, and what a resumed run moves aside."""
+"""Records of a run: rows of `metrics.jsonl`, incidents, and records that a resume moves aside."""
 
 import itertools
 import json
@@ -23,8 +23,8 @@ _INCIDENTS = "incidents.jsonl"
 def read_history(path: Path) -> list[dict[str, Any]]:
     """Return the rows of steps, oldest first; an empty list where the file is missing.
 
-    Of a step that is there twice the last row counts. A run that is being written, or was killed,
-    may end with a torn line: lines that are no row of a step are left out.
+    Where a step has two rows, the last one counts. The file of a run that is going on, or was
+    killed, may end with a torn line: lines that are not the row of a step are left out.
     """
     try:
         lines = path.read_bytes().splitlines()
@@ -46,13 +46,13 @@ def read_row(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(row, dict):
         return None
-    # A bool is an int, too.
+    # A bool is an int as well.
     is_step = type(row.get("step")) is int and "games" in row
     return row if is_step else None
 
 
 def number(value: object) -> float | None:
-    """Return a figure of a row; None for what is absent, no number, or not finite."""
+    """Return a value of a row as a float; None where it is not a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -62,7 +62,7 @@ def number(value: object) -> float | None:
 
 
 class IncidentLog:
-    """Records what went wrong without ending a run: in `incidents.jsonl` and in the log."""
+    """Records problems that do not end a run, in `incidents.jsonl` and in the log."""
 
     def __init__(self, run_folder: Path) -> None:
         """Prepare; the file appears with the first incident."""
@@ -98,15 +98,15 @@ class _SplitLines:
 
 
 def cut_records(run_folder: Path, step: int) -> tuple[int, int]:
-    """Move aside what was recorded after the checkpoint of `step`; a kill at any time is safe.
+    """Move aside records from after the checkpoint of `step`; a kill at any time is safe.
 
     `metrics.jsonl` has a row at the end of each step, so rows above `step` go to
-    `metrics.discarded.jsonl`, and so do lines that are no JSON (a torn last one).
-    `episodes/step_M.jsonl` holds the games behind step M + 1, so files from M = `step` on go to
+    `metrics.discarded.jsonl`, and so do lines that are not JSON (a torn last line).
+    `episodes/step_M.jsonl` holds the games of step M + 1, so files from M = `step` on go to
     `episodes/discarded/`.
 
     Returns:
-        How many lines and how many files were moved.
+        The number of lines and the number of files that were moved.
     """
     num_lines = _cut_metrics(run_folder, step)
     num_files = _move_episodes(run_folder / "episodes", step)
@@ -143,11 +143,12 @@ def _split_lines(content: bytes, step: int) -> _SplitLines:
 
 
 def _joined(lines: list[bytes]) -> bytes:
-    return b"".join(line + b"\n" for line in lines)
+    content = b"\n".join(lines)
+    return content + b"\n" if lines else b""
 
 
 def _is_late(line: bytes, step: int) -> bool:
-    """Tell whether a line was written after `step`, or is no row at all."""
+    """Tell whether a line was written after `step`, or is not a row."""
     try:
         row = json.loads(line)
     except ValueError:
@@ -161,8 +162,8 @@ def _is_late(line: bytes, step: int) -> bool:
 def _append_once(path: Path, block: bytes) -> None:
     """Append a block unless the file ends with it.
 
-    A process killed between this and the shorter metrics.jsonl comes here again with the same
-    lines.
+    A process that was killed between this and the write of the shorter metrics.jsonl appends the
+    same lines again when it is resumed.
     """
     with path.open("a+b") as file:
         file.seek(0)
@@ -191,7 +192,7 @@ def _move_episodes(folder: Path, step: int) -> int:
 
 
 def _free_path(folder: Path, path: Path) -> Path:
-    """Return where a file can go in a folder without replacing another one.
+    """Return a path for a file in a folder that does not exist yet.
 
     Example:
         "step_7.jsonl", and "step_7.1.jsonl" where the folder has a "step_7.jsonl" already.

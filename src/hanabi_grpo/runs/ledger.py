@@ -1,7 +1,7 @@
 """Finished pieces of a long job in a file, from which an interrupted command continues.
 
-The first line says which job it is (the key), every other line is a finished piece. A command with
-another key never gets to see them, and only one process at a time holds the file.
+The first line identifies the job (the key), every other line is a finished piece. A command with
+another key cannot read them, and only one process at a time may open the file.
 """
 
 import hashlib
@@ -23,7 +23,9 @@ _SHOWN_LENGTH = 60
 
 def key_digest(key: Mapping[str, Any]) -> str:
     """Return a short name of a key, for a file's name: 12 hexadecimal digits."""
-    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:_DIGEST_LENGTH]
+    content = json.dumps(key, sort_keys=True)
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    return digest[:_DIGEST_LENGTH]
 
 
 class Ledger:

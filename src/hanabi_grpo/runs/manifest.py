@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: its files with their hashes, by which damage is recognised."""
+"""The manifest of a checkpoint: its files with their hashes, which reveal damage."""
 
 import hashlib
 import json
@@ -20,9 +20,9 @@ CHECKPOINT_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 
 
 def checkpoints_of(run_folder: Path) -> dict[int, Path]:
-    """Return the folders that are named as a run's checkpoints, by step, oldest first.
+    """Return the folders with the name of a checkpoint, by step, oldest first.
 
-    Each is whole: they appear by a rename.
+    Each is complete: they appear by a rename.
     """
     by_step = {}
     for folder in run_folder.glob("checkpoint-*"):
@@ -43,7 +43,7 @@ def _inside(name: str) -> str:
 
 
 class FileEntry(BaseModel):
-    """What one file must be."""
+    """Expected size and hash of one file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -52,7 +52,7 @@ class FileEntry(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What `manifest.json` says. Further keys are the facts that the writer added.
+    """Content of `manifest.json`; further keys are the facts that the writer added.
 
     Example:
         {"format": 1, "step": 50, "adapters": ["player_0", "player_1"],
@@ -67,15 +67,15 @@ class Manifest(BaseModel):
     step: int = Field(ge=0)
     """Optimizer steps behind the checkpoint."""
     files: dict[Annotated[str, AfterValidator(_inside)], FileEntry]
-    """Path below the checkpoint, with slashes, to size and hash; every file but the manifest."""
+    """Size and hash of every file but the manifest, by its path below the checkpoint."""
     created: str
-    """UTC, ISO 8601."""
+    """Time of writing in UTC, ISO 8601."""
     manifest_sha256: str
-    """Of everything else here: facts have no file whose hash would protect them."""
+    """Hash of the rest of the manifest: facts have no file whose hash would protect them."""
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What the writer added, e.g. {"adapters": […], "model": "…"}."""
+        """Further keys that the writer added, e.g. {"adapters": […], "model": "…"}."""
         return self.model_extra or {}
 
 
@@ -83,7 +83,7 @@ def spec_hashes(facts: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the hashes of the games that were trained on, see `envs.base.EnvSpec`.
 
     Args:
-        facts: Of a checkpoint's manifest.
+        facts: Facts of a checkpoint's manifest.
     """
     hashes = facts.get("spec_hashes")
     if not isinstance(hashes, list):
@@ -92,10 +92,10 @@ def spec_hashes(facts: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read `manifest.json` of a checkpoint; its files are not looked at.
+    """Read `manifest.json` of a checkpoint; its files are not checked.
 
     Raises:
-        RunFolderError: Says why it is no checkpoint.
+        RunFolderError: The folder is not a checkpoint; the message says why.
     """
     try:
         data = json.loads((folder / MANIFEST).read_bytes())
@@ -108,7 +108,9 @@ def read_manifest(folder: Path) -> Manifest:
         raise RunFolderError(f"{folder}: {MANIFEST} cannot be read ({error.strerror}).") from error
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = "".join(f"{part}: " for part in first["loc"])
+        where = ""
+        for part in first["loc"]:
+            where += f"{part}: "
         raise RunFolderError(
             f"{folder}: {MANIFEST} is not one of this version ({where}{first['msg']})."
         ) from error
@@ -129,10 +131,10 @@ def write_manifest(folder: Path, *, step: int, facts: Mapping[str, object]) -> N
     Args:
         folder: The checkpoint's folder.
         step: Optimizer steps behind it.
-        facts: Further keys of the manifest, none of its own.
+        facts: Further keys of the manifest.
 
     Raises:
-        OSError: The operating system refuses.
+        OSError: A file cannot be read or written.
     """
     files = {}
     for name, size in sorted(file_sizes(folder).items()):
@@ -145,7 +147,7 @@ def write_manifest(folder: Path, *, step: int, facts: Mapping[str, object]) -> N
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "files": files,
     }
-    # Hashed as a reader will see it: keys that are numbers are strings by then, tuples are lists.
+    # Hashed as a reader sees it: JSON turns keys that are numbers into strings, tuples into lists.
     data = json.loads(json.dumps(finite(content)))
     write_json_atomic(folder / MANIFEST, {**data, "manifest_sha256": manifest_sha256(data)})
 
@@ -155,15 +157,17 @@ def manifest_sha256(data: Mapping[str, Any]) -> str:
 
     Line breaks and the order of keys do not matter.
     """
-    content = {key: value for key, value in data.items() if key != "manifest_sha256"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    content = dict(data)
+    content.pop("manifest_sha256", None)
+    text = json.dumps(content, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def check_checkpoint(folder: Path) -> Manifest:
     """Return the manifest of a checkpoint whose files are exactly the listed ones.
 
     Raises:
-        RunFolderError: They are not; it names the first that differs.
+        RunFolderError: A file differs; the message names the first one.
     """
     manifest = read_manifest(folder)
     match = CHECKPOINT_NAME.fullmatch(folder.name)
@@ -172,9 +176,10 @@ def check_checkpoint(folder: Path) -> Manifest:
     try:
         sizes = file_sizes(folder)
         for name in sorted(manifest.files.keys() | sizes.keys()):
-            _check_file(folder, name, manifest.files.get(name), sizes.get(name))
+            entry = manifest.files.get(name)
+            _check_file(folder, name, entry, sizes.get(name))
     except RunFolderError:
-        # It is an OSError too.
+        # A RunFolderError is an OSError as well.
         raise
     except OSError as error:
         raise RunFolderError(
@@ -184,13 +189,13 @@ def check_checkpoint(folder: Path) -> Manifest:
 
 
 def _check_file(folder: Path, name: str, entry: FileEntry | None, size: int | None) -> None:
-    """Refuse a file that is not what the manifest says.
+    """Refuse a file that differs from the manifest.
 
     Args:
         folder: The checkpoint's folder.
-        name: Path of the file in it, with slashes.
-        entry: What the manifest says of it; None: it is not listed.
-        size: Its bytes; None: it is missing.
+        name: Path of the file in the folder, with slashes.
+        entry: The manifest's entry of the file; None: it is not listed.
+        size: Size of the file in bytes; None: it is missing.
     """
     if size is None:
         raise RunFolderError(f"{folder}: {name} is missing.")
@@ -209,12 +214,13 @@ def file_sizes(folder: Path) -> dict[str, int]:
     """Return the size of every file below a checkpoint but its manifest, by path with slashes.
 
     Raises:
-        RunFolderError: One of them is not a plain file.
+        RunFolderError: A path is neither a plain file nor a folder.
     """
     sizes = {}
     for path in folder.rglob("*"):
         relative = path.relative_to(folder).as_posix()
-        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+        is_plain = path.is_file() or path.is_dir()
+        if path.is_symlink() or not is_plain:
             raise RunFolderError(f"{folder}: {relative} is not a plain file.")
         if path.is_file() and relative != MANIFEST:
             sizes[relative] = path.stat().st_size

@@ -1,4 +1,4 @@
-"""What a run goes on from: the plan that RESUME asks for, and the note that tells the trainer."""
+"""Resuming: the plan that RESUME asks for, and the file that passes it on to the trainer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,22 +24,22 @@ from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.saved import SETTINGS_FILE
 
 LATEST = "latest"
-"""Value of RESUME that always has an answer, see `plan_resume`."""
+"""Value of RESUME that always yields a plan, see `plan_resume`."""
 TRAINER_STATE = "trainer"
-"""Folder in a checkpoint that holds what only a resumed trainer needs."""
+"""Folder in a checkpoint with the state that only a resumed trainer needs."""
 _RESUME_FILE = "resume.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePlan:
-    """Where a run writes, and what it starts from, with a sentence on it for the terminal."""
+    """Where a run writes and what it starts from, with a summary for the terminal."""
 
     run_folder: Path
-    """May be missing: a run that starts at step 0, or a fork."""
+    """Folder of the run; it may not exist yet when a run starts at step 0 or is a fork."""
     summary: str
     """E.g. "goes on from step 50 (outputs/a/checkpoint-50, saved 2026-01-31T09:30:00+00:00)"."""
     checkpoint: Path | None = None
-    """None: start at step 0."""
+    """Checkpoint to start from; None: start at step 0."""
     step: int = 0
     """Optimizer steps behind the checkpoint."""
     skipped: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class ResumePlan:
 
 
 class ResumePoint(BaseModel):
-    """What `resume.json` tells the trainer."""
+    """Content of `resume.json`, for the trainer."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -63,20 +63,20 @@ class ResumePoint(BaseModel):
 def plan_resume(settings: Settings, now: datetime | None = None) -> ResumePlan | None:
     """Find what RESUME and OUTPUT_DIR ask for; nothing is changed.
 
-    `latest` always has an answer, so that a supervisor may start every attempt with it: without a
+    `latest` always yields a plan, so that a supervisor may start every attempt with it: without a
     valid checkpoint the run begins at step 0.
 
     Args:
         settings: The run's settings.
-        now: What a new folder is named after; None: the time of now.
+        now: Time after which a new folder is named; None: the current time.
 
     Returns:
         The plan; None without RESUME.
 
     Raises:
-        RunFolderError: No such folder, no valid checkpoint in the run that was named, a checkpoint
-            that is damaged or without a trainer's state, an older one in place while newer ones are
-            valid, or a fork into a used folder.
+        RunFolderError: There is no such folder; the named run has no valid checkpoint; the
+            checkpoint is damaged or lacks the trainer's state, or newer ones of the same run are
+            valid; or the folder of a fork is in use.
     """
     if settings.resume is None:
         return None
@@ -88,17 +88,21 @@ def plan_resume(settings: Settings, now: datetime | None = None) -> ResumePlan |
 
 
 def write_resume(plan: ResumePlan | None, run_folder: Path) -> None:
-    """Leave `resume.json` for the trainer; none for a run that starts at step 0."""
+    """Write `resume.json` for the trainer; a run that starts at step 0 has none."""
     path = run_folder / _RESUME_FILE
     if plan is None or plan.checkpoint is None:
         path.unlink(missing_ok=True)
         return
-    point = ResumePoint(checkpoint=plan.checkpoint.resolve(), step=plan.step, skipped=plan.skipped)
+    point = ResumePoint(
+        checkpoint=plan.checkpoint.resolve(),
+        step=plan.step,
+        skipped=plan.skipped,
+    )
     write_json_atomic(path, point.model_dump(mode="json"))
 
 
 def read_resume(run_folder: Path) -> ResumePoint | None:
-    """Return what this run starts from; None: step 0.
+    """Return the checkpoint that this run starts from; None: step 0.
 
     Raises:
         RunFolderError: `resume.json` cannot be read.
@@ -115,26 +119,28 @@ def read_resume(run_folder: Path) -> ResumePoint | None:
 
 
 def resume_lines(resume: ResumePlan | None, settings: Settings, steps: int) -> list[str]:
-    """Return what the terminal is told of a resume.
+    """Return the lines that the terminal shows about a resume.
 
-    From where it goes on, what was skipped, and which settings changed.
+    They say where it continues from, what was skipped, and which settings changed.
 
     Args:
         resume: The plan; None without RESUME.
-        settings: The settings of now.
+        settings: The current settings.
         steps: Optimizer steps of the whole run.
 
     Raises:
-        SettingsError: Settings were changed that cannot change on the way.
+        SettingsError: Settings were changed that must stay the same within a run.
     """
     if resume is None:
         return []
     lines = [f"RESUME={settings.resume}: {resume.summary}"]
-    lines += [f"    skipped: {reason}" for reason in resume.skipped]
+    for reason in resume.skipped:
+        lines.append(f"    skipped: {reason}")
     if resume.checkpoint is not None:
         saved = read_saved_settings(resume.checkpoint.parent)
         notes = check_compatible(saved, settings, fork=resume.fork)
-        lines += [f"    changed since: {note}" for note in notes]
+        for note in notes:
+            lines.append(f"    changed since: {note}")
     if resume.step >= steps:
         lines.append(f"nothing left to train: step {resume.step} of {steps} is done.")
     return lines
@@ -145,8 +151,8 @@ def _plan_latest_in(run_folder: Path) -> ResumePlan:
     used = used_entries(run_folder) if run_folder.is_dir() else []
     if not used:
         return _from_zero(run_folder, f"nothing to go on from in {run_folder} yet")
-    is_run = any(name == SETTINGS_FILE or CHECKPOINT_NAME.fullmatch(name) for name in used)
-    if not is_run:
+    has_checkpoint = any(map(CHECKPOINT_NAME.fullmatch, used))
+    if SETTINGS_FILE not in used and not has_checkpoint:
         raise RunFolderError(
             f"OUTPUT_DIR={str(run_folder)!r}: holds {some_of(used)} but neither {SETTINGS_FILE} "
             "nor a checkpoint, so it is not the folder of a run. Choose another OUTPUT_DIR."
@@ -154,8 +160,8 @@ def _plan_latest_in(run_folder: Path) -> ResumePlan:
     try:
         return _from_newest(run_folder, run_folder)
     except RunFolderError as error:
-        # The first line says what the reason of `_from_zero` says, too.
-        lines = [line.strip() for line in str(error).splitlines()]
+        # The first line repeats the reason of `_from_zero`.
+        lines = _stripped_lines(error)
         reasons = lines[1:] or lines
         return _from_zero(
             run_folder, f"no checkpoint to go on from in {run_folder}", skipped=reasons
@@ -163,17 +169,23 @@ def _plan_latest_in(run_folder: Path) -> ResumePlan:
 
 
 def _plan_latest_of_all(settings: Settings, now: datetime) -> ResumePlan:
-    """Return the plan for RESUME=latest without OUTPUT_DIR: the run that saved last goes on."""
+    """Return the plan for RESUME=latest without OUTPUT_DIR: continue the run that saved last."""
     runs = [path.parent for path in OUTPUTS.glob(f"*/{SETTINGS_FILE}")]
+    # A copy, a checkout or an editor changes the times of files, never the content of a manifest.
+    runs.sort(key=lambda run: (last_saved(run), run.name), reverse=True)
     skipped: list[str] = []
-    # A copy, a checkout or an editor changes the times of files, never what a manifest says.
-    for run_folder in sorted(runs, key=lambda run: (last_saved(run), run.name), reverse=True):
+    for run_folder in runs:
         try:
             return _from_newest(run_folder, run_folder, skipped)
         except RunFolderError as error:
-            skipped += [line.strip() for line in str(error).splitlines()]
+            skipped += _stripped_lines(error)
     new_folder = OUTPUTS / run_folder_name(settings, now)
     return _from_zero(new_folder, f"no run in {OUTPUTS}/ has a valid checkpoint", skipped=skipped)
+
+
+def _stripped_lines(error: Exception) -> list[str]:
+    """Return the lines of an error message without indentation."""
+    return [line.strip() for line in str(error).splitlines()]
 
 
 def _plan_named(named: Path, output_dir: Path | None) -> ResumePlan:
@@ -189,10 +201,11 @@ def _plan_named(named: Path, output_dir: Path | None) -> ResumePlan:
             "checkpoints, or latest."
         )
     if named.is_symlink() or named.name in ("", ".."):
-        # Of these the parent's spelling is not the parent.
+        # `parent` of such a path is not the parent folder.
         named = named.resolve()
     named = run_home(named)
-    is_checkpoint = (named / MANIFEST).exists() or CHECKPOINT_NAME.fullmatch(named.name) is not None
+    has_checkpoint_name = CHECKPOINT_NAME.fullmatch(named.name) is not None
+    is_checkpoint = has_checkpoint_name or (named / MANIFEST).exists()
     source = named.parent if is_checkpoint else named
     target = source
     if output_dir is not None and output_dir.resolve() != source.resolve():
@@ -217,7 +230,7 @@ def _check_fork(target: Path, named: Path) -> None:
 
     Args:
         target: The new run's folder.
-        named: What RESUME names.
+        named: The folder that RESUME names.
     """
     used = used_entries(target) if target.is_dir() else []
     if used:
@@ -253,12 +266,12 @@ def _check_newest(named: Path, manifest: Manifest) -> tuple[str, ...]:
 
 
 def _from_newest(source: Path, target: Path, skipped: Sequence[str] = ()) -> ResumePlan:
-    """Return the plan to go on from a run's newest checkpoint.
+    """Return the plan to continue from a run's newest checkpoint.
 
     Args:
-        source: The run that has it.
-        target: The folder that the run writes to; another one makes it a fork.
-        skipped: What was tried before, and why it cannot be used.
+        source: The run that has the checkpoint.
+        target: The folder that the run writes to; a folder other than `source` makes it a fork.
+        skipped: Checkpoints that were tried before, and why they cannot be used.
     """
     newest = find_checkpoint(source, needs=TRAINER_STATE)
     return _from_checkpoint(
@@ -271,9 +284,14 @@ def _from_newest(source: Path, target: Path, skipped: Sequence[str] = ()) -> Res
 
 
 def _from_checkpoint(
-    target: Path, checkpoint: Path, manifest: Manifest, skipped: tuple[str, ...], *, fork: bool
+    target: Path,
+    checkpoint: Path,
+    manifest: Manifest,
+    skipped: tuple[str, ...],
+    *,
+    fork: bool,
 ) -> ResumePlan:
-    """Return the plan to go on from a checkpoint.
+    """Return the plan to continue from a checkpoint.
 
     Args:
         target: The folder that the run writes to.

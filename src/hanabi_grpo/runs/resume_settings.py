@@ -58,10 +58,10 @@ def check_compatible(
             must be equal.
 
     Returns:
-        One sentence for each setting that differs and may.
+        One sentence for each setting that differs and is allowed to.
 
     Raises:
-        SettingsError: Names each setting that differs and may not, with both values.
+        SettingsError: Settings differ that must not; the message names each with both values.
     """
     before = saved.get(VALUES)
     if not isinstance(before, Mapping):
@@ -75,7 +75,9 @@ def check_compatible(
         ways_out = "Set them back"
         if not differences.hits_weights:
             ways_out += ", or start a new run from the checkpoint with OUTPUT_DIR=(a new folder)"
-        listed = "".join(f"\n  {line}" for line in differences.refused)
+        listed = ""
+        for line in differences.refused:
+            listed += f"\n  {line}"
         raise SettingsError(
             f"RESUME={settings.resume}: these settings cannot change on the way:{listed}\n"
             f"{ways_out}, or start anew without RESUME."
@@ -87,7 +89,7 @@ def read_saved_settings(run_folder: Path) -> dict[str, Any]:
     """Return the content of a run folder's `settings.json`.
 
     Raises:
-        RunFolderError: It is missing, or no JSON object.
+        RunFolderError: The file is missing, or is not a JSON object.
     """
     path = run_folder / SETTINGS_FILE
     try:
@@ -103,8 +105,8 @@ def read_saved_settings(run_folder: Path) -> dict[str, Any]:
 def keep_settings(run_folder: Path, step: int) -> Path | None:
     """Copy `settings.json` to `settings-until-step-<step>.json`.
 
-    A resumed run does so before it writes its own. A copy that exists stays: what was recorded
-    after that step, under other settings, is moved aside.
+    A resumed run does so before it writes its own settings. An existing copy stays: rows that were
+    recorded after that step, with other settings, are moved aside.
 
     Returns:
         The copy; None where there is no `settings.json`.
@@ -115,7 +117,7 @@ def keep_settings(run_folder: Path, step: int) -> Path | None:
         return copy
     if not current.exists():
         return None
-    # What is no settings file is refused, not copied.
+    # An invalid settings file is refused, not copied.
     read_saved_settings(run_folder)
     write_text_atomic(copy, current.read_bytes())
     return copy
@@ -126,11 +128,11 @@ def _compare_values(before: Mapping[str, Any], settings: Settings, *, fork: bool
 
     Args:
         before: Values of the earlier run, by variable.
-        settings: The settings of now.
-        fork: Whether it is a new run from the checkpoint.
+        settings: The current settings.
+        fork: Whether this is a new run from the checkpoint.
     """
     now = settings_values(settings)
-    # A run from before there was a setting had its default, which changes nothing.
+    # A run that is older than a setting behaved as with its default.
     defaults = settings_values(Settings(device=settings.device, env=settings.env))
     differences = _Differences()
     for variable in variables(settings.env):
@@ -166,14 +168,14 @@ def _compare_dataset(
     *,
     fork: bool,
 ) -> None:
-    """Add a difference where the dataset's file has the same name and other content.
+    """Add a difference where the dataset's file has the same name but different content.
 
     Args:
         recorded: The file's sha256 when the earlier run began; None without DATASET.
         before: Values of the earlier run, by variable.
-        settings: The settings of now.
-        differences: Where it is added.
-        fork: Whether it is a new run from the checkpoint.
+        settings: The current settings.
+        differences: The differences so far, to which this one is added.
+        fork: Whether this is a new run from the checkpoint.
     """
     if recorded is None or not _same("DATASET", before.get("DATASET"), settings.dataset):
         return
@@ -191,12 +193,12 @@ def _compare_dataset(
 
 
 def _same(name: str, before: Any, now: Any) -> bool:
-    """Tell whether a setting has the value that it had.
+    """Tell whether a setting has the same value as before.
 
     Args:
         name: The variable.
         before: Its value in the earlier run.
-        now: Its value of now.
+        now: Its current value.
     """
     if before == now:
         return True

@@ -1,4 +1,4 @@
-"""The run folder: its name, that it is fresh, who holds it, and how files are written into it."""
+"""The run folder: its name, its lock, its identity, and atomic writes into it."""
 
 import errno
 import fcntl
@@ -27,17 +27,17 @@ from hanabi_grpo.settings.saved import (
 )
 
 LOCK = ".lock"
-"""File that the process which trains in the folder holds locked."""
+"""File that is locked by the process that trains in the folder."""
 TRAIN = "train"
 """Folder in which `tools/demo.sh` keeps the run, beside evaluations."""
 EVALUATIONS = "evaluations"
-"""Folder in a run folder where `evaluate` leaves what the run's adapters scored."""
+"""Folder in a run folder where `evaluate` stores the scores of the run's adapters."""
 RUN_ID = ".run-id"
-"""File with the number that no other run has."""
+"""File with the unique number of the run."""
 SECRET = ".run-secret"
-"""File with what proves to a rollout server that a trainer works in the folder."""
+"""File with the secret that proves to a rollout server that a trainer works in the folder."""
 OUTPUTS = Path("outputs")
-"""Where runs without OUTPUT_DIR are."""
+"""Folder of runs without OUTPUT_DIR."""
 _PUBLIC_DIGITS = 12
 _ID_DIGITS = 12
 _SECRET_BYTES = 32
@@ -46,14 +46,14 @@ _HOLDER_LENGTH = 200
 _SHOWN_NAMES = 3
 """Names of a list that a message shows."""
 _DEPTHS = ("*", "*/*", "*/*/*")
-"""How deep below `outputs/` runs are looked for."""
+"""Depths below `outputs/` at which runs are searched."""
 
 
 # The folder of a run
 
 
 def run_folder_name(settings: Settings, now: datetime) -> str:
-    """Return the name of a run that was given no OUTPUT_DIR, e.g. "laptop-20260131-093000"."""
+    """Return the name of a run without OUTPUT_DIR, e.g. "laptop-20260131-093000"."""
     played = settings.preset or Path(settings.dataset or "run").stem
     return f"{played}-{now:%Y%m%d-%H%M%S}"
 
@@ -62,12 +62,12 @@ def prepare_run_folder(settings: Settings, now: datetime | None = None) -> Path:
     """Create the run folder and return it.
 
     A folder that holds nothing but `*.log` files, a lock and remains of temporary files counts as
-    fresh: a script that starts both processes points the server's log there before training begins.
+    fresh: a script that starts both processes writes the server's log there before training begins.
     Without OUTPUT_DIR it is a new folder in `outputs/`.
 
     Args:
         settings: The run's settings.
-        now: What a new folder is named after; None: the time of now.
+        now: Time after which a new folder is named; None: the current time.
 
     Raises:
         RunFolderError: The folder is in use, is a file, or cannot be created.
@@ -84,7 +84,7 @@ def check_fresh(folder: Path) -> None:
     """Refuse a folder that is not fresh, see `prepare_run_folder`.
 
     Raises:
-        RunFolderError: It is not, or cannot be read.
+        RunFolderError: The folder is not fresh, or cannot be read.
     """
     given = f"OUTPUT_DIR={str(folder)!r}"
     try:
@@ -110,7 +110,7 @@ def make_run_folder(folder: Path) -> None:
     """Create a folder unless it exists.
 
     Raises:
-        RunFolderError: It is a file, or cannot be created.
+        RunFolderError: The path is a file, or the folder cannot be created.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def _unusable(folder: Path, error: OSError) -> RunFolderError:
 
 
 def used_entries(folder: Path) -> list[str]:
-    """Return the names in a folder that make it a used one, ascending."""
+    """Return the names in a folder because of which it is not fresh, ascending."""
     names = []
     for entry in folder.iterdir():
         is_log = entry.suffix == ".log"
@@ -145,7 +145,7 @@ def some_of(names: Sequence[str]) -> str:
 def leave_run_folder(folder: Path) -> None:
     """Remove a folder that holds nothing but this process's lock.
 
-    For a run that ends before it began.
+    This is for a run that ends before its first file.
     """
     names = [entry.name for entry in folder.iterdir()]
     if names == [LOCK]:
@@ -154,9 +154,9 @@ def leave_run_folder(folder: Path) -> None:
 
 
 def run_home(folder: Path) -> Path:
-    """Return the run folder that a folder stands for.
+    """Return the run folder that belongs to a folder.
 
-    That is itself, or its `train/`, as `tools/demo.sh` keeps the run.
+    It is the folder itself, or its `train/`, where `tools/demo.sh` keeps the run.
     """
     inner = folder / TRAIN
     if _is_of_a_run(inner) and not _is_of_a_run(folder):
@@ -165,7 +165,7 @@ def run_home(folder: Path) -> Path:
 
 
 def run_of(checkpoint: Path) -> Path | None:
-    """Return the folder of the run that a checkpoint's folder lies in; None: it is in none."""
+    """Return the run folder that contains a checkpoint's folder; None where there is none."""
     parent = checkpoint.resolve().parent
     return parent if (parent / SETTINGS_FILE).is_file() else None
 
@@ -177,14 +177,14 @@ def _is_of_a_run(folder: Path) -> bool:
     return any(folder.glob("checkpoint-*"))
 
 
-# Who works in it
+# The process that works in it
 
 
 def holder_of(folder: Path) -> str:
-    """Return what another process that holds a run folder says of itself.
+    """Return the name of another process that holds a run folder.
 
     Returns:
-        For example "pid 12 on gpu7"; "" where no other process holds it.
+        The name that the process wrote, e.g. "pid 12 on gpu7"; "" where no other process holds it.
     """
     try:
         with (folder / LOCK).open(encoding="utf-8", errors="replace") as file:
@@ -193,15 +193,15 @@ def holder_of(folder: Path) -> str:
     except BlockingIOError:
         return "" if holder == _this_process() else holder
     except OSError:
-        pass  # no lock there, or none that can be asked
+        pass  # there is no lock file, or it cannot be locked
     return ""
 
 
 def open_locked(path: Path) -> IO[str]:
-    """Open a file, made where it is missing, for this process until it is closed.
+    """Open a file, created if it is missing, and lock it until it is closed.
 
     Raises:
-        BlockingIOError: Another process has it.
+        BlockingIOError: Another process has locked it.
     """
     while True:
         file = path.open("a+", encoding="utf-8", errors="replace")
@@ -212,13 +212,14 @@ def open_locked(path: Path) -> IO[str]:
             raise
         # Its holder may have removed the file, and an empty folder with it, between the two calls
         # above.
-        if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+        locked_stat = os.fstat(file.fileno())
+        if path.exists() and os.path.samestat(locked_stat, path.stat()):
             return file
         file.close()
 
 
 def lock_run_folder(folder: Path) -> IO[str]:
-    """Take a run folder for this process, and for the one that it becomes by exec.
+    """Lock a run folder for this process, and for the one that it becomes by exec.
 
     Close the file to release it. The kernel releases it when the last process that inherited the
     file ends, kill -9 included.
@@ -256,14 +257,14 @@ def _this_process() -> str:
     return f"pid {os.getpid()} on {socket.gethostname()}"
 
 
-# Who it is towards a rollout server
+# Its identity for a rollout server
 
 
 def run_identity(folder: Path) -> str:
-    """Return the run's name towards a rollout server: its folder, and a number of its own.
+    """Return the run's name for a rollout server: its folder and its unique number.
 
-    The number stays in the folder: a resumed run is recognised, and one of the same path on another
-    machine is not.
+    The number stays in the folder, so a resumed run is recognised, and a run with the same path on
+    another machine is not taken for it.
     """
     path = folder / RUN_ID
     if not path.exists():
@@ -273,13 +274,12 @@ def run_identity(folder: Path) -> str:
 
 
 def run_secret(folder: Path) -> str:
-    """Return what proves to a rollout server that a trainer works in this folder.
+    """Return the secret that proves to a rollout server that a trainer works in this folder.
 
-    The file is readable by its user alone. It stays, so that a resumed run takes over its session
-    at once.
+    Only the user can read the file. It stays, so that a resumed run takes over its session at once.
 
     Raises:
-        RunFolderError: The file holds something else.
+        RunFolderError: The file does not hold a secret.
     """
     path = folder / SECRET
     if not path.exists():
@@ -294,9 +294,9 @@ def run_secret(folder: Path) -> str:
 
 
 def public_run(run_id: str) -> str:
-    """Return what a server tells everybody of the run that it works for.
+    """Return the public digest of the run that a server works for.
 
-    It is enough to recognise one's own run, and shows no path.
+    It is enough to recognise a run, and reveals no path.
     """
     return hashlib.sha256(run_id.encode()).hexdigest()[:_PUBLIC_DIGITS]
 
@@ -310,8 +310,8 @@ def find_run(run: str | None, around: Path = OUTPUTS) -> Path | None:
     """Return the folder of the run of a server's session; None where there is none.
 
     Args:
-        run: As the server tells it, see `public_run`; None: it has no session.
-        around: The folder below which runs are.
+        run: Digest that the server reports, see `public_run`; None: the server has no session.
+        around: The folder below which runs are searched.
     """
     if run is None:
         return None
@@ -325,18 +325,18 @@ def find_run(run: str | None, around: Path = OUTPUTS) -> Path | None:
     return None
 
 
-# What its settings were
+# Its recorded settings
 
 
 def resume_command_of(run_folder: Path) -> str:
-    """Return the command that goes on with a run, as `settings.json` has it; "" without one."""
+    """Return the command that resumes a run, from `settings.json`; "" without one."""
     return str(_settings_document(run_folder).get(RESUME_COMMAND, ""))
 
 
 def recorded_settings(run_folder: Path) -> dict[str, Any]:
-    """Return a run's settings by variable, as `settings.json` has them.
+    """Return a run's settings by variable, from `settings.json`.
 
-    Where it cannot be read there are none.
+    The result is empty where the file cannot be read.
     """
     values = _settings_document(run_folder).get(VALUES)
     return values if isinstance(values, dict) else {}
@@ -349,11 +349,11 @@ def _settings_document(run_folder: Path) -> dict[str, Any]:
         return {}
 
 
-# How files are written
+# Writing files
 
 
 def write_json_atomic(path: Path, data: Any) -> None:
-    """Do what `write_text_atomic` does with JSON."""
+    """Write data as JSON by `write_text_atomic`."""
     write_text_atomic(path, json_text(data, indent=2))
 
 
@@ -362,11 +362,12 @@ def json_text(data: Any, indent: int | None = None) -> str:
 
     Non-finite numbers become null: JSON has no name for them.
     """
-    return json.dumps(finite(data), indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(finite(data), indent=indent, ensure_ascii=False, allow_nan=False)
+    return f"{text}\n"
 
 
 def finite(data: Any) -> Any:
-    """Return data as JSON can hold it: non-finite numbers become None, tuples lists."""
+    """Return data that JSON can represent: non-finite numbers become None, tuples lists."""
     if isinstance(data, float):
         return data if math.isfinite(data) else None
     if isinstance(data, Mapping):
@@ -377,15 +378,15 @@ def finite(data: Any) -> Any:
 
 
 def save_text(path: Path, text: str | bytes, option: str = "") -> None:
-    """Write a file that a person named, whole or not at all, with its folder.
+    """Write a file that the user named, atomically, and create its folder.
 
     Args:
         path: The file.
-        text: Its content.
-        option: The option that names it, for the error, e.g. "--out".
+        text: Content of the file.
+        option: Option that names the file, for the error message, e.g. "--out".
 
     Raises:
-        SettingsError: It cannot be written.
+        SettingsError: The file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -398,19 +399,20 @@ def save_text(path: Path, text: str | bytes, option: str = "") -> None:
 
 
 def write_text_atomic(path: Path, text: str | bytes, *, mode: int = 0o666) -> None:
-    """Write a file so that a reader, or a crash, sees the old file or the whole new one.
+    """Write a file atomically: readers, also after a crash, see the old or the whole new file.
 
     Args:
         path: The file.
-        text: Its content; text is encoded as UTF-8.
-        mode: Its permissions, less the umask.
+        text: Content of the file; text is encoded as UTF-8.
+        mode: Permissions of the file, before the umask is applied.
     """
     content = text if isinstance(text, bytes) else text.encode()
-    # Not by mkstemp, whose files only their owner reads.
+    # Not by mkstemp, whose files only their owner can read.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        with os.fdopen(os.open(temporary, flags, mode), "wb") as file:
+        descriptor = os.open(temporary, flags, mode)
+        with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -423,9 +425,9 @@ def write_text_atomic(path: Path, text: str | bytes, *, mode: int = 0o666) -> No
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Give an empty folder that takes the place of `target` at the end.
+    """Yield an empty folder that replaces `target` at the end.
 
-    After an error `target` is what it was.
+    After an error `target` is unchanged.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     # Beside the target: a rename is atomic only within one file system.
@@ -446,16 +448,13 @@ def append_jsonl(path: Path, *rows: Mapping[str, Any]) -> None:
             line = json_text(row).encode()
             start = file.tell()
             if file.write(line) != len(line):
-                # A disk that fills up takes a part: the next row must not be glued to it.
+                # A full disk may take a part of the line; the next row must not be appended to it.
                 file.truncate(start)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
 def sync_folder(folder: Path) -> None:
-    """Return once the folder's own entries are on disk.
-
-    These are names that were added, renamed or removed.
-    """
+    """Flush a folder's entries to disk: names that were added, renamed or removed."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -22,7 +22,7 @@ SAME_FACTS = {
     "tokenizer_hash": "tokenizer",
     "chat_hash": "chat format",
 }
-"""Facts of a manifest that must be those of the server, and what they are of."""
+"""Facts of a manifest that must be the same as the server's, with their names in messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,18 +32,18 @@ class SavedAdapters:
     step: int
     """Optimizer steps behind the weights."""
     lora_rank: int
-    """Of all of them."""
+    """LoRA rank, which is the same for all adapters."""
     adapters: Mapping[str, tuple[bytes, Mapping[str, Any]]]
-    """Name to safetensors bytes and PEFT configuration, names ascending."""
+    """Safetensors bytes and PEFT configuration of each adapter, by its name, names ascending."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What its manifest adds, e.g. {"model_fingerprint": "9f3c…"}."""
+    """Further facts of the manifest, e.g. {"model_fingerprint": "9f3c…"}."""
 
     def choose(self, player: str, adapter: str | None = None) -> str:
         """Return the name of the adapter that plays for a player.
 
         Args:
             player: E.g. "player_1".
-            adapter: The chosen one; None: the player's own, or the one that all share.
+            adapter: Name of an adapter; None: the player's adapter, or the shared one.
 
         Raises:
             SettingsError: There is no such adapter.
@@ -61,11 +61,11 @@ def read_adapters(folder: Path) -> SavedAdapters:
     """Read `checkpoint-N/<adapter>/{adapter_config.json,adapter_model.safetensors}`.
 
     One player's folder, as `hanabi-grpo export` writes it, holds the two files itself; its manifest
-    says whose they are. The bytes are compared with the manifest's hashes; other files of the
-    checkpoint need not be there. A folder without a manifest is read as it is.
+    names the player. The bytes are compared with the manifest's hashes; other files of the
+    checkpoint may be missing. A folder without a manifest is read unchecked.
 
     Raises:
-        SettingsError: It is no such folder, or damaged.
+        SettingsError: The folder is not such a folder, or is damaged.
     """
     if not folder.is_dir():
         raise SettingsError(f"--checkpoint {folder}: no such folder; give a run's checkpoint-N.")
@@ -92,9 +92,9 @@ def read_adapters(folder: Path) -> SavedAdapters:
 
 
 def newest_checkpoint(folder: Path) -> Path:
-    """Return the folder of a checkpoint, for a run (see `run_home`) its newest whole one.
+    """Return the folder of a checkpoint; for a run (see `run_home`) its newest complete one.
 
-    A run without any is returned as it is, and so is a checkpoint's folder.
+    The folder itself is returned where it is a checkpoint, or a run without checkpoints.
 
     Raises:
         SettingsError: There is no such folder, or every checkpoint of the run is damaged.
@@ -102,7 +102,8 @@ def newest_checkpoint(folder: Path) -> Path:
     if not folder.is_dir():
         raise SettingsError(f"{folder}: no such folder; give a run, or its checkpoint-N.")
     folder = run_home(folder)
-    if CHECKPOINT_NAME.fullmatch(folder.resolve().name) or not any(folder.glob("checkpoint-*")):
+    is_checkpoint = CHECKPOINT_NAME.fullmatch(folder.resolve().name) is not None
+    if is_checkpoint or not any(folder.glob("checkpoint-*")):
         return folder
     try:
         return find_checkpoint(folder).folder
@@ -111,18 +112,18 @@ def newest_checkpoint(folder: Path) -> Path:
 
 
 def check_same_base(folder: Path, saved: SavedAdapters, server: Mapping[str, Any]) -> bool:
-    """Compare what adapters were trained on with what a server has.
+    """Check that adapters were trained on the base model of a server.
 
     Args:
-        folder: Where the adapters come from, for messages.
+        folder: Folder of the adapters, for messages.
         saved: The adapters.
-        server: What the server says of itself, by the keys of SAME_FACTS.
+        server: The identity of the server, by the keys of SAME_FACTS.
 
     Returns:
-        Whether the adapters say what they were trained on at all.
+        Whether the base model of the adapters is known at all.
 
     Raises:
-        SettingsError: They were trained on something else.
+        SettingsError: They were trained on another base model.
     """
     for name, what in SAME_FACTS.items():
         if name not in saved.facts or name not in server:
@@ -138,7 +139,9 @@ def check_same_base(folder: Path, saved: SavedAdapters, server: Mapping[str, Any
 
 def _weight_files(folder: Path, manifest: Manifest | None) -> dict[str, Path]:
     """Return the weights' file of each adapter, by the adapter's name."""
-    files = {path.parent.name: path for path in sorted(folder.glob(f"*/{WEIGHTS}"))}
+    files = {}
+    for path in sorted(folder.glob(f"*/{WEIGHTS}")):
+        files[path.parent.name] = path
     if files or not (folder / WEIGHTS).is_file():
         return files
     # The folder of one player.
@@ -163,10 +166,11 @@ def _read_adapter(
         manifest: The checkpoint's; None: nothing can be compared.
     """
     try:
-        config = json.loads(_read_file(folder, weights.parent / CONFIG, manifest).decode("utf-8"))
+        stored_config = _read_file(folder, weights.parent / CONFIG, manifest)
+        config = json.loads(stored_config.decode("utf-8"))
         return _read_file(folder, weights, manifest), adapter_config_for_wire(config)
     except SettingsError:
-        # It is a ValueError too.
+        # A SettingsError is a ValueError as well.
         raise
     except (OSError, ValueError, AttributeError) as error:
         raise SettingsError(
@@ -175,7 +179,7 @@ def _read_adapter(
 
 
 def _read_file(folder: Path, path: Path, manifest: Manifest | None) -> bytes:
-    """Return a file's bytes, which must be those that the manifest says.
+    """Return a file's bytes, which must have the hash in the manifest.
 
     Args:
         folder: The checkpoint's folder.
@@ -211,8 +215,10 @@ def _check_all_there(folder: Path, manifest: Manifest, adapters: Mapping[str, ob
 
 
 def _common_rank(folder: Path, adapters: Mapping[str, tuple[bytes, Mapping[str, Any]]]) -> int:
-    """Return the LoRA rank of all adapters, which must be one."""
-    ranks = {name: config.get("r") for name, (_, config) in adapters.items()}
+    """Return the LoRA rank of all adapters, which must be the same."""
+    ranks = {}
+    for name, (_, config) in adapters.items():
+        ranks[name] = config.get("r")
     rank = next(iter(ranks.values()))
     if type(rank) is not int or len(set(ranks.values())) != 1:
         raise SettingsError(

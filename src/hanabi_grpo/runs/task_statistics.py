@@ -1,8 +1,8 @@
 """Means over tasks, their errors and their differences, clustered by start.
 
-A task is one observation. Where a suite has only some of an environment's starts, tasks that share
-one say little about the others: errors that took them for independent would be too small. So tasks
-of one start are one cluster; where all starts differ, the formulas are the usual ones.
+A task is one observation. Where a suite has only some of an environment's starts, tasks with the
+same start are correlated, and errors computed as if they were independent would be too small. So
+tasks with the same start form a cluster; where all starts differ, the formulas are the usual ones.
 """
 
 import functools
@@ -30,7 +30,7 @@ _CACHED_ESTIMATES = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A mean or a difference with its error and 95 % interval; NaN: not known from so few."""
+    """A mean or a difference with its error and 95 % interval; NaN: too few observations."""
 
     mean: float
     standard_error: float
@@ -52,7 +52,7 @@ class Estimate(Interval):
     """Clusters: the number of independent observations."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object; the interval stands in it as a list "interval_95"."""
+        """Return a JSON object, with the interval as a list "interval_95"."""
         row = asdict(self)
         low = row.pop("low")
         high = row.pop("high")
@@ -80,7 +80,7 @@ def estimate(values: tuple[float, ...], starts: tuple[int, ...]) -> Estimate:
     Practitioner's Guide to Cluster-Robust Inference, 2015, section II). The interval resamples
     whole starts with replacement and takes percentiles of the means (Efron and Tibshirani, An
     Introduction to the Bootstrap, 1993, chapter 13), with a fixed seed. Both treat the starts as a
-    sample of an infinite population, which is on the safe side where nearly all are played.
+    sample of an infinite population, which is conservative where nearly all are played.
 
     Args:
         values: One finite value per task.
@@ -138,8 +138,10 @@ def clustered_error(
 
 def difference(before: Sequence[float], after: Sequence[float], starts: Sequence[int]) -> Estimate:
     """Return the mean of `after - before`, paired by task; see `estimate`."""
-    changes = tuple(b - a for a, b in zip(before, after, strict=True))
-    return estimate(changes, tuple(starts))
+    changes = []
+    for value_before, value_after in zip(before, after, strict=True):
+        changes.append(value_after - value_before)
+    return estimate(tuple(changes), tuple(starts))
 
 
 def _resampled_means(sums: NDArray[Any], sizes: NDArray[Any]) -> NDArray[Any]:
@@ -155,6 +157,8 @@ def _resampled_means(sums: NDArray[Any], sizes: NDArray[Any]) -> NDArray[Any]:
     means = []
     for start in range(0, RESAMPLES, rows_per_block):
         num_rows = min(rows_per_block, RESAMPLES - start)
-        drawn = generator.integers(num_clusters, size=(num_rows, num_clusters), dtype=np.int32)
-        means.append(sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1))
+        shape = (num_rows, num_clusters)
+        drawn = generator.integers(num_clusters, size=shape, dtype=np.int32)
+        totals = sums[drawn].sum(axis=1)
+        means.append(totals / sizes[drawn].sum(axis=1))
     return np.concatenate(means)

@@ -1,4 +1,4 @@
-"""`validation.json` of a run: how its versions scored on validation tasks, and which was best."""
+"""`validation.json` of a run: the scores of its versions on validation tasks, and the best one."""
 
 import json
 from collections.abc import Sequence
@@ -22,21 +22,22 @@ class Validated:
     se: float
     """Standard error of `score` over tasks."""
     metric: str = "score/mean"
-    """What training calls the same figure of its own games."""
+    """Name of the corresponding metric of the training games."""
 
     def __str__(self) -> str:
         return f"{self.score:.3f} ± {self.se:.3f} at step {self.step}"
 
 
 def read_validations(run_folder: Path) -> list[Validated]:
-    """Return the validations of a run by step; an empty list where it made none.
+    """Return the validations of a run by step; an empty list where it has none.
 
     Raises:
         RunFolderError: The file cannot be read.
     """
     path = run_folder / FILE
     try:
-        return [Validated(**row) for row in json.loads(path.read_bytes())]
+        rows = json.loads(path.read_bytes())
+        return [Validated(**row) for row in rows]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError) as error:
@@ -47,12 +48,12 @@ def read_validations(run_folder: Path) -> list[Validated]:
 
 def write_validations(run_folder: Path, rows: Sequence[Validated]) -> None:
     """Write all validations of a run."""
-    text = json.dumps([asdict(row) for row in rows], indent=1)
-    write_text_atomic(run_folder / FILE, text)
+    data = [asdict(row) for row in rows]
+    write_text_atomic(run_folder / FILE, json.dumps(data, indent=1))
 
 
 def best_of(rows: Sequence[Validated]) -> Validated | None:
-    """Return the first of those with the greatest score; None before the first validation."""
+    """Return the first validation with the greatest score; None before the first validation."""
     return max(rows, key=lambda row: row.score, default=None)
 
 
@@ -63,7 +64,7 @@ def best_checkpoint(run: Path) -> Path:
         run: A run folder, or one that holds it as `train/`, see `run_home`.
 
     Raises:
-        SettingsError: No such run, no validation, or no checkpoint of the best version.
+        SettingsError: There is no such run, no validation, or no checkpoint of the best version.
     """
     if not run.is_dir():
         raise SettingsError(f"{run}@best: no such folder; give a run.")

@@ -1,4 +1,4 @@
-"""Partners in training: who may take a seat, in which tasks, and which seats a run trains.
+"""Partners in training: their pool, their tasks and seats, and the seats that a run trains.
 
 A task is self-play, or exactly one of its seats belongs to a partner: a script, the base model, a
 frozen adapter or a model behind a URL. All games of a task have the same seats, so that a player's
@@ -40,13 +40,13 @@ class Partner:
     """One entry of the pool."""
 
     spec: str
-    """The policy spec as it was typed, without the seat."""
+    """The policy spec as it was given, without the seat."""
     ref: Ref
-    """The same as a value."""
+    """The parsed policy spec."""
     name: str
-    """In metrics; entries of the same name share one figure."""
+    """Name in metrics; entries of the same name share one metric."""
     seat: int | None = None
-    """The only seat that it takes; None: any."""
+    """The only seat that the partner takes; None: any seat."""
 
     @property
     def is_earlier(self) -> bool:
@@ -55,12 +55,12 @@ class Partner:
 
     @property
     def place(self) -> Place | None:
-        """Where its checkpoint is; None: it is none, or an earlier version of the run."""
+        """Location of its checkpoint; None where it has none, or is an earlier version."""
         return self.ref.place if isinstance(self.ref, CheckpointRef) else None
 
     @property
     def adapter(self) -> str | None:
-        """The only adapter of the checkpoint that is used; None: that of the seat."""
+        """The only adapter of the checkpoint that is used; None: the adapter of the seat."""
         return self.ref.adapter if isinstance(self.ref, CheckpointRef) else None
 
 
@@ -75,13 +75,13 @@ def parse_pool(entries: Sequence[str], num_players: int, env: str = HANABI) -> t
     """Read HANABI_PARTNERS.
 
     Args:
-        entries: Each a script, `base`, `earlier`, a URL or a checkpoint, perhaps with `player_1=`
-            before it, e.g. ("iggi", "player_1=outputs/run").
+        entries: Each is a script, `base`, `earlier`, a URL or a checkpoint, with `player_1=` before
+            it where it takes only that seat, e.g. ("iggi", "player_1=outputs/run").
         num_players: Seats of the game.
         env: Name of the environment, whose scripts are allowed.
 
     Raises:
-        SettingsError: An entry is no partner, or is in the list twice.
+        SettingsError: An entry is not a partner, or appears twice.
     """
     scripts = registry.get(env).policies
     pool = [_parse_partner(entry, num_players, scripts) for entry in entries]
@@ -96,13 +96,18 @@ def parse_pool(entries: Sequence[str], num_players: int, env: str = HANABI) -> t
 
 
 def draw(
-    pool: Sequence[Partner], task: int, *, share: float, seed: int, num_players: int
+    pool: Sequence[Partner],
+    task: int,
+    *,
+    share: float,
+    seed: int,
+    num_players: int,
 ) -> Draw | None:
-    """Return which partner takes which seat in a task; None: self-play.
+    """Return the partner of a task and its seat; None: self-play.
 
-    Of each block of 16 tasks the wanted share, rounded so that the sum over blocks is right, has a
-    partner; a hash says which. These tasks go through all pairs of partner and seat before one
-    comes again, each time in another order.
+    In each block of 16 tasks the given share, rounded so that the sum over blocks is right, has a
+    partner; a hash decides which tasks. They go through all pairs of partner and seat before a pair
+    repeats, each time in another order.
 
     Args:
         pool: The partners; empty: self-play alone.
@@ -116,29 +121,38 @@ def draw(
     if not pool or task not in partner_tasks:
         return None
     number = _num_partner_tasks_before(block, share) + partner_tasks.index(task)
-    # A partner with a seat of its own has as many pairs as one that takes any seat, so that every
+    # A partner with a fixed seat has as many pairs as one that takes any seat, so that every
     # partner plays equally often.
     pairs = []
     for partner in pool:
-        for seat in range(num_players):
-            pairs.append(Draw(partner, seat if partner.seat is None else partner.seat))
+        for player in range(num_players):
+            partner_seat = player if partner.seat is None else partner.seat
+            pairs.append(Draw(partner, partner_seat))
     cycle, position = divmod(number, len(pairs))
-    order = sorted(range(len(pairs)), key=lambda index: _hash(seed, "pair", cycle, index))
+
+    def order_in_cycle(index: int) -> bytes:
+        return _hash(seed, "pair", cycle, index)
+
+    order = sorted(range(len(pairs)), key=order_in_cycle)
     return pairs[order[position]]
 
 
 def choose_step(steps: Sequence[int], task: int, *, seed: int) -> int:
     """Return which of several earlier versions plays in a task, each with the same probability.
 
-    A step's chance in a task does not depend on the others: where one version is missing, only its
-    tasks change hands (rendezvous hashing, Thaler and Ravishankar 1998).
+    A step's rank in a task does not depend on the others: where a version is missing, only its
+    tasks are reassigned (rendezvous hashing, Thaler and Ravishankar 1998).
 
     Args:
         steps: Optimizer steps of the versions; at least one.
         task: Number of the task in the run, from 0.
         seed: Seed of the run.
     """
-    return max(steps, key=lambda step: _hash(seed, Role.EARLIER, task, step))
+
+    def rank(step: int) -> bytes:
+        return _hash(seed, Role.EARLIER, task, step)
+
+    return max(steps, key=rank)
 
 
 def always_partner(pool: Sequence[Partner], share: float) -> str | None:
@@ -151,18 +165,21 @@ def always_partner(pool: Sequence[Partner], share: float) -> str | None:
 
 
 def seated(num_players: int, version: int, swap_every: int) -> tuple[str, ...]:
-    """Return which of a run's players takes each seat.
+    """Return the player of the run that takes each seat.
 
     Args:
         num_players: Seats of the game.
         version: Optimizer steps made so far.
-        swap_every: All players move one seat on after so many steps; 0: never.
+        swap_every: Number of steps after which all players move on by one seat; 0: never.
 
     Returns:
         A player's name per seat, e.g. ("player_1", "player_0").
     """
     shift = version // swap_every if swap_every else 0
-    return tuple(player_name((seat + shift) % num_players) for seat in range(num_players))
+    players = []
+    for seat in range(num_players):
+        players.append(player_name((seat + shift) % num_players))
+    return tuple(players)
 
 
 def own_seats(
@@ -177,33 +194,33 @@ def own_seats(
         swap_every: See `seated`.
     """
     players = seated(num_players, version, swap_every)
-    return tuple(f"{adapter_of(player, adapters)}@{version}" for player in players)
+    seats = [f"{adapter_of(player, adapters)}@{version}" for player in players]
+    return tuple(seats)
 
 
 def num_adapters(
     pool: Sequence[Partner], *, num_players: int, shared: bool, num_earlier: int
 ) -> int:
-    """Return how many different frozen adapters a pool may need at most.
+    """Return the largest number of different frozen adapters that a pool may need.
 
     Args:
         pool: The partners.
         num_players: Seats of the game.
         shared: Whether this run has one adapter for all players.
-        num_earlier: Versions of this run that are kept.
+        num_earlier: Number of this run's earlier versions that are kept.
     """
-    needed: set[tuple[str, object]] = set()
+    needed: set[tuple[str, str]] = set()
+    """Folder or version, and name of the adapter."""
     for partner in pool:
         seats = range(num_players) if partner.seat is None else (partner.seat,)
-        if partner.is_earlier:
-            for number in range(num_earlier):
-                version = f"{Role.EARLIER} {number}"
-                if shared:
-                    needed.add((version, SHARED_ADAPTER))
-                else:
-                    needed.update((version, seat) for seat in seats)
-        elif partner.place is not None:
-            place = str(partner.place)
-            needed.update((place, partner.adapter or player_name(seat)) for seat in seats)
+        for seat in seats:
+            if partner.is_earlier:
+                adapter = SHARED_ADAPTER if shared else player_name(seat)
+                for number in range(num_earlier):
+                    needed.add((f"{Role.EARLIER} {number}", adapter))
+            elif partner.place is not None:
+                adapter = partner.adapter or player_name(seat)
+                needed.add((str(partner.place), adapter))
     return len(needed)
 
 
@@ -213,8 +230,8 @@ def read_pool(settings: Settings) -> tuple[Partner, ...]:
     An empty pool means self-play alone.
 
     Raises:
-        SettingsError: See `parse_pool`; more frozen adapters in one step than a server holds; or
-            earlier versions of which none is ever kept.
+        SettingsError: As `parse_pool`; or a step may need more frozen adapters than a server holds;
+            or earlier versions are partners and none is ever kept.
     """
     pool = parse_pool(settings.partners, settings.players, settings.env)
     needed = num_adapters(
@@ -262,7 +279,8 @@ def _parse_partner(entry: str, num_players: int, scripts: Collection[str]) -> Pa
             f"HANABI_PARTNERS: {entry!r}: {player} is not at the table; allowed: "
             f"{', '.join(names)}."
         )
-    ref = parse_ref(spec, where="HANABI_PARTNERS", roles=(Role.BASE, Role.EARLIER), scripts=scripts)
+    roles = (Role.BASE, Role.EARLIER)
+    ref = parse_ref(spec, where="HANABI_PARTNERS", roles=roles, scripts=scripts)
     match ref:
         case CheckpointRef():
             _, name = ref.metric_name
@@ -277,26 +295,27 @@ def _parse_partner(entry: str, num_players: int, scripts: Collection[str]) -> Pa
 def _with_distinct_names(pool: Sequence[Partner]) -> tuple[Partner, ...]:
     """Give different partners different names in metrics.
 
-    Two runs may both have a checkpoint-50: the run's name goes before it, and a number behind what
-    is still the same.
+    Two runs may both have a checkpoint-50: the run's name is put before it, and names that are
+    still the same get a number.
     """
     specs_by_name: dict[str, set[str]] = {}
     for partner in pool:
         specs_by_name.setdefault(partner.name, set()).add(partner.spec)
     names: dict[str, str] = {}
-    """By spec: a partner that is named with several seats is one."""
+    """Name of each spec: a partner that is listed with several seats has one name."""
     for partner in pool:
         if partner.spec in names:
             continue
         name = partner.name
         if isinstance(partner.ref, CheckpointRef) and len(specs_by_name[name]) > 1:
-            name = ".".join(part for part in partner.ref.metric_name if part)
+            name = ".".join(filter(None, partner.ref.metric_name))
         names[partner.spec] = _free_name(name, taken=names.values())
-    return tuple(replace(partner, name=names[partner.spec]) for partner in pool)
+    named = [replace(partner, name=names[partner.spec]) for partner in pool]
+    return tuple(named)
 
 
 def _free_name(name: str, taken: Collection[str]) -> str:
-    """Return a name, with a number behind it where it is taken, e.g. "checkpoint-50-2"."""
+    """Return a name, with a number appended where it is taken, e.g. "checkpoint-50-2"."""
     free = name
     number = 2
     while free in taken:
@@ -306,18 +325,20 @@ def _free_name(name: str, taken: Collection[str]) -> str:
 
 
 def _num_partner_tasks_before(block: int, share: float) -> int:
-    # The decimal that was typed: 0.1 is then a tenth, and no block gains or loses a task by
+    # The exact decimal that was given: 0.1 is a tenth, and no block gains or loses a task by
     # rounding.
     return int(Fraction(str(share)) * BLOCK * block)
 
 
 def _partner_tasks(block: int, share: float, seed: int) -> list[int]:
     """Return the numbers of a block's tasks with a partner, ascending."""
-    count = _num_partner_tasks_before(block + 1, share) - _num_partner_tasks_before(block, share)
+    num_before = _num_partner_tasks_before(block, share)
+    count = _num_partner_tasks_before(block + 1, share) - num_before
     tasks = range(block * BLOCK, (block + 1) * BLOCK)
     shuffled = sorted(tasks, key=lambda task: _hash(seed, "share", task))
     return sorted(shuffled[:count])
 
 
 def _hash(*parts: object) -> bytes:
-    return hashlib.sha256(" ".join(map(str, parts)).encode()).digest()
+    text = " ".join(map(str, parts))
+    return hashlib.sha256(text.encode()).digest()

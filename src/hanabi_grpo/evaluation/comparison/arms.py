@@ -1,4 +1,4 @@
-"""Arms of a comparison: runs as they are typed, and what their folders hold."""
+"""Arms of a comparison: parsed from the command line, and read from the run folders."""
 
 import glob
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ class Run:
     """One training run: one seed of an arm."""
 
     folder: Path
-    """As typed."""
+    """The folder, as given on the command line."""
     x: NDArray[np.float64]
     """(n,), ascending: steps with the metric."""
     scores: NDArray[np.float64]
@@ -52,13 +52,13 @@ class Arm:
 
 
 def parse_arms(texts: Sequence[str]) -> dict[str, list[Path]]:
-    """Return the folders of every arm by its name, in the order typed.
+    """Return the folders of every arm by its name, in the order given.
 
-    A folder with a `*` stands for all that match.
+    A folder with a `*` stands for all folders that match.
 
     Raises:
-        SettingsError: An arm without a name or folder, nothing matches, or a name or a folder is
-            there twice: a run in two places would count as two seeds.
+        SettingsError: An arm has no name or no folder, no folder matches, or a name or a folder
+            appears twice: a run that appears twice would count as two seeds.
 
     Example:
         parse_arms(["per player=outputs/a-0,outputs/a-1"]) ==
@@ -88,7 +88,7 @@ def parse_arms(texts: Sequence[str]) -> dict[str, list[Path]]:
 
 
 def _parse_arm(text: str) -> tuple[str, list[str]]:
-    """Return the name and the folders of an arm, as typed; a SettingsError where one is missing."""
+    """Return the name and the folder patterns of an arm; a SettingsError where one is missing."""
     typed_name, equals, rest = text.partition("=")
     name = " ".join(typed_name.split())
     patterns = [part.strip() for part in rest.split(",")]
@@ -100,13 +100,17 @@ def _parse_arm(text: str) -> tuple[str, list[str]]:
 
 
 def _matching_folders(pattern: str, arm: str) -> list[Path]:
-    """Return the folder that was typed, or all that a pattern with a `*` matches."""
+    """Return the folder itself, or all folders that a pattern with a `*` matches."""
     if "*" not in pattern:
         return [Path(pattern)]
-    folders = sorted(path for path in map(Path, glob.glob(pattern)) if path.is_dir())
+    folders = []
+    for name in glob.glob(pattern):
+        path = Path(name)
+        if path.is_dir():
+            folders.append(path)
     if not folders:
         raise SettingsError(f"{pattern!r} of arm {arm!r}: no folder matches.")
-    return folders
+    return sorted(folders)
 
 
 def load_arms(
@@ -134,8 +138,8 @@ def load_arms(
     preset = _common_preset(rows)
     arms = []
     for name, arm_folders in folders.items():
-        runs = tuple(_load_run(folder, rows[folder], metric) for folder in arm_folders)
-        arms.append(Arm(name=name, runs=runs))
+        runs = [_load_run(folder, rows[folder], metric) for folder in arm_folders]
+        arms.append(Arm(name=name, runs=tuple(runs)))
     return preset, tuple(arms)
 
 
@@ -148,29 +152,39 @@ def _read_rows(folder: Path, metric: str) -> list[dict[str, Any]]:
             reason = f"neither it nor its {TRAIN}/ has a metrics.jsonl"
         raise SettingsError(f"{folder}: {reason}; give the folder of a training run.")
     rows = read_history(path)
-    if any(number(row.get(metric)) is not None for row in rows):
+    numeric_metrics = set()
+    for row in rows:
+        for name, value in row.items():
+            if number(value) is not None:
+                numeric_metrics.add(name)
+    if metric in numeric_metrics:
         return rows
     reason = "the run ended before its first step"
     if metric != SCORE:
-        known = {name for row in rows for name in row if number(row[name]) is not None}
-        reason = f"there are {', '.join(sorted(known))}"
+        reason = f"there are {', '.join(sorted(numeric_metrics))}"
     raise SettingsError(f'{path}: no step has a "{metric}"; {reason}.')
 
 
 def _common_preset(rows: Mapping[Path, Sequence[Mapping[str, Any]]]) -> str:
     """Return the preset of all runs; a SettingsError where they differ."""
-    presets = {folder: _presets_of(run_rows) for folder, run_rows in rows.items()}
-    if len(set(presets.values())) > 1:
-        parts = [f"{folder}: {preset or 'unknown'}" for folder, preset in presets.items()]
+    presets = []
+    descriptions = []
+    for folder, run_rows in rows.items():
+        preset = _presets_of(run_rows)
+        presets.append(preset)
+        descriptions.append(f"{folder}: {preset or 'unknown'}")
+    if len(set(presets)) > 1:
         raise SettingsError(
-            f"the runs have different presets ({'; '.join(parts)}); compare runs of one."
+            f"the runs have different presets ({'; '.join(descriptions)}); compare runs of one."
         )
-    return next(iter(presets.values()))
+    return presets[0]
 
 
 def _presets_of(rows: Iterable[Mapping[str, Any]]) -> str:
     """Return the presets with both a number of games and a score, e.g. "laptop"."""
-    metrics = {name for row in rows for name in row}
+    metrics: set[str] = set()
+    for row in rows:
+        metrics.update(row)
     presets = []
     for name in sorted(metrics):
         preset = name.removeprefix("games/")
@@ -183,7 +197,7 @@ def _load_run(folder: Path, rows: Sequence[Mapping[str, Any]], metric: str) -> R
     """Return a run.
 
     Args:
-        folder: The folder as typed.
+        folder: The folder, as given on the command line.
         rows: Rows of `metrics.jsonl`, at least one with the metric.
         metric: The metric that is compared.
     """
@@ -194,12 +208,13 @@ def _load_run(folder: Path, rows: Sequence[Mapping[str, Any]], metric: str) -> R
         if value is not None:
             steps.append(float(row["step"]))
             values.append(value)
+    games_per_step = [number(row.get("games")) or 0.0 for row in rows]
     return Run(
         folder=folder,
         x=np.asarray(steps),
         scores=np.asarray(values),
         last_step=rows[-1]["step"],
-        num_games=sum(number(row.get("games")) or 0.0 for row in rows),
+        num_games=sum(games_per_step),
         seconds=_wall_time(rows),
         settings=recorded_settings(run_home(folder)),
         evaluations=evaluations_by_kind(find_evaluations(folder)),
@@ -218,5 +233,6 @@ def _wall_time(rows: Sequence[Mapping[str, Any]]) -> float | None:
             clock.append(seconds)
     if not clock:
         return None
-    ends_of_parts = [now for now, later in pairwise(clock) if later < now]
+    # A clock that runs backwards marks the end of a part.
+    ends_of_parts = [before for before, after in pairwise(clock) if after < before]
     return sum(ends_of_parts) + clock[-1]

@@ -1,8 +1,8 @@
-"""What arms come to: learning curves with bands, and held-out scores with errors over seeds.
+"""Figures of arms: learning curves with bands, and held-out scores with errors over seeds.
 
 A run is one observation: figures of one run say nothing about how another seed would have fared.
-Few seeds have wide intervals (with three, the 95 % interval is 4.3 standard errors to each side),
-and that is what is known.
+Few seeds have wide intervals (with three, the 95 % interval is 4.3 standard errors to each side):
+so little is known.
 """
 
 import math
@@ -126,7 +126,9 @@ def welch_difference(first: Sequence[float], other: Sequence[float]) -> Interval
         return _t_interval(difference, math.nan, math.nan)
     a = variance(first) / len(first)
     b = variance(other) / len(other)
-    denominator = a**2 / (len(first) - 1) + b**2 / (len(other) - 1)
+    degrees_first = len(first) - 1
+    degrees_other = len(other) - 1
+    denominator = a**2 / degrees_first + b**2 / degrees_other
     degrees = (a + b) ** 2 / denominator if denominator else math.inf
     return _t_interval(difference, a + b, degrees)
 
@@ -134,8 +136,8 @@ def welch_difference(first: Sequence[float], other: Sequence[float]) -> Interval
 def arm_curve(arm: Arm, end: float, window: int) -> Curve:
     """Return an arm's curve of trailing means.
 
-    Each run is smoothed by itself and read off at the steps of all runs of its arm, linearly
-    between its own. The band is the pointwise 95 % t interval of the mean over runs, from three
+    Each run is smoothed by itself and interpolated linearly at the steps of all runs of its arm.
+    The band is the pointwise 95 % t interval of the mean over runs, from three
     runs on.
 
     Args:
@@ -153,7 +155,8 @@ def arm_curve(arm: Arm, end: float, window: int) -> Curve:
             f"arm {arm.name!r}: {latest.folder} begins at {start:g}, after {end:g}, where the "
             "shortest run ends; leave one of them out."
         )
-    steps = np.unique(np.concatenate([run.x for run in arm.runs]))
+    all_steps = np.concatenate([run.x for run in arm.runs])
+    steps = np.unique(all_steps)
     steps = steps[(steps >= start) & (steps <= end)]
     lines = []
     for run in arm.runs:
@@ -179,36 +182,43 @@ def arm_curve(arm: Arm, end: float, window: int) -> Curve:
 
 
 def held_out(arms: Sequence[Arm], kind: EvaluationKind) -> HeldOut:
-    """Put the evaluations of one kind together, which at least one run has.
+    """Collect the evaluations of one kind; at least one run has one.
 
     Raises:
         SettingsError: The evaluations are of different games.
     """
     results_of_arms: list[list[EvaluationResult]] = []
+    all_results: list[EvaluationResult] = []
     for arm in arms:
-        results_of_arms.append(
-            [run.evaluations[kind] for run in arm.runs if kind in run.evaluations]
-        )
+        results = []
+        for run in arm.runs:
+            if kind in run.evaluations:
+                results.append(run.evaluations[kind])
+        results_of_arms.append(results)
+        all_results += results
     _check_same_game(arms, results_of_arms, kind)
-    all_results = [result for results in results_of_arms for result in results]
     example = all_results[0]
-    same_tasks = all(
-        result.suite == example.suite and result.seeds == example.seeds for result in all_results
-    )
+    different_tasks = {(result.suite, result.seeds) for result in all_results}
+    temperatures = {result.temperature for result in all_results}
+    trained_steps = {result.trained_steps for result in all_results}
     scores: list[ArmScore | None] = []
     for arm, results in zip(arms, results_of_arms, strict=True):
         is_first = results is results_of_arms[0]
         baseline = [] if is_first else results_of_arms[0]
         scores.append(_arm_score(arm, results, baseline) if results else None)
-    temperatures = {result.temperature for result in all_results}
     return HeldOut(
         kind=kind,
         example=example,
-        temperatures=tuple(sorted(temperatures, key=lambda heat: -1.0 if heat is None else heat)),
-        trained_steps=tuple(sorted({result.trained_steps for result in all_results})),
-        same_tasks=same_tasks,
+        temperatures=tuple(sorted(temperatures, key=_scripts_first)),
+        trained_steps=tuple(sorted(trained_steps)),
+        same_tasks=len(different_tasks) == 1,
         arms=tuple(scores),
     )
+
+
+def _scripts_first(temperature: float | None) -> float:
+    """Return a sort key that puts None, the temperature of scripts, before all others."""
+    return -1.0 if temperature is None else temperature
 
 
 def _check_same_game(
@@ -238,18 +248,23 @@ def _arm_score(
         results: Evaluations of its runs, at least one.
         baseline: Evaluations of the first arm's runs; empty: there is no difference.
     """
-    means = tuple(fmean(result.scores) for result in results)
+    means = _mean_scores(results)
     difference = None
     if baseline:
-        difference = welch_difference([fmean(result.scores) for result in baseline], means)
+        difference = welch_difference(_mean_scores(baseline), means)
     return ArmScore(
         name=arm.name,
         num_runs=len(arm.runs),
-        means=means,
+        means=tuple(means),
         seeds=over_seeds(means),
         figures=mean_figures(result.figures for result in results),
         difference=difference,
     )
+
+
+def _mean_scores(results: Sequence[EvaluationResult]) -> list[float]:
+    """Return the mean score of each evaluation."""
+    return [fmean(result.scores) for result in results]
 
 
 def _game(result: EvaluationResult) -> str:
@@ -266,7 +281,12 @@ def _t_interval(mean: float, squared_error: float, degrees: float) -> Interval:
     """
     error = math.sqrt(squared_error)
     half_width = _t_quantile(degrees) * error
-    return Interval(mean=mean, standard_error=error, low=mean - half_width, high=mean + half_width)
+    return Interval(
+        mean=mean,
+        standard_error=error,
+        low=mean - half_width,
+        high=mean + half_width,
+    )
 
 
 def _t_quantile(degrees: float) -> float:
@@ -274,4 +294,5 @@ def _t_quantile(degrees: float) -> float:
     # SciPy comes with open_spiel; its import takes a while.
     from scipy.special import stdtrit
 
-    return float(stdtrit(min(degrees, _MOST_DEGREES), (1 + COVERAGE) / 2))
+    probability = (1 + COVERAGE) / 2
+    return float(stdtrit(min(degrees, _MOST_DEGREES), probability))

@@ -1,10 +1,10 @@
 """Kinds of evaluations: which evaluations of different runs may stand in one table.
 
-A file whose name a person chose, e.g. `sampled.json`, belongs to the files of the same name in the
-other runs. Files that `evaluate` kept in `evaluations/` have names of their own in every run; they
-belong together where the lineup has the same form and everything that the games depend on is the
-same: rules, tasks and temperature. Of several such evaluations of one run, e.g. of two checkpoints,
-the one of the longest training counts.
+A file whose name the user chose, e.g. `sampled.json`, is compared with the files of the same name
+in the other runs. Files that `evaluate` stored in `evaluations/` have generated names, which differ
+between runs; they are compared where the lineup has the same form and everything that the games
+depend on is the same: rules, tasks and temperature. Where a run has several such evaluations, e.g.
+of two checkpoints, the one of the longest training counts.
 """
 
 from collections.abc import Mapping
@@ -15,14 +15,14 @@ from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from hanabi_grpo.settings.refs import is_frozen, parse_checkpoint, seat_adapter
 
 _TRAINED = "trained"
-"""Stands for an adapter of the run in the form of a lineup."""
+"""Replaces an adapter of the run in the form of a lineup."""
 _VERSION_MARK = "@"
 """Separates an adapter of the server from its version, e.g. "player_1@latest"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskKey:
-    """Everything that the games of an evaluation depend on beside the players."""
+    """Everything but the players that the games of an evaluation depend on."""
 
     spec_hash: str
     preset: str
@@ -44,17 +44,17 @@ class TaskKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationKind:
-    """What the evaluations of one table have in common.
+    """Key that the evaluations of one table have in common.
 
     Example:
         EvaluationKind(name="sampled") is a file `sampled.json` in each run;
-        EvaluationKind(name="trained team", tasks=TaskKey(…)) is what `evaluate RUN` keeps
+        EvaluationKind(name="trained team", tasks=TaskKey(…)) is a result that `evaluate RUN` stored
     """
 
     name: str
-    """Stem of the file that a person named, else the form of the lineup, see `lineup_form`."""
+    """Stem of the file that the user named, or the form of the lineup, see `lineup_form`."""
     tasks: TaskKey | None = None
-    """None for files that a person named: their name alone makes the kind."""
+    """None for files that the user named: only their name defines the kind."""
 
     @property
     def title(self) -> str:
@@ -82,7 +82,7 @@ def evaluations_by_kind(evaluations: RunEvaluations) -> dict[EvaluationKind, Eva
     """Return the evaluations of one run that a comparison uses, by kind.
 
     Reference scripts are left out, and so are evaluations in which adapters of several runs play
-    together: they are no score of one run.
+    together: they are not the score of a single run.
     """
     results: dict[EvaluationKind, EvaluationResult] = {}
     for stored in evaluations.results:
@@ -92,16 +92,16 @@ def evaluations_by_kind(evaluations: RunEvaluations) -> dict[EvaluationKind, Eva
             continue
         known = results.get(kind)
         # Of two named files, in the run folder and beside it, the one in the run folder counts.
-        is_better = known is None or (
-            kind.tasks is not None and result.trained_steps > known.trained_steps
-        )
+        is_better = known is None
+        if known is not None and kind.tasks is not None:
+            is_better = result.trained_steps > known.trained_steps
         if is_better:
             results[kind] = result
     return results
 
 
 def _kind_of(stored: StoredEvaluation) -> EvaluationKind | None:
-    """Return the kind of an evaluation; None where it is no score of one run."""
+    """Return the kind of an evaluation; None where it is not the score of a single run."""
     if stored.is_alone and not stored.is_kept:
         return EvaluationKind(name=stored.path.stem)
     form = lineup_form(stored.result)
@@ -111,24 +111,24 @@ def _kind_of(stored: StoredEvaluation) -> EvaluationKind | None:
 
 
 def lineup_form(result: EvaluationResult) -> str | None:
-    """Return who plays, with every adapter of the run called "trained".
+    """Return the players of a lineup, with every adapter of the run called "trained".
 
     Returns:
         E.g. "trained team" where the run's adapters fill every seat, "trained, iggi", "trained
-        player_1, iggi" where that adapter was chosen, or "hint-bot, hint-bot" of scripts. None
+        player_1, iggi" where that adapter was chosen, or "hint-bot, hint-bot" for scripts. None
         where adapters of several runs play.
     """
     order = result.orders[0]
-    places = set()
+    runs = set()
     names = []
     for spec, seat in zip(order.words, order.seats, strict=True):
         if seat_adapter(seat) is None:
             names.append(seat)
             continue
-        place, adapter = _split_spec(spec, seat)
-        places.add(place)
+        run, adapter = _split_spec(spec, seat)
+        runs.add(run)
         names.append(f"{_TRAINED} {adapter}" if adapter else _TRAINED)
-    if len(places) > 1:
+    if len(runs) > 1:
         return None
     if set(names) == {_TRAINED}:
         return f"{_TRAINED} team"
@@ -155,5 +155,7 @@ def all_kinds(
     evaluations: list[Mapping[EvaluationKind, EvaluationResult]],
 ) -> list[EvaluationKind]:
     """Return every kind that at least one run has, sorted."""
-    kinds = {kind for run in evaluations for kind in run}
+    kinds: set[EvaluationKind] = set()
+    for evaluations_of_run in evaluations:
+        kinds.update(evaluations_of_run)
     return sorted(kinds, key=lambda kind: kind.sort_key)

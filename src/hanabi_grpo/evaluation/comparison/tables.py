@@ -1,6 +1,5 @@
 """A comparison as tables and notes."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -83,13 +82,14 @@ def compare_arms(
     Raises:
         SettingsError: Runs of an arm have no step in common, or evaluations are of different games.
     """
-    runs = [run for arm in arms for run in arm.runs]
-    end = min(float(run.x[-1]) for run in runs)
+    runs = _all_runs(arms)
+    end = min(_last_steps(runs))
     curves = []
     training = []
     for arm in arms:
         curves.append(arm_curve(arm, end, window))
-        training.append(tuple(_last_mean(run, end, window) for run in arm.runs))
+        means = [_last_mean(run, end, window) for run in arm.runs]
+        training.append(tuple(means))
     kinds = all_kinds([run.evaluations for run in runs])
     evaluations = _named_apart([held_out(arms, kind) for kind in kinds])
     return Comparison(
@@ -104,18 +104,33 @@ def compare_arms(
     )
 
 
+def _all_runs(arms: Sequence[Arm]) -> list[Run]:
+    """Return the runs of all arms."""
+    runs: list[Run] = []
+    for arm in arms:
+        runs += arm.runs
+    return runs
+
+
+def _last_steps(runs: Sequence[Run]) -> list[float]:
+    """Return the last step of each run that has the metric."""
+    return [float(run.x[-1]) for run in runs]
+
+
 def _named_apart(evaluations: Sequence[HeldOut]) -> tuple[HeldOut, ...]:
-    """Return the evaluations; those that share a name say their tasks in it."""
-    counts = Counter(evaluation.name for evaluation in evaluations)
+    """Return the evaluations; names that several share get their tasks appended."""
+    names = [evaluation.name for evaluation in evaluations]
     named = []
     for evaluation in evaluations:
-        named.append(replace(evaluation, names_tasks=counts[evaluation.name] > 1))
+        is_shared = names.count(evaluation.name) > 1
+        named.append(replace(evaluation, names_tasks=is_shared))
     return tuple(named)
 
 
 def _last_mean(run: Run, end: float, window: int) -> float:
     """Return the mean score of a run's last `window` steps up to `end`."""
-    return float(run.scores[run.x <= end][-window:].mean())
+    scores = run.scores[run.x <= end]
+    return float(scores[-window:].mean())
 
 
 def comparison_sheets(comparison: Comparison) -> list[Sheet]:
@@ -129,12 +144,14 @@ def comparison_sheets(comparison: Comparison) -> list[Sheet]:
 def _arms_sheet(comparison: Comparison) -> Sheet:
     """Return the table of arms with the training mean and every held-out score."""
     names = [evaluation.name for evaluation in comparison.evaluations]
-    groups = [[_arm_row(comparison, number) for number in range(len(comparison.arms))]]
-    attainable = [evaluation.example.attainable for evaluation in comparison.evaluations]
-    if any(value is not None for value in attainable):
-        unknown = [UNKNOWN] * len(_ARM_COLUMNS)
-        cells = [UNKNOWN if value is None else f"{value:.2f}" for value in attainable]
-        groups.append([(ATTAINABLE, *unknown, *cells)])
+    rows = [_arm_row(comparison, number) for number in range(len(comparison.arms))]
+    groups = [rows]
+    if _is_attainable_known(comparison):
+        cells = [ATTAINABLE, *[UNKNOWN] * len(_ARM_COLUMNS)]
+        for evaluation in comparison.evaluations:
+            attainable = evaluation.example.attainable
+            cells.append(UNKNOWN if attainable is None else f"{attainable:.2f}")
+        groups.append([tuple(cells)])
     return Sheet(
         title=(
             f"{comparison.preset or 'training'}: {comparison.label} ± SE over runs; training games "
@@ -145,20 +162,30 @@ def _arms_sheet(comparison: Comparison) -> Sheet:
     )
 
 
+def _is_attainable_known(comparison: Comparison) -> bool:
+    """Tell whether the best known mean score of any evaluation's game is known."""
+    return any(evaluation.example.attainable is not None for evaluation in comparison.evaluations)
+
+
 def _arm_row(comparison: Comparison, number: int) -> tuple[str, ...]:
     arm = comparison.arms[number]
-    num_games = median(run.num_games for run in arm.runs)
-    seconds = [run.seconds for run in arm.runs if run.seconds is not None]
+    num_games = []
+    seconds = []
+    for run in arm.runs:
+        num_games.append(run.num_games)
+        if run.seconds is not None:
+            seconds.append(run.seconds)
     training_cell, _ = estimate_cells(over_seeds(comparison.training[number]))
-    score_cells = [_score_cell(evaluation.arms[number]) for evaluation in comparison.evaluations]
-    return (
+    cells = [
         arm.name,
         str(len(arm.runs)),
-        f"{num_games:.0f}",
+        f"{median(num_games):.0f}",
         f"{median(seconds):.0f}" if seconds else UNKNOWN,
         training_cell,
-        *score_cells,
-    )
+    ]
+    for evaluation in comparison.evaluations:
+        cells.append(_score_cell(evaluation.arms[number]))
+    return tuple(cells)
 
 
 def _score_cell(score: ArmScore | None) -> str:
@@ -173,7 +200,9 @@ def _evaluation_sheets(evaluation: HeldOut, *, first_arm: str) -> list[Sheet]:
     scores = [score for score in evaluation.arms if score is not None]
     sheets = [_score_sheet(evaluation, scores)]
     differences = []
+    figures = []
     for score in scores:
+        figures.append((score.name, score.figures))
         if score.difference is not None:
             name = f"{score.name} − {first_arm}"
             differences.append((name, *estimate_cells(score.difference, "+")))
@@ -187,7 +216,7 @@ def _evaluation_sheets(evaluation: HeldOut, *, first_arm: str) -> list[Sheet]:
     sheets += figure_sheets(
         f"{evaluation.name}: figures, mean over runs",
         "arm",
-        [[(score.name, score.figures) for score in scores]],
+        [figures],
         without=evaluation.example.score,
     )
     return sheets
@@ -220,7 +249,7 @@ def _missing_runs(score: ArmScore) -> str:
 
 
 def comparison_notes(comparison: Comparison) -> list[str]:
-    """Return sentences: what the errors cover, what was cut, and in what the runs differ."""
+    """Return sentences about what the errors cover, what was cut off and how the runs differ."""
     notes = []
     if comparison.evaluations:
         notes.append(
@@ -230,14 +259,17 @@ def comparison_notes(comparison: Comparison) -> list[str]:
         )
     for evaluation in comparison.evaluations:
         notes += _evaluation_notes(evaluation)
-    single_arms = [arm.name for arm in comparison.arms if len(arm.runs) < 2]
+    single_arms = []
+    for arm in comparison.arms:
+        if len(arm.runs) == 1:
+            single_arms.append(arm.name)
     if single_arms:
         notes.append(
             f"One run only, so nothing is known about other seeds: {', '.join(single_arms)}."
         )
     notes += _length_notes(comparison)
     notes += condition_notes(comparison.arms)
-    if any(evaluation.example.attainable is not None for evaluation in comparison.evaluations):
+    if _is_attainable_known(comparison):
         notes.append(ATTAINABLE_SOURCE)
     return notes
 
@@ -264,9 +296,9 @@ def _evaluation_notes(evaluation: HeldOut) -> list[str]:
 
 def _length_notes(comparison: Comparison) -> list[str]:
     """Return notes about runs of different lengths, in steps or in games per step."""
-    runs = [run for arm in comparison.arms for run in arm.runs]
+    runs = _all_runs(comparison.arms)
     notes = []
-    ends = [float(run.x[-1]) for run in runs]
+    ends = _last_steps(runs)
     if min(ends) != max(ends):
         notes.append(
             f"Runs have {min(ends):.0f} to {max(ends):.0f} steps: curves and training means use "

@@ -1,4 +1,4 @@
-"""What is crossed: every entry in seat 0 with every other one.
+"""Plan of a cross-play: every entry in seat 0 with every other one.
 
 The tasks of a cell are a ledger in the folder's `cells/`.
 """
@@ -32,8 +32,8 @@ class Entry:
     label: str
     """Name in tables."""
     ref: Ref
-    """Who plays. A run's folder stands here as its newest checkpoint, which may not change while
-    the cells are played."""
+    """The policy. A run's folder is resolved to its newest checkpoint here, which may not change
+    while the cells are played."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +69,8 @@ def parse_entries(texts: Sequence[str], setup: Setup[Any]) -> tuple[Entry, ...]:
     Checkpoints that share a label get their whole path instead.
 
     Raises:
-        SettingsError: Fewer than two entries, an unknown spec, a list of specs, or a name or spec
-            that is there twice.
+        SettingsError: There are fewer than two entries, a spec is unknown or a list of specs, or a
+            name or spec is given twice.
     """
     if not MIN_ENTRIES <= len(texts) <= MAX_ENTRIES:
         raise SettingsError(
@@ -82,14 +82,17 @@ def parse_entries(texts: Sequence[str], setup: Setup[Any]) -> tuple[Entry, ...]:
     entries = []
     for (label, ref), short_label in zip(parsed, short_labels, strict=True):
         is_unique = bool(label) or short_labels.count(short_label) == 1
-        entries.append(Entry(label=short_label if is_unique else str(ref), ref=ref))
-    _refuse_twice("name", [entry.label for entry in entries], "name them apart: NAME=ENTRY")
-    _refuse_twice("entry", [str(entry.ref) for entry in entries], "give each entry once")
+        entry_label = short_label if is_unique else str(ref)
+        entries.append(Entry(label=entry_label, ref=ref))
+    labels = [entry.label for entry in entries]
+    specs = [str(entry.ref) for entry in entries]
+    _refuse_twice("name", labels, "name them apart: NAME=ENTRY")
+    _refuse_twice("entry", specs, "give each entry once")
     return tuple(entries)
 
 
 def _refuse_twice(what: str, values: Sequence[str], next_step: str) -> None:
-    """Raise a SettingsError for the first value that is there more than once."""
+    """Raise a SettingsError for the first value that appears more than once."""
     for value in values:
         count = values.count(value)
         if count > 1:
@@ -97,11 +100,13 @@ def _refuse_twice(what: str, values: Sequence[str], next_step: str) -> None:
 
 
 def _parse_entry(text: str, setup: Setup[Any]) -> tuple[str, Ref]:
-    """Return the name that a person gave, "" for none, and the reference."""
-    label, equals, spec = (part.strip() for part in text.partition("="))
+    """Return the name that was given, "" for none, and the reference."""
+    label, equals, spec = text.partition("=")
+    label = label.strip()
+    spec = spec.strip()
     # A folder may have "=" in its name.
-    is_spec_alone = not equals or "/" in label or Path(text.strip()).is_dir()
-    if is_spec_alone:
+    is_folder = "/" in label or Path(text.strip()).is_dir()
+    if not equals or is_folder:
         label = ""
         spec = text.strip()
     elif not label.isprintable() or not label:
@@ -111,7 +116,8 @@ def _parse_entry(text: str, setup: Setup[Any]) -> tuple[str, Ref]:
             f"entry {text!r}: an entry is one policy; cross-play makes the pairs itself. For a "
             "list of different players there is hanabi-grpo evaluate."
         )
-    ref = parse_lineup(spec, setup.spec.num_players, env=setup.env).refs[0]
+    lineup = parse_lineup(spec, setup.spec.num_players, env=setup.env)
+    ref = lineup.refs[0]
     if isinstance(ref, CheckpointRef) and isinstance(ref.place, Path):
         ref = replace(ref, place=newest_checkpoint(ref.place))
     return label, ref
@@ -145,7 +151,8 @@ def make_plan(
     for i, row in enumerate(entries):
         for j, column in enumerate(entries):
             refs = (row.ref, *[column.ref] * num_others)
-            cells[f"{i}-{j}"] = Lineup(text=",".join(map(str, refs)), refs=refs)
+            text = ",".join(map(str, refs))
+            cells[f"{i}-{j}"] = Lineup(text=text, refs=refs)
     seats = []
     needs_server = False
     for i in range(len(entries)):

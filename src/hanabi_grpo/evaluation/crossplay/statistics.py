@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from hanabi_grpo.runs.task_statistics import clustered_error
 
 MIN_ENTRIES_FOR_JACKKNIFE = 3
-"""Of two entries, what is left without one of them has no other entry."""
+"""With two entries, leaving one out leaves no cell off the diagonal."""
 
 
 class Estimate(NamedTuple):
@@ -47,21 +47,21 @@ class BothErrors(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryFigures:
-    """What the matrix says of one entry; errors are over tasks."""
+    """Figures of one entry of the matrix; errors are over tasks."""
 
     self_play: Estimate
     """S[i, i]: the entry with itself."""
     first_seat: Estimate
-    """With the others, itself in seat 0: mean over j != i of S[i, j]."""
+    """With the other entries, in seat 0: mean over j != i of S[i, j]."""
     other_seats: Estimate
-    """With the others, itself in every other seat: mean over j != i of S[j, i]."""
+    """With the other entries, in every other seat: mean over j != i of S[j, i]."""
     cross_play: Estimate
-    """Mean of the two."""
+    """Mean of `first_seat` and `other_seats`."""
     gap: Estimate
     """`self_play` - `cross_play`, paired by task."""
     worst: Estimate
-    """The lowest cell of the row but its own. The choice is made by the same noisy cells, which
-    biases it downwards."""
+    """The lowest other cell of the row. It is chosen by the same noisy scores, which biases it
+    downwards."""
     worst_partner: int | None
     """The entry of that cell; None where a cell is missing."""
 
@@ -138,7 +138,7 @@ class Matrix:
             means = self.means
             leave_one_out = []
             for left_out in range(num_entries):
-                kept = [entry for entry in range(num_entries) if entry != left_out]
+                kept = np.delete(np.arange(num_entries), left_out)
                 rest = means[np.ix_(kept, kept)]
                 leave_one_out.append(float(_weighted_mean(rest, diagonal_weight, other_weight)))
             error_entries = jackknife_error(leave_one_out)

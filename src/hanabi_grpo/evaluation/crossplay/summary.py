@@ -52,7 +52,10 @@ class Summary:
     def estimates(self) -> list[list[Estimate]]:
         """Every cell, row by row."""
         indices = range(len(self.labels))
-        return [[self.matrix.cell(row, column) for column in indices] for row in indices]
+        rows = []
+        for row in indices:
+            rows.append([self.matrix.cell(row, column) for column in indices])
+        return rows
 
     def outcomes(self, row: int, column: int) -> list[float]:
         """Return wins, draws and losses of the row in percent.
@@ -72,11 +75,14 @@ class Summary:
 def summarise(plan: Plan, cells: Mapping[str, EvaluationResult]) -> Summary:
     """Compute every figure that the played cells allow; the others are NaN or None."""
     num_entries = len(plan.entries)
-    unplayed = [math.nan] * plan.num_tasks
-    scores = [cells[name].scores if name in cells else unplayed for name in plan.cells]
+    unplayed = (math.nan,) * plan.num_tasks
+    scores = []
+    for name in plan.cells:
+        scores.append(cells[name].scores if name in cells else unplayed)
+    shape = (num_entries, num_entries, -1)
     starts = start_numbers(plan.setup, plan.suite, range(plan.num_tasks))
     matrix = Matrix(
-        scores=np.asarray(scores, dtype=np.float64).reshape(num_entries, num_entries, -1),
+        scores=np.asarray(scores, dtype=np.float64).reshape(shape),
         starts=np.asarray(starts, dtype=np.int64),
     )
     return Summary(
@@ -95,8 +101,9 @@ def summary_json(summary: Summary) -> dict[str, Any]:
     """
     plan = summary.plan
     spec = plan.setup.spec
-    num_entries = len(summary.labels)
-    cells = [_cell_json(summary.cells.get(name)) for name in plan.cells]
+    whole = {}
+    for name, both in summary.whole.items():
+        whole[name] = both._asdict()
     return {
         "format": _FORMAT,
         **plan.setup.row(),
@@ -109,15 +116,26 @@ def summary_json(summary: Summary) -> dict[str, Any]:
         "num_tasks": plan.num_tasks,
         "num_starts": summary.num_starts,
         "temperature": plan.temperature,
-        "complete": len(summary.cells) == len(cells),
+        "complete": len(summary.cells) == len(plan.cells),
         "num_played": len(summary.cells),
-        "num_pairs": len(cells),
-        **{name: both._asdict() for name, both in summary.whole.items()},
-        "entries": [_entry_json(summary, number) for number in range(num_entries)],
-        "cells": [
-            cells[start : start + num_entries] for start in range(0, len(cells), num_entries)
-        ],
+        "num_pairs": len(plan.cells),
+        **whole,
+        "entries": [_entry_json(summary, number) for number in range(len(summary.labels))],
+        "cells": _matrix_json(summary),
     }
+
+
+def _matrix_json(summary: Summary) -> list[list[dict[str, Any] | None]]:
+    """Return the cells row by row; None for a cell that was not played."""
+    indices = range(len(summary.labels))
+    rows = []
+    for row in indices:
+        cells = []
+        for column in indices:
+            cell = summary.cells.get(f"{row}-{column}")
+            cells.append(_cell_json(cell))
+        rows.append(cells)
+    return rows
 
 
 def _cell_json(cell: EvaluationResult | None) -> dict[str, Any] | None:
@@ -204,7 +222,12 @@ def _matrix_sheet(summary: Summary) -> Sheet:
         cells = [with_error(estimate.mean, estimate.error) for estimate in estimates]
         rows.append((label, *cells))
     corner = " \\ ".join(seat_titles(summary))
-    return Sheet(title="Mean scores", columns=(corner, *summary.labels), groups=[rows], note=note)
+    return Sheet(
+        title="Mean scores",
+        columns=(corner, *summary.labels),
+        groups=[rows],
+        note=note,
+    )
 
 
 def _whole_sheet(summary: Summary) -> Sheet:

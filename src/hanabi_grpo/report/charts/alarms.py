@@ -1,4 +1,4 @@
-"""What the alarms of a run watch: one small chart per metric, with thresholds."""
+"""Charts of the metrics that alarms watch: a small chart per metric, with thresholds."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ class _Line:
 
     @property
     def is_worth_drawing(self) -> bool:
-        """False for a constant, which says nothing, unless it raised the alarm."""
+        """False for a constant, which is not informative, unless it raised the alarm."""
         if self.was_raised or len(self.readings) == 1:
             return True
         first = self.readings[0].value
@@ -51,10 +51,10 @@ class _Line:
 
 @dataclass(slots=True)
 class _Panel:
-    """One chart of the grid: everything that alarms watch of one figure."""
+    """One chart of the grid: all alarms that watch one metric."""
 
     lines: dict[tuple[str, str], _Line] = field(default_factory=dict)
-    """By name and subject of an alarm."""
+    """Lines by name and subject of an alarm."""
 
     def add(self, step: int, reading: Reading) -> None:
         line = self.lines.setdefault(reading.key, _Line())
@@ -84,11 +84,11 @@ class _Panel:
 def alarm_figure(
     rows: Sequence[Mapping[str, Any]], alarms: Sequence[Alarm], *, title: str
 ) -> "Figure":
-    """Draw every figure that an alarm watches against the step, raised and nearest first.
+    """Draw every metric that an alarm watches against the step, raised and nearest first.
 
-    Dashed lines are thresholds, as far as they are near, a relative one for each player; a red band
-    marks the steps at which an alarm of this figure was raised. Constants are left out: they say
-    nothing.
+    Dashed lines are thresholds, drawn where they are near; a relative threshold has a line per
+    player. A red band marks the steps at which an alarm of this metric was raised. Constant metrics
+    are left out, since they are not informative.
 
     Args:
         rows: Rows of `metrics.jsonl`, by step.
@@ -103,10 +103,11 @@ def alarm_figure(
         raise SettingsError(
             "no row has a figure that an alarm watches; the run ended before its first step."
         )
-    panels.sort(key=lambda panel: (not panel.was_raised, panel.nearest.distance))
+    panels.sort(key=_raised_and_nearest_first)
     num_columns = min(_MOST_COLUMNS, len(panels))
     num_rows = math.ceil(len(panels) / num_columns)
-    figure = make_figure(_PANEL_WIDTH * num_columns, _PANEL_HEIGHT * num_rows + _TITLE_HEIGHT)
+    height = _PANEL_HEIGHT * num_rows + _TITLE_HEIGHT
+    figure = make_figure(_PANEL_WIDTH * num_columns, height)
     grid = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
     color_of = _colors_of_subjects(panels)
     for axes, panel in zip(grid, panels, strict=False):
@@ -118,10 +119,19 @@ def alarm_figure(
         if subject:
             handles += grid[0].plot([], [], color=color, label=subject)
     figure.legend(
-        handles=handles, loc="outside upper right", ncols=len(handles), fontsize=9, frameon=False
+        handles=handles,
+        loc="outside upper right",
+        ncols=len(handles),
+        fontsize=9,
+        frameon=False,
     )
     figure.suptitle(title, fontsize=11, x=0.01, ha="left", parse_math=False)
     return figure
+
+
+def _raised_and_nearest_first(panel: _Panel) -> tuple[bool, float]:
+    """Return the sort key of a panel."""
+    return not panel.was_raised, panel.nearest.distance
 
 
 def _panels(rows: Sequence[Mapping[str, Any]], alarms: Sequence[Alarm]) -> list[_Panel]:
@@ -131,7 +141,8 @@ def _panels(rows: Sequence[Mapping[str, Any]], alarms: Sequence[Alarm]) -> list[
     for row in rows:
         watch.update(row)
         for reading in watch.readings:
-            panel_of_figure[reading.alarm.figure].add(int(row["step"]), reading)
+            panel = panel_of_figure[reading.alarm.figure]
+            panel.add(int(row["step"]), reading)
     panels = []
     for panel in panel_of_figure.values():
         if any(line.is_worth_drawing for line in panel.lines.values()):
@@ -141,14 +152,23 @@ def _panels(rows: Sequence[Mapping[str, Any]], alarms: Sequence[Alarm]) -> list[
 
 def _colors_of_subjects(panels: Sequence[_Panel]) -> dict[str, str]:
     """Return a colour for each player or board, players first; colours repeat when used up."""
-    subjects = {subject for panel in panels for _, subject in panel.lines}
-    players_first = sorted(subjects, key=lambda name: (not name.startswith("player_"), name))
-    return dict(zip(players_first, cycle(COLORS), strict=False))
+    players = set()
+    boards = set()
+    for panel in panels:
+        for _, subject in panel.lines:
+            if subject.startswith("player_"):
+                players.add(subject)
+            else:
+                boards.add(subject)
+    subjects = sorted(players) + sorted(boards)
+    return dict(zip(subjects, cycle(COLORS), strict=False))
 
 
 def _draw_panel(axes: "Axes", panel: _Panel, color_of: Mapping[str, str]) -> None:
     # Several alarms may watch one figure of a subject; its curve is drawn once.
-    line_of_subject = {subject: line for (_, subject), line in panel.lines.items()}
+    line_of_subject = {}
+    for (_, subject), line in panel.lines.items():
+        line_of_subject[subject] = line
     for subject, line in line_of_subject.items():
         values = [reading.value for reading in line.readings]
         draw_line(axes, line.steps, values, color_of[subject], width=1.7)

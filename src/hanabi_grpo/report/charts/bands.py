@@ -24,7 +24,7 @@ _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 """B. Wong, Points of view: Color blindness, Nature Methods 8, 2011, without its yellow, which is
 pale on white."""
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-"""They tell arms apart where colours are lost."""
+"""Markers, which tell arms apart where colours are lost."""
 _NUM_MARKERS = 8
 """Markers along a line."""
 _WIDTH = 10.0
@@ -69,7 +69,7 @@ def draw_bands(path: Path, comparison: Comparison) -> None:
 
 
 def _draw_curve(axes: "Axes", curve: Curve) -> None:
-    """Draw the line of one arm, with its band where there are runs enough."""
+    """Draw the line of one arm, with its band where there are enough runs."""
     steps_per_marker = max(1, len(curve.x) // _NUM_MARKERS)
     [line] = axes.plot(
         curve.x,
@@ -83,7 +83,12 @@ def _draw_curve(axes: "Axes", curve: Curve) -> None:
     )
     if curve.has_band:
         axes.fill_between(
-            curve.x, curve.low, curve.high, color=line.get_color(), alpha=0.16, zorder=2
+            curve.x,
+            curve.low,
+            curve.high,
+            color=line.get_color(),
+            alpha=0.16,
+            zorder=2,
         )
 
 
@@ -108,7 +113,7 @@ def _score_label(comparison: Comparison) -> str:
 
 
 def _caption(comparison: Comparison) -> str:
-    """Return what lines and bands are."""
+    """Return an explanation of lines and bands."""
     window = comparison.window
     trailing = f"mean of the last {window} steps, " if window > 1 else ""
     caption = f"Lines: {trailing}mean over runs."

@@ -1,4 +1,4 @@
-"""What all charts share: figures without a window system, their style, and how they are saved."""
+"""Shared by all charts: figures without a window system, their style, and how to save them."""
 
 import base64
 import io
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLORS = ("#1f5fa8", "#b5651d", "#2e7d32", "#6a3d9a", "#c2185b")
-"""Colours of players, and of other lines side by side."""
+"""Colours of players, and of other lines in one chart."""
 LEVEL = "#555555"
-"""Colour of lines to hold others against."""
+"""Colour of reference lines."""
 ALERT = "#c62828"
 """Colour of alarms and of held-out scores."""
 SMOOTH = 9
@@ -28,7 +28,7 @@ _DPI = 120
 _NAME_WRAP = 24
 """Characters of a name's line."""
 _MOST_POINTS = 300
-"""Points of a line; more are not told apart, and a page would carry them."""
+"""Most points of a line; more could not be distinguished, and would make pages larger."""
 _SVG_PATH = re.compile(rb' d="[^"]+"')
 _LONG_DECIMALS = re.compile(rb"(\.\d\d)\d+")
 

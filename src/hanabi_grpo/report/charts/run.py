@@ -1,4 +1,4 @@
-"""The charts of one run: score, seconds of each phase, what the alarms watch."""
+"""The charts of one run: score, seconds of each phase, metrics that alarms watch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -112,8 +112,8 @@ class RunPictures:
     def _draw_score_chart(self) -> "Figure":
         """Draw the mean score against the step, with bad replies below.
 
-        Exploitability takes the place of the score where it was measured: what both players
-        together earn in self-play says nothing where one wins what the other loses.
+        Exploitability takes the place of the score where it was measured: in a zero-sum game the
+        players' total return in self-play is not informative.
         """
         steps, _ = series(self.rows, SCORE)
         if not steps:
@@ -165,10 +165,17 @@ class RunPictures:
         draw_line(axes, steps, scores, _SCORE_COLOR, name="training games")
         for name, height in levels.items():
             draw_level(axes, name, height)
-        validations = [Point(row.step, row.score, row.se) for row in self.validations]
+        validations = []
+        for row in self.validations:
+            validations.append(Point(row.step, row.score, row.se))
         if best is not None:
             _draw_points(
-                axes, validations, _VALIDATION_COLOR, name="validation", marker="o-", size=3
+                axes,
+                validations,
+                _VALIDATION_COLOR,
+                name="validation",
+                marker="o-",
+                size=3,
             )
             _draw_star(axes, best)
         if points:
@@ -204,10 +211,10 @@ class RunPictures:
         names = []
         layers = []
         for name in _PHASE_COLORS:
-            if any(name in seconds for seconds in seconds_of_steps):
+            values = [seconds.get(name) for seconds in seconds_of_steps]
+            if values.count(None) < len(values):
                 names.append(name)
-                values = [seconds.get(name, 0.0) for seconds in seconds_of_steps]
-                layers.append(trailing_mean(values, SMOOTH))
+                layers.append(trailing_mean([value or 0.0 for value in values], SMOOTH))
         figure = make_figure(4.4, 2.4)
         axes = figure.subplots()
         colors = [_PHASE_COLORS[name] for name in names]
@@ -222,7 +229,13 @@ class RunPictures:
 
 
 def _draw_points(
-    axes: "Axes", points: Sequence[Point], color: str, *, name: str, marker: str, size: float
+    axes: "Axes",
+    points: Sequence[Point],
+    color: str,
+    *,
+    name: str,
+    marker: str,
+    size: float,
 ) -> None:
     """Draw held-out scores with error bars.
 
@@ -234,12 +247,24 @@ def _draw_points(
         marker: Format string of matplotlib, e.g. "o-".
         size: Size of a point.
     """
-    steps = [point.step for point in points]
-    means = [point.mean for point in points]
-    bars = [_SHOWN_ERRORS * point.standard_error for point in points]
+    steps = []
+    means = []
+    bars = []
+    for point in points:
+        steps.append(point.step)
+        means.append(point.mean)
+        bars.append(_SHOWN_ERRORS * point.standard_error)
     axes.errorbar(steps, means, yerr=bars, fmt="none", ecolor=color, capsize=size / 1.5)
     label = f"{name} {means[-1]:.2f}"
-    axes.plot(steps, means, marker, color=color, markersize=size, zorder=5, label=label)
+    axes.plot(
+        steps,
+        means,
+        marker,
+        color=color,
+        markersize=size,
+        zorder=5,
+        label=label,
+    )
 
 
 def _draw_star(axes: "Axes", best: Validated) -> None:

@@ -27,7 +27,7 @@ _GAME_SETTINGS = (
     "TEMPERATURE",
     "HANABI_PRESET",
 )
-"""Settings of a game that have to be those of training."""
+"""Settings of a game that must be the same as in training."""
 _DEFAULT_PARTNER = "random"
 """Script in the card's example where the environment is not installed, or has none."""
 
@@ -59,7 +59,10 @@ def write_card(
         tags=[env, "grpo", "lora", "multi-agent", "reinforcement-learning"],
         model_name=title,
     )
-    results = [result for result in origin.results if result.players & set(players)]
+    rows = []
+    for result in origin.results:
+        if result.players & set(players):
+            rows.append(_row(result))
     environment = templates(autoescape=False)
     environment.filters["cell"] = table_cell
     text = environment.get_template("card.md.j2").render(
@@ -68,7 +71,7 @@ def write_card(
         players=players,
         base=base,
         facts=_facts(origin, base).items(),
-        results=[_row(result) for result in results],
+        results=rows,
         settings=_settings_prefix(origin, base),
         lineup=_example_lineup(origin, env, players),
         games=(folder / "episodes").is_dir(),
@@ -135,7 +138,7 @@ def _row(played: PlayedResult) -> tuple[object, ...]:
 
 
 def _settings_prefix(origin: Origin, base: str) -> str:
-    """Return the settings of training as one types them before a command."""
+    """Return the settings of training as a shell prefix of a command."""
     values: dict[str, Any] = {"MODEL": base, "LORA_RANK": origin.saved.lora_rank}
     for name in _GAME_SETTINGS:
         if name in origin.settings:
@@ -145,4 +148,7 @@ def _settings_prefix(origin: Origin, base: str) -> str:
         # "laptop with half of its decks" is no preset.
         if len(names) == 1 and " " not in names[0]:
             values["HANABI_PRESET"] = names[0]
-    return "".join(f"{name}={shlex.quote(typed(value))} " for name, value in values.items())
+    prefix = ""
+    for name, value in values.items():
+        prefix += f"{name}={shlex.quote(typed(value))} "
+    return prefix

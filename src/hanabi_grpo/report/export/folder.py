@@ -47,7 +47,7 @@ def export(
         out: The folder, which must not exist.
         players: Names of the adapters.
         base_model: Hub name of the base model; None: as it was trained on, if that is one.
-        say: Receives what a person should know.
+        say: Receives messages for the user.
 
     Raises:
         SettingsError: The folder exists or cannot be written.
@@ -85,7 +85,9 @@ def _write_adapter(origin: Origin, name: str, folder: Path, base: str) -> None:
 
     weights, stored_config = origin.saved.adapters[name]
     folder.mkdir(parents=True)
-    options = {key: value for key, value in stored_config.items() if key not in _NOT_OF_LORA}
+    options = dict(stored_config)
+    for key in _NOT_OF_LORA:
+        options.pop(key, None)
     try:
         config = LoraConfig(**options, base_model_name_or_path=base, inference_mode=True)
     except (TypeError, ValueError) as error:

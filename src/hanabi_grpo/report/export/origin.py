@@ -56,8 +56,8 @@ class PlayedResult:
 
     @property
     def players(self) -> frozenset[str]:
-        """Everybody who played."""
-        return frozenset(seat for order in self.orders for seat in order)
+        """All players of the evaluation."""
+        return frozenset().union(*self.orders)
 
     @property
     def lineup(self) -> str:
@@ -68,7 +68,7 @@ class PlayedResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """All that is known of a checkpoint."""
+    """Everything that is known about a checkpoint."""
 
     folder: Path
     """The checkpoint, or a folder like one."""
@@ -82,7 +82,7 @@ class Origin:
     results: tuple[PlayedResult, ...]
     """Evaluations in which one of these adapters played."""
     places: tuple[Path, ...] = ()
-    """Folders that may have games of its training: its own, its run's."""
+    """Folders that may have games of its training: the checkpoint's, and its run's."""
 
 
 def read_origin(folder: Path) -> Origin:
@@ -103,8 +103,9 @@ def read_origin(folder: Path) -> Origin:
     if not settings and isinstance(published, Mapping):
         settings = with_current_names(published)
     evaluations: list[EvaluationResult] = []
-    for place in (checkpoint / EVALUATIONS, *places):
-        evaluations += [stored.result for stored in find_evaluations(place).results]
+    for searched in (checkpoint / EVALUATIONS, *places):
+        for stored in find_evaluations(searched).results:
+            evaluations.append(stored.result)
     return Origin(
         folder=checkpoint,
         saved=saved,
@@ -122,14 +123,17 @@ def _places(checkpoint: Path) -> tuple[Path, ...]:
     run_candidates = [absolute.parent]
     if absolute.parent.name == "artifacts":
         run_candidates.append(absolute.parent.parent)
-    runs = [folder for folder in run_candidates if (folder / "settings.json").is_file()]
-    return (absolute, *runs)
+    places = [absolute]
+    for folder in run_candidates:
+        if (folder / "settings.json").is_file():
+            places.append(folder)
+    return tuple(places)
 
 
 def _first_settings(places: Sequence[Path]) -> dict[str, Any]:
     """Return the settings of the first folder that has some; {} where none has."""
-    for place in places:
-        settings = recorded_settings(place)
+    for folder in places:
+        settings = recorded_settings(folder)
         if settings:
             return settings
     return {}
@@ -138,9 +142,17 @@ def _first_settings(places: Sequence[Path]) -> dict[str, Any]:
 def _publishable(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of the game and of training."""
     env = str(values.get("HANABI_ENV", "hanabi"))
-    names = [variable.env for variable in variables(env) if variable.section == "game"]
+    names = []
+    for variable in variables(env):
+        if variable.section == "game":
+            names.append(variable.env)
     names += _TRAINING_SETTINGS
-    return {name: values[name] for name in names if values.get(name) is not None}
+    publishable = {}
+    for name in names:
+        value = values.get(name)
+        if value is not None:
+            publishable[name] = value
+    return publishable
 
 
 def _training_score(checkpoint: Path, places: Sequence[Path], step: int) -> RunningScore | None:
@@ -157,8 +169,8 @@ def _training_score(checkpoint: Path, places: Sequence[Path], step: int) -> Runn
     except (OSError, ValueError, KeyError, TypeError):
         # The folder is no artifact.
         pass
-    for place in places:
-        metrics = place / "metrics.jsonl"
+    for folder in places:
+        metrics = folder / "metrics.jsonl"
         if metrics.is_file():
             return running_score(read_history(metrics), step)
     return None
@@ -168,7 +180,7 @@ def _played_results(
     saved: SavedAdapters, evaluations: Sequence[EvaluationResult]
 ) -> tuple[PlayedResult, ...]:
     """Return the evaluations in which one of the adapters played, each once."""
-    # What a server calls each adapter when it is uploaded as a guest.
+    # The name that a server gives each adapter when it is uploaded as a guest.
     names_of_guests = {}
     for name, (weights, config) in saved.adapters.items():
         digest = hashlib.sha256(weights).hexdigest()
@@ -192,7 +204,7 @@ def _with_names(
 
     Args:
         result: The evaluation.
-        names_of_guests: Name of each adapter by what a server calls it as a guest.
+        names_of_guests: Name of each adapter by its name as a guest on a server.
         names_by_digest: Name of each adapter by the digest of its weights when a trainer pushed it.
     """
     scripts = set()
@@ -208,8 +220,8 @@ def _with_names(
             return names_of_guests.get(server_name, OTHER)
         return names_by_digest.get(result.policies.get(server_name, ""), OTHER)
 
-    orders = tuple(tuple(map(name_of, seats)) for seats in result.seats)
-    return PlayedResult(result=result, orders=orders)
+    orders = [tuple(map(name_of, seats)) for seats in result.seats]
+    return PlayedResult(result=result, orders=tuple(orders))
 
 
 def _digests_when_pushed(saved: SavedAdapters) -> dict[str, str]:

@@ -17,9 +17,9 @@ from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet
 from hanabi_grpo.rollout.recordings import read_recordings, recording_files
 
 _HEEDED = 0.1
-"""Play signal from which a hint is said to mean something."""
+"""Least play signal of a hint that is reported as meaningful."""
 _MIN_COUNT = 30
-"""Answered hints below which nothing is said."""
+"""Least number of answered hints about which the report makes a statement."""
 _NOTE = (
     "Per cent. On the receiver's next turn: plays it (a touched card), plays (any), discards, "
     "hints; of plays where several were touched the oldest and the newest; of touched cards played "
@@ -38,7 +38,7 @@ def count_conventions(path: Path) -> tuple[ConventionReport, list[str]]:
         The counts, and notes about what was left out.
 
     Raises:
-        SettingsError: No games, or games of several boards.
+        SettingsError: There are no games, or games of several boards.
     """
     recordings, notes = read_recordings(recording_files(path))
     games = [make_timeline(recording).game for recording in recordings]

@@ -22,22 +22,24 @@ def draw_games(
     Args:
         recordings: The games.
         games: Their texts, see `game_texts`; changed in place.
-        prompts: Whether to say what the players were shown, too.
+        prompts: Whether to include the players' prompts.
 
     Raises:
         SettingsError: A record does not fit its deal.
     """
-    timelines = [make_timeline(recording) for recording in recordings]
-    for timeline, game in zip(timelines, games, strict=True):
+    boards = []
+    for recording, game in zip(recordings, games, strict=True):
+        timeline = make_timeline(recording)
+        boards.append(board_data(timeline))
         _set_result_texts(timeline, game)
         for move, texts in zip(timeline.moves, game["moves"], strict=True):
             texts["did"] = deed(move.event, timeline.recording.players)
             texts["prompt"] = visible(move.prompt) if prompts else ""
-    return {"names": COLOR_NAMES, "games": [board_data(timeline) for timeline in timelines]}
+    return {"names": COLOR_NAMES, "games": boards}
 
 
 def _set_result_texts(timeline: Timeline, game: dict[str, Any]) -> None:
-    """Say the score as "3/4", or as "0/4 bomb" where the last life was lost."""
+    """Write the score as "3/4", or as "0/4 bomb" where the last life was lost."""
     result = timeline.recording.episode.result
     most = timeline.game.spec.reachable_max
     score = f"{result['score']:g}"
@@ -55,8 +57,8 @@ def board_data(timeline: Timeline) -> dict[str, Any]:
     """Return what the script needs to draw every board of a game.
 
     A move is [seat, kind, slot or hinted seat, 1 if a play scored or the hinted value, hints and
-    lives after it, 1 if a card was drawn]. The rules stay here: the script only takes cards away,
-    appends them and narrows knowledge.
+    lives after it, 1 if a card was drawn]. The rules are applied here: the script only takes cards
+    away, appends them and narrows knowledge.
     """
     spec = timeline.game.spec
     first_board = timeline.boards[0]

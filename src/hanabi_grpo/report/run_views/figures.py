@@ -1,7 +1,7 @@
-"""Which figures of `metrics.jsonl` are shown, in which order and under which names.
+"""The metrics of `metrics.jsonl` that are shown, with their order and titles.
 
-Those that every environment has come first, then what the environment itself counts, by the names
-of its own.
+Metrics that every environment has come first, then the environment's own counts, under its own
+names.
 """
 
 import re
@@ -75,7 +75,10 @@ _PHASES = ("push", "rollout", "resample", "wait", "recall", "train")
 
 def team_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the figures of all players together that the rows have: metric to title with unit."""
-    names = [name for name in _metric_names(rows) if not _PLAYER_METRIC.fullmatch(name)]
+    names = []
+    for name in _metric_names(rows):
+        if not _PLAYER_METRIC.fullmatch(name):
+            names.append(name)
     return _titles(names, _TEAM_TITLES)
 
 
@@ -120,8 +123,8 @@ def recent(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
 def phases(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the seconds that a step spent in each phase, one after another.
 
-    With HANABI_OVERLAP the next games are played while this step learns, so only the time it waits
-    for them belongs to the step.
+    With HANABI_OVERLAP the next games are played while this step learns, so only the time spent
+    waiting for them belongs to the step.
     """
     seconds_of_phases = {}
     for name in _PHASES:
@@ -135,10 +138,12 @@ def phases(row: Mapping[str, Any]) -> dict[str, float]:
 
 def recent_phases(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the mean seconds of each phase over the last steps."""
-    seconds_of_steps = [phases(row) for row in rows[-WINDOW:]]
+    values_of_phases: dict[str, list[float]] = {name: [] for name in _PHASES}
+    for row in rows[-WINDOW:]:
+        for name, seconds in phases(row).items():
+            values_of_phases[name].append(seconds)
     means = {}
-    for name in _PHASES:
-        values = [seconds[name] for seconds in seconds_of_steps if name in seconds]
+    for name, values in values_of_phases.items():
         if values:
             means[name] = sum(values) / len(values)
     return means
@@ -176,16 +181,23 @@ def clock(seconds: float | None, zone: tzinfo | None = None) -> str:
 
 def _metric_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the names of all metrics, each once, in the order of appearance."""
-    return list(dict.fromkeys(name for row in rows for name in row))
+    names: dict[str, None] = {}
+    for row in rows:
+        names |= dict.fromkeys(row)
+    return list(names)
 
 
 def _titles(names: Sequence[str], titles: Mapping[str, str]) -> dict[str, str]:
     """Return the titles of metrics: known ones first, then the environment's own."""
-    shown_titles = {name: title for name, title in titles.items() if name in names}
+    shown_titles = {}
+    for name, title in titles.items():
+        if name in names:
+            shown_titles[name] = title
     for name in names:
         if name not in titles and not _is_hidden(name):
-            words = name.removesuffix("/mean").replace("_per_", " a ").replace("_", " ")
-            shown_titles[name] = visible(words)
+            base_name = name.removesuffix("/mean")
+            title = base_name.replace("_per_", " a ").replace("_", " ")
+            shown_titles[name] = visible(title)
     return shown_titles
 
 

@@ -43,26 +43,26 @@ class RunState:
     is_there: bool = False
     """False while there is neither a step nor a settings file."""
     trainer: str = ""
-    """The process that holds the folder's lock, e.g. "pid 12 on gpu7"; "": nobody does."""
+    """The process that holds the folder's lock, e.g. "pid 12 on gpu7"; "": none."""
     rows: Sequence[Mapping[str, Any]] = ()
     """Rows of `metrics.jsonl` by step."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """By variable."""
+    """Settings by variable."""
     age: float | None = None
     """Seconds since `metrics.jsonl` was written."""
     raised: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Step since which an alarm is raised, by its name and subject."""
     readings: Sequence[Reading] = ()
-    """What each alarm made of the last row that had its figure: raised ones first, then by
+    """Reading of each alarm at the last row that had its metric: raised ones first, then by
     distance."""
     changes: Sequence[AlarmChange] = ()
     """Alarms that were raised or ended, by step."""
     incidents: tuple[Incident, ...] = ()
-    """Oldest first."""
+    """Incidents, oldest first."""
     checkpoints: tuple[int, ...] = ()
     """Steps of the checkpoints, ascending."""
     notes: tuple[str, ...] = ()
-    """What could not be read."""
+    """Notes about what could not be read."""
 
     @property
     def step(self) -> int:
@@ -98,11 +98,12 @@ class RunState:
     @property
     def incident_counts(self) -> dict[str, int]:
         """Incidents by kind."""
-        return Counter(incident.kind for incident in self.incidents)
+        kinds = [incident.kind for incident in self.incidents]
+        return Counter(kinds)
 
 
 class _FileVersion(NamedTuple):
-    """What changes with a file's content."""
+    """Attributes of a file that change with its content."""
 
     inode: int
     size: int

@@ -32,11 +32,11 @@ from hanabi_grpo.report.run_views.figures import (
 from hanabi_grpo.report.run_views.run_watch import RunState
 
 _WIDE = 108
-"""Columns from which on two panels stand side by side."""
+"""Least width, in columns, for two panels side by side."""
 _BORDER = 4
 """Columns that the border of a panel takes."""
 _UNKNOWN_HEIGHT = 40
-"""Lines for which the curve is laid out where the height is not known."""
+"""Height of the terminal, in lines, that is assumed where it is not known."""
 _LEAST_CURVE = 4
 _MOST_CURVE = 12
 """Lines of the score's curve at least and at most."""
@@ -44,7 +44,7 @@ _LEAST_CURVE_WIDTH = 4
 _CURVE_SMOOTH = 9
 """Steps of the trailing mean of the score's curve."""
 _MOST_FIGURES = 11
-"""Figures of the team, and of each player; the page of `report` has all."""
+"""Figures of the team, and of each player, that are shown; the page of `report` has all."""
 _MOST_INCIDENTS = 2
 _TITLE_WIDTH = 26
 """Characters of a figure's title."""
@@ -63,7 +63,7 @@ _PHASE_STYLES = {
     "train": "green",
 }
 _ALARM_INCIDENTS = ("alarm", "alarm_over")
-"""Kinds of incidents that the lines of alarms say already."""
+"""Kinds of incidents that the lines of alarms cover already."""
 _BRAILLE = 0x2800
 """First character of the Unicode block "Braille Patterns"."""
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
@@ -79,12 +79,12 @@ class RunScreen:
     def __init__(
         self, state: RunState, levels: Mapping[str, float] | None = None, first: int = 0
     ) -> None:
-        """Prepare the frame of one look.
+        """Prepare one frame.
 
         Args:
             state: The run.
-            levels: Scores to hold the curve against, by name.
-            first: Number of the panel on top; it counts round.
+            levels: Scores to compare the curve with, by name.
+            first: Number of the panel on top, modulo the number of panels.
         """
         self.state = state
         self.levels = levels or {}
@@ -109,21 +109,27 @@ class RunScreen:
             yield Segment.line()
         num_hidden = len(lines) - height + 1
         more = f"{num_hidden} more lines; tab brings the next panel up, q leaves"
-        yield Text(more, style="yellow", no_wrap=True, overflow="ellipsis", end="")
+        yield Text(
+            more,
+            style="yellow",
+            no_wrap=True,
+            overflow="ellipsis",
+            end="",
+        )
 
     def _waiting(self) -> RenderableType:
         """Return the frame before the first step."""
         text = "No run there yet; it appears when the trainer starts."
         if self.state.is_there:
             text = "No step yet: waiting for the trainer's first one."
-        lines = [Text(line, style="yellow") for line in (text, *self.state.notes)]
-        return Group(_header(self.state), *lines)
+        return Group(_header(self.state), Text(text, style="yellow"), *_note_lines(self.state))
 
     def _body(self, width: int, height: int | None) -> list[RenderableType]:
         """Return the panels, side by side where there is room."""
         state = self.state
         is_wide = width >= _WIDE
-        inner_width = (width // 2 if is_wide else width) - _BORDER
+        panel_width = width // 2 if is_wide else width
+        inner_width = panel_width - _BORDER
         curve_height = (height or _UNKNOWN_HEIGHT) // 5
         curve_height = min(max(curve_height, _LEAST_CURVE), _MOST_CURVE)
         score = self._score_panel(inner_width, curve_height)
@@ -144,7 +150,7 @@ class RunScreen:
         return panels[first:] + panels[:first]
 
     def _score_panel(self, width: int, height: int) -> Panel:
-        """Return the score's curve, with the levels to hold it against below."""
+        """Return the score's curve, with the levels to compare it with below."""
         title = "score, mean of the training games"
         levels = dict(self.levels)
         setup = run_setup(self.state.settings)
@@ -161,12 +167,12 @@ class RunScreen:
 
 
 def _header(state: RunState) -> RenderableType:
-    """Return name, progress, versions and whether the trainer is there."""
+    """Return name, progress, versions and the state of the trainer."""
     parts: list[RenderableType] = [_title(state)]
     if state.rows:
         parts += [_progress(state), _trainer(state)]
         if state.max_steps:
-            # The bar alone leaves its line open.
+            # The bar alone does not end its line.
             grid = Table.grid(expand=True)
             completed = min(state.step, state.max_steps)
             grid.add_row(ProgressBar(total=state.max_steps, completed=completed))
@@ -178,33 +184,37 @@ def _title(state: RunState) -> Text:
     """Return the run's name with its environment, preset, players and model."""
     settings = state.settings
     num_players = settings.get("HANABI_PLAYERS")
-    model = str(settings.get("MODEL") or "").rstrip("/").rpartition("/")[2]
+    model = str(settings.get("MODEL") or "").rstrip("/")
     facts = (
         settings.get("HANABI_ENV"),
         settings.get("HANABI_PRESET"),
         f"{num_players} players" if num_players else None,
-        model,
+        model.rpartition("/")[2],
     )
-    texts = [visible(str(fact)) for fact in facts if fact]
-    return Text.assemble((state.name, "bold"), ("  " + " · ".join(texts), "dim"))
+    texts = []
+    for fact in facts:
+        if fact:
+            texts.append(visible(str(fact)))
+    description = "  " + " · ".join(texts)
+    return Text.assemble((state.name, "bold"), (description, "dim"))
 
 
 def _progress(state: RunState) -> Text:
     """Return e.g. "step 3/10  games by version 2  checkpoint 3  2.0 s a step  0:00:14 left"."""
     of_steps = f"/{state.max_steps}" if state.max_steps else ""
     line = Text(f"step {state.step}{of_steps}", style="bold")
-    facts = [f"games by version {state.version}"]
+    text = f"  games by version {state.version}"
     if state.checkpoints:
-        facts.append(f"checkpoint {state.checkpoints[-1]}")
+        text += f"  checkpoint {state.checkpoints[-1]}"
     if state.step_seconds is not None:
-        facts.append(f"{state.step_seconds:.1f} s a step")
+        text += f"  {state.step_seconds:.1f} s a step"
     if state.seconds_left and state.trainer:
-        facts.append(f"{duration(state.seconds_left)} left")
-    return Text.assemble(line, *(f"  {fact}" for fact in facts))
+        text += f"  {duration(state.seconds_left)} left"
+    return Text.assemble(line, text)
 
 
 def _trainer(state: RunState) -> Text:
-    """Return which process trains, and when it made its last step."""
+    """Return the training process, and when it finished its last step."""
     if state.trainer:
         line = Text(f"trainer: {state.trainer}", style="green")
     else:
@@ -238,12 +248,13 @@ def _curve(state: RunState, width: int, height: int) -> RenderableType:
     label_width = max(len(highest), len(lowest))
     room = max(_LEAST_CURVE_WIDTH, width - label_width - 1)
     num_points = _DOT_COLUMNS * room
-    points = list(zip(bin_means(steps, num_points), bin_means(means, num_points), strict=True))
+    x = bin_means(steps, num_points)
+    y = bin_means(means, num_points)
+    curve = braille_curve(list(zip(x, y, strict=True)), room, height)
     lines = []
-    for label, dots in zip(labels, braille_curve(points, room, height), strict=True):
-        lines.append(
-            Text.assemble((f"{label:>{label_width}} ", "dim"), (dots, "cyan"), no_wrap=True)
-        )
+    for label, dots in zip(labels, curve, strict=True):
+        aligned_label = f"{label:>{label_width}} "
+        lines.append(Text.assemble((aligned_label, "dim"), (dots, "cyan"), no_wrap=True))
     first_step = f"step {steps[0]}"
     last_width = max(1, room - len(first_step))
     scale = f"{'':{label_width + 1}}{first_step}{steps[-1]:>{last_width}}"
@@ -251,7 +262,7 @@ def _curve(state: RunState, width: int, height: int) -> RenderableType:
 
 
 def braille_curve(points: Sequence[tuple[float, float]], width: int, height: int) -> list[str]:
-    """Return a curve as lines of braille characters, each of 2 x 4 dots; rich has no such thing.
+    """Return a curve as lines of braille characters, each of 2 x 4 dots; rich has no charts.
 
     The curve goes from the lowest to the highest y.
 
@@ -263,33 +274,40 @@ def braille_curve(points: Sequence[tuple[float, float]], width: int, height: int
     Example:
         braille_curve([(0, 0.0), (1, 1.0)], 2, 1) == ["⡠⠊"]
     """
-    left = min(x for x, _ in points)
-    right = max(x for x, _ in points)
-    low = min(y for _, y in points)
-    high = max(y for _, y in points)
+    x_values = [x for x, _ in points]
+    y_values = [y for _, y in points]
+    left = min(x_values)
+    high = max(y_values)
+    x_span = (max(x_values) - left) or 1
+    y_span = (high - min(y_values)) or 1
     last_column = _DOT_COLUMNS * width - 1
     last_row = _DOT_ROWS * height - 1
     dots = []
     for x, y in points:
-        column = round((x - left) / ((right - left) or 1) * last_column)
-        row = round((high - y) / ((high - low) or 1) * last_row)
+        column = round((x - left) / x_span * last_column)
+        row = round((high - y) / y_span * last_row)
         dots.append((column, row))
     cells = [[0] * width for _ in range(height)]
     # The first point is joined with itself, so that a single one is drawn too.
-    for before, now in pairwise([dots[0], *dots]):
-        num_steps = max(abs(now[0] - before[0]), abs(now[1] - before[1]), 1)
+    for (column_before, row_before), (column_now, row_now) in pairwise([dots[0], *dots]):
+        columns = column_now - column_before
+        rows = row_now - row_before
+        num_steps = max(abs(columns), abs(rows), 1)
         for step in range(1, num_steps + 1):
-            column = round(before[0] + (now[0] - before[0]) * step / num_steps)
-            row = round(before[1] + (now[1] - before[1]) * step / num_steps)
+            column = round(column_before + columns * step / num_steps)
+            row = round(row_before + rows * step / num_steps)
             dot = _DOTS[column % _DOT_COLUMNS][row % _DOT_ROWS]
             cells[row // _DOT_ROWS][column // _DOT_COLUMNS] |= dot
-    return ["".join(chr(_BRAILLE + cell) for cell in line) for line in cells]
+    lines = []
+    for line in cells:
+        lines.append("".join(chr(_BRAILLE + cell) for cell in line))
+    return lines
 
 
 def spark_line(values: Sequence[float], width: int) -> str:
     """Return one row of blocks from the lowest to the highest value.
 
-    Of more values than characters, means are drawn.
+    Where there are more values than characters, their means are drawn.
 
     Example:
         spark_line([0.0, 7.0], 8) == "▁█"
@@ -300,7 +318,11 @@ def spark_line(values: Sequence[float], width: int) -> str:
     low = min(means)
     span = (max(means) - low) or 1
     highest_block = len(_BLOCKS) - 1
-    return "".join(_BLOCKS[round((mean - low) / span * highest_block)] for mean in means)
+    line = ""
+    for mean in means:
+        block = round((mean - low) / span * highest_block)
+        line += _BLOCKS[block]
+    return line
 
 
 def _figures(state: RunState, width: int) -> Group:
@@ -313,7 +335,10 @@ def _figures(state: RunState, width: int) -> Group:
 
 
 def _figure_table(
-    state: RunState, prefixes: Mapping[str, str], titles: Mapping[str, str], width: int
+    state: RunState,
+    prefixes: Mapping[str, str],
+    titles: Mapping[str, str],
+    width: int,
 ) -> Table:
     """Return a table with a row per figure, and its curves where there is room.
 
@@ -373,13 +398,21 @@ def _alarms(state: RunState) -> RenderableType:
     if not lines:
         lines.append(Text("none is raised", style="green"))
     lines += _incident_lines(state)
-    lines += [Text(note, style="yellow") for note in state.notes]
+    lines += _note_lines(state)
     return Group(*lines)
+
+
+def _note_lines(state: RunState) -> list[Text]:
+    """Return the notes about what could not be read."""
+    return [Text(note, style="yellow") for note in state.notes]
 
 
 def _incident_lines(state: RunState) -> list[Text]:
     """Return the counts of incidents and the last ones."""
-    incidents = [incident for incident in state.incidents if incident.kind not in _ALARM_INCIDENTS]
+    incidents = []
+    for incident in state.incidents:
+        if incident.kind not in _ALARM_INCIDENTS:
+            incidents.append(incident)
     if not incidents:
         return []
     counts = []
