@@ -1,4 +1,4 @@
-"""Plans of micro-batches that a test writes down; what it does not name is one process and batch."""
+"""Plans of micro-batches that a test writes down, by default of one process and one batch."""
 
 from hanabi_grpo.training.batching import CutPlan
 

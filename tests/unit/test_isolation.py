@@ -106,7 +106,7 @@ def test_weights_moments_counters_and_schedule_of_a_player_without_data_do_not_m
     assert _same(run.of("player_1"), steady.of("player_1")), "it goes on as if nothing had happened"
 
 
-def test_a_large_gradient_of_one_player_does_not_shrink_the_others_step_and_is_clipped_as_by_torch() -> (
+def test_a_large_gradient_of_one_player_is_clipped_as_by_torch_and_does_not_shrink_the_others() -> (
     None
 ):
     def move(scale: float) -> _Training:
@@ -161,9 +161,7 @@ def test_three_dropped_updates_in_a_row_stop_the_run_and_two_do_not() -> None:
         run.step(player_0=1.0, player_1=nan)
 
 
-def test_updates_that_a_loss_scale_skips_while_it_falls_do_not_stop_the_run_and_endless_ones_do() -> (
-    None
-):
+def test_updates_that_a_falling_loss_scale_skips_do_not_stop_the_run_and_endless_ones_do() -> None:
     run = _Training(loss_scaled=True)
     before = run.of("player_0")
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)

@@ -135,15 +135,13 @@ def test_a_swapped_doubled_missing_or_foreign_game_is_refused() -> None:
             checked_games(given, tasks_of(task(3), num_games=2, seats=BOTS))
 
 
-def test_tokens_without_a_logprob_each_are_refused_and_a_game_whose_return_overflows_is_dropped() -> (
-    None
-):
+def test_tokens_without_logprobs_are_refused_and_a_game_whose_return_overflows_is_dropped() -> None:
     tasks = tasks_of(task(3), seats=BOTS)
     row = game(3, 0)
     silent = [{**row["turns"][0], "reply_ids": (1, 2)}, *row["turns"][1:]]
     with pytest.raises(
         ServerError,
-        match="game 0 of hanabi train 3: turns.0: 0 logprobs for 2 reply ids; allowed: one each",
+        match=r"game 0 of hanabi train 3: turns\.0: 0 logprobs for 2 reply ids; allowed: one each",
     ):
         checked_games(answer({**row, "turns": silent}), tasks)
     rich = [{**turn, "rewards": [{"score": 1e308}] * 2} for turn in row["turns"]]
