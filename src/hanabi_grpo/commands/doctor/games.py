@@ -71,7 +71,8 @@ def context_checks(context: Context) -> Check:
     numbers = (
         f"the longest game ({budget.preset}, {budget.turns} turns a player) takes "
         f"{budget.prompts(budget.memory)} tokens of prompts + "
-        f"{budget.num_turns(budget.memory)} replies of {settings.max_completion_length} = {longest} of HANABI_MAX_MODEL_LEN={limit}"
+        f"{budget.num_turns(budget.memory)} replies of {settings.max_completion_length} = "
+        f"{longest} of HANABI_MAX_MODEL_LEN={limit}"
     )
     if longest > limit:
         if settings.thinking:
