@@ -14,7 +14,8 @@ from hanabi_grpo.settings import Settings
 
 _ASK_SECONDS = 5.0
 """Time limit of one health check."""
-_MIN_ASK_SECONDS = 0.1
+_MIN_ASK_SECONDS = 1.0
+"""Time limit of the last one, at least: a slow machine would hide what answers there."""
 _MAX_REMINDER_SECONDS = 60.0
 _MAX_QUOTED = 200
 """Characters of an answer in a message."""
