@@ -35,8 +35,8 @@ def test_tasks_are_a_suite_of_their_own_and_as_many_of_every_board_that_is_train
     tmp_path: Path,
 ) -> None:
     tasks = Validation(SETTINGS, tmp_path, [LAPTOP, MINI], 0).tasks()
-    assert {task["suite"] for task in tasks} == {SUITE}
-    assert [(task["env_config"]["preset"], task["seed"]) for task in tasks] == [
+    assert {task.suite for task in tasks} == {SUITE}
+    assert [(task.env_config["preset"], task.seed) for task in tasks] == [
         ("laptop", 0),
         ("laptop", 1),
         ("laptop", 2),

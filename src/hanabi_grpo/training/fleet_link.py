@@ -168,12 +168,12 @@ class FleetLink:
         return _merged(shares, accepted)
 
     def validated(
-        self, tasks: list[dict[str, Any]], names: tuple[str, ...], version: int
+        self, tasks: list[TaskRow], names: tuple[str, ...], version: int
     ) -> RolloutResult:
         """Return one game of each task by the pushed version; one server is asked.
 
         Args:
-            tasks: Of a validation, as on the wire.
+            tasks: Of a validation.
             names: The run's adapters.
             version: That was pushed.
         """

@@ -211,20 +211,21 @@ class ServerLink:
         return result
 
     def validated(
-        self, tasks: list[dict[str, Any]], names: tuple[str, ...], version: int
+        self, tasks: list[TaskRow], names: tuple[str, ...], version: int
     ) -> RolloutResult:
         """Return one game of each task by the pushed version in its own seats.
 
         Args:
-            tasks: Of a validation, as on the wire.
+            tasks: Of a validation.
             names: The run's adapters.
             version: That was pushed.
         """
         own = own_seats(self.settings.players, names, version)
+        requests = [task.request() for task in tasks]
 
         def ask() -> RolloutResult:
             request = GamesRequest(
-                tasks=tasks, own=own, version=version, instance_id=self.instance_id
+                tasks=requests, own=own, version=version, instance_id=self.instance_id
             )
             return self.fetch(request, num_games=1)
 

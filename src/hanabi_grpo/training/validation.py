@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.runs.validation import Validated, best_of, read_validations, write_validations
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.steps import trained_players
@@ -66,14 +67,24 @@ class Validation:
             return False
         return all(row.step != step for row in self.rows)
 
-    def tasks(self) -> list[dict[str, Any]]:
+    def tasks(self) -> list[TaskRow]:
         """Return the tasks, the same at every validation: as many of each game as of the others."""
         setups = list(self._setups.values())
         per_setup = math.ceil(self._settings.eval_tasks / len(setups))
-        tasks = []
+        tasks: list[TaskRow] = []
         for setup in setups:
+            row = setup.row()
             for seed in range(per_setup):
-                tasks.append({**setup.row(), "suite": SUITE, "seed": seed})
+                tasks.append(
+                    TaskRow(
+                        messages=(),
+                        env=row["env"],
+                        env_config=row["env_config"],
+                        suite=SUITE,
+                        seed=seed,
+                        number=len(tasks),
+                    )
+                )
         return tasks
 
     def add(self, step: int, groups: Sequence[Sequence[Episode]]) -> Mapping[str, float]:
