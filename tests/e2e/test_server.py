@@ -101,7 +101,7 @@ def test_a_scored_reply_has_the_probability_with_which_it_is_sampled(
     open_session(client, server, "score")
     client.push(1, make_adapters(server, 0.3))
     setup = Setup(HANABI, CONFIG.model_copy(update={"memory": "turn"}))
-    tasks = [{**setup.row(), "suite": "eval", "seed": seed} for seed in range(2)]
+    tasks = [{**setup.row(), "suite": "eval", "seed": seed} for seed in range(4)]
     groups = play(client, tasks, num_games=2, seats=("player_0@1", "player_1@1"))
     turns = legal_turns(groups)
     assert len(turns) > 10
