@@ -41,7 +41,7 @@ from hanabi_grpo.rollout.sampler import AdapterHandle, SamplingConfig
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.pacing import Places, in_slices
 from hanabi_grpo.server.seats import Tables, wanted_adapters
-from hanabi_grpo.settings.refs import is_url, seat_adapter
+from hanabi_grpo.settings.refs import UrlRef, seat_adapter
 from hanabi_grpo.types import DroppedGame, Episode, Reply, ReplyKind
 
 logger = logging.getLogger(__name__)
@@ -259,7 +259,7 @@ class Scheduler:
             self.games_in_flight += 1
             try:
                 await self.model.take_turn()
-                has_url = any(is_url(seat) for seat in task.seats)
+                has_url = any(isinstance(ref, UrlRef) for ref in task.refs)
                 attempts = 1 if has_url else ATTEMPTS
                 for attempt in range(1, attempts + 1):
                     result = await self._attempt(task, players, game, attempt, attempts)
@@ -358,7 +358,7 @@ def _check_partners(tasks: Sequence[RequestedTask], played: Sequence[Sequence[Re
     """
     partners: dict[str, _PartnerGames] = {}
     for task, group in zip(tasks, played, strict=True):
-        urls = dict.fromkeys(seat for seat in task.seats or () if is_url(seat))
+        urls = dict.fromkeys(str(ref) for ref in task.refs if isinstance(ref, UrlRef))
         dropped = [game for game in group if isinstance(game, DroppedGame)]
         for url in urls:
             games = partners.setdefault(url, _PartnerGames())
