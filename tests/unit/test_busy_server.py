@@ -1,19 +1,23 @@
 """A server that is busy for guests: the trainer waits where it must, and says for whom."""
 
+import asyncio
 import contextlib
+import json
 import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import httpx
 import pytest
 
-from fake_engine import task
+from fake_engine import BASE, task
 from hanabi_grpo.client.rollout_client import RolloutClient
-from hanabi_grpo.rollout.sampler import Sample
+from hanabi_grpo.rollout.sampler import AdapterHandle, Sample
 from hanabi_grpo.server import door
 from server_app import (
+    JSON,
     PEFT_CONFIG,
     PLAYERS,
     RunningApp,
@@ -22,6 +26,7 @@ from server_app import (
     push_to,
     running_app,
 )
+from waiting import wait_until
 
 
 class PausableEngine(WordEngine):
@@ -69,6 +74,66 @@ def guest_games(app: RunningApp, engine: PausableEngine, seats: Sequence[str]) -
     finally:
         engine.paused = False
         thread.join(30)
+
+
+class SlowScores(WordEngine):
+    """Scores one reply after the other, a few milliseconds each, as a real engine on a CPU does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_scores = 0
+
+    async def score(
+        self, prompt_ids: list[int], reply_ids: list[int], adapter: AdapterHandle | None
+    ) -> tuple[float, ...]:
+        self.num_scores += 1
+        await asyncio.sleep(0.005)
+        return (-1.0,) * len(reply_ids)
+
+
+def score_body(*, num_prompts: int, num_replies: int) -> bytes:
+    """A request for scores on the base model."""
+    prompt = {"system": "", "prompt": "Play 1", "replies": ["Play 0"] * num_replies}
+    return json.dumps({"seat": "base", "prompts": [prompt] * num_prompts}).encode()
+
+
+def test_the_largest_score_request_of_a_guest_holds_up_nobody_and_ends_with_its_client() -> None:
+    engine = SlowScores()
+    with running_app(engine=engine) as app, RolloutClient(app.url) as client:
+        body = score_body(num_prompts=1024, num_replies=64)
+        head = f"POST /score/ HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
+        connection = app.connect()
+        connection.sendall(head.encode() + b"content-type: application/json\r\n\r\n" + body)
+        while not engine.num_scores:
+            time.sleep(0.01)
+        waits = []
+        for _ in range(20):
+            start = time.perf_counter()
+            client.health()
+            waits.append(time.perf_counter() - start)
+        # It took minutes; the bound is wide since other tests run beside.
+        assert max(waits) < 2.0
+        [games] = client.play(
+            [task(1)], num_games=2, max_tokens=4, temperature=1.0, seats=BASE
+        ).groups
+        assert len(games) == 2
+        connection.close()
+
+        def is_idle() -> bool:
+            num_scores = engine.num_scores
+            time.sleep(0.1)
+            return engine.num_scores == num_scores
+
+        assert wait_until(is_idle)
+        assert engine.num_scores < 1024 * 64
+
+
+def test_a_request_for_too_many_scores_is_refused() -> None:
+    with running_app(engine=SlowScores()) as app:
+        body = score_body(num_prompts=1025, num_replies=64)
+        answer = httpx.post(f"{app.url}/score/", content=body, headers=JSON)
+        assert answer.status_code == 422
+        assert "1025 prompts with 65600 replies; a request may ask for 65536 scores" in answer.text
 
 
 def resume_on_wait(engine: PausableEngine, log: pytest.LogCaptureFixture) -> threading.Thread:

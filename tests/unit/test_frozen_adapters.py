@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from hanabi_grpo.errors import AdapterError, HanabiGrpoError, VersionError
+from hanabi_grpo.errors import AdapterError, BusyError, HanabiGrpoError, VersionError
 from hanabi_grpo.rollout.handshake import session_headers
 from hanabi_grpo.runs.adapter_config import frozen_name
 from hanabi_grpo.server.adapter_loader import MAX_FROZEN, MAX_VERSIONS, HeldAdapter
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import engine_options
+from hanabi_grpo.server.frozen_adapters import RESERVED
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.refs import seat_adapter
 from store_parts import (
@@ -116,6 +117,27 @@ async def test_other_versions_and_other_configurations_of_the_same_weights_are_a
     for guest in (first, second, third):
         async with using(store, guest) as leased:
             assert leased[guest.adapter] is guest
+    check_whole(store, engine)
+
+
+async def test_guests_leave_places_for_the_sessions_trainer_and_never_drop_its_adapters(
+    store: AdapterStore, engine: Loads
+) -> None:
+    async def add_guest(value: float) -> HeldAdapter:
+        return await store.frozen.add(sent("guest", 1, upload(value), CONFIG), is_session=False)
+
+    own = await add(store, 100.0)
+    guests = [await add_guest(float(number)) for number in range(MAX_FROZEN - RESERVED)]
+    assert len(store.frozen.names()) == MAX_FROZEN - RESERVED + 1
+    async with using(store, *guests):
+        with pytest.raises(BusyError, match=r"all 12 places .* 4 are kept for the session's train"):
+            await add_guest(50.0)
+        for value in (101.0, 102.0, 103.0):
+            await add(store, value)
+    # The least recently used guest makes room, though the trainer's own is idle for longer.
+    await add_guest(51.0)
+    assert own.name in store.frozen.names()
+    assert guests[0].name not in store.frozen.names()
     check_whole(store, engine)
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import logging
 import math
 import re
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ from hanabi_grpo.errors import (
     SettingsError,
     VersionError,
 )
-from hanabi_grpo.rollout.sampler import Sample
+from hanabi_grpo.rollout.messages import ScoredPrompt, ScoreRequest
+from hanabi_grpo.rollout.sampler import AdapterHandle, Sample
 from hanabi_grpo.server.pacing import Places
 from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.types import DroppedGame, Episode
@@ -295,7 +297,7 @@ def test_places_of_requests_that_are_cancelled_go_to_others() -> None:
         for number in (0, 2, 5):
             games[number].cancel()
         # A grant and a cancellation in one pass of the event loop.
-        places._release()
+        places._release(own=False)
         games[3].cancel()
         await asyncio.gather(*games, return_exceptions=True)
         assert sorted(inside) == ["a", "a", "b", "b", "b"]
@@ -303,6 +305,102 @@ def test_places_of_requests_that_are_cancelled_go_to_others() -> None:
         assert not places._guests
 
     asyncio.run(asyncio.wait_for(scenario(), 10))
+
+
+def test_guests_hold_one_place_of_eight_while_a_session_is_alive() -> None:
+    async def scenario() -> list[int]:
+        session = threading.Event()
+        places = Places(16, session_is_alive=session.is_set)
+        most_guests = []
+        in_play = 0
+        most = 0
+
+        async def hold_place(request: str, *, own: bool) -> None:
+            nonlocal in_play, most
+            async with places.place(request, own=own):
+                in_play += not own
+                most = max(most, in_play)
+                await asyncio.sleep(0.001)
+                in_play -= not own
+
+        for is_alive in (True, False):
+            session.set() if is_alive else session.clear()
+            most = 0
+            guests = [asyncio.create_task(hold_place("a", own=False)) for _ in range(40)]
+            own = [asyncio.create_task(hold_place("t", own=True)) for _ in range(8)]
+            await asyncio.gather(*guests, *own)
+            most_guests.append(most)
+        assert places._free == 16
+        return most_guests
+
+    assert asyncio.run(asyncio.wait_for(scenario(), 10)) == [2, 16]
+
+
+class ScoringEngine(FakeEngine):
+    """Scores a reply by the number of its ids, and notes how many scores are in flight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_flight = 0
+        self.most_in_flight = 0
+        self.num_scores = 0
+
+    async def score(
+        self, prompt_ids: list[int], reply_ids: list[int], adapter: AdapterHandle | None
+    ) -> tuple[float, ...]:
+        self.num_scores += 1
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            await asyncio.sleep(0.02)
+        finally:
+            self.in_flight -= 1
+        return (-1.0,) * len(reply_ids)
+
+
+def score_request(num_prompts: int, replies: tuple[str, ...] = ("Play 0", "Hint")) -> ScoreRequest:
+    prompt = ScoredPrompt(system="", prompt="Play 1", replies=replies)
+    return ScoreRequest(seat="base", prompts=(prompt,) * num_prompts)
+
+
+def test_scores_come_back_in_the_order_of_prompts_and_replies_and_few_are_in_flight() -> None:
+    async def scenario() -> None:
+        engine = ScoringEngine()
+        scheduler = make_scheduler(engine, games_at_once=256)
+        answer = await scheduler.score(score_request(100))
+        assert answer.logprobs == ((-3.0, -2.0),) * 100
+        assert engine.num_scores == 200
+        assert engine.most_in_flight == 64
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+def test_scores_take_the_places_of_games() -> None:
+    async def scenario() -> None:
+        engine = ScoringEngine()
+        scheduler = make_scheduler(engine, games_at_once=2)
+        await scheduler.score(score_request(10))
+        assert engine.most_in_flight == 2
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+def test_a_score_request_whose_client_is_gone_asks_the_engine_for_nothing_more() -> None:
+    async def scenario() -> None:
+        engine = ScoringEngine()
+        scheduler = make_scheduler(engine, games_at_once=4)
+        request = asyncio.ensure_future(scheduler.score(score_request(1000)))
+        while engine.num_scores < 10:
+            await asyncio.sleep(0)
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        num_scores = engine.num_scores
+        await asyncio.sleep(0.05)
+        assert engine.in_flight == 0
+        assert engine.num_scores == num_scores < 100
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
 
 
 class WaveEngine(FakeEngine):

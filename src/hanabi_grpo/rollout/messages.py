@@ -29,6 +29,8 @@ MAX_SCORED = 8192
 """Prompts of one request for scores."""
 MAX_REPLIES = 64
 """Replies to one of them."""
+MAX_SCORES = 65536
+"""Replies to all prompts of a request for scores together."""
 MAX_REPLY_IDS = 65536
 """Token ids of one past reply; the model's own limit is far below."""
 _MAX_CONFIG_FIELDS = 32

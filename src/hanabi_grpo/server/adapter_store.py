@@ -90,6 +90,7 @@ class AdapterStore:
             if self.ownership.open(wanted) is not old_session:
                 leaving += self._staged.values()
                 self._staged = {}
+                self.frozen.begin_session()
             if dropped:
                 names = ", ".join(f"{name}@{version}" for name, version in dropped.items())
                 logger.info("session: dropping %s", names)

@@ -248,7 +248,8 @@ def _add_adapter_routes(app: FastAPI, store: AdapterStore, identity: ServerIdent
     @app.put("/frozen/")
     async def put_guest(version: _Version, request: Request) -> dict[str, Any]:
         upload = await _read_upload(request, "frozen adapter", version)
-        guest = await store.frozen.add(upload)
+        is_session = ownership.is_owner(request.headers) or not ownership.is_alive
+        guest = await store.frozen.add(upload, is_session=is_session)
         return {
             "seat": guest.name,
             "name": guest.adapter,

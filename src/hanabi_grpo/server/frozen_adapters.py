@@ -21,6 +21,11 @@ from hanabi_grpo.server.adapter_loader import (
 
 logger = logging.getLogger(__name__)
 
+RESERVED = 4
+"""Of `MAX_FROZEN`, the places that only the session's trainer may fill while it is alive.
+
+Guests that keep all the others in use then never hold up a trainer with frozen partners."""
+
 
 class FrozenAdapters:
     """The guest adapters of one server, at most `MAX_FROZEN`. Used from one event loop."""
@@ -33,6 +38,8 @@ class FrozenAdapters:
         self._held: dict[str, HeldAdapter] = {}
         """By name with version, least recently used first; each is in the engine and has its
         files."""
+        self._of_session: set[str] = set()
+        """Names of those that the session's trainer has uploaded."""
 
     def names(self) -> list[str]:
         """Return the name with version of each held adapter, least recently used first."""
@@ -59,12 +66,22 @@ class FrozenAdapters:
         # It is there: it has a user, or was looked up just now.
         self._held[adapter.name] = self._held.pop(adapter.name)
 
-    async def add(self, upload: Upload) -> HeldAdapter:
+    def begin_session(self) -> None:
+        """Count what an earlier session's trainer has uploaded as guests' from now on."""
+        self._of_session.clear()
+
+    async def add(self, upload: Upload, *, is_session: bool = True) -> HeldAdapter:
         """Check an upload, load it and hold it under the name of its content.
 
         One that is held already is only touched. Once checked, it runs to its end even when the
         caller is cancelled. To make room, the least recently used adapter that no rollout uses is
-        dropped first, and stays dropped when something fails after that.
+        dropped first, and stays dropped when something fails after that. A guest's upload never
+        drops one of the session's trainer.
+
+        Args:
+            upload: The adapter.
+            is_session: Whether it may fill the places of `RESERVED`: it is the session's
+                trainer's, or there is no session.
 
         Raises:
             AdapterError: The upload must not be loaded, or the engine refused it.
@@ -78,32 +95,50 @@ class FrozenAdapters:
             )
         named = replace(upload, adapter=frozen_name(upload.sha256, upload.config))
         await self._loader.check(named, lora_rank=rank)
-        return await self._loader.to_the_end(self._add(named))
+        return await self._loader.to_the_end(self._add(named, is_session))
 
-    async def _add(self, upload: Upload) -> HeldAdapter:
+    async def _add(self, upload: Upload, is_session: bool) -> HeldAdapter:
         async with self._lock:
             if upload.name not in self._held:
-                if len(self._held) >= MAX_FROZEN:
-                    await self._make_room(upload.name)
+                if self._is_full(is_session):
+                    await self._make_room(upload.name, is_session)
                 self._held[upload.name] = await self._load(upload)
                 logger.info(
                     "frozen adapter: %s (%d of %d held)", upload.name, len(self._held), MAX_FROZEN
                 )
+            if is_session:
+                self._of_session.add(upload.name)
             adapter = self._held[upload.name]
             self.touch(adapter)
             return adapter
 
-    async def _make_room(self, name: str) -> None:
-        """Drop the least recently used adapter that no rollout uses."""
-        idle = next((adapter for adapter in self._held.values() if not adapter.users), None)
+    def _is_full(self, is_session: bool) -> bool:
+        if len(self._held) >= MAX_FROZEN:
+            return True
+        return not is_session and len(self._guests()) >= MAX_FROZEN - RESERVED
+
+    def _guests(self) -> list[HeldAdapter]:
+        """Return the held adapters that the session's trainer has not uploaded."""
+        guests = []
+        for name, adapter in self._held.items():
+            if name not in self._of_session:
+                guests.append(adapter)
+        return guests
+
+    async def _make_room(self, name: str, is_session: bool) -> None:
+        """Drop the least recently used adapter that no rollout uses and the upload may replace."""
+        replaceable = list(self._held.values()) if is_session else self._guests()
+        idle = next((adapter for adapter in replaceable if not adapter.users), None)
         if idle is None:
+            kept = f", {RESERVED} are kept for the session's trainer" if not is_session else ""
             raise BusyError(
-                f"{name}: all {MAX_FROZEN} places for frozen adapters are in use "
-                f"({users_of(self._held.values())}). Wait for those games or end their clients, "
-                "then upload it again."
+                f"{name}: all {len(replaceable)} places for frozen adapters that it may fill are "
+                f"in use ({users_of(replaceable)}){kept}. Wait for those games or end their "
+                "clients, then upload it again."
             )
         # Out of the map before anything is awaited: no rollout can take it from here on.
         del self._held[idle.name]
+        self._of_session.discard(idle.name)
         logger.info("frozen adapter: dropping %s for %s", idle.name, name)
         await self._loader.drop(idle, loaded=True)
 

@@ -10,11 +10,13 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TypeVar
 
 SLICE = 0.001
 """Seconds of work on a list between two passes of the event loop."""
+GUEST_SHARE = 8
+"""While a session is alive, guests hold at most one place of so many."""
 _Item = TypeVar("_Item")
 _Queues = dict[object, deque[asyncio.Future[None]]]
 """Waiting games by request; the request whose turn is next comes first."""
@@ -24,12 +26,24 @@ class Places:
     """Limits how many games are played at once. Used from one event loop.
 
     The session's own games come first, then the other requests in turn. One queue for all would
-    make 32 games wait behind the 8192 of a request that came before.
+    make 32 games wait behind the 8192 of a request that came before. While a session is alive,
+    guests hold at most one place of `GUEST_SHARE`: whoever has a place also has a part of every
+    batch of the engine, and the trainer's games would be that much slower.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(
+        self, number: int, *, session_is_alive: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Begin with all places free.
+
+        Args:
+            number: Places in all.
+            session_is_alive: Tells whether a trainer owns the server now.
+        """
         self._free = number
-        # Nobody waits while a place is free.
+        self._guest_limit = max(1, number // GUEST_SHARE)
+        self._session_is_alive = session_is_alive
+        self._held_by_guests = 0
         self._own: _Queues = {}
         self._guests: _Queues = {}
 
@@ -41,16 +55,30 @@ class Places:
             request: Identifies the request that the game belongs to.
             own: Whether the request is the session's trainer's.
         """
-        if self._free:
-            self._free -= 1
+        queues = self._own if own else self._guests
+        if self._has_room(own=own) and not queues:
+            self._take(own=own)
         else:
-            await self._wait_for_place(request, self._own if own else self._guests)
+            await self._wait_for_place(request, queues, own=own)
         try:
             yield
         finally:
-            self._release()
+            self._release(own=own)
 
-    async def _wait_for_place(self, request: object, queues: _Queues) -> None:
+    def _has_room(self, *, own: bool) -> bool:
+        """Tell whether a game of the trainer, or of a guest, may begin now."""
+        if not self._free:
+            return False
+        if own or not self._session_is_alive():
+            return True
+        return self._held_by_guests < self._guest_limit
+
+    def _take(self, *, own: bool) -> None:
+        self._free -= 1
+        if not own:
+            self._held_by_guests += 1
+
+    async def _wait_for_place(self, request: object, queues: _Queues, *, own: bool) -> None:
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         queues.setdefault(request, deque()).append(granted)
         try:
@@ -58,15 +86,17 @@ class Places:
         except asyncio.CancelledError:
             if granted.done() and not granted.cancelled():
                 # Cancelled between the grant and its next step.
-                self._release()
+                self._release(own=own)
             raise
 
-    def _release(self) -> None:
-        """Hand a place to the next waiting game, or make it free."""
-        for queues in (self._own, self._guests):
-            if _grant_next(queues):
-                return
+    def _release(self, *, own: bool) -> None:
+        """Free a place, and hand out what is free to the games that wait."""
         self._free += 1
+        if not own:
+            self._held_by_guests -= 1
+        for is_own, queues in ((True, self._own), (False, self._guests)):
+            while self._has_room(own=is_own) and _grant_next(queues):
+                self._take(own=is_own)
 
 
 def _grant_next(queues: _Queues) -> bool:

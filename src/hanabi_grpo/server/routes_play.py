@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from hanabi_grpo.agents.served_model import PromptTokens
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.messages import (
+    MAX_SCORES,
     ChatRequest,
     DroppedRow,
     ReplyAnswer,
@@ -86,10 +87,12 @@ def play_routes(store: AdapterStore, scheduler: Scheduler) -> APIRouter:
             read_body, "score request", ScoreRequest, await request.body()
         )
         _check_sampled("score request", wanted.seat)
+        _check_number_of_scores(wanted)
         check_owner(store, request, [wanted.seat])
+        own = store.ownership.is_owner(request.headers)
 
         async def compute() -> Response:
-            answer = await scheduler.score(wanted)
+            answer = await scheduler.score(wanted, own=own)
             return Response(msgspec.json.encode(answer), media_type=_JSON)
 
         return await answered(request, compute())
@@ -208,6 +211,16 @@ def _check_sampled(what: str, seat: str) -> None:
         raise SettingsError(
             f"{what}: seat {seat!r} is a model behind a URL, which can only play in games; send "
             "the request to that server itself."
+        )
+
+
+def _check_number_of_scores(wanted: ScoreRequest) -> None:
+    """Refuse a request for more scores than one request may ask for."""
+    num_scores = sum(len(prompt.replies) for prompt in wanted.prompts)
+    if num_scores > MAX_SCORES:
+        raise SettingsError(
+            f"score request: {len(wanted.prompts)} prompts with {num_scores} replies; a request "
+            f"may ask for {MAX_SCORES} scores. Ask for fewer at once."
         )
 
 

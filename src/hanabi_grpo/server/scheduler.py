@@ -10,6 +10,7 @@ games.
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -52,6 +53,9 @@ ATTEMPTS = 2
 _IMPOSSIBLE = (SettingsError, VersionError, GameParameterError, PartnerDownError)
 """Errors of one game that hold for the whole request, now and at the next attempt."""
 
+SCORES_AT_ONCE = 64
+"""Scores of one request that are in flight at the same time."""
+
 _SHOWN_TEXT = 40
 """Characters of a reply in a message."""
 _SHOWN_PROMPT = 60
@@ -64,6 +68,16 @@ _MIN_SECONDS = 1e-9
 Result = Episode | DroppedGame
 _Place = Callable[[], AbstractAsyncContextManager[None]]
 """Waits for a place for one game and holds it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _WaitingScore:
+    """A reply whose score is still to be computed."""
+
+    prompt: int
+    """Number of its prompt in the request."""
+    reply: int
+    """Number of the reply to that prompt."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,7 +105,7 @@ class Scheduler:
         self.model = model
         self.instance_id = instance_id
         self._store = store
-        self._places = Places(games_at_once)
+        self._places = Places(games_at_once, session_is_alive=lambda: store.ownership.is_alive)
         self.games_in_flight = 0
         self.games_played = 0
         self.games_retried = 0
@@ -176,8 +190,15 @@ class Scheduler:
                         "prompt."
                     ) from error
 
-    async def score(self, wanted: ScoreRequest) -> ScoreAnswer:
-        """Return how likely given replies are, without sampling and without waiting for a place.
+    async def score(self, wanted: ScoreRequest, *, own: bool = False) -> ScoreAnswer:
+        """Return how likely given replies are, without sampling.
+
+        Each score takes the place of a game meanwhile, and a request has at most
+        `SCORES_AT_ONCE` of them in flight.
+
+        Args:
+            wanted: Prompts and replies.
+            own: Whether the request is the session's trainer's, see `run`.
 
         Raises:
             SettingsError: A prompt and its reply are longer than the server's conversations.
@@ -185,18 +206,31 @@ class Scheduler:
             ServerError: The engine failed.
         """
         adapter = seat_adapter(wanted.seat)
+        logprobs = [[math.nan] * len(prompt.replies) for prompt in wanted.prompts]
+        unscored = _waiting_scores(wanted)
+        place = partial(self._places.place, object(), own=own)
         with self._engine_faults(f"scores of {wanted.seat}"):
             async with self._store.lease(dict([adapter]) if adapter else {}) as leased:
                 handle = leased[adapter[0]].lora if adapter else None
-                scores = []
-                for prompt in wanted.prompts:
-                    for reply in prompt.replies:
-                        scores.append(self._score_reply(prompt, reply, handle))
-                sums = iter(await asyncio.gather(*scores))
-        logprobs = []
-        for prompt in wanted.prompts:
-            logprobs.append(tuple(next(sums) for _ in prompt.replies))
-        return ScoreAnswer(logprobs=tuple(logprobs), version=adapter[1] if adapter else None)
+
+                async def score_some() -> None:
+                    for score in unscored:
+                        async with place():
+                            await self.model.take_turn()
+                            prompt = wanted.prompts[score.prompt]
+                            reply = prompt.replies[score.reply]
+                            value = await self._score_reply(prompt, reply, handle)
+                            logprobs[score.prompt][score.reply] = value
+
+                try:
+                    async with asyncio.TaskGroup() as group:
+                        for _ in range(SCORES_AT_ONCE):
+                            group.create_task(score_some())
+                except BaseExceptionGroup as errors:
+                    raise _first_error(errors) from errors
+        return ScoreAnswer(
+            logprobs=tuple(map(tuple, logprobs)), version=adapter[1] if adapter else None
+        )
 
     async def _score_reply(
         self, prompt: ScoredPrompt, reply: str, adapter: AdapterHandle | None
@@ -348,6 +382,13 @@ class Scheduler:
         return ServerError(
             f"{where}: {reason}, though it is alive; the whole request was ended. Ask again."
         )
+
+
+def _waiting_scores(wanted: ScoreRequest) -> Iterator[_WaitingScore]:
+    """Yield every reply of a request, prompt by prompt."""
+    for number, prompt in enumerate(wanted.prompts):
+        for index in range(len(prompt.replies)):
+            yield _WaitingScore(prompt=number, reply=index)
 
 
 def _check_partners(tasks: Sequence[RequestedTask], played: Sequence[Sequence[Result]]) -> None:
