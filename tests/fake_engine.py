@@ -16,6 +16,7 @@ from hanabi_grpo.rollout.messages import RequestedTask, RolloutRequest, read_tas
 from hanabi_grpo.rollout.sampler import AdapterHandle, Sample, Sampler, SamplingConfig
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.scheduler import Scheduler
+from hanabi_grpo.server.workers.pool import WorkerPool
 from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
@@ -114,6 +115,8 @@ def make_scheduler(
     engine: Sampler,
     *,
     games_at_once: int = 64,
+    game_timeout: float = 60.0,
+    workers: WorkerPool | None = None,
     chat: ChatFormat = CHAT,
     max_model_len: int = MAX_MODEL_LEN,
     vocab_size: int = len(TOKENIZER),
@@ -132,6 +135,8 @@ def make_scheduler(
         store,
         games_at_once=games_at_once,
         instance_id="here",
+        game_timeout=game_timeout,
+        workers=workers,
     )
     # Its folder lies in shared memory, outside the test's own.
     weakref.finalize(scheduler, store.close)

@@ -199,7 +199,9 @@ def running_app(
     )
     if partners:
         model = replace(model, partners=partners)
-    scheduler = Scheduler(model, store, games_at_once=256, instance_id=described.instance_id)
+    scheduler = Scheduler(
+        model, store, games_at_once=256, instance_id=described.instance_id, game_timeout=60.0
+    )
     app = create_app(engine, store, scheduler, described, ring, api_key=api_key)
     running = RunningApp(
         port=listener.getsockname()[1],

@@ -212,6 +212,12 @@ class DroppedGame:
     """Number within the task's group, as in `Episode`."""
     reason: str
     """Class and text of the error."""
+    is_late: bool = False
+    """Whether it was ended by HANABI_GAME_TIMEOUT."""
+    num_turns: int = 0
+    """Turns that were taken by then."""
+    rewards: tuple[float, ...] = ()
+    """What each player had got by then; empty: nothing is known."""
 
 
 def is_trained(episode: Episode, player: int, trained: Sequence[str]) -> bool:

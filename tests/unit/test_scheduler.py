@@ -250,10 +250,10 @@ def order_of_ends(*requests: Request, at_once: int) -> str:
     ended: list[str] = []
 
     class NotingScheduler(Scheduler):
-        async def _attempt(self, requested: Any, *args: Any) -> Any:
+        async def _attempt(self, requested: Any, *args: Any, **options: Any) -> Any:
             await asyncio.sleep(0)
             ended.append(chr(requested.task.seed))
-            return await super()._attempt(requested, *args)
+            return await super()._attempt(requested, *args, **options)
 
     async def scenario() -> None:
         scheduler = make_scheduler(FakeEngine(), games_at_once=at_once)

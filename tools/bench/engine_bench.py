@@ -231,7 +231,13 @@ class EngineBench:
     ) -> None:
         model = Model(sampler=sampler, chat=self.chat, max_model_len=self.settings.max_model_len)
         games_at_once = max(self.settings.games_at_once, self.num_games)
-        scheduler = Scheduler(model, self.store, games_at_once=games_at_once, instance_id="bench")
+        scheduler = Scheduler(
+            model,
+            self.store,
+            games_at_once=games_at_once,
+            instance_id="bench",
+            game_timeout=self.settings.game_timeout,
+        )
         if seats is None:
             versions = self.store.versions().items()
             seats = tuple(f"{name}@{version}" for name, version in versions)

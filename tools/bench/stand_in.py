@@ -21,6 +21,7 @@ from hanabi_grpo.rollout.messages import RolloutRequest, TaskRequest
 from hanabi_grpo.rollout.sampler import AdapterHandle, Sample, Sampler, SamplingConfig
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.scheduler import Scheduler
+from hanabi_grpo.settings import Settings
 
 SUITE = "bench"
 _MAX_MODEL_LEN = 1 << 20
@@ -166,7 +167,13 @@ def stand_in_scheduler(
         num_games: Games that it plays at once.
     """
     model = Model(sampler=sampler, chat=chat, max_model_len=_MAX_MODEL_LEN)
-    return Scheduler(model, store, games_at_once=max(1, num_games), instance_id="bench")
+    return Scheduler(
+        model,
+        store,
+        games_at_once=max(1, num_games),
+        instance_id="bench",
+        game_timeout=Settings().game_timeout,
+    )
 
 
 def stand_in_store(engine: StandIn) -> AdapterStore:

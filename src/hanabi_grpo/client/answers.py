@@ -14,6 +14,7 @@ import msgspec
 
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.rollout.messages import (
+    DroppedRow,
     ReplyAnswer,
     ReplyRequest,
     RequestedTask,
@@ -106,9 +107,9 @@ def checked_games(answer: RolloutAnswer, tasks: Sequence[RequestedTask]) -> Roll
             f"{len(answer.episodes)} games and {len(answer.dropped)} dropped ones for {num_asked} "
             "that were asked for; the server and this client do not fit."
         )
-    drop_reasons = {}
+    dropped_rows = {}
     for row in answer.dropped:
-        drop_reasons[row.task, row.game] = row.reason
+        dropped_rows[row.task, row.game] = row
     episodes = iter(answer.episodes)
     groups: list[list[Episode]] = []
     dropped: list[DroppedGame] = []
@@ -116,18 +117,22 @@ def checked_games(answer: RolloutAnswer, tasks: Sequence[RequestedTask]) -> Roll
         group: list[Episode] = []
         groups.append(group)
         for game in task.games:
-            reason = drop_reasons.pop((number, game), "")
-            if not reason:
+            dropped_row = dropped_rows.pop((number, game), None)
+            if dropped_row is None:
                 episode = _next_episode(episodes, task, game)
-                reason = bad_return(episode)
-            if not reason:
-                group.append(episode)
-                continue
+                problem = bad_return(episode)
+                if not problem:
+                    group.append(episode)
+                    continue
+                dropped_row = DroppedRow(task=number, game=game, reason=problem)
             dropped_game = DroppedGame(
                 suite=task.task.split,
                 seed=task.task.seed,
                 game=game,
-                reason=reason,
+                reason=dropped_row.reason,
+                is_late=dropped_row.is_late,
+                num_turns=dropped_row.num_turns,
+                rewards=dropped_row.rewards,
             )
             dropped.append(dropped_game)
     return RolloutResult(

@@ -13,7 +13,7 @@ import copy
 import functools
 import hashlib
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Generic, Literal, NoReturn, Protocol, Self, TypeVar
@@ -219,6 +219,9 @@ class Environment(Protocol[C]):
     (): all of them and random play."""
     teacher_noise: float = 0.4
     """Share of random actions in those games."""
+    slow_policies: Collection[str] = ()
+    """Names of scripts whose move may take longer than a few milliseconds, because they search or
+    solve the game. A server plays their episodes in processes of their own."""
     alarms: Sequence[Alarm] = ()
     """Signs of collapse in figures of `metrics`, beside those that hold for every environment."""
 
@@ -228,6 +231,16 @@ class Environment(Protocol[C]):
         Raises:
             SettingsError: Fields of the config contradict each other.
         """
+
+    def may_block(self, config: C) -> bool | None:
+        """Tell whether a call of a game may take longer than a few milliseconds, or for ever.
+
+        It may where it computes much, or waits for another process or machine. A server plays such
+        games in processes of their own, where a call that never returns can be ended. None: not
+        known; then the games of this package are played by the server itself, and those of others
+        in processes of their own.
+        """
+        return None
 
     def system(self, config: C, player: int) -> str:
         """Return the system message of a player, e.g. the rules; "" for none."""

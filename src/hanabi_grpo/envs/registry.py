@@ -122,6 +122,14 @@ def setup(env: str, env_config: Mapping[str, Any]) -> Setup[Any]:
     return chosen
 
 
+def may_block(setup: Setup[Any]) -> bool:
+    """Tell whether calls of a game may block, see `Environment.may_block`."""
+    answer = setup.environment.may_block(setup.config)
+    if answer is None:
+        return setup.env not in OWN
+    return answer
+
+
 def origin(name: str) -> Origin:
     """Return which package an environment comes from.
 

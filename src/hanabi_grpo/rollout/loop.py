@@ -5,12 +5,13 @@ Servers, evaluation, demos and people all play through `play_episode`. The agent
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.types import Episode, Reply
+from hanabi_grpo.types import Episode, Reply, Turn
 
 
 class PlayerSeat(Protocol):
@@ -43,6 +44,25 @@ class Player(Protocol):
         ...
 
 
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """How far an episode has come, for whoever may have to end it before its end."""
+
+    num_turns: int = 0
+    """Turns that were taken."""
+    rewards: list[float] = field(default_factory=list)
+    """What each player has got so far; empty before the first turn."""
+
+    def add(self, turns: Sequence[Turn]) -> None:
+        """Count the turns of one step."""
+        self.num_turns += len(turns)
+        for turn in turns:
+            if not self.rewards:
+                self.rewards = [0.0] * len(turn.rewards)
+            for player in range(len(turn.rewards)):
+                self.rewards[player] += turn.reward(player)
+
+
 async def play_episode(
     task: Task[Any],
     players: Sequence[Player],
@@ -50,6 +70,7 @@ async def play_episode(
     game: int = 0,
     names: Sequence[str] = (),
     instance_id: str = "",
+    progress: Progress | None = None,
 ) -> Episode:
     """Play one game to its end.
 
@@ -63,6 +84,7 @@ async def play_episode(
             of the actions that replace bad replies.
         names: The policy of each seat, for the record; the players' own names when left out.
         instance_id: Identifier of the server process, for the record.
+        progress: Is told of every step.
 
     Raises:
         SettingsError: The number of players is not the number of seats.
@@ -84,7 +106,9 @@ async def play_episode(
         if full:
             referee.out_of_tokens(full[0])
         else:
-            referee.step(dict(zip(acting, replies, strict=True)))
+            turns = referee.step(dict(zip(acting, replies, strict=True)))
+            if progress is not None:
+                progress.add(turns)
     return referee.episode(
         seats=names or [player.name for player in players], instance_id=instance_id
     )

@@ -87,6 +87,10 @@ class DroppedRow(Struct, frozen=True, kw_only=True):
     task: Annotated[int, Meta(ge=0)]
     game: Annotated[int, Meta(ge=0)]
     reason: Annotated[str, Meta(min_length=1)]
+    is_late: bool = False
+    """See `DroppedGame`, as the following."""
+    num_turns: Annotated[int, Meta(ge=0)] = 0
+    rewards: Annotated[tuple[float, ...], Meta(max_length=MAX_PLAYERS)] = ()
 
 
 class RolloutAnswer(Struct, frozen=True, kw_only=True):

@@ -28,6 +28,7 @@ from hanabi_grpo.server.engine import VllmSampler, engine_options
 from hanabi_grpo.server.identity import ServerIdentity
 from hanabi_grpo.server.plugin import PLUGIN_NAME
 from hanabi_grpo.server.scheduler import Scheduler
+from hanabi_grpo.server.workers.pool import WorkerPool
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.defaults import LAPTOP, tiny_model_command
 
@@ -160,6 +161,7 @@ def rollout_server(
         logger.info(
             "partners: %s; their calls are recorded in %s", partners.described, partner_calls
         )
+    scheduler: Scheduler | None = None
     try:
         identity = ServerIdentity(
             instance_id=uuid.uuid4().hex[:_INSTANCE_LETTERS],
@@ -186,6 +188,8 @@ def rollout_server(
             store,
             games_at_once=settings.games_at_once,
             instance_id=identity.instance_id,
+            game_timeout=settings.game_timeout,
+            workers=WorkerPool(session_workers=settings.game_workers),
         )
         api_key = settings.api_key.get_secret_value() if settings.api_key else None
         app = create_app(
@@ -197,6 +201,8 @@ def rollout_server(
         gc.freeze()
         yield RolloutServer(engine=engine, chat=chat, store=store, identity=identity, app=app)
     finally:
+        if scheduler is not None:
+            scheduler.close()
         store.close()
         _stop(engine)
         logger.info("stopped; engine core and workers ended")

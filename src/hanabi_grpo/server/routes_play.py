@@ -155,7 +155,16 @@ async def played_games(
     numbered = ((number, game) for number, group in enumerate(groups) for game in group)
     async for number, game in in_slices(numbered):
         if isinstance(game, DroppedGame):
-            dropped.append(DroppedRow(task=number, game=game.game, reason=game.reason))
+            dropped.append(
+                DroppedRow(
+                    task=number,
+                    game=game.game,
+                    reason=game.reason,
+                    is_late=game.is_late,
+                    num_turns=game.num_turns,
+                    rewards=game.rewards,
+                )
+            )
             continue
         separator = b"," if episodes else b""
         episodes.append(separator + msgspec.json.encode(game))

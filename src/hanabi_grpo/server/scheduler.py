@@ -21,6 +21,7 @@ from jinja2 import TemplateError
 
 from hanabi_grpo.agents.conversation import Conversation
 from hanabi_grpo.agents.served_model import Model, PromptTokens
+from hanabi_grpo.envs.registry import may_block
 from hanabi_grpo.errors import (
     GameParameterError,
     HanabiGrpoError,
@@ -30,7 +31,7 @@ from hanabi_grpo.errors import (
     SettingsError,
     VersionError,
 )
-from hanabi_grpo.rollout.loop import Player, play_episode
+from hanabi_grpo.rollout.loop import Player, Progress, play_episode
 from hanabi_grpo.rollout.messages import (
     ReplyRequest,
     RequestedTask,
@@ -42,7 +43,8 @@ from hanabi_grpo.rollout.sampler import AdapterHandle, SamplingConfig
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.pacing import Places, in_slices
 from hanabi_grpo.server.seats import Tables, wanted_adapters
-from hanabi_grpo.settings.refs import UrlRef, seat_adapter
+from hanabi_grpo.server.workers.pool import LateEpisodeError, WorkerPool
+from hanabi_grpo.settings.refs import ScriptRef, UrlRef, seat_adapter
 from hanabi_grpo.types import DroppedGame, Episode, Reply, ReplyKind
 
 logger = logging.getLogger(__name__)
@@ -92,7 +94,14 @@ class Scheduler:
     """Plays requests on one engine, each game its own coroutine."""
 
     def __init__(
-        self, model: Model, store: AdapterStore, *, games_at_once: int, instance_id: str
+        self,
+        model: Model,
+        store: AdapterStore,
+        *,
+        games_at_once: int,
+        instance_id: str,
+        game_timeout: float,
+        workers: WorkerPool | None = None,
     ) -> None:
         """Begin idle.
 
@@ -101,15 +110,23 @@ class Scheduler:
             store: The adapters that seats may name.
             games_at_once: Most games in play at the same time.
             instance_id: Stamped on every episode; names this server process.
+            game_timeout: Seconds after which a game is dropped.
+            workers: Play what may block; None: one worker each for the session and for guests.
         """
         self.model = model
         self.instance_id = instance_id
         self._store = store
+        self._game_timeout = game_timeout
+        self._workers = workers or WorkerPool(session_workers=1)
         self._places = Places(games_at_once, session_is_alive=lambda: store.ownership.is_alive)
         self.games_in_flight = 0
         self.games_played = 0
         self.games_retried = 0
         self.games_failed = 0
+
+    def close(self) -> None:
+        """End the worker processes."""
+        self._workers.close()
 
     async def run(
         self,
@@ -274,7 +291,7 @@ class Scheduler:
                         players = tables.seat(task)
                         games = []
                         for game in task.games:
-                            coroutine = self._play(place, task, players, game)
+                            coroutine = self._play(place, task, players, game, own=own)
                             games.append(group.create_task(coroutine))
                         started.append(games)
                         group.create_task(_log_group(task, games))
@@ -286,7 +303,13 @@ class Scheduler:
         return played
 
     async def _play(
-        self, place: _Place, task: RequestedTask, players: Sequence[Player], game: int
+        self,
+        place: _Place,
+        task: RequestedTask,
+        players: Sequence[Player],
+        game: int,
+        *,
+        own: bool,
     ) -> Result:
         """Play one game, a second time when the first attempt fails."""
         async with place():
@@ -296,10 +319,14 @@ class Scheduler:
                 has_url = any(isinstance(ref, UrlRef) for ref in task.refs)
                 attempts = 1 if has_url else ATTEMPTS
                 for attempt in range(1, attempts + 1):
-                    result = await self._attempt(task, players, game, attempt, attempts)
+                    result = await self._attempt(
+                        task, players, game, own=own, attempt=attempt, attempts=attempts
+                    )
                     if isinstance(result, Episode):
                         self.games_played += 1
                         return result
+                    if result.is_late:
+                        break
                     if attempt < attempts:
                         self.games_retried += 1
                 self.games_failed += 1
@@ -312,6 +339,8 @@ class Scheduler:
         requested: RequestedTask,
         players: Sequence[Player],
         game: int,
+        *,
+        own: bool,
         attempt: int,
         attempts: int,
     ) -> Result:
@@ -321,6 +350,7 @@ class Scheduler:
             requested: The task of the game.
             players: Who plays, by seat.
             game: Number of the game within its task.
+            own: Whether the session's trainer asks.
             attempt: Which attempt this is, from 1.
             attempts: How many there are at most.
 
@@ -331,18 +361,18 @@ class Scheduler:
             ServerGoneError: The engine is dead.
             ServerError: The engine cancelled a reply.
         """
-        task = requested.task
         where = f"{requested.where}, game {game}"
+        progress = Progress()
         with self._engine_faults(where):
             try:
-                return await play_episode(
-                    task, players, game=game, names=requested.seats, instance_id=self.instance_id
-                )
+                return await self._episode(requested, players, game, progress, own=own)
             except _IMPOSSIBLE:
                 raise
             except Exception as error:
                 if self.model.sampler.is_dead:
                     raise
+                if isinstance(error, LateEpisodeError):
+                    return self._drop_late(requested, game, progress)
                 reason = _reason(error)
                 consequence = "it is dropped" if attempt == attempts else "it is played again"
                 logger.warning(
@@ -353,7 +383,69 @@ class Scheduler:
                     consequence,
                     reason,
                 )
+                task = requested.task
                 return DroppedGame(suite=task.split, seed=task.seed, game=game, reason=reason)
+
+    async def _episode(
+        self,
+        requested: RequestedTask,
+        players: Sequence[Player],
+        game: int,
+        progress: Progress,
+        *,
+        own: bool,
+    ) -> Episode:
+        """Play one game to its end, here or, where something in it may block, in a worker.
+
+        Raises:
+            LateEpisodeError: It was not over in time.
+        """
+        if not _needs_worker(requested):
+            limit = asyncio.timeout(self._game_timeout)
+            try:
+                async with limit:
+                    return await play_episode(
+                        requested.task,
+                        players,
+                        game=game,
+                        names=requested.seats,
+                        instance_id=self.instance_id,
+                        progress=progress,
+                    )
+            except TimeoutError as error:
+                if not limit.expired():
+                    raise
+                raise LateEpisodeError(f"not over after {self._game_timeout:g} s") from error
+        scripts = [ref.name if isinstance(ref, ScriptRef) else None for ref in requested.refs]
+        return await self._workers.play(
+            requested.task,
+            players,
+            scripts=scripts,
+            game=game,
+            names=requested.seats,
+            instance_id=self.instance_id,
+            progress=progress,
+            for_session=own,
+            timeout=self._game_timeout,
+        )
+
+    def _drop_late(self, requested: RequestedTask, game: int, progress: Progress) -> DroppedGame:
+        """Return a game that has not ended in time, with how far it has come."""
+        reason = (
+            f"not over after HANABI_GAME_TIMEOUT={self._game_timeout:g} s, "
+            f"{progress.num_turns} turns taken"
+        )
+        logger.warning("%s, game %d: %s; it is dropped", requested.where, game, reason)
+        task = requested.task
+        return DroppedGame(
+            suite=task.split,
+            seed=task.seed,
+            game=game,
+            reason=reason,
+            is_late=True,
+            num_turns=progress.num_turns,
+            rewards=tuple(progress.rewards),
+        )
 
     @contextlib.contextmanager
     def _engine_faults(self, where: str) -> Iterator[None]:
@@ -382,6 +474,15 @@ class Scheduler:
         return ServerError(
             f"{where}: {reason}, though it is alive; the whole request was ended. Ask again."
         )
+
+
+def _needs_worker(requested: RequestedTask) -> bool:
+    """Tell whether the environment or a script of a task may block."""
+    setup = requested.task.setup
+    slow = setup.environment.slow_policies
+    if any(isinstance(ref, ScriptRef) and ref.name in slow for ref in requested.refs):
+        return True
+    return may_block(setup)
 
 
 def _waiting_scores(wanted: ScoreRequest) -> Iterator[_WaitingScore]:

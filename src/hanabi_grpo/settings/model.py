@@ -240,6 +240,20 @@ class Settings(BaseModel):
         ge=1,
         affects=Affects.MACHINE,
     )
+    game_timeout: float = server(
+        "HANABI_GAME_TIMEOUT",
+        "Seconds until a game that has not ended is dropped, and for each call of its environment.",
+        900.0,
+        gt=0,
+        affects=Affects.MACHINE,
+    )
+    game_workers: int = server(
+        "HANABI_GAME_WORKERS",
+        "Processes for games of environments and scripts that may block.",
+        2,
+        ge=1,
+        affects=Affects.MACHINE,
+    )
     engine_timeout: float = server(
         "HANABI_ENGINE_TIMEOUT",
         "Seconds without an answer until the engine counts as hung.",

@@ -9,7 +9,7 @@ from hanabi_grpo.envs import base
 from hanabi_grpo.envs.hanabi.alarms import ALARMS
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.metrics import step_metrics
-from hanabi_grpo.envs.hanabi.policies import POLICIES
+from hanabi_grpo.envs.hanabi.policies import PLANNERS, POLICIES
 from hanabi_grpo.envs.hanabi.prompts import parse_reply, system_prompt, turn_prompt
 from hanabi_grpo.envs.hanabi.replays.timeline import frames, recorded_table
 from hanabi_grpo.envs.hanabi.rules.actions import format_action, parse_action
@@ -130,6 +130,7 @@ class Hanabi(base.Environment[EnvConfig]):
         name: EnvConfig(preset=name, players=board.players[0]) for name, board in PRESETS.items()
     }
     policies = POLICIES
+    slow_policies = tuple(PLANNERS)
     alarms = ALARMS
 
     def spec(self, config: EnvConfig) -> base.EnvSpec:

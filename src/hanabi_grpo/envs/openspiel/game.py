@@ -343,12 +343,18 @@ class OpenSpiel(base.Environment[OpenSpielConfig]):
         self.roles = tuple(roles)
         self.presets = presets
         self.policies = policies
+        # All others search or solve.
+        self.slow_policies = frozenset(policies) - {"random"}
         self.teachers = teachers
         self.teacher_noise = teacher_noise
         first_preset = next(iter(presets.values()))
         self.Config = type(first_preset)
         self._last_facts = (first_preset, facts(first_preset.game()))
         """The facts of the config of the last `reset`: most come with the same config again."""
+
+    def may_block(self, config: OpenSpielConfig) -> bool:
+        """Return False: OpenSpiel's states compute within microseconds."""
+        return False
 
     def spec(self, config: OpenSpielConfig) -> base.EnvSpec:
         game = load(config.game())

@@ -16,6 +16,7 @@ from hanabi_grpo.envs.workflows.config import (
 from hanabi_grpo.envs.workflows.game import DebateGame, PioneerObserverGame, VoteGame, WorkflowGame
 from hanabi_grpo.envs.workflows.problems import (
     CHAIN_SUM,
+    REASONING_GYM,
     Problem,
     Source,
     draw_problem,
@@ -74,6 +75,10 @@ class Workflow(base.Environment[C], Generic[C]):
     def source(self, config: C) -> Source:
         """Return where the problems come from; SettingsError where they cannot be had."""
         return load_source(config.problems, config.chain_terms, config.chain_highest)
+
+    def may_block(self, config: C) -> bool:
+        """Return True for reasoning-gym, some of whose problems take seconds to make."""
+        return config.problems.startswith(REASONING_GYM)
 
     def problem(self, config: C, *, split: str, seed: int) -> Problem:
         """Return the problem of a start."""

@@ -1,0 +1,118 @@
+"""What the server and a worker process send each other: frames of MessagePack over a socket."""
+
+import asyncio
+from typing import Any, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from hanabi_grpo.types import Episode, Reply
+
+_LENGTH_BYTES = 4
+"""Of a frame's length, big endian, before its content."""
+
+
+class Start(Struct, frozen=True, kw_only=True, tag="start"):
+    """To the worker: play an episode."""
+
+    number: int
+    """Of the episode in this worker; every other message about it carries the same."""
+    env: str
+    env_config: dict[str, Any]
+    split: str
+    seed: int
+    game: int
+    """Number within the task's group."""
+    scripts: tuple[str | None, ...]
+    """Per seat the script that plays it in the worker; None: it is asked for in the server."""
+    names: tuple[str, ...]
+    """Per seat the reference of its policy, for the record."""
+    instance_id: str
+
+
+class Answer(Struct, frozen=True, kw_only=True, tag="answer"):
+    """To the worker: the reply that it asked for."""
+
+    number: int
+    seat: int
+    reply: Reply
+
+
+class Cancel(Struct, frozen=True, kw_only=True, tag="cancel"):
+    """To the worker: nobody waits for the episode any more."""
+
+    number: int
+
+
+class Running(Struct, frozen=True, kw_only=True, tag="running"):
+    """From the worker: code of an episode begins to run; until `Resting` it may block."""
+
+    number: int
+
+
+class Resting(Struct, frozen=True, kw_only=True, tag="resting"):
+    """From the worker: that code has returned; also the first message, when it has started."""
+
+
+class Ask(Struct, frozen=True, kw_only=True, tag="ask"):
+    """From the worker: a seat of a model has to reply."""
+
+    number: int
+    seat: int
+    message: str
+    window: int | None
+    """Turns that the player remembers, see `EnvConfig.window`."""
+    num_turns: int
+    """Turns of the episode so far."""
+    rewards: tuple[float, ...]
+    """What each player has got so far."""
+
+
+class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
+    """From the worker: the episode is over."""
+
+    number: int
+    episode: Episode
+
+
+class Failed(Struct, frozen=True, kw_only=True, tag="failed"):
+    """From the worker: the episode ended with an exception."""
+
+    number: int
+    kind: str
+    """Name of the exception's class."""
+    message: str
+
+
+ToWorker: TypeAlias = Start | Answer | Cancel
+FromWorker: TypeAlias = Running | Resting | Ask | Ended | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+_to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+_from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+
+
+def write(writer: asyncio.StreamWriter, message: ToWorker | FromWorker) -> None:
+    """Send a message; what the socket does not take at once is kept until it does."""
+    content = _encoder.encode(message)
+    writer.write(len(content).to_bytes(_LENGTH_BYTES) + content)
+
+
+async def read_to_worker(reader: asyncio.StreamReader) -> ToWorker | None:
+    """Return the next message to a worker; None at the end of the connection."""
+    content = await _read_frame(reader)
+    return None if content is None else _to_worker.decode(content)
+
+
+async def read_from_worker(reader: asyncio.StreamReader) -> FromWorker | None:
+    """Return the next message from a worker; None at the end of the connection."""
+    content = await _read_frame(reader)
+    return None if content is None else _from_worker.decode(content)
+
+
+async def _read_frame(reader: asyncio.StreamReader) -> bytes | None:
+    try:
+        length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES))
+        return await reader.readexactly(length)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None

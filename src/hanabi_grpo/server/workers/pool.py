@@ -1,0 +1,422 @@
+"""The server's side of worker processes: which worker plays what, and what becomes of a stuck one.
+
+A worker that runs code of one episode for longer than `PATIENCE` is *blocked*. Its other episodes
+move to another worker at once. The episode itself may go on until its time limit
+(HANABI_GAME_TIMEOUT); then the worker is killed with it. The clock of an episode stands still while
+it waits for a worker, or behind another episode's call.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hanabi_grpo import errors
+from hanabi_grpo.envs.base import Observation, Task
+from hanabi_grpo.errors import HanabiGrpoError, ServerError
+from hanabi_grpo.rollout.loop import Player, PlayerSeat, Progress
+from hanabi_grpo.server.workers.messages import (
+    Answer,
+    Ask,
+    Cancel,
+    Ended,
+    Failed,
+    FromWorker,
+    Resting,
+    Running,
+    Start,
+    read_from_worker,
+    write,
+)
+from hanabi_grpo.types import Episode, Reply
+
+logger = logging.getLogger(__name__)
+
+PATIENCE = 0.25
+"""Seconds for which one episode may keep its worker from the others."""
+MAX_BLOCKED = 4
+"""Processes that may exist for each worker, the blocked ones among them."""
+_START_SECONDS = 120.0
+"""For a new process to have imported what it needs."""
+_LOOK_SECONDS = 0.05
+"""Between two looks at what runs."""
+_MODULE = "hanabi_grpo.server.workers.process"
+
+
+class _MovedError(Exception):
+    """The episode has to go on in another worker."""
+
+
+class EpisodeFailedError(RuntimeError):
+    """An episode that ended with an exception of the environment, or with its worker."""
+
+
+class LateEpisodeError(Exception):
+    """An episode that was not over in time."""
+
+
+class _AskedMessage(Observation):
+    """What a model is told on its turn, as the worker has sent it: the message alone."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, ask: Ask) -> None:
+        """Hold the message of an `Ask`."""
+        self._text = ask.message
+        self.player = ask.seat
+        self.window = ask.window
+
+    def message(self) -> str:
+        """Return the message; the worker has chosen which one by `window`."""
+        return self._text
+
+
+@dataclass(slots=True, kw_only=True)
+class _Call:
+    """One turn of a model's seat: what it was told, and its reply, once there is one."""
+
+    message: str
+    reply: asyncio.Task[Reply]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Play:
+    """An episode in play, wherever it is."""
+
+    task: Task[Any]
+    game: int
+    names: tuple[str, ...]
+    scripts: tuple[str | None, ...]
+    instance_id: str
+    seats: tuple[PlayerSeat | None, ...]
+    """Per seat who replies in the server; None: a script in the worker."""
+    progress: Progress
+    calls: tuple[list[_Call], ...]
+    """Per seat its turns so far. They stay when the episode moves, so that it is played again by
+    the same replies."""
+    num_asked: list[int]
+    """Per seat how many of these turns the present worker has asked for."""
+    result: "asyncio.Future[Episode]"
+    """What comes of it in the present worker."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Worker:
+    """One worker process."""
+
+    process: asyncio.subprocess.Process
+    writer: asyncio.StreamWriter
+    for_session: bool
+    """Whether it plays for the session's trainer; else for guests."""
+    plays: dict[int, _Play] = field(default_factory=dict)
+    """Its episodes by number."""
+    is_ready: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once it has started, and when it has ended."""
+    running: int | None = None
+    """Number of the episode whose code runs now."""
+    running_since: float = 0.0
+    is_closed: bool = False
+    """It has ended, or is being ended."""
+    watch: "asyncio.Task[None] | None" = None
+    """Reads what it sends."""
+
+    def is_blocked(self, now: float) -> bool:
+        """Tell whether one episode keeps the worker from its others."""
+        return self.running is not None and now - self.running_since > PATIENCE
+
+
+class WorkerPool:
+    """Worker processes, started when they are first needed. Used from one event loop."""
+
+    def __init__(self, *, session_workers: int, guest_workers: int = 1) -> None:
+        """Start nothing yet.
+
+        Args:
+            session_workers: Workers for the session's trainer. While one of them is blocked,
+                another may be started in its place.
+            guest_workers: Workers for everybody else.
+        """
+        self._limits = {True: session_workers, False: guest_workers}
+        self._workers: list[_Worker] = []
+        self._numbers = itertools.count()
+        self._start_lock = asyncio.Lock()
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def play(
+        self,
+        task: Task[Any],
+        players: Sequence[Player],
+        *,
+        scripts: Sequence[str | None],
+        game: int,
+        names: Sequence[str],
+        instance_id: str,
+        progress: Progress,
+        for_session: bool,
+        timeout: float,
+    ) -> Episode:
+        """Play one episode in a worker, as `rollout.loop.play_episode` does.
+
+        When its time is over, or the caller is cancelled, while code of the episode blocks its
+        worker, the worker is killed.
+
+        Args:
+            task: Start of the episode.
+            players: One per seat; those of scripts are not asked.
+            scripts: Per seat the name of the script that plays it, None: a model.
+            game: Number of the episode within the task's group.
+            names: The policy of each seat, for the record.
+            instance_id: Identifier of the server process, for the record.
+            progress: Is kept up to date at every reply.
+            for_session: Whether the session's trainer asks.
+            timeout: Seconds that the episode may take.
+
+        Raises:
+            LateEpisodeError: It was not over in time.
+            EpisodeFailedError: The environment raised, or its process died.
+            HanabiGrpoError: The environment or a player raised this error.
+        """
+        seats: list[PlayerSeat | None] = []
+        for seat, player in enumerate(players):
+            is_model = scripts[seat] is None
+            seats.append(player.seat(seat, task=task, game=game) if is_model else None)
+        play = _Play(
+            task=task,
+            game=game,
+            names=tuple(names),
+            scripts=tuple(scripts),
+            instance_id=instance_id,
+            seats=tuple(seats),
+            progress=progress,
+            calls=tuple([] for _ in seats),
+            num_asked=[0] * len(seats),
+            result=asyncio.get_running_loop().create_future(),
+        )
+        remaining = timeout
+        try:
+            while True:
+                worker = await self._choose(for_session)
+                start = time.monotonic()
+                limit = asyncio.timeout(remaining)
+                try:
+                    async with limit:
+                        return await self._play_in(worker, play)
+                except _MovedError:
+                    # What came after was another episode's time.
+                    remaining -= max(0.0, worker.running_since - start)
+                except TimeoutError as error:
+                    if not limit.expired():
+                        raise
+                    raise LateEpisodeError(f"not over after {timeout:g} s") from error
+        finally:
+            calls = [call.reply for seat_calls in play.calls for call in seat_calls]
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+
+    async def _play_in(self, worker: _Worker, play: _Play) -> Episode:
+        """Play an episode in one worker; raises `_MovedError` when it has to go on elsewhere."""
+        number = next(self._numbers)
+        play.num_asked = [0] * len(play.seats)
+        play.result = asyncio.get_running_loop().create_future()
+        worker.plays[number] = play
+        start = Start(
+            number=number,
+            env=play.task.environment.name,
+            env_config=play.task.config.model_dump(mode="json"),
+            split=play.task.split,
+            seed=play.task.seed,
+            game=play.game,
+            scripts=play.scripts,
+            names=play.names,
+            instance_id=play.instance_id,
+        )
+        write(worker.writer, start)
+        try:
+            return await play.result
+        except asyncio.CancelledError:
+            if worker.running == number and worker.is_blocked(time.monotonic()):
+                logger.warning(
+                    "worker %d: killed, because a call of %s has not returned for %.1f s",
+                    worker.process.pid,
+                    play.task.environment.name,
+                    time.monotonic() - worker.running_since,
+                )
+                self._end(worker)
+            raise
+        finally:
+            worker.plays.pop(number, None)
+            if not worker.is_closed:
+                write(worker.writer, Cancel(number=number))
+
+    async def _choose(self, for_session: bool) -> _Worker:
+        """Return the worker with the fewest episodes that is not blocked; starts one if needed.
+
+        Waits while all that may be started are blocked.
+        """
+        limit = self._limits[for_session]
+        while True:
+            async with self._start_lock:
+                now = time.monotonic()
+                own = [worker for worker in self._workers if worker.for_session == for_session]
+                free = [worker for worker in own if not worker.is_blocked(now)]
+                if len(free) < limit and len(own) < MAX_BLOCKED * limit:
+                    free.append(await self._start(for_session))
+                if free:
+                    return min(free, key=lambda worker: len(worker.plays))
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _start(self, for_session: bool) -> _Worker:
+        ours, theirs = socket.socketpair()
+        # What is importable here is importable there, however it came about.
+        environ = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                _MODULE,
+                str(theirs.fileno()),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                env=environ,
+            )
+        finally:
+            theirs.close()
+        reader, writer = await asyncio.open_connection(sock=ours)
+        worker = _Worker(process=process, writer=writer, for_session=for_session)
+        worker.watch = asyncio.create_task(self._read(worker, reader))
+        self._workers.append(worker)
+        if self._watcher is None:
+            self._watcher = asyncio.create_task(self._move_from_blocked())
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                await worker.is_ready.wait()
+        except BaseException:
+            self._end(worker)
+            raise
+        if worker.is_closed:
+            raise EpisodeFailedError("a worker process did not start; the server's log says why")
+        return worker
+
+    async def _read(self, worker: _Worker, reader: asyncio.StreamReader) -> None:
+        """Do what a worker's messages say, until it ends."""
+        while (message := await read_from_worker(reader)) is not None:
+            self._receive(worker, message)
+        code = await worker.process.wait()
+        culprit = worker.running
+        self._end(worker)
+        for number, play in list(worker.plays.items()):
+            if play.result.done():
+                continue
+            if number == culprit or culprit is None:
+                reason = f"the process that played it died ({_how_it_ended(code)})"
+                play.result.set_exception(EpisodeFailedError(reason))
+            else:
+                play.result.set_exception(_MovedError())
+
+    def _receive(self, worker: _Worker, message: FromWorker) -> None:
+        match message:
+            case Running():
+                worker.running = message.number
+                worker.running_since = time.monotonic()
+            case Resting():
+                worker.running = None
+                worker.is_ready.set()
+            case Ask():
+                play = worker.plays.get(message.number)
+                if play is not None:
+                    self._ask(worker, play, message)
+            case Ended():
+                play = worker.plays.get(message.number)
+                if play is not None and not play.result.done():
+                    play.result.set_result(message.episode)
+            case Failed():
+                play = worker.plays.get(message.number)
+                if play is not None and not play.result.done():
+                    play.result.set_exception(_error(message))
+
+    def _ask(self, worker: _Worker, play: _Play, ask: Ask) -> None:
+        """Ask a seat in the server, or take the reply that it gave before the episode moved."""
+        play.progress.num_turns = ask.num_turns
+        play.progress.rewards = list(ask.rewards)
+        calls = play.calls[ask.seat]
+        index = play.num_asked[ask.seat]
+        play.num_asked[ask.seat] += 1
+        if index == len(calls):
+            seat = play.seats[ask.seat]
+            if seat is None:
+                raise RuntimeError(f"seat {ask.seat} is a script's, which the worker plays itself")
+            reply = asyncio.ensure_future(seat.reply(_AskedMessage(ask)))
+            calls.append(_Call(message=ask.message, reply=reply))
+        call = calls[index]
+        if call.message != ask.message:
+            reason = (
+                f"{play.task.environment.name}: the same task and replies gave another message "
+                f"to seat {ask.seat} when the episode was played again"
+            )
+            if not play.result.done():
+                play.result.set_exception(EpisodeFailedError(reason))
+            return
+
+        def answer(reply: asyncio.Task[Reply]) -> None:
+            if worker.plays.get(ask.number) is not play or play.result.done():
+                return
+            if reply.cancelled():
+                play.result.set_exception(ServerError("the engine cancelled a reply"))
+            elif (error := reply.exception()) is not None:
+                play.result.set_exception(error)
+            elif not worker.is_closed:
+                write(worker.writer, Answer(number=ask.number, seat=ask.seat, reply=reply.result()))
+
+        call.reply.add_done_callback(answer)
+
+    async def _move_from_blocked(self) -> None:
+        """Move the other episodes away from workers that one episode blocks."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            now = time.monotonic()
+            for worker in self._workers:
+                if not worker.is_blocked(now):
+                    continue
+                for number, play in list(worker.plays.items()):
+                    if number != worker.running and not play.result.done():
+                        play.result.set_exception(_MovedError())
+
+    def _end(self, worker: _Worker) -> None:
+        if worker.is_closed:
+            return
+        worker.is_closed = True
+        worker.is_ready.set()
+        self._workers.remove(worker)
+        worker.writer.close()
+        with contextlib.suppress(ProcessLookupError):
+            worker.process.kill()
+
+    def close(self) -> None:
+        """End all workers."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+        for worker in list(self._workers):
+            self._end(worker)
+
+
+def _error(failed: Failed) -> Exception:
+    """Return what a worker's error is here: one of ours by its class, else what it was called."""
+    kind = getattr(errors, failed.kind, None)
+    if isinstance(kind, type) and issubclass(kind, HanabiGrpoError):
+        return kind(failed.message)
+    return EpisodeFailedError(f"{failed.kind}: {failed.message}")
+
+
+def _how_it_ended(code: int) -> str:
+    if code < 0:
+        return f"signal {signal.Signals(-code).name}"
+    return f"exit code {code}"

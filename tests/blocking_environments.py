@@ -1,0 +1,98 @@
+"""Environments of another package in some of whose episodes a call never returns, or worse."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from hanabi_grpo.envs import base
+from toy_environments import GUESS, Guess, GuessGame, ToyConfig
+
+PERIOD = 100
+"""One task of so many is a trap."""
+TRAP = 7
+"""Seed of the first trap; the others follow in steps of `PERIOD`."""
+
+
+class TrapGame(GuessGame):
+    """`GuessGame`, but the second guess of a trap is its last."""
+
+    def __init__(self, config: ToyConfig, number: int, spring: Callable[[], object] | None) -> None:
+        super().__init__(config, number)
+        self.spring = spring
+
+    def to_act(self) -> tuple[int, ...]:
+        # Nobody ever guesses right, so that all games have the same length.
+        return () if len(self.guesses) == 4 else (0,)
+
+    def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
+        if len(self.guesses) == 1 and self.spring is not None:
+            self.spring()
+        rewards = super().step(actions)
+        return [{**rewards[0], "guess": 0.25}]
+
+
+class Trap(Guess):
+    """An environment whose traps do something that no environment should do."""
+
+    def __init__(self, name: str, spring: Callable[[], object]) -> None:
+        self.name = name
+        self.spring = spring
+
+    def spec(self, config: ToyConfig) -> base.EnvSpec:
+        spec = GUESS.spec(config)
+        return base.EnvSpec(
+            env=self.name,
+            preset=spec.preset,
+            hash=base.stable_hash(self.name),
+            num_players=1,
+            roles=spec.roles,
+            payoff="general",
+            max_turns=8,
+            return_range=(0.0, 2.0),
+            bad_reply="skip",
+        )
+
+    def reset(self, config: ToyConfig, *, split: str, seed: int) -> TrapGame:
+        number = GUESS.reset(config, split="train", seed=seed).number
+        is_trap = seed % PERIOD == TRAP
+        return TrapGame(config, number, self.spring if is_trap else None)
+
+
+def _sleep_for_ever() -> None:
+    while True:
+        time.sleep(1000)
+
+
+def _compute_for_ever() -> None:
+    while True:
+        pass
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+SLEEPS = Trap("sleeps", _sleep_for_ever)
+COMPUTES = Trap("computes", _compute_for_ever)
+DIES = Trap("dies", _die)
+SLOW = Trap("slow", lambda: time.sleep(1.0))
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install the environments as an installed package would be, also for child processes."""
+    info = folder / "traps-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: traps\nVersion: 1.0\n")
+    lines = ["[hanabi_grpo.environments]"]
+    for name in ("sleeps", "computes", "dies", "slow"):
+        lines.append(f"{name} = blocking_environments:{name.upper()}")
+    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    monkeypatch.syspath_prepend(str(folder))
+    tests = str(Path(__file__).parent)
+    if tests not in sys.path:
+        monkeypatch.syspath_prepend(tests)

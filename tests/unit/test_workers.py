@@ -1,0 +1,223 @@
+"""Games that may block are played in processes of their own, and one that hangs costs only itself.
+
+The worker processes are real; the engine is the tests' own.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+import blocking_environments
+from fake_engine import CHAT, SAMPLING, FakeEngine, make_scheduler, sample
+from hanabi_grpo.envs.registry import may_block, setup
+from hanabi_grpo.errors import ServerError
+from hanabi_grpo.rollout.messages import RequestedTask, RolloutRequest, read_tasks
+from hanabi_grpo.rollout.sampler import AdapterHandle, Sample, SamplingConfig
+from hanabi_grpo.server.scheduler import Scheduler
+from hanabi_grpo.server.workers.pool import WorkerPool
+from hanabi_grpo.types import DroppedGame, Episode
+
+TRAP = blocking_environments.TRAP
+GAME_TIMEOUT = 3.0
+
+
+class CountingEngine(FakeEngine):
+    """Replies with the number of its words, a little later, and counts its calls."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        super().__init__()
+        self.num_calls = 0
+        self.seconds = seconds
+
+    async def generate(
+        self,
+        prompt_ids: list[int],
+        sampling: SamplingConfig,
+        adapter: AdapterHandle | None,
+        game: int | None = None,
+    ) -> Sample:
+        self.num_calls += 1
+        await asyncio.sleep(self.seconds)
+        return sample("Hint R")
+
+
+@pytest.fixture(autouse=True)
+def _traps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocking_environments.install(tmp_path, monkeypatch)
+
+
+def tasks_of(
+    env: str, seeds: range, *, num_games: int = 1, seats: tuple[str, ...] = ("base",)
+) -> list[RequestedTask]:
+    config = dict(setup(env, {"preset": "toy"}).config)
+    rows = []
+    for seed in seeds:
+        rows.append({"env": env, "env_config": config, "suite": "train", "seed": seed})
+    request = {
+        "tasks": rows,
+        "num_games": num_games,
+        "max_tokens": 4,
+        "temperature": 1.0,
+        "seats": seats,
+    }
+    return read_tasks(msgspec.convert(request, RolloutRequest))
+
+
+def run(
+    scenario: Callable[[Scheduler], Awaitable[Any]],
+    engine: FakeEngine,
+    *,
+    session_workers: int = 2,
+    game_timeout: float = GAME_TIMEOUT,
+) -> Any:
+    """Run a scenario on a scheduler with real workers, and check that none is left behind."""
+
+    async def with_scheduler() -> Any:
+        scheduler = make_scheduler(
+            engine,
+            games_at_once=256,
+            game_timeout=game_timeout,
+            workers=WorkerPool(session_workers=session_workers, guest_workers=session_workers),
+        )
+        try:
+            return await scenario(scheduler)
+        finally:
+            scheduler.close()
+            await asyncio.sleep(0.05)
+
+    result = asyncio.run(asyncio.wait_for(with_scheduler(), 60))
+    children = psutil.Process().children()
+    _, alive = psutil.wait_procs(children, timeout=5)
+    assert [child for child in alive if "workers.process" in " ".join(child.cmdline())] == []
+    return result
+
+
+def test_games_of_other_packages_and_slow_scripts_may_block_and_ours_do_not() -> None:
+    assert may_block(setup("sleeps", {"preset": "toy"}))
+    assert not may_block(setup("hanabi", {"preset": "laptop"}))
+    assert not may_block(setup("kuhn_poker", {"preset": "kuhn_poker"}))
+    assert may_block(setup("vote", {"preset": "vote", "problems": "reasoning-gym:leg_counting"}))
+    assert not may_block(setup("vote", {"preset": "vote"}))
+
+
+def test_an_episode_of_a_worker_is_the_one_that_the_server_would_have_played(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def play(scheduler: Scheduler) -> list[list[Any]]:
+        return await scheduler.run(tasks_of("sleeps", range(3), num_games=2), SAMPLING)
+
+    engine = CountingEngine()
+    in_worker = run(play, engine)
+    assert engine.num_calls == 3 * 2 * 4
+    monkeypatch.setattr("hanabi_grpo.server.scheduler.may_block", lambda setup: False)
+    assert in_worker == run(play, CountingEngine())
+    [[first, *_], *_] = in_worker
+    assert first.turns[1].reply_ids == sample("Hint R").ids
+    assert first.turns[1].reply == CHAT.decode(list(sample("Hint R").ids))
+
+
+@pytest.mark.parametrize("env", ["sleeps", "computes"])
+def test_a_call_that_never_returns_costs_its_own_game_and_nothing_is_sampled_twice(
+    env: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def play(scheduler: Scheduler) -> tuple[list[list[Any]], float]:
+        # Workers start, which is not what is measured.
+        await scheduler.run(tasks_of(env, range(2), num_games=2), SAMPLING)
+        start = time.perf_counter()
+        games = await scheduler.run(tasks_of(env, range(20), num_games=2), SAMPLING)
+        return games, time.perf_counter() - start
+
+    engine = CountingEngine(seconds=0.01)
+    games, seconds = run(play, engine)
+    for seed, group in enumerate(games):
+        if seed != TRAP:
+            assert [type(game) for game in group] == [Episode] * 2
+            continue
+        for number, game in enumerate(group):
+            assert game == DroppedGame(
+                suite="train",
+                seed=TRAP,
+                game=number,
+                reason="not over after HANABI_GAME_TIMEOUT=3 s, 1 turns taken",
+                is_late=True,
+                num_turns=1,
+                rewards=(-0.25,),
+            )
+    # Four calls of each whole game and two of each trap, though games have moved between workers.
+    assert engine.num_calls == 2 * 2 * 4 + 19 * 2 * 4 + 2 * 2
+    assert seconds < 2 * GAME_TIMEOUT
+    assert "killed, because a call of" in caplog.text
+
+
+def test_others_go_on_at_once_while_one_call_blocks_a_worker() -> None:
+    async def play(scheduler: Scheduler) -> tuple[float, float]:
+        await scheduler.run(tasks_of("slow", range(2), num_games=2), SAMPLING)
+
+        async def seconds_of(*tasks: RequestedTask) -> float:
+            start = time.perf_counter()
+            await scheduler.run(tasks, SAMPLING)
+            return time.perf_counter() - start
+
+        slow = tasks_of("slow", range(TRAP, TRAP + 1))
+        others = tasks_of("slow", range(6), num_games=4)
+        return tuple(await asyncio.gather(seconds_of(*slow), seconds_of(*others)))
+
+    slow, others = run(play, CountingEngine(seconds=0.01))
+    assert slow >= 1.0
+    assert others < slow
+
+
+def test_a_worker_that_dies_costs_the_game_that_killed_it_and_no_other() -> None:
+    async def play(scheduler: Scheduler) -> list[list[Any]]:
+        return await scheduler.run(tasks_of("dies", range(TRAP - 3, TRAP + 3)), SAMPLING)
+
+    games = run(play, CountingEngine(seconds=0.01))
+    kinds = [type(game) for [game] in games]
+    assert kinds == [Episode, Episode, Episode, DroppedGame, Episode, Episode]
+    assert games[3][0].reason == (
+        "EpisodeFailedError: the process that played it died (signal SIGSEGV)"
+    )
+
+
+def test_an_error_of_the_environment_keeps_its_class_and_a_request_of_errors_alone_fails() -> None:
+    async def play(scheduler: Scheduler) -> None:
+        await scheduler.run(tasks_of("dies", range(TRAP, TRAP + 1)), SAMPLING)
+
+    with pytest.raises(ServerError, match=r"all 1 games failed.*signal SIGSEGV"):
+        run(play, CountingEngine())
+
+
+def test_a_cancelled_request_ends_its_games_in_workers() -> None:
+    async def play(scheduler: Scheduler) -> int:
+        request = asyncio.ensure_future(
+            scheduler.run(tasks_of("sleeps", range(TRAP, TRAP + 1)), SAMPLING)
+        )
+        await asyncio.sleep(1.5)
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        # The next request is not held up by what the cancelled one has left.
+        [[game]] = await scheduler.run(tasks_of("sleeps", range(1)), SAMPLING)
+        assert isinstance(game, Episode)
+        return scheduler.games_in_flight
+
+    assert run(play, CountingEngine(), session_workers=1, game_timeout=30) == 0
+
+
+def test_a_slow_game_of_the_servers_own_is_dropped_in_time_too() -> None:
+    async def play(scheduler: Scheduler) -> Any:
+        from fake_engine import task
+        from fake_engine import tasks_of as hanabi_tasks
+
+        engine.seconds = 0.2
+        return await scheduler.run(hanabi_tasks(task(3)), SAMPLING)
+
+    engine = CountingEngine()
+    with pytest.raises(ServerError, match=r"not over after HANABI_GAME_TIMEOUT=0\.5 s, 2 turns"):
+        run(play, engine, game_timeout=0.5)
