@@ -14,6 +14,8 @@ from toy_environments import GUESS, Guess, GuessGame, ToyConfig
 
 PERIOD = 100
 """One task of so many is a trap."""
+SLOW_SECONDS = 2.0
+"""How long a call takes in the traps of "slow"."""
 TRAP = 7
 """Seed of the first trap; the others follow in steps of `PERIOD`."""
 
@@ -80,7 +82,7 @@ def _die() -> None:
 SLEEPS = Trap("sleeps", _sleep_for_ever)
 COMPUTES = Trap("computes", _compute_for_ever)
 DIES = Trap("dies", _die)
-SLOW = Trap("slow", lambda: time.sleep(1.0))
+SLOW = Trap("slow", lambda: time.sleep(SLOW_SECONDS))
 
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

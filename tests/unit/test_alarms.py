@@ -27,6 +27,7 @@ HEALTHY_TEAM = {
     "kl": 0.1,
     "clip_ratio/region_mean": 0.05,
     "flat_group_share": 0.15,
+    "late/length_effect": 0.1,
     "share/play": 0.35,
     "share/hint": 0.45,
     "hint_bits": 0.25,
@@ -62,6 +63,7 @@ BAD = {
     "kl": 3.0,
     "clip": 0.6,
     "flat_groups": 1.0,
+    "late_games": 0.8,
 }
 """Per alarm a value of its figure that raises it."""
 

@@ -221,6 +221,21 @@ GENERAL: tuple[Alarm, ...] = (
         do="A lower LEARNING_RATE, or fewer updates on the same games.",
     ),
     Alarm(
+        name="late_games",
+        figure="late/length_effect",
+        title="correlation of length and reward in steps with late games",
+        raise_at=0.3,
+        clear_at=0.2,
+        means=(
+            "games are dropped because they take too long, and long games earn more or less than "
+            "short ones: what is left is no fair sample."
+        ),
+        do=(
+            "Raise HANABI_GAME_TIMEOUT, or look for what makes games slow (the server's log names "
+            "them); until then read scores with care."
+        ),
+    ),
+    Alarm(
         name="flat_groups",
         figure="flat_group_share",
         title="share of zero-variance groups",

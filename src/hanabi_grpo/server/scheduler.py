@@ -166,7 +166,8 @@ class Scheduler:
     ) -> None:
         games = [game for group in played for game in group]
         dropped = [game for game in games if isinstance(game, DroppedGame)]
-        if len(dropped) < len(games):
+        # Late games are no fault of this server or model: the next tasks may be faster.
+        if len(dropped) < len(games) or any(game.is_late for game in dropped):
             return
         raise ServerError(
             f"all {len(dropped)} games failed, so this is not a transient error; the first, "

@@ -21,6 +21,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType, broadcast_object_list, gather_object
 
 from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.rollout.datasets import training_rows
 from hanabi_grpo.runs.resume import TRAINER_STATE
 from hanabi_grpo.settings import Settings, batch_plan
@@ -35,6 +36,12 @@ from hanabi_grpo.training.checkpoint import (
 from hanabi_grpo.training.estimators import EstimatorContext, LearnedValues, make_estimator
 from hanabi_grpo.training.fleet_link import Link
 from hanabi_grpo.training.isolation import PlayerGuard, PlayerSchedule
+from hanabi_grpo.training.late_games import (
+    late_figures,
+    late_tasks,
+    read_late_tasks,
+    remember_late_tasks,
+)
 from hanabi_grpo.training.learned.value_learner import ValueLearner, make_learners
 from hanabi_grpo.training.loss import LOSS_METRICS, PolicyLoss, add_entropy_bonus, mean_logprobs
 from hanabi_grpo.training.micro_batch import MicroBatch
@@ -177,7 +184,11 @@ class TrainingRun:
         self._validation = parts.validation
         self._rows = training_rows(settings)
         self._plan = batch_plan(settings)
-        self._tasks = TaskDataset(self._rows, parts.max_steps * self._plan.tasks)
+        # Only a resumed run finds such a file.
+        late = read_late_tasks(parts.link.run_folder)
+        if late:
+            logger.info("%d tasks whose games were late before are replaced by others", len(late))
+        self._tasks = TaskDataset(self._rows, parts.max_steps * self._plan.tasks, late)
         self._loss = PolicyLoss(settings)
         self._ahead = PlayAhead(parts.link, self._policy.adapter_names)
         self._metrics = StepMetrics()
@@ -356,6 +367,7 @@ class TrainingRun:
             games = self._ahead.take(tasks, version)
             if self._settings.overlap and step + 1 < self._parts.max_steps:
                 self._ahead.ask(self._tasks.of_step(step + 1, self._plan.tasks), version)
+            self._remember_late_tasks(tasks, games)
             seats = SeatAssignment.at_version(
                 self._settings,
                 self._policy.adapter_names,
@@ -379,6 +391,7 @@ class TrainingRun:
             )
         played = _broadcast(played)
         self._metrics.add(played.used.metrics)
+        self._metrics.add(late_figures(played.used.drawn, played.games.result.dropped))
         self._metrics.add(
             self._recorder.record(played.used, version, played.seats.seats, played.partner_names)
         )
@@ -390,6 +403,16 @@ class TrainingRun:
                 }
             )
         return played
+
+    def _remember_late_tasks(self, tasks: Sequence[TaskRow], games: StepGames) -> None:
+        numbers = late_tasks(tasks, games.result.groups, games.result.dropped)
+        if not numbers:
+            return
+        try:
+            remember_late_tasks(self._parts.link.run_folder, numbers)
+        except OSError as error:
+            # A full disk; a resumed run would draw the tasks again.
+            logger.warning("late tasks cannot be noted: %s", error)
 
     # Learning
 

@@ -6,9 +6,12 @@ from torch.utils.data import Dataset
 
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.rollout.dataset_rows import DatasetRow, TaskRow
-from hanabi_grpo.rollout.datasets import tasks
+from hanabi_grpo.rollout.datasets import further_task, tasks
 from hanabi_grpo.settings.refs import AdapterRef, ScriptRef, SeatRef, UrlRef, parse_seat
 from hanabi_grpo.types import Episode, Turn, player_name
+
+_REPLACEMENT = 15
+"""Which further task is played in the place of a replaced one; resampling begins with the first."""
 
 
 class TaskDataset(Dataset[TaskRow]):
@@ -18,20 +21,32 @@ class TaskDataset(Dataset[TaskRow]):
     dataset of this length; the loop asks for the tasks of a step.
     """
 
-    def __init__(self, rows: list[DatasetRow], num_tasks: int) -> None:
-        """Wrap dataset rows; `num_tasks` is steps × tasks per step."""
+    def __init__(
+        self, rows: list[DatasetRow], num_tasks: int, replaced: frozenset[int] = frozenset()
+    ) -> None:
+        """Wrap dataset rows.
+
+        Args:
+            rows: The rows of a run.
+            num_tasks: Steps × tasks per step.
+            replaced: Numbers of tasks in whose place others are played, see `late_games`.
+        """
         self._rows = rows
         self._num_tasks = num_tasks
+        self._replaced = replaced
 
     def __len__(self) -> int:
         return self._num_tasks
 
     def __getitem__(self, number: int) -> TaskRow:
+        if number in self._replaced:
+            return further_task(self._rows, number, _REPLACEMENT)
         return tasks(self._rows, number, 1)[0]
 
     def of_step(self, step: int, tasks_per_step: int) -> list[TaskRow]:
         """Return the tasks of a step, counted from 0, in order."""
-        return tasks(self._rows, step * tasks_per_step, tasks_per_step)
+        first = step * tasks_per_step
+        return [self[number] for number in range(first, first + tasks_per_step)]
 
 
 def check_stamps(group: Sequence[Episode], seats: Sequence[str], instance_id: str) -> None:

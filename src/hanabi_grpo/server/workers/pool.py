@@ -46,6 +46,8 @@ MAX_BLOCKED = 4
 """Processes that may exist for each worker, the blocked ones among them."""
 _START_SECONDS = 120.0
 """For a new process to have imported what it needs."""
+_MAX_FAILED_STARTS = 3
+"""Processes in a row that end before they have started, after which episodes fail."""
 _LOOK_SECONDS = 0.05
 """Between two looks at what runs."""
 _MODULE = "hanabi_grpo.server.workers.process"
@@ -145,9 +147,16 @@ class WorkerPool:
             guest_workers: Workers for everybody else.
         """
         self._limits = {True: session_workers, False: guest_workers}
+        self._processes: list[_Worker] = []
+        """All that live, also those that are starting."""
         self._workers: list[_Worker] = []
+        """Those that have started."""
+        self._starting = {True: 0, False: 0}
+        """How many are being started, for the session and for guests."""
+        self._failed_starts = 0
+        """How many in a row ended before they had started."""
+        self._tasks: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count()
-        self._start_lock = asyncio.Lock()
         self._watcher: asyncio.Task[None] | None = None
 
     async def play(
@@ -258,23 +267,59 @@ class WorkerPool:
                 write(worker.writer, Cancel(number=number))
 
     async def _choose(self, for_session: bool) -> _Worker:
-        """Return the worker with the fewest episodes that is not blocked; starts one if needed.
+        """Return the worker with the fewest episodes that is not blocked; starts some if needed.
 
-        Waits while all that may be started are blocked.
+        Waits while those that may exist are starting or blocked.
+
+        Raises:
+            EpisodeFailedError: New processes end before they have started.
         """
         limit = self._limits[for_session]
         while True:
-            async with self._start_lock:
-                now = time.monotonic()
-                own = [worker for worker in self._workers if worker.for_session == for_session]
-                free = [worker for worker in own if not worker.is_blocked(now)]
-                if len(free) < limit and len(own) < MAX_BLOCKED * limit:
-                    free.append(await self._start(for_session))
-                if free:
-                    return min(free, key=lambda worker: len(worker.plays))
+            now = time.monotonic()
+            num_processes = self._starting[for_session]
+            free = []
+            for worker in self._workers:
+                if worker.for_session == for_session:
+                    num_processes += 1
+                    if not worker.is_blocked(now):
+                        free.append(worker)
+            num_missing = limit - len(free) - self._starting[for_session]
+            for _ in range(min(num_missing, MAX_BLOCKED * limit - num_processes)):
+                self._starting[for_session] += 1
+                start = asyncio.create_task(self._start(for_session))
+                self._tasks.add(start)
+                start.add_done_callback(self._tasks.discard)
+            if free:
+                return min(free, key=lambda worker: len(worker.plays))
+            if self._failed_starts >= _MAX_FAILED_STARTS:
+                raise EpisodeFailedError(
+                    f"{self._failed_starts} worker processes ended before they had started; the "
+                    "server's log says why"
+                )
             await asyncio.sleep(_LOOK_SECONDS)
 
-    async def _start(self, for_session: bool) -> _Worker:
+    async def _start(self, for_session: bool) -> None:
+        """Start a worker, and let it be chosen once it is ready."""
+        worker = None
+        try:
+            worker = await self._spawn(for_session)
+            async with asyncio.timeout(_START_SECONDS):
+                await worker.is_ready.wait()
+            if worker.is_closed:
+                raise EpisodeFailedError("the process ended")
+        except Exception as error:  # of the operating system, or what ended the process
+            self._failed_starts += 1
+            logger.warning("a worker process did not start: %s: %s", type(error).__name__, error)
+            if worker is not None:
+                self._end(worker)
+        else:
+            self._failed_starts = 0
+            self._workers.append(worker)
+        finally:
+            self._starting[for_session] -= 1
+
+    async def _spawn(self, for_session: bool) -> _Worker:
         ours, theirs = socket.socketpair()
         # What is importable here is importable there, however it came about.
         environ = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
@@ -292,18 +337,10 @@ class WorkerPool:
             theirs.close()
         reader, writer = await asyncio.open_connection(sock=ours)
         worker = _Worker(process=process, writer=writer, for_session=for_session)
+        self._processes.append(worker)
         worker.watch = asyncio.create_task(self._read(worker, reader))
-        self._workers.append(worker)
         if self._watcher is None:
             self._watcher = asyncio.create_task(self._move_from_blocked())
-        try:
-            async with asyncio.timeout(_START_SECONDS):
-                await worker.is_ready.wait()
-        except BaseException:
-            self._end(worker)
-            raise
-        if worker.is_closed:
-            raise EpisodeFailedError("a worker process did not start; the server's log says why")
         return worker
 
     async def _read(self, worker: _Worker, reader: asyncio.StreamReader) -> None:
@@ -395,7 +432,9 @@ class WorkerPool:
             return
         worker.is_closed = True
         worker.is_ready.set()
-        self._workers.remove(worker)
+        self._processes.remove(worker)
+        if worker in self._workers:
+            self._workers.remove(worker)
         worker.writer.close()
         with contextlib.suppress(ProcessLookupError):
             worker.process.kill()
@@ -404,7 +443,9 @@ class WorkerPool:
         """End all workers."""
         if self._watcher is not None:
             self._watcher.cancel()
-        for worker in list(self._workers):
+        for start in self._tasks:
+            start.cancel()
+        for worker in list(self._processes):
             self._end(worker)
 
 
