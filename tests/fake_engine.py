@@ -136,7 +136,7 @@ def make_scheduler(
         games_at_once=games_at_once,
         instance_id="here",
         game_timeout=game_timeout,
-        workers=workers,
+        workers=workers or WorkerPool(call_timeout=60.0, session_workers=1),
     )
     # Its folder lies in shared memory, outside the test's own.
     weakref.finalize(scheduler, store.close)

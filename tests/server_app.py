@@ -40,6 +40,7 @@ from hanabi_grpo.server.identity import ServerIdentity
 from hanabi_grpo.server.main import listen
 from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.server.serving import serve_until_dead
+from hanabi_grpo.server.workers.pool import WorkerPool
 from hanabi_grpo.types import player_names
 
 SHAPES = {
@@ -200,7 +201,12 @@ def running_app(
     if partners:
         model = replace(model, partners=partners)
     scheduler = Scheduler(
-        model, store, games_at_once=256, instance_id=described.instance_id, game_timeout=60.0
+        model,
+        store,
+        games_at_once=256,
+        instance_id=described.instance_id,
+        game_timeout=60.0,
+        workers=WorkerPool(call_timeout=60.0, session_workers=1),
     )
     app = create_app(engine, store, scheduler, described, ring, api_key=api_key)
     running = RunningApp(
@@ -224,6 +230,7 @@ def running_app(
     finally:
         stopping.set()
         thread.join(20)
+        scheduler.close()
         store.close()
         if thread.is_alive():
             raise RuntimeError("the app's thread did not end within 20 s")

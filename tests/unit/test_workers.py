@@ -78,6 +78,7 @@ def run(
     *,
     session_workers: int = 2,
     game_timeout: float = GAME_TIMEOUT,
+    call_timeout: float = 60.0,
 ) -> Any:
     """Run a scenario on a scheduler with real workers, and check that none is left behind."""
 
@@ -86,7 +87,11 @@ def run(
             engine,
             games_at_once=256,
             game_timeout=game_timeout,
-            workers=WorkerPool(session_workers=session_workers, guest_workers=session_workers),
+            workers=WorkerPool(
+                call_timeout=call_timeout,
+                session_workers=session_workers,
+                guest_workers=session_workers,
+            ),
         )
         try:
             return await scenario(scheduler)
@@ -156,6 +161,23 @@ def test_a_call_that_never_returns_costs_its_own_game_and_nothing_is_sampled_twi
     assert engine.num_calls == 2 * 2 * 4 + 19 * 2 * 4 + 2 * 2
     assert seconds < 2 * GAME_TIMEOUT
     assert "killed, because a call of" in caplog.text
+
+
+def test_a_call_has_a_limit_of_its_own_that_says_so() -> None:
+    async def play(scheduler: Scheduler) -> Any:
+        return await scheduler.run(tasks_of("sleeps", range(TRAP - 1, TRAP + 1)), SAMPLING)
+
+    [[other], [trap]] = run(play, CountingEngine(), game_timeout=60.0, call_timeout=1.0)
+    assert isinstance(other, Episode)
+    assert trap == DroppedGame(
+        suite="train",
+        seed=TRAP,
+        game=0,
+        reason="a call of sleeps has not returned for HANABI_CALL_TIMEOUT=1 s, 1 turns taken",
+        is_late=True,
+        num_turns=1,
+        rewards=(-0.25,),
+    )
 
 
 def test_others_go_on_at_once_while_one_call_blocks_a_worker() -> None:

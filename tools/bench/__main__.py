@@ -34,7 +34,7 @@ def main(
         "outputs/bench"
     ),
 ) -> None:
-    """Measure ratios, R1 to R19, in one run and print them beside their targets.
+    """Measure ratios, R1 to R22, in one run and print them beside their targets.
 
     docs/benchmarks.md explains them.
 

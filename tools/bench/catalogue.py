@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from bench import (
     env_rows,
+    late_rows,
     logit_rows,
     lora_rows,
     memory_rows,
@@ -210,6 +211,13 @@ FAMILIES = (
         target=peak_rows.TARGET,
         needs_engine=False,
         measure=peak_rows.predicted_peaks,
+    ),
+    Family(
+        id="R22",
+        title=late_rows.TITLE,
+        target=late_rows.TARGET,
+        needs_engine=True,
+        measure=late_rows.hanging,
     ),
 )
 

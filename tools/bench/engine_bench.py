@@ -29,6 +29,7 @@ from hanabi_grpo.rollout.sampler import SamplingConfig
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import VllmSampler
 from hanabi_grpo.server.scheduler import Scheduler
+from hanabi_grpo.server.workers.pool import WorkerPool
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.types import player_names
 
@@ -237,6 +238,10 @@ class EngineBench:
             games_at_once=games_at_once,
             instance_id="bench",
             game_timeout=self.settings.game_timeout,
+            workers=WorkerPool(
+                call_timeout=self.settings.call_timeout,
+                session_workers=self.settings.game_workers,
+            ),
         )
         if seats is None:
             versions = self.store.versions().items()
@@ -248,7 +253,10 @@ class EngineBench:
             num_games=self.settings.num_generations,
             seats=seats,
         )
-        await scheduler.run(read_tasks(request), self.sampling)
+        try:
+            await scheduler.run(read_tasks(request), self.sampling)
+        finally:
+            scheduler.close()
 
 
 @contextlib.asynccontextmanager

@@ -21,6 +21,7 @@ from hanabi_grpo.rollout.messages import RolloutRequest, TaskRequest
 from hanabi_grpo.rollout.sampler import AdapterHandle, Sample, Sampler, SamplingConfig
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.scheduler import Scheduler
+from hanabi_grpo.server.workers.pool import WorkerPool
 from hanabi_grpo.settings import Settings
 
 SUITE = "bench"
@@ -167,12 +168,16 @@ def stand_in_scheduler(
         num_games: Games that it plays at once.
     """
     model = Model(sampler=sampler, chat=chat, max_model_len=_MAX_MODEL_LEN)
+    settings = Settings()
     return Scheduler(
         model,
         store,
         games_at_once=max(1, num_games),
         instance_id="bench",
-        game_timeout=Settings().game_timeout,
+        game_timeout=settings.game_timeout,
+        workers=WorkerPool(
+            call_timeout=settings.call_timeout, session_workers=settings.game_workers
+        ),
     )
 
 

@@ -189,7 +189,9 @@ def rollout_server(
             games_at_once=settings.games_at_once,
             instance_id=identity.instance_id,
             game_timeout=settings.game_timeout,
-            workers=WorkerPool(session_workers=settings.game_workers),
+            workers=WorkerPool(
+                call_timeout=settings.call_timeout, session_workers=settings.game_workers
+            ),
         )
         api_key = settings.api_key.get_secret_value() if settings.api_key else None
         app = create_app(

@@ -101,7 +101,7 @@ class Scheduler:
         games_at_once: int,
         instance_id: str,
         game_timeout: float,
-        workers: WorkerPool | None = None,
+        workers: WorkerPool,
     ) -> None:
         """Begin idle.
 
@@ -111,13 +111,13 @@ class Scheduler:
             games_at_once: Most games in play at the same time.
             instance_id: Stamped on every episode; names this server process.
             game_timeout: Seconds after which a game is dropped.
-            workers: Play what may block; None: one worker each for the session and for guests.
+            workers: They play what may block; `close` ends them.
         """
         self.model = model
         self.instance_id = instance_id
         self._store = store
         self._game_timeout = game_timeout
-        self._workers = workers or WorkerPool(session_workers=1)
+        self._workers = workers
         self._places = Places(games_at_once, session_is_alive=lambda: store.ownership.is_alive)
         self.games_in_flight = 0
         self.games_played = 0
@@ -373,7 +373,7 @@ class Scheduler:
                 if self.model.sampler.is_dead:
                     raise
                 if isinstance(error, LateEpisodeError):
-                    return self._drop_late(requested, game, progress)
+                    return _late_game(requested, game, progress, error)
                 reason = _reason(error)
                 consequence = "it is dropped" if attempt == attempts else "it is played again"
                 logger.warning(
@@ -416,7 +416,9 @@ class Scheduler:
             except TimeoutError as error:
                 if not limit.expired():
                     raise
-                raise LateEpisodeError(f"not over after {self._game_timeout:g} s") from error
+                raise LateEpisodeError(
+                    f"not over after HANABI_GAME_TIMEOUT={self._game_timeout:g} s"
+                ) from error
         scripts = [ref.name if isinstance(ref, ScriptRef) else None for ref in requested.refs]
         return await self._workers.play(
             requested.task,
@@ -428,24 +430,6 @@ class Scheduler:
             progress=progress,
             for_session=own,
             timeout=self._game_timeout,
-        )
-
-    def _drop_late(self, requested: RequestedTask, game: int, progress: Progress) -> DroppedGame:
-        """Return a game that has not ended in time, with how far it has come."""
-        reason = (
-            f"not over after HANABI_GAME_TIMEOUT={self._game_timeout:g} s, "
-            f"{progress.num_turns} turns taken"
-        )
-        logger.warning("%s, game %d: %s; it is dropped", requested.where, game, reason)
-        task = requested.task
-        return DroppedGame(
-            suite=task.split,
-            seed=task.seed,
-            game=game,
-            reason=reason,
-            is_late=True,
-            num_turns=progress.num_turns,
-            rewards=tuple(progress.rewards),
         )
 
     @contextlib.contextmanager
@@ -475,6 +459,24 @@ class Scheduler:
         return ServerError(
             f"{where}: {reason}, though it is alive; the whole request was ended. Ask again."
         )
+
+
+def _late_game(
+    requested: RequestedTask, game: int, progress: Progress, error: LateEpisodeError
+) -> DroppedGame:
+    """Return a game that has not ended in time, with how far it has come."""
+    reason = f"{error}, {progress.num_turns} turns taken"
+    logger.warning("%s, game %d: %s; it is dropped", requested.where, game, reason)
+    task = requested.task
+    return DroppedGame(
+        suite=task.split,
+        seed=task.seed,
+        game=game,
+        reason=reason,
+        is_late=True,
+        num_turns=progress.num_turns,
+        rewards=tuple(progress.rewards),
+    )
 
 
 def _needs_worker(requested: RequestedTask) -> bool:

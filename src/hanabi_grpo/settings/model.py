@@ -242,8 +242,15 @@ class Settings(BaseModel):
     )
     game_timeout: float = server(
         "HANABI_GAME_TIMEOUT",
-        "Seconds until a game that has not ended is dropped, and for each call of its environment.",
+        "Seconds until a game that has not ended is dropped.",
         900.0,
+        gt=0,
+        affects=Affects.MACHINE,
+    )
+    call_timeout: float = server(
+        "HANABI_CALL_TIMEOUT",
+        "Seconds for one call of an environment or script that may block.",
+        120.0,
         gt=0,
         affects=Affects.MACHINE,
     )

@@ -1,9 +1,9 @@
 """The server's side of worker processes: which worker plays what, and what becomes of a stuck one.
 
 A worker that runs code of one episode for longer than `PATIENCE` is *blocked*. Its other episodes
-move to another worker at once. The episode itself may go on until its time limit
-(HANABI_GAME_TIMEOUT); then the worker is killed with it. The clock of an episode stands still while
-it waits for a worker, or behind another episode's call.
+move to another worker at once. The episode itself may go on until the call has taken
+HANABI_CALL_TIMEOUT, or the episode HANABI_GAME_TIMEOUT; then the worker is killed. The clock of an
+episode stands still while it waits for a worker, or behind another episode's call.
 """
 
 import asyncio
@@ -138,14 +138,18 @@ class _Worker:
 class WorkerPool:
     """Worker processes, started when they are first needed. Used from one event loop."""
 
-    def __init__(self, *, session_workers: int, guest_workers: int = 1) -> None:
+    def __init__(
+        self, *, call_timeout: float, session_workers: int, guest_workers: int = 1
+    ) -> None:
         """Start nothing yet.
 
         Args:
+            call_timeout: Seconds that one call of an environment or a script may take.
             session_workers: Workers for the session's trainer. While one of them is blocked,
                 another may be started in its place.
             guest_workers: Workers for everybody else.
         """
+        self._call_timeout = call_timeout
         self._limits = {True: session_workers, False: guest_workers}
         self._processes: list[_Worker] = []
         """All that live, also those that are starting."""
@@ -189,7 +193,7 @@ class WorkerPool:
             timeout: Seconds that the episode may take.
 
         Raises:
-            LateEpisodeError: It was not over in time.
+            LateEpisodeError: It was not over in time, or one of its calls did not return in time.
             EpisodeFailedError: The environment raised, or its process died.
             HanabiGrpoError: The environment or a player raised this error.
         """
@@ -224,7 +228,9 @@ class WorkerPool:
                 except TimeoutError as error:
                     if not limit.expired():
                         raise
-                    raise LateEpisodeError(f"not over after {timeout:g} s") from error
+                    raise LateEpisodeError(
+                        f"not over after HANABI_GAME_TIMEOUT={timeout:g} s"
+                    ) from error
         finally:
             calls = [call.reply for seat_calls in play.calls for call in seat_calls]
             for call in calls:
@@ -253,18 +259,21 @@ class WorkerPool:
             return await play.result
         except asyncio.CancelledError:
             if worker.running == number and worker.is_blocked(time.monotonic()):
-                logger.warning(
-                    "worker %d: killed, because a call of %s has not returned for %.1f s",
-                    worker.process.pid,
-                    play.task.environment.name,
-                    time.monotonic() - worker.running_since,
-                )
-                self._end(worker)
+                self._kill_blocked(worker, play)
             raise
         finally:
             worker.plays.pop(number, None)
             if not worker.is_closed:
                 write(worker.writer, Cancel(number=number))
+
+    def _kill_blocked(self, worker: _Worker, play: _Play) -> None:
+        logger.warning(
+            "worker %d: killed, because a call of %s has not returned for %.1f s",
+            worker.process.pid,
+            play.task.environment.name,
+            time.monotonic() - worker.running_since,
+        )
+        self._end(worker)
 
     async def _choose(self, for_session: bool) -> _Worker:
         """Return the worker with the fewest episodes that is not blocked; starts some if needed.
@@ -340,7 +349,7 @@ class WorkerPool:
         self._processes.append(worker)
         worker.watch = asyncio.create_task(self._read(worker, reader))
         if self._watcher is None:
-            self._watcher = asyncio.create_task(self._move_from_blocked())
+            self._watcher = asyncio.create_task(self._watch_blocked())
         return worker
 
     async def _read(self, worker: _Worker, reader: asyncio.StreamReader) -> None:
@@ -415,17 +424,35 @@ class WorkerPool:
 
         call.reply.add_done_callback(answer)
 
-    async def _move_from_blocked(self) -> None:
-        """Move the other episodes away from workers that one episode blocks."""
+    async def _watch_blocked(self) -> None:
+        """Move episodes away from workers that another one blocks, and end calls that hang."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             now = time.monotonic()
-            for worker in self._workers:
+            for worker in list(self._workers):
                 if not worker.is_blocked(now):
                     continue
                 for number, play in list(worker.plays.items()):
                     if number != worker.running and not play.result.done():
                         play.result.set_exception(_MovedError())
+                if now - worker.running_since > self._call_timeout:
+                    self._end_call(worker)
+
+    def _end_call(self, worker: _Worker) -> None:
+        """Kill a worker whose present call has taken too long, and end the call's episode."""
+        play = worker.plays.get(worker.running) if worker.running is not None else None
+        if play is None:
+            # Its episode was cancelled; what is left of it holds the worker.
+            self._end(worker)
+            return
+        self._kill_blocked(worker, play)
+        if not play.result.done():
+            play.result.set_exception(
+                LateEpisodeError(
+                    f"a call of {play.task.environment.name} has not returned for "
+                    f"HANABI_CALL_TIMEOUT={self._call_timeout:g} s"
+                )
+            )
 
     def _end(self, worker: _Worker) -> None:
         if worker.is_closed:
