@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.files import MAX_LOG_BYTES, read_bytes
 from hanabi_grpo.settings import Settings, settings_values
 from hanabi_grpo.tracking.artifact import commit
 from hanabi_grpo.tracking.record import WandbRecord
@@ -207,7 +208,7 @@ def _given_up(log: Path) -> str:
     `finish` itself does not report it.
     """
     with suppress(OSError, ValueError):
-        for line in log.read_bytes().splitlines():
+        for line in read_bytes(log, MAX_LOG_BYTES).splitlines():
             if _ERROR_LEVEL not in line:
                 continue
             message = str(json.loads(line).get("msg", ""))
