@@ -1,9 +1,13 @@
 """Log lines of this package: to the terminal, to the run folder, and to the other process."""
 
+import io
 import logging
 import sys
 from collections import deque
 from pathlib import Path
+
+from hanabi_grpo.errors import RunFolderError
+from hanabi_grpo.files import open_plain_to_append
 
 _FORMAT = logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S")
 
@@ -41,15 +45,30 @@ def set_up_logging(*, file: Path | None = None, ring: LineRing | None = None) ->
     Args:
         file: Lines are appended to it.
         ring: Keeps the newest lines in memory.
+
+    Raises:
+        RunFolderError: The file cannot be written.
     """
     logger = logging.getLogger("hanabi_grpo")
     logger.setLevel(logging.INFO)
     logger.propagate = False
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stdout)]
     if file is not None:
-        handlers.append(logging.FileHandler(file, encoding="utf-8"))
+        handlers.append(logging.StreamHandler(_open_log(file)))
     if ring is not None:
         handlers.append(ring)
     for handler in handlers:
         handler.setFormatter(_FORMAT)
     logger.handlers[:] = handlers
+
+
+def _open_log(path: Path) -> io.TextIOWrapper:
+    """Open a log file to append to it."""
+    try:
+        file = open_plain_to_append(path)
+    except OSError as error:
+        raise RunFolderError(
+            f"{path}: cannot be written ({error.strerror}); move it away, or choose another "
+            "OUTPUT_DIR."
+        ) from error
+    return io.TextIOWrapper(io.BufferedWriter(file), encoding="utf-8", errors="backslashreplace")

@@ -10,7 +10,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 OWNERS = {"vllm": "server", "swift": "training", "wandb": "tracking", "matplotlib": "report"}
 """Library to the room that may import it; a room is a folder or a file of the package."""
 ROOMS = (
-    ("", "errors", "logs", "processes", "types"),
+    ("", "errors", "files", "logs", "processes", "texts", "types"),
     # The settings take the choices of HANABI_ADVANTAGE from the registry of estimators, so that a
     # new one is one file. They compare finished episodes, for which `types` is enough.
     ("training.estimators",),
@@ -95,8 +95,8 @@ def test_estimators_import_types_and_errors_and_nothing_else_of_the_package() ->
     assert found == set()
 
 
-def test_environments_import_errors_types_and_logs_and_nothing_else_of_the_package() -> None:
-    allowed = ("envs", "errors", "types", "logs")
+def test_environments_import_the_ground_floor_and_nothing_else_of_the_package() -> None:
+    allowed = ("envs", "errors", "files", "logs", "texts", "types")
     found = {
         f"{name(path)} -> {target}"
         for path in FILES

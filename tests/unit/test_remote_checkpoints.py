@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from hanabi_grpo.client.lineups import parse_lineup
@@ -163,6 +164,33 @@ def test_an_artifact_is_downloaded_once_and_a_version_needs_no_network_again(
             local_folder("wandb:team/hanabi/laptop:end")
     assert local_folder("wandb:team/hanabi/laptop:v3") == folder
     assert [path.name for path in folder.parent.iterdir()] == ["v3"]
+
+
+def test_the_process_that_downloads_for_wandb_is_given_no_secret_of_somebody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import wandb
+
+    tear_down = wandb.teardown
+    environs: list[bytes] = []
+
+    def look_and_tear_down() -> None:
+        for process in psutil.Process().children(recursive=True):
+            environs.append(Path(f"/proc/{process.pid}/environ").read_bytes())
+        tear_down()
+
+    monkeypatch.setattr(wandb, "teardown", look_and_tear_down)
+    canaries = ("HANABI_API_KEY", "HANABI_PARTNER_KEY", "HF_TOKEN", "OPENAI_API_KEY")
+    for name in canaries:
+        monkeypatch.setenv(name, "canary-of-somebody-else")
+    with artifact_store(make_artifact(2), "laptop") as store:
+        use_service(store, monkeypatch)
+        local_folder(BEST)
+    assert environs, "W&B's own process"
+    for environ in environs:
+        assert b"WANDB_API_KEY=" in environ
+        assert b"canary" not in environ
+    assert all(os.environ[name] == "canary-of-somebody-else" for name in canaries)
 
 
 def test_a_downloaded_artifact_has_the_games_that_went_up_with_it(

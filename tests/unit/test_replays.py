@@ -18,7 +18,7 @@ from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.replays.timeline import make_timeline
 from hanabi_grpo.envs.hanabi.rules import make_spec, shuffled_deck
 from hanabi_grpo.envs.recording import Recording
-from hanabi_grpo.envs.texts import split_reply, visible
+from hanabi_grpo.envs.texts import split_reply
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.games import turn_advantages
 from hanabi_grpo.report.games_screen import print_game
@@ -31,6 +31,7 @@ from hanabi_grpo.rollout.recordings import (
     write_episodes,
     write_recordings,
 )
+from hanabi_grpo.texts import visible
 from hanabi_grpo.training.estimators import ESTIMATORS, Pool, make_estimator
 from hanabi_grpo.types import Episode, ReplyKind
 from made_games import play_episodes_sync

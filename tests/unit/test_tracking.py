@@ -129,6 +129,52 @@ def test_an_offline_run_holds_rows_games_and_artifacts_and_says_how_to_send_them
     assert caplog.messages[-1].endswith(f".venv/bin/wandb sync {folder}")
 
 
+CANARIES = {
+    "HANABI_API_KEY": SECRET,
+    "HANABI_PARTNER_KEY": "canary-of-a-paid-model",
+    "HF_TOKEN": "canary-of-the-hub",
+    "OPENAI_API_KEY": "canary-of-another-model",
+    "AWS_ACCESS_KEY_ID": "canary-of-a-cloud",
+    "AWS_SECRET_ACCESS_KEY": "canary-of-a-cloud",
+    "GOOGLE_APPLICATION_CREDENTIALS": "/canary.json",
+    "PGPASSWORD": "canary-of-a-database",
+    "DATABASE_URL": "postgres://me:canary@db/runs",
+}
+
+
+def environ_of(process: psutil.Process) -> dict[str, str]:
+    """Read what a process was started with from the kernel."""
+    content = Path(f"/proc/{process.pid}/environ").read_bytes().decode()
+    return dict(entry.split("=", 1) for entry in content.split("\0") if "=" in entry)
+
+
+def test_no_process_of_wandb_is_given_a_secret_of_somebody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variables = {"WANDB_MODE": "offline", "HANABI_PARTNER_URLS": "big=http://127.0.0.1:9/v1#m"}
+    run = tracked_run(tmp_path / "run", games=False, **variables)
+    for name, value in CANARIES.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:pass@127.0.0.1:9")
+    environs: dict[str, dict[str, str]] = {}
+
+    def look() -> None:
+        for process in psutil.Process().children(recursive=True):
+            environs[process.name()] = environ_of(process)
+
+    mirror_run(run, 0, then=look)
+    assert "wandb-core" in environs, "W&B's own process"
+    assert len(environs) >= 2, "and the mirror"
+    for name, environ in environs.items():
+        assert environ.keys() & CANARIES.keys() == set(), name
+        assert not any("canary" in value for value in environ.values()), name
+        assert environ["WANDB_API_KEY"] == KEY, "W&B's own key is for W&B"
+        assert environ["HTTPS_PROXY"] == "http://me:pass@127.0.0.1:9", "no network without it"
+        assert environ["PATH"] == os.environ["PATH"]
+    assert score_steps(run) == [1, 2, 3], "it works without them"
+
+
 @pytest.mark.parametrize(
     ("log_model", "expected"),
     [

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hanabi_grpo.files import read_bytes
 from hanabi_grpo.runs.run_folder import append_jsonl
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class Transcript:
             return 0
         for path in (self.path, self._old_path(self.path)):
             with contextlib.suppress(OSError):
-                for line in reversed(path.read_bytes().splitlines()):
+                for line in reversed(read_bytes(path, 2 * MAX_TRANSCRIPT).splitlines()):
                     # The last line is cut off where its writer was killed.
                     with contextlib.suppress(ValueError, KeyError, TypeError):
                         return int(json.loads(line)["spent"])

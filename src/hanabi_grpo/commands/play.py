@@ -26,11 +26,11 @@ from hanabi_grpo.commands.playing import Env, OwnServer, Players, Preset, Temper
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.config import StateConfig
 from hanabi_grpo.envs.recording import Recording
-from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.loop import Player, play_episode
 from hanabi_grpo.rollout.recordings import write_recordings
 from hanabi_grpo.settings.refs import HUMAN, Role, ScriptRef
+from hanabi_grpo.texts import visible
 from hanabi_grpo.types import Episode, player_name
 
 SUITE = "human"

@@ -1,19 +1,9 @@
-"""Replies as people read them.
-
-Thought and answer apart, and no character that does more than be seen.
-"""
+"""Replies as people read them: thought and answer apart, and what they earned."""
 
 import re
-import unicodedata
 from collections.abc import Mapping
 
 _THINK_TAG = re.compile(r"<(/?)think>", re.IGNORECASE | re.ASCII)
-_FIRST_PRINTABLE = 0x20
-"""Control characters below it have pictures in Unicode, from `_CONTROL_PICTURES` on."""
-_CONTROL_PICTURES = 0x2400
-_DELETE = 0x7F
-_INVISIBLE_CATEGORIES = ("Cf", "Zl", "Zp")
-"""Unicode's format characters, and its separators of lines and of paragraphs."""
 
 
 def split_reply(reply: str) -> tuple[str, str]:
@@ -59,19 +49,6 @@ def think_parts(reply: str) -> tuple[list[str], list[str], bool]:
     return thoughts, outside, is_thinking
 
 
-def visible(text: str) -> str:
-    """Return a text in which every character shows itself.
-
-    Control characters (a terminal obeys them) become the pictures that Unicode has for them,
-    characters that turn the direction of writing or have no width are named, e.g. `[U+202E]`, and a
-    lone surrogate becomes U+FFFD.
-    """
-    text = text.replace("\r\n", "\n")
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(map(_visible_character, text))
-
-
 def earned(rewards: Mapping[str, float]) -> str:
     """Return reward parts, e.g. "score +1, illegal -0.5"."""
     return ", ".join(f"{part} {signed(value)}" for part, value in rewards.items())
@@ -80,24 +57,6 @@ def earned(rewards: Mapping[str, float]) -> str:
 def signed(value: float) -> str:
     """Return a number with its sign and without needless zeros, e.g. "+0.5"."""
     return f"{value:+.2f}".rstrip("0").rstrip(".")
-
-
-def _visible_character(character: str) -> str:
-    if character in "\n\t":
-        return character
-    code = ord(character)
-    category = unicodedata.category(character)
-    if category == "Cc":
-        if code < _FIRST_PRINTABLE:
-            return chr(_CONTROL_PICTURES + code)
-        if code == _DELETE:
-            return "\N{SYMBOL FOR DELETE}"
-        return f"[U+{code:04X}]"
-    if category == "Cs":
-        return "\N{REPLACEMENT CHARACTER}"
-    if category in _INVISIBLE_CATEGORIES:
-        return f"[U+{code:04X}]"
-    return character
 
 
 def _join_stripped(parts: list[str]) -> str:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.evaluation.crossplay.summary import (
     Summary,
     all_sheets,
@@ -22,6 +21,7 @@ from hanabi_grpo.report.charts.canvas import data_address, make_figure, save_fig
 from hanabi_grpo.report.page import render
 from hanabi_grpo.runs.evaluation_result import write_document
 from hanabi_grpo.runs.run_folder import save_text
+from hanabi_grpo.texts import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

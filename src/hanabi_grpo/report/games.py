@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.envs.recording import Recording
-from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.report.page import render
 from hanabi_grpo.report.played import frames_of, game_texts, own_page
@@ -17,6 +16,7 @@ from hanabi_grpo.rollout.recordings import NUM_REPLAYS, read_recordings, recordi
 from hanabi_grpo.runs.manifest import read_manifest
 from hanabi_grpo.runs.run_folder import recorded_settings
 from hanabi_grpo.settings import Settings, settings_values
+from hanabi_grpo.texts import visible
 from hanabi_grpo.training.estimators import ESTIMATORS, Estimator, Pool, make_estimator
 
 

@@ -11,9 +11,9 @@ from rich.text import Text
 
 from hanabi_grpo.envs.base import Frame
 from hanabi_grpo.envs.recording import Recording
-from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.report.played import frames_of, game_texts, outcome, returns
 from hanabi_grpo.rollout.recordings import num_bad_replies
+from hanabi_grpo.texts import visible
 from hanabi_grpo.types import task_name
 
 _COLUMNS = ("game", "task", "returns", "ending", "turns", "bad replies")

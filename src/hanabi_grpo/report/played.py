@@ -10,10 +10,11 @@ from typing import Any
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Frame, Setup
 from hanabi_grpo.envs.recording import Recording
-from hanabi_grpo.envs.texts import earned, signed, split_reply, visible
+from hanabi_grpo.envs.texts import earned, signed, split_reply
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.rollout.recordings import num_bad_replies
 from hanabi_grpo.settings.game import game_defaults
+from hanabi_grpo.texts import visible
 from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn, task_name
 
 _ENDINGS = {

@@ -5,7 +5,6 @@ from datetime import UTC
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.charts.canvas import data_address
 from hanabi_grpo.report.charts.run import PHASES_CHART, SCORE_CHART, small_figure
@@ -28,6 +27,7 @@ from hanabi_grpo.report.run_views.run_watch import RunState
 from hanabi_grpo.rollout.recordings import read_recordings, recording_files
 from hanabi_grpo.runs.run_folder import run_home
 from hanabi_grpo.settings.variables import typed
+from hanabi_grpo.texts import visible
 
 _MOST_REPLAY_BYTES = 1_000_000
 """Size of the replays' page; browsers refuse frames of some megabytes."""

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import HanabiGrpoError, RunFolderError, SettingsError
 from hanabi_grpo.evaluation.evaluate import paired_difference
 from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet
@@ -16,6 +15,7 @@ from hanabi_grpo.runs.evaluation_files import StoredEvaluation, find_evaluations
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from hanabi_grpo.runs.run_folder import run_home
 from hanabi_grpo.runs.validation import Validated, best_of, read_validations
+from hanabi_grpo.texts import visible
 
 TaskKey = tuple[str, str, tuple[int, ...]]
 """Key of evaluations of the same tasks: hash of the rules, suite and seeds."""

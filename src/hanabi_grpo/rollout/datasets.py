@@ -16,6 +16,7 @@ from typing import Any
 
 from hanabi_grpo.envs.base import Setup, draw
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.files import MAX_DATASET_BYTES, read_bytes
 from hanabi_grpo.rollout.dataset_rows import DatasetRow, TaskRow, messages, parse_row
 from hanabi_grpo.runs.run_folder import write_text_atomic
 from hanabi_grpo.settings import Settings
@@ -68,7 +69,7 @@ def load_rows(path: Path | str, settings: Settings) -> list[DatasetRow]:
     """
     path = Path(path)
     try:
-        content = path.read_bytes()
+        content = read_bytes(path, MAX_DATASET_BYTES)
     except OSError as error:
         raise SettingsError(
             f"DATASET={str(path)!r}: cannot be read ({error.strerror}). Unset it for the board of "
@@ -103,7 +104,7 @@ def write_dataset(out: Path, rows: Sequence[dict[str, Any]], *, add: bool = Fals
             "its own with --add."
         )
     try:
-        content = out.read_bytes() if add else b""
+        content = read_bytes(out, MAX_DATASET_BYTES) if add else b""
         if content and not content.endswith(b"\n"):
             content += b"\n"
         for row in rows:

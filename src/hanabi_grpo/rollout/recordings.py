@@ -12,6 +12,7 @@ from typing import Any
 
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import ServerError, SettingsError
+from hanabi_grpo.files import MAX_GAMES_BYTES, read_bytes
 from hanabi_grpo.rollout.wire import episode_from_json, episode_to_json
 from hanabi_grpo.runs.run_folder import append_jsonl, json_text, run_home, save_text
 from hanabi_grpo.types import Episode, ReplyKind, player_name
@@ -143,7 +144,7 @@ def read_recordings(files: Sequence[Path]) -> tuple[list[Recording], list[str]]:
     notes: list[str] = []
     for path in files:
         try:
-            text = path.read_bytes().decode("utf-8", "replace")
+            text = read_bytes(path, MAX_GAMES_BYTES).decode("utf-8", "replace")
         except OSError as error:
             raise SettingsError(f"{path}: cannot be read ({error.strerror}).") from error
         lines = text.split("\n")

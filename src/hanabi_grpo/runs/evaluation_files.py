@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from hanabi_grpo.files import MAX_EVALUATION_BYTES, read_bytes
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, is_result, result_of_json
 from hanabi_grpo.runs.run_folder import EVALUATIONS, TRAIN, run_home
 
@@ -76,7 +77,12 @@ def find_evaluations(folder: Path) -> RunEvaluations:
     for searched in folders:
         is_kept = searched.name == EVALUATIONS
         for path in sorted(searched.glob("*.json")):
-            for role, data, is_alone in _candidates(path):
+            try:
+                candidates = list(_candidates(path))
+            except OSError as error:
+                problems.append(f"{path.name}: cannot be read ({error.strerror})")
+                continue
+            for role, data, is_alone in candidates:
                 try:
                     result = result_of_json(data)
                 except ValueError as error:
@@ -111,10 +117,13 @@ def _candidates(path: Path) -> Iterator[tuple[ResultRole, dict[str, Any], bool]]
 
     Yields:
         The role, the JSON object, and whether the file is about this lineup alone.
+
+    Raises:
+        OSError: The file cannot be read.
     """
     try:
-        data = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        data = json.loads(read_bytes(path, MAX_EVALUATION_BYTES))
+    except (ValueError, RecursionError):
         return
     if not isinstance(data, dict):
         return

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.files import MAX_EVALUATION_BYTES, read_bytes
 from hanabi_grpo.runs.old_keys import rename_old_keys
 from hanabi_grpo.runs.run_folder import json_text, save_text
 from hanabi_grpo.runs.task_statistics import Estimate, estimate
@@ -186,7 +187,7 @@ def read_result(path: Path) -> EvaluationResult:
     """
     hint = "hanabi-grpo evaluate --out makes one"
     try:
-        data = json.loads(path.read_bytes())
+        data = json.loads(read_bytes(path, MAX_EVALUATION_BYTES))
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read ({error.strerror}); {hint}.") from error
     except (ValueError, RecursionError) as error:

@@ -1,9 +1,9 @@
 """Records of a run: rows of `metrics.jsonl`, incidents, and records that a resume moves aside."""
 
+import errno
 import itertools
 import json
 import logging
-import math
 import os
 import time
 from collections import Counter
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hanabi_grpo.files import MAX_METRICS_BYTES, open_plain_to_append, read_bytes
 from hanabi_grpo.runs.run_folder import append_jsonl, write_text_atomic
 
 logger = logging.getLogger(__name__)
@@ -18,47 +19,111 @@ logger = logging.getLogger(__name__)
 _METRICS = "metrics.jsonl"
 _DISCARDED_METRICS = "metrics.discarded.jsonl"
 _INCIDENTS = "incidents.jsonl"
+MAX_STEP = 2**31 - 1
+"""Greatest step: policy versions, which count steps, have the same bound on the wire."""
+MAX_FIGURE = 1e100
+"""Greatest absolute value that counts as a figure: sums and squares of it stay finite."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What `metrics.jsonl` holds."""
+
+    rows: list[dict[str, Any]]
+    """The rows of steps, oldest first."""
+    num_damaged: int = 0
+    """Whole lines that were left out, since they are no JSON, or their step is no step."""
+
+    @property
+    def note(self) -> str:
+        """A sentence on what was left out; "" where nothing was."""
+        if not self.num_damaged:
+            return ""
+        lines = "1 line is" if self.num_damaged == 1 else f"{self.num_damaged} lines are"
+        return (
+            f"{_METRICS}: {lines} left out: no JSON, or a step that is no whole number from 0 to "
+            f"{MAX_STEP}."
+        )
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:
     """Return the rows of steps, oldest first; an empty list where the file is missing.
 
-    Where a step has two rows, the last one counts. The file of a run that is going on, or was
-    killed, may end with a torn line: lines that are not the row of a step are left out.
+    Lines that are left out are counted in the log, see `read_whole_history`.
+
+    Raises:
+        OSError: The file is there, but cannot be read.
+    """
+    history = read_whole_history(path)
+    if history.note:
+        logger.warning("%s: %s", path.parent, history.note)
+    return history.rows
+
+
+def read_whole_history(path: Path) -> History:
+    """Read `metrics.jsonl`; a missing file has no rows.
+
+    Where a step has two rows, the last one counts. Lines of other records are left out, and so are
+    damaged ones: the file of a run that was killed may hold torn lines. The last line may still be
+    being written, so it does not count as damaged.
+
+    Raises:
+        OSError: The file is there, but cannot be read.
     """
     try:
-        lines = path.read_bytes().splitlines()
+        content = read_bytes(path, MAX_METRICS_BYTES)
     except FileNotFoundError:
-        return []
+        return History(rows=[])
+    whole, _, last = content.rpartition(b"\n")
+    lines = whole.splitlines()
     rows: dict[int, dict[str, Any]] = {}
-    for line in lines:
+    num_damaged = 0
+    for line in [*lines, last]:
         row = read_row(line)
         if row is not None:
             rows[row["step"]] = row
-    return [rows[step] for step in sorted(rows)]
+        elif line is not last and _is_damaged(line):
+            num_damaged += 1
+    return History(rows=[rows[step] for step in sorted(rows)], num_damaged=num_damaged)
 
 
 def read_row(line: bytes) -> dict[str, Any] | None:
     """Return the row of a step; None for any other line."""
+    row = _parse_row(line)
+    return row if row is not None and _is_step(row.get("step")) else None
+
+
+def _parse_row(line: bytes) -> dict[str, Any] | None:
+    """Return the row of a line that has figures of games, whatever its step; None for others."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(row, dict):
-        return None
+    return row if isinstance(row, dict) and "games" in row else None
+
+
+def _is_step(value: object) -> bool:
     # A bool is an int as well.
-    is_step = type(row.get("step")) is int and "games" in row
-    return row if is_step else None
+    return type(value) is int and 0 <= value <= MAX_STEP
+
+
+def _is_damaged(line: bytes) -> bool:
+    """Tell whether a line that is not the row of a step is not another record either."""
+    if not line.strip():
+        return False
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return True
+    return isinstance(record, dict) and "games" in record
 
 
 def number(value: object) -> float | None:
-    """Return a value of a row as a float; None where it is not a finite number."""
+    """Return a value of a row as a float; None where it is not a number within `MAX_FIGURE`."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
+    # A NaN is not within anything.
+    return float(value) if -MAX_FIGURE <= value <= MAX_FIGURE else None
 
 
 class IncidentLog:
@@ -118,7 +183,7 @@ def _cut_metrics(run_folder: Path, step: int) -> int:
     path = run_folder / _METRICS
     if not path.exists():
         return 0
-    content = path.read_bytes()
+    content = read_bytes(path, MAX_METRICS_BYTES)
     lines = _split_lines(content, step)
     ends_whole = not content or content.endswith(b"\n")
     if not lines.discarded and ends_whole:
@@ -151,7 +216,7 @@ def _is_late(line: bytes, step: int) -> bool:
     """Tell whether a line was written after `step`, or is not a row."""
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return True
     if not isinstance(row, dict):
         return True
@@ -165,15 +230,16 @@ def _append_once(path: Path, block: bytes) -> None:
     A process that was killed between this and the write of the shorter metrics.jsonl appends the
     same lines again when it is resumed.
     """
-    with path.open("a+b") as file:
-        file.seek(0)
-        before = file.read()
-        if before.endswith(block):
+    with open_plain_to_append(path) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - len(block)))
+        end = file.read(len(block))
+        if end == block:
             return
-        if before and not before.endswith(b"\n"):
+        if end and not end.endswith(b"\n"):
             block = b"\n" + block
-        file.write(block)
-        file.flush()
+        if file.write(block) != len(block):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         os.fsync(file.fileno())
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.files import MAX_PIECES_BYTES, read_bytes
 from hanabi_grpo.runs.old_keys import rename_old_keys
 from hanabi_grpo.runs.run_folder import append_jsonl, open_locked
 
@@ -91,7 +92,7 @@ class Ledger:
 
     def _read(self, key: dict[str, Any]) -> None:
         """Read the rows, drop a torn last line, and write the key into a new file."""
-        content = self.path.read_bytes()
+        content = read_bytes(self.path, MAX_PIECES_BYTES)
         whole = content[: content.rfind(b"\n") + 1]
         if len(whole) < len(content):
             os.truncate(self.path, len(whole))
@@ -115,7 +116,7 @@ class Ledger:
         try:
             lines = [json.loads(line) for line in content.splitlines()]
             stored_key = lines[0]["key"]
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, RecursionError, LookupError, TypeError) as error:
             raise damaged from error
         if not isinstance(stored_key, dict):
             raise damaged

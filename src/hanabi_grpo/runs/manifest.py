@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from hanabi_grpo.errors import RunFolderError
+from hanabi_grpo.files import MAX_DOCUMENT_BYTES, open_plain, read_bytes
 from hanabi_grpo.runs.run_folder import finite, write_json_atomic
 
 MANIFEST = "manifest.json"
@@ -98,7 +99,7 @@ def read_manifest(folder: Path) -> Manifest:
         RunFolderError: The folder is not a checkpoint; the message says why.
     """
     try:
-        data = json.loads((folder / MANIFEST).read_bytes())
+        data = json.loads(read_bytes(folder / MANIFEST, MAX_DOCUMENT_BYTES))
         manifest = Manifest.model_validate(data)
     except FileNotFoundError:
         raise RunFolderError(
@@ -229,5 +230,5 @@ def file_sizes(folder: Path) -> dict[str, int]:
 
 def file_sha256(path: Path) -> str:
     """Return the sha256 of a file's bytes."""
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hanabi_grpo.errors import RunFolderError
+from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_bytes
 from hanabi_grpo.runs.checkpoints import find_checkpoint, last_saved
 from hanabi_grpo.runs.manifest import CHECKPOINT_NAME, MANIFEST, Manifest, check_checkpoint
 from hanabi_grpo.runs.resume_settings import check_compatible, read_saved_settings
@@ -109,7 +110,7 @@ def read_resume(run_folder: Path) -> ResumePoint | None:
     """
     path = run_folder / _RESUME_FILE
     try:
-        return ResumePoint.model_validate_json(path.read_bytes())
+        return ResumePoint.model_validate_json(read_bytes(path, MAX_DOCUMENT_BYTES))
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.errors import RunFolderError, SettingsError
+from hanabi_grpo.files import MAX_DATASET_BYTES, MAX_DOCUMENT_BYTES, read_bytes
 from hanabi_grpo.runs.run_folder import write_text_atomic
 from hanabi_grpo.settings import Affects, Settings, settings_values, variables
 from hanabi_grpo.settings.saved import SETTINGS_FILE, VALUES, read_settings_document
@@ -43,7 +44,8 @@ def dataset_sha256(settings: Settings) -> str | None:
     """
     if settings.dataset is None:
         return None
-    return hashlib.sha256(Path(settings.dataset).read_bytes()).hexdigest()
+    content = read_bytes(Path(settings.dataset), MAX_DATASET_BYTES)
+    return hashlib.sha256(content).hexdigest()
 
 
 def check_compatible(
@@ -119,7 +121,7 @@ def keep_settings(run_folder: Path, step: int) -> Path | None:
         return None
     # An invalid settings file is refused, not copied.
     read_saved_settings(run_folder)
-    write_text_atomic(copy, current.read_bytes())
+    write_text_atomic(copy, read_bytes(current, MAX_DOCUMENT_BYTES))
     return copy
 
 

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import hashlib
+import io
 import json
 import math
 import os
@@ -15,9 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from hanabi_grpo.errors import RunFolderError, SettingsError
+from hanabi_grpo.files import MAX_LINE_BYTES, open_plain, open_plain_to_append, read_text
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.saved import (
     RESUME_COMMAND,
@@ -42,7 +44,7 @@ _PUBLIC_DIGITS = 12
 _ID_DIGITS = 12
 _SECRET_BYTES = 32
 _HOLDER_LENGTH = 200
-"""Characters of a lock file that are read."""
+"""Bytes of a lock file that are read."""
 _SHOWN_NAMES = 3
 """Names of a list that a message shows."""
 _DEPTHS = ("*", "*/*", "*/*/*")
@@ -187,7 +189,7 @@ def holder_of(folder: Path) -> str:
         The name that the process wrote, e.g. "pid 12 on gpu7"; "" where no other process holds it.
     """
     try:
-        with (folder / LOCK).open(encoding="utf-8", errors="replace") as file:
+        with open_plain(folder / LOCK) as file:
             holder = _read_holder(file)
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -197,14 +199,14 @@ def holder_of(folder: Path) -> str:
     return ""
 
 
-def open_locked(path: Path) -> IO[str]:
+def open_locked(path: Path) -> io.FileIO:
     """Open a file, created if it is missing, and lock it until it is closed.
 
     Raises:
         BlockingIOError: Another process has locked it.
     """
     while True:
-        file = path.open("a+", encoding="utf-8", errors="replace")
+        file = open_plain_to_append(path)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -218,7 +220,7 @@ def open_locked(path: Path) -> IO[str]:
         file.close()
 
 
-def lock_run_folder(folder: Path) -> IO[str]:
+def lock_run_folder(folder: Path) -> io.FileIO:
     """Lock a run folder for this process, and for the one that it becomes by exec.
 
     Close the file to release it. The kernel releases it when the last process that inherited the
@@ -231,7 +233,7 @@ def lock_run_folder(folder: Path) -> IO[str]:
     try:
         file = open_locked(path)
     except BlockingIOError as error:
-        with path.open(encoding="utf-8", errors="replace") as locked:
+        with open_plain(path) as locked:
             holder = _read_holder(locked)
         raise RunFolderError(
             f"{folder}: another trainer works in it ({holder}). Stop it, or choose another "
@@ -243,14 +245,14 @@ def lock_run_folder(folder: Path) -> IO[str]:
             "OUTPUT_DIR on a file system with locks."
         ) from error
     file.truncate(0)
-    file.write(f"{_this_process()}\n")
-    file.flush()
+    file.write(f"{_this_process()}\n".encode())
     os.set_inheritable(file.fileno(), True)
     return file
 
 
-def _read_holder(lock: IO[str]) -> str:
-    return lock.read(_HOLDER_LENGTH).strip() or "which has not said its name yet"
+def _read_holder(lock: io.FileIO) -> str:
+    text = lock.read(_HOLDER_LENGTH).decode("utf-8", "replace")
+    return text.strip() or "which has not said its name yet"
 
 
 def _this_process() -> str:
@@ -269,7 +271,7 @@ def run_identity(folder: Path) -> str:
     path = folder / RUN_ID
     if not path.exists():
         write_json_atomic(path, uuid.uuid4().hex[:_ID_DIGITS])
-    number = path.read_text(encoding="utf-8").strip().strip('"')
+    number = read_text(path, MAX_LINE_BYTES).strip().strip('"')
     return f"{folder.resolve()} ({number})"
 
 
@@ -284,7 +286,7 @@ def run_secret(folder: Path) -> str:
     path = folder / SECRET
     if not path.exists():
         write_text_atomic(path, f"{secrets.token_hex(_SECRET_BYTES)}\n", mode=0o600)
-    secret = path.read_text(encoding="utf-8").strip()
+    secret = read_text(path, MAX_LINE_BYTES).strip()
     digits = 2 * _SECRET_BYTES
     if not re.fullmatch(f"[0-9a-f]{{{digits}}}", secret):
         raise RunFolderError(
@@ -443,10 +445,10 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 def append_jsonl(path: Path, *rows: Mapping[str, Any]) -> None:
     """Append rows to a JSON Lines file by one write each; non-finite numbers become null."""
-    with path.open("ab", buffering=0) as file:
+    with open_plain_to_append(path) as file:
         for row in rows:
             line = json_text(row).encode()
-            start = file.tell()
+            start = file.seek(0, os.SEEK_END)
             if file.write(line) != len(line):
                 # A full disk may take a part of the line; the next row must not be appended to it.
                 file.truncate(start)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.errors import RunFolderError, SettingsError
+from hanabi_grpo.files import MAX_DOCUMENT_BYTES, MAX_WEIGHTS_BYTES, read_bytes
 from hanabi_grpo.runs.adapter_config import adapter_config_for_wire
 from hanabi_grpo.runs.checkpoints import find_checkpoint
 from hanabi_grpo.runs.manifest import CHECKPOINT_NAME, MANIFEST, Manifest, read_manifest
@@ -166,27 +167,29 @@ def _read_adapter(
         manifest: The checkpoint's; None: nothing can be compared.
     """
     try:
-        stored_config = _read_file(folder, weights.parent / CONFIG, manifest)
+        stored_config = _read_file(folder, weights.parent / CONFIG, manifest, MAX_DOCUMENT_BYTES)
         config = json.loads(stored_config.decode("utf-8"))
-        return _read_file(folder, weights, manifest), adapter_config_for_wire(config)
+        stored_weights = _read_file(folder, weights, manifest, MAX_WEIGHTS_BYTES)
+        return stored_weights, adapter_config_for_wire(config)
     except SettingsError:
         # A SettingsError is a ValueError as well.
         raise
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, RecursionError, AttributeError) as error:
         raise SettingsError(
             f"{weights.parent}: cannot be read as a PEFT adapter ({error})."
         ) from error
 
 
-def _read_file(folder: Path, path: Path, manifest: Manifest | None) -> bytes:
+def _read_file(folder: Path, path: Path, manifest: Manifest | None, limit: int) -> bytes:
     """Return a file's bytes, which must have the hash in the manifest.
 
     Args:
         folder: The checkpoint's folder.
         path: A file in it.
         manifest: The checkpoint's; None: nothing can be compared.
+        limit: Bytes that the file may have.
     """
-    data = path.read_bytes()
+    data = read_bytes(path, limit)
     if manifest is None:
         return data
     name = path.relative_to(folder).as_posix()

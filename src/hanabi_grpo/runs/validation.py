@@ -4,8 +4,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter
 
 from hanabi_grpo.errors import RunFolderError, SettingsError
+from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_bytes
+from hanabi_grpo.runs.history import MAX_STEP
 from hanabi_grpo.runs.run_folder import run_home, write_text_atomic
 
 FILE = "validation.json"
@@ -15,9 +20,9 @@ FILE = "validation.json"
 class Validated:
     """The score of one version on the validation tasks."""
 
-    step: int
+    step: Annotated[int, Field(ge=0, le=MAX_STEP)]
     """Optimizer steps behind the version."""
-    score: float
+    score: Annotated[float, Field(allow_inf_nan=False)]
     """Mean over tasks, one game each; over several games of score / greatest score."""
     se: float
     """Standard error of `score` over tasks."""
@@ -28,6 +33,9 @@ class Validated:
         return f"{self.score:.3f} ± {self.se:.3f} at step {self.step}"
 
 
+_VALIDATIONS = TypeAdapter(list[Validated])
+
+
 def read_validations(run_folder: Path) -> list[Validated]:
     """Return the validations of a run by step; an empty list where it has none.
 
@@ -36,13 +44,14 @@ def read_validations(run_folder: Path) -> list[Validated]:
     """
     path = run_folder / FILE
     try:
-        rows = json.loads(path.read_bytes())
-        return [Validated(**row) for row in rows]
+        content = read_bytes(path, MAX_DOCUMENT_BYTES)
+        return _VALIDATIONS.validate_json(content, strict=True)
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
         raise RunFolderError(
-            f"{path}: not what a run writes ({error}); remove it, or put it back."
+            f"{path}: not what a run writes ({reason}); remove it, or put it back."
         ) from error
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_bytes
 from hanabi_grpo.settings.model import renamed_variables
 
 SETTINGS_FILE = "settings.json"
@@ -30,7 +31,7 @@ def read_settings_document(path: Path) -> dict[str, Any]:
         ValueError: It holds no JSON object.
     """
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(read_bytes(path, MAX_DOCUMENT_BYTES))
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     if not isinstance(document, dict):

@@ -9,6 +9,7 @@ from pathlib import Path
 from dotenv.parser import parse_stream
 
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_text
 
 SHELL = "shell"
 DOTENV = ".env"
@@ -100,7 +101,7 @@ def _read_profile(profile: str, named_in: str) -> Source:
 
 def _read_file(path: Path) -> dict[str, str]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, MAX_DOCUMENT_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(
             f"{path}: cannot be read ({error}); it holds NAME=value lines in UTF-8."

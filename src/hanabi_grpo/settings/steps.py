@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_bytes
 from hanabi_grpo.settings.model import DEEPSPEED_STAGES, Settings
 from hanabi_grpo.training.estimators import GROUP_ESTIMATORS
 from hanabi_grpo.types import SHARED_ADAPTER, player_names
@@ -112,7 +113,7 @@ def deepspeed_stage(settings: Settings) -> int:
     if settings.deepspeed in DEEPSPEED_STAGES:
         return DEEPSPEED_STAGES.index(settings.deepspeed)
     try:
-        config = json.loads(Path(settings.deepspeed).read_text(encoding="utf-8"))
+        config = json.loads(read_bytes(Path(settings.deepspeed), MAX_DOCUMENT_BYTES))
         return int(config.get("zero_optimization", {}).get("stage", 0))
     except (OSError, ValueError, AttributeError) as error:
         raise SettingsError(

@@ -27,7 +27,7 @@ from hanabi_grpo.settings.refs import (
 )
 from hanabi_grpo.tracking.mirror import sync_line, unsent_folders
 from hanabi_grpo.tracking.record import RecordedArtifact, find_recorded
-from hanabi_grpo.tracking.wandb_run import time_limit
+from hanabi_grpo.tracking.wandb_run import hidden_secrets, time_limit
 
 DOWNLOADS = Path("outputs/downloads")
 """Where what was downloaded lies, below the working directory."""
@@ -195,7 +195,8 @@ def _fetch_from_wandb(place: WandbPlace, settings: Settings) -> Path:
         # Crash reports to W&B's maker are of no use here.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         try:
-            return _fetch_from_service(wanted)
+            with hidden_secrets():
+                return _fetch_from_service(wanted)
         except SettingsError:
             raise
         except (wandb.errors.Error, ValueError, OSError) as error:

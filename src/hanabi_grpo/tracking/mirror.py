@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.files import open_plain_to_append
 from hanabi_grpo.tracking.wandb_run import MARGIN_SECONDS, time_limit, wandb_environ
 
 logger = logging.getLogger(__name__)
@@ -101,7 +102,7 @@ class Mirror:
             str(self.run_folder),
             str(from_step),
         ]
-        with (self.run_folder / LOG).open("ab") as log:
+        with open_plain_to_append(self.run_folder / LOG) as log:
             return subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,

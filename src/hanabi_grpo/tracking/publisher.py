@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hanabi_grpo.files import MAX_METRICS_BYTES, read_bytes
 from hanabi_grpo.runs.history import read_history, read_row
 from hanabi_grpo.runs.manifest import checkpoints_of
 from hanabi_grpo.runs.run_folder import write_text_atomic
@@ -227,9 +228,7 @@ class Publisher:
         Raises an OSError.
         """
         try:
-            with self._metrics_file.open("rb") as file:
-                file.seek(self._read_bytes)
-                data = file.read()
+            data = read_bytes(self._metrics_file, MAX_METRICS_BYTES, start=self._read_bytes)
         except FileNotFoundError:
             return []
         # A line without an end is still being written.

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_bytes
 from hanabi_grpo.runs.history import number
 from hanabi_grpo.runs.run_folder import write_json_atomic
 from hanabi_grpo.settings.refs import LATEST, WandbPlace
@@ -177,7 +178,7 @@ def read_record(run_folder: Path) -> WandbRecord:
     """Return a run's record; a new one, with a new id, where there is none or it cannot be read."""
     path = run_folder / RECORD
     try:
-        return WandbRecord.model_validate_json(path.read_bytes())
+        return WandbRecord.model_validate_json(read_bytes(path, MAX_DOCUMENT_BYTES))
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as error:

@@ -20,6 +20,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_bytes
 from hanabi_grpo.runs.saved_adapters import SavedAdapters, newest_checkpoint, read_adapters
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.refs import Moving, Place, parse_checkpoint, split_player
@@ -97,11 +98,11 @@ def recorded_checkpoints(run_folder: Path | None) -> dict[str, UsedCheckpoint]:
         return {}
     path = run_folder / "settings.json"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_bytes(path, MAX_DOCUMENT_BYTES))
         return _UsedCheckpoints.validate_python(content.get(KEY, {}))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, AttributeError, ValidationError) as error:
+    except (OSError, ValueError, RecursionError, AttributeError, ValidationError) as error:
         reason = str(error).splitlines()[0]
         raise SettingsError(
             f"{path}: which remote checkpoints the run used cannot be read ({reason})."

@@ -8,13 +8,15 @@ or answers with 5xx only, from the service's own no (key, entity, project).
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.files import MAX_LOG_BYTES, read_bytes
 from hanabi_grpo.settings import Settings, settings_values
+from hanabi_grpo.settings.secret_names import without_secrets
 from hanabi_grpo.tracking.artifact import commit
 from hanabi_grpo.tracking.record import WandbRecord
 
@@ -31,6 +33,8 @@ SECONDS = {
 MARGIN_SECONDS = 30.0
 """For closing, beyond the service's time."""
 
+_OWN_VARIABLES = "WANDB_"
+"""Beginning of the variables that W&B itself reads, its key among them."""
 _NO_ANSWER = re.compile(
     r"timed out|deadline exceeded|giving up after|dial tcp|connection re|no such "
     r"host|\bEOF\b|error (5\d\d|408|429)",
@@ -56,7 +60,8 @@ def wandb_environ(run_folder: Path, environ: Mapping[str, str]) -> dict[str, str
         environ: The environment of this process; what it says of W&B stays.
 
     Returns:
-        It with W&B's folders and time limits, and without our own key.
+        It with W&B's folders and time limits, and without secrets of others than W&B. Keys of
+        clouds go too: artifacts are uploaded to W&B itself, never to a bucket by reference.
     """
     folder = run_folder.resolve()
     defaults = {
@@ -68,9 +73,24 @@ def wandb_environ(run_folder: Path, environ: Mapping[str, str]) -> dict[str, str
         # Crash reports to W&B's maker are not what WANDB_MODE=offline promises.
         "WANDB_ERROR_REPORTING": "false",
     }
-    result = {**defaults, **environ}
-    result.pop("HANABI_API_KEY", None)
-    return result
+    return {**defaults, **without_secrets(environ, keep=(_OWN_VARIABLES,))}
+
+
+@contextmanager
+def hidden_secrets() -> Iterator[None]:
+    """Take the secrets of others than W&B out of this process's environment, and put them back.
+
+    W&B's library starts a process of its own, which inherits what is there at that moment.
+    """
+    before = dict(os.environ)
+    kept = without_secrets(before, keep=(_OWN_VARIABLES,))
+    hidden = {name: value for name, value in before.items() if name not in kept}
+    for name in hidden:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
 
 
 def time_limit(environ: Mapping[str, str], name: str) -> float:
@@ -207,7 +227,7 @@ def _given_up(log: Path) -> str:
     `finish` itself does not report it.
     """
     with suppress(OSError, ValueError):
-        for line in log.read_bytes().splitlines():
+        for line in read_bytes(log, MAX_LOG_BYTES).splitlines():
             if _ERROR_LEVEL not in line:
                 continue
             message = str(json.loads(line).get("msg", ""))

@@ -16,6 +16,7 @@ from hanabi_grpo.client.waiting import Health, NotReady, look_once
 from hanabi_grpo.commands.doctor.check import Role
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
+from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_bytes
 from hanabi_grpo.rollout.budget import Budget, measure_budget
 from hanabi_grpo.rollout.dataset_rows import DatasetRow
 from hanabi_grpo.rollout.datasets import played_setups, training_rows
@@ -103,7 +104,7 @@ class Context:
         """The model's config.json; empty without a model."""
         if self.model_folder is None:
             return {}
-        return json.loads((self.model_folder / "config.json").read_text(encoding="utf-8"))
+        return json.loads(read_bytes(self.model_folder / "config.json", MAX_DOCUMENT_BYTES))
 
     @cached_property
     def num_parameters(self) -> int:

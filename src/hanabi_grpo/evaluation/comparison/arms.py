@@ -151,7 +151,12 @@ def _read_rows(folder: Path, metric: str) -> list[dict[str, Any]]:
         if folder.is_dir():
             reason = f"neither it nor its {TRAIN}/ has a metrics.jsonl"
         raise SettingsError(f"{folder}: {reason}; give the folder of a training run.")
-    rows = read_history(path)
+    try:
+        rows = read_history(path)
+    except OSError as error:
+        raise SettingsError(
+            f"{path}: cannot be read ({error.strerror}); give the folder of another run."
+        ) from error
     numeric_metrics = set()
     for row in rows:
         for name, value in row.items():

@@ -13,6 +13,7 @@ from typing import Any
 
 from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_bytes
 from hanabi_grpo.runs.adapter_config import frozen_name
 from hanabi_grpo.runs.evaluation_files import find_evaluations
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
@@ -158,7 +159,7 @@ def _publishable(values: Mapping[str, Any]) -> dict[str, Any]:
 def _training_score(checkpoint: Path, places: Sequence[Path], step: int) -> RunningScore | None:
     """Return the score that an artifact has, else the one of the run's rows; None without both."""
     try:
-        data = json.loads((checkpoint / SCORE).read_bytes())
+        data = json.loads(read_bytes(checkpoint / SCORE, MAX_DOCUMENT_BYTES))
         error = data["standard_error"]
         return RunningScore(
             step=step,
@@ -166,7 +167,7 @@ def _training_score(checkpoint: Path, places: Sequence[Path], step: int) -> Runn
             standard_error=float(error) if error else error,
             num_steps=int(data["steps"]),
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
         # The folder is no artifact.
         pass
     for folder in places:

@@ -11,10 +11,10 @@ from hanabi_grpo.envs.hanabi.conventions import (
     convention_report,
 )
 from hanabi_grpo.envs.hanabi.replays.timeline import make_timeline
-from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet
 from hanabi_grpo.rollout.recordings import read_recordings, recording_files
+from hanabi_grpo.texts import visible
 
 _HEEDED = 0.1
 """Least play signal of a hint that is reported as meaningful."""

@@ -7,7 +7,7 @@ from hanabi_grpo.envs.hanabi.replays.timeline import Timeline, deed, make_timeli
 from hanabi_grpo.envs.hanabi.replays.timeline import frames as frames  # see `played.own_page`
 from hanabi_grpo.envs.hanabi.rules import COLOR_NAMES
 from hanabi_grpo.envs.recording import Recording
-from hanabi_grpo.envs.texts import visible
+from hanabi_grpo.texts import visible
 
 SCRIPT = "replay.js"
 """Name of the page's script in templates/."""

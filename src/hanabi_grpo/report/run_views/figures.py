@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, tzinfo
 from typing import Any
 
-from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.runs.history import number
+from hanabi_grpo.texts import visible
 
 WINDOW = 10
 """Steps over which the dashboard averages."""
@@ -69,6 +69,8 @@ _HIDDEN_METRICS = frozenset(
     }
 )
 _HIDDEN_PREFIXES = ("games_", "groups_")
+_LONGEST_SECONDS = 10**10
+"""Of a time span that is shown, some 300 years."""
 _PHASES = ("push", "rollout", "resample", "wait", "recall", "train")
 """Phases of a step, in their order."""
 
@@ -161,7 +163,7 @@ def shown(value: float | None) -> str:
 
 def duration(seconds: float) -> str:
     """Return a time span, e.g. "0:03:05", "3 days, 4:00:00"."""
-    return str(timedelta(seconds=max(0, round(seconds))))
+    return str(timedelta(seconds=min(max(0, round(seconds)), _LONGEST_SECONDS)))
 
 
 def clock(seconds: float | None, zone: tzinfo | None = None) -> str:

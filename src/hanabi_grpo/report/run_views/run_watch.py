@@ -1,5 +1,6 @@
 """The state of a run folder, read again and again while a trainer writes, resumes or creates it."""
 
+import contextlib
 import json
 import time
 from collections import Counter
@@ -8,13 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.files import MAX_INCIDENTS_BYTES, read_bytes
 from hanabi_grpo.report.run_views.figures import recent
 from hanabi_grpo.runs.alarms import AlarmChange, AlarmWatch, Reading, alarms_of
-from hanabi_grpo.runs.history import number, read_history
+from hanabi_grpo.runs.history import MAX_STEP, number, read_whole_history
 from hanabi_grpo.runs.manifest import checkpoints_of
 from hanabi_grpo.runs.run_folder import TRAIN, holder_of, recorded_settings, run_home
+from hanabi_grpo.texts import visible
 
 _METRICS = "metrics.jsonl"
 _INCIDENTS = "incidents.jsonl"
@@ -73,7 +75,7 @@ class RunState:
     def max_steps(self) -> int | None:
         """MAX_STEPS; None where the dataset's length decides."""
         value = self.settings.get("MAX_STEPS")
-        return value if type(value) is int and value > 0 else None
+        return value if type(value) is int and 0 < value <= MAX_STEP else None
 
     @property
     def step_seconds(self) -> float | None:
@@ -131,6 +133,8 @@ class RunWatch:
         self._versions: dict[str, _FileVersion | None] = {}
         """Versions of the files when they were read; None: it was missing."""
         self._rows: list[dict[str, Any]] = []
+        self._history_note = ""
+        """What was left out of `metrics.jsonl`."""
         self._incidents: tuple[Incident, ...] = ()
         self._forget_alarms()
 
@@ -151,6 +155,8 @@ class RunWatch:
             except OSError as error:
                 notes.append(f"{error.filename}: cannot be read ({error.strerror})")
                 self._versions.clear()
+        if self._history_note:
+            notes.append(self._history_note)
         settings = recorded_settings(home)
         raised = self._alarms.raised
         readings = sorted(
@@ -190,7 +196,9 @@ class RunWatch:
     def _read_metrics(self) -> None:
         if not self._has_changed(_METRICS):
             return
-        rows = read_history(self._home / _METRICS)
+        history = read_whole_history(self._home / _METRICS)
+        self._history_note = history.note
+        rows = history.rows
         num_known = len(self._rows)
         is_continued = num_known > 0 and rows[:num_known] == self._rows
         if not is_continued:
@@ -206,13 +214,14 @@ class RunWatch:
     def _read_incidents(self) -> None:
         if not self._has_changed(_INCIDENTS):
             return
-        path = self._home / _INCIDENTS
+        content = b""
+        with contextlib.suppress(FileNotFoundError):
+            content = read_bytes(self._home / _INCIDENTS, MAX_INCIDENTS_BYTES)
         incidents = []
-        if path.exists():
-            for line in path.read_bytes().splitlines():
-                incident = _parse_incident(line)
-                if incident is not None:
-                    incidents.append(incident)
+        for line in content.splitlines():
+            incident = _parse_incident(line)
+            if incident is not None:
+                incidents.append(incident)
         self._incidents = tuple(incidents)
 
     def _has_changed(self, name: str) -> bool:
@@ -251,11 +260,12 @@ def _parse_incident(line: bytes) -> Incident | None:
     """Return the incident of a line; None for any other line: the last one may still be written."""
     try:
         row = json.loads(line)
+        step = row.get("step")
         return Incident(
             time=number(row.get("time")),
             kind=visible(row["kind"]),
             message=visible(str(row.get("message", ""))),
-            step=row.get("step"),
+            step=step if type(step) is int and 0 <= step <= MAX_STEP else None,
         )
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
         return None

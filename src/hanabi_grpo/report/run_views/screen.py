@@ -11,7 +11,6 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.evaluation.evaluate import score_range
 from hanabi_grpo.evaluation.smoothing import bin_means, trailing_mean
 from hanabi_grpo.evaluation.tables import ATTAINABLE
@@ -30,6 +29,7 @@ from hanabi_grpo.report.run_views.figures import (
     team_figures,
 )
 from hanabi_grpo.report.run_views.run_watch import RunState
+from hanabi_grpo.texts import visible
 
 _WIDE = 108
 """Least width, in columns, for two panels side by side."""

@@ -22,8 +22,8 @@ from hanabi_grpo.envs.hanabi.rules import (
     shuffled_deck,
 )
 from hanabi_grpo.envs.recording import Recording
-from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import GameParameterError, SettingsError
+from hanabi_grpo.texts import visible
 from hanabi_grpo.types import Episode, Turn, player_name
 
 _CARD = re.compile(rf"([{COLOR_LETTERS}])([1-5])", re.ASCII)

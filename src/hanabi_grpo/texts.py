@@ -1,0 +1,81 @@
+"""Texts from files and from the network as people may read them: every character only shows itself.
+
+A terminal obeys control characters, and a reader is deceived by those that turn the direction of
+writing. What writes to a terminal (`commands.console`), to a log (`logs`) or to a page
+(`report.page`) therefore sends every text through `visible`.
+"""
+
+import unicodedata
+
+_FIRST_PRINTABLE = 0x20
+"""Control characters below it have pictures in Unicode, from `_CONTROL_PICTURES` on."""
+_CONTROL_PICTURES = 0x2400
+_DELETE = 0x7F
+_INVISIBLE_CATEGORIES = ("Cf", "Zl", "Zp")
+"""Unicode's format characters, and its separators of lines and of paragraphs."""
+_FILLERS = "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u3164\uffa0"
+"""Letters and marks that are drawn as nothing."""
+
+
+def visible(text: str) -> str:
+    r"""Return a text in which every character shows itself; lines and tabs stay.
+
+    Control characters (a terminal obeys them) become the pictures that Unicode has for them,
+    characters that turn the direction of writing or have no width are named, e.g. `[U+202E]`, and a
+    lone surrogate becomes U+FFFD.
+
+    Example:
+        visible("\x1b[2J\u202e") == "␛[2J[U+202E]"
+    """
+    text = text.replace("\r\n", "\n")
+    if text.isascii() and text.isprintable():
+        return text
+    return text.translate(_SHOWN)
+
+
+def visible_line(text: str) -> str:
+    r"""Return `visible` of what belongs on one line, e.g. a name: breaks and tabs are shown too.
+
+    Example:
+        visible_line("a\nb") == "a␊b"
+    """
+    return visible(text).translate(_LINE)
+
+
+def is_visible(text: str) -> bool:
+    """Tell whether a text fits on one line and every character of it shows itself."""
+    return visible_line(text) == text
+
+
+class _Shown(dict[int, str]):
+    """What stands for each character, by its code; filled as characters come."""
+
+    def __missing__(self, code: int) -> str:
+        shown = _show(chr(code))
+        self[code] = shown
+        return shown
+
+
+_SHOWN = _Shown()
+_LINE = str.maketrans(
+    {"\n": "\N{SYMBOL FOR LINE FEED}", "\t": "\N{SYMBOL FOR HORIZONTAL TABULATION}"}
+)
+
+
+def _show(character: str) -> str:
+    """Return what stands for a character."""
+    if character in "\n\t":
+        return character
+    code = ord(character)
+    category = unicodedata.category(character)
+    if category == "Cc":
+        if code < _FIRST_PRINTABLE:
+            return chr(_CONTROL_PICTURES + code)
+        if code == _DELETE:
+            return "\N{SYMBOL FOR DELETE}"
+        return f"[U+{code:04X}]"
+    if category == "Cs":
+        return "\N{REPLACEMENT CHARACTER}"
+    if category in _INVISIBLE_CATEGORIES or character in _FILLERS:
+        return f"[U+{code:04X}]"
+    return character
