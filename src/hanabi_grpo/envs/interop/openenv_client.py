@@ -1,13 +1,10 @@
 """An OpenEnv server of this machine as a game of one player.
 
-Such as HANABI_ENV=openenv:localhost:8100 (extra openenv). Only this machine's ports: a name may
-come from a request, and none may make a server connect anywhere. For another machine forward a
-port. A game waits for its server and holds up whoever plays it meanwhile, and it cannot be copied.
+Such as HANABI_ENV=openenv:localhost:8100 (extra openenv). Only this machine's ports; for another
+machine forward a port. A game waits for its server and holds up whoever plays it meanwhile, each
+time `openenv_session.DEADLINE` seconds at most, and it cannot be copied.
 """
 
-import json
-import urllib.error
-import urllib.request
 import weakref
 from collections.abc import Mapping, Sequence
 from queue import Empty, SimpleQueue
@@ -16,10 +13,9 @@ from typing import Any, Self
 from hanabi_grpo.envs.interop.foreign import Foreign, ForeignConfig, ForeignGame, import_module
 from hanabi_grpo.errors import ServerError, SettingsError
 
-_CLIENT = "openenv.core.generic_client"
+_SESSIONS = "hanabi_grpo.envs.interop.openenv_session"
+"""Needs the extra, which not everybody has."""
 _EXTRA = "openenv"
-_TIMEOUT = 30.0
-"""Seconds that an answer may take."""
 _ABANDONED: "SimpleQueue[Any]" = SimpleQueue()
 """Sessions of games that were dropped before their end.
 
@@ -36,23 +32,21 @@ class OpenEnvConfig(ForeignConfig):
 class OpenEnvGame(ForeignGame):
     """One episode, a session of its own; a text is the one field of an action."""
 
-    url: str
+    host: str
+    port: int
     action_field: str
 
     def begin(self) -> None:
         _close_abandoned_sessions()
-        client = import_module(_CLIENT, self.url, _EXTRA)
-        connection = client.GenericEnvClient(base_url=self.url, message_timeout_s=_TIMEOUT)
-        self._session: Any = connection.sync()
+        sessions = import_module(_SESSIONS, self.url, _EXTRA)
+        self._session: Any = sessions.OpenEnvSession(self.host, self.port)
         self._abandon = weakref.finalize(self, _ABANDONED.put, self._session)
-        try:
-            result = self._session.reset(seed=self.seed)
-        except Exception as error:  # of sockets, websockets or the server
-            raise ServerError(
-                f"{self.url}: no episode of OpenEnv: {error}. Is the server up, with a free "
-                "session?"
-            ) from error
-        self._observe(result)
+        self._observe(self._session.reset(self.seed))
+
+    @property
+    def url(self) -> str:
+        """Where the server is, for messages."""
+        return f"http://{self.host}:{self.port}"
 
     def advance(self, action: str) -> Sequence[float]:
         result = self._session.step({self.action_field: action})
@@ -97,22 +91,17 @@ def openenv_game(name: str) -> Foreign:
     Raises:
         SettingsError: There is no OpenEnv server, or its actions are not one text.
     """
-    import_module(_CLIENT, name, _EXTRA)
-    _, _, address = name.partition(":")
-    url = f"http://{address}"
+    sessions = import_module(_SESSIONS, name, _EXTRA)
+    _, host, port = name.split(":")
     try:
-        with urllib.request.urlopen(f"{url}/schema", timeout=_TIMEOUT) as answer:
-            fields = json.load(answer)["action"]["properties"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SettingsError(
-            f"env={name!r}: {url}/schema is no OpenEnv server ({error}); start it first."
-        ) from error
-    texts = [field for field, kind in fields.items() if kind.get("type") == "string"]
+        texts = sessions.text_fields(f"http://{host}:{port}")
+    except ServerError as error:
+        raise SettingsError(f"env={name!r}: {error}; start it first.") from error
     if len(texts) != 1:
         raise SettingsError(
             f"env={name!r}: its action has the texts {', '.join(texts) or 'none'}; an action of "
             "one text is needed."
         )
     [action_field] = texts
-    game = type("OpenEnvGame", (OpenEnvGame,), {"url": url, "action_field": action_field})
-    return Foreign(name, game, OpenEnvConfig, "openenv")
+    parts = {"host": host, "port": int(port), "action_field": action_field}
+    return Foreign(name, type("OpenEnvGame", (OpenEnvGame,), parts), OpenEnvConfig, "openenv")

@@ -1,0 +1,255 @@
+"""Asking an OpenEnv server of this machine so that every call ends, whatever the server does.
+
+OpenEnv's own client has no deadline for what it sends, follows redirects to anywhere, and takes
+100 MB. Here a call has one deadline for its whole answer, an answer has a size, redirects lead
+nowhere and proxies are not asked: their variables are meant for the internet. Each session has an
+event loop in a thread of its own, so that a call can be cut short from any thread, also from one
+that runs an event loop.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Literal, TypeVar
+
+import httpx
+import msgspec
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from websockets.asyncio.client import ClientConnection, connect
+
+from hanabi_grpo.errors import ServerError, shown
+
+DEADLINE = 30.0
+"""Seconds in which a call has its whole answer."""
+MAX_ANSWER = 4 << 20
+"""Bytes of an answer."""
+_CLOSE_SECONDS = 1.0
+"""For saying goodbye to a server that may be gone."""
+_OK = 200
+_UNAUTHORIZED = 401
+
+_Answer = TypeVar("_Answer")
+
+
+class _AnswerError(Exception):
+    """An answer that cannot be used, in words."""
+
+
+class _Field(msgspec.Struct):
+    """A field in a JSON schema."""
+
+    type: Any = None
+
+
+class _Action(msgspec.Struct):
+    """The JSON schema of actions."""
+
+    properties: dict[str, _Field]
+
+
+class _Schema(msgspec.Struct):
+    """What `GET /schema` answers."""
+
+    action: _Action
+
+
+class Observed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server answers to a reset or a step."""
+
+    observation: dict[str, Any]
+    reward: bool | float | None = None
+    done: bool = False
+
+
+class _ObservationMessage(msgspec.Struct, tag_field="type", tag="observation"):
+    """The message around it."""
+
+    data: Observed
+
+
+class _Refusal(msgspec.Struct):
+    """What a server says of a reset or step that failed."""
+
+    message: str = ""
+    code: str = ""
+
+
+class _ErrorMessage(msgspec.Struct, tag_field="type", tag="error"):
+    """The message around it."""
+
+    data: _Refusal
+
+
+def text_fields(url: str) -> tuple[str, ...]:
+    """Return the fields of a server's actions that are texts.
+
+    Args:
+        url: E.g. "http://localhost:8100".
+
+    Raises:
+        ServerError: There is no OpenEnv server, or its answer was too late or too large.
+    """
+    with start_blocking_portal(name=f"openenv {url}") as portal:
+        try:
+            schema = _ask(portal, lambda: _fetch_schema(url))
+        except _AnswerError as error:
+            raise ServerError(f"{url}/schema is no OpenEnv server ({error})") from error
+    return tuple(name for name, field in schema.action.properties.items() if field.type == "string")
+
+
+async def _fetch_schema(url: str) -> _Schema:
+    body = bytearray()
+    async with (
+        httpx.AsyncClient(
+            trust_env=False,
+            follow_redirects=False,
+            # `_ask` has the deadline, which is not one per read.
+            timeout=None,
+            headers={"accept-encoding": "identity"},
+        ) as http,
+        http.stream("GET", f"{url}/schema") as answer,
+    ):
+        if answer.status_code == _UNAUTHORIZED:
+            raise _AnswerError(
+                f"status {_UNAUTHORIZED}: it wants a key, and none is sent from here; a server of "
+                "this machine alone needs none"
+            )
+        if answer.status_code != _OK:
+            raise _AnswerError(
+                f"status {answer.status_code}; allowed is {_OK}, and a redirect is not followed"
+            )
+        encoding = answer.headers.get("content-encoding", "identity")
+        if encoding != "identity":
+            raise _AnswerError(f"content-encoding {encoding[:20]}; allowed is none")
+        async for part in answer.aiter_raw():
+            body += part
+            if len(body) > MAX_ANSWER:
+                raise _AnswerError(f"more than {MAX_ANSWER} bytes, the most that is allowed")
+    return msgspec.json.decode(body, type=_Schema)
+
+
+class OpenEnvSession:
+    """One session of a server: a reset, and steps until the episode is over."""
+
+    def __init__(self, host: str, port: int) -> None:
+        """Prepare a session; `reset` connects.
+
+        Args:
+            host: "localhost" or "127.0.0.1".
+            port: The server's port.
+        """
+        self._host = host
+        self._port = port
+        self._name = f"http://{host}:{port}"
+        self._stack = contextlib.ExitStack()
+        self._portal: BlockingPortal | None = None
+        self._connection: ClientConnection | None = None
+
+    def reset(self, seed: int) -> Observed:
+        """Connect and start the episode of a seed.
+
+        Raises:
+            ServerError: The server was not reached, refused, or had no fitting answer in time.
+        """
+        portal = start_blocking_portal(name=f"openenv {self._name}")
+        self._portal = self._stack.enter_context(portal)
+
+        async def reset() -> Observed:
+            self._connection = await connect(
+                f"ws://{self._host}:{self._port}/ws",
+                # Named, so that a redirect to anywhere else is refused.
+                host=self._host,
+                port=self._port,
+                proxy=None,
+                compression=None,
+                max_size=MAX_ANSWER,
+                max_queue=1,
+                open_timeout=None,
+                ping_interval=None,
+                close_timeout=_CLOSE_SECONDS,
+            )
+            return await self._exchange("reset", {"seed": seed})
+
+        return self._call("reset", reset)
+
+    def step(self, action: Mapping[str, str]) -> Observed:
+        """Send an action.
+
+        Raises:
+            ServerError: As `reset`; the session is over then.
+        """
+        return self._call("step", lambda: self._exchange("step", action))
+
+    def close(self) -> None:
+        """End the session; a server that does not say goodbye is left."""
+        portal = self._portal
+        self._portal = None
+        if portal is None:
+            return
+        with self._stack:
+            portal.call(self._hang_up)
+
+    def _call(self, what: str, send: Callable[[], Awaitable[Observed]]) -> Observed:
+        if self._portal is None:
+            raise ServerError(f"{self._name}: {what} failed (its session is over). Begin another.")
+        try:
+            return _ask(self._portal, send)
+        except BaseException as error:
+            # What comes late would be taken for the answer to the next question.
+            self.close()
+            if not isinstance(error, _AnswerError):
+                raise
+            raise ServerError(
+                f"{self._name}: {what} failed ({error}). Is the server up, with a free session?"
+            ) from error
+
+    async def _exchange(self, kind: Literal["reset", "step"], data: Mapping[str, Any]) -> Observed:
+        assert self._connection is not None
+        await self._connection.send(msgspec.json.encode({"type": kind, "data": data}).decode())
+        answer = msgspec.json.decode(
+            await self._connection.recv(), type=_ObservationMessage | _ErrorMessage
+        )
+        if isinstance(answer, _ErrorMessage):
+            refusal = answer.data
+            raise _AnswerError(f"it says {shown(refusal.message)} ({shown(refusal.code)})")
+        return answer.data
+
+    async def _hang_up(self) -> None:
+        connection = self._connection
+        if connection is None:
+            return
+        # Any error: of a connection that is given up anyway.
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await connection.send(b'{"type":"close"}'.decode())
+                await connection.close()
+        connection.transport.abort()
+
+
+def _ask(portal: BlockingPortal, send: Callable[[], Awaitable[_Answer]]) -> _Answer:
+    """Return the answer to one question, which has to come by the deadline.
+
+    Args:
+        portal: The event loop that asks.
+        send: Asks.
+
+    Raises:
+        _AnswerError: Whatever else became of it.
+    """
+
+    async def ask() -> _Answer:
+        async with asyncio.timeout(DEADLINE):
+            return await send()
+
+    try:
+        return portal.call(ask)
+    except _AnswerError:
+        raise
+    except TimeoutError as error:
+        raise _AnswerError(
+            f"no whole answer in {DEADLINE:g} s, the longest that a call may take"
+        ) from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _AnswerError(f"the answer does not fit: {error}") from error
+    except Exception as error:  # of sockets, HTTP or websockets
+        raise _AnswerError(f"{type(error).__name__}: {error}") from error
