@@ -23,6 +23,7 @@ from fake_engine import BASE, CHAT, LAPTOP, MAX_MODEL_LEN, TOKENIZER, StubSample
 from hanabi_grpo.agents.served_model import Model
 from hanabi_grpo.agents.url_model import UrlPartners
 from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.envs.access import NOTHING_OUTSIDE, GameAccess
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.logs import LineRing
@@ -175,6 +176,7 @@ def running_app(
     port: int = 0,
     engine: WordEngine | None = None,
     partners: UrlPartners | None = None,
+    access: GameAccess = NOTHING_OUTSIDE,
     **identity: Any,
 ) -> Iterator[RunningApp]:
     """Serve the real app around a `WordEngine` in a thread.
@@ -185,6 +187,7 @@ def running_app(
         port: Where to listen; 0: a free port.
         engine: The engine; None: a new one.
         partners: Models behind URLs.
+        access: What requests may name beside games that only compute.
         identity: Fields of the server's identity that differ from `make_identity`.
     """
     listener = listen("127.0.0.1", port)
@@ -200,7 +203,7 @@ def running_app(
     if partners:
         model = replace(model, partners=partners)
     scheduler = Scheduler(model, store, games_at_once=256, instance_id=described.instance_id)
-    app = create_app(engine, store, scheduler, described, ring, api_key=api_key)
+    app = create_app(engine, store, scheduler, described, ring, api_key=api_key, access=access)
     running = RunningApp(
         port=listener.getsockname()[1],
         engine=engine,

@@ -4,13 +4,21 @@ Servers, evaluation, demos and people all play through `play_episode`. The agent
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.types import Episode, Reply
+
+Run = Callable[..., Awaitable[Any]]
+"""Calls a function with arguments, here or in a thread, and returns what it returns."""
+
+
+async def run_here(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call a function at once."""
+    return function(*args, **options)
 
 
 class PlayerSeat(Protocol):
@@ -50,6 +58,7 @@ async def play_episode(
     game: int = 0,
     names: Sequence[str] = (),
     instance_id: str = "",
+    run: Run = run_here,
 ) -> Episode:
     """Play one game to its end.
 
@@ -63,11 +72,12 @@ async def play_episode(
             of the actions that replace bad replies.
         names: The policy of each seat, for the record; the players' own names when left out.
         instance_id: Identifier of the server process, for the record.
+        run: How the start and the steps of the environment are made.
 
     Raises:
         SettingsError: The number of players is not the number of seats.
     """
-    referee = Referee(task, number=game)
+    referee = await run(Referee, task, number=game)
     if len(players) != referee.spec.num_players:
         raise SettingsError(
             f"{len(players)} players for an environment of {referee.spec.num_players}: give one "
@@ -84,7 +94,7 @@ async def play_episode(
         if full:
             referee.out_of_tokens(full[0])
         else:
-            referee.step(dict(zip(acting, replies, strict=True)))
+            await run(referee.step, dict(zip(acting, replies, strict=True)))
     return referee.episode(
         seats=names or [player.name for player in players], instance_id=instance_id
     )

@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from hanabi_grpo.envs.access import NOTHING_OUTSIDE, GameAccess
 from hanabi_grpo.errors import (
     AdapterError,
     BusyError,
@@ -58,6 +59,7 @@ def create_app(
     *,
     api_key: str | None,
     host: str = "127.0.0.1",
+    access: GameAccess = NOTHING_OUTSIDE,
 ) -> FastAPI:
     """Build the app around a running engine.
 
@@ -69,6 +71,7 @@ def create_app(
         ring: The newest log lines, for `/log/`.
         api_key: Key that every request must carry; None lets in every program of this machine.
         host: Address that the server listens on.
+        access: What requests may name.
 
     Returns:
         The app, ready to be served.
@@ -82,9 +85,9 @@ def create_app(
     app.add_middleware(KeyCheck, api_key=api_key, host=host)
     _add_error_handlers(app, engine)
     _add_state_routes(app, engine, store, scheduler, identity, ring)
-    _add_session_routes(app, store, scheduler, identity)
+    _add_session_routes(app, store, scheduler, identity, access)
     _add_adapter_routes(app, store, identity)
-    app.include_router(play_routes(store, scheduler))
+    app.include_router(play_routes(store, scheduler, access))
     app.include_router(chat_routes(store, scheduler, identity.model))
     return app
 
@@ -191,7 +194,11 @@ def _describe(request: Request) -> str:
 
 
 def _add_session_routes(
-    app: FastAPI, store: AdapterStore, scheduler: Scheduler, identity: ServerIdentity
+    app: FastAPI,
+    store: AdapterStore,
+    scheduler: Scheduler,
+    identity: ServerIdentity,
+    access: GameAccess,
 ) -> None:
     """Add the routes by which a trainer takes the server, keeps it and leaves it."""
     ownership = store.ownership
@@ -206,8 +213,11 @@ def _add_session_routes(
 
     @app.post("/session/")
     async def open_session(request: Request) -> dict[str, Any]:
-        wanted = read_session_request(identity, await request.body())
-        check_fit(identity, wanted)
+        body = await request.body()
+        # Beside the event loop: it plays the beginning of each game that the trainer names.
+        reading = scheduler.threads.sessions
+        wanted = await reading.run(read_session_request, identity, body)
+        await reading.run(check_fit, identity, wanted, access)
         await store.open_session(wanted)
         return {**identity.model_dump(), **state(), "games_in_flight": scheduler.games_in_flight}
 

@@ -11,15 +11,17 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from jinja2 import TemplateError
 
 from hanabi_grpo.agents.conversation import Conversation
 from hanabi_grpo.agents.served_model import Model, PromptTokens
+from hanabi_grpo.envs.base import Task
 from hanabi_grpo.errors import (
     GameParameterError,
     HanabiGrpoError,
@@ -29,7 +31,7 @@ from hanabi_grpo.errors import (
     SettingsError,
     VersionError,
 )
-from hanabi_grpo.rollout.loop import Player, play_episode
+from hanabi_grpo.rollout.loop import Player, Run, play_episode
 from hanabi_grpo.rollout.messages import (
     ReplyRequest,
     RequestedTask,
@@ -41,6 +43,7 @@ from hanabi_grpo.rollout.sampler import AdapterHandle, SamplingConfig
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.pacing import Places, in_slices
 from hanabi_grpo.server.seats import Tables, wanted_adapters
+from hanabi_grpo.server.threads import Threads
 from hanabi_grpo.settings.refs import UrlRef, seat_adapter
 from hanabi_grpo.types import DroppedGame, Episode, Reply, ReplyKind
 
@@ -92,6 +95,8 @@ class Scheduler:
         self.instance_id = instance_id
         self._store = store
         self._places = Places(games_at_once)
+        self.threads = Threads()
+        """Where requests are read, and slow games are started and go on."""
         self.games_in_flight = 0
         self.games_played = 0
         self.games_retried = 0
@@ -124,7 +129,8 @@ class Scheduler:
             ServerError: Every game failed, or the engine is dead (ServerGoneError).
         """
         self._check_room(sampling.max_tokens)
-        self.model.partners.check(ref for task in tasks for ref in task.refs)
+        refs = [ref for task in tasks for ref in task.refs]
+        self.model.partners.check(refs, own=own, max_tokens=sampling.max_tokens)
         played = await self._play_all(tasks, sampling, own, prompts or PromptTokens())
         _check_partners(tasks, played)
         self._check_some_played(tasks, played)
@@ -233,14 +239,23 @@ class Scheduler:
         request = object()
         place = partial(self._places.place, request, own=own)
         async with self._store.lease(wanted_adapters(tasks)) as leased:
-            tables = Tables(model=self.model, sampling=sampling, leased=leased, prompts=prompts)
+            tables = Tables(
+                model=self.model,
+                sampling=sampling,
+                leased=leased,
+                prompts=prompts,
+                runner=partial(self.threads.runner, own=own),
+                own=own,
+            )
+            prepare = partial(self.threads.prepare, own=own)
             try:
                 async with asyncio.TaskGroup() as group:
                     async for task in in_slices(tasks):
                         players = tables.seat(task)
+                        run = tables.runner(task.task.setup)
                         games = []
                         for game in task.games:
-                            coroutine = self._play(place, task, players, game)
+                            coroutine = self._play(prepare, place, task, players, game, run)
                             games.append(group.create_task(coroutine))
                         started.append(games)
                         group.create_task(_log_group(task, games))
@@ -252,9 +267,16 @@ class Scheduler:
         return played
 
     async def _play(
-        self, place: _Place, task: RequestedTask, players: Sequence[Player], game: int
+        self,
+        prepare: Callable[[Task[Any]], Awaitable[None]],
+        place: _Place,
+        task: RequestedTask,
+        players: Sequence[Player],
+        game: int,
+        run: Run,
     ) -> Result:
         """Play one game, a second time when the first attempt fails."""
+        await prepare(task.task)
         async with place():
             self.games_in_flight += 1
             try:
@@ -262,7 +284,7 @@ class Scheduler:
                 has_url = any(isinstance(ref, UrlRef) for ref in task.refs)
                 attempts = 1 if has_url else ATTEMPTS
                 for attempt in range(1, attempts + 1):
-                    result = await self._attempt(task, players, game, attempt, attempts)
+                    result = await self._attempt(task, players, game, attempt, attempts, run)
                     if isinstance(result, Episode):
                         self.games_played += 1
                         return result
@@ -280,6 +302,7 @@ class Scheduler:
         game: int,
         attempt: int,
         attempts: int,
+        run: Run,
     ) -> Result:
         """Play one game once.
 
@@ -289,6 +312,7 @@ class Scheduler:
             game: Number of the game within its task.
             attempt: Which attempt this is, from 1.
             attempts: How many there are at most.
+            run: How the environment's start and steps are made.
 
         Returns:
             The episode, or the reason why there is none.
@@ -302,7 +326,12 @@ class Scheduler:
         with self._engine_faults(where):
             try:
                 return await play_episode(
-                    task, players, game=game, names=requested.seats, instance_id=self.instance_id
+                    task,
+                    players,
+                    game=game,
+                    names=requested.seats,
+                    instance_id=self.instance_id,
+                    run=run,
                 )
             except _IMPOSSIBLE:
                 raise

@@ -1,6 +1,6 @@
 """The seats of one request: adapters to hold, and a player for each seat."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,7 +8,7 @@ from hanabi_grpo.agents.script import make_script
 from hanabi_grpo.agents.served_model import Model, PromptTokens, ServedPlayer
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import VersionError
-from hanabi_grpo.rollout.loop import Player
+from hanabi_grpo.rollout.loop import Player, Run, run_here
 from hanabi_grpo.rollout.messages import RequestedTask
 from hanabi_grpo.rollout.sampler import SamplingConfig
 from hanabi_grpo.server.adapter_loader import HeldAdapter
@@ -49,6 +49,10 @@ class Tables:
     """By adapter name, the version that is held for this request."""
     prompts: PromptTokens = field(default_factory=PromptTokens)
     """Counts what the request gives the engine."""
+    runner: Callable[[Setup[Any]], Run] = lambda setup: run_here
+    """Says how a game's start, steps and scripts are made."""
+    own: bool = False
+    """Whether the request is the session's trainer's."""
     made: dict[tuple[Setup[Any], SeatRef], Player] = field(default_factory=dict)
     """The players so far."""
 
@@ -65,12 +69,13 @@ class Tables:
     def _make_player(self, setup: Setup[Any], ref: SeatRef) -> Player:
         match ref:
             case ScriptRef(name=name):
-                return make_script(setup, name)
+                return make_script(setup, name, self.runner(setup))
             case UrlRef():
                 return self.model.partners.player(
                     ref,
                     max_tokens=self.sampling.max_tokens,
                     temperature=self.sampling.temperature,
+                    own=self.own,
                 )
             case _:
                 return self._make_served(ref)
