@@ -20,6 +20,7 @@ from hanabi_grpo.errors import (
     BusyError,
     GameParameterError,
     HanabiGrpoError,
+    NoRoomError,
     SettingsError,
     VersionError,
 )
@@ -29,7 +30,7 @@ from hanabi_grpo.rollout.sampler import Sampler
 from hanabi_grpo.runs.run_folder import public_run
 from hanabi_grpo.server.adapter_loader import Upload
 from hanabi_grpo.server.adapter_store import AdapterStore
-from hanabi_grpo.server.door import BodyCheck, KeyCheck, problem
+from hanabi_grpo.server.door import TIMEOUT, UNAVAILABLE, BodyCheck, KeyCheck, problem
 from hanabi_grpo.server.identity import ServerIdentity, check_fit, read_session_request
 from hanabi_grpo.server.routes_chat import chat_routes
 from hanabi_grpo.server.routes_play import CLIENT_CLOSED, play_routes
@@ -43,7 +44,6 @@ NOT_FOUND = 404
 CONFLICT = 409
 UNPROCESSABLE = 422
 INTERNAL_ERROR = 500
-UNAVAILABLE = 503
 
 _SHOWN_PATH = 200
 """Characters of a request's path in messages and logs."""
@@ -142,8 +142,8 @@ def _add_error_handlers(app: FastAPI, engine: Sampler) -> None:
 
     @app.exception_handler(HanabiGrpoError)
     async def refused(_: Request, error: HanabiGrpoError) -> Response:
-        if engine.is_dead:
-            # Whatever failed may succeed once the engine is back.
+        if engine.is_dead or isinstance(error, NoRoomError):
+            # Whatever failed may succeed once the engine is back, or there is room.
             status = UNAVAILABLE
         elif isinstance(error, VersionError):
             status = CONFLICT
@@ -151,7 +151,7 @@ def _add_error_handlers(app: FastAPI, engine: Sampler) -> None:
             status = UNPROCESSABLE
         else:
             status = INTERNAL_ERROR
-        return problem(status, str(error), again=isinstance(error, BusyError))
+        return problem(status, str(error), again=isinstance(error, BusyError | NoRoomError))
 
     @app.exception_handler(RequestValidationError)
     async def malformed(_: Request, error: RequestValidationError) -> Response:
@@ -174,7 +174,11 @@ def _add_error_handlers(app: FastAPI, engine: Sampler) -> None:
 
     @app.exception_handler(HTTPException)
     async def not_served(request: Request, error: HTTPException) -> Response:
-        return problem(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
+        return problem(
+            error.status_code,
+            f"{request.method} {request.url.path}: {error.detail}",
+            again=error.status_code == TIMEOUT,
+        )
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
