@@ -26,7 +26,7 @@ from hanabi_grpo.rollout.handshake import game_claims
 from hanabi_grpo.server.assembly import read_access
 from hanabi_grpo.settings import load_settings
 from local_service import LocalService, QuietHandler, served
-from server_app import RunningApp, rollout_body, running_app, session_body
+from server_app import RunningApp, open_session, rollout_body, running_app, session_body
 
 SECONDS = 3.0
 """A server that stands still for so long is held up; an answer takes some milliseconds."""
@@ -329,6 +329,27 @@ def test_slow_problems_are_made_and_scored_beside_the_event_loop_by_one_thread_f
         data_set.threads.clear()
         answer = opens_in_time(lambda: ask_session(app, claim(setup.row())), app)
         assert "rules (vote vote, 1 players) differs" in answer.json()["detail"]
+
+
+def test_the_trainers_slow_problems_have_another_thread_and_strangers_have_none_made(
+    slow: tuple[SlowProblems, Setup[Any]],
+) -> None:
+    data_set, setup = slow
+    data_set.seconds = 0.0
+    with running_app(access=GameAccess.of([setup])) as app, RolloutClient(app.url) as trainer:
+        games = game_claims([setup])
+        open_session(trainer, app, games=games, adapters=["shared"], run_id="the first run")
+        data_set.threads.clear()
+        row = {**setup.row(), "suite": "train", "seed": 7, "seats": ["random"]}
+        trainer.play([row], num_games=1, max_tokens=4, temperature=1.0)
+        in_client = threading.current_thread().name
+        assert data_set.threads - {in_client} == {"games of the trainer_0"}
+        data_set.threads.clear()
+        other = registry.setup(**vote("reasoning-gym:slow", memory="game"))
+        answer = ask_session(app, claim(other.row()))
+        assert answer.status_code == 409
+        assert "this server works for run" in answer.json()["detail"]
+        assert not data_set.threads
 
 
 def test_slow_problems_of_a_guest_keep_no_place_from_the_trainer(

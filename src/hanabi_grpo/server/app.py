@@ -221,6 +221,8 @@ def _add_session_routes(
         # Beside the event loop: it plays the beginning of each game that the trainer names.
         reading = scheduler.threads.sessions
         wanted = await reading.run(read_session_request, identity, body)
+        # Before anything is played for a stranger while the server works for another run.
+        ownership.refuse_stranger(wanted)
         await reading.run(check_fit, identity, wanted, access)
         await store.open_session(wanted)
         return {**identity.model_dump(), **state(), "games_in_flight": scheduler.games_in_flight}
