@@ -20,6 +20,7 @@ from server_app import (
     POST_ROLLOUT,
     RunningApp,
     adapter_bytes,
+    open_session,
     read_to_end,
     rollout_body,
     running_app,
@@ -124,12 +125,17 @@ def test_the_longest_idle_connection_makes_room_for_a_new_one(
         assert is_well(idle[-1])
 
 
-def test_where_all_connections_have_requests_a_new_one_is_503_with_retry_after(
+def test_where_all_connections_have_requests_others_are_503_but_the_trainer_is_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connections, "MAX_CONNECTIONS", 3)
     monkeypatch.setattr(connections, "_MIN_CONNECTIONS", 3)
     with running_app() as app, contextlib.ExitStack() as stack:
+        trainer = RolloutClient(app.url)
+        open_session(trainer, app)
+        headers = trainer.headers
+        # Its connection is not among the three.
+        trainer._http.close()
         app.engine.seconds = 0.5
         for _ in range(3):
             busy = stack.enter_context(app.connect())
@@ -141,6 +147,9 @@ def test_where_all_connections_have_requests_a_new_one_is_503_with_retry_after(
         with app.connect() as connection:
             connection.sendall(HEALTH)
             answer = read_to_end(connection)
+        beat = httpx.post(f"{app.url}/session/heartbeat", headers=headers, trust_env=False)
+        assert beat.status_code == 200
+        assert app.scheduler.games_in_flight == 3
     assert answer.startswith(b"HTTP/1.1 503")
     assert b"retry-after: 5" in answer
     assert b"3 connections are open, as many as this server allows" in answer

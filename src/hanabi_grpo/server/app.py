@@ -30,7 +30,14 @@ from hanabi_grpo.rollout.sampler import Sampler
 from hanabi_grpo.runs.run_folder import public_run
 from hanabi_grpo.server.adapter_loader import Upload
 from hanabi_grpo.server.adapter_store import AdapterStore
-from hanabi_grpo.server.door import TIMEOUT, UNAVAILABLE, BodyCheck, KeyCheck, problem
+from hanabi_grpo.server.door import (
+    TIMEOUT,
+    UNAVAILABLE,
+    BodyCheck,
+    CrowdCheck,
+    KeyCheck,
+    problem,
+)
 from hanabi_grpo.server.identity import ServerIdentity, check_fit, read_session_request
 from hanabi_grpo.server.routes_chat import chat_routes
 from hanabi_grpo.server.routes_play import CLIENT_CLOSED, play_routes
@@ -82,6 +89,7 @@ def create_app(
     # The middleware that is added last is asked first: a stranger without the key is refused
     # before a body is looked at.
     app.add_middleware(BodyCheck, upload_bytes=store.max_upload_bytes)
+    app.add_middleware(CrowdCheck, is_owner=store.ownership.is_owner)
     app.add_middleware(KeyCheck, api_key=api_key, host=host)
     _add_error_handlers(app, engine)
     _add_state_routes(app, engine, store, scheduler, identity, ring)

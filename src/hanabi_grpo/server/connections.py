@@ -15,10 +15,9 @@ import time
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from hanabi_grpo.server.door import UNAVAILABLE, problem
+from hanabi_grpo.server.door import CROWDED
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +56,8 @@ class _Seldom:
         if now - self._last < _LOG_SECONDS:
             self._num_left_out += 1
             return
-        logger.warning("%s (%d such lines left out)", text, self._num_left_out)
+        more = f" ({self._num_left_out} more times since then)" if self._num_left_out else ""
+        logger.warning("%s%s", text, more)
         self._last = now
         self._num_left_out = 0
 
@@ -142,23 +142,10 @@ def limited_protocol() -> type[H11Protocol]:
                 self.connections.discard(oldest)
                 oldest.transport.abort()
                 return
-            seldom.warning(f"{limit} connections are open and have requests; others have to wait")
-            self.app = _refuse(limit)
+            seldom.warning(
+                f"{limit} connections are open and have requests: others are answered 503"
+            )
+            # The door lets in the session's trainer all the same.
+            self.app_state = {**self.app_state, CROWDED: limit}
 
     return LimitedProtocol
-
-
-def _refuse(limit: int) -> ASGIApp:
-    """Return an app that answers 503 and closes the connection."""
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        response = problem(
-            UNAVAILABLE,
-            f"{limit} connections are open, as many as this server allows, and all have requests. "
-            "Ask again later.",
-            again=True,
-        )
-        response.headers["connection"] = "close"
-        await response(scope, receive, send)
-
-    return answer

@@ -4,6 +4,7 @@ import asyncio
 import hmac
 import re
 import time
+from collections.abc import Callable, Mapping
 
 from fastapi.responses import JSONResponse, Response
 from starlette.datastructures import Headers
@@ -22,6 +23,8 @@ WRONG_TYPE = 415
 TIMEOUT = 408
 UNAVAILABLE = 503
 
+CROWDED = "connection_limit"
+"""Entry of a request's state: the limit that its connection is beyond, see `connections`."""
 _LOCAL_NAMES = ("127.0.0.1", "localhost", "::1")
 _BODY_BYTES = 24 << 20
 """Largest body of a request that is no upload.
@@ -100,6 +103,35 @@ class KeyCheck:
             f"programs that call it {', '.join(self._names)}, and no web pages. Call it by one of "
             "these names in VLLM_SERVER_HOST, or set HANABI_API_KEY in both terminals.",
         )
+
+
+class CrowdCheck:
+    """ASGI middleware: 503 on connections beyond the limit, but for the session's trainer."""
+
+    def __init__(self, app: ASGIApp, *, is_owner: Callable[[Mapping[str, str]], bool]) -> None:
+        """Wrap an app.
+
+        Args:
+            app: The app behind the door.
+            is_owner: Tells by a request's headers whether it is from the session's trainer.
+        """
+        self._app = app
+        self._is_owner = is_owner
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it and close its connection."""
+        limit = scope.get("state", {}).get(CROWDED)
+        if limit is None or self._is_owner(Headers(scope=scope)):
+            await self._app(scope, receive, send)
+            return
+        refusal = problem(
+            UNAVAILABLE,
+            f"{limit} connections are open, as many as this server allows, and all have requests. "
+            "Ask again later.",
+            again=True,
+        )
+        refusal.headers["connection"] = "close"
+        await refusal(scope, receive, send)
 
 
 class BodyCheck:

@@ -6,6 +6,7 @@ takes a thread of asyncio's own pool, which uploads need.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -78,11 +79,13 @@ class Threads:
         if not environment.is_slow(task.config):
             return
         games = self._games[own]
-        async with games.start:
-            # Environments keep what it takes for `reset`.
-            await games.thread.run(
-                environment.start_id, task.config, split=task.split, seed=task.seed
-            )
+        # What fails here fails again in the game, which then counts as failed.
+        with contextlib.suppress(Exception):
+            async with games.start:
+                # Environments keep what it takes for `reset`.
+                await games.thread.run(
+                    environment.start_id, task.config, split=task.split, seed=task.seed
+                )
 
     def close(self) -> None:
         """Let all threads end."""
