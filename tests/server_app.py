@@ -23,6 +23,7 @@ from fake_engine import BASE, CHAT, LAPTOP, MAX_MODEL_LEN, TOKENIZER, StubSample
 from hanabi_grpo.agents.served_model import Model
 from hanabi_grpo.agents.url_model import UrlPartners
 from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.envs.access import NOTHING_OUTSIDE, GameAccess
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.logs import LineRing
@@ -176,6 +177,7 @@ def running_app(
     port: int = 0,
     engine: WordEngine | None = None,
     partners: UrlPartners | None = None,
+    access: GameAccess = NOTHING_OUTSIDE,
     **identity: Any,
 ) -> Iterator[RunningApp]:
     """Serve the real app around a `WordEngine` in a thread.
@@ -186,6 +188,7 @@ def running_app(
         port: Where to listen; 0: a free port.
         engine: The engine; None: a new one.
         partners: Models behind URLs.
+        access: What requests may name beside games that only compute.
         identity: Fields of the server's identity that differ from `make_identity`.
     """
     listener = listen("127.0.0.1", port)
@@ -208,7 +211,7 @@ def running_app(
         game_timeout=60.0,
         workers=WorkerPool(call_timeout=60.0, session_workers=1),
     )
-    app = create_app(engine, store, scheduler, described, ring, api_key=api_key)
+    app = create_app(engine, store, scheduler, described, ring, api_key=api_key, access=access)
     running = RunningApp(
         port=listener.getsockname()[1],
         engine=engine,
@@ -222,15 +225,19 @@ def running_app(
     def has_ended() -> bool:
         return engine.is_dead or stopping.is_set()
 
-    serving = serve_until_dead(app, listener, has_ended, poll=poll, graceful_seconds=1)
-    thread = threading.Thread(target=asyncio.run, args=(serving,), name="running-app")
+    async def serve() -> None:
+        try:
+            await serve_until_dead(app, listener, has_ended, poll=poll, graceful_seconds=1)
+        finally:
+            scheduler.close()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),), name="running-app")
     thread.start()
     try:
         yield running
     finally:
         stopping.set()
         thread.join(20)
-        scheduler.close()
         store.close()
         if thread.is_alive():
             raise RuntimeError("the app's thread did not end within 20 s")

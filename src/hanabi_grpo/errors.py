@@ -94,6 +94,13 @@ class AdapterError(HanabiGrpoError, ValueError):
     """An adapter upload that must not be served: wrong bytes, names, shapes, rank or version."""
 
 
+class NoRoomError(AdapterError):
+    """An adapter that cannot be kept now: the machine has no disk space or no descriptors left.
+
+    The same upload succeeds when there are some again.
+    """
+
+
 class VersionError(HanabiGrpoError, LookupError):
     """A policy version that is not, or no longer, held by the server."""
 

@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import ctypes
 import gc
+import resource
 import signal
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,12 @@ _PR_SET_CHILD_SUBREAPER = 36
 def die_with_parent(signum: signal.Signals) -> None:
     """Ask the kernel to signal this process when the thread that started it ends."""
     _prctl(_PR_SET_PDEATHSIG, int(signum))
+
+
+def raise_descriptor_limit() -> None:
+    """Allow this process as many open files and connections as it may allow itself."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def adopt_orphans() -> None:

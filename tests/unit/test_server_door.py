@@ -110,6 +110,10 @@ def test_without_a_key_pages_of_a_browser_are_refused_and_programs_of_this_machi
         ("evil.example", "none", 403),
         (f"127.0.0.1.evil.example:{app.port}", "none", 403),
         ("", "none", 403),
+        ("evil.example@127.0.0.1", "none", 403),
+        ("127.0.0.1:x@localhost", "none", 403),
+        ("127.0.0.1/evil.example", "none", 403),
+        ("127.0.0.1:", "none", 403),
     ):
         headers = {"host": host, "sec-fetch-site": site}
         answer = httpx.get(f"{app.url}/health/", headers=headers, trust_env=False)

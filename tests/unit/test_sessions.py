@@ -1,5 +1,6 @@
 """Which trainer the server works for: with a fake clock, on the real app, and by heartbeats."""
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from hanabi_grpo.client.heartbeat import Heartbeat
 from hanabi_grpo.client.rollout_client import ClientTimeouts, RolloutClient
 from hanabi_grpo.errors import ServerError, SessionError, VersionError
 from hanabi_grpo.rollout.handshake import read_session_headers, session_headers
+from hanabi_grpo.runs.run_folder import public_run
 from hanabi_grpo.server.sessions import Ownership, versions_to_drop
 from server_app import (
     PEFT_CONFIG,
@@ -25,6 +27,26 @@ from server_app import (
 )
 from store_parts import A, B, wanted
 from waiting import wait_until
+
+
+def test_the_log_that_every_client_may_read_names_a_run_by_its_public_digest(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "hanabi_grpo")
+    run_id = "/home/somebody/secret project/outputs/run"
+    with running_app() as app, RolloutClient(app.url) as client:
+        monkeypatch.setattr(logging.getLogger("hanabi_grpo"), "handlers", [app.ring])
+        open_session(client, app, run_id=run_id)
+        client.release()
+        with RolloutClient(app.url) as other:
+            open_session(other, app, run_id="another run")
+        answer = httpx.get(f"{app.url}/log/", trust_env=False)
+    lines = answer.json()["lines"]
+    assert "secret project" not in answer.text
+    assert any(f"now working for run {public_run(run_id)} (trainer " in line for line in lines)
+    assert any(
+        f"run {public_run(run_id)} (trainer " in line and line.endswith("left") for line in lines
+    )
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ from hanabi_grpo.training.partner_seats import PartnerSeats
 from hanabi_grpo.training.tasks import check_stamps
 from hanabi_grpo.types import Turn
 from local_service import LocalService, QuietHandler, served
-from server_app import RunningApp, lora_of, push_to, running_app, word_reply
+from server_app import RunningApp, lora_of, open_session, push_to, running_app, word_reply
 
 KEY = "sk-0123456789abcdef"
 BIG = UrlRef(name="big")
@@ -320,16 +320,94 @@ def test_a_partner_that_most_games_lose_ends_the_request(
 
 def test_a_used_up_budget_ends_the_request(tmp_path: Path) -> None:
     limits = {"partner_tokens": 25, "partner_requests": 1}
-    with table(tmp_path, lambda body: completion(), **limits) as (partner, _, client):
+    with table(tmp_path, lambda body: completion(), **limits) as (partner, app, client):
+        open_session(client, app)
         message = r"HANABI_PARTNER_TOKENS=25: .* counted 30 tokens.*Start the server anew"
         with pytest.raises(ServerError, match=message):
             play(client, "url:big", "url:big")
         assert len(partner.bodies) == 3
 
 
+def test_guests_spend_a_budget_of_their_own_and_never_the_trainers(tmp_path: Path) -> None:
+    limits = {"partner_tokens": 1000, "partner_guest_tokens": 25, "partner_requests": 1}
+    with table(tmp_path, lambda body: completion(), **limits) as (_, app, trainer):
+        open_session(trainer, app)
+        with RolloutClient(app.url) as guest:
+            message = r"HANABI_PARTNER_GUEST_TOKENS=25: .* counted 30 tokens.*in HANABI_PARTNER_G"
+            with pytest.raises(ServerError, match=message):
+                play(guest, "url:big", "url:big")
+            [[game]] = play(trainer, "base", "url:big", num_games=1).groups
+            num_calls = len(game.trajectory(1))
+            with pytest.raises(ServerError, match="HANABI_PARTNER_GUEST_TOKENS=25"):
+                play(guest, "url:big", "base")
+    last = read_calls(tmp_path)[-1]
+    assert (last["spent"], last["guests_spent"]) == (30 + TOKENS_PER_CALL * num_calls, 30)
+    restarted = partners_of(tmp_path, "big=http://127.0.0.1:1/v1#m", **limits)
+    player = restarted.player(BIG, max_tokens=4, temperature=0.5, own=False)
+    with pytest.raises(PartnerDownError, match="counted 30 tokens"):
+        asyncio.run(restarted.ask(player, [{"role": "user", "content": "?"}], {}))
+
+
+def test_guests_may_be_kept_off_urls_and_ask_a_paid_one_for_no_more_than_the_server_says(
+    tmp_path: Path,
+) -> None:
+    for limits, message in (
+        ({"partner_guest_tokens": 0}, "url:big: HANABI_PARTNER_GUEST_TOKENS=0, so only the trai"),
+        ({"max_completion_length": 3}, "url:big: MAX_COMPLETION_LENGTH=4, but this server lets"),
+    ):
+        with table(tmp_path, lambda body: completion(), **limits) as (partner, app, trainer):
+            with RolloutClient(app.url) as guest:
+                with pytest.raises(ServerError, match=f"answered 422: {message}"):
+                    play(guest, "base", "url:big")
+                assert not partner.bodies
+                assert play(guest, "base", "base").groups
+            open_session(trainer, app)
+            assert play(trainer, "base", "url:big").groups
+            assert partner.bodies
+
+
+def test_guests_take_at_most_half_of_the_calls_at_the_same_time(tmp_path: Path) -> None:
+    lock = threading.Lock()
+    num_open = 0
+    most_open = 0
+
+    def count_open(body: dict[str, Any]) -> Response:
+        nonlocal num_open, most_open
+        with lock:
+            num_open += 1
+            most_open = max(most_open, num_open)
+        time.sleep(0.02)
+        with lock:
+            num_open -= 1
+        return completion()
+
+    with table(tmp_path, count_open, partner_requests=4) as (_, app, client):
+        play(client, "url:big", "base", num_games=12)
+        assert most_open == 2
+        open_session(client, app)
+        play(client, "url:big", "base", num_games=12)
+        assert most_open == 4
+
+
+@pytest.mark.parametrize(
+    ("given", "tokens"),
+    [
+        ({}, None),
+        ({"HANABI_PARTNER_KEY": KEY}, 1_000_000),
+        ({"HANABI_PARTNER_KEY": KEY, "HANABI_PARTNER_TOKENS": "5000"}, 5000),
+        ({"HANABI_PARTNER_TOKENS": "5000", "HANABI_PARTNER_GUEST_TOKENS": "0"}, 0),
+    ],
+)
+def test_guests_have_as_many_tokens_as_the_trainer_and_some_where_a_key_says_that_they_cost(
+    given: dict[str, str], tokens: int | None
+) -> None:
+    assert load_settings(given, Path("no")).settings.partner_guest_tokens == tokens
+
+
 def test_answers_that_cannot_be_counted_end_the_request_of_a_budget(tmp_path: Path) -> None:
     uncounted = {**completion()[1], "usage": None}
-    with table(tmp_path, lambda body: (200, uncounted), partner_tokens=25) as (_, _, client):
+    with table(tmp_path, lambda body: (200, uncounted), partner_tokens=25) as (_, app, client):
+        open_session(client, app)
         message = "no usage, so HANABI_PARTNER_TOKENS cannot be kept"
         with pytest.raises(ServerError, match=message):
             play(client, "url:big", "base")

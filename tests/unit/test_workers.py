@@ -25,7 +25,7 @@ from hanabi_grpo.server.workers.pool import WorkerPool
 from hanabi_grpo.types import DroppedGame, Episode
 
 TRAP = blocking_environments.TRAP
-GAME_TIMEOUT = 3.0
+GAME_TIMEOUT = 5.0
 SLOW_SECONDS = blocking_environments.SLOW_SECONDS
 
 
@@ -77,7 +77,7 @@ def run(
     engine: FakeEngine,
     *,
     session_workers: int = 2,
-    game_timeout: float = GAME_TIMEOUT,
+    game_timeout: float = 60.0,
     call_timeout: float = 60.0,
 ) -> Any:
     """Run a scenario on a scheduler with real workers, and check that none is left behind."""
@@ -142,7 +142,7 @@ def test_a_call_that_never_returns_costs_its_own_game_and_nothing_is_sampled_twi
         return games, time.perf_counter() - start
 
     engine = CountingEngine(seconds=0.01)
-    games, seconds = run(play, engine)
+    games, seconds = run(play, engine, game_timeout=GAME_TIMEOUT)
     for seed, group in enumerate(games):
         if seed != TRAP:
             assert [type(game) for game in group] == [Episode] * 2
@@ -152,7 +152,7 @@ def test_a_call_that_never_returns_costs_its_own_game_and_nothing_is_sampled_twi
                 suite="train",
                 seed=TRAP,
                 game=number,
-                reason="not over after HANABI_GAME_TIMEOUT=3 s, 1 turns taken",
+                reason="not over after HANABI_GAME_TIMEOUT=5 s, 1 turns taken",
                 is_late=True,
                 num_turns=1,
                 rewards=(-0.25,),

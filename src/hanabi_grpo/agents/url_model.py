@@ -6,6 +6,7 @@ no game waits for a partner that is gone. Every call is a line of a transcript.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
@@ -21,7 +22,7 @@ from hanabi_grpo.agents.url_client import CallFailedError, UrlClient, UrlSamplin
 from hanabi_grpo.agents.url_transcript import Transcript
 from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.envs.texts import split_reply
-from hanabi_grpo.errors import PartnerDownError, PartnerError
+from hanabi_grpo.errors import PartnerDownError, PartnerError, SettingsError
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.refs import SeatRef, UrlRef, unknown_url
 from hanabi_grpo.settings.values import PartnerUrl, split_partner_url
@@ -53,9 +54,34 @@ class _Outcome:
     tries: int
 
 
-class UrlPartners:
-    """HANABI_PARTNER_URLS of one server process: their shared budget, and a record of every call.
+@dataclass(slots=True, kw_only=True)
+class _Budget:
+    """Tokens that some clients may have all URLs count together."""
 
+    variable: str
+    """The setting that limits it."""
+    limit: int | None
+    """None: no limit."""
+    spent: int
+    """Tokens of prompts and replies, as the URLs counted them."""
+
+    def check(self) -> None:
+        """Raise a PartnerDownError when nothing is left."""
+        if self.limit is None or self.spent < self.limit:
+            return
+        raise PartnerDownError(
+            f"{self.variable}={self.limit}: the URLs of HANABI_PARTNER_URLS have counted "
+            f"{self.spent} tokens, so they are asked no more. Start the server anew, which "
+            f"counts from 0, with what may be spent from here on in {self.variable}, then give the "
+            "same command, in training with RESUME=latest."
+        )
+
+
+class UrlPartners:
+    """HANABI_PARTNER_URLS of one server process: their budgets, and a record of every call.
+
+    The session's trainer and all others (guests) have a budget each, and guests never take more
+    than half of the calls at the same time: they cannot end the trainer's run, nor keep it waiting.
     To be used from one event loop.
     """
 
@@ -78,9 +104,24 @@ class UrlPartners:
         self._settings = settings
         self._transcript = Transcript(transcript)
         self._free_calls = asyncio.Semaphore(settings.partner_requests)
+        self._free_guest_calls = asyncio.Semaphore(max(1, settings.partner_requests // 2))
         self._last_reminder: dict[str, float] = {}
-        self.spent = self._transcript.spent()
-        """Tokens of prompts and replies, as the URLs counted them."""
+        spent = self._transcript.spent()
+        self._own_budget = _Budget(
+            variable="HANABI_PARTNER_TOKENS",
+            limit=settings.partner_tokens or None,
+            spent=spent.total - spent.by_guests,
+        )
+        self._guest_budget = _Budget(
+            variable="HANABI_PARTNER_GUEST_TOKENS",
+            limit=settings.partner_guest_tokens,
+            spent=spent.by_guests,
+        )
+
+    @property
+    def spent(self) -> int:
+        """Tokens of all prompts and replies so far, as the URLs counted them."""
+        return self._own_budget.spent + self._guest_budget.spent
 
     @property
     def described(self) -> dict[str, str]:
@@ -90,23 +131,57 @@ class UrlPartners:
             descriptions[spec] = f"{url.base}#{url.model}"
         return descriptions
 
-    def check(self, refs: Iterable[SeatRef]) -> None:
-        """Refuse, by a SettingsError, seats of URLs that this server does not know."""
-        for ref in refs:
-            if isinstance(ref, UrlRef) and str(ref) not in self.by_spec:
-                raise unknown_url(ref, self.by_spec)
+    def check(self, refs: Iterable[SeatRef], *, own: bool, max_tokens: int) -> None:
+        """Check the seats of a request.
 
-    def player(self, ref: UrlRef, *, max_tokens: int, temperature: float) -> "UrlPlayer":
+        Args:
+            refs: The policies in its seats.
+            own: Whether it is the session's trainer's.
+            max_tokens: Longest reply, in tokens.
+
+        Raises:
+            SettingsError: This server does not know a URL, or the request may not seat it.
+        """
+        urls = [ref for ref in refs if isinstance(ref, UrlRef)]
+        for ref in urls:
+            if str(ref) not in self.by_spec:
+                raise unknown_url(ref, self.by_spec)
+        if urls and not own:
+            self._check_guest(urls[0], max_tokens)
+
+    def _check_guest(self, ref: UrlRef, max_tokens: int) -> None:
+        """Raise a SettingsError when only the session's trainer may seat a URL like this."""
+        limit = self._guest_budget.limit
+        if limit is None:
+            return
+        if limit == 0:
+            raise SettingsError(
+                f"{ref}: HANABI_PARTNER_GUEST_TOKENS=0, so only the trainer of this server's "
+                "session may seat it. Train with it, or start the server with the tokens that all "
+                "others may spend together."
+            )
+        longest = self._settings.max_completion_length
+        if max_tokens > longest:
+            raise SettingsError(
+                f"{ref}: MAX_COMPLETION_LENGTH={max_tokens}, but this server lets only its "
+                f"session's trainer ask it for more than {longest} tokens. Ask for less, or start "
+                f"the server with MAX_COMPLETION_LENGTH={max_tokens} too."
+            )
+
+    def player(
+        self, ref: UrlRef, *, max_tokens: int, temperature: float, own: bool = False
+    ) -> "UrlPlayer":
         """Return the player for the seats of one request.
 
         Args:
             ref: A URL that `check` knows.
             max_tokens: Longest reply, in tokens.
             temperature: Sampling temperature; 0 is greedy.
+            own: Whether the request is the session's trainer's.
         """
         sampling = UrlSampling(max_tokens=max_tokens, temperature=temperature)
         url = self.by_spec[str(ref)]
-        return UrlPlayer(partners=self, url=url, sampling=sampling)
+        return UrlPlayer(partners=self, url=url, sampling=sampling, own=own)
 
     async def list_models(self, spec: str) -> tuple[str, ...]:
         """Return the models that a URL lists, asked once.
@@ -137,7 +212,10 @@ class UrlPartners:
                 failed, including this one.
             PartnerError: There is no usable reply after all tries.
         """
-        async with self._free_calls:
+        async with contextlib.AsyncExitStack() as calls:
+            if not player.own:
+                await calls.enter_async_context(self._free_guest_calls)
+            await calls.enter_async_context(self._free_calls)
             start = time.monotonic()
             outcome = await self._call(player, messages)
             seconds = time.monotonic() - start
@@ -160,7 +238,7 @@ class UrlPartners:
         """Make one call, and retry it after each transient failure."""
         max_tries = len(PAUSES) + 1
         for tries in range(1, max_tries + 1):
-            self._check_budget()
+            self._budget(player).check()
             try:
                 reply, usage = await self._try_once(player, messages)
                 return _Outcome(reply=reply, usage=usage, tries=tries)
@@ -193,10 +271,11 @@ class UrlPartners:
         finally:
             reminder.cancel()
         usage = completion.usage or Usage()
-        self.spent += usage.prompt_tokens + usage.completion_tokens
-        if self._settings.partner_tokens and not usage.prompt_tokens:
+        budget = self._budget(player)
+        budget.spent += usage.prompt_tokens + usage.completion_tokens
+        if budget.limit is not None and not usage.prompt_tokens:
             raise CallFailedError(
-                "its answers have no usage, so HANABI_PARTNER_TOKENS cannot be kept.",
+                f"its answers have no usage, so {budget.variable} cannot be kept.",
                 can_retry=False,
             )
         if not completion.text.strip():
@@ -205,15 +284,8 @@ class UrlPartners:
             )
         return completion.text, usage
 
-    def _check_budget(self) -> None:
-        limit = self._settings.partner_tokens
-        if limit and self.spent >= limit:
-            raise PartnerDownError(
-                f"HANABI_PARTNER_TOKENS={limit}: the URLs of HANABI_PARTNER_URLS have counted "
-                f"{self.spent} tokens, so they are asked no more. Start the server anew, which "
-                "counts from 0, with what may be spent from here on (0: no limit), then give the "
-                "same command, in training with RESUME=latest."
-            )
+    def _budget(self, player: "UrlPlayer") -> _Budget:
+        return self._own_budget if player.own else self._guest_budget
 
     def _record(
         self,
@@ -239,6 +311,7 @@ class UrlPartners:
                 "tries": outcome.tries,
                 "seconds": round(seconds, 3),
                 "spent": self.spent,
+                "guests_spent": self._guest_budget.spent,
             }
         )
 
@@ -258,6 +331,8 @@ class UrlPlayer:
     partners: UrlPartners
     url: PartnerUrl
     sampling: UrlSampling
+    own: bool = False
+    """Whether the session's trainer asked for its games."""
     failed_calls: int = 0
     """Number of calls that failed since the last answer."""
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,15 @@ logger = logging.getLogger(__name__)
 
 MAX_TRANSCRIPT = 64 << 20
 """Bytes after which a transcript is renamed to NAME.old.jsonl, replacing an earlier one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """Tokens of prompts and replies so far."""
+
+    total: int = 0
+    by_guests: int = 0
+    """Those of requests that were not the session's trainer's."""
 
 
 class Transcript:
@@ -39,17 +49,18 @@ class Transcript:
         except OSError as error:
             logger.warning("%s cannot be written (%s)", self.path, error.strerror)
 
-    def spent(self) -> int:
-        """Return the tokens spent according to the last complete line; 0 without one."""
+    def spent(self) -> Spent:
+        """Return the tokens spent according to the last complete line; none without one."""
         if self.path is None:
-            return 0
+            return Spent()
         for path in (self.path, self._old_path(self.path)):
             with contextlib.suppress(OSError):
                 for line in reversed(read_bytes(path, 2 * MAX_TRANSCRIPT).splitlines()):
                     # The last line is cut off where its writer was killed.
                     with contextlib.suppress(ValueError, KeyError, TypeError):
-                        return int(json.loads(line)["spent"])
-        return 0
+                        row = json.loads(line)
+                        return Spent(total=int(row["spent"]), by_guests=int(row["guests_spent"]))
+        return Spent()
 
     @staticmethod
     def _old_path(path: Path) -> Path:

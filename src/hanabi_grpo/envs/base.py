@@ -200,6 +200,18 @@ class Game(Protocol):
         return self.copy()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outside:
+    """Something outside the process that a config names, e.g. a file of problems."""
+
+    value: str
+    """Value of the config's field."""
+    name: str
+    """Name that may be shown to everybody and that is the same on every machine."""
+    digest: str
+    """Of its content, e.g. "sha256:…"."""
+
+
 class Environment(Protocol[C]):
     """A game with its prompts, scripts and figures.
 
@@ -222,6 +234,9 @@ class Environment(Protocol[C]):
     slow_policies: Collection[str] = ()
     """Names of scripts whose move may take longer than a few milliseconds, because they search or
     solve the game. A server plays their episodes in processes of their own."""
+    outside_fields: Mapping[str, Sequence[str]] = {}
+    """Fields of the config that name something outside the process, such as a file; for each the
+    values that do not. Requests may only name what a server was started with."""
     alarms: Sequence[Alarm] = ()
     """Signs of collapse in figures of `metrics`, beside those that hold for every environment."""
 
@@ -241,6 +256,10 @@ class Environment(Protocol[C]):
         in processes of their own.
         """
         return None
+
+    def outside(self, config: C) -> Mapping[str, Outside]:
+        """Return what `outside_fields` of the config name; loads it where that is needed."""
+        return {}
 
     def system(self, config: C, player: int) -> str:
         """Return the system message of a player, e.g. the rules; "" for none."""

@@ -48,6 +48,9 @@ FAMILIES = {
 
 The function returns the environment.
 """
+REACHING_OUT = ("textarena", "openenv")
+"""Families whose games reach outside the process: TextArena downloads word lists, OpenEnv's games
+are played by servers."""
 OTHERS = "openspiel:<game>, gymnasium:<id>, textarena:<id>, openenv:localhost:<port>"
 _NAME = re.compile(
     r"(openspiel:[a-z0-9]|[a-z])[a-z0-9_-]{0,63}|(gymnasium|textarena):[A-Za-z0-9][\w.-]{0,50}"
@@ -98,6 +101,12 @@ def get(name: str) -> Environment[Any]:
     return _load(name)
 
 
+def reaches_out(name: str) -> bool:
+    """Tell whether a game of this name reaches outside the process, see `access.GameAccess`."""
+    family, colon, _ = name.partition(":")
+    return bool(colon) and family in REACHING_OUT
+
+
 def is_zero_sum(name: str) -> bool:
     """Tell whether players of an environment's first preset win what others lose.
 
@@ -110,7 +119,9 @@ def is_zero_sum(name: str) -> bool:
 
 
 def setup(env: str, env_config: Mapping[str, Any]) -> Setup[Any]:
-    """Return an environment with the config that a dataset row, a request or a record holds.
+    """Return an environment with the config that a dataset row or a record holds.
+
+    What a request of another program holds is read by `access.GameAccess.setup`.
 
     Raises:
         SettingsError: There is no such environment, or the config is not one of its own.

@@ -4,13 +4,14 @@ Both sides use these structs, and derive the games of a request by the same rule
 is refused in a request and ignored in an answer; no value may nest deeper than its type says.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup, Task
-from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.errors import GameParameterError, SettingsError, shown
 from hanabi_grpo.rollout.wire import TokenId
 from hanabi_grpo.settings.refs import ScriptRef, SeatRef, parse_seat
@@ -227,11 +228,18 @@ class RequestedTask:
         return f"{self.task.environment.name} {task_name(self.task.split, self.task.seed)}"
 
 
-def read_tasks(request: RolloutRequest) -> list[RequestedTask]:
+def read_tasks(
+    request: RolloutRequest, make_setup: Callable[..., Setup[Any]] = registry.setup
+) -> list[RequestedTask]:
     """Return the tasks of a request, in order.
 
     Where a request names a task twice, the numbers of games continue: the second group of 16 has
     games 16 to 31. The same task with other seats is a different task.
+
+    Args:
+        request: The request.
+        make_setup: Makes a game of an environment's name and config; for requests of other
+            programs `access.GameAccess.setup`, which opens nothing that they name.
 
     Raises:
         SettingsError: A task cannot be played (the message has its number), or the request asks for
@@ -251,7 +259,7 @@ def read_tasks(request: RolloutRequest) -> list[RequestedTask]:
         try:
             key = repr((row.env, row.env_config))
             if key not in setups:
-                setups[key] = setup(row.env, row.env_config)
+                setups[key] = make_setup(row.env, row.env_config)
             refs = _read_seats(row, request.seats, setups[key])
         except (SettingsError, GameParameterError) as error:
             raise SettingsError(f"tasks.{number}: {error}") from error

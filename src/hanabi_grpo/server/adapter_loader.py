@@ -6,6 +6,7 @@ removing.
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import hashlib
 import itertools
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hanabi_grpo.errors import AdapterError
+from hanabi_grpo.errors import AdapterError, NoRoomError
 from hanabi_grpo.rollout.sampler import AdapterHandle, Sampler
 from hanabi_grpo.runs.adapter_config import config_digest
 from hanabi_grpo.server.adapter_files import Shapes, check_adapter, max_adapter_bytes
@@ -41,6 +42,18 @@ _PREFIX = "hanabi-adapters-"
 _WEIGHTS = "adapter_model.safetensors"
 _CONFIG = "adapter_config.json"
 _OWNER_ONLY = 0o600
+_FREE_SPACE = "Free space there"
+_CLOSE_FILES = (
+    "End clients that keep connections open, or start the server where ulimit -n allows more files"
+)
+_ROOM = {
+    errno.ENOSPC: _FREE_SPACE,
+    errno.EDQUOT: _FREE_SPACE,
+    errno.ENOMEM: _FREE_SPACE,
+    errno.EMFILE: _CLOSE_FILES,
+    errno.ENFILE: _CLOSE_FILES,
+}
+"""What to do where the machine has run out of something, by the error's number."""
 _CLOSED = -1
 """In place of a file descriptor that was closed."""
 
@@ -154,7 +167,8 @@ class OwnedFolder:
             The folder.
 
         Raises:
-            AdapterError: The files cannot be written; nothing is left behind.
+            AdapterError: The files cannot be written; nothing is left behind. A NoRoomError where
+                that may be over soon.
         """
         folder = self.path / name
         partial = self.path / f".{name}"
@@ -165,10 +179,12 @@ class OwnedFolder:
             partial.rename(folder)
         except OSError as error:
             num_bytes = sum(len(content) for content in files.values())
-            raise AdapterError(
+            remedy = _ROOM.get(error.errno or 0)
+            kind = NoRoomError if remedy else AdapterError
+            raise kind(
                 f"{name}: its {num_bytes} bytes cannot be kept in {self.path.parent} "
-                f"({error.strerror or error}); what is served stays served. Free space there on "
-                "the server's machine, then push again."
+                f"({error.strerror or error}); what is served stays served. "
+                f"{remedy or 'Make that folder writable'} on the server's machine, then push again."
             ) from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)

@@ -14,11 +14,13 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from hanabi_grpo.envs.access import NOTHING_OUTSIDE, GameAccess
 from hanabi_grpo.errors import (
     AdapterError,
     BusyError,
     GameParameterError,
     HanabiGrpoError,
+    NoRoomError,
     SettingsError,
     VersionError,
 )
@@ -28,7 +30,14 @@ from hanabi_grpo.rollout.sampler import Sampler
 from hanabi_grpo.runs.run_folder import public_run
 from hanabi_grpo.server.adapter_loader import Upload
 from hanabi_grpo.server.adapter_store import AdapterStore
-from hanabi_grpo.server.door import BodyCheck, KeyCheck, problem
+from hanabi_grpo.server.door import (
+    TIMEOUT,
+    UNAVAILABLE,
+    BodyCheck,
+    CrowdCheck,
+    KeyCheck,
+    problem,
+)
 from hanabi_grpo.server.identity import ServerIdentity, check_fit, read_session_request
 from hanabi_grpo.server.routes_chat import chat_routes
 from hanabi_grpo.server.routes_play import CLIENT_CLOSED, play_routes
@@ -42,7 +51,6 @@ NOT_FOUND = 404
 CONFLICT = 409
 UNPROCESSABLE = 422
 INTERNAL_ERROR = 500
-UNAVAILABLE = 503
 
 _SHOWN_PATH = 200
 """Characters of a request's path in messages and logs."""
@@ -58,6 +66,7 @@ def create_app(
     *,
     api_key: str | None,
     host: str = "127.0.0.1",
+    access: GameAccess = NOTHING_OUTSIDE,
 ) -> FastAPI:
     """Build the app around a running engine.
 
@@ -69,6 +78,7 @@ def create_app(
         ring: The newest log lines, for `/log/`.
         api_key: Key that every request must carry; None lets in every program of this machine.
         host: Address that the server listens on.
+        access: What requests may name.
 
     Returns:
         The app, ready to be served.
@@ -79,12 +89,13 @@ def create_app(
     # The middleware that is added last is asked first: a stranger without the key is refused
     # before a body is looked at.
     app.add_middleware(BodyCheck, upload_bytes=store.max_upload_bytes)
+    app.add_middleware(CrowdCheck, is_owner=store.ownership.is_owner)
     app.add_middleware(KeyCheck, api_key=api_key, host=host)
     _add_error_handlers(app, engine)
     _add_state_routes(app, engine, store, scheduler, identity, ring)
-    _add_session_routes(app, store, scheduler, identity)
+    _add_session_routes(app, store, scheduler, identity, access)
     _add_adapter_routes(app, store, identity)
-    app.include_router(play_routes(store, scheduler))
+    app.include_router(play_routes(store, scheduler, access))
     app.include_router(chat_routes(store, scheduler, identity.model))
     return app
 
@@ -139,8 +150,8 @@ def _add_error_handlers(app: FastAPI, engine: Sampler) -> None:
 
     @app.exception_handler(HanabiGrpoError)
     async def refused(_: Request, error: HanabiGrpoError) -> Response:
-        if engine.is_dead:
-            # Whatever failed may succeed once the engine is back.
+        if engine.is_dead or isinstance(error, NoRoomError):
+            # Whatever failed may succeed once the engine is back, or there is room.
             status = UNAVAILABLE
         elif isinstance(error, VersionError):
             status = CONFLICT
@@ -148,7 +159,7 @@ def _add_error_handlers(app: FastAPI, engine: Sampler) -> None:
             status = UNPROCESSABLE
         else:
             status = INTERNAL_ERROR
-        return problem(status, str(error), again=isinstance(error, BusyError))
+        return problem(status, str(error), again=isinstance(error, BusyError | NoRoomError))
 
     @app.exception_handler(RequestValidationError)
     async def malformed(_: Request, error: RequestValidationError) -> Response:
@@ -171,7 +182,11 @@ def _add_error_handlers(app: FastAPI, engine: Sampler) -> None:
 
     @app.exception_handler(HTTPException)
     async def not_served(request: Request, error: HTTPException) -> Response:
-        return problem(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
+        return problem(
+            error.status_code,
+            f"{request.method} {request.url.path}: {error.detail}",
+            again=error.status_code == TIMEOUT,
+        )
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
@@ -191,7 +206,11 @@ def _describe(request: Request) -> str:
 
 
 def _add_session_routes(
-    app: FastAPI, store: AdapterStore, scheduler: Scheduler, identity: ServerIdentity
+    app: FastAPI,
+    store: AdapterStore,
+    scheduler: Scheduler,
+    identity: ServerIdentity,
+    access: GameAccess,
 ) -> None:
     """Add the routes by which a trainer takes the server, keeps it and leaves it."""
     ownership = store.ownership
@@ -206,8 +225,13 @@ def _add_session_routes(
 
     @app.post("/session/")
     async def open_session(request: Request) -> dict[str, Any]:
-        wanted = read_session_request(identity, await request.body())
-        check_fit(identity, wanted)
+        body = await request.body()
+        # Beside the event loop: it plays the beginning of each game that the trainer names.
+        reading = scheduler.threads.sessions
+        wanted = await reading.run(read_session_request, identity, body)
+        # Before anything is played for a stranger while the server works for another run.
+        ownership.refuse_stranger(wanted)
+        await reading.run(check_fit, identity, wanted, access)
         await store.open_session(wanted)
         return {**identity.model_dump(), **state(), "games_in_flight": scheduler.games_in_flight}
 

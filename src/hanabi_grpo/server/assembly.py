@@ -15,8 +15,10 @@ from fastapi import FastAPI
 
 from hanabi_grpo.agents.served_model import Model
 from hanabi_grpo.agents.url_model import UrlPartners
+from hanabi_grpo.envs.access import GameAccess
 from hanabi_grpo.logs import LineRing
 from hanabi_grpo.rollout.chat import ChatFormat
+from hanabi_grpo.rollout.datasets import played_setups, training_rows
 from hanabi_grpo.rollout.handshake import tokenizer_hash
 from hanabi_grpo.rollout.sampler import Sampler
 from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
@@ -134,6 +136,7 @@ def rollout_server(
     """
     from transformers import AutoConfig, AutoTokenizer
 
+    access = read_access(settings)
     tiny_model = tiny_model_command([settings.preset or LAPTOP], settings.players)
     folder: Path = resolve_model(settings.model, tiny_model)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -195,19 +198,47 @@ def rollout_server(
         )
         api_key = settings.api_key.get_secret_value() if settings.api_key else None
         app = create_app(
-            engine, store, scheduler, identity, ring, api_key=api_key, host=settings.host
+            engine,
+            store,
+            scheduler,
+            identity,
+            ring,
+            api_key=api_key,
+            host=settings.host,
+            access=access,
         )
         # vLLM's 670,000 objects live until the end; every full collection would hold up the event
         # loop only to find that out.
         gc.collect()
         gc.freeze()
-        yield RolloutServer(engine=engine, chat=chat, store=store, identity=identity, app=app)
+        with contextlib.closing(scheduler.threads):
+            yield RolloutServer(engine=engine, chat=chat, store=store, identity=identity, app=app)
     finally:
         if scheduler is not None:
             scheduler.close()
         store.close()
         _stop(engine)
         logger.info("stopped; engine core and workers ended")
+
+
+def read_access(settings: Settings) -> GameAccess:
+    """Return what requests may name, and load it: what these settings and their DATASET name.
+
+    Raises:
+        SettingsError: Something of it cannot be used.
+    """
+    setups = [settings.setup()]
+    if settings.dataset is not None:
+        if Path(settings.dataset).is_file():
+            setups += played_setups(training_rows(settings))
+        else:
+            # The trainer reads it, perhaps on another machine; most rows name nothing outside.
+            logger.info(
+                "DATASET=%s is not on this machine: requests may not name the files of problems of "
+                "its rows",
+                settings.dataset,
+            )
+    return GameAccess.of(setups)
 
 
 def _stop(engine: Sampler) -> None:

@@ -1,7 +1,10 @@
 """The server's door: who is let in, how large a body may be, and refusals as JSON."""
 
+import asyncio
 import hmac
-from urllib.parse import urlsplit
+import re
+import time
+from collections.abc import Callable, Mapping
 
 from fastapi.responses import JSONResponse, Response
 from starlette.datastructures import Headers
@@ -17,12 +20,24 @@ UNAUTHORIZED = 401
 FORBIDDEN = 403
 TOO_LARGE = 413
 WRONG_TYPE = 415
+TIMEOUT = 408
+UNAVAILABLE = 503
 
+CROWDED = "connection_limit"
+"""Entry of a request's state: the limit that its connection is beyond, see `connections`."""
 _LOCAL_NAMES = ("127.0.0.1", "localhost", "::1")
 _BODY_BYTES = 24 << 20
 """Largest body of a request that is no upload.
 
 A task takes about 350 bytes, and `messages.MAX_TASKS` of them are allowed."""
+_BODY_SECONDS = 20.0
+"""Longest wait for the next piece of a body, and time after which `_SLOWEST` holds."""
+_SECOND_LOOK = 0.05
+"""Seconds for a piece that came while the event loop was held up."""
+_SLOWEST = 64 << 10
+"""Bytes per second of a body; the client's own limit is 1 MiB."""
+_HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?", re.ASCII)
+"""A Host header without user names, which a program may read as another host."""
 _JSON = "application/json"
 _SHOWN_PATH = 200
 """Characters of a request's path in a message."""
@@ -78,10 +93,8 @@ class KeyCheck:
     def _browser_refusal(self, headers: Headers) -> Response | None:
         host = headers.get("host", "")
         site = headers.get("sec-fetch-site", "none")
-        try:
-            name = urlsplit(f"//{host}").hostname
-        except ValueError:
-            name = None
+        match = _HOST.fullmatch(host.lower())
+        name = match["name"].strip("[]") if match else None
         if name in self._names and site in ("none", "same-origin"):
             return None
         return problem(
@@ -92,10 +105,40 @@ class KeyCheck:
         )
 
 
+class CrowdCheck:
+    """ASGI middleware: 503 on connections beyond the limit, but for the session's trainer."""
+
+    def __init__(self, app: ASGIApp, *, is_owner: Callable[[Mapping[str, str]], bool]) -> None:
+        """Wrap an app.
+
+        Args:
+            app: The app behind the door.
+            is_owner: Tells by a request's headers whether it is from the session's trainer.
+        """
+        self._app = app
+        self._is_owner = is_owner
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it and close its connection."""
+        limit = scope.get("state", {}).get(CROWDED)
+        if limit is None or self._is_owner(Headers(scope=scope)):
+            await self._app(scope, receive, send)
+            return
+        refusal = problem(
+            UNAVAILABLE,
+            f"{limit} connections are open, as many as this server allows, and all have requests. "
+            "Ask again later.",
+            again=True,
+        )
+        refusal.headers["connection"] = "close"
+        await refusal(scope, receive, send)
+
+
 class BodyCheck:
     """ASGI middleware for bodies.
 
-    413 for one that is too large, 415 for one that a browser would post for any page.
+    413 for one that is too large, 408 for one that comes too slowly, 415 for one that a browser
+    would post for any page.
     """
 
     def __init__(self, app: ASGIApp, *, upload_bytes: int) -> None:
@@ -123,15 +166,50 @@ class BodyCheck:
         is_upload = scope["method"] == "PUT"
         limit = self._upload_bytes if is_upload else _BODY_BYTES
         num_bytes = 0
+        is_complete = False
+        begin = time.monotonic()
 
         async def receive_limited() -> Message:
-            nonlocal num_bytes
-            message = await receive()
+            nonlocal num_bytes, is_complete
+            if is_complete:
+                # What is left is waiting for the client's end, for as long as its games take.
+                return await receive()
+            message = await _receive_in_time(receive, num_bytes)
             num_bytes += len(message.get("body", b""))
+            is_complete = not message.get("more_body", False)
             if num_bytes > limit:
                 raise HTTPException(
                     TOO_LARGE, f"a body of more than {limit} bytes, the most that is allowed here."
                 )
+            seconds = time.monotonic() - begin
+            if not is_complete and seconds > _BODY_SECONDS and num_bytes < _SLOWEST * seconds:
+                raise HTTPException(
+                    TIMEOUT,
+                    f"{num_bytes} bytes of the body came in {seconds:.0f} s; a body needs at least "
+                    f"{_SLOWEST} bytes per second. Send it again.",
+                )
             return message
 
         await self._app(scope, receive_limited, send)
+
+
+async def _receive_in_time(receive: Receive, num_bytes: int) -> Message:
+    """Return the next piece of a body.
+
+    Args:
+        receive: Waits for it.
+        num_bytes: Bytes of the pieces before it, for the message.
+
+    Raises:
+        HTTPException: It did not come in time.
+    """
+    for seconds in (_BODY_SECONDS, _SECOND_LOOK):
+        try:
+            async with asyncio.timeout(seconds):
+                return await receive()
+        except TimeoutError:
+            continue
+    raise HTTPException(
+        TIMEOUT,
+        f"after {num_bytes} bytes of the body nothing came for {_BODY_SECONDS:g} s. Send it again.",
+    )

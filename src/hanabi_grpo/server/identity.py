@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
-from hanabi_grpo.envs.registry import origin, setup
+from hanabi_grpo.envs.access import NOTHING_OUTSIDE, GameAccess
+from hanabi_grpo.envs.registry import origin
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.rollout.handshake import (
     PROTOCOL,
@@ -99,8 +100,15 @@ def _protocol_comparison(identity: ServerIdentity, protocol: int) -> _Comparison
     )
 
 
-def check_fit(identity: ServerIdentity, wanted: SessionRequest) -> None:
-    """Check that a trainer fits this server.
+def check_fit(
+    identity: ServerIdentity, wanted: SessionRequest, access: GameAccess = NOTHING_OUTSIDE
+) -> None:
+    """Check that a trainer fits this server; making the problems of its games may take long.
+
+    Args:
+        identity: What this server is.
+        wanted: What the trainer says of itself.
+        access: What its games may name.
 
     Raises:
         SettingsError: It does not; the message names the first difference, both values, and what to
@@ -125,7 +133,7 @@ def check_fit(identity: ServerIdentity, wanted: SessionRequest) -> None:
             "HANABI_ADAPTERS=per_player or shared."
         )
     for claim in wanted.games:
-        for comparison in _game_comparisons(identity, claim, wanted.adapters):
+        for comparison in _game_comparisons(identity, claim, wanted.adapters, access):
             comparison.check()
 
 
@@ -163,7 +171,7 @@ def _comparisons(identity: ServerIdentity, wanted: SessionRequest) -> Iterator[_
 
 
 def _game_comparisons(
-    identity: ServerIdentity, claim: GameClaim, adapters: list[str]
+    identity: ServerIdentity, claim: GameClaim, adapters: list[str], access: GameAccess
 ) -> Iterator[_Comparison]:
     """Yield what must be the same of one game of the trainer.
 
@@ -171,7 +179,7 @@ def _game_comparisons(
         SettingsError: The server cannot play the game, or not with this many players or adapters.
     """
     try:
-        played = setup(claim.env, claim.env_config)
+        played = access.setup(claim.env, claim.env_config)
     except HanabiGrpoError as error:
         raise SettingsError(
             f"the server cannot play a game of this trainer: {error} Or {_SAME_CODE}."

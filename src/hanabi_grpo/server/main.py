@@ -23,7 +23,12 @@ import psutil
 
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.logs import LineRing, set_up_logging
-from hanabi_grpo.processes import adopt_orphans, die_with_parent, importing
+from hanabi_grpo.processes import (
+    adopt_orphans,
+    die_with_parent,
+    importing,
+    raise_descriptor_limit,
+)
 from hanabi_grpo.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -75,6 +80,7 @@ def serve(settings: Settings, extra_args: list[str]) -> None:
         SystemExit: The server ended; the code says how.
     """
     set_up_logging()
+    raise_descriptor_limit()
     listener = listen(settings.host, settings.port)
     # Named before the fork, so that a process that takes a dead one's place writes on in it.
     calls = Path("outputs") / f"partner_calls-{datetime.now():%Y%m%d-%H%M%S}-{settings.port}.jsonl"

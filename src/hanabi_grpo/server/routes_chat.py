@@ -5,7 +5,6 @@ turns: earlier replies have no thoughts there, and their ids are the tokenizer's
 needs the sampled ids in the prompt asks `/reply/`.
 """
 
-import asyncio
 import time
 import uuid
 from collections.abc import Mapping
@@ -49,7 +48,8 @@ def chat_routes(store: AdapterStore, scheduler: Scheduler, model: str) -> APIRou
 
     @router.post("/chat/completions")
     async def complete(request: Request) -> Response:
-        asked = await asyncio.to_thread(read_body, _WHAT, ChatRequest, await request.body())
+        reading = scheduler.threads.requests(own=store.ownership.is_owner(request.headers))
+        asked = await reading.run(read_body, _WHAT, ChatRequest, await request.body())
         wanted = read_chat(asked, scheduler.model, base=model, newest=store.versions())
         check_owner(store, request, [wanted.seat])
 

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from hanabi_grpo.agents.served_model import PromptTokens
+from hanabi_grpo.envs.access import GameAccess
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.messages import (
     MAX_SCORES,
@@ -41,22 +42,26 @@ _JSON = "application/json"
 _Request = TypeVar("_Request", RolloutRequest, ReplyRequest, ScoreRequest, ChatRequest)
 
 
-def play_routes(store: AdapterStore, scheduler: Scheduler) -> APIRouter:
+def play_routes(store: AdapterStore, scheduler: Scheduler, access: GameAccess) -> APIRouter:
     """Build the routes.
 
     Args:
         store: Tells which trainer owns the session.
         scheduler: Does the work.
+        access: What requests may name.
     """
     router = APIRouter()
 
     @router.post("/rollout/")
     async def rollout(request: Request) -> Response:
         body = await request.body()
+        own = store.ownership.is_owner(request.headers)
         # Beside the event loop: a body of many megabytes takes seconds to check.
-        tasks, sampling = await asyncio.to_thread(parse_rollout_request, body)
+        reading = scheduler.threads.requests(own=own)
+        tasks, sampling = await reading.run(parse_rollout_request, body, access)
         seats = {seat for task in tasks for seat in task.seats}
         check_owner(store, request, seats)
+        # Another trainer may have taken over while the body was checked.
         own = store.ownership.is_owner(request.headers)
 
         async def play() -> Response:
@@ -68,7 +73,8 @@ def play_routes(store: AdapterStore, scheduler: Scheduler) -> APIRouter:
 
     @router.post("/reply/")
     async def reply(request: Request) -> Response:
-        wanted = await asyncio.to_thread(
+        reading = scheduler.threads.requests(own=store.ownership.is_owner(request.headers))
+        wanted = await reading.run(
             parse_reply_request, await request.body(), vocab_size=scheduler.model.vocab_size
         )
         check_owner(store, request, [wanted.seat])
@@ -83,9 +89,8 @@ def play_routes(store: AdapterStore, scheduler: Scheduler) -> APIRouter:
 
     @router.post("/score/")
     async def score(request: Request) -> Response:
-        wanted = await asyncio.to_thread(
-            read_body, "score request", ScoreRequest, await request.body()
-        )
+        reading = scheduler.threads.requests(own=store.ownership.is_owner(request.headers))
+        wanted = await reading.run(read_body, "score request", ScoreRequest, await request.body())
         _check_sampled("score request", wanted.seat)
         _check_number_of_scores(wanted)
         check_owner(store, request, [wanted.seat])
@@ -198,15 +203,21 @@ def read_body(what: str, struct: type[_Request], body: bytes) -> _Request:
         raise SettingsError(f"{what}: {error}.") from None
 
 
-def parse_rollout_request(body: bytes) -> tuple[list[RequestedTask], SamplingConfig]:
+def parse_rollout_request(
+    body: bytes, access: GameAccess
+) -> tuple[list[RequestedTask], SamplingConfig]:
     """Return the tasks of a rollout request, and how replies are sampled.
+
+    Args:
+        body: JSON.
+        access: What its tasks may name.
 
     Raises:
         SettingsError: It is malformed, or names a task that cannot be played.
     """
     wanted = read_body("rollout request", RolloutRequest, body)
     sampling = SamplingConfig(max_tokens=wanted.max_tokens, temperature=wanted.temperature)
-    return read_tasks(wanted), sampling
+    return read_tasks(wanted, access.setup), sampling
 
 
 def _check_sampled(what: str, seat: str) -> None:

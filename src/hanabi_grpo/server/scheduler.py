@@ -43,6 +43,7 @@ from hanabi_grpo.rollout.sampler import AdapterHandle, SamplingConfig
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.pacing import Places, in_slices
 from hanabi_grpo.server.seats import Tables, wanted_adapters
+from hanabi_grpo.server.threads import Threads
 from hanabi_grpo.server.workers.pool import LateEpisodeError, WorkerPool
 from hanabi_grpo.settings.refs import ScriptRef, UrlRef, seat_adapter
 from hanabi_grpo.types import DroppedGame, Episode, Reply, ReplyKind
@@ -119,14 +120,17 @@ class Scheduler:
         self._game_timeout = game_timeout
         self._workers = workers
         self._places = Places(games_at_once, session_is_alive=lambda: store.ownership.is_alive)
+        self.threads = Threads()
+        """Where requests are read."""
         self.games_in_flight = 0
         self.games_played = 0
         self.games_retried = 0
         self.games_failed = 0
 
     def close(self) -> None:
-        """End the worker processes."""
+        """End the worker processes, and let the threads end."""
         self._workers.close()
+        self.threads.close()
 
     async def run(
         self,
@@ -155,7 +159,8 @@ class Scheduler:
             ServerError: Every game failed, or the engine is dead (ServerGoneError).
         """
         self._check_room(sampling.max_tokens)
-        self.model.partners.check(ref for task in tasks for ref in task.refs)
+        refs = [ref for task in tasks for ref in task.refs]
+        self.model.partners.check(refs, own=own, max_tokens=sampling.max_tokens)
         played = await self._play_all(tasks, sampling, own, prompts or PromptTokens())
         _check_partners(tasks, played)
         self._check_some_played(tasks, played)
@@ -285,7 +290,13 @@ class Scheduler:
         request = object()
         place = partial(self._places.place, request, own=own)
         async with self._store.lease(wanted_adapters(tasks)) as leased:
-            tables = Tables(model=self.model, sampling=sampling, leased=leased, prompts=prompts)
+            tables = Tables(
+                model=self.model,
+                sampling=sampling,
+                leased=leased,
+                prompts=prompts,
+                own=own,
+            )
             try:
                 async with asyncio.TaskGroup() as group:
                     async for task in in_slices(tasks):

@@ -49,6 +49,8 @@ class Tables:
     """By adapter name, the version that is held for this request."""
     prompts: PromptTokens = field(default_factory=PromptTokens)
     """Counts what the request gives the engine."""
+    own: bool = False
+    """Whether the request is the session's trainer's."""
     made: dict[tuple[Setup[Any], SeatRef], Player] = field(default_factory=dict)
     """The players so far."""
 
@@ -71,6 +73,7 @@ class Tables:
                     ref,
                     max_tokens=self.sampling.max_tokens,
                     temperature=self.sampling.temperature,
+                    own=self.own,
                 )
             case _:
                 return self._make_served(ref)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import socket
 import threading
 import time
@@ -13,6 +14,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hanabi_grpo.rollout.handshake import STARTING
+from hanabi_grpo.server.connections import HEAD_SECONDS, Server, limited_protocol
 
 logger = logging.getLogger(__name__)
 
@@ -21,8 +23,8 @@ _RETRY_SECONDS = "2"
 """After which a client asks again whether the server has started."""
 _STOP_SECONDS = 5.0
 """For the thread that answers while the engine starts to end."""
-_KEEP_ALIVE_SECONDS = 35
-"""After which an idle connection is closed."""
+_BACKLOG = 128
+"""Connections that the kernel keeps waiting, and that are accepted in one go."""
 _MAX_HEAD_BYTES = 64 << 10
 """Of a request's line and headers; an upload's PEFT configuration is a header."""
 
@@ -48,7 +50,7 @@ def starting_server(listener: socket.socket) -> Iterator[None]:
         response = JSONResponse(body, status_code=_UNAVAILABLE, headers=headers)
         await response(scope, receive, send)
 
-    server = uvicorn.Server(server_config(answer, graceful_seconds=1))
+    server = Server(server_config(answer, graceful_seconds=1))
     thread = threading.Thread(
         target=server.run, args=([listener.dup()],), name="starting", daemon=True
     )
@@ -82,7 +84,7 @@ async def serve_until_dead(
     Returns:
         True when the engine died.
     """
-    server = uvicorn.Server(server_config(app, graceful_seconds=graceful_seconds))
+    server = Server(server_config(app, graceful_seconds=graceful_seconds))
     engine_died = False
 
     async def watch() -> None:
@@ -113,7 +115,10 @@ def server_config(app: ASGIApp, *, graceful_seconds: int) -> uvicorn.Config:
     """
     return uvicorn.Config(
         app,
-        http="h11",
+        http=limited_protocol(),
+        # Its errors of accept are what `Server` keeps out of the log.
+        loop="asyncio",
+        backlog=_BACKLOG,
         # uvicorn's own logging would first close every handler of the process, the run's file and
         # absl's stream among them.
         log_config=None,
@@ -122,7 +127,7 @@ def server_config(app: ASGIApp, *, graceful_seconds: int) -> uvicorn.Config:
         log_level="warning",
         access_log=False,
         server_header=False,
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_keep_alive=math.ceil(HEAD_SECONDS),
         timeout_graceful_shutdown=graceful_seconds,
         h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from hanabi_grpo.errors import SessionError, VersionError
 from hanabi_grpo.rollout.handshake import SessionRequest, read_session_headers
+from hanabi_grpo.runs.run_folder import public_run
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,9 @@ class Session:
         )
 
     def __str__(self) -> str:
-        return f"{self.trainer.run_id} (trainer {self.trainer.trainer_id[:_SHOWN_ID]})"
+        # It goes into the log, which every client may read.
+        run = public_run(self.trainer.run_id)
+        return f"run {run} (trainer {self.trainer.trainer_id[:_SHOWN_ID]})"
 
 
 class Ownership:

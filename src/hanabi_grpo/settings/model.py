@@ -54,6 +54,8 @@ _MAX_SEED = 2**31 - 1
 """Largest seed that every library takes."""
 _MAX_STEPS = 500
 """Steps of a run without MAX_STEPS and NUM_TRAIN_EPOCHS."""
+_GUEST_TOKENS = 1_000_000
+"""Tokens that guests may have a model count that needs a key, and so may cost money."""
 _DEEPSPEED_ALLOWED = (
     "one of " + ", ".join(DEEPSPEED_STAGES) + ", or the path of a .json file that exists"
 )
@@ -72,6 +74,12 @@ def _is_lora_rank(rank: int) -> bool:
 
 def _default_max_steps(given: dict[str, Any]) -> int | None:
     return None if given.get("num_train_epochs") else _MAX_STEPS
+
+
+def _default_guest_tokens(given: dict[str, Any]) -> int | None:
+    if given.get("partner_tokens"):
+        return int(given["partner_tokens"])
+    return _GUEST_TOKENS if given.get("partner_key") else None
 
 
 def _default_task_seed(given: dict[str, Any]) -> int:
@@ -298,10 +306,19 @@ class Settings(BaseModel):
     )
     partner_tokens: int = server(
         "HANABI_PARTNER_TOKENS",
-        "Tokens that these URLs may count, prompts and replies, until this server is started "
-        "anew; 0: no limit.",
+        "Tokens that these URLs may count for the session's trainer, prompts and replies, until "
+        "this server is started anew; 0: no limit.",
         0,
         ge=0,
+        affects=Affects.MACHINE,
+    )
+    partner_guest_tokens: int | None = server(
+        "HANABI_PARTNER_GUEST_TOKENS",
+        "The same for all others together, evaluations among them; 0: they may not seat these "
+        "URLs. Unset: as many as HANABI_PARTNER_TOKENS; with HANABI_PARTNER_KEY alone 1000000; "
+        "else no limit.",
+        ge=0,
+        factory=_default_guest_tokens,
         affects=Affects.MACHINE,
     )
     partner_requests: int = server(

@@ -56,6 +56,7 @@ class Workflow(base.Environment[C], Generic[C]):
     Game: Callable[..., WorkflowGame[Any]] = WorkflowGame
     teachers = ("noisy",)
     teacher_noise = 0.0
+    outside_fields: Mapping[str, tuple[str, ...]] = {"problems": (CHAIN_SUM,)}
 
     def __init__(self) -> None:
         self.presets = {self.name: self.Config(preset=self.name)}
@@ -75,6 +76,16 @@ class Workflow(base.Environment[C], Generic[C]):
     def source(self, config: C) -> Source:
         """Return where the problems come from; SettingsError where they cannot be had."""
         return load_source(config.problems, config.chain_terms, config.chain_highest)
+
+    def outside(self, config: C) -> Mapping[str, base.Outside]:
+        """Return the source of problems, unless it is made here."""
+        if config.problems == CHAIN_SUM:
+            return {}
+        source = self.source(config)
+        outside = base.Outside(
+            value=config.problems, name=source.public_name, digest=source.public_digest
+        )
+        return {"problems": outside}
 
     def may_block(self, config: C) -> bool:
         """Return True for reasoning-gym, some of whose problems take seconds to make."""

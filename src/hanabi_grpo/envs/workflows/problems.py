@@ -9,10 +9,11 @@ import functools
 import hashlib
 import importlib
 import json
+import os
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.envs import base
@@ -36,6 +37,10 @@ _POOL = 20_000
 """Problems of a data set of reasoning-gym; some of its generators make all of them at once."""
 _RIGHT = 1.0
 """Score of a fully right answer; less is a verifier's partial credit."""
+_FILE_ENDING = ".jsonl"
+_SHA256 = "sha256:"
+MAX_FILE_BYTES = 256 << 20
+"""Longest file of problems; GSM8K has 4 MB."""
 _GSM8K_MARK = "####"
 """What stands before the answer at the end of a solution in GSM8K."""
 
@@ -71,6 +76,16 @@ class Source:
     """Returns the problem of a number."""
     score: Callable[[Problem, str], float] = _equals_solution
     """Returns what an answer to a problem is worth, 1.0 for a right one."""
+
+    @property
+    def public_name(self) -> str:
+        """The name without a path, which may differ from machine to machine."""
+        return self.name.rpartition("/")[2]
+
+    @property
+    def public_digest(self) -> str:
+        """The digest of a file as "sha256:…", else the whole digest."""
+        return f"{_SHA256}{self.digest}" if self.name.endswith(_FILE_ENDING) else self.digest
 
     def is_right(self, problem: Problem, answer: str) -> bool:
         """Tell whether an answer is fully right.
@@ -121,9 +136,11 @@ def share_of(question: str) -> str:
     return _TRAINING
 
 
-@functools.lru_cache(maxsize=16)
 def load_source(problems: str, terms: int, highest: int) -> Source:
     """Return the source of HANABI_PROBLEMS; a file is read once per process.
+
+    A path is opened here, so a request of another program must never come this far with one of its
+    own (see `envs.access`).
 
     Args:
         problems: The value of HANABI_PROBLEMS.
@@ -134,14 +151,25 @@ def load_source(problems: str, terms: int, highest: int) -> Source:
         SettingsError: There is no such source, or its problems are bad.
     """
     if problems == CHAIN_SUM:
-        return Source(
-            name=problems,
-            digest=f"{CHAIN_SUM} {_CHAIN_SUM_VERSION} {terms} {highest}",
-            make=lambda number: chain_sum(number, terms, highest),
-        )
+        return _chain_sums(terms, highest)
+    return _load_outside(problems)
+
+
+@functools.lru_cache(maxsize=16)
+def _chain_sums(terms: int, highest: int) -> Source:
+    return Source(
+        name=CHAIN_SUM,
+        digest=f"{CHAIN_SUM} {_CHAIN_SUM_VERSION} {terms} {highest}",
+        make=lambda number: chain_sum(number, terms, highest),
+    )
+
+
+# Without a limit: nothing that a request says may push a source out, which would be read again.
+@functools.cache
+def _load_outside(problems: str) -> Source:
     if problems.startswith(REASONING_GYM):
         return _reasoning_gym(problems)
-    if problems.endswith(".jsonl"):
+    if problems.endswith(_FILE_ENDING):
         return _read_file(problems)
     raise SettingsError(f"HANABI_PROBLEMS={shown(problems)}: allowed: {ALLOWED}.")
 
@@ -170,12 +198,7 @@ def _read_file(name: str) -> Source:
 
     As in GSM8K, the answer is what follows the last ####.
     """
-    try:
-        content = Path(name).read_bytes()
-    except OSError as error:
-        raise SettingsError(
-            f"HANABI_PROBLEMS={name}: cannot be read ({error.strerror})."
-        ) from error
+    content = _read_bytes(name)
     problems: dict[str, Problem] = {}
     first_lines: dict[str, int] = {}
     for number, line in enumerate(content.split(b"\n"), 1):
@@ -205,6 +228,39 @@ def _read_file(name: str) -> Source:
         digest=hashlib.sha256(content).hexdigest(),
         make=lambda number: rows[number % len(rows)],
     )
+
+
+def _read_bytes(name: str) -> bytes:
+    """Return the content of a regular file; a pipe or a device may never end."""
+    if "\0" in name:
+        raise SettingsError(f"HANABI_PROBLEMS={shown(name)}: a file's name has no NUL.")
+    try:
+        # O_NONBLOCK: opening a pipe would wait for its other end.
+        descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            _check_regular(name, os.fstat(descriptor))
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                # No more: it may grow meanwhile.
+                return file.read(MAX_FILE_BYTES)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise SettingsError(
+            f"HANABI_PROBLEMS={name}: cannot be read ({error.strerror})."
+        ) from error
+
+
+def _check_regular(name: str, status: os.stat_result) -> None:
+    """Refuse what is no regular file, or is too large, by a SettingsError."""
+    if not stat.S_ISREG(status.st_mode):
+        raise SettingsError(
+            f"HANABI_PROBLEMS={name}: is no regular file; give a file of JSON lines."
+        )
+    if status.st_size > MAX_FILE_BYTES:
+        raise SettingsError(
+            f"HANABI_PROBLEMS={name}: {status.st_size} bytes, at most {MAX_FILE_BYTES} are read; "
+            "leave some problems out."
+        )
 
 
 def _read_line(line: bytes, where: str) -> Problem:
