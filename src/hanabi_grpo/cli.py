@@ -61,10 +61,10 @@ class Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except HanabiGrpoError as error:
-            from rich.console import Console
+            from hanabi_grpo.terminal import VisibleConsole
 
-            console = Console(stderr=True, highlight=False, emoji=False)
-            console.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+            console = VisibleConsole(stderr=True)
+            console.print(f"error: {error}", style="red", soft_wrap=True)
             raise typer.Exit(_REFUSED) from error
 
 

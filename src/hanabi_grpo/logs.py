@@ -8,8 +8,17 @@ from pathlib import Path
 
 from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.files import open_plain_to_append
+from hanabi_grpo.texts import visible
 
-_FORMAT = logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S")
+
+class _VisibleFormatter(logging.Formatter):
+    """Lines hold what others send, and end on terminals: every character only shows itself."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
+
+
+_FORMAT = _VisibleFormatter("%(asctime)s %(message)s", datefmt="%H:%M:%S")
 
 
 class LineRing(logging.Handler):

@@ -42,6 +42,26 @@ def visible_line(text: str) -> str:
     return visible(text).translate(_LINE)
 
 
+def visible_json(text: str) -> str:
+    r"""Return the same JSON document with every character that does not show itself escaped.
+
+    Example:
+        visible_json('["\u202e"]') == r'["\u202e"]'
+    """
+    if visible(text) == text:
+        return text
+    escaped = []
+    for character in text:
+        if visible(character) == character:
+            escaped.append(character)
+            continue
+        # JSON escapes units of UTF-16, of which a character beyond 16 bits has two.
+        units = character.encode("utf-16-be", "surrogatepass").hex()
+        for start in range(0, len(units), 4):
+            escaped.append(f"\\u{units[start : start + 4]}")
+    return "".join(escaped)
+
+
 def is_visible(text: str) -> bool:
     """Tell whether a text fits on one line and every character of it shows itself."""
     return visible_line(text) == text

@@ -30,6 +30,8 @@ from hanabi_grpo.settings import (
 from hanabi_grpo.settings.gpus import Terminal, gpu_share
 from hanabi_grpo.settings.refs import split_player
 from hanabi_grpo.settings.variables import typed
+from hanabi_grpo.terminal import VisibleConsole
+from hanabi_grpo.texts import visible_json
 
 _SECTIONS: Mapping[Terminal, tuple[str, ...]] = {
     "server": ("run", "server", "game"),
@@ -56,7 +58,7 @@ def make_console(*, aside: bool = False) -> Console:
         aside: Write to standard error, where progress goes and everything else that is no result.
     """
     width = None if aside or sys.stdout.isatty() else _MIN_TABLE_WIDTH
-    return Console(stderr=aside, width=width, highlight=False, emoji=False)
+    return VisibleConsole(stderr=aside, width=width)
 
 
 def sayer(console: Console) -> Callable[..., None]:
@@ -74,11 +76,13 @@ def sayer(console: Console) -> Callable[..., None]:
 def print_json(document: Any, indent: int | None = None) -> None:
     """Write a document to standard output; a number that is not finite becomes null.
 
+    Characters that a terminal would obey are escaped.
+
     Args:
         document: What json can write.
         indent: Spaces of a level; None writes one line.
     """
-    sys.stdout.write(json_text(document, indent=indent))
+    sys.stdout.write(visible_json(json_text(document, indent=indent)))
 
 
 def progress_bars(console: Console) -> Progress:

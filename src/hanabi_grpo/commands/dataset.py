@@ -9,6 +9,7 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.dataset_rows import SHARE_RULE, dataset_row
 from hanabi_grpo.rollout.datasets import write_dataset
 from hanabi_grpo.settings import load_settings
+from hanabi_grpo.texts import visible
 
 
 def dataset(
@@ -50,7 +51,7 @@ def dataset(
         )
         rows.append(row)
     content = write_dataset(out, rows, add=add)
-    print(f"wrote {out} ({content}); train on it with DATASET={out}")
+    print(visible(f"wrote {out} ({content}); train on it with DATASET={out}"))
 
 
 def _parse_share(text: str) -> tuple[str, float]:

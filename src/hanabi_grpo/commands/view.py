@@ -11,6 +11,7 @@ from hanabi_grpo.report.games import advantages_of, games_page, settings_beside
 from hanabi_grpo.report.games_screen import games_table, print_game
 from hanabi_grpo.report.page import write_page
 from hanabi_grpo.rollout.recordings import Selection, read_recordings, recording_files
+from hanabi_grpo.texts import visible_line
 from hanabi_grpo.tracking.checkpoints import games_place
 from hanabi_grpo.types import MAX_PLAYERS, player_names
 
@@ -107,4 +108,4 @@ def _source_of(files: list[Path]) -> str:
     folder = files[0].resolve().parent
     run = folder.parent.name if folder.name == "episodes" else folder.name
     name = files[0].name if len(files) == 1 else f"{len(files)} files"
-    return f"{name} of {run}"
+    return visible_line(f"{name} of {run}")

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
+from hanabi_grpo.texts import visible
+
 UNKNOWN = "–"
 """Cell of a figure that is not known."""
 MAX_FIGURES = 8
@@ -50,7 +52,7 @@ class Sheet:
         return table
 
     def markdown(self) -> str:
-        """Return the table as Markdown."""
+        """Return the table as Markdown, of characters that only show themselves."""
         num_figures = len(self.columns) - self.num_names
         rule = ["---"] * self.num_names + ["---:"] * num_figures
         lines = [f"**{self.title}**", "", _markdown_row(self.columns), _markdown_row(rule)]
@@ -58,7 +60,7 @@ class Sheet:
             lines += map(_markdown_row, group)
         if self.note:
             lines += ["", self.note]
-        return "\n".join(lines) + "\n"
+        return visible("\n".join(lines) + "\n")
 
 
 def figure(value: float | None, sign: str = "") -> str:

@@ -7,15 +7,18 @@ colours are classes, and pictures are data: addresses.
 
 import base64
 import hashlib
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from hanabi_grpo.runs.run_folder import save_text
+from hanabi_grpo.texts import visible
 
 _PACKAGE = "hanabi_grpo.report"
 _STYLE = "page.css"
@@ -34,6 +37,7 @@ def render(template: str, *, script: str = "", frame: str = "", **values: Any) -
         **values: Values for the template.
     """
     environment = templates(autoescape=True)
+    environment.policies["json.dumps_function"] = _dump_visible
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "sort_keys": True}
     style = _read(_STYLE)
     code = _read(script) if script else ""
@@ -94,14 +98,40 @@ def _frame_address(frame: str) -> str:
 
 
 def templates(*, autoescape: bool) -> Environment:
-    """Return the templates of this package; a missing value is an error."""
+    """Return the templates of this package; a missing value is an error.
+
+    Every text that they write has only characters that show themselves.
+    """
     return Environment(
         loader=PackageLoader(_PACKAGE),
         autoescape=autoescape,
+        finalize=_visible_value,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def _visible_value(value: Any) -> Any:
+    """Return what a template writes for a value; markup of the templates themselves stays."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return visible(value)
+    return value
+
+
+def _dump_visible(data: Any, **options: Any) -> str:
+    """Return data as JSON for a page's script, which writes its texts into the page."""
+    return json.dumps(_visible_data(data), **options)
+
+
+def _visible_data(data: Any) -> Any:
+    if isinstance(data, str):
+        return visible(data)
+    if isinstance(data, Mapping):
+        return {_visible_data(key): _visible_data(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_visible_data(item) for item in data]
+    return data
 
 
 def write_page(path: Path, page: str, option: str) -> str:

@@ -200,7 +200,8 @@ def _visible_sheet(sheet: Sheet) -> Sheet:
         for row in group:
             rows.append([visible(cell) for cell in row])
         groups.append(rows)
-    return replace(sheet, title=visible(sheet.title), groups=groups)
+    columns = tuple(map(visible, sheet.columns))
+    return replace(sheet, title=visible(sheet.title), columns=columns, groups=groups)
 
 
 def read_report(folder: Path) -> RunReport:

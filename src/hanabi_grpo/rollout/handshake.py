@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.envs.registry import origin
+from hanabi_grpo.texts import is_visible, visible_line
 from hanabi_grpo.types import MAX_PLAYERS
 
 PROTOCOL = 6
@@ -96,6 +97,14 @@ class SessionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The first version that the trainer will push."""
     replaces: _Versions | None = None
     """Newer versions of the same run that the server may drop."""
+
+    def __post_init__(self) -> None:
+        """Refuse a name that a terminal would obey, or that does not look like what it is."""
+        if not is_visible(self.run_id):
+            raise ValueError(
+                f"run_id {visible_line(self.run_id)!r} holds a control character, or one that "
+                "turns the direction of writing or has no width; rename the run folder"
+            )
 
     def __repr__(self) -> str:
         """Name the trainer without the secret."""

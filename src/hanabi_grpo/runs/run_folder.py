@@ -27,6 +27,7 @@ from hanabi_grpo.settings.saved import (
     VALUES,
     read_settings_document,
 )
+from hanabi_grpo.texts import visible_line
 
 LOCK = ".lock"
 """File that is locked by the process that trains in the folder."""
@@ -272,7 +273,8 @@ def run_identity(folder: Path) -> str:
     if not path.exists():
         write_json_atomic(path, uuid.uuid4().hex[:_ID_DIGITS])
     number = read_text(path, MAX_LINE_BYTES).strip().strip('"')
-    return f"{folder.resolve()} ({number})"
+    # The server shows the name on its terminal, and refuses one that a terminal would obey.
+    return visible_line(f"{folder.resolve()} ({number})")
 
 
 def run_secret(folder: Path) -> str:

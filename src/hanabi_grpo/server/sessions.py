@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from hanabi_grpo.errors import SessionError, VersionError
 from hanabi_grpo.rollout.handshake import SessionRequest, read_session_headers
 from hanabi_grpo.runs.run_folder import public_run
+from hanabi_grpo.texts import visible_line
 
 logger = logging.getLogger(__name__)
 
@@ -175,15 +176,15 @@ class Ownership:
         trainer = session.trainer
         if run_id != trainer.run_id:
             raise SessionError(
-                f"run {run_id} is not the one that this server works for ({trainer.run_id}): "
-                "another trainer or an evaluation opened a session. One at a time: stop it, "
-                "restart this trainer, or use a second server."
+                f"run {visible_line(run_id)} is not the one that this server works for "
+                f"({trainer.run_id}): another trainer or an evaluation opened a session. One at "
+                "a time: stop it, restart this trainer, or use a second server."
             )
         if not _is_same_secret(trainer_id, trainer.trainer_id):
             raise SessionError(
-                f"run {run_id}: trainer {trainer_id[:_SHOWN_ID]} is not the one that this server "
-                f"works for ({trainer.trainer_id[:_SHOWN_ID]}): a second trainer process of the "
-                "same run took over. Stop one of them."
+                f"run {run_id}: trainer {visible_line(trainer_id[:_SHOWN_ID])} is not the one that "
+                f"this server works for ({trainer.trainer_id[:_SHOWN_ID]}): a second trainer "
+                "process of the same run took over. Stop one of them."
             )
         return session
 

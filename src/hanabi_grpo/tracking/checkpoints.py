@@ -25,6 +25,7 @@ from hanabi_grpo.settings.refs import (
     is_remote,
     parse_checkpoint,
 )
+from hanabi_grpo.texts import visible
 from hanabi_grpo.tracking.mirror import sync_line, unsent_folders
 from hanabi_grpo.tracking.record import RecordedArtifact, find_recorded
 from hanabi_grpo.tracking.wandb_run import hidden_secrets, time_limit
@@ -209,7 +210,8 @@ def _fetch_from_wandb(place: WandbPlace, settings: Settings) -> Path:
     unsent = unsent_folders(artifact.run_folder)
     advice = f"; {sync_line(unsent)}" if unsent else ""
     # Standard output belongs to --json.
-    print(f"{place}: {reason}; taken from {artifact.folder}{advice}", file=sys.stderr)
+    line = f"{place}: {reason}; taken from {artifact.folder}{advice}"
+    print(visible(line), file=sys.stderr)
     return artifact.folder
 
 

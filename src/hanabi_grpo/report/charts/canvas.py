@@ -3,6 +3,7 @@
 import base64
 import io
 import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hanabi_grpo.evaluation.smoothing import bin_means, trailing_mean
 from hanabi_grpo.runs.run_folder import save_text
+from hanabi_grpo.texts import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -129,9 +131,19 @@ def _rendered(figure: "Figure", file_format: str) -> bytes:
     Equal runs give equal files, and the text of an SVG stays text.
     """
     from matplotlib import rc_context
+    from matplotlib.text import Text
 
+    # Names come from run folders; a dollar in one would begin a formula.
+    for artist in figure.findobj(Text):
+        artist.set_text(visible(artist.get_text()))
+        artist.set_parse_math(False)
     content = io.BytesIO()
     metadata = {"Date": None} if file_format == "svg" else None
-    with rc_context({"svg.hashsalt": "hanabi", "svg.fonttype": "none"}):
+    with (
+        rc_context({"svg.hashsalt": "hanabi", "svg.fonttype": "none"}),
+        warnings.catch_warnings(),
+    ):
+        # Names may be of any script; in an SVG the reader's font draws them.
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
         figure.savefig(content, format=file_format, dpi=_DPI, metadata=metadata)
     return content.getvalue()

@@ -16,7 +16,7 @@ from hanabi_grpo.runs.alarms import AlarmChange, AlarmWatch, Reading, alarms_of
 from hanabi_grpo.runs.history import MAX_STEP, number, read_whole_history
 from hanabi_grpo.runs.manifest import checkpoints_of
 from hanabi_grpo.runs.run_folder import TRAIN, holder_of, recorded_settings, run_home
-from hanabi_grpo.texts import visible
+from hanabi_grpo.texts import visible, visible_line
 
 _METRICS = "metrics.jsonl"
 _INCIDENTS = "incidents.jsonl"
@@ -166,7 +166,7 @@ class RunWatch:
         return RunState(
             name=self._name(),
             is_there=bool(self._rows or settings),
-            trainer=visible(holder_of(home)),
+            trainer=visible_line(holder_of(home)),
             rows=self._rows,
             settings=settings,
             age=self._age(),
@@ -182,8 +182,8 @@ class RunWatch:
         """Return the folder's name; one called train/ is named by what it belongs to."""
         path = self.folder.resolve()
         if path.name == TRAIN:
-            return visible(f"{path.parent.name}/{TRAIN}")
-        return visible(path.name)
+            return visible_line(f"{path.parent.name}/{TRAIN}")
+        return visible_line(path.name)
 
     def _age(self) -> float | None:
         """Return the seconds since `metrics.jsonl` was written; None where it is missing."""
@@ -263,7 +263,7 @@ def _parse_incident(line: bytes) -> Incident | None:
         step = row.get("step")
         return Incident(
             time=number(row.get("time")),
-            kind=visible(row["kind"]),
+            kind=visible_line(row["kind"]),
             message=visible(str(row.get("message", ""))),
             step=step if type(step) is int and 0 <= step <= MAX_STEP else None,
         )

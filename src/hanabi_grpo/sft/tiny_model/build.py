@@ -8,7 +8,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import Progress
 
 from hanabi_grpo.errors import RunFolderError
@@ -16,6 +15,7 @@ from hanabi_grpo.runs.manifest import file_sha256
 from hanabi_grpo.runs.run_folder import new_folder, write_json_atomic
 from hanabi_grpo.settings.defaults import LAPTOP, tiny_model_command
 from hanabi_grpo.sft.tiny_model.recipe import Recipe
+from hanabi_grpo.terminal import VisibleConsole
 
 TINY_MANIFEST = "tiny_model.json"
 """In a tiny model's folder: the recipe that made it."""
@@ -70,7 +70,7 @@ def build_tiny_model(out: Path, recipe: Recipe, *, force: bool = False) -> Path:
 
     from hanabi_grpo.sft.tiny_model.network import trained_model
 
-    console = Console(stderr=True, highlight=False)
+    console = VisibleConsole(stderr=True)
     chat = recipe.chat()
     recipe_hash = recipe.hash(chat)
     if out.exists() and not out.is_dir():
@@ -105,7 +105,7 @@ def check_shipped(folder: Path, *, legal_moves: bool, deductions: str) -> None:
         legal_moves: HANABI_LEGAL_MOVES of the rollouts to come.
         deductions: HANABI_DEDUCTIONS of the rollouts to come.
     """
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = VisibleConsole(stderr=True, soft_wrap=True)
     manifest = json.loads((folder / TINY_MANIFEST).read_text(encoding="utf-8"))
     console.print(f"tiny model: {folder} is shipped (recipe {manifest['recipe_hash']})")
     make = tiny_model_command([LAPTOP], 2)
