@@ -7,8 +7,6 @@ import asyncio
 import contextlib
 import json
 import re
-import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,7 +20,7 @@ from doctor_machines import ROOT
 from hanabi_grpo.envs.base import Policy, Setup
 from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.envs.wrappers import SeatEnv
-from hanabi_grpo.server.main import listen
+from openenv_servers import serving
 
 SETUP = setup("hanabi", {"preset": "laptop"})
 SESSIONS = 64
@@ -35,22 +33,10 @@ def partners() -> dict[int, Policy]:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    import uvicorn
-
     from hanabi_grpo.envs.interop.openenv_server import openenv_app
 
-    listener = listen("127.0.0.1", 0)
-    server = uvicorn.Server(
-        uvicorn.Config(openenv_app(SETUP, 0, partners(), sessions=SESSIONS), log_level="warning")
-    )
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-        time.sleep(0.02)
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server.should_exit = True
-    thread.join(20)
+    with serving(openenv_app(SETUP, 0, partners(), sessions=SESSIONS)) as url:
+        yield url
 
 
 def reply_to(message: str, seed: int) -> str:
@@ -71,7 +57,7 @@ def test_64_sessions_at_once_play_what_the_same_seat_plays_here_and_one_more_is_
             result = await client.reset(seed=seed, episode_id=f"e{seed}", split="train")
             await at_once.wait()
             if seed == 0:
-                with pytest.raises(Exception, match=r"CAPACITY_REACHED|received 1000"):
+                with pytest.raises(Exception, match=r"CAPACITY_REACHED|received 1013"):
                     async with GenericEnvClient(base_url=url) as one_more:
                         await one_more.reset()
             message = result.observation["message"]

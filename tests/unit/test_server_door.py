@@ -130,6 +130,13 @@ def test_without_a_key_pages_of_a_browser_are_refused_and_programs_of_this_machi
     assert answer.status_code == 200, "a key is enough"
 
 
+def test_without_a_key_a_page_of_another_origin_is_refused(app: RunningApp) -> None:
+    for origin, status in ((app.url, 200), ("http://evil.example", 403), ("null", 403)):
+        headers = {"origin": origin}
+        answer = httpx.get(f"{app.url}/health/", headers=headers, trust_env=False)
+        assert answer.status_code == status, (origin, answer.text)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Refused:
     """A request whose body is refused."""

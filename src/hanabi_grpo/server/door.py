@@ -76,7 +76,10 @@ class KeyCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
-        refusal = self._refusal(Headers(scope=scope))
+        refusal = None
+        # Else it is "lifespan", the app's own start and end, which has no headers.
+        if scope["type"] in ("http", "websocket"):
+            refusal = self._refusal(Headers(scope=scope))
         if refusal is None:
             await self._app(scope, receive, send)
         else:
@@ -84,11 +87,26 @@ class KeyCheck:
 
     def _refusal(self, headers: Headers) -> Response | None:
         if self._expected is None:
-            return self._browser_refusal(headers)
+            return self._origin_refusal(headers) or self._browser_refusal(headers)
         given = headers.get("authorization", "").encode("latin-1")
         if hmac.compare_digest(given, self._expected):
             return None
         return problem(UNAUTHORIZED, _WRONG_KEY)
+
+    def _origin_refusal(self, headers: Headers) -> Response | None:
+        """Refuse a page that is not our own.
+
+        Browsers say the page's origin with every WebSocket, which they let any page open to
+        anywhere, but not all say `sec-fetch-site` with it. Programs send no origin.
+        """
+        origin = headers.get("origin")
+        if origin is None or origin.partition("://")[2] == headers.get("host"):
+            return None
+        return problem(
+            FORBIDDEN,
+            f"origin {shown(origin)}: a server without a key answers programs, and no page of "
+            "another site. Call it from a program, or set HANABI_API_KEY on both sides.",
+        )
 
     def _browser_refusal(self, headers: Headers) -> Response | None:
         host = headers.get("host", "")

@@ -21,11 +21,9 @@ from hanabi_grpo.settings.names import ENV, unknown_names
 from hanabi_grpo.settings.partners import read_pool
 from hanabi_grpo.settings.saved import ORIGINS, VALUES, read_settings_document
 from hanabi_grpo.settings.sources import DOTENV, PROFILE, Source, find, read_sources
-from hanabi_grpo.settings.values import is_loopback
+from hanabi_grpo.settings.values import why_key_is_needed
 from hanabi_grpo.settings.variables import PASSED_THROUGH, Variable
 
-_KEY_LENGTH = 16
-"""Characters that HANABI_API_KEY needs where other machines reach the server."""
 _MASK = "********"
 """Stands for a secret in messages."""
 _DEFAULT = "default"
@@ -248,13 +246,10 @@ def _cross_checks(settings: Settings, known: Sequence[Variable]) -> list[str]:
         problems.append(_game_problem(given, known, error))
 
     key = settings.api_key.get_secret_value() if settings.api_key else ""
-    if not is_loopback(settings.host) and len(key) < _KEY_LENGTH:
-        needed = "one"
-        if key:
-            needed = f"one of {_KEY_LENGTH} characters or more; this one has {len(key)}"
+    reason = why_key_is_needed(settings.host, key)
+    if reason is not None:
         problems.append(
-            f"HANABI_HOST={settings.host!r}: an address that other machines reach needs "
-            f"HANABI_API_KEY, {needed}. Set the same in both terminals, e.g. "
+            f"HANABI_HOST={settings.host!r}: {reason}. Set the same in both terminals, e.g. "
             'export HANABI_API_KEY="$(openssl rand -hex 16)", or listen on 127.0.0.1.'
         )
     if settings.partners:

@@ -37,6 +37,8 @@ ALIASES_ALLOWED = (
     "a comma list of words without / and :, none of them a version such as v3, "
     "which W&B gives itself"
 )
+KEY_LENGTH = 16
+"""Characters that HANABI_API_KEY needs where other machines reach a server."""
 NO_MONITOR = "none"
 MONITORS = ("tensorboard", "wandb")
 """What REPORT_TO may name."""
@@ -133,6 +135,24 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def why_key_is_needed(host: str, key: str) -> str | None:
+    """Tell why a server on an address may not start with a key, or without one.
+
+    Args:
+        host: Address that it listens on.
+        key: HANABI_API_KEY; "": there is none.
+
+    Returns:
+        The reason; None where it may start.
+    """
+    if is_loopback(host) or len(key) >= KEY_LENGTH:
+        return None
+    needed = "one"
+    if key:
+        needed = f"one of {KEY_LENGTH} characters or more; this one has {len(key)}"
+    return f"an address that other machines reach needs HANABI_API_KEY, {needed}"
 
 
 def are_monitors(names: tuple[str, ...]) -> bool:

@@ -5,7 +5,7 @@
 
 import functools
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openenv.core.env_server.http_server import create_app
@@ -14,9 +14,13 @@ from openenv.core.env_server.types import Action, EnvironmentMetadata, Observati
 from pydantic import Field
 
 from hanabi_grpo.envs.base import Policy, Setup
+from hanabi_grpo.envs.interop.openenv_places import IDLE_SECONDS, Places
 from hanabi_grpo.envs.wrappers import SeatEnv
-from hanabi_grpo.errors import IllegalActionError
+from hanabi_grpo.errors import IllegalActionError, SettingsError, shown
 from hanabi_grpo.types import player_name
+
+SPLITS = ("openenv", "train")
+"""Whose starts a client may name unless told otherwise: no held-out ones."""
 
 
 class SeatAction(Action):
@@ -65,7 +69,7 @@ class SeatEnvironment(Environment[SeatAction, SeatObservation, SeatState]):
     SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(
-        self, setup: Setup[Any], seat: int, partners: Mapping[int, Policy], split: str
+        self, setup: Setup[Any], seat: int, partners: Mapping[int, Policy], splits: Sequence[str]
     ) -> None:
         """Prepare a session; `reset` starts its first episode.
 
@@ -73,11 +77,11 @@ class SeatEnvironment(Environment[SeatAction, SeatObservation, SeatState]):
             setup: What is played.
             seat: Number of the learning seat, from 0.
             partners: Scripts of all other seats.
-            split: Split of the starts where a reset names none.
+            splits: Splits whose starts a reset may name; the first where it names none.
         """
         super().__init__()
         self._setup = setup
-        self._split = split
+        self._splits = tuple(splits)
         self._env = SeatEnv(setup.environment, setup.config, seat, partners)
         self._state = SeatState()
 
@@ -89,9 +93,18 @@ class SeatEnvironment(Environment[SeatAction, SeatObservation, SeatState]):
         Args:
             seed: Number of the start within the split; a random one when left out.
             episode_id: What `state` calls the episode; a new name when left out.
-            options: `split` and `game`, see `SeatEnv`; any other is a SettingsError.
+            options: `split` and `game`, see `SeatEnv`.
+
+        Raises:
+            SettingsError: Another option, or a split that the server was not started with.
         """
-        start: dict[str, Any] = {"split": self._split}
+        start: dict[str, Any] = {"split": self._splits[0]}
+        if options.get("split", self._splits[0]) not in self._splits:
+            allowed = ",".join(self._splits)
+            raise SettingsError(
+                f"split={shown(options['split'])}: this server gives {allowed}. Whoever starts it "
+                f"may add others: hanabi-grpo openenv --split {allowed},OTHER."
+            )
         if seed is not None:
             start["seed"] = seed
         message, info = self._env.reset(options=start | options)
@@ -163,23 +176,31 @@ def openenv_app(
     partners: Mapping[int, Policy],
     *,
     sessions: int = 64,
-    split: str = "openenv",
-) -> Any:
-    """Build OpenEnv's own FastAPI app for one seat.
+    idle_seconds: float = IDLE_SECONDS,
+    splits: Sequence[str] = SPLITS,
+) -> Places:
+    """Build OpenEnv's own FastAPI app for one seat, with an end to what its clients may hold.
+
+    It lets everybody in: `server/openenv_door.py` has the door.
 
     Args:
         setup: What is played.
         seat: Number of the learning seat, from 0.
         partners: Scripts of all other seats.
         sessions: Sessions that may be open at once; one more is refused.
-        split: Split of the starts where a reset names none.
+        idle_seconds: After which a session that asks nothing is ended.
+        splits: Splits whose starts a reset may name; the first where it names none.
 
     Raises:
-        SettingsError: The game has no such seat, or the partners do not fill the others.
+        SettingsError: The game has no such seat, the partners do not fill the others, or there is
+            no split.
     """
-    make = functools.partial(SeatEnvironment, setup, seat, partners, split)
+    if not splits or not all(splits):
+        raise SettingsError(f"splits {list(splits)}: give one or more names, e.g. openenv,train.")
+    make = functools.partial(SeatEnvironment, setup, seat, partners, splits)
     # Refuses a seat that does not exist before anybody connects.
     make()
-    return create_app(
+    app = create_app(
         make, SeatAction, SeatObservation, env_name=setup.env, max_concurrent_envs=sessions
     )
+    return Places(app, sessions=sessions, idle_seconds=idle_seconds)
