@@ -55,13 +55,13 @@ def ask_rollout(app: RunningApp, game: dict[str, Any], seat: str = "solver") -> 
     return httpx.post(f"{app.url}/rollout/", json=body, timeout=20, trust_env=False)
 
 
-def claim(game: dict[str, Any]) -> dict[str, Any]:
-    """A claim of a game by somebody who does not know its digests."""
+def claim(game: dict[str, Any], spec_hash: str = "0" * 12) -> dict[str, Any]:
+    """A claim of a game by somebody who does not know the digest of its prompts."""
     return {
         **game,
         "distribution": "hanabi-grpo",
         "version": registry.origin("vote").version,
-        "spec_hash": "0" * 12,
+        "spec_hash": spec_hash,
         "prompt_hash": "0" * 16,
     }
 
@@ -101,7 +101,7 @@ def test_no_request_reads_a_file_that_the_server_was_not_started_with_or_tells_w
             detail = answer.json()["detail"]
             assert "a request may name only what the server was started with" in detail
             assert "own.jsonl (sha256:" in detail
-            assert "Start the server with HANABI_PROBLEMS=" in detail
+            assert "Start the server, in terminal 1, with this HANABI_PROBLEMS too" in detail
             for secret in ("4120", "Number", "notes are", str(app.store.folder.path)):
                 assert secret not in detail
             details.add(re.sub(r"HANABI_PROBLEMS='[^:]*:", "", detail))
@@ -153,7 +153,7 @@ def test_two_files_of_one_name_are_told_apart_by_path_or_digest(tmp_path: Path) 
     digest = hashlib.sha256(second.read_bytes()).hexdigest()
     for name, expected in ((first, first), (second, second), (f"sha256:{digest}", second)):
         assert access.setup(**vote(name)).config.problems == str(expected)
-    with pytest.raises(SettingsError, match="two files of one name are named by their digests"):
+    with pytest.raises(SettingsError, match="of two files of one name, name one by its digest"):
         access.setup(**vote("own.jsonl"))
 
 
@@ -327,8 +327,10 @@ def test_slow_problems_are_made_and_scored_beside_the_event_loop_by_one_thread_f
         assert len(answer.json()["episodes"]) == 4
         assert data_set.threads == {"games of the guests_0"}
         data_set.threads.clear()
-        answer = opens_in_time(lambda: ask_session(app, claim(setup.row())), app)
-        assert "rules (vote vote, 1 players) differs" in answer.json()["detail"]
+        right = claim(setup.row(), setup.spec.hash)
+        answer = opens_in_time(lambda: ask_session(app, right), app)
+        assert "prompts (vote vote, 1 players) differs" in answer.json()["detail"]
+        assert data_set.threads == {"sessions_0"}
 
 
 def test_the_trainers_slow_problems_have_another_thread_and_strangers_have_none_made(
@@ -346,7 +348,7 @@ def test_the_trainers_slow_problems_have_another_thread_and_strangers_have_none_
         assert data_set.threads - {in_client} == {"games of the trainer_0"}
         data_set.threads.clear()
         other = registry.setup(**vote("reasoning-gym:slow", memory="game"))
-        answer = ask_session(app, claim(other.row()))
+        answer = ask_session(app, claim(other.row(), other.spec.hash))
         assert answer.status_code == 409
         assert "this server works for run" in answer.json()["detail"]
         assert not data_set.threads
