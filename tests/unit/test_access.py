@@ -55,13 +55,13 @@ def ask_rollout(app: RunningApp, game: dict[str, Any], seat: str = "solver") -> 
     return httpx.post(f"{app.url}/rollout/", json=body, timeout=20, trust_env=False)
 
 
-def claim(game: dict[str, Any]) -> dict[str, Any]:
-    """A claim of a game by somebody who does not know its digests."""
+def claim(game: dict[str, Any], spec_hash: str = "0" * 12) -> dict[str, Any]:
+    """A claim of a game by somebody who does not know the digest of its prompts."""
     return {
         **game,
         "distribution": "hanabi-grpo",
         "version": registry.origin("vote").version,
-        "spec_hash": "0" * 12,
+        "spec_hash": spec_hash,
         "prompt_hash": "0" * 16,
     }
 
@@ -101,7 +101,7 @@ def test_no_request_reads_a_file_that_the_server_was_not_started_with_or_tells_w
             detail = answer.json()["detail"]
             assert "a request may name only what the server was started with" in detail
             assert "own.jsonl (sha256:" in detail
-            assert "Start the server with HANABI_PROBLEMS=" in detail
+            assert "Start the server, in terminal 1, with this HANABI_PROBLEMS too" in detail
             for secret in ("4120", "Number", "notes are", str(app.store.folder.path)):
                 assert secret not in detail
             details.add(re.sub(r"HANABI_PROBLEMS='[^:]*:", "", detail))
@@ -153,7 +153,7 @@ def test_two_files_of_one_name_are_told_apart_by_path_or_digest(tmp_path: Path) 
     digest = hashlib.sha256(second.read_bytes()).hexdigest()
     for name, expected in ((first, first), (second, second), (f"sha256:{digest}", second)):
         assert access.setup(**vote(name)).config.problems == str(expected)
-    with pytest.raises(SettingsError, match="two files of one name are named by their digests"):
+    with pytest.raises(SettingsError, match="of two files of one name, name one by its digest"):
         access.setup(**vote("own.jsonl"))
 
 
@@ -310,10 +310,13 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[SlowProblems, Setup[
 def test_slow_problems_of_a_claim_are_made_beside_the_event_loop(
     slow: tuple[SlowProblems, Setup[Any]],
 ) -> None:
-    _, setup = slow
+    data_set, setup = slow
     with running_app(access=GameAccess.of([setup])) as app:
-        answer = opens_in_time(lambda: ask_session(app, claim(setup.row())), app)
-        assert "rules (vote vote, 1 players) differs" in answer.json()["detail"]
+        data_set.threads.clear()
+        right = claim(setup.row(), setup.spec.hash)
+        answer = opens_in_time(lambda: ask_session(app, right), app)
+        assert "prompts (vote vote, 1 players) differs" in answer.json()["detail"]
+        assert data_set.threads == {"sessions_0"}
 
 
 def test_strangers_have_no_problems_made_for_their_claims(
@@ -326,7 +329,7 @@ def test_strangers_have_no_problems_made_for_their_claims(
         open_session(trainer, app, games=games, adapters=["shared"], run_id="the first run")
         data_set.threads.clear()
         other = registry.setup(**vote("reasoning-gym:slow", memory="game"))
-        answer = ask_session(app, claim(other.row()))
+        answer = ask_session(app, claim(other.row(), other.spec.hash))
         assert answer.status_code == 409
         assert "this server works for run" in answer.json()["detail"]
         assert not data_set.threads

@@ -95,8 +95,8 @@ class GameAccess:
         variable = f"HANABI_{field.upper()}"
         raise SettingsError(
             f"{variable}={shown(value)}: a request may name only what the server was started "
-            f"with: {', '.join(names[:_MAX_LISTED])}. Start the server with {variable}=… too; two "
-            "files of one name are named by their digests."
+            f"with: {', '.join(names[:_MAX_LISTED])}. Start the server, in terminal 1, with this "
+            f"{variable} too; of two files of one name, name one by its digest."
         )
 
 
