@@ -20,6 +20,7 @@ from hanabi_grpo.training.evidence import (
     policy_score,
     repeat_score,
     surprise_score,
+    surprise_sums,
 )
 from hanabi_grpo.training.model.output_head import law_of_logits
 from hanabi_grpo.types import Episode
@@ -40,11 +41,11 @@ def test_the_slope_is_0_for_the_own_policy_and_1_for_the_other_and_below_0_beyon
     assert compare(own, own, own, block=32) == nothing
 
 
-def test_the_score_is_the_strongest_over_the_last_1_2_4_and_more_steps_and_on_both_sides() -> None:
+def test_the_score_is_the_strongest_over_the_last_1_2_3_4_6_and_more_steps_on_both_sides() -> None:
     ones = [[1.0, 1.0, -3.0, 1.0]] * 9
-    # A sum over 16 steps needs 16.
+    # A sum over 12 steps needs 12.
     assert policy_score(ones) == Score(z=pytest.approx(8**0.5), num_steps=8, sign=1)
-    assert policy_score(ones[:3]) == Score(z=pytest.approx(2**0.5), num_steps=2, sign=1)
+    assert policy_score(ones[:3]) == Score(z=pytest.approx(3**0.5), num_steps=3, sign=1)
     assert policy_score([]) == Score(z=0.0, num_steps=0)
     last = [-4.0, 1.0, 5.0, 1.0]
     assert policy_score([*ones, last]) == Score(z=pytest.approx(5.0), num_steps=1, sign=-1)
@@ -86,12 +87,12 @@ def test_noise_that_is_larger_than_the_change_hides_no_stale_adapter_and_makes_n
 
 
 def _drawn(law_logits: torch.Tensor, drawn_from: torch.Tensor, seed: int) -> list[float]:
-    """Return a step's S, V and dropped games of tokens that are drawn from some logits."""
+    """Return a step's dropped games and surprises, of tokens that are drawn from some logits."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.multinomial(drawn_from.softmax(-1), 1, generator=generator)
     law = law_of_logits(law_logits, tokens, 1.0, 5.0)
-    surprise = (-law.logprobs[:, 0]).clamp(max=5.0) - law.mean
-    return [float(surprise.sum()), float(law.variance.sum()), 0.0]
+    own = law.logprobs[:, 0].double()
+    return [0.0, *surprise_sums(own, own, law.mean.double(), law.variance.double())]
 
 
 def _logits(seed: int, num_tokens: int = 1000, spread: float = 2.0) -> torch.Tensor:
@@ -146,21 +147,33 @@ def test_tokens_of_another_distribution_are_seen_whatever_was_reported(
 
 
 def test_a_policy_that_is_nearly_sure_of_everything_is_not_stopped_by_one_rare_token() -> None:
-    # A token of probability 4e-6 among 3,000: twelve nats, and the variance of all is .5.
-    law = law_of_logits(
-        torch.tensor([[12.4, 0.0]]).repeat(3000, 1), torch.zeros(3000, 1, dtype=torch.long), 1, 5.0
-    )
-    variance = float(law.variance.sum())
-    assert variance == pytest.approx(0.31, abs=0.05)
-    assert 5 / variance**0.5 > LIMIT
-    assert surprise_score([[5.0, variance, 0.0]]).z < 3.0
+    # A token of probability 4e-6 among 3,000: twelve nats, and the variance of all is .3.
+    tokens = torch.zeros(3000, 1, dtype=torch.long)
+    tokens[0] = 1
+    law = law_of_logits(torch.tensor([[12.4, 0.0]]).repeat(3000, 1), tokens, 1.0, 5.0)
+    own = law.logprobs[:, 0].double()
+    sums = surprise_sums(own, own, law.mean.double(), law.variance.double())
+    assert sums[:2] == pytest.approx([4.94, 0.309], abs=0.01)
+    assert sums[0] / sums[1] ** 0.5 > LIMIT
+    assert surprise_score([[0.0, *sums]]).z < 3.0
+
+
+def test_a_sure_policy_that_is_always_sure_is_seen_sooner_than_rare_tokens_are() -> None:
+    # The likelier token has a probability of .95, and 400 times in a row it was drawn.
+    logits = torch.tensor([[math.log(19.0), 0.0]]).repeat(400, 1)
+    law = law_of_logits(logits, torch.zeros(400, 1, dtype=torch.long), 1.0, 5.0)
+    own = law.logprobs[:, 0].double()
+    sums = surprise_sums(own, own, law.mean.double(), law.variance.double())
+    # log(.95 ** 400) = -20.5 is what it is worth at most: h = 6.4.
+    assert 4 < surprise_score([[0.0, *sums]]).z < 6.4
 
 
 def test_games_that_are_missing_take_off_as_much_as_they_can_have_shifted() -> None:
-    step = [300.0, 900.0, 0.0]
-    assert surprise_score([step]).z > LIMIT
+    prices = [900 * rate**2 / 2 for rate in (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64)]
+    step = [0.0, -300.0, 900.0, *prices]
+    assert surprise_score([step]).z == pytest.approx(9.68, abs=0.01)
     # Nine games whose tokens all spoke the other way: 3 standard errors of 30.
-    with_dropped = [390.0, 900.0, 9.0]
+    with_dropped = [9.0, -390.0, 900.0, *prices]
     assert surprise_score([with_dropped]).z == pytest.approx(surprise_score([step]).z)
 
 

@@ -27,20 +27,21 @@ thousandfold range of Σ x², and the best of them gives at least 95 % of z² / 
 
 **What was sampled** (`surprise_score`). f(token) = min(−t, CEILING) has under t a known mean and
 variance at every position: two sums over the vocabulary. Tokens are drawn one after the other, so
-S = Σ w (f − mean) is a martingale, V = Σ variance its predictable variance, and no increment is
-larger than b = CEILING · LARGEST_WEIGHT. exp(λ S − V (exp(λ b) − 1 − λ b) / b²) is a
-supermartingale for each λ (Freedman 1975), so that it ever passes exp(h² / 2) has at most the
-probability exp(−h² / 2) (Ville): no limit theorem, and no wait for many tokens. Without a ceiling
-one token of probability 10⁻⁸ would count 18 nats. Games that were dropped are missing from the
-sums, perhaps because of what was said in them: D of them can shift S by no more than sqrt(D V)
-(Cauchy and Schwarz), which is taken off |S|.
+S = Σ w (f − mean) is a martingale, V = Σ variance its predictable variance. No increment upwards is
+larger than b = CEILING · LARGEST_WEIGHT, and none downwards than b = mean · LARGEST_WEIGHT, which
+is little where a policy is sure. exp(λ S − Σ variance (exp(λ b) − 1 − λ b) / b²) is a
+supermartingale for each λ, and so it is with −S (Freedman 1975); that it ever passes exp(h² / 2)
+has at most the probability exp(−h² / 2) (Ville): no limit theorem, and no wait for many tokens.
+z is the h of the best λ. Without a ceiling one token of probability 10⁻⁸ would count 18 nats.
+Games that were dropped are missing from the sums, perhaps because of what was said in them: D of
+them can shift S by no more than sqrt(D V) (Cauchy and Schwarz), which is taken off |S|.
 
 **Equal episodes** (`count_repeats`). Given the episodes of a group before it, an episode of the
 same task repeats one of them with probability Q: the sum of the probabilities of the different
 ones, which their logprobs name. Π exp(λ r) / (1 − Q + Q exp(λ)) with r = 1 for a repeat has mean
 1 at most. A policy that is sure of every token has Q near 1, and its equal episodes are honest.
 
-**A run.** Each z is taken over the last 1, 2, 4, … 64 steps. All sums that begin at one step share
+**A run.** Each z is taken over the last 1, 2, 3, 4, 6, … 64 steps. All sums that begin at one step share
 one bound (Ville), so what counts is starts: five players, 1,000 steps, four suspects in each on two
 sides are 40,000, times 17 · exp(−.95 · 7² / 2) = 1.3e-9 makes 5e-5; 10,000 starts of surprises
 times 7 values of λ times exp(−7² / 2) = 2.3e-11 make 2e-6, and equal episodes less. In all a right
@@ -60,7 +61,9 @@ LIMIT = 7.0
 """Standard errors at which a run is stopped."""
 WARNING = 6.0
 """Standard errors from which on there is an incident."""
-STEPS = 64
+SPANS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Numbers of steps whose evidence is added up."""
+STEPS = SPANS[-1]
 """Steps of evidence that are remembered."""
 BLOCKS = {"float32": 8, "bfloat16": 16, "float16": 16}
 """Tokens of a block, by number format: neighbours share what rounding did to their context, and in
@@ -79,7 +82,7 @@ SMALLEST_GAP = {"float32": 1e-6, "bfloat16": 1.5e-3, "float16": 2e-4}
 """Nats a token, by number format: no running median counts as less.
 
 Late in training most tokens are certain, and the few others make a step's mean."""
-_SURPRISE_RATES = tuple(2.0**-power for power in range(1, 8))
+_SURPRISE_RATES = tuple(2.0**-power for power in range(7))
 """The λ of surprises, see the module."""
 _REPEAT_RATES = (1.0, 2.0, 4.0, 8.0, 16.0)
 """The λ of equal episodes."""
@@ -198,9 +201,8 @@ def _block_squares(values: torch.Tensor, block: int) -> float:
 
 
 def spans(steps: Sequence[Sequence[float]]) -> Iterable[tuple[int, list[float]]]:
-    """Yield the number and the column sums of the last 1, 2, 4, … of some steps."""
-    for power in range(STEPS.bit_length()):
-        num_steps = 2**power
+    """Yield the number and the column sums of the last 1, 2, 3, 4, 6, … of some steps."""
+    for num_steps in SPANS:
         if num_steps > len(steps):
             return
         last = steps[-num_steps:]
@@ -210,7 +212,7 @@ def spans(steps: Sequence[Sequence[float]]) -> Iterable[tuple[int, list[float]]]
 def policy_score(steps: Sequence[Sequence[float]]) -> Score:
     """Return the strongest evidence that another policy sampled, of steps' `Comparison.evidence`.
 
-    Over the last 1, 2, 4, … steps and on both sides.
+    Over the last 1, 2, 3, 4, 6, … steps and on both sides.
     """
     best = NO_SCORE
     for num_steps, [toward, toward_squares, away, away_squares] in spans(steps):
@@ -221,19 +223,48 @@ def policy_score(steps: Sequence[Sequence[float]]) -> Score:
     return best
 
 
+def surprise_sums(
+    sampler: torch.Tensor, own: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor
+) -> list[float]:
+    """Return S, V, and for each λ what −S costs; all of [tokens].
+
+    Args:
+        sampler: The sampler's logprobs.
+        own: The trainer's.
+        mean: Of the surprise of a token that the trainer's policy draws.
+        variance: Of the same.
+    """
+    surprise = (-own).clamp(max=CEILING) - mean
+    bounds = (mean * LARGEST_WEIGHT).clamp(min=1e-6)
+    sums = [float((trust_weights(own, sampler) * surprise).sum()), float(variance.sum())]
+    for rate in _SURPRISE_RATES:
+        steepness = rate * bounds
+        growth = (torch.expm1(steepness) - steepness) / bounds.square()
+        # Its limit is exact to a millionth where the difference would lose all its digits.
+        growth = torch.where(steepness < 1e-3, rate**2 / 2 * (1 + steepness / 3), growth)
+        sums.append(float((variance * growth).sum()))
+    return sums
+
+
+NUM_SURPRISE_SUMS = 2 + len(_SURPRISE_RATES)
+"""Numbers of `surprise_sums`."""
+
+
 def surprise_score(steps: Sequence[Sequence[float]]) -> Score:
     """Return the strongest evidence that tokens were drawn from another distribution.
 
     Args:
-        steps: Per step S, V and the number of dropped games, see the module.
+        steps: Per step the number of dropped games and `surprise_sums`, see the module.
     """
     bound = CEILING * LARGEST_WEIGHT
     best = NO_SCORE
-    for num_steps, [total, variance, num_dropped] in spans(steps):
+    for num_steps, [num_dropped, total, variance, *prices_below] in spans(steps):
         shift = abs(total) - math.sqrt(num_dropped * variance)
         evidence = 0.0
-        for rate in _SURPRISE_RATES:
-            price = variance * (math.expm1(rate * bound) - rate * bound) / bound**2
+        for rate, price_below in zip(_SURPRISE_RATES, prices_below, strict=True):
+            price = price_below
+            if total > 0:
+                price = variance * (math.expm1(rate * bound) - rate * bound) / bound**2
             evidence = max(evidence, rate * shift - price)
         sign = 1 if total > 0 else -1
         score = Score(z=math.sqrt(2 * evidence), num_steps=num_steps, sign=sign)

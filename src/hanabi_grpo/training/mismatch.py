@@ -37,6 +37,7 @@ from hanabi_grpo.training.evidence import (
     GAP_TOKENS,
     LIMIT,
     NUM_NUMBERS,
+    NUM_SURPRISE_SUMS,
     WARNING,
     Comparison,
     GapLimits,
@@ -49,7 +50,7 @@ from hanabi_grpo.training.evidence import (
     remember,
     repeat_score,
     surprise_score,
-    trust_weights,
+    surprise_sums,
 )
 from hanabi_grpo.training.micro_batch import MicroBatch
 from hanabi_grpo.training.policy import EarlierVersions, Policy
@@ -72,7 +73,7 @@ _NEXT_STEP = (
 )
 _EXPLAINED = 0.5
 """A suspect that leaves a larger share of the squared gap does not explain it."""
-_NUM_OWN = 5
+_NUM_OWN = 3 + NUM_SURPRISE_SUMS
 """Sums of a player before those of its comparisons, see `_Measured`."""
 
 
@@ -101,10 +102,8 @@ class _Measured:
     gap_squares: float
     """Σ (s − t)²."""
     num_tokens: float
-    surprise: float
-    """S, see `evidence`."""
-    variance: float
-    """V."""
+    surprise: Sequence[float]
+    """See `evidence.surprise_sums`."""
     comparisons: Mapping[str, Comparison]
     """By suspect."""
 
@@ -351,13 +350,12 @@ class MismatchCheck:
             for number, suspect in enumerate([*suspects[player], TEMPERATURE]):
                 start = _NUM_OWN + NUM_NUMBERS * number
                 comparisons[suspect] = Comparison.of(total[start : start + NUM_NUMBERS])
-            gap, gap_squares, num_tokens, surprise, variance = total[:_NUM_OWN]
+            gap, gap_squares, num_tokens, *surprise = total[:_NUM_OWN]
             measured[player] = _Measured(
                 gap=gap,
                 gap_squares=gap_squares,
                 num_tokens=num_tokens,
                 surprise=surprise,
-                variance=variance,
                 comparisons=comparisons,
             )
         return measured
@@ -376,20 +374,19 @@ class MismatchCheck:
         if not bool(own.isfinite().all() & law.variance.isfinite().all()):
             return [0.0] * (_NUM_OWN + NUM_NUMBERS * (len(suspects) + 1))
         gap = sampler - own
-        surprise = (-own).clamp(max=CEILING) - law.mean
+        mean = law.mean.double()
         sums = [
             float(gap.abs().sum()),
             float(gap.square().sum()),
             float(len(gap)),
-            float((trust_weights(own, sampler) * surprise).sum()),
-            float(law.variance.double().sum()),
+            *surprise_sums(sampler, own, mean, law.variance.double()),
         ]
         block = BLOCKS[self._dtype]
         for suspect in suspects:
             other = self._logprobs(batch, name, suspect, games)
             sums += compare(sampler, own, other, block=block).numbers
         # A token that is more likely than most grows rarer in the heat.
-        hotter = own + (HEAT - 1) * surprise
+        hotter = own + (HEAT - 1) * ((-own).clamp(max=CEILING) - mean)
         sums += compare(sampler, own, hotter, block=block).numbers
         return sums
 
@@ -483,14 +480,15 @@ class MismatchCheck:
         evidence: dict[str, list[list[float]]],
         metrics: dict[str, float],
     ) -> list[_Finding]:
-        if not measured.variance > 0:
+        total, variance = measured.surprise[:2]
+        if not variance > 0:
             return []
-        metrics[f"{player}/parity_surprise"] = measured.surprise / measured.variance**0.5
-        sums = [measured.surprise, measured.variance, float(games.num_dropped)]
+        metrics[f"{player}/parity_surprise"] = total / variance**0.5
+        sums = [float(games.num_dropped), *measured.surprise]
         score = surprise_score(remember(evidence, f"{player}|surprise", sums))
         if score.z <= WARNING:
             return []
-        by = measured.surprise / measured.num_tokens
+        by = total / measured.num_tokens
         seen, cause = "less", "a lower temperature, top-p, top-k, min-p or greedy sampling"
         if score.sign > 0:
             seen, cause = "more", "a higher temperature, or a logits processor"
@@ -521,7 +519,8 @@ class MismatchCheck:
             f"version {games.sampled_by}: {counts[0]:.0f} of {num_episodes} episodes are token by "
             f"token equal to an earlier one of their group; their own logprobs make that "
             f"{score.z:.1f} standard errors over {score.num_steps} step(s), allowed are {LIMIT:g}. "
-            "The server draws the same random numbers again: a fixed seed for every request."
+            "The server draws the same random numbers again (a fixed seed for every request), or "
+            "from a sharper distribution than it reports."
         )
         is_stop = score.z > LIMIT
         return [_Finding(kind="mismatch_repeated", player="", message=message, stops=is_stop)]
@@ -615,16 +614,16 @@ def _policy_message(
     games: CheckedGames,
 ) -> str:
     name = _describe(suspect, comparison, games.sampled_by)
-    lies = "closer to those of"
+    verdict = f"the sampler's logprobs are closer to those of {name} than to this version's"
     fault = _FAULTS.get(suspect, "a swapped adapter")
     if score.sign < 0 and suspect not in (SCALED, TEMPERATURE):
-        lies = "on the other side of this version from"
+        verdict = f"the sampler's logprobs are not this version's, and still less those of {name}"
         fault = "another policy"
     return (
-        f"{player}@{games.sampled_by}: the sampler's logprobs are {lies} {name} than to this "
-        f"version's, by {score.z:.1f} standard errors over {score.num_steps} step(s); allowed are "
-        f"{LIMIT:g}. Slope {comparison.slope:.2f} over {measured.num_tokens:.0f} tokens of this "
-        f"step, where 0 is right and 1 is {_unit(suspect)}. The server samples {fault}."
+        f"{player}@{games.sampled_by}: {verdict}, by {score.z:.1f} standard errors over "
+        f"{score.num_steps} step(s); allowed are {LIMIT:g}. Slope {comparison.slope:.2f} over "
+        f"{measured.num_tokens:.0f} tokens of this step, where 0 is right and 1 is "
+        f"{_unit(suspect)}. The server samples {fault}."
     )
 
 
