@@ -44,7 +44,7 @@ ones, which their logprobs name. Π exp(λ r) / (1 − Q + Q exp(λ)) with r = 1
 **A run.** Each z is taken over the last 1, 2, 3, 4, 6, … 64 steps. All sums that begin at one step
 share one bound (Ville), so what counts is starts: five players, 1,000 steps, four suspects in each
 on two sides are 40,000, times 17 · exp(−.95 · 7² / 2) = 1.3e-9 makes 5e-5; 10,000 starts of
-surprises times 7 values of λ times exp(−7² / 2) = 2.3e-11 make 2e-6, and equal episodes less. In all
+surprises times 7 values of λ times exp(−7² / 2) = 2.3e-11 make 2e-6, equal episodes less. In all
 a right run is stopped with a probability below 1e-4.
 """
 
