@@ -9,7 +9,6 @@ after fault (`planted_trainer`); its lines of JSON stay in FOLDER.
 """
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -81,8 +80,18 @@ class Case:
         return f"{self.dtype}-{self.rate}-{self.logprobs.removesuffix('_logprobs')}"
 
 
-def run_server_cases(folder: Path, dtype: str, logprobs: str, rates: list[str]) -> None:
-    """Start one server, and run every learning rate on it."""
+def run_server_cases(
+    folder: Path, dtype: str, logprobs: str, rates: list[str], faults: list[str] | None = None
+) -> None:
+    """Start one server, and run every learning rate on it.
+
+    Args:
+        folder: For logs and results.
+        dtype: HANABI_DTYPE.
+        logprobs: Which logprobs the server reports.
+        rates: Values of LEARNING_RATE.
+        faults: What is planted, in this order; None: the whole plan.
+    """
     fault_file = folder / f"fault-{dtype}-{logprobs}"
     fault_file.write_text("none")
     dataset = folder / "tasks.jsonl"
@@ -112,7 +121,7 @@ def run_server_cases(folder: Path, dtype: str, logprobs: str, rates: list[str]) 
             case = Case(dtype=dtype, rate=rate, logprobs=logprobs)
             fault_file.write_text("none")
             plan = folder / f"{case.name}.plan"
-            plan.write_text("\n".join(os.environ.get("FAULTS", "").split() or PLANS[logprobs]))
+            plan.write_text("\n".join(faults or PLANS[logprobs]))
             variables = {
                 "VLLM_SERVER_PORT": str(port),
                 "LEARNING_RATE": rate,
@@ -206,7 +215,6 @@ if __name__ == "__main__":
             ]
             if not chosen_rates:
                 continue
-            modes = os.environ.get("LOGPROBS", f"{TRUTHFUL} {AS_SAMPLED}").split()
-            for mode in modes:
+            for mode in PLANS:
                 run_server_cases(results, chosen_dtype, mode, chosen_rates)
     show(results)
