@@ -1,70 +1,100 @@
-"""What rounding to 16 bits hides from each mismatch check: faults planted in a small real model,
-without a server.
+"""What the mismatch check says of a small real model, without a server.
 
-    python tests/planted_rounding.py            prints the table of docs/trust.md
-    python tests/planted_rounding.py 40 stale   of one fault, at most 40 steps
+    python tests/planted_rounding.py                      prints the second table of docs/trust.md
+    python tests/planted_rounding.py 40 stale             of one fault, at most 40 steps
+    python tests/planted_rounding.py --sound 2000 bfloat16   counts false alarms
 
 The sampler is another program than the trainer: it decodes token by token with a cache, its
 adapters are rounded as an upload rounds them, its attention is written out and its logits are
-rounded. Every step is one of Adam at rate 2e-5."""
+rounded. The trainer's side is the real one, from the choice of rows to the verdict. Every step is
+one of Adam at rate 2e-5; one player is checked.
+"""
 
 import copy
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
 
-from hanabi_grpo.training.mismatch import BASE, LIMIT, STALE, compare, strongest
+from hanabi_grpo.errors import ParityError
+from hanabi_grpo.training.check_sample import check_rows
+from hanabi_grpo.training.evidence import policy_score, surprise_score
+from hanabi_grpo.training.micro_batch import collate
+from hanabi_grpo.training.mismatch import BASE, SCALED, STALE, CheckedGames, MismatchCheck
 from hanabi_grpo.training.model import adapters
-from hanabi_grpo.training.model.adapters import holding
 from hanabi_grpo.training.model.forward import reply_logps
-from hanabi_grpo.training.model.output_head import in_float32
+from hanabi_grpo.training.policy import EarlierVersions, Policy
+from hanabi_grpo.types import Episode
+from made_games import made_episode, made_turn
 
 NAMES = ("player_0", "player_1")
+PLAYER = NAMES[0]
 RATE = 2e-5
-GAMES, PROMPT, REPLY = 64, 8, 48
+TASKS = 4
+PROMPT = 8
 FAULTS = {
     "nothing": "nothing",
     STALE: "every adapter is one step old",
     NAMES[1]: "player 1's adapter under player 0",
     BASE: "the base model",
+    "scaled_0.9": "the adapter × .9",
+    "scaled_0.99": "the adapter × .99",
+    "temperature_0.7": "temperature .7, logprobs of the policy",
+    "temperature_0.9": "temperature .9, logprobs of the policy",
 }
 TOLERANCE = {torch.bfloat16: 0.05, torch.float16: 0.05, torch.float32: 0.001}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How large model and games are."""
+
+    hidden: int = 128
+    layers: int = 4
+    games: int = 64
+    reply: int = 48
+
+
+SMALL = Sizes(hidden=64, layers=2, games=64, reply=12)
+"""For thousands of steps."""
+
+
 @dataclass
-class Found:
-    """One arm."""
+class Said:
+    """What the check said of one fault."""
 
     gaps: list[float] = field(default_factory=list)
-    """Per step the mean |sampler − trainer|, which the absolute check compares with its
-    tolerance.
-    """
+    """Per step the mean |sampler − trainer|."""
     changes: list[float] = field(default_factory=list)
-    """Per step the root of the mean squared difference between the trained policy and the suspected
-    one.
-    """
-    slopes: list[float] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
-
-    @property
-    def steps(self) -> int | None:
-        """Steps until the relative check stops."""
-        return next(
-            (step for step, value in enumerate(self.scores, start=1) if value > LIMIT), None
-        )
+    """Per step how far the version before is from this one, as a root mean square."""
+    stop: str = ""
+    num_steps: int = 0
+    incidents: list[str] = field(default_factory=list)
+    largest_policy: float = 0.0
+    """Largest z of any suspect."""
+    largest_surprise: float = 0.0
 
 
-def trainer_model(dtype: torch.dtype) -> Any:
+def trainer_model(dtype: torch.dtype, sizes: Sizes) -> Any:
     """Return a model with two adapters such as some dozen steps leave them.
 
     Their rank is one with which a step moves logprobs by about a tenth of their rounding, as it
-    does in large models."""
-    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "head_dim": 32}
-    config = Qwen3Config(vocab_size=256, num_attention_heads=4, num_key_value_heads=2, **sizes)
+    does in large models.
+    """
+    config = Qwen3Config(
+        vocab_size=256,
+        hidden_size=sizes.hidden,
+        intermediate_size=2 * sizes.hidden,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=sizes.hidden // 4,
+    )
     torch.manual_seed(0)
     base = Qwen3ForCausalLM(config)
     for value in base.parameters():
@@ -77,135 +107,168 @@ def trainer_model(dtype: torch.dtype) -> Any:
     return model.train()
 
 
-def versions(model: Any, dtype: torch.dtype) -> Iterator[dict[str, torch.Tensor]]:
-    """Take optimizer steps on games of random worth; yields the adapters of the version before."""
-    optimizer = torch.optim.AdamW(
-        [one for one in model.parameters() if one.requires_grad], lr=RATE, weight_decay=0.0
-    )
+def learn(model: Any, dtype: torch.dtype) -> Iterator[None]:
+    """Take optimizer steps on games of random worth, one at a time."""
+    parameters = [value for value in model.parameters() if value.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.0)
+    mask = torch.ones(8, 31, dtype=torch.bool)
     while True:
-        before = {
-            name: value.detach().clone()
-            for name, value in model.named_parameters()
-            if value.requires_grad
-        }
         for name in NAMES:
             adapters.use_adapter(model, name)
             ids = torch.randint(0, 256, (8, 32))
-            logps = trainer_logps(model, ids, torch.ones(8, 31, dtype=torch.bool), dtype)
+            with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+                logps = reply_logps(model, model, ids, mask, 1.0)
             (-(logps * torch.randn(8, 1)).mean()).backward()
         optimizer.step()
         optimizer.zero_grad()
-        yield before
-
-
-def trainer_logps(
-    model: Any, ids: torch.Tensor, mask: torch.Tensor, dtype: torch.dtype
-) -> torch.Tensor:
-    """Return what the trainer computes, with mixed precision as accelerate sets it up."""
-    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-        return reply_logps(model, getattr(model, "model", model), ids, mask, 1.0)
+        yield
 
 
 @torch.no_grad()
-def sample(model: Any, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids of games, and [games, reply] logprobs of the replies as this program computes
-    them.
-    """
-    ids, cache, found = torch.randint(0, 256, (GAMES, PROMPT)), DynamicCache(), []
-    seen = ids
-    for _ in range(REPLY):
-        logits = (
-            model(input_ids=seen, past_key_values=cache, use_cache=True)
-            .logits[:, -1]
-            .to(dtype)
-            .float()
-        )
+def sample(model: Any, dtype: torch.dtype, sizes: Sizes, temperature: float) -> list[list[Episode]]:
+    """Return groups of games, with the logprobs of the policy as this program computes them."""
+    prompts = torch.randint(0, 256, (TASKS, PROMPT)).repeat_interleave(sizes.games // TASKS, 0)
+    cache = DynamicCache()
+    seen = prompts
+    replies = []
+    logprobs = []
+    for _ in range(sizes.reply):
+        output = model(input_ids=seen, past_key_values=cache, use_cache=True)
+        logits = output.logits[:, -1].to(dtype).float()
         logps = torch.log_softmax(logits, -1)
-        seen = torch.multinomial(logps.exp(), 1)
-        found.append(logps.gather(-1, seen))
-        ids = torch.cat([ids, seen], 1)
-    return ids, torch.cat(found, 1)
+        seen = torch.multinomial(torch.softmax(logits / temperature, -1), 1)
+        replies.append(seen)
+        logprobs.append(logps.gather(-1, seen))
+    ids = torch.cat(replies, 1).tolist()
+    values = torch.cat(logprobs, 1).tolist()
+    groups: list[list[Episode]] = [[] for _ in range(TASKS)]
+    for game in range(sizes.games):
+        turn = made_turn(
+            0,
+            *ids[game],
+            logprobs=tuple(values[game]),
+            prompt_ids=tuple(prompts[game].tolist()),
+        )
+        groups[game * TASKS // sizes.games].append(made_episode(turn, game=game))
+    return groups
 
 
-def run(fault: str, dtype: torch.dtype, steps: int) -> Found:
-    """Train, sample player 0's games with a fault in each step, and compare; ends where the
-    relative check stops.
+def run(fault: str, dtype: torch.dtype, steps: int, sizes: Sizes, *, goes_on: bool) -> Said:
+    """Train, sample player 0's games with a fault in each step, and let the check look at them.
+
+    Args:
+        fault: One of `FAULTS`.
+        dtype: The number format.
+        steps: Most steps.
+        sizes: How large it all is.
+        goes_on: Whether to go on where a run would stop.
     """
     torch.manual_seed(3)
-    model = trainer_model(dtype)
+    model = trainer_model(dtype, sizes)
     sampler = copy.deepcopy(model).eval()
     sampler.get_base_model().set_attn_implementation("eager")
-    suspect = STALE if fault == "nothing" else fault
-    found, evidence = Found(), []
-    for _, before in zip(range(steps), versions(model, dtype), strict=False):
-        loaded = before if fault == STALE else dict(model.named_parameters())
-        for name, value in sampler.named_parameters():
-            if value.requires_grad:
-                value.data = loaded[name].detach().to(dtype)
-        adapters.use_adapter(sampler, fault if fault == NAMES[1] else NAMES[0])
-        with torch.no_grad():
-            with adapters.base_only(sampler) if fault == BASE else torch.no_grad():
-                ids, s = sample(sampler, dtype)
-            mask = torch.zeros(GAMES, PROMPT + REPLY - 1, dtype=torch.bool)
-            mask[:, PROMPT - 1 :] = True
-            adapters.use_adapter(model, NAMES[0])
-            gap = (s.flatten() - trainer_logps(model, ids, mask, dtype)[mask]).abs().mean()
-            with in_float32(model):
-                t = trainer_logps(model.base_model, ids, mask, torch.float32)[mask]
-                o = _other(model, suspect, before, ids, mask)[mask]
-        comparison = compare(s.flatten(), t, o)
-        evidence.append([comparison.evidence, comparison.squares])
-        found.gaps.append(float(gap))
-        found.changes.append((comparison.distance / len(t)) ** 0.5)
-        found.slopes.append(comparison.slope)
-        found.scores.append(strongest(evidence[-64:]).z)
-        if found.steps and fault != "nothing":
-            break
-    return found
+    policy = Policy(model, NAMES, temperature=1.0, has_whole_weights=True)
+    earlier = EarlierVersions(model, behind=1)
+    said = Said()
+    name_of_dtype = str(dtype).removeprefix("torch.")
+    check = MismatchCheck(
+        policy,
+        earlier,
+        Accelerator(cpu=True),
+        tolerance=TOLERANCE[dtype],
+        dtype=name_of_dtype,
+        is_relative=True,
+        report=lambda _, message, **__: said.incidents.append(message),
+    )
+    kind, _, number = fault.partition("_")
+    temperature = float(number) if kind == "temperature" else 1.0
+    evidence: Any = {}
+    learning = learn(model, dtype)
+    # Two versions, so that the first games may be of a stale one.
+    earlier.keep(0)
+    next(learning)
+    for version in range(1, steps + 1):
+        earlier.keep(version)
+        _load(sampler, model, earlier.weights(version - 1) if fault == STALE else None, dtype)
+        played_by = NAMES[1] if fault == NAMES[1] else PLAYER
+        adapters.use_adapter(sampler, played_by)
+        scale = float(number) if kind == SCALED else 1.0
+        without = adapters.base_only(sampler) if fault == BASE else torch.no_grad()
+        with without, adapters.scaled_by(sampler, played_by, scale):
+            groups = sample(sampler, dtype, sizes, temperature)
+        games = [episode for group in groups for episode in group]
+        rows = check_rows(games, 0, ("",), first=version, rank=0, world_size=1)
+        batch = collate(rows, PLAYER, 1, 0, torch.device("cpu"), policy.shares_prefixes)
+        checked = CheckedGames(
+            samples={PLAYER: batch},
+            groups=groups,
+            num_dropped=0,
+            version=version,
+            sampled_by=version,
+        )
+        said.num_steps = version
+        try:
+            evidence, _ = check.check_games(checked, evidence)
+            _note(said, evidence)
+        except ParityError as error:
+            said.stop = said.stop or str(error)
+            if not goes_on:
+                break
+        next(learning)
+    return said
 
 
-def _other(
-    model: Any, suspect: str, before: dict[str, torch.Tensor], ids: Any, mask: Any
-) -> torch.Tensor:
-    if suspect == BASE:
-        with adapters.base_only(model):
-            return trainer_logps(model.base_model, ids, mask, torch.float32)
-    if suspect == NAMES[1]:
-        adapters.use_adapter(model, suspect)
-        return trainer_logps(model.base_model, ids, mask, torch.float32)
-    with holding(dict(model.named_parameters()), before):
-        return trainer_logps(model.base_model, ids, mask, torch.float32)
+def _load(sampler: Any, model: Any, weights: Any, dtype: torch.dtype) -> None:
+    """Give the sampler the adapters of a version, rounded; None: those of now."""
+    loaded = weights or dict(model.named_parameters())
+    for name, value in sampler.named_parameters():
+        if value.requires_grad:
+            value.data = loaded[name].detach().to(dtype)
+
+
+def _note(said: Said, evidence: Any) -> None:
+    said.gaps.append(evidence[f"{PLAYER}|gap"][-1][0])
+    for key, steps in evidence.items():
+        name = key.partition("|")[2]
+        if name == "surprise":
+            said.largest_surprise = max(said.largest_surprise, surprise_score(steps).z)
+        elif name in (STALE, SCALED, BASE, NAMES[1], "temperature"):
+            said.largest_policy = max(said.largest_policy, policy_score(steps).z)
+
+
+def print_sound(steps: int, formats: list[str]) -> None:
+    """Count what the check says of sound steps."""
+    for name in formats:
+        start = time.monotonic()
+        said = run("nothing", getattr(torch, name), steps, SMALL, goes_on=True)
+        print(
+            f"{name}: {said.num_steps} sound steps, {len(said.incidents)} incidents, "
+            f"{'a stop: ' + said.stop if said.stop else 'no stop'}; largest z of a policy "
+            f"{said.largest_policy:.2f}, of surprises {said.largest_surprise:.2f}; mean gap "
+            f"{sum(said.gaps) / len(said.gaps):.2g}; {time.monotonic() - start:.0f} s",
+            flush=True,
+        )
+        for message in said.incidents[:3]:
+            print(f"    {message}", flush=True)
+
+
+def print_table(steps: int, faults: list[str]) -> None:
+    """Print what becomes of each fault in two formats."""
+    print("| planted | format | mean gap | the check |\n|---|---|---|---|")
+    for dtype in (torch.bfloat16, torch.float32):
+        for fault in faults:
+            said = run(fault, dtype, steps, Sizes(), goes_on=False)
+            name = str(dtype).removeprefix("torch.")
+            verdict = f"nothing in {said.num_steps} steps"
+            gap = f"{sum(said.gaps) / len(said.gaps):.2g}" if said.gaps else "–"
+            if said.stop:
+                verdict = f"stops at step {said.num_steps}"
+                print(f"    {said.stop}", file=sys.stderr, flush=True)
+            print(f"| {FAULTS[fault]} | {name} | {gap} | {verdict} |", flush=True)
 
 
 if __name__ == "__main__":
-    print(
-        "| planted | format | policies apart | mean gap | absolute check | slope | relative check "
-        "|\n"
-        "|---|---|---|---|---|---|---|"
-    )
-    for kind in (torch.bfloat16, torch.float32):
-        for fault in sys.argv[2:] or FAULTS:
-            said = FAULTS[fault]
-            one = run(fault, kind, int(sys.argv[1]) if len(sys.argv) > 1 else 100)
-            gap, allowed = max(one.gaps), TOLERANCE[kind]
-            absolute = (
-                f"stops, {allowed:g} is allowed"
-                if gap > allowed
-                else f"nothing, {allowed:g} is allowed"
-            )
-            relative = (
-                f"stops at step {one.steps}" if one.steps else f"nothing in {len(one.scores)} steps"
-            )
-            slope = sum(one.slopes) / len(one.slopes)
-            apart = sum(one.changes) / len(one.changes)
-            name = str(kind).removeprefix("torch.")
-            print(
-                f"| {said} | {name} | {apart:.2g} | {gap:.2g} | {absolute} | {slope:.2f} | "
-                f"{relative} |",
-                flush=True,
-            )
-            print(
-                f"    greatest z {max(one.scores):.2f}, last {one.scores[-1]:.2f}",
-                file=sys.stderr,
-                flush=True,
-            )
+    if sys.argv[1:2] == ["--sound"]:
+        print_sound(int(sys.argv[2]), sys.argv[3:] or ["float32", "bfloat16"])
+    else:
+        print_table(int(sys.argv[1]) if len(sys.argv) > 1 else 24, sys.argv[2:] or list(FAULTS))

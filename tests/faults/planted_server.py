@@ -36,6 +36,29 @@ FAULTS = {
 }
 """Each fault and its description in the table of injections."""
 
+ADAPTER_FAULTS = {
+    "stale_by_one": "every adapter is one step old",
+    "scaled_0.9": "every adapter × .9",
+    "scaled_0.99": "every adapter × .99",
+    "layer": "the first layer without its adapter",
+    "rolled": "q_proj's A rolled by one row, in every layer",
+    "noise": "noise of 1e-4 on all of an adapter's weights",
+}
+"""Faults of the weights that are loaded, and their descriptions in the table of docs/trust.md."""
+
+SAMPLING_FAULTS: dict[str, dict[str, float]] = {
+    "temperature_0.7": {"temperature": 0.7},
+    "temperature_0.9": {"temperature": 0.9},
+    "temperature_0.97": {"temperature": 0.97},
+    "temperature_1.1": {"temperature": 1.1},
+    "top_p_0.95": {"top_p": 0.95},
+    "greedy": {"temperature": 0.0},
+    "fixed_seed": {"seed": 7},
+}
+"""Faults of how tokens are drawn: what changes in vLLM's parameters. Which logprobs are reported,
+those of the policy or those of what is sampled, is `PLANT_LOGPROBS`: vLLM's "raw_logprobs" or
+"processed_logprobs"."""
+
 OVERFLOW = "overflow"
 """Guest adapters are loaded with values so large that they overflow, though each is finite."""
 
@@ -50,6 +73,8 @@ FIRST_FIXED_NUMBER = 900
 _real_load = VllmSampler.load_adapter
 _real_unload = VllmSampler.unload_adapter
 _real_seat = Tables.seat
+_real_output = VllmSampler._final_output
+_real_init = VllmSampler.__init__
 _first_uploads: dict[str, str] = {}
 """Copies of the uploads of version 0, by adapter."""
 _previous_uploads: dict[str, str] = {}
@@ -62,6 +87,8 @@ def planted_fault() -> str:
     """Return the fault that is planted now."""
     fault = Path(os.environ["PLANT_FILE"]).read_text().strip()
     if fault in FAULTS or fault in (OVERFLOW, PREVIOUS):
+        return fault
+    if fault in ADAPTER_FAULTS or fault in SAMPLING_FAULTS:
         return fault
     return "none"
 
@@ -81,11 +108,15 @@ async def load_adapter(engine: VllmSampler, name: str, number: int, path: str) -
     fault = planted_fault()
     if fault == OVERFLOW and is_frozen(name):
         path = _with_huge_values(path)
-    if fault == PREVIOUS and adapter == "player_1":
+    if not is_frozen(name):
         upload = _copy(path, "uploaded")
-        path = _previous_uploads.get(adapter, path)
+        previous = _previous_uploads.get(adapter, path)
         _previous_uploads[adapter] = upload
-    elif version == "0" and not is_frozen(name):
+        if fault == "stale_by_one" or (fault == PREVIOUS and adapter == "player_1"):
+            path = previous
+        elif fault in ADAPTER_FAULTS:
+            path = _with_changed_weights(path, fault)
+    if version == "0" and not is_frozen(name):
         _first_uploads[adapter] = _copy(path, "kept")
     elif fault == "stale" and adapter == "player_1":
         path = _first_uploads[adapter]
@@ -131,6 +162,52 @@ def _with_huge_values(path: str) -> str:
     return copy
 
 
+def _with_changed_weights(path: str, fault: str) -> str:
+    """Return a copy of an upload whose weights have one of `ADAPTER_FAULTS`."""
+    copy = _copy(path, fault)
+    file = Path(copy) / "adapter_model.safetensors"
+    tensors = load_file(file)
+    generator = torch.Generator().manual_seed(0)
+    for name, tensor in tensors.items():
+        if fault.startswith("scaled") and "lora_B" in name:
+            tensors[name] = (tensor.float() * float(fault.removeprefix("scaled_"))).to(tensor.dtype)
+        elif fault == "layer" and ".layers.0." in name and "lora_B" in name:
+            tensors[name] = torch.zeros_like(tensor)
+        elif fault == "rolled" and "q_proj.lora_A" in name:
+            tensors[name] = tensor.roll(1, 0).contiguous()
+        elif fault == "noise":
+            noise = 1e-4 * torch.randn(tensor.shape, generator=generator)
+            tensors[name] = (tensor.float() + noise).to(tensor.dtype)
+    save_file(tensors, file)
+    return copy
+
+
+async def final_output(
+    engine: VllmSampler, ids: list[int], params: Any, *others: Any, **options: Any
+) -> Any:
+    """Sample with the planted fault; takes what `VllmSampler._final_output` takes."""
+    from vllm import SamplingParams
+
+    changed = SAMPLING_FAULTS.get(planted_fault())
+    if changed:
+        values = {
+            "max_tokens": params.max_tokens,
+            "temperature": params.temperature,
+            "logprobs": params.logprobs,
+            "flat_logprobs": params.flat_logprobs,
+            "detokenize": params.detokenize,
+            "output_kind": params.output_kind,
+        }
+        params = SamplingParams(**{**values, **changed})
+    return await _real_output(engine, ids, params, *others, **options)
+
+
+def start_engine(engine: VllmSampler, options: Any, *others: Any, **more: Any) -> None:
+    """Start the engine so that it reports the logprobs of `PLANT_LOGPROBS`."""
+    mode = os.environ.get("PLANT_LOGPROBS", options["logprobs_mode"])
+    _real_init(engine, {**options, "logprobs_mode": mode}, *others, **more)
+
+
 async def unload_adapter(engine: VllmSampler, number: int) -> None:
     """Unload an adapter, unless the planted fault still needs it."""
     if planted_fault() not in ("skipped", "cache"):
@@ -159,5 +236,7 @@ def seat_players(tables: Tables, task: RequestedTask) -> list[Player]:
 if __name__ == "__main__":
     VllmSampler.load_adapter = load_adapter
     VllmSampler.unload_adapter = unload_adapter
+    VllmSampler._final_output = final_output
+    VllmSampler.__init__ = start_engine
     Tables.seat = seat_players
     app(["serve"])

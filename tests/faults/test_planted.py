@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from planted_server import FAULTS, OVERFLOW, PREVIOUS
+from planted_table import TRUTHFUL, Case, lines_of, run_server_cases
 from running import adapter_for
 
 from conftest_e2e import Server, start_server, stop, train
@@ -144,6 +145,31 @@ def test_in_bfloat16_an_adapter_that_is_one_step_old_is_found_where_the_toleranc
             )
     finally:
         stop(planted.server.process)
+
+
+@pytest.mark.rest
+def test_small_faults_and_other_sampling_are_seen_within_ten_steps_and_sound_steps_are_not(
+    tmp_path: Path, injection: Callable[..., object]
+) -> None:
+    """At 1e-6 the gaps are a thousandth of the tolerance; the last three report right logprobs."""
+    faults = ["swapped", "stale_by_one", "scaled_0.9", "temperature_0.7", "greedy", "fixed_seed"]
+    row = injection("planted in float32 at LEARNING_RATE 1e-6, one after another", short=1, long=1)
+    for _ in row:
+        run_server_cases(tmp_path, "float32", TRUTHFUL, ["1e-6"], faults)
+        case = Case(dtype="float32", rate="1e-6", logprobs=TRUTHFUL)
+        verdicts = {}
+        num_sound = 0
+        for line in lines_of(tmp_path, case):
+            if line["fault"] == "none":
+                assert "sound" in line, line
+                num_sound += 1
+            else:
+                assert line["stop_at"] is not None, line
+                verdicts[line["fault"]] = line["stop_at"]
+        assert list(verdicts) == faults
+        assert max(verdicts.values()) <= 10
+        assert num_sound >= 16
+        row.lost = ", ".join(f"{fault} at step {step}" for fault, step in verdicts.items())
 
 
 NUM_SEEDS = 8

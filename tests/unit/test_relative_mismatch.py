@@ -12,80 +12,18 @@ import torch
 from accelerate import Accelerator
 
 from hanabi_grpo.errors import ParityError
+from hanabi_grpo.training.check_sample import check_rows
+from hanabi_grpo.training.evidence import STEPS
 from hanabi_grpo.training.micro_batch import MicroBatch, TokenRow, collate
-from hanabi_grpo.training.mismatch import (
-    LIMIT,
-    STEPS,
-    Comparison,
-    MismatchCheck,
-    Score,
-    compare,
-    sample_of,
-    strongest,
-)
+from hanabi_grpo.training.mismatch import CheckedGames, MismatchCheck, check_mismatch
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.policy import EarlierVersions, Policy
+from hanabi_grpo.types import Episode
 from loop_parts import RunOfATest
+from made_games import made_episode, made_turn
 from small_models import small_model
 
 NAMES = ("player_0", "player_1")
-
-
-def test_the_slope_is_0_for_the_own_policy_and_1_for_the_other() -> None:
-    own = torch.tensor([-1.0, -2.0, -3.0])
-    other = torch.tensor([-1.5, -1.0, -3.0])
-    for sampler, slope in ((own, 0.0), (other, 1.0), ((own + other) / 2, 0.5)):
-        comparison = compare(sampler, own, other)
-        assert comparison.slope == pytest.approx(slope)
-        assert comparison.distance == pytest.approx(1.25)
-        assert comparison.squares == pytest.approx(comparison.evidence**2)
-    nothing = Comparison(evidence=0.0, squares=0.0, distance=0.0)
-    assert compare(own, own * float("nan"), other) == nothing
-    assert compare(own, own, own) == nothing
-
-
-def test_the_score_is_the_strongest_over_the_last_1_2_4_and_more_steps() -> None:
-    ones = [[1.0, 1.0]] * 9
-    # A sum over 16 steps needs 16.
-    assert strongest(ones) == Score(z=pytest.approx(8**0.5), num_steps=8)
-    assert strongest(ones[:3]) == Score(z=pytest.approx(2**0.5), num_steps=2)
-    assert strongest([]) == Score(z=0.0, num_steps=0)
-    assert strongest([*ones, [4.0, 1.0]]) == Score(z=pytest.approx(4.0), num_steps=1)
-
-
-@pytest.mark.parametrize(
-    ("change", "rounding", "stale_by"), [(0.01, 0.0, 2), (0.005, 0.0, 4), (0.01, 0.03, STEPS)]
-)
-def test_noise_that_is_larger_than_the_change_hides_no_stale_adapter_and_makes_none(
-    change: float, rounding: float, stale_by: int
-) -> None:
-    seeded = torch.Generator().manual_seed(0)
-    slopes: dict[bool, list[float]] = {False: [], True: []}
-
-    def step(is_stale: bool, size: float) -> list[float]:
-        now = torch.randn(3072, generator=seeded)
-        noise = torch.randn(3, 3072, generator=seeded)
-        before = now + size * torch.randn(3072, generator=seeded)
-        sampler = (before if is_stale else now) + 0.03 * noise[0]
-        own = now + rounding * noise[1]
-        other = before + rounding * noise[2]
-        comparison = compare(sampler, own, other)
-        slopes[is_stale].append(comparison.slope)
-        return [comparison.evidence, comparison.squares]
-
-    fresh = [step(False, change) for _ in range(STEPS)]
-    stale = [step(True, change) for _ in range(STEPS)]
-    fresh_mean, stale_mean = (sum(of_steps) / STEPS for of_steps in slopes.values())
-    if rounding:
-        # Were the trainer's values rounded as well: drawn to 1/2, yet each on its own side.
-        assert 0.4 < fresh_mean < 0.5 < stale_mean < 0.6
-    else:
-        assert [fresh_mean, stale_mean] == pytest.approx([0, 1], abs=0.1)
-    assert strongest(fresh).z < 1
-    assert strongest(stale[:stale_by]).z > LIMIT
-    equal = [step(False, 1e-4) for _ in range(1000)]
-    largest = max(strongest(equal[max(0, end - STEPS) : end]).z for end in range(1, 1001))
-    assert largest < LIMIT - 1
 
 
 def _rows(lengths: list[int]) -> list[TokenRow]:
@@ -104,22 +42,41 @@ def _rows(lengths: list[int]) -> list[TokenRow]:
     return rows
 
 
-def test_a_sample_is_some_rows_or_the_beginning_of_a_long_one() -> None:
-    rows = _rows([12, 8, 8, 6])
-    batch = collate(rows, "player_0", 17, 0, torch.device("cpu"), shares_prefixes=True)
-    for limit, first, num_rows, width, num_replies in (
-        (100, 0, 4, 12, 17),
-        (10, 0, 2, 12, 10),
-        (4, 0, 1, 10, 4),
-        (7, 1, 1, 8, 4),
-    ):
-        sample = sample_of(batch, limit, first)
-        case = (limit, first)
-        assert sample.ids.shape == (num_rows, width), case
-        assert int(sample.reply_mask.sum()) == num_replies, case
-        assert torch.equal(sample.ids[0], batch.ids[first, :width]), case
-        assert sample.tree is not None
-        assert len(sample.tree.predicting) == num_replies, case
+def _talk(*replies: tuple[int, ...], prompt: tuple[int, ...] = (9, 9), **other: Any) -> Episode:
+    """Return a game in which player 0 says so and player 1 nothing."""
+    turns = [made_turn(0, *reply, prompt_ids=prompt) for reply in replies]
+    return made_episode(*turns, **other)
+
+
+def _kept(episodes: list[Episode], *, first: int = 0, rank: int = 0, ranks: int = 1) -> Any:
+    rows = check_rows(episodes, 0, ("",), first=first, rank=rank, world_size=ranks)
+    return [row.ids for row in rows]
+
+
+def test_what_is_computed_again_is_the_beginning_of_the_games_in_their_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    episodes = [_talk((1, 2), (3,), game=0), _talk((4, 5, 6), game=1), _talk((7,), game=2)]
+    everything = [[9, 9, 1, 2, 9, 9, 3], [9, 9, 4, 5, 6], [9, 9, 7]]
+    assert _kept(episodes) == everything
+    assert _kept(episodes, first=5) == [everything[2], *everything[:2]]
+    assert _kept(episodes, rank=1, ranks=2) == [everything[1]]
+    # Six replies are seven without the last: the cut is at a number, not at a row that fits.
+    monkeypatch.setattr("hanabi_grpo.training.check_sample.TOKENS", 5)
+    assert _kept(episodes) == [everything[0], [9, 9, 4, 5]]
+    assert _kept(episodes, ranks=2) == [[9, 9, 1, 2]]
+
+
+def test_a_prompt_that_does_not_fit_ends_the_sample_before_its_reply_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hanabi_grpo.training.check_sample.ALL_TOKENS", 9)
+    long = _talk((1, 2, 3), prompt=(9,) * 20)
+    # A first turn is taken whatever it costs, and nothing after it.
+    assert _kept([long, long]) == [[9] * 20 + [1, 2, 3]]
+    # The common beginning of games is computed, and counted, once: 2 + 3 + 3 tokens, and one more.
+    short = _talk((1, 2, 3))
+    assert _kept([short, short, short]) == [[9, 9, 1, 2, 3]] * 2 + [[9, 9, 1]]
 
 
 class Checked:
@@ -142,106 +99,191 @@ class Checked:
                         value.add_(2e-3 * torch.randn(value.shape).sign())
             self.earlier.keep(version)
         self.incidents: list[tuple[str, str]] = []
-        self.check = MismatchCheck(
+        self.check = self.make_check("bfloat16")
+
+    def make_check(self, dtype: str, tolerance: float = 10.0) -> MismatchCheck:
+        return MismatchCheck(
             self.policy,
             self.earlier,
             Accelerator(cpu=True),
-            tolerance=0.05,
+            tolerance=tolerance,
+            dtype=dtype,
             is_relative=True,
             report=lambda kind, message, **_: self.incidents.append((kind, message)),
         )
 
-    def games(self, sampled_by: str, noise: float = 0.0) -> MicroBatch:
-        """Return player 0's micro-batch with the logprobs of a policy.
+    def games(
+        self,
+        sampled_by: str,
+        noise: float = 0.0,
+        *,
+        version: int = 5,
+        scale: float = 1.0,
+        temperature: float = 1.0,
+    ) -> CheckedGames:
+        """Return player 0's games with the logprobs of a policy, drawn from none.
 
         Args:
             sampled_by: An adapter, "stale" for player 0's before, or "base".
             noise: Standard deviation that is added to each logprob.
+            version: Number of the step; with it changes who is suspected.
+            scale: Of the adapter.
+            temperature: At which the logprobs are.
         """
-        batch = collate(_rows([80] * 64), NAMES[0], 2560, 0, torch.device("cpu"))
+        batch = self.drawn(collate(_rows([96] * 64), NAMES[0], 3072, 0, torch.device("cpu")))
         adapter = sampled_by if sampled_by in NAMES else NAMES[0]
         with self.earlier.using(4 if sampled_by == "stale" else 5):
+            policy = Policy(self.model, NAMES, temperature=temperature, has_whole_weights=True)
             if sampled_by == "base":
-                logprobs = self.policy.reference_logprobs(batch)
+                logprobs = policy.reference_logprobs(batch)
             else:
-                logprobs = self.policy.fixed_logprobs(replace(batch, player=adapter))
+                with adapters.scaled_by(self.model, adapter, scale):
+                    logprobs = policy.fixed_logprobs(replace(batch, player=adapter))
         noisy = logprobs + noise * torch.randn(logprobs.shape)
-        return replace(batch, sampler_logprobs=noisy * batch.reply_mask)
+        batch = replace(batch, sampler_logprobs=noisy * batch.reply_mask)
+        return CheckedGames(
+            samples={NAMES[0]: batch}, groups=[], num_dropped=0, version=version, sampled_by=5
+        )
+
+    @torch.no_grad()
+    def drawn(self, batch: MicroBatch) -> MicroBatch:
+        """Return the batch with replies that its own policy has drawn, with a fixed seed."""
+        adapters.use_adapter(self.model, NAMES[0])
+        generator = torch.Generator().manual_seed(3)
+        ids = batch.ids.clone()
+        for position in torch.nonzero(batch.reply_mask.any(0)).flatten().tolist():
+            logits = self.model(input_ids=ids[:, : position + 1], use_cache=False).logits[:, -1]
+            chosen = torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
+            ids[:, position + 1] = torch.where(
+                batch.reply_mask[:, position], chosen, ids[:, position + 1]
+            )
+        return replace(batch, ids=ids)
 
 
 @pytest.mark.parametrize(
-    ("sampled_by", "version", "message"),
+    ("fault", "message"),
     [
         (
-            "stale",
-            5,
-            r"player_0@5: the sampler's logprobs are closer to those of version 4 of its .* a "
-            r"stale adapter",
+            {"sampled_by": "stale"},
+            r"player_0@5: the sampler's logprobs are closer to those of version 4 of its adapter .*"
+            r"a stale adapter.* Likeliest: version 4 of its adapter, which explains 100%",
         ),
-        # Which suspect is looked at besides the version before changes from step to step.
-        ("player_1", 5, r"closer to those of adapter player_1 .* a swapped adapter"),
-        ("base", 6, r"closer to those of the base model without an adapter .* without its adapter"),
+        # Which suspect is looked at besides these changes from step to step.
+        (
+            {"sampled_by": "player_1"},
+            r"closer to those of adapter player_1 .* a swapped adapter.* Likeliest: adapter pl",
+        ),
+        (
+            {"sampled_by": "base", "version": 6},
+            r"closer to those of the base model without an adapter .* without its adapter",
+        ),
+        (
+            {"sampled_by": "player_0", "scale": 0.9},
+            r"closer to those of its own adapter times 0\.9\d* .* was scaled, or not loaded",
+        ),
+        ({"sampled_by": "player_0", "scale": 0.99}, r"Likeliest: its own adapter times 0\.99,"),
+        ({"sampled_by": "player_0", "scale": 1.02}, r"Likeliest: its own adapter times 1\.02,"),
+        (
+            {"sampled_by": "player_0", "temperature": 0.97},
+            r"its own adapter at 0\.9[67]\d* times TEMPERATURE .* at another temperature",
+        ),
+        ({"sampled_by": "player_0", "temperature": 1.1}, r"at 1\.\d+ times TEMPERATURE .* of tok"),
     ],
 )
-def test_a_step_of_another_policys_games_stops_the_run(
-    sampled_by: str, version: int, message: str
+def test_a_step_of_another_policys_logprobs_stops_the_run_and_names_it(
+    fault: dict[str, Any], message: str
 ) -> None:
     checked = Checked()
     weights = {name: value.clone() for name, value in checked.model.named_parameters()}
-    games = checked.games(sampled_by)
     with pytest.raises(ParityError, match=message):
-        checked.check.compare_policies([games], version=version, sampled_by=5, before={})
+        checked.check.check_games(checked.games(**fault), {})
+    kinds = [kind for kind, _ in checked.incidents]
+    assert "mismatch_policy" in kinds
+    assert set(kinds) <= {"mismatch_rose", "mismatch_policy"}
     for name, value in checked.model.named_parameters():
         assert torch.equal(value, weights[name])
+
+
+def test_in_float32_one_suspect_is_computed_in_each_step_and_all_within_six(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked = Checked()
+    checked.check = checked.make_check("float32")
+    seen: list[str] = []
+    passes = 0
+    float32_logprobs = checked.policy.float32_logprobs
+
+    def counted(*args: Any) -> torch.Tensor:
+        nonlocal passes
+        passes += 1
+        return float32_logprobs(*args)
+
+    monkeypatch.setattr(checked.policy, "float32_logprobs", counted)
+    for version in range(6, 12):
+        before = len(seen)
+        evidence, _ = checked.check.check_games(checked.games("player_0", version=version), {})
+        seen += [key.partition("|")[2] for key in evidence]
+        assert {"gap", "surprise", "temperature"} <= set(seen[before:])
+    assert passes == 6
+    assert set(seen) >= {"stale", "scaled", "base", "player_1"}
 
 
 def test_a_step_of_the_players_own_games_goes_on_and_leaves_the_weights_alone() -> None:
     checked = Checked()
     weights = {name: value.clone() for name, value in checked.model.named_parameters()}
-    games = checked.games("player_0")
-    _, metrics = checked.check.compare_policies([games], version=5, sampled_by=5, before={})
-    assert metrics == {"player_0/parity_slope": pytest.approx(0.0, abs=1e-3)}
+    _, metrics = checked.check.check_games(checked.games("player_0"), {})
+    assert -3 < metrics.pop("player_0/parity_surprise") < 3
+    assert metrics == {
+        "player_0/parity_slope": pytest.approx(0.0, abs=1e-3),
+        "player_0/parity_scale": pytest.approx(1.0, abs=1e-3),
+        "player_0/parity_temperature": pytest.approx(1.0, abs=1e-5),
+    }
+    assert checked.incidents == []
     for name, value in checked.model.named_parameters():
         assert torch.equal(value, weights[name])
 
 
 def test_evidence_grows_over_steps_and_over_a_resume() -> None:
     checked = Checked()
-    own = checked.games("player_0").sampler_logprobs
-    before = checked.games("stale").sampler_logprobs
-    noise = 8 * float((own - before)[own != 0].square().mean().sqrt())
+    own = checked.games("player_0").samples["player_0"].sampler_logprobs
+    before = checked.games("stale").samples["player_0"].sampler_logprobs
+    noise = 10 * float((own - before)[own != 0].square().mean().sqrt())
     evidence: Any = {}
     num_steps = 0
     with pytest.raises(ParityError, match=r"over \d+ step\(s\)"):
         for step in range(5, 5 + STEPS):
             # As a checkpoint hands it on.
             evidence = json.loads(json.dumps(evidence))
-            evidence, _ = checked.check.compare_policies(
-                [checked.games("stale", noise)], version=step, sampled_by=5, before=evidence
-            )
+            games = checked.games("stale", noise, version=step)
+            evidence, _ = checked.check.check_games(games, evidence)
             num_steps += 1
     assert len(evidence["player_0|stale"]) == num_steps > 2
 
 
-def test_a_sudden_gap_is_an_incident() -> None:
+def test_a_gap_is_an_incident_at_three_times_the_median_and_a_stop_at_ten_times() -> None:
     checked = Checked()
     evidence: Any = {"player_0|gap": [[0.01]] * 20}
-    evidence, _ = checked.check.compare_policies(
-        [checked.games("player_0", noise=0.02)], version=6, sampled_by=5, before=evidence
-    )
-    assert checked.incidents == []
-    checked.check.compare_policies(
-        [checked.games("player_0", noise=0.1)], version=7, sampled_by=5, before=evidence
-    )
-    [(kind, message)] = checked.incidents
-    assert kind == "mismatch_rose"
-    assert "3 times the median of the last 21 steps or more (0.01)" in message
+    for noise, kinds in ((0.02, []), (0.05, ["mismatch_rose"])):
+        checked.incidents.clear()
+        checked.check.check_games(checked.games("player_0", noise), evidence)
+        assert [kind for kind, _ in checked.incidents] == kinds
+    with pytest.raises(
+        ParityError, match=r"the median of the last 20 step\(s\) is 0.01, above 0.03 .* above 0.1 a"
+    ):
+        checked.check.check_games(checked.games("player_0", 0.2), evidence)
 
 
-@pytest.mark.parametrize(("dtype", "is_relative"), [("bfloat16", True), ("float32", False)])
-def test_the_relative_check_is_for_16_bits(tmp_path: Path, dtype: str, is_relative: bool) -> None:
-    made = RunOfATest(tmp_path, dtype=dtype)
-    assert made.run._mismatch.is_relative == is_relative
+def test_in_float32_a_gap_far_below_the_tolerance_stops_once_its_own_noise_is_known() -> None:
+    checked = Checked()
+    checked.check = checked.make_check("float32", tolerance=0.001)
+    # The first step knows the tolerance alone.
+    evidence, _ = checked.check.check_games(checked.games("player_0", 5e-5), {})
+    assert [kind for kind, _ in checked.incidents] == ["mismatch_rose"]
+    assert "in a first step above 1e-05 is an incident" in checked.incidents[0][1]
+    evidence, _ = checked.check.check_games(checked.games("player_0"), {})
+    assert evidence["player_0|gap"][0][0] < 1e-6
+    with pytest.raises(ParityError, match=r"differ by [34]e?.*e-05 on average.* No suspect expl"):
+        checked.check.check_games(checked.games("player_0", 5e-5), evidence)
 
 
 def test_under_zero_3_nobody_holds_whole_adapters_and_a_warning_says_so(
@@ -250,3 +292,49 @@ def test_under_zero_3_nobody_holds_whole_adapters_and_a_warning_says_so(
     made = RunOfATest(tmp_path, dtype="bfloat16", has_whole_weights=False)
     assert not made.run._mismatch.is_relative
     assert "under ZeRO-3 no process holds whole adapters" in caplog.text
+
+
+def test_what_one_process_sees_stops_all_of_them() -> None:
+    """One that raised alone would leave the others waiting in a collective operation."""
+    fine = torch.full((1, 2), -1.0)
+    every_token = torch.ones((1, 2), dtype=torch.bool)
+    of_the_other_process: list[float] = [0.3, 0.4, 50.0, -1.0, -1.3]
+
+    def gather(local: torch.Tensor) -> torch.Tensor:
+        assert local.tolist() == [[0.0, 0.0, 2.0, -1.0, -1.0]]
+        return torch.cat([local, torch.tensor([of_the_other_process], dtype=local.dtype)])
+
+    with pytest.raises(ParityError, match=r"player_1@3: .* differ by 0.3 on average .* 50 tokens"):
+        check_mismatch("player_1", 3, fine, fine, every_token, tolerance=0.01, gather=gather)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_attention_in_float32_never_gets_grouped_heads_or_a_mask(
+    shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On CUDA only the kernel that holds all scores would take them, and that is out of memory."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    base = small_model(**sizes).to(torch.bfloat16)
+    model = adapters.add_adapters(base, NAMES, rank=4, alpha=8, seed=1)
+    policy = Policy(model, NAMES, temperature=1.0, has_whole_weights=True)
+    assert policy.shares_prefixes
+    batch = collate(_rows([12, 8]), NAMES[0], 10, 0, torch.device("cpu"), shares_prefixes=shared)
+    calls: list[tuple[torch.dtype, int, bool]] = []
+    attention = torch.nn.functional.scaled_dot_product_attention
+
+    def spy(query: Any, key: Any, value: Any, attn_mask: Any = None, **options: Any) -> Any:
+        assert attn_mask is None
+        grouped = bool(options.get("enable_gqa"))
+        calls.append((query.dtype, key.shape[1], grouped))
+        return attention(query, key, value, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+    with policy.in_float32():
+        policy.float32_law(batch, NAMES[0], 5.0)
+        policy.float32_logprobs(batch, None)
+    assert set(calls) == {(torch.float32, 4, False)}
+    calls.clear()
+    policy.fixed_logprobs(batch)
+    # As fast as before elsewhere.
+    assert {grouped for _, _, grouped in calls} == {True}

@@ -65,6 +65,7 @@ def test_what_was_collected_is_restored_bit_by_bit_and_a_player_without_state_st
         baselines=baselines,
         critics={"player_0|head.0.weight": torch.rand(2, 3)},
         mismatch={"player_0|gap": [[0.1], [0.2]]},
+        earlier={"lora_B.player_0.weight": torch.rand(3, 2)},
         phase_best={"lora_A.player_0.weight": torch.rand(2, 3)},
     )
     saved = _state(state.collect(), groups=state.groups, step_state=step_state)
@@ -72,7 +73,7 @@ def test_what_was_collected_is_restored_bit_by_bit_and_a_player_without_state_st
     loaded = TrainingState.load(tmp_path / "trainer", 3)
     assert loaded.step_state.baselines == baselines
     assert loaded.step_state.mismatch == step_state.mismatch
-    for name in ("critics", "phase_best"):
+    for name in ("critics", "earlier", "phase_best"):
         before = getattr(step_state, name)
         after = getattr(loaded.step_state, name)
         assert before.keys() == after.keys()

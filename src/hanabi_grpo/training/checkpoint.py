@@ -36,6 +36,7 @@ RANDOM = "random.json"
 BASELINES = "baselines.json"
 CRITICS = "critics.safetensors"
 MISMATCH = "mismatch.json"
+EARLIER = "earlier.safetensors"
 PHASE_BEST = "phase_best.safetensors"
 SAVED_OF_A_GROUP = ("player", "updates", "lr")
 """What is kept of an optimizer group: whose it is, how often it moved, and its rate."""
@@ -78,6 +79,7 @@ class TrainingState:
         return [
             *self.moments.values(),
             *self.step_state.critics.values(),
+            *self.step_state.earlier.values(),
             *self.step_state.phase_best.values(),
         ]
 
@@ -97,6 +99,8 @@ class TrainingState:
             (folder / MISMATCH).write_text(json.dumps(self.step_state.mismatch))
         if self.step_state.critics:
             save_tensors(self.step_state.critics, folder / CRITICS)
+        if self.step_state.earlier:
+            save_tensors(self.step_state.earlier, folder / EARLIER)
         if self.step_state.phase_best:
             save_tensors(self.step_state.phase_best, folder / PHASE_BEST)
 
@@ -110,6 +114,7 @@ class TrainingState:
             baselines=_read_json(folder / BASELINES),
             critics=read_tensors(folder / CRITICS),
             mismatch=_read_json(folder / MISMATCH),
+            earlier=read_tensors(folder / EARLIER),
             phase_best=read_tensors(folder / PHASE_BEST),
         )
         return cls(

@@ -1,100 +1,176 @@
-"""The logprob-mismatch checks: proof, in every step, that the sampled policy is the trained one.
+"""The mismatch check: is what was sampled, and what was reported, the policy that is trained?
 
-Both run before the optimizer. The absolute one takes the trainer's values from the forward pass
-that the loss needs anyway; games of an earlier version need one more, under its weights
-(`overlap`).
+It runs in every step before the optimizer moves, in every number format, and looks at
 
-The relative one is for number formats of 16 bits: is the sampler closer to another policy than to
-its own? There two programs differ by .03 to .05 nats a token, and a step at rate 2e-5 moves
-logprobs by .005 to .014: an absolute tolerance cannot see an adapter that is one step old. With the
-logprobs s of the sampler, t of the version that should have sampled and o of another policy (the
-version before, another player's adapter, the base model),
+- **the gap**, the mean |trainer − sampler| of a player's tokens: against HANABI_PARITY_TOLERANCE
+  on all of them, and against its own running median on a sample (`evidence.gap_limits`);
+- **other policies**: is the sampler closer to the version before, another player's adapter, the
+  base model, its own adapter × .99 or beyond, a temperature × 1.01 or beyond, or as far on the
+  other side, than to the policy that is trained (`evidence.compare`)?
+- **what was sampled**: were the tokens drawn from the distribution that the sampler reports
+  (`evidence.surprise_score`), and do episodes repeat more often than chance allows
+  (`evidence.count_repeats`)?
 
-    b = Σ (s − t)(o − t) / Σ (o − t)² = 1/2 + Σ x / Σ d²,   d = o − t,   x = d · (s − (t + o) / 2)
+`evidence` has the statistics and the bound of a false stop: below 1e-4 in 1,000 steps of five
+players. The gap's limits are no statistics: they say that rounding does not grow tenfold from one
+step to the next.
 
-is 0 where t sampled and 1 where o did. t and o are computed in float32 from the weights as the
-server has them, since rounding of t would draw b to 1/2. A run is stopped when, over the last 1, 2,
-4, … or 64 steps,
-
-    z = Σ x / sqrt(Σ (sum of x over a block of tokens)²) > LIMIT.
-
-Σ x has the mean −Σ d² / 2 where t sampled. For blocks that are independent and as likely negative
-as positive z passes h with a probability of at most exp(−h²/2), however they are distributed (Efron
-1969, "Student's t-test under symmetry conditions"). At 6.5 that is 7e-10 for one z; five players
-have 70,000 in 1,000 steps: 5e-5 a run, even where two versions are so close that x is noise alone.
+The sample is computed again in float32 (`check_sample`): in 16 bits rounding of t would draw slopes
+to 1/2. Of each player one pass gives t and the law of surprises, and each suspect of the step takes
+one (`MismatchCheck._suspects`): three in 16 bits, one in float32. A temperature costs no pass:
+∂ log p / ∂ log T is the surprise minus its mean.
 """
 
 import contextlib
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 
 from hanabi_grpo.errors import ParityError
+from hanabi_grpo.training.evidence import (
+    BLOCKS,
+    CEILING,
+    GAP_TOKENS,
+    LIMIT,
+    NUM_NUMBERS,
+    NUM_SURPRISE_SUMS,
+    WARNING,
+    Comparison,
+    GapLimits,
+    Score,
+    compare,
+    copy_evidence,
+    count_repeats,
+    gap_limits,
+    policy_score,
+    remember,
+    repeat_score,
+    surprise_score,
+    surprise_sums,
+)
 from hanabi_grpo.training.micro_batch import MicroBatch
-from hanabi_grpo.training.model.prefix_tree import prefix_tree
 from hanabi_grpo.training.policy import EarlierVersions, Policy
 from hanabi_grpo.training.state import Evidence
-from hanabi_grpo.types import adapter_of
+from hanabi_grpo.types import Episode, adapter_of
 
-TOKENS = 3072
-"""A player's reply tokens of a step, over all processes, that are computed under other policies."""
-BLOCK = 32
-"""Tokens of a block: neighbours share what rounding did to their context."""
-LIMIT = 6.5
-"""Standard errors above which the sampler counts as another policy."""
-STEPS = 64
-"""Steps of evidence that are remembered."""
-GAP_FACTOR = 3.0
-"""Multiple of the running median from which on a step's gap is an incident."""
-GAP_STEPS = 16
-"""Steps that the running median needs."""
-GAP_TOKENS = 256
-"""Tokens that a step's gap needs."""
 STALE = "stale"
 """The suspect "the version before this one"."""
 BASE = "base"
 """The suspect "the base model"."""
+SCALED = "scaled"
+"""The suspect "the own adapter × `SCALE`", and what lies beyond it."""
+TEMPERATURE = "temperature"
+"""The suspect "a temperature × `HEAT`", and what lies beyond it."""
+SCALE = 0.99
+HEAT = 1.01
+_NEXT_STEP = (
+    "Nothing was updated in this step; restart the server, then the trainer, with RESUME at a "
+    "checkpoint from before these steps."
+)
+_EXPLAINED = 0.5
+"""A suspect that leaves a larger share of the squared gap does not explain it."""
+_NUM_OWN = 3 + NUM_SURPRISE_SUMS
+"""Sums of a player before those of its comparisons, see `_Measured`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """How a sampler's logprobs lie between those of its own policy and another one."""
+class CheckedGames:
+    """A step's games, as the check looks at them; the same on every rank but for `samples`."""
 
-    evidence: float
-    """Σ x, see the module; positive where the other policy is closer."""
-    squares: float
-    """Sum over blocks of the squared sum of x."""
-    distance: float
-    """Σ d², how far the two policies are apart."""
+    samples: Mapping[str, MicroBatch]
+    """Per trained player this rank's part of `check_sample`."""
+    groups: Sequence[Sequence[Episode]]
+    """As they were drawn."""
+    num_dropped: int
+    """Games that were asked for and are not there."""
+    version: int
+    """Of the weights of now."""
+    sampled_by: int
+    """The version that the games should be of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Measured:
+    """One player's sums over all ranks."""
+
+    gap: float
+    """Σ |s − t|."""
+    gap_squares: float
+    """Σ (s − t)²."""
+    num_tokens: float
+    surprise: Sequence[float]
+    """See `evidence.surprise_sums`."""
+    comparisons: Mapping[str, Comparison]
+    """By suspect."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Finding:
+    """Something that is not as it should be."""
+
+    kind: str
+    """Of the incident."""
+    player: str
+    message: str
+    stops: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Gap:
+    """One rank's |trainer − sampler| over a micro-batch."""
+
+    mean: float
+    largest: float
+    num_tokens: float
+    trainer: float
+    """Mean of the trainer's logprobs."""
+    sampler: float
+    """Mean of the sampler's."""
+
+    @classmethod
+    def of(cls, trainer: torch.Tensor, sampler: torch.Tensor) -> "_Gap":
+        """Return it; 0 without tokens, and no number where the trainer has none."""
+        if not len(trainer):
+            return cls(mean=0.0, largest=0.0, num_tokens=0.0, trainer=0.0, sampler=0.0)
+        gap = (trainer.float() - sampler).abs()
+        return cls(
+            mean=gap.mean().item() if bool(trainer.isfinite().all()) else math.nan,
+            largest=gap.max().item(),
+            num_tokens=float(len(trainer)),
+            trainer=trainer.mean().item(),
+            sampler=sampler.mean().item(),
+        )
 
     @property
-    def slope(self) -> float:
-        """0 where the own policy sampled and 1 where the other one did."""
-        return 0.5 + self.evidence / self.distance
+    def numbers(self) -> list[float]:
+        return [self.mean, self.largest, self.num_tokens, self.trainer, self.sampler]
 
+    @classmethod
+    def from_numbers(cls, numbers: Sequence[float]) -> "_Gap":
+        mean, largest, num_tokens, trainer, sampler = numbers
+        return cls(
+            mean=mean, largest=largest, num_tokens=num_tokens, trainer=trainer, sampler=sampler
+        )
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
-    """The strongest evidence against a policy."""
+    def is_too_large(self, tolerance: float) -> bool:
+        """Tell whether it stops a run; what the trainer has no number for is left to the guard."""
+        if math.isnan(self.trainer) or math.isinf(self.trainer):
+            return False
+        return not self.mean <= tolerance
 
-    z: float
-    """Standard errors by which the sampler is closer to the suspect."""
-    num_steps: int
-    """Steps that it is taken over."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Suspicion:
-    """A suspect that passed the limit."""
-
-    suspect: str
-    score: Score
-    slope: float
+    def message(self, player: str, version: int, tolerance: float) -> str:
+        return (
+            f"{player}@{version}: trainer and sampler logprobs differ by {self.mean:.3g} on "
+            f"average (max {self.largest:.3g}) over {self.num_tokens:.0f} tokens; allowed is "
+            f"HANABI_PARITY_TOLERANCE={tolerance:g}. Trainer mean {self.trainer:.4f}, sampler mean "
+            f"{self.sampler:.4f}. The server samples from another policy than the one trained here "
+            "(a stale or swapped adapter, another base model or number format). Nothing was "
+            "updated in this step; restart the server, then the trainer."
+        )
 
 
 def check_mismatch(
@@ -105,8 +181,12 @@ def check_mismatch(
     mask: torch.Tensor,
     *,
     tolerance: float,
+    gather: Callable[[torch.Tensor], torch.Tensor] = lambda local: local,
 ) -> float:
     """Return the mean |trainer − sampler| over a micro-batch's sampled tokens, in nats.
+
+    All ranks hear all ranks' means before one raises: an exception on one of them alone would leave
+    the others in a collective operation, waiting.
 
     Args:
         player: Whose micro-batch it is; a message names it.
@@ -115,92 +195,23 @@ def check_mismatch(
         sampler: [rows, tokens] the sampler's.
         mask: [rows, tokens] True on sampled tokens.
         tolerance: HANABI_PARITY_TOLERANCE, the largest mean that is allowed.
+        gather: Puts all ranks' [1, numbers] below each other.
 
     Returns:
-        The mean; 0 without tokens, and not a number where the trainer's own forward pass is not:
-        its gradient is then not finite either, and the update is dropped there.
+        This rank's mean; 0 without tokens, and not a number where the trainer's own forward pass
+        is not: its gradient is then not finite either, and the update is dropped there.
 
     Raises:
-        ParityError: The mean is above the tolerance, or not finite because of the sampler.
+        ParityError: On every rank, where the mean of one is above the tolerance, or not finite
+            because of the sampler.
     """
-    if not bool(mask.any()):
-        return 0.0
-    trainer = trainer.detach()
-    gap = (trainer.float() - sampler)[mask].abs()
-    mean = gap.mean().item()
-    if not bool(trainer[mask].isfinite().all()):
-        return math.nan
-    if not math.isfinite(mean) or mean > tolerance:
-        raise ParityError(
-            f"{player}@{version}: trainer and sampler logprobs differ by {mean:.3g} on average "
-            f"(max {gap.max().item():.3g}) over {gap.numel()} tokens; allowed is "
-            f"HANABI_PARITY_TOLERANCE={tolerance:g}. Trainer mean "
-            f"{trainer[mask].mean().item():.4f}, sampler mean {sampler[mask].mean().item():.4f}. "
-            "The server samples from another policy than the one trained here (a stale or swapped "
-            "adapter, another base model or number format). Nothing was updated in this step; "
-            "restart the server, then the trainer."
-        )
-    return mean
-
-
-def compare(sampler: torch.Tensor, own: torch.Tensor, other: torch.Tensor) -> Comparison:
-    """Return how [tokens] logprobs of the sampler lie between those of two policies.
-
-    All sums are 0 where a logprob is not finite.
-    """
-    s = sampler.double()
-    t = own.double()
-    o = other.double()
-    d = o - t
-    x = d * (s - (t + o) / 2)
-    if not bool(x.isfinite().all()):
-        return Comparison(evidence=0.0, squares=0.0, distance=0.0)
-    blocks = torch.nn.functional.pad(x, (0, -len(x) % BLOCK)).view(-1, BLOCK).sum(1)
-    return Comparison(
-        evidence=float(x.sum()),
-        squares=float(blocks.square().sum()),
-        distance=float(d.square().sum()),
-    )
-
-
-def strongest(steps: Sequence[Sequence[float]]) -> Score:
-    """Return the largest z over the last 1, 2, 4, … of some steps' [Σ x, Σ block sums²]."""
-    best = Score(z=0.0, num_steps=0)
-    for power in range(STEPS.bit_length()):
-        last = steps[-(2**power) :]
-        squares = sum(step[1] for step in last)
-        if not squares or len(last) < 2**power:
-            continue
-        z = sum(step[0] for step in last) / squares**0.5
-        if (z, len(last)) > (best.z, best.num_steps):
-            best = Score(z=z, num_steps=len(last))
-    return best
-
-
-def sample_of(batch: MicroBatch, limit: int, first: int) -> MicroBatch:
-    """Return rows of a micro-batch, from row number `first` on, with about `limit` reply tokens.
-
-    A single row that is longer is cut behind so many replies.
-    """
-
-    def from_first(column: torch.Tensor) -> torch.Tensor:
-        return column.roll(-(first % len(column)), 0)
-
-    ids = from_first(batch.ids)
-    mask = from_first(batch.reply_mask)
-    sampler = from_first(batch.sampler_logprobs)
-    num_rows = max(1, int((mask.sum(1).cumsum(0) <= limit).sum()))
-    seen = mask[:num_rows].sum(0).cumsum(0)
-    width = int((seen < min(limit, int(seen[-1]))).sum()) + 1
-    ids = ids[:num_rows, : width + 1]
-    mask = mask[:num_rows, :width]
-    return replace(
-        batch,
-        ids=ids,
-        reply_mask=mask,
-        sampler_logprobs=sampler[:num_rows, :width],
-        tree=prefix_tree(ids, mask) if batch.tree is not None else None,
-    )
+    own = _Gap.of(trainer.detach()[mask], sampler[mask])
+    local = torch.tensor([own.numbers], dtype=torch.float64, device=trainer.device)
+    for numbers in gather(local).tolist():
+        gap = _Gap.from_numbers(numbers)
+        if gap.is_too_large(tolerance):
+            raise ParityError(gap.message(player, version, tolerance))
+    return own.mean
 
 
 class MismatchCheck:
@@ -213,6 +224,7 @@ class MismatchCheck:
         accelerator: Accelerator,
         *,
         tolerance: float,
+        dtype: str,
         is_relative: bool,
         report: Callable[..., None],
     ) -> None:
@@ -222,15 +234,17 @@ class MismatchCheck:
             policy: What is trained.
             earlier: Its earlier versions; at least one is kept where the check is relative.
             accelerator: Adds the processes' sums up.
-            tolerance: HANABI_PARITY_TOLERANCE, of the absolute check.
-            is_relative: Whether the relative check runs, too: in a number format of 16 bits, with
-                whole adapters.
+            tolerance: HANABI_PARITY_TOLERANCE.
+            dtype: HANABI_DTYPE.
+            is_relative: Whether a sample is computed again, under other policies too; else there
+                are the gap on all tokens and equal episodes alone.
             report: Called as report(kind, message, **details) for an incident.
         """
         self._policy = policy
         self._earlier = earlier
         self._accelerator = accelerator
         self._tolerance = tolerance
+        self._dtype = dtype
         self.is_relative = is_relative
         self._report = report
 
@@ -249,173 +263,373 @@ class MismatchCheck:
             batch.sampler_logprobs,
             batch.reply_mask,
             tolerance=self._tolerance,
+            gather=self._accelerator.gather,
         )
 
-    def compare_policies(
-        self, batches: Sequence[MicroBatch], *, version: int, sampled_by: int, before: Evidence
+    def check_games(
+        self, games: CheckedGames, before: Evidence
     ) -> tuple[Evidence, dict[str, float]]:
-        """Compare a sample of a step's games with other policies; all ranks together.
+        """Ask whether another policy sampled a step's games; all ranks together.
 
         Args:
-            batches: All micro-batches of this rank.
-            version: Of the weights of now.
-            sampled_by: The version that the games should be of.
+            games: The step's.
             before: The evidence of the steps before.
 
         Returns:
-            The evidence with this step's, and metrics ("player_0/parity_slope").
+            The evidence with this step's, and metrics, e.g. "player_0/parity_slope".
 
         Raises:
-            ParityError: The games are of another policy.
+            ParityError: On every rank: another policy did.
         """
-        by_player: dict[str, list[MicroBatch]] = {}
-        for batch in batches:
-            by_player.setdefault(batch.player, []).append(batch)
-        limit = max(1, TOKENS // self._accelerator.num_processes)
-        sample = {}
-        suspects = {}
-        for player, player_batches in by_player.items():
-            chosen = player_batches[version % len(player_batches)]
-            sample[player] = sample_of(chosen, limit, version)
-            suspects[player] = self._suspect(player, version)
-        figures = self._measure(sample, suspects, version, sampled_by)
-        device = self._accelerator.device
-        local_sums = torch.tensor(figures, dtype=torch.float64, device=device)
-        totals = self._accelerator.reduce(local_sums).tolist()
-        evidence = {}
-        for key, steps in before.items():
-            evidence[key] = [list(step) for step in steps]
+        evidence = copy_evidence(before)
         metrics: dict[str, float] = {}
-        for player, sums in zip(sample, totals, strict=True):
-            metrics |= self._judge(player, suspects[player], sums, evidence, sampled_by)
+        findings: list[_Finding] = []
+        if self.is_relative and games.samples:
+            suspects = {player: self._suspects(player, games) for player in games.samples}
+            for player, measured in self._measure(games, suspects).items():
+                findings += self._judge(player, measured, games, evidence, metrics)
+        findings += self._judge_repeats(games, evidence, metrics)
+        # Findings are the same on every rank, for they come from sums over all of them.
+        stops = [finding for finding in findings if finding.stops]
+        for finding in findings:
+            self._report(finding.kind, finding.message, player=finding.player, stops=finding.stops)
+        if stops:
+            first = stops[0]
+            raise ParityError(f"{first.message}{self._likeliest(first.player, games)} {_NEXT_STEP}")
         return evidence, metrics
 
-    def _suspect(self, player: str, version: int) -> str:
-        """Return who is looked at beside the version before: another one in each step."""
+    # Measuring
+
+    def _suspects(self, player: str, games: CheckedGames) -> list[str]:
+        """Return who is computed beside the policy itself in this step.
+
+        In 16 bits evidence takes many steps, so it is the version before, the own adapter scaled
+        and, in turn, one of the others; in float32, where one or two looks are enough, one of these
+        three kinds in turn.
+        """
+        others = self._others(player)
+        if self._dtype != "float32":
+            return [*self._nearby(games), others[games.version % len(others)]]
+        kinds = [*self._nearby(games), others[games.version // 3 % len(others)]]
+        return [kinds[games.version % len(kinds)]]
+
+    def _nearby(self, games: CheckedGames) -> list[str]:
+        if games.sampled_by - 1 in self._earlier.versions:
+            return [STALE, SCALED]
+        return [SCALED]
+
+    def _others(self, player: str) -> list[str]:
         names = self._policy.adapter_names
         own = adapter_of(player, names)
-        others = [BASE, *(name for name in names if name != own)]
-        return others[version % len(others)]
+        return [BASE, *(name for name in names if name != own)]
 
     def _measure(
-        self,
-        sample: Mapping[str, MicroBatch],
-        suspects: Mapping[str, str],
-        version: int,
-        sampled_by: int,
-    ) -> list[list[float]]:
-        """Return per player 8 sums: Σ|s − t|, tokens, and the two `Comparison`s, stale first."""
-        names = {player: adapter_of(player, self._policy.adapter_names) for player in sample}
+        self, games: CheckedGames, suspects: Mapping[str, Sequence[str]]
+    ) -> dict[str, _Measured]:
+        """Return each player's sums over all ranks, with a comparison for each of its suspects.
 
-        def logprobs(player: str, adapter: str) -> torch.Tensor:
-            name = None if adapter == BASE else adapter
-            return self._policy.float32_logprobs(sample[player], name)
-
+        Args:
+            games: The step's.
+            suspects: By player, as many for each.
+        """
         past: Any = contextlib.nullcontext()
-        if sampled_by != version:
-            past = self._earlier.using(sampled_by)
+        if games.sampled_by != games.version:
+            past = self._earlier.using(games.sampled_by)
         with past, self._policy.in_float32():
-            own = {player: logprobs(player, names[player]) for player in sample}
-            other = {player: logprobs(player, suspects[player]) for player in sample}
-            stale = own
-            if sampled_by - 1 in self._earlier.versions:
-                with self._earlier.using(sampled_by - 1):
-                    stale = {player: logprobs(player, names[player]) for player in sample}
-        figures = []
-        for player, batch in sample.items():
-            sampler = batch.sampler_logprobs[batch.reply_mask]
-            gap = float((sampler - own[player]).abs().nansum())
-            sums = [gap, float(len(sampler))]
-            for suspect in (stale, other):
-                comparison = compare(sampler, own[player], suspect[player])
-                sums += [comparison.evidence, comparison.squares, comparison.distance]
-            figures.append(sums)
-        return figures
+            sums = {
+                player: self._sums(player, batch, suspects[player], games)
+                for player, batch in games.samples.items()
+                if player in suspects
+            }
+        local = torch.tensor(
+            list(sums.values()), dtype=torch.float64, device=self._accelerator.device
+        )
+        measured = {}
+        for player, total in zip(sums, self._accelerator.reduce(local).tolist(), strict=True):
+            comparisons = {}
+            for number, suspect in enumerate([*suspects[player], TEMPERATURE]):
+                start = _NUM_OWN + NUM_NUMBERS * number
+                comparisons[suspect] = Comparison.of(total[start : start + NUM_NUMBERS])
+            gap, gap_squares, num_tokens, *surprise = total[:_NUM_OWN]
+            measured[player] = _Measured(
+                gap=gap,
+                gap_squares=gap_squares,
+                num_tokens=num_tokens,
+                surprise=surprise,
+                comparisons=comparisons,
+            )
+        return measured
+
+    def _sums(
+        self, player: str, batch: MicroBatch, suspects: Sequence[str], games: CheckedGames
+    ) -> list[float]:
+        """Return this rank's sums of a player: `_NUM_OWN`, then of each suspect, then of heat.
+
+        All are 0 where the trainer's logprobs are not finite.
+        """
+        name = adapter_of(player, self._policy.adapter_names)
+        law = self._policy.float32_law(batch, name, CEILING)
+        sampler = batch.sampler_logprobs[batch.reply_mask].double()
+        own = law.logprobs.double()
+        if not bool(own.isfinite().all() & law.variance.isfinite().all()):
+            return [0.0] * (_NUM_OWN + NUM_NUMBERS * (len(suspects) + 1))
+        gap = sampler - own
+        mean = law.mean.double()
+        sums = [
+            float(gap.abs().sum()),
+            float(gap.square().sum()),
+            float(len(gap)),
+            *surprise_sums(sampler, own, mean, law.variance.double()),
+        ]
+        block = BLOCKS[self._dtype]
+        for suspect in suspects:
+            other = self._logprobs(batch, name, suspect, games)
+            sums += compare(sampler, own, other, block=block).numbers
+        # A token that is more likely than most grows rarer in the heat.
+        hotter = own + (HEAT - 1) * ((-own).clamp(max=CEILING) - mean)
+        sums += compare(sampler, own, hotter, block=block).numbers
+        return sums
+
+    def _logprobs(
+        self, batch: MicroBatch, name: str, suspect: str, games: CheckedGames
+    ) -> torch.Tensor:
+        """Return the [reply tokens] logprobs of a suspect."""
+        if suspect == STALE:
+            with self._earlier.using(games.sampled_by - 1):
+                return self._policy.float32_logprobs(batch, name)
+        if suspect == SCALED:
+            return self._policy.float32_logprobs(batch, name, SCALE)
+        return self._policy.float32_logprobs(batch, None if suspect == BASE else suspect)
+
+    # Judging
 
     def _judge(
         self,
         player: str,
-        suspect: str,
-        sums: Sequence[float],
+        measured: _Measured,
+        games: CheckedGames,
         evidence: dict[str, list[list[float]]],
-        version: int,
-    ) -> dict[str, float]:
-        """Add one player's sums to the evidence; returns metrics, or raises a ParityError."""
-        gap, num_tokens = sums[0], sums[1]
-        comparisons = {
-            STALE: Comparison(evidence=sums[2], squares=sums[3], distance=sums[4]),
-            suspect: Comparison(evidence=sums[5], squares=sums[6], distance=sums[7]),
-        }
-        metrics: dict[str, float] = {}
-        suspicions: list[Suspicion] = []
-        for name, comparison in comparisons.items():
-            if not comparison.squares:
-                continue
-            if name == STALE:
-                metrics[f"{player}/parity_slope"] = comparison.slope
-            steps = _remember(
-                evidence, f"{player}|{name}", [comparison.evidence, comparison.squares]
-            )
-            score = strongest(steps)
-            if score.z > LIMIT:
-                suspicions.append(Suspicion(suspect=name, score=score, slope=comparison.slope))
-        if suspicions:
-            closest = min(suspicions, key=lambda suspicion: abs(suspicion.slope - 1))
-            raise ParityError(_message(player, closest, version, num_tokens))
-        if num_tokens >= GAP_TOKENS:
-            self._watch_gap(player, gap / num_tokens, num_tokens, evidence, version)
-        return metrics
+        metrics: dict[str, float],
+    ) -> list[_Finding]:
+        """Return what is wrong with a player's games; adds to evidence and metrics."""
+        findings = self._judge_gap(player, measured, games, evidence)
+        policies = self._judge_policies(player, measured, games, evidence, metrics)
+        # The one that leaves the least unexplained says it for all.
+        policies.sort(key=lambda finding: not finding.stops)
+        findings += policies[:1]
+        findings += self._judge_surprise(player, measured, games, evidence, metrics)
+        return findings
 
-    def _watch_gap(
+    def _judge_gap(
         self,
         player: str,
-        gap: float,
-        num_tokens: float,
+        measured: _Measured,
+        games: CheckedGames,
         evidence: dict[str, list[list[float]]],
-        version: int,
-    ) -> None:
-        """Report a gap that is far above the running median of the steps before."""
+    ) -> list[_Finding]:
+        num_tokens = measured.num_tokens
+        if num_tokens < GAP_TOKENS:
+            return []
+        gap = measured.gap / num_tokens
         key = f"{player}|gap"
-        earlier_gaps = [step[0] for step in evidence.get(key, [])]
-        _remember(evidence, key, [gap])
-        if len(earlier_gaps) < GAP_STEPS:
-            return
-        median = statistics.median(earlier_gaps)
-        if gap > GAP_FACTOR * median:
-            self._report(
-                "mismatch_rose",
-                f"{player}@{version}: trainer and sampler logprobs differ by {gap:.3g} on average "
-                f"over {num_tokens:.0f} tokens, {GAP_FACTOR:g} times the median of the last "
-                f"{len(earlier_gaps)} steps or more ({median:.3g}). Was the server replaced, or "
-                "its version or settings changed?",
+        earlier = [step[0] for step in evidence.get(key, [])]
+        limits = gap_limits(earlier, self._dtype, self._tolerance)
+        remember(evidence, key, [gap])
+        if gap <= limits.incident:
+            return []
+        message = (
+            f"{player}@{games.sampled_by}: trainer and sampler logprobs differ by {gap:.3g} on "
+            f"average over {num_tokens:.0f} tokens; {_gap_rule(limits, len(earlier))}."
+        )
+        is_stop = gap > limits.stop
+        return [_Finding(kind="mismatch_rose", player=player, message=message, stops=is_stop)]
+
+    def _judge_policies(
+        self,
+        player: str,
+        measured: _Measured,
+        games: CheckedGames,
+        evidence: dict[str, list[list[float]]],
+        metrics: dict[str, float],
+    ) -> list[_Finding]:
+        """Return suspicions, the one that explains the step's gap best first."""
+        findings: list[tuple[float, _Finding]] = []
+        for suspect, comparison in measured.comparisons.items():
+            if not comparison.distance:
+                continue
+            metrics |= _metrics(player, suspect, comparison)
+            steps = remember(evidence, f"{player}|{suspect}", comparison.evidence)
+            score = policy_score(steps)
+            if score.z <= WARNING:
+                continue
+            finding = _Finding(
+                kind="mismatch_policy",
                 player=player,
-                gap=gap,
+                message=_policy_message(player, suspect, comparison, score, measured, games),
+                stops=score.z > LIMIT,
             )
+            findings.append((_unexplained(suspect, comparison, measured), finding))
+        findings.sort(key=lambda pair: pair[0])
+        return [finding for _, finding in findings]
+
+    def _judge_surprise(
+        self,
+        player: str,
+        measured: _Measured,
+        games: CheckedGames,
+        evidence: dict[str, list[list[float]]],
+        metrics: dict[str, float],
+    ) -> list[_Finding]:
+        total, variance = measured.surprise[:2]
+        if not variance > 0:
+            return []
+        metrics[f"{player}/parity_surprise"] = total / variance**0.5
+        sums = [float(games.num_dropped), *measured.surprise]
+        score = surprise_score(remember(evidence, f"{player}|surprise", sums))
+        if score.z <= WARNING:
+            return []
+        by = total / measured.num_tokens
+        seen, cause = "less", "a lower temperature, top-p, top-k, min-p or greedy sampling"
+        if score.sign > 0:
+            seen, cause = "more", "a higher temperature, or a logits processor"
+        message = (
+            f"{player}@{games.sampled_by}: the sampled tokens are {seen} surprising than the "
+            f"logprobs that came with them say, by {abs(by):.3g} nats a token in this step; that "
+            f"is {score.z:.1f} standard errors over {score.num_steps} step(s), allowed are "
+            f"{LIMIT:g}. The server reports this policy and samples from another: {cause}."
+        )
+        is_stop = score.z > LIMIT
+        return [_Finding(kind="mismatch_sampled", player=player, message=message, stops=is_stop)]
+
+    def _judge_repeats(
+        self,
+        games: CheckedGames,
+        evidence: dict[str, list[list[float]]],
+        metrics: dict[str, float],
+    ) -> list[_Finding]:
+        counts = count_repeats(games.groups)
+        num_episodes = sum(len(group) for group in games.groups)
+        if not num_episodes:
+            return []
+        metrics["repeated_episode_share"] = counts[0] / num_episodes
+        score = repeat_score(remember(evidence, "episodes|repeats", counts))
+        if score.z <= WARNING:
+            return []
+        message = (
+            f"version {games.sampled_by}: {counts[0]:.0f} of {num_episodes} episodes are token by "
+            f"token equal to an earlier one of their group; their own logprobs make that "
+            f"{score.z:.1f} standard errors over {score.num_steps} step(s), allowed are {LIMIT:g}. "
+            "The server draws the same random numbers again (a fixed seed for every request), or "
+            "from a sharper distribution than it reports."
+        )
+        is_stop = score.z > LIMIT
+        return [_Finding(kind="mismatch_repeated", player="", message=message, stops=is_stop)]
+
+    def _likeliest(self, player: str, games: CheckedGames) -> str:
+        """Return a sentence on the suspect that explains a step's gap best, of all of them."""
+        if not self.is_relative or player not in games.samples:
+            return ""
+        suspects = [*self._nearby(games), *self._others(player)]
+        measured = self._measure(games, {player: suspects})[player]
+        best = None
+        least = _EXPLAINED * measured.gap_squares
+        for suspect, comparison in measured.comparisons.items():
+            unexplained = _unexplained(suspect, comparison, measured)
+            if comparison.distance and unexplained < least:
+                least = unexplained
+                best = suspect
+        if best is None:
+            return (
+                " No suspect explains this step's logprobs (the version before, another adapter, "
+                "the base model, a scale, a temperature)."
+            )
+        name = _describe(best, measured.comparisons[best], games.sampled_by)
+        share = 1 - least / measured.gap_squares
+        return f" Likeliest: {name}, which explains {share:.0%} of the squared gap."
 
 
-def _remember(
-    evidence: dict[str, list[list[float]]], key: str, value: list[float]
-) -> list[list[float]]:
-    steps = [*evidence.get(key, []), value]
-    evidence[key] = steps[-STEPS:]
-    return evidence[key]
-
-
-def _message(player: str, suspicion: Suspicion, version: int, num_tokens: float) -> str:
-    suspect = suspicion.suspect
-    other_policy = f"adapter {suspect}"
-    fault = "a swapped adapter"
-    if suspect == STALE:
-        other_policy = f"version {version - 1} of its adapter"
-        fault = "a stale adapter"
-    elif suspect == BASE:
-        other_policy = "the base model without an adapter"
-        fault = "without its adapter"
+def _gap_rule(limits: GapLimits, num_steps: int) -> str:
+    """Return what a gap is compared with, in words."""
+    if limits.median is None:
+        return (
+            f"in a first step above {limits.incident:.3g} is an incident, and above "
+            f"{limits.stop:.3g} (HANABI_PARITY_TOLERANCE) a stop"
+        )
     return (
-        f"{player}@{version}: the sampler's logprobs are closer to those of {other_policy} than to "
-        f"this version's, by {suspicion.score.z:.1f} standard errors over "
-        f"{suspicion.score.num_steps} step(s); allowed are {LIMIT:g}. Slope {suspicion.slope:.2f} "
-        f"over {num_tokens:.0f} tokens of this step, where 0 is right and 1 is the other policy. "
-        f"The server samples {fault}. Nothing was updated in this step; restart the server, then "
-        "the trainer, with RESUME at a checkpoint from before these steps."
+        f"the median of the last {num_steps} step(s) is {limits.median:.3g}, above "
+        f"{limits.incident:.3g} is an incident and above {limits.stop:.3g} a stop. Was the server "
+        "replaced, or its version or settings changed"
     )
+
+
+def _unexplained(suspect: str, comparison: Comparison, measured: _Measured) -> float:
+    """Return the squared gap that is left where the suspect sampled."""
+    if not comparison.distance:
+        return math.inf
+    if suspect in (SCALED, TEMPERATURE):
+        explained = comparison.product**2 / comparison.distance
+        return max(0.0, measured.gap_squares - explained)
+    return comparison.residual
+
+
+def _metrics(player: str, suspect: str, comparison: Comparison) -> dict[str, float]:
+    """Return what the sampler's version, scale and temperature look like, 0, 1 and 1 are right."""
+    if suspect == STALE:
+        return {f"{player}/parity_slope": comparison.slope}
+    if suspect == SCALED:
+        return {f"{player}/parity_scale": 1 + (SCALE - 1) * comparison.slope}
+    if suspect == TEMPERATURE:
+        return {f"{player}/parity_temperature": 1 + (HEAT - 1) * comparison.slope}
+    return {}
+
+
+def _describe(suspect: str, comparison: Comparison, version: int) -> str:
+    """Return what a suspect is called."""
+    if suspect == STALE:
+        return f"version {version - 1} of its adapter"
+    if suspect == BASE:
+        return "the base model without an adapter"
+    if suspect == SCALED:
+        return f"its own adapter times {1 + (SCALE - 1) * comparison.slope:.3g}"
+    if suspect == TEMPERATURE:
+        return f"its own adapter at {1 + (HEAT - 1) * comparison.slope:.3g} times TEMPERATURE"
+    return f"adapter {suspect}"
+
+
+_FAULTS = {
+    STALE: "a stale adapter",
+    BASE: "without its adapter",
+    SCALED: "an adapter that was scaled, or not loaded as a whole",
+    TEMPERATURE: "at another temperature, or with another filter of tokens",
+}
+"""What the server samples, by suspect."""
+
+
+def _policy_message(
+    player: str,
+    suspect: str,
+    comparison: Comparison,
+    score: Score,
+    measured: _Measured,
+    games: CheckedGames,
+) -> str:
+    name = _describe(suspect, comparison, games.sampled_by)
+    verdict = f"the sampler's logprobs are closer to those of {name} than to this version's"
+    fault = _FAULTS.get(suspect, "a swapped adapter")
+    if score.sign < 0 and suspect not in (SCALED, TEMPERATURE):
+        verdict = f"the sampler's logprobs are not this version's, and still less those of {name}"
+        fault = "another policy"
+    return (
+        f"{player}@{games.sampled_by}: {verdict}, by {score.z:.1f} standard errors over "
+        f"{score.num_steps} step(s); allowed are {LIMIT:g}. Slope {comparison.slope:.2f} over "
+        f"{measured.num_tokens:.0f} tokens of this step, where 0 is right and 1 is "
+        f"{_unit(suspect)}. The server samples {fault}."
+    )
+
+
+def _unit(suspect: str) -> str:
+    if suspect == SCALED:
+        return f"the own adapter times {SCALE:g}"
+    if suspect == TEMPERATURE:
+        return f"{HEAT:g} times TEMPERATURE"
+    return "the other policy"

@@ -15,8 +15,8 @@ from peft import PeftModel
 from hanabi_grpo.errors import VersionError
 from hanabi_grpo.training.micro_batch import MicroBatch
 from hanabi_grpo.training.model import adapters
-from hanabi_grpo.training.model.forward import join_lora_products, reply_logps
-from hanabi_grpo.training.model.output_head import CHUNK, computes_logits, in_float32
+from hanabi_grpo.training.model.forward import join_lora_products, reply_law, reply_logps
+from hanabi_grpo.training.model.output_head import CHUNK, TokenLaw, computes_logits, in_float32
 from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 from hanabi_grpo.types import adapter_of
 
@@ -98,20 +98,50 @@ class Policy:
         with adapters.base_only(self.model):
             return self._reply_logprobs(self.model, batch)
 
-    def float32_logprobs(self, batch: MicroBatch, adapter: str | None) -> torch.Tensor:
+    def float32_logprobs(
+        self, batch: MicroBatch, adapter: str | None, scale: float = 1.0
+    ) -> torch.Tensor:
         """Return [reply tokens] logprobs in float32 under an adapter, None: the base model.
 
         Call it within `in_float32`, and read there why the rounding of 16 bits matters.
+
+        Args:
+            batch: The micro-batch.
+            adapter: Name of the adapter.
+            scale: How many times as much the adapter adds as it does.
         """
         context: AbstractContextManager[None] = contextlib.nullcontext()
         if adapter is None:
             context = adapters.base_only(self.model)
         else:
             adapters.use_adapter(self.model, adapter)
+            context = adapters.scaled_by(self.model, adapter, scale)
         # What is called must be inside accelerate's autocast, which wraps the outermost model.
         inner: Any = self.model.base_model
         with context:
             return self._reply_logprobs(inner, batch)[batch.reply_mask]
+
+    def float32_law(self, batch: MicroBatch, adapter: str, ceiling: float) -> TokenLaw:
+        """Return the law of the reply tokens in float32 under an adapter.
+
+        Call it within `in_float32`.
+
+        Args:
+            batch: The micro-batch.
+            adapter: Name of the adapter.
+            ceiling: Most nats that a surprise counts.
+        """
+        adapters.use_adapter(self.model, adapter)
+        return reply_law(
+            self.model.base_model,
+            self.model,
+            batch.ids,
+            batch.reply_mask,
+            self._temperature,
+            batch.tree,
+            ceiling=ceiling,
+            whole_logits=self._needs_whole_logits,
+        )
 
     def in_float32(self) -> AbstractContextManager[None]:
         """Compute in float32 for a while, with the weights as a server has them."""
@@ -177,6 +207,15 @@ class EarlierVersions:
                 weights[earlier] = kept_weights
         weights[version] = adapters.copy_parameters(adapter_parameters(self._model))
         self._weights = weights
+
+    def weights(self, version: int) -> Mapping[str, torch.Tensor]:
+        """Return the kept weights of a version; none where it is not kept."""
+        return self._weights.get(version, {})
+
+    def restore(self, version: int, weights: Mapping[str, torch.Tensor]) -> None:
+        """Keep the weights of a version as a checkpoint has them; without any there is nothing."""
+        if weights and self._behind:
+            self._weights[version] = dict(weights)
 
     @contextlib.contextmanager
     def using(self, version: int) -> Iterator[None]:

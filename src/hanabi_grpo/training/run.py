@@ -27,6 +27,7 @@ from hanabi_grpo.runs.resume import TRAINER_STATE
 from hanabi_grpo.settings import Settings, batch_plan
 from hanabi_grpo.training.advantages import next_estimator_state
 from hanabi_grpo.training.batching import CutPlan, build_micro_batches
+from hanabi_grpo.training.check_sample import check_rows
 from hanabi_grpo.training.checkpoint import (
     CheckpointSaver,
     OptimizerState,
@@ -35,6 +36,7 @@ from hanabi_grpo.training.checkpoint import (
 )
 from hanabi_grpo.training.estimators import EstimatorContext, LearnedValues, make_estimator
 from hanabi_grpo.training.fleet_link import Link
+from hanabi_grpo.training.groups import flatten_groups
 from hanabi_grpo.training.isolation import PlayerGuard, PlayerSchedule
 from hanabi_grpo.training.late_games import (
     late_figures,
@@ -44,14 +46,14 @@ from hanabi_grpo.training.late_games import (
 )
 from hanabi_grpo.training.learned.value_learner import ValueLearner, make_learners
 from hanabi_grpo.training.loss import LOSS_METRICS, PolicyLoss, add_entropy_bonus, mean_logprobs
-from hanabi_grpo.training.micro_batch import MicroBatch
-from hanabi_grpo.training.mismatch import MismatchCheck
+from hanabi_grpo.training.micro_batch import MicroBatch, collate
+from hanabi_grpo.training.mismatch import CheckedGames, MismatchCheck
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.overlap import PlayAhead, StepGames
 from hanabi_grpo.training.policy import EarlierVersions, Policy, adapter_parameters
 from hanabi_grpo.training.record import GameRecorder, LoadMeter, StepMetrics
 from hanabi_grpo.training.resampling import UsedGames, resample
-from hanabi_grpo.training.seats import SeatAssignment
+from hanabi_grpo.training.seats import NOBODY, SeatAssignment
 from hanabi_grpo.training.state import StepState
 from hanabi_grpo.training.tasks import TaskDataset
 from hanabi_grpo.training.updates import (
@@ -192,14 +194,12 @@ class TrainingRun:
         self._loss = PolicyLoss(settings)
         self._ahead = PlayAhead(parts.link, self._policy.adapter_names)
         self._metrics = StepMetrics()
-        # In a number format of 16 bits rounding hides a stale adapter from the absolute check.
-        is_rounded = settings.dtype != "float32"
-        is_relative = is_rounded and self._policy.has_whole_weights
-        if is_rounded and not is_relative:
+        is_relative = self._policy.has_whole_weights
+        if not is_relative:
             logger.warning(
-                "under ZeRO-3 no process holds whole adapters, so there is no relative mismatch "
-                "check: an adapter that is a step old is found only where it passes "
-                "HANABI_PARITY_TOLERANCE=%g",
+                "under ZeRO-3 no process holds whole adapters, so the mismatch check compares no "
+                "other policies: an adapter that is a step old is found only where it passes "
+                "HANABI_PARITY_TOLERANCE=%g, and other sampling than the logprobs say not at all",
                 settings.parity_tolerance,
             )
         self._earlier = EarlierVersions(
@@ -210,6 +210,7 @@ class TrainingRun:
             self._earlier,
             accelerator,
             tolerance=settings.parity_tolerance,
+            dtype=settings.dtype,
             is_relative=is_relative,
             report=parts.report,
         )
@@ -288,6 +289,7 @@ class TrainingRun:
         self._parts.schedule.refresh()
         self.state = saved.step_state
         self._next_state = self.state
+        self._earlier.restore(self.state.step - 1, self.state.earlier)
         if self._value_learner is not None:
             self._value_learner.restore(self.state.critics)
         rank = self._accelerator.process_index
@@ -472,16 +474,12 @@ class TrainingRun:
             ParityError: They are; nothing was updated in the step.
         """
         sampled_by = played.games.version
-        if self._mismatch.is_relative:
-            with self._metrics.timed("time/mismatch"):
-                evidence, figures = self._mismatch.compare_policies(
-                    batches,
-                    version=played.version,
-                    sampled_by=sampled_by,
-                    before=self.state.mismatch,
-                )
-            self._metrics.add(figures)
-            self._next_state = replace(self._next_state, mismatch=evidence)
+        with self._metrics.timed("time/mismatch"):
+            evidence, figures = self._mismatch.check_games(
+                self._checked_games(played), before=self.state.mismatch
+            )
+        self._metrics.add(figures)
+        self._next_state = replace(self._next_state, mismatch=evidence)
         if sampled_by != played.version:
             # π_old, and what is compared with the sampler, is the policy that sampled.
             with self._metrics.timed("time/recall"), self._earlier.using(sampled_by):
@@ -490,6 +488,40 @@ class TrainingRun:
                     self._check_gap(batch, batch.old_logprobs, sampled_by)
         self._metrics.add(
             self._load.measure(batches, played.games, played.used, self._step_started)
+        )
+
+    def _checked_games(self, played: PlayedStep) -> CheckedGames:
+        """Return what the mismatch check looks at: games as they were drawn, before any choice."""
+        drawn = played.used.drawn
+        episodes = flatten_groups(drawn)
+        samples = {}
+        if self._mismatch.is_relative:
+            for seat, player in enumerate(played.seats.players):
+                if played.seats.trained[seat] == NOBODY:
+                    continue
+                rows = check_rows(
+                    episodes,
+                    seat,
+                    played.seats.trained,
+                    first=played.version,
+                    rank=self._accelerator.process_index,
+                    world_size=self._accelerator.num_processes,
+                )
+                num_replies = sum(sum(row.mask) for row in rows)
+                samples[player] = collate(
+                    rows,
+                    player,
+                    num_replies,
+                    self._parts.pad_id,
+                    self._device,
+                    self._policy.shares_prefixes,
+                )
+        return CheckedGames(
+            samples=samples,
+            groups=drawn,
+            num_dropped=max(0, self._plan.games - len(episodes)),
+            version=played.version,
+            sampled_by=played.games.version,
         )
 
     def _check_gap(self, batch: MicroBatch, logprobs: torch.Tensor, version: int) -> None:
@@ -610,7 +642,11 @@ class TrainingRun:
         if not self._accelerator.optimizer_step_was_skipped:
             self._parts.schedule.step()
         self._return_to_phase_best()
-        self.state = replace(self._next_state, step=self.state.step + 1)
+        self.state = replace(
+            self._next_state,
+            step=self.state.step + 1,
+            earlier=self._earlier.weights(self.state.step),
+        )
         self._next_state = self.state
         self._guard.end_step()
         is_last = self._verdict.ends_run or self.state.step == self._parts.max_steps

@@ -25,7 +25,10 @@ class StepState:
     critics: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """Weights and optimizers of critics or heads of credit; empty without."""
     mismatch: Evidence = field(default_factory=dict)
-    """Evidence of the relative mismatch check; empty without."""
+    """Evidence of the mismatch check, by player and suspect."""
+    earlier: Mapping[str, torch.Tensor] = field(default_factory=dict, compare=False)
+    """Weights of the version before this one, which the mismatch check suspects; empty at the
+    start, and under ZeRO-3."""
     phase_best: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """With HANABI_UPDATE=best_response the weights that the trained player had at the phase's best
     validation; empty with any other."""

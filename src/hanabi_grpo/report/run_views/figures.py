@@ -25,6 +25,7 @@ _TEAM_TITLES = {
     "out_of_tokens_per_game": "games out of tokens",
     "turns_per_game": "turns a game",
     "flat_group_share": "zero-variance groups",
+    "repeated_episode_share": "episodes equal to another of their group",
     "resample/flat_after": "zero-variance groups, used",
     "loss": "loss",
     "kl": "KL to the base model, nats",
@@ -37,6 +38,9 @@ _PLAYER_TITLES = {
     "grad_norm": "gradient norm",
     "parity": "logprob mismatch, nats",
     "parity_slope": "sampler: 0 this version, 1 the one before",
+    "parity_scale": "sampler's adapter, times the trained one",
+    "parity_temperature": "sampler's temperature, times the set one",
+    "parity_surprise": "surprise of sampled tokens, standard errors",
 }
 _HIDDEN_GROUPS = (
     "alarm",

@@ -100,6 +100,20 @@ def base_only(model: torch.nn.Module) -> Iterator[None]:
             layer._disable_adapters = False
 
 
+@contextlib.contextmanager
+def scaled_by(model: torch.nn.Module, name: str, factor: float) -> Iterator[None]:
+    """Let an adapter add so many times what it adds, for a while."""
+    layers = [layer for layer in lora_layers(model) if name in layer.scaling]
+    scales = [layer.scaling[name] for layer in layers]
+    for layer in layers:
+        layer.scaling[name] *= factor
+    try:
+        yield
+    finally:
+        for layer, scale in zip(layers, scales, strict=True):
+            layer.scaling[name] = scale
+
+
 def trainable_parameters(
     model: torch.nn.Module, adapter: str | None = None
 ) -> dict[str, torch.nn.Parameter]:

@@ -27,7 +27,13 @@ from peft.tuners.lora.layer import Linear
 from trl.trainer.utils import selective_log_softmax
 
 from hanabi_grpo.training.model.adapters import lora_layers
-from hanabi_grpo.training.model.output_head import chosen_logps, return_hidden_states
+from hanabi_grpo.training.model.output_head import (
+    TokenLaw,
+    chosen_logps,
+    law_of_logits,
+    return_hidden_states,
+    token_law,
+)
 from hanabi_grpo.training.model.prefix_tree import PrefixTree
 from hanabi_grpo.training.model.shared_prefixes import reply_logits
 
@@ -59,12 +65,9 @@ def reply_logps(
         [rows, tokens - 1] of the tokens in `mask`; 0 at all others.
     """
     head = unwrapped.get_output_embeddings()
-    targets = ids[:, 1:][mask]
-    with contextlib.nullcontext() if whole_logits else return_hidden_states(head):
-        states, nodes = reply_logits(model, unwrapped, ids, mask, tree)
-    choices = _one_choice_each(targets)
-    if nodes is not None:
-        choices = _choices_of_nodes(nodes, targets, num_nodes=states.shape[1])
+    states, choices = _states_and_choices(
+        model, unwrapped, ids, mask, tree, whole_logits=whole_logits
+    )
     if whole_logits:
         logits = states / temperature if temperature != 1 else states
         logps = selective_log_softmax(logits, choices.tokens[None])[0]
@@ -73,6 +76,51 @@ def reply_logps(
     of_replies = logps[choices.of_replies].flatten()
     zeros = torch.zeros(mask.shape, dtype=of_replies.dtype, device=of_replies.device)
     return zeros.masked_scatter(mask, of_replies)
+
+
+@torch.no_grad()
+def reply_law(
+    model: torch.nn.Module,
+    unwrapped: PeftModel,
+    ids: torch.Tensor,
+    mask: torch.Tensor,
+    temperature: float,
+    tree: PrefixTree | None = None,
+    *,
+    ceiling: float,
+    whole_logits: bool = False,
+) -> TokenLaw:
+    """Return the law of the reply tokens, in their order, without a gradient.
+
+    Args:
+        model: What is called, as in `reply_logps`.
+        unwrapped: The model itself; its active adapter is used.
+        ids: [rows, tokens], padded on the right.
+        mask: [rows, tokens - 1], True where the token at the next position is a reply's.
+        temperature: That the replies were sampled at.
+        tree: Of `ids` and `mask`, for a model that shares prefixes.
+        ceiling: Most nats that a surprise counts, see `output_head.TokenLaw`.
+        whole_logits: As in `reply_logps`.
+
+    Returns:
+        All of it [reply tokens].
+    """
+    states, choices = _states_and_choices(
+        model, unwrapped, ids, mask, tree, whole_logits=whole_logits
+    )
+    if whole_logits:
+        law = law_of_logits(states[0], choices.tokens, temperature, ceiling)
+    else:
+        head = unwrapped.get_output_embeddings()
+        law = token_law(head, states[0], choices.tokens, temperature, ceiling)
+    position = choices.of_replies
+    if position is not ...:
+        position = position[0]
+    return TokenLaw(
+        logprobs=law.logprobs[choices.of_replies].flatten(),
+        mean=law.mean[position],
+        variance=law.variance[position],
+    )
 
 
 def reply_features(
@@ -99,6 +147,34 @@ def reply_features(
     if nodes is None:
         return states[0].float()
     return states[0][nodes].float()
+
+
+def _states_and_choices(
+    model: torch.nn.Module,
+    unwrapped: PeftModel,
+    ids: torch.Tensor,
+    mask: torch.Tensor,
+    tree: PrefixTree | None,
+    *,
+    whole_logits: bool,
+) -> "tuple[torch.Tensor, _Choices]":
+    """Return [1, positions, …] logits or what the head reads, and what is asked at each position.
+
+    Args:
+        model: As in `reply_logps`, and so are the others.
+        unwrapped: The model itself.
+        ids: [rows, tokens].
+        mask: [rows, tokens - 1].
+        tree: Of `ids` and `mask`.
+        whole_logits: Logits, not what the head reads.
+    """
+    head = unwrapped.get_output_embeddings()
+    targets = ids[:, 1:][mask]
+    with contextlib.nullcontext() if whole_logits else return_hidden_states(head):
+        states, nodes = reply_logits(model, unwrapped, ids, mask, tree)
+    if nodes is None:
+        return states, _one_choice_each(targets)
+    return states, _choices_of_nodes(nodes, targets, num_nodes=states.shape[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,12 @@ adapter on it counts.
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+import transformers.integrations.sdpa_attention
 from torch.utils.checkpoint import checkpoint
 
 from hanabi_grpo.training.model.shared_prefixes import largest_gap
@@ -51,11 +53,27 @@ def return_hidden_states(head: torch.nn.Module) -> contextlib.AbstractContextMan
 
 
 @contextlib.contextmanager
-def in_float32(model: Any) -> Iterator[None]:
-    """Let a model of 16 bits compute in float32, with the weights that a server has.
+def _without_grouped_heads() -> Iterator[None]:
+    """Let attention repeat the keys and values of grouped heads instead of passing `enable_gqa`.
 
-    Without a gradient. Adapters are in float32 here and rounded there, by more than a small step
-    moves a weight.
+    On CUDA no kernel takes float32 with grouped heads but the one that holds the scores of all
+    tokens with all tokens, several times: 8 GiB for a row of 8,192 tokens and 32 heads.
+    """
+    module = transformers.integrations.sdpa_attention
+    grouped = module.use_gqa_in_sdpa
+    module.use_gqa_in_sdpa = lambda *_: False
+    try:
+        yield
+    finally:
+        module.use_gqa_in_sdpa = grouped
+
+
+@contextlib.contextmanager
+def in_float32(model: Any) -> Iterator[None]:
+    """Let a model compute in float32, with the weights that a server has.
+
+    Without a gradient. In 16 bits adapters are in float32 here and rounded there, by more than a
+    small step moves a weight.
 
     Args:
         model: PEFT's `base_model`, and so must what is called be: accelerate wraps autocast around
@@ -74,6 +92,10 @@ def in_float32(model: Any) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch.autocast(model.device.type, enabled=False))
+        stack.enter_context(_without_grouped_heads())
+        if served == torch.float32:
+            yield
+            return
         stack.callback(embeddings.register_forward_hook(to_float32).remove)
         for layer in model.modules():
             if isinstance(layer, torch.nn.Linear):
@@ -110,6 +132,68 @@ def chosen_logps(
         )
         chunks.append(chunk)
     return torch.cat(chunks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLaw:
+    """How likely tokens are, and how surprising a token drawn in their place would be.
+
+    Surprises are min(−log p, ceiling), in nats.
+    """
+
+    logprobs: torch.Tensor
+    """[rows, choices] of the tokens that were asked for."""
+    mean: torch.Tensor
+    """[rows] mean surprise of a token that is drawn; with an infinite ceiling the entropy."""
+    variance: torch.Tensor
+    """[rows] its variance."""
+
+
+def law_of_logits(
+    logits: torch.Tensor, tokens: torch.Tensor, temperature: float, ceiling: float
+) -> TokenLaw:
+    """Return the law of tokens under softmax(logits / temperature), without a gradient.
+
+    Args:
+        logits: [rows, vocabulary].
+        tokens: [rows, choices] ids.
+        temperature: That the tokens were sampled at.
+        ceiling: Most that a surprise counts.
+    """
+    logps = torch.log_softmax(logits.float() / temperature, -1)
+    surprise = (-logps).clamp(max=ceiling)
+    probabilities = logps.exp()
+    mean = (probabilities * surprise).sum(-1)
+    variance = (probabilities * (surprise - mean[:, None]).square()).sum(-1)
+    return TokenLaw(logprobs=logps.gather(-1, tokens), mean=mean, variance=variance)
+
+
+@torch.no_grad()
+def token_law(
+    head: torch.nn.Module,
+    hidden: torch.Tensor,
+    tokens: torch.Tensor,
+    temperature: float,
+    ceiling: float,
+) -> TokenLaw:
+    """Return the law of tokens under softmax(head(hidden) / temperature), see `law_of_logits`.
+
+    Args:
+        head: The model's output head.
+        hidden: [rows, width], what the head reads.
+        tokens: [rows, choices] ids.
+        temperature: That the tokens were sampled at.
+        ceiling: Most that a surprise counts.
+    """
+    laws = []
+    for some_hidden, some_tokens in zip(hidden.split(CHUNK), tokens.split(CHUNK), strict=True):
+        logits = _logits(head, some_hidden)
+        laws.append(law_of_logits(logits, some_tokens, temperature, ceiling))
+    return TokenLaw(
+        logprobs=torch.cat([law.logprobs for law in laws]),
+        mean=torch.cat([law.mean for law in laws]),
+        variance=torch.cat([law.variance for law in laws]),
+    )
 
 
 def computes_logits(model: Any) -> str | None:
