@@ -18,6 +18,15 @@ from hanabi_grpo.server.adapter_files import linear_shapes
 ENDLESS = 100_000
 """More steps than any test waits for."""
 RANK = 8
+UNSHARE = ("unshare", "--map-root-user", "--mount")
+"""A mount namespace of its own, in which a user may mount a file system."""
+
+
+def can_mount(folder: Path) -> bool:
+    """Tell whether a file system of one's own can be mounted here."""
+    mount = f"mount -t tmpfs -o size=1m tmpfs {folder}"
+    trial = subprocess.run([*UNSHARE, "sh", "-c", mount], capture_output=True, check=False)
+    return trial.returncode == 0
 
 
 def adapter_for(model: str, a: float, b: float) -> tuple[bytes, list[str]]:
@@ -41,12 +50,15 @@ def adapter_for(model: str, a: float, b: float) -> tuple[bytes, list[str]]:
 class Training:
     """A train script in the background."""
 
-    def __init__(self, server: Server, folder: Path, **variables: object) -> None:
+    def __init__(
+        self, server: Server, folder: Path, *, disk_mib: int | None = None, **variables: object
+    ) -> None:
         """Start it.
 
         Args:
             server: The server that plays the games.
             folder: The run folder; the trainer's output is written beside it.
+            disk_mib: Size of a disk of its own that holds the run folder alone; needs `unshare`.
             variables: Environment variables for the trainer.
         """
         self.folder = folder
@@ -59,6 +71,10 @@ class Training:
         }
         environment = server.environment(OUTPUT_DIR=folder, **{**defaults, **variables})
         command = ["bash", str(ROOT / "tools/train/train_grpo_msswift.sh")]
+        if disk_mib is not None:
+            folder.mkdir(parents=True)
+            mount = f"mount -t tmpfs -o size={disk_mib}m tmpfs {folder}"
+            command = [*UNSHARE, "sh", "-c", f'{mount} && exec "$0" "$@"', *command]
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
                 command,
@@ -67,6 +83,9 @@ class Training:
                 stderr=subprocess.STDOUT,
                 preexec_fn=reset_signals,
             )
+        if disk_mib is not None:
+            # The mount is seen by the trainer's processes alone, and by the world through them.
+            self.folder = Path(f"/proc/{self.process.pid}/root{folder}")
 
     @property
     def text(self) -> str:

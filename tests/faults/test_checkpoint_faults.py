@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from running import UNSHARE, can_mount
 
 from conftest_e2e import ROOT
 from torn_checkpoints import kill_writer
@@ -18,8 +19,6 @@ from torn_checkpoints import kill_writer
 Injections = Callable[..., object]
 
 SMALL_DISK = Path(__file__).parent / "small_disk.py"
-UNSHARE = ["unshare", "--map-root-user", "--mount"]
-"""A mount namespace of its own, in which a user may mount a file system."""
 
 
 def test_kill_9_while_a_checkpoint_is_written_loses_no_finished_one(
@@ -40,10 +39,9 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[str], None]]:
 
     The process that owns the mount reports whether it survived the fault: see small_disk.py.
     """
-    mount = f"mount -t tmpfs -o size=24m tmpfs {tmp_path}"
-    trial = subprocess.run([*UNSHARE, "sh", "-c", mount], capture_output=True, check=False)
-    if trial.returncode != 0:
+    if not can_mount(tmp_path):
         pytest.skip("a small file system of one's own cannot be mounted here (unshare -rm)")
+    mount = f"mount -t tmpfs -o size=24m tmpfs {tmp_path}"
     script = f'{mount} && exec "$0" "$@"'
     command = [*UNSHARE, "sh", "-c", script, sys.executable, str(SMALL_DISK), str(tmp_path)]
     environment = dict(os.environ)

@@ -201,10 +201,10 @@ class Scheduler:
                 tables = Tables(model=self.model, sampling=sampling, leased=leased)
                 player = tables.served(wanted.seat)
                 try:
-                    for turn in wanted.turns:
-                        conversation.remember(turn.prompt, list(turn.reply_ids))
-                        if len(conversation.ids) > self.model.max_model_len:
-                            return Reply(text="", prompt=wanted.prompt, out_of_tokens=True)
+                    # Beside the event loop: a long text takes a while to encode.
+                    fits = await asyncio.to_thread(self._rebuild, conversation, wanted)
+                    if not fits:
+                        return Reply(text="", prompt=wanted.prompt, out_of_tokens=True)
                     return await player.ask(conversation, wanted.prompt)
                 except TemplateError as error:
                     raise SettingsError(
@@ -212,6 +212,14 @@ class Scheduler:
                         f'conversation ({error}); send system="" and put its text into the first '
                         "prompt."
                     ) from error
+
+    def _rebuild(self, conversation: Conversation, wanted: ReplyRequest) -> bool:
+        """Add the past turns of a request to a conversation; False when they do not fit."""
+        for turn in wanted.turns:
+            conversation.remember(turn.prompt, list(turn.reply_ids))
+            if len(conversation.ids) > self.model.max_model_len:
+                return False
+        return True
 
     async def score(self, wanted: ScoreRequest, *, own: bool = False) -> ScoreAnswer:
         """Return how likely given replies are, without sampling.

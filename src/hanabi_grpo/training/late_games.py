@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
+from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_bytes
 from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.runs.run_folder import write_json_atomic
 from hanabi_grpo.types import DroppedGame, Episode
@@ -116,8 +117,8 @@ def read_late_tasks(run_folder: Path) -> frozenset[int]:
     A resumed run would draw them again first of all, and lose the same time.
     """
     try:
-        numbers = json.loads((run_folder / _FILE).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+        numbers = json.loads(read_bytes(run_folder / _FILE, MAX_DOCUMENT_BYTES))
+    except (OSError, ValueError, RecursionError):
         return frozenset()
     if not isinstance(numbers, list):
         return frozenset()
