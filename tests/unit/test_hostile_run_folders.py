@@ -20,9 +20,10 @@ from hanabi_grpo.cli import app
 from hanabi_grpo.errors import HanabiGrpoError, RunFolderError, SettingsError
 from hanabi_grpo.files import open_plain_to_append, read_bytes
 from hanabi_grpo.logs import set_up_logging
+from hanabi_grpo.report import run_page
 from hanabi_grpo.runs.checkpoints import find_checkpoint
 from hanabi_grpo.runs.evaluation_files import find_evaluations
-from hanabi_grpo.runs.evaluation_result import read_result
+from hanabi_grpo.runs.evaluation_result import read_result, result_to_json
 from hanabi_grpo.runs.history import cut_records, read_history
 from hanabi_grpo.runs.ledger import Ledger
 from hanabi_grpo.runs.resume import plan_resume, read_resume
@@ -39,8 +40,9 @@ from hanabi_grpo.runs.validation import read_validations
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.tracking.record import read_record
 from tracked_runs import add_row, tracked_run
+from training_runs import LAPTOP, evaluate_scripted
 
-_SECONDS = 20
+_SECONDS = 60
 """Time limit of a test: a blocked open is interrupted."""
 _MORE_MEMORY = 3 << 30
 """Bytes of address space beyond what the process has: a file without an end fills them."""
@@ -327,6 +329,35 @@ def test_absurd_figures_break_no_command(tmp_path: Path) -> None:
     run_command("compare", f"a={run}", f"b={other}")
     add_row(run, 40)
     assert "step 40" in run_command("report", run, "--alarms")
+
+
+def test_a_page_has_a_bounded_number_of_charts_and_says_how_many_figures_it_leaves_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_page, "_MOST_CHARTS", 3)
+    run = tracked_run(tmp_path / "run", steps=0, games=False)
+    names = [f"figure_{number}" for number in range(2000)]
+    names += [f"player_{number}/x" for number in range(500)]
+    for step in range(1, 4):
+        add_row(run, step, **dict.fromkeys(names, 1.0 * step))
+    output = run_command("report", run, "--html", tmp_path / "page.html")
+    # 2000, and the two that every row has, without three.
+    assert "1999 figures of metrics.jsonl are left out: no room on this page." in output
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<figure>") == 2 + 2 + 1, "of the team (loss is empty), of players, phases"
+    assert "figure 0" in page
+    assert "step 3" in run_command("watch", run, "--once")
+
+
+def test_scripts_do_not_play_any_number_of_tasks_for_a_report(tmp_path: Path) -> None:
+    run = tracked_run(tmp_path / "run", steps=3, games=False)
+    result = result_to_json(evaluate_scripted("iggi", LAPTOP, 4))
+    numbers = list(range(6000))
+    result |= {"seeds": numbers, "starts": numbers, "scores": [1.0] * len(numbers)}
+    (run / "evaluation.json").write_text(json.dumps(result))
+    output = run_command("report", run)
+    assert "6000 tasks are too many to play now, at most 5000" in output
+    run_command("watch", run, "--once")
 
 
 @pytest.mark.parametrize("value", ABSURD_VALUES)

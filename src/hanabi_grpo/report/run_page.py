@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ from hanabi_grpo.texts import visible
 _MOST_REPLAY_BYTES = 1_000_000
 """Size of the replays' page; browsers refuse frames of some megabytes."""
 _MOST_GAMES = 6
+_MOST_CHARTS = 60
+"""Small charts of players, and as many of the team; each takes a fifth of a second."""
 _MOST_INCIDENTS = 100
 _MOST_ALARMS = 8
 _NUM_FIRST = 5
@@ -60,13 +63,15 @@ def run_page(report: RunReport) -> tuple[str, list[str]]:
     except SettingsError as error:
         notes.append(visible(str(error)))
     player_prefixes = [f"{name}/" for name in players(rows)]
-    small_charts = _charts(state, player_figures(rows), player_prefixes)
+    player_titles = _first(player_figures(rows), notes)
+    small_charts = _charts(state, player_titles, player_prefixes)
     first_charts = small_charts[:_NUM_FIRST]
     phases_chart = _drawn(report, PHASES_CHART, "seconds a step")
     if phases_chart is not None:
         first_charts.append(phases_chart)
     team_titles = team_figures(rows)
     team_titles.pop(SCORE, None)
+    team_titles = _first(team_titles, notes)
     changes = []
     for change in state.changes:
         changes.append((change.step, change.since is None, visible(change.message)))
@@ -111,6 +116,15 @@ def _facts(state: RunState) -> list[tuple[str, str]]:
         if value is not None:
             texts.append((visible(name), visible(str(value))))
     return texts
+
+
+def _first(titles: Mapping[str, str], notes: list[str]) -> dict[str, str]:
+    """Return the first figures, as many as a page may have, and note how many are left out."""
+    first = dict(islice(titles.items(), _MOST_CHARTS))
+    num_left_out = len(titles) - len(first)
+    if num_left_out:
+        notes.append(f"{num_left_out} figures of metrics.jsonl are left out: no room on this page.")
+    return first
 
 
 def _charts(

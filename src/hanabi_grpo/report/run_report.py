@@ -17,6 +17,8 @@ from hanabi_grpo.runs.run_folder import run_home
 from hanabi_grpo.runs.validation import Validated, best_of, read_validations
 from hanabi_grpo.texts import visible
 
+_MOST_TASKS = 5000
+"""Tasks that reference scripts play for a report; in Hanabi some seconds."""
 TaskKey = tuple[str, str, tuple[int, ...]]
 """Key of evaluations of the same tasks: hash of the rules, suite and seeds."""
 
@@ -268,8 +270,15 @@ def evaluations_by_tasks(folder: Path) -> tuple[list[SameTasks], list[str]]:
         reverse=True,
     )
     if ordered and not ordered[0].references:
+        result = ordered[0].last
+        if result.num_tasks > _MOST_TASKS:
+            notes.append(
+                f"{result.label}: no reference scripts beside it: {result.num_tasks} tasks are too "
+                f"many to play now, at most {_MOST_TASKS}; hanabi-grpo evaluate does."
+            )
+            return ordered, notes
         try:
-            ordered[0].references.extend(reference_results(ordered[0].last))
+            ordered[0].references.extend(reference_results(result))
         except HanabiGrpoError as error:
             notes.append(visible(str(error)))
     return ordered, notes

@@ -11,6 +11,7 @@ from typing import Any
 
 from hanabi_grpo.runs.history import number
 from hanabi_grpo.texts import visible
+from hanabi_grpo.types import MAX_PLAYERS, player_names
 
 WINDOW = 10
 """Steps over which the dashboard averages."""
@@ -100,10 +101,11 @@ def player_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 def players(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the players that the last row has figures of."""
+    possible = player_names(MAX_PLAYERS)
     names = set()
     for name in _metric_names(rows[-1:]):
         match = _PLAYER_METRIC.fullmatch(name)
-        if match:
+        if match and match[1] in possible:
             names.add(match[1])
     return sorted(names)
 
