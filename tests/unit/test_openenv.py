@@ -49,6 +49,7 @@ def test_64_sessions_at_once_play_what_the_same_seat_plays_here_and_one_more_is_
     from openenv.core.generic_client import GenericEnvClient
 
     at_once = asyncio.Barrier(SESSIONS)
+    was_refused = asyncio.Event()
 
     async def play(seed: int) -> list[Any]:
         async with GenericEnvClient(
@@ -60,6 +61,8 @@ def test_64_sessions_at_once_play_what_the_same_seat_plays_here_and_one_more_is_
                 with pytest.raises(Exception, match=r"CAPACITY_REACHED|received 1013"):
                     async with GenericEnvClient(base_url=url) as one_more:
                         await one_more.reset()
+                was_refused.set()
+            await was_refused.wait()
             message = result.observation["message"]
             seen = [message]
             while not result.done:

@@ -59,12 +59,27 @@ def url_with_key() -> Iterator[str]:
         yield url
 
 
-def first_answer(url: str, headers: dict[str, str], path: str = "/ws") -> Any:
-    """Return what a reset is answered; how the session was refused is raised."""
+def first_answer(
+    url: str, headers: dict[str, str], path: str = "/ws", at: str | None = None
+) -> Any:
+    """Return what a reset is answered; how the session was refused is raised.
+
+    Args:
+        url: What the server is called.
+        headers: More than websockets' own.
+        path: Path of the WebSocket.
+        at: Where the server is, if that is not what it is called.
+    """
+    where = httpx.URL(at or url)
 
     async def ask() -> Any:
-        address = f"{url.replace('http', 'ws')}{path}"
-        async with connect(address, additional_headers=headers, proxy=None) as session:
+        async with connect(
+            f"{url.replace('http', 'ws')}{path}",
+            host=where.host,
+            port=where.port,
+            additional_headers=headers,
+            proxy=None,
+        ) as session:
             await session.send(RESET)
             return json.loads(await session.recv())
 
@@ -90,8 +105,9 @@ def test_a_page_of_another_site_gets_no_answer(url: str) -> None:
         assert HTTP.post(f"{url}/reset", headers=headers, json={}).status_code == 403
     # A name that resolves to this machine (DNS rebinding): the page is its own, the host is not.
     with pytest.raises(InvalidStatus) as refused:
-        first_answer(url, {"host": "evil.example:8100", "origin": "http://evil.example:8100"})
+        first_answer("http://evil.example:8100", {"origin": "http://evil.example:8100"}, at=url)
     assert refused.value.response.status_code == 403
+    assert "host 'evil.example:8100'" in json.loads(refused.value.response.body)["detail"]
 
 
 def test_programs_of_this_machine_and_the_servers_own_page_are_let_in(url: str) -> None:
@@ -142,6 +158,18 @@ def test_openenvs_own_client_and_validator_have_the_key_in_the_address(url_with_
     with contextlib.closing(GenericEnvClient(base_url=address).sync()) as client:
         assert client.reset(seed=1).observation["legal"]
     assert validate_running_environment(address, timeout_s=30)["passed"]
+
+
+def test_strangers_write_nothing_into_the_log(
+    url: str, url_with_key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        for address, headers in ((url, {"origin": EVIL}), (url_with_key, {})):
+            with pytest.raises(InvalidStatus):
+                first_answer(address, headers)
+            HTTP.get(f"{address}/health", headers=headers)
+        time.sleep(0.2)
+    assert [record.getMessage() for record in caplog.records] == []
 
 
 def test_a_browser_that_remembers_the_address_does_not_give_the_key_away(url_with_key: str) -> None:

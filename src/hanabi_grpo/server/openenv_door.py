@@ -6,6 +6,7 @@ doors.
 
 import base64
 import binascii
+import logging
 from typing import Any
 
 import uvicorn
@@ -27,6 +28,8 @@ _KEEP_ALIVE_SECONDS = 35
 """After which an idle connection is closed."""
 _GRACEFUL_SECONDS = 5
 """For sessions in play at the end."""
+_REFUSED = "ASGI callable returned without completing handshake."
+"""What uvicorn logs of a session that is refused with a status, as an error of the app."""
 
 
 def behind_door(app: ASGIApp, *, api_key: str | None, host: str) -> ASGIApp:
@@ -74,11 +77,13 @@ def uvicorn_config(
         sessions: Sessions that may be open at once.
         **options: More of uvicorn's options.
     """
-    return uvicorn.Config(
+    config = uvicorn.Config(
         app,
         host=host,
         port=port,
         log_level="warning",
+        # The strict parser, as of the rollout server.
+        http="h11",
         server_header=False,
         # Who asks is who connects, whatever a header says.
         proxy_headers=False,
@@ -89,6 +94,13 @@ def uvicorn_config(
         ws_max_queue=_QUEUED_MESSAGES,
         **options,
     )
+    # Strangers may be refused as often as they like.
+    logging.getLogger("uvicorn.error").addFilter(_is_no_refusal)
+    return config
+
+
+def _is_no_refusal(record: logging.LogRecord) -> bool:
+    return record.msg != _REFUSED
 
 
 class _BodyCheck:

@@ -68,8 +68,8 @@ class Places:
             }
         )
         await receive()
-        # The client has left already.
-        with contextlib.suppress(OSError):
+        # The client has left already; a RuntimeError is uvicorn's where that was just now.
+        with contextlib.suppress(OSError, RuntimeError):
             await send({"type": "websocket.accept"})
             await send({"type": "websocket.send", "text": refusal.model_dump_json()})
             await send({"type": "websocket.close", "code": _TRY_AGAIN_LATER, "reason": reason})
