@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import logging
 import os
 import socket
 import subprocess
@@ -110,6 +111,32 @@ def test_a_body_that_stops_or_drips_is_408_with_retry_after(hurried: RunningApp)
         assert drip(connection, iter([b"{"] * 90)) < 5
     with httpx.Client(base_url=hurried.url, trust_env=False) as client:
         assert client.get("/health").status_code == 200
+
+
+LINE = "x" * 4000
+
+
+def test_a_client_that_does_not_read_its_answer_loses_it_and_a_slow_one_does_not(
+    hurried: RunningApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "READ_SECONDS", 1.0)
+    for _ in range(5000):
+        # 20 MB, more than the kernel keeps for a client.
+        hurried.ring.emit(logging.makeLogRecord({"msg": LINE}))
+    sizes = []
+    for pause in (5.0, 0.0):
+        with hurried.connect() as connection:
+            connection.sendall(HEALTH.replace(b"/health", b"/log/"))
+            time.sleep(pause)
+            size = 0
+            with contextlib.suppress(ConnectionResetError):
+                while piece := connection.recv(256 << 10):
+                    size += len(piece)
+                    # In all longer than a connection may be idle.
+                    time.sleep(0.03)
+        sizes.append(size)
+    cut, whole = sizes
+    assert cut < 5000 * len(LINE) < whole
 
 
 def test_the_longest_idle_connection_makes_room_for_a_new_one(

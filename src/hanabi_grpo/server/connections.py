@@ -1,9 +1,9 @@
 """Connections: how many there may be, and how long one may take to say what it wants.
 
-uvicorn has no time limit for a client that says nothing or half of a request's head, and its
-`limit_concurrency` counts such connections like any other, so that they would keep all others out.
-This is its protocol with a clock, and with a limit that the longest waiting connection makes room
-for.
+uvicorn has no time limit for a client that says nothing, or half of a request's head, or does not
+read its answer; and its `limit_concurrency` counts such connections like any other, so that they
+would keep all others out. This is its protocol with clocks, and with a limit that the longest
+waiting connection makes room for.
 """
 
 import asyncio
@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 HEAD_SECONDS = 20.0
 """From a connection's beginning, or its last answer, until the head of a request is complete."""
+READ_SECONDS = 20.0
+"""In which a client that keeps the server waiting reads at least `_READ_BYTES` of its answer."""
+_READ_BYTES = 16 << 10
 MAX_CONNECTIONS = 1024
 _MIN_CONNECTIONS = 16
 _LOG_SECONDS = 60.0
@@ -91,9 +94,13 @@ def limited_protocol() -> type[H11Protocol]:
     """Connections without a request, the longest waiting first."""
 
     class LimitedProtocol(H11Protocol):
-        """uvicorn's protocol with a limit, and with a clock while there is no request."""
+        """uvicorn's protocol with a limit, and with clocks.
+
+        One runs while there is no request, one while the client does not read its answer.
+        """
 
         _clock: asyncio.TimerHandle | None = None
+        _reading_clock: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -103,6 +110,7 @@ def limited_protocol() -> type[H11Protocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_clock()
+            self._stop_reading_clock()
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
@@ -116,13 +124,28 @@ def limited_protocol() -> type[H11Protocol]:
             if not self._has_request() and not self.transport.is_closing():
                 self._start_clock()
 
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._start_reading_clock()
+
+        def resume_writing(self) -> None:
+            self._stop_reading_clock()
+            super().resume_writing()
+
         def _has_request(self) -> bool:
             return self.cycle is not None and not self.cycle.response_complete
 
         def _start_clock(self) -> None:
             self._stop_clock()
             waiting[self] = None
-            self._clock = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+            self._clock = self.loop.call_later(HEAD_SECONDS, self._on_no_head)
+
+        def _on_no_head(self) -> None:
+            if self.transport.get_write_buffer_size():
+                # The client still reads its last answer, which the other clock watches.
+                self._start_clock()
+            else:
+                self.transport.abort()
 
         def _stop_clock(self) -> None:
             waiting.pop(self, None)
@@ -130,9 +153,28 @@ def limited_protocol() -> type[H11Protocol]:
                 self._clock.cancel()
                 self._clock = None
 
+        def _start_reading_clock(self) -> None:
+            unread = self.transport.get_write_buffer_size()
+
+            def check() -> None:
+                if unread - self.transport.get_write_buffer_size() < _READ_BYTES:
+                    self.transport.abort()
+                else:
+                    self._start_reading_clock()
+
+            self._stop_reading_clock()
+            self._reading_clock = self.loop.call_later(READ_SECONDS, check)
+
+        def _stop_reading_clock(self) -> None:
+            if self._reading_clock is not None:
+                self._reading_clock.cancel()
+                self._reading_clock = None
+
         def _make_room(self) -> None:
             """Close the connection that waits for longest; where none does, refuse the new one."""
             for oldest in waiting:
+                if oldest.transport.get_write_buffer_size():
+                    continue
                 seldom.warning(
                     f"{limit} connections are open, as many as there may be: the one that is idle "
                     "for longest is closed for each new one"
