@@ -78,7 +78,9 @@ GAP_STOP_FACTOR = 10.0
 """Multiple of the running median from which on it stops the run."""
 GAP_TOKENS = 256
 """Tokens that a step's gap needs."""
-SMALLEST_GAP = {"float32": 1e-6, "bfloat16": 1.5e-3, "float16": 2e-4}
+FIRST_GAP = 1e-5
+"""Nats a token, in float32: a first step's gap above it is an incident."""
+SMALLEST_GAP = {"float32": 2.5e-7, "bfloat16": 1.5e-3, "float16": 2e-4}
 """Nats a token, by number format: no running median counts as less.
 
 Late in training most tokens are certain, and the few others make a step's mean."""
@@ -325,8 +327,8 @@ class GapLimits:
 def gap_limits(earlier: Sequence[float], dtype: str, tolerance: float) -> GapLimits:
     """Return the limits of a step's gap.
 
-    In the first step nothing is known but the tolerance, and in float32 that no honest gap comes
-    near ten times the smallest; in 16 bits models differ too much for that.
+    In the first step nothing is known but the tolerance, and in float32 that honest gaps are far
+    below it (`FIRST_GAP`); in 16 bits models differ too much for that.
 
     Args:
         earlier: Gaps of the steps before.
@@ -335,7 +337,7 @@ def gap_limits(earlier: Sequence[float], dtype: str, tolerance: float) -> GapLim
     """
     smallest = SMALLEST_GAP[dtype]
     if not earlier:
-        first = GAP_STOP_FACTOR * smallest if dtype == "float32" else tolerance
+        first = FIRST_GAP if dtype == "float32" else tolerance
         return GapLimits(incident=min(first, tolerance), stop=tolerance, median=None)
     median = statistics.median(earlier)
     noise = max(median, smallest)
