@@ -19,9 +19,11 @@ beyond ±1/2, in standard errors:
 
 Rounding of t is in (s − t) and in d, and draws b to 1/2 at most. Where t sampled, and blocks are
 independent and as likely positive as negative, exp(λ Σ x − λ² Σ x² / 2) has a mean of at most 1
-for every λ > 0: with a = |w (s − t) d| and c = d² / 2, cosh(λ a) exp(−λ² a² / 2) ≤ 1 bounds it
-where c = 0, and a larger c only lowers it. So z passes h at one given λ with a probability of at
-most exp(−h² / 2) (Efron 1969, "Student's t-test under symmetry conditions", has it without a c).
+for every λ > 0: of a block x = ± a − c with c ≥ 0, and with f(u) = exp(u − u² / 2), u = λ (a − c)
+it is (f(u) + f(−u − 2 λ c)) / 2; f rises below 1, so that is at most cosh(u) exp(−u² / 2) ≤ 1
+where u ≥ 0, and where it is not both are below f(0) = 1. So z passes h at one given λ with a
+probability of at most
+exp(−h² / 2) (Efron 1969, "Student's t-test under symmetry conditions", has it without a c).
 Which λ is the best is seen afterwards: 17 values, each 1.5 times the one before, cover a
 thousandfold range of Σ x², and the best of them gives at least 95 % of z² / 2.
 
