@@ -22,10 +22,9 @@ independent and as likely positive as negative, exp(λ Σ x − λ² Σ x² / 2)
 for every λ > 0: of a block x = ± a − c with c ≥ 0, and with f(u) = exp(u − u² / 2), u = λ (a − c)
 it is (f(u) + f(−u − 2 λ c)) / 2; f rises below 1, so that is at most cosh(u) exp(−u² / 2) ≤ 1
 where u ≥ 0, and where it is not both are below f(0) = 1. So z passes h at one given λ with a
-probability of at most
-exp(−h² / 2) (Efron 1969, "Student's t-test under symmetry conditions", has it without a c).
-Which λ is the best is seen afterwards: 17 values, each 1.5 times the one before, cover a
-thousandfold range of Σ x², and the best of them gives at least 95 % of z² / 2.
+probability of at most exp(−h² / 2) (Efron 1969, "Student's t-test under symmetry conditions", has
+it without a c). Which λ is the best is seen afterwards: 17 values, each 1.5 times the one before,
+cover a range of 1 to 650 of sqrt(Σ x²), and the best of them gives at least 95 % of z² / 2.
 
 **What was sampled** (`surprise_score`). f(token) = min(−t, CEILING) has under t a known mean and
 variance at every position: two sums over the vocabulary. Tokens are drawn one after the other, so
@@ -34,7 +33,7 @@ larger than b = CEILING · LARGEST_WEIGHT, and none downwards than b = mean · L
 is little where a policy is sure. exp(λ S − Σ variance (exp(λ b) − 1 − λ b) / b²) is a
 supermartingale for each λ, and so it is with −S (Freedman 1975); that it ever passes exp(h² / 2)
 has at most the probability exp(−h² / 2) (Ville): no limit theorem, and no wait for many tokens.
-z is the h of the best λ. Without a ceiling one token of probability 10⁻⁸ would count 18 nats.
+(The variance of w f is that of f but for the square of the gap, below 1 % in 16 bits.) z is the h of the best λ. Without a ceiling one token of probability 10⁻⁸ would count 18 nats.
 Games that were dropped are missing from the sums, perhaps because of what was said in them: D of
 them can shift S by no more than sqrt(D V) (Cauchy and Schwarz), which is taken off |S|.
 
