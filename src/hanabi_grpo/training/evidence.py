@@ -33,9 +33,10 @@ larger than b = CEILING · LARGEST_WEIGHT, and none downwards than b = mean · L
 is little where a policy is sure. exp(λ S − Σ variance (exp(λ b) − 1 − λ b) / b²) is a
 supermartingale for each λ, and so it is with −S (Freedman 1975); that it ever passes exp(h² / 2)
 has at most the probability exp(−h² / 2) (Ville): no limit theorem, and no wait for many tokens.
-(The variance of w f is that of f but for the square of the gap, below 1 % in 16 bits.) z is the h of the best λ. Without a ceiling one token of probability 10⁻⁸ would count 18 nats.
-Games that were dropped are missing from the sums, perhaps because of what was said in them: D of
-them can shift S by no more than sqrt(D V) (Cauchy and Schwarz), which is taken off |S|.
+(The variance of w f is that of f but for the square of the gap, below 1 % in 16 bits.) z is the h
+of the best λ. Without a ceiling one token of probability 10⁻⁸ would count 18 nats. Games that were
+dropped are missing from the sums, perhaps because of what was said in them: D of them can shift S
+by no more than sqrt(D V) (Cauchy and Schwarz), which is taken off |S|.
 
 **Equal episodes** (`count_repeats`). Given the episodes of a group before it, an episode of the
 same task repeats one of them with probability Q: the sum of the probabilities of the different
