@@ -14,6 +14,7 @@ import torch
 
 from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.rollout.dataset_rows import TaskRow
+from hanabi_grpo.training import mismatch
 from hanabi_grpo.training.link import GamesRequest, ServerLink
 from hanabi_grpo.training.main import main
 from hanabi_grpo.training.run import TrainingRun
@@ -83,4 +84,6 @@ if __name__ == "__main__":
     ServerLink.copy_log = scripted_trainer.do_nothing
     ServerLink.disconnect = scripted_trainer.do_nothing
     TrainingRun.logprobs = scripted_trainer.logprobs
+    mismatch.surprise_score = scripted_trainer.ask_nothing
+    mismatch.repeat_score = scripted_trainer.ask_nothing
     sys.exit(main(sys.argv[1:]))

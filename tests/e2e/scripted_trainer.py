@@ -26,7 +26,8 @@ from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.rollout.loop import play_episode
 from hanabi_grpo.settings.partners import own_seats
-from hanabi_grpo.training import pipeline, policy
+from hanabi_grpo.training import mismatch, pipeline, policy
+from hanabi_grpo.training.evidence import NO_SCORE
 from hanabi_grpo.training.link import ServerLink
 from hanabi_grpo.training.main import main
 from hanabi_grpo.training.micro_batch import MicroBatch
@@ -257,6 +258,11 @@ def save_adapter(model: Any, name: str, folder: Path) -> None:
     _real_save(model, name, folder)
 
 
+def ask_nothing(_: Any) -> Any:
+    """Take the place of the questions about what was sampled: here scripts choose, not a policy."""
+    return NO_SCORE
+
+
 def do_nothing(*_: Any) -> None:
     """Take the place of what needs a server."""
 
@@ -269,6 +275,8 @@ if __name__ == "__main__":
     ServerLink.copy_log = do_nothing
     ServerLink.disconnect = do_nothing
     TrainingRun.logprobs = logprobs
+    mismatch.surprise_score = ask_nothing
+    mismatch.repeat_score = ask_nothing
     adapters.save_adapter = save_adapter
     if PLAN.any_vocabulary:
         pipeline.check_vocabulary = do_nothing

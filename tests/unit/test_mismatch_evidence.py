@@ -211,7 +211,8 @@ def test_gaps_are_judged_by_their_median_and_never_by_less_than_the_formats_smal
     first = gap_limits([], "bfloat16", 0.05)
     assert (first.incident, first.stop) == (0.05, 0.05)
     for earlier, dtype, tolerance, expected in (
-        ([3e-7] * 5, "float32", 0.001, (3e-6, 1e-5)),
+        ([3e-7] * 5, "float32", 0.001, (9e-7, 3e-6)),
+        ([3e-8] * 5, "float32", 0.001, (7.5e-7, 2.5e-6)),
         ([3e-6, 4e-6, 9e-6], "float32", 0.001, (1.2e-5, 4e-5)),
         ([0.004] * 3, "bfloat16", 0.05, (0.012, 0.04)),
         ([0.04] * 3, "bfloat16", 0.05, (0.05, 0.05)),

@@ -5,7 +5,7 @@ than the change.
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -82,6 +82,9 @@ def test_a_prompt_that_does_not_fit_ends_the_sample_before_its_reply_is_known(
 class Checked:
     """The check on a model at version 5 that keeps version 4, and player 0's games."""
 
+    drawn_ids: ClassVar[torch.Tensor | None] = None
+    """What was drawn once; the model is the same in every test."""
+
     def __init__(self) -> None:
         torch.manual_seed(0)
         self.model = adapters.add_adapters(
@@ -148,6 +151,8 @@ class Checked:
     @torch.no_grad()
     def drawn(self, batch: MicroBatch) -> MicroBatch:
         """Return the batch with replies that its own policy has drawn, with a fixed seed."""
+        if Checked.drawn_ids is not None:
+            return replace(batch, ids=Checked.drawn_ids)
         adapters.use_adapter(self.model, NAMES[0])
         generator = torch.Generator().manual_seed(3)
         ids = batch.ids.clone()
@@ -157,6 +162,7 @@ class Checked:
             ids[:, position + 1] = torch.where(
                 batch.reply_mask[:, position], chosen, ids[:, position + 1]
             )
+        Checked.drawn_ids = ids
         return replace(batch, ids=ids)
 
 
@@ -284,6 +290,23 @@ def test_in_float32_a_gap_far_below_the_tolerance_stops_once_its_own_noise_is_kn
     assert evidence["player_0|gap"][0][0] < 1e-6
     with pytest.raises(ParityError, match=r"differ by [34]e?.*e-05 on average.* No suspect expl"):
         checked.check.check_games(checked.games("player_0", 5e-5), evidence)
+
+
+def test_nobodys_weights_move_before_the_verdict_on_all_players(tmp_path: Path) -> None:
+    """In a sequential step player_1's games are learned from when player_0 has moved."""
+    made = RunOfATest(tmp_path, update="sequential", parity_tolerance=0.001)
+    before = {name: value.clone() for name, value in made.model.named_parameters()}
+    version = made.run.push_adapters()
+    games = made.run.play(0, version)
+    batches = made.run.build_batches(games)
+    # The written games say -.5 of every token.
+    with pytest.raises(
+        ParityError, match=r"player_0@0: .* by \d\.\d+ on .* HANABI_PARITY_TOLERANCE=0\.001"
+    ):
+        made.run.check_logprobs(batches, games)
+    for name, value in made.model.named_parameters():
+        assert torch.equal(value, before[name])
+    assert {kind for kind, _ in made.incidents} == {"mismatch_rose"}
 
 
 def test_under_zero_3_nobody_holds_whole_adapters_and_a_warning_says_so(

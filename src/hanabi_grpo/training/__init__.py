@@ -10,8 +10,9 @@
   groups, `validation` and `phases` say how versions do and who is trained.
 - Learning: `seats` is the seat assignment of a step and `groups` its episodes; `batching` makes
   `micro_batch`es with the `advantages` of `estimators` (and of `learned` critics); `policy`
-  computes logprobs, `mismatch` compares them with the sampler's, `loss` is what is optimized,
-  `updates` orders the optimizer updates, `isolation` keeps players from moving each other.
+  computes logprobs, `mismatch` compares them with the sampler's (`check_sample` is what it looks
+  at, `evidence` its statistics), `loss` is what is optimized, `updates` orders
+  the optimizer updates, `isolation` keeps players from moving each other.
 - Remembering: `state` is what a step hands on, `checkpoint` writes and restores, `record` and
   `metrics` count.
 

@@ -19,11 +19,12 @@ beyond ±1/2, in standard errors:
 
 Rounding of t is in (s − t) and in d, and draws b to 1/2 at most. Where t sampled, and blocks are
 independent and as likely positive as negative, exp(λ Σ x − λ² Σ x² / 2) has a mean of at most 1
-for every λ > 0: with a = |w (s − t) d| and c = d² / 2, cosh(λ a) exp(−λ² a² / 2) ≤ 1 bounds it
-where c = 0, and a larger c only lowers it. So z passes h at one given λ with a probability of at
-most exp(−h² / 2) (Efron 1969, "Student's t-test under symmetry conditions", has it without a c).
-Which λ is the best is seen afterwards: 17 values, each 1.5 times the one before, cover a
-thousandfold range of Σ x², and the best of them gives at least 95 % of z² / 2.
+for every λ > 0: of a block x = ± a − c with c ≥ 0, and with f(u) = exp(u − u² / 2), u = λ (a − c)
+it is (f(u) + f(−u − 2 λ c)) / 2; f rises below 1, so that is at most cosh(u) exp(−u² / 2) ≤ 1
+where u ≥ 0, and where it is not both are below f(0) = 1. So z passes h at one given λ with a
+probability of at most exp(−h² / 2) (Efron 1969, "Student's t-test under symmetry conditions", has
+it without a c). Which λ is the best is seen afterwards: 17 values, each 1.5 times the one before,
+cover a range of 1 to 650 of sqrt(Σ x²), and the best of them gives at least 95 % of z² / 2.
 
 **What was sampled** (`surprise_score`). f(token) = min(−t, CEILING) has under t a known mean and
 variance at every position: two sums over the vocabulary. Tokens are drawn one after the other, so
@@ -32,9 +33,10 @@ larger than b = CEILING · LARGEST_WEIGHT, and none downwards than b = mean · L
 is little where a policy is sure. exp(λ S − Σ variance (exp(λ b) − 1 − λ b) / b²) is a
 supermartingale for each λ, and so it is with −S (Freedman 1975); that it ever passes exp(h² / 2)
 has at most the probability exp(−h² / 2) (Ville): no limit theorem, and no wait for many tokens.
-z is the h of the best λ. Without a ceiling one token of probability 10⁻⁸ would count 18 nats.
-Games that were dropped are missing from the sums, perhaps because of what was said in them: D of
-them can shift S by no more than sqrt(D V) (Cauchy and Schwarz), which is taken off |S|.
+(The variance of w f is that of f but for the square of the gap, below 1 % in 16 bits.) z is the h
+of the best λ. Without a ceiling one token of probability 10⁻⁸ would count 18 nats. Games that were
+dropped are missing from the sums, perhaps because of what was said in them: D of them can shift S
+by no more than sqrt(D V) (Cauchy and Schwarz), which is taken off |S|.
 
 **Equal episodes** (`count_repeats`). Given the episodes of a group before it, an episode of the
 same task repeats one of them with probability Q: the sum of the probabilities of the different
@@ -78,7 +80,9 @@ GAP_STOP_FACTOR = 10.0
 """Multiple of the running median from which on it stops the run."""
 GAP_TOKENS = 256
 """Tokens that a step's gap needs."""
-SMALLEST_GAP = {"float32": 1e-6, "bfloat16": 1.5e-3, "float16": 2e-4}
+FIRST_GAP = 1e-5
+"""Nats a token, in float32: a first step's gap above it is an incident."""
+SMALLEST_GAP = {"float32": 2.5e-7, "bfloat16": 1.5e-3, "float16": 2e-4}
 """Nats a token, by number format: no running median counts as less.
 
 Late in training most tokens are certain, and the few others make a step's mean."""
@@ -325,8 +329,8 @@ class GapLimits:
 def gap_limits(earlier: Sequence[float], dtype: str, tolerance: float) -> GapLimits:
     """Return the limits of a step's gap.
 
-    In the first step nothing is known but the tolerance, and in float32 that no honest gap comes
-    near ten times the smallest; in 16 bits models differ too much for that.
+    In the first step nothing is known but the tolerance, and in float32 that honest gaps are far
+    below it (`FIRST_GAP`); in 16 bits models differ too much for that.
 
     Args:
         earlier: Gaps of the steps before.
@@ -335,7 +339,7 @@ def gap_limits(earlier: Sequence[float], dtype: str, tolerance: float) -> GapLim
     """
     smallest = SMALLEST_GAP[dtype]
     if not earlier:
-        first = GAP_STOP_FACTOR * smallest if dtype == "float32" else tolerance
+        first = FIRST_GAP if dtype == "float32" else tolerance
         return GapLimits(incident=min(first, tolerance), stop=tolerance, median=None)
     median = statistics.median(earlier)
     noise = max(median, smallest)

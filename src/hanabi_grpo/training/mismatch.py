@@ -428,13 +428,15 @@ class MismatchCheck:
         evidence: dict[str, list[list[float]]],
     ) -> list[_Finding]:
         num_tokens = measured.num_tokens
-        if num_tokens < GAP_TOKENS:
+        if not num_tokens:
             return []
         gap = measured.gap / num_tokens
         key = f"{player}|gap"
         earlier = [step[0] for step in evidence.get(key, [])]
-        limits = gap_limits(earlier, self._dtype, self._tolerance)
-        remember(evidence, key, [gap])
+        limits = GapLimits(incident=self._tolerance, stop=self._tolerance, median=None)
+        if num_tokens >= GAP_TOKENS:
+            limits = gap_limits(earlier, self._dtype, self._tolerance)
+            remember(evidence, key, [gap])
         if gap <= limits.incident:
             return []
         message = (
@@ -550,6 +552,8 @@ class MismatchCheck:
 
 def _gap_rule(limits: GapLimits, num_steps: int) -> str:
     """Return what a gap is compared with, in words."""
+    if limits.stop == limits.incident:
+        return f"allowed is HANABI_PARITY_TOLERANCE={limits.stop:g}"
     if limits.median is None:
         return (
             f"in a first step above {limits.incident:.3g} is an incident, and above "

@@ -177,8 +177,7 @@ class EarlierVersions:
     With HANABI_OVERLAP=1 games are sampled with version v and learned from at v + 1, so π_old in
     PPO's ratio (`loss`) is version v. Its logprobs are this trainer's own under the kept weights,
     so that the mismatch check and HANABI_SAMPLER_CORRECTION compare trainer and sampler at one
-    version. The relative mismatch check looks at the version before the one that should have
-    sampled.
+    version. The mismatch check looks at the version before the one that should have sampled.
     """
 
     def __init__(self, model: torch.nn.Module, *, behind: int = 1) -> None:
