@@ -25,7 +25,7 @@ stock_sample = TopKTopPSampler.forward_cpu
 stock_add_request = InputBatch.add_request
 _stock_update = CPUAttentionBackendImpl.do_kv_cache_update
 
-_FEW_ROWS = 64
+_FEW_ROWS = 128
 """Rows up to which one product with the zeros of `_join` is faster than one per slice."""
 _MAX_SLOT_SETS = 8
 """Sets of slots whose joined weights are kept: a batch has the players that are to act in it."""
@@ -202,6 +202,27 @@ def matmul(
     return product
 
 
+class _OneDnnProduct:
+    """The product of rows with a matrix, by oneDNN, see `matmul`."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        """Prepare a matrix, [hidden_in, width]."""
+        self._handler = _custom_ops.create_onednn_mm(weight, _CACHED_SHAPES)
+        self._multiply = torch.ops._C.onednn_mm.default
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return [rows, width] of [rows, hidden_in]."""
+        num_rows = len(rows)
+        if num_rows == 1:
+            # As in `matmul`.
+            rows = rows.expand(2, -1)
+        rows = rows.contiguous()
+        # What vLLM's `onednn_mm` does, in a third of its time: here products are small.
+        product = rows.new_empty(len(rows), self._handler.n)
+        self._multiply(product, rows, None, self._handler.handler_tensor)
+        return product[:num_rows]
+
+
 def _product(weight: torch.Tensor) -> _Product:
     """Return the product of rows with a matrix, [hidden_in, width].
 
@@ -210,8 +231,7 @@ def _product(weight: torch.Tensor) -> _Product:
     they take twice as long.
     """
     if _custom_ops._supports_onednn and _IS_X86:
-        handler = _custom_ops.create_onednn_mm(weight, _CACHED_SHAPES)
-        return partial(matmul, handler, bias=None)
+        return _OneDnnProduct(weight)
     return partial(torch.matmul, other=weight)
 
 
@@ -293,14 +313,19 @@ def add_lora_linear(
     if len(x) < _FEW_ROWS or y.dtype != joined.dtype:
         if joined.up is None:
             joined.up = _product(torch.block_diag(*joined.ups))
-        y += joined.up(low).mul_(scale).to(y.dtype)
+        y += _scaled(joined.up(low), scale).to(y.dtype)
     else:
         if joined.up_slices is None:
             joined.up_slices = [_product(up) for up in joined.ups]
         low_slices = low.chunk(len(output_slices), 1)
         y_slices = y.split(output_slices, 1)
         for up, low_slice, y_slice in zip(joined.up_slices, low_slices, y_slices, strict=True):
-            y_slice += up(low_slice.contiguous()).mul_(scale)
+            y_slice += _scaled(up(low_slice.contiguous()), scale)
+
+
+def _scaled(product: torch.Tensor, scale: float) -> torch.Tensor:
+    # vLLM's own scale is inside B, so there is nothing to do as a rule.
+    return product if scale == 1.0 else product.mul_(scale)
 
 
 def _joined_weights(
