@@ -1,4 +1,7 @@
-"""What is ours in vLLM's CPU build against the stock methods: LoRA rows and a finite cache."""
+"""What is ours in vLLM's CPU build against the stock methods.
+
+LoRA rows, a finite cache, the seeds of requests, and sums that do not depend on the batch.
+"""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -16,8 +19,11 @@ from vllm.lora.model_manager import (
     LRUCacheLoRAModelManager,
 )
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
+from hanabi_grpo.envs.base import draw
 from hanabi_grpo.server import vllm_cpu
+from hanabi_grpo.server.vllm_cpu import SeedStream
 
 NO_ADAPTER = -1
 HIDDEN = 32
@@ -137,6 +143,127 @@ def test_rows_without_an_adapter_stay_as_they_are() -> None:
 
 def test_a_batch_without_rows_is_no_error() -> None:
     assert len(our_output(make_layer(tokens=0), [])) == 0
+
+
+@pytest.mark.parametrize("rank", [8, 16, 256])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_rows_product_is_the_same_bits_whatever_else_is_in_the_batch(
+    rank: int, dtype: torch.dtype
+) -> None:
+    layer = make_layer(tokens=150, slots=4, rank=rank, dtype=dtype)
+    row_slots = [row % 4 for row in range(150)]
+    expected = our_output(layer, row_slots)
+    batches: list[Sequence[int]] = []
+    # Every number of rows has a kernel of its own somewhere: one, two, three, odd, above 64.
+    for size in (1, 2, 3, 4, 7, 15, 16, 17, 33, 63, 64, 65, 149):
+        batches.append(range(size))
+        batches.append(range(150 - size, 150))
+    # Rows of one adapter alone, and of two that are not neighbours.
+    for slots in ((0,), (3,), (1, 3)):
+        rows = [row for row in range(150) if row % 4 in slots]
+        batches += [rows, rows[:1], rows[-3:]]
+    for batch in batches:
+        rows = list(batch)
+        part = Layer(
+            y=layer.y[rows],
+            x=layer.x[rows],
+            lora_a=layer.lora_a,
+            lora_b=layer.lora_b,
+        )
+        output = our_output(part, [row_slots[row] for row in rows])
+        assert torch.equal(output, expected[rows]), f"{len(rows)} rows from {rows[0]}"
+
+
+@pytest.mark.parametrize("width", [64, 2048])
+def test_a_row_of_a_layer_is_the_same_bits_alone_and_beside_others(width: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(width, width, generator=generator)
+    x = torch.randn(130, width, generator=generator)
+    handler = vllm_cpu._custom_ops.create_onednn_mm(weight, 32)
+    expected = vllm_cpu.matmul(handler, x, None)
+    torch.testing.assert_close(expected, x @ weight, atol=1e-2, rtol=1e-3)
+    for size in (1, 2, 3, 5, 16, 17, 64, 65, 129):
+        assert torch.equal(vllm_cpu.matmul(handler, x[-size:], None), expected[-size:]), size
+    bias = torch.randn(width, generator=generator)
+    alone = vllm_cpu.matmul(handler, x[3], bias)
+    assert torch.equal(alone, vllm_cpu.matmul(handler, x, bias)[3])
+
+
+def test_the_numbers_of_a_seed_are_the_same_for_ever() -> None:
+    stream = SeedStream(seed=7)
+    assert [stream.draw() for _ in range(3)] == [1549427019, 334779968, 1877680808]
+    assert SeedStream(seed=8).draw() == 572617235
+    assert SeedStream(seed=2**63 - 1).draw() == 887418053
+
+
+def test_vllm_takes_a_draw_back_by_an_offset_which_torchs_generator_does_not_have() -> None:
+    with pytest.raises(RuntimeError):
+        torch.Generator("cpu").get_offset()
+    stream = SeedStream(seed=7)
+    first = stream.draw()
+    # As `GPUModelRunner` does behind a step that read only a part of a prompt.
+    stream.set_offset(stream.get_offset() - 4)
+    assert stream.draw() == first
+    assert stream.draw() != first
+
+
+def make_vllm_sampler() -> TopKTopPSampler:
+    return TopKTopPSampler(logprobs_mode="processed_logprobs")
+
+
+def test_a_tokens_choice_depends_on_the_seed_and_not_on_the_row() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(1, 52, generator=generator).expand(40, -1)
+    sampler = make_vllm_sampler()
+    streams = {row: SeedStream(seed=row // 2) for row in range(20)}
+    tokens, logprobs = vllm_cpu.sample(sampler, logits.clone(), streams, None, None)
+    again = {39 - row: SeedStream(seed=row // 2) for row in range(20)}
+    reversed_tokens, _ = vllm_cpu.sample(sampler, logits.clone(), again, None, None)
+    chosen = tokens.tolist()
+    assert chosen[:20] == reversed_tokens.flip(0).tolist()[:20]
+    assert chosen[0:20:2] == chosen[1:20:2], "two rows have each seed"
+    assert len(set(chosen[0:20:2])) > 3
+    assert logprobs is not None
+    assert torch.equal(logprobs, logits.log_softmax(-1))
+
+
+def test_seeded_tokens_have_the_frequencies_of_their_distribution() -> None:
+    probabilities = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    rows = 20_000
+    # As the seeds of replies are: digests, far apart; and neighbours.
+    for seeds in (range(rows), [draw("seed", row, below=2**63) for row in range(rows)]):
+        streams = {row: SeedStream(seed=seed) for row, seed in enumerate(seeds)}
+        logits = probabilities.log().expand(rows, -1).clone()
+        first, _ = vllm_cpu.sample(make_vllm_sampler(), logits, streams, None, None)
+        second, _ = vllm_cpu.sample(make_vllm_sampler(), logits, streams, None, None)
+        for tokens in (first, second):
+            shares = torch.bincount(tokens, minlength=4) / rows
+            # Four standard errors of the largest share.
+            assert (shares - probabilities).abs().max() < 4 * (0.25 / rows) ** 0.5
+        pairs = torch.bincount(first * 4 + second, minlength=16) / rows
+        expected = (probabilities[:, None] * probabilities).flatten()
+        assert (pairs - expected).abs().max() < 4 * (0.25 / rows) ** 0.5, "one after the other"
+
+
+def test_a_request_keeps_its_stream_where_it_leaves_the_batch_and_comes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    added = []
+
+    def stock(batch: object, request: SimpleNamespace) -> int:
+        added.append(request.generator)
+        return 0
+
+    monkeypatch.setattr(vllm_cpu, "stock_add_request", stock)
+    request = SimpleNamespace(generator=torch.Generator().manual_seed(7))
+    vllm_cpu.add_request(SimpleNamespace(), request)
+    added[0].draw()
+    vllm_cpu.add_request(SimpleNamespace(), request)
+    assert added[0] is added[1]
+    assert added[0].seed == 7
+    without_seed = SimpleNamespace(generator=None)
+    vllm_cpu.add_request(SimpleNamespace(), without_seed)
+    assert added[2] is None
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def _claim(config: EnvConfig = LAPTOP, **other: Any) -> dict[str, Any]:
     [
         (
             {"protocol": 1},
-            "protocol differs: server 6, trainer 1; install the same hanabi_grpo version on both "
+            "protocol differs: server 7, trainer 1; install the same hanabi_grpo version on both "
             "sides",
         ),
         (
@@ -226,7 +226,7 @@ def _raw(**other: Any) -> bytes:
     ("body", "message"),
     [
         (b"[" * 5000, "session request: all of it: Expected `object`, got `array`"),
-        (_raw(protocol=7, new_field=1), "protocol differs: server 6, trainer 7"),
+        (_raw(protocol=8, new_field=1), "protocol differs: server 7, trainer 8"),
         (_raw(new_field=1), "session request: new_field=1: no such field"),
         (_raw(games=[]), "session request: games=[]"),
         (_raw(games=[_claim(env_config={})]), "session request: games.0.env_config={}"),

@@ -11,6 +11,7 @@ from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.errors import NonFiniteError, ServerError
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.sampler import AdapterHandle, Sample, Sampler, SamplingConfig
+from hanabi_grpo.rollout.seeds import reply_seed, seat_seed
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.types import Reply
 
@@ -66,16 +67,22 @@ class ServedPlayer:
         """Return a seat with an empty conversation, see `rollout.loop.Player.seat`."""
         memory = task.config.window
         system = task.environment.system(task.config, player)
+        request = self.sampling.seed
         return ServedSeat(
             player=self,
             conversation=Conversation(self.model.chat, system, memory),
             memory=memory,
             # Games of a group, and single games of successive tasks, cycle through the copies.
             copy_key=task.seed + game,
+            seed=None if request is None else seat_seed(request, task, game, player),
         )
 
     async def ask(
-        self, conversation: Conversation, message: str, copy_key: int | None = None
+        self,
+        conversation: Conversation,
+        message: str,
+        copy_key: int | None = None,
+        sampling: SamplingConfig | None = None,
     ) -> Reply:
         """Add a message to a conversation, sample the reply, and add that too.
 
@@ -84,6 +91,7 @@ class ServedPlayer:
             message: The player's message on this turn.
             copy_key: Calls of the same key go to the same copy of the model, see
                 `Sampler.generate`.
+            sampling: Of this reply; None: the player's.
 
         Returns:
             The reply, or one that is `out_of_tokens` when the longest reply might not fit.
@@ -94,11 +102,12 @@ class ServedPlayer:
                 the model does not have.
         """
         model = self.model
+        sampling = sampling or self.sampling
         added = conversation.ask(message)
         prompt_ids = list(conversation.ids)
-        if len(prompt_ids) + self.sampling.max_tokens > model.max_model_len:
+        if len(prompt_ids) + sampling.max_tokens > model.max_model_len:
             return Reply(text="", prompt=message, out_of_tokens=True)
-        sample = await model.sampler.generate(prompt_ids, self.sampling, self.lora, copy_key)
+        sample = await model.sampler.generate(prompt_ids, sampling, self.lora, copy_key)
         self.prompts.given += len(prompt_ids)
         self.prompts.cached += sample.num_cached_tokens
         await model.take_turn()
@@ -115,7 +124,7 @@ class ServedPlayer:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ServedSeat:
     """A served model as one player of one game."""
 
@@ -125,10 +134,19 @@ class ServedSeat:
     """Turns that the player sees at once; None: all of the game."""
     copy_key: int
     """See `ServedPlayer.ask`."""
+    seed: int | None
+    """See `seeds.seat_seed`; None: other replies each time."""
+    turn: int = 0
+    """Replies so far."""
 
     async def reply(self, seen: Observation) -> Reply:
         """Ask the model for an action."""
-        reply = await self.player.ask(self.conversation, seen.message(), self.copy_key)
+        sampling = self.player.sampling
+        if self.seed is not None:
+            sampling = replace(sampling, seed=reply_seed(self.seed, self.turn))
+        self.turn += 1
+        message = seen.message()
+        reply = await self.player.ask(self.conversation, message, self.copy_key, sampling)
         return replace(reply, fresh=self.memory is not None)
 
 

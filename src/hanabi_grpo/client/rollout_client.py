@@ -412,6 +412,7 @@ class RolloutClient:
         num_games: int,
         max_tokens: int,
         temperature: float,
+        sampling_seed: int | None = None,
         seats: Sequence[str] | None = None,
     ) -> RolloutResult:
         """Play each task `num_games` times, see `RolloutRequest`.
@@ -424,6 +425,8 @@ class RolloutClient:
             num_games: Games of each task.
             max_tokens: Longest reply, in tokens.
             temperature: Of sampling; 0 is greedy.
+            sampling_seed: Decides every sampled reply, see `seeds.request_seed`; None: other
+                replies each time.
             seats: Policy of each seat in tasks that name none.
 
         Returns:
@@ -447,6 +450,7 @@ class RolloutClient:
                     "num_games": num_games,
                     "max_tokens": max_tokens,
                     "temperature": temperature,
+                    "sampling_seed": sampling_seed,
                     "seats": seats,
                 },
             )

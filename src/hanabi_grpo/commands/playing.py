@@ -105,6 +105,7 @@ class Chosen:
                 resolver=SeatResolver(client, settings),
                 max_tokens=settings.max_completion_length,
                 temperature=self.temperature,
+                seed=settings.seed,
             )
 
     def _game_variables(self) -> dict[str, str]:

@@ -179,6 +179,7 @@ def lineup_key(
         "policies": _policies(served, seats),
         "temperature": served.temperature,
         "max_tokens": served.max_tokens,
+        "seed": served.seed,
     }
 
 

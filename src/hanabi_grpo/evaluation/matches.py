@@ -11,6 +11,7 @@ from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.base import FORFEIT, SKIP, Setup
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import ServerError
+from hanabi_grpo.rollout.seeds import request_seed
 from hanabi_grpo.settings.refs import NOT_HELD, Ref, ScriptRef
 from hanabi_grpo.types import DroppedGame, Episode, task_name
 
@@ -34,6 +35,8 @@ class Served:
     """Tokens of a reply at most."""
     temperature: float
     """Sampling temperature; 0 is greedy."""
+    seed: int | None = None
+    """Decides every sampled reply; None: other replies each time."""
 
 
 class Table(NamedTuple):
@@ -169,6 +172,9 @@ def _play_on_server(
     theirs meanwhile, or it is another server process. The seats stay the same, because a guest
     adapter's name is a digest of its weights.
     """
+    sampling_seed = None
+    if served.seed is not None:
+        sampling_seed = request_seed(served.seed, "evaluation")
 
     def play() -> RolloutResult:
         environment_row = setup.row()
@@ -182,6 +188,7 @@ def _play_on_server(
             num_games=num_games,
             max_tokens=served.max_tokens,
             temperature=served.temperature,
+            sampling_seed=sampling_seed,
         )
 
     try:

@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup, Task
 from hanabi_grpo.errors import GameParameterError, SettingsError, shown
+from hanabi_grpo.rollout.seeds import SEED_LIMIT
 from hanabi_grpo.rollout.wire import TokenId
 from hanabi_grpo.settings.refs import ScriptRef, SeatRef, parse_seat
 from hanabi_grpo.types import MAX_PLAYERS, Episode, task_name
@@ -38,7 +39,7 @@ _MAX_CONFIG_FIELDS = 32
 _MAX_CONFIG_NAME = 100
 _MAX_SEAT = 80
 _MAX_TOKENS = 2**31 - 1
-_MAX_SEED = 2**63 - 1
+_MAX_SEED = SEED_LIMIT - 1
 _SPLIT_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z"
 
 _ConfigName = Annotated[str, Meta(max_length=_MAX_CONFIG_NAME)]
@@ -49,6 +50,7 @@ _Seats = Annotated[tuple[_Seat, ...], Meta(min_length=1, max_length=MAX_PLAYERS)
 _Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 _MaxTokens = Annotated[int, Meta(ge=1, le=_MAX_TOKENS)]
 _Temperature = Annotated[float, Meta(ge=0.0, le=MAX_TEMPERATURE)]
+_Seed = Annotated[int, Meta(ge=0, le=_MAX_SEED)]
 
 
 class TaskRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,7 +62,7 @@ class TaskRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Fields of the environment's Config."""
     suite: Annotated[str, Meta(pattern=_SPLIT_PATTERN)]
     """Split that the task is drawn from."""
-    seed: Annotated[int, Meta(ge=0, le=_MAX_SEED)]
+    seed: _Seed
     """Number of the task in its split."""
     seats: _Seats | None = None
     """The policy of each seat, see `settings.refs`, e.g. ("player_0@7", "iggi").
@@ -78,6 +80,8 @@ class RolloutRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_tokens: _MaxTokens
     """Longest reply, in tokens."""
     temperature: _Temperature
+    sampling_seed: _Seed | None = None
+    """Decides every sampled reply, see `rollout.seeds`; None: other replies each time."""
     seats: _Seats | None = None
     """Seats of tasks that name none; a task with fewer players takes the first of them."""
 
@@ -134,6 +138,8 @@ class ReplyRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Message to reply to."""
     max_tokens: _MaxTokens
     temperature: _Temperature
+    seed: _Seed | None = None
+    """Decides the reply; None: another one each time."""
 
 
 class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -157,6 +163,8 @@ class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     max_completion_tokens: _MaxTokens | None = None
     """The newer name of `max_tokens`; one of them is needed."""
     temperature: _Temperature = 1.0
+    seed: _Seed | None = None
+    """Decides the reply; None: another one each time."""
     logprobs: bool = True
     """Ignored: the answer always has logprobs."""
     top_logprobs: Annotated[int, Meta(ge=0, le=0)] | None = None

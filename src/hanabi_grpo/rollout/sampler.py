@@ -24,6 +24,10 @@ class SamplingConfig:
     """Longest reply, in tokens."""
     temperature: float = 1.0
     """Divides the logits before the softmax; 0 is greedy."""
+    seed: int | None = None
+    """Decides what chance chooses; None: other replies each time.
+
+    Of a request's games it is what the seed of each reply is derived from, see `rollout.seeds`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

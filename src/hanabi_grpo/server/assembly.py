@@ -109,6 +109,9 @@ def _prepare_cpu() -> None:
     # matrix products, and threads that wait for an occupied core hold up the others.
     num_threads = max(1, len(os.sched_getaffinity(0)) - 1)
     os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
+    # With more than one thread vLLM divides a sequence's keys where a batch has few sequences, and
+    # what is beside a sequence then changes the last bits of its logprobs.
+    os.environ.setdefault("VLLM_CPU_ATTN_SPLIT_KV", "0")
     # A thread that is bound to a core waits for it even when another core is idle.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 

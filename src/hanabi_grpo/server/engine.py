@@ -306,6 +306,7 @@ class VllmSampler:
         params = SamplingParams(
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
+            seed=sampling.seed,
             logprobs=0,
             flat_logprobs=True,
             detokenize=False,

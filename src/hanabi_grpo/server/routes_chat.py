@@ -111,6 +111,7 @@ def read_chat(
         prompt=messages[-1].content,
         max_tokens=max_tokens,
         temperature=asked.temperature,
+        seed=asked.seed,
     )
 
 

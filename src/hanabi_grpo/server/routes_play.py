@@ -216,7 +216,11 @@ def parse_rollout_request(
         SettingsError: It is malformed, or names a task that cannot be played.
     """
     wanted = read_body("rollout request", RolloutRequest, body)
-    sampling = SamplingConfig(max_tokens=wanted.max_tokens, temperature=wanted.temperature)
+    sampling = SamplingConfig(
+        max_tokens=wanted.max_tokens,
+        temperature=wanted.temperature,
+        seed=wanted.sampling_seed,
+    )
     return read_tasks(wanted, access.setup), sampling
 
 

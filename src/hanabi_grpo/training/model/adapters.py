@@ -6,6 +6,7 @@ trainable.
 """
 
 import contextlib
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -252,10 +253,11 @@ def save_adapter(model: PeftModel, name: str, folder: Path) -> None:
     The weights are float32.
     """
     folder.mkdir(parents=True)
-    config = model.peft_config[name]
-    inference_mode = config.inference_mode
+    config = copy.copy(model.peft_config[name])
     config.inference_mode = True
+    if isinstance(config.target_modules, set):
+        # A set has another order in each process; the same adapter is to be the same bytes.
+        config.target_modules = sorted(config.target_modules)
     config.save_pretrained(str(folder))
-    config.inference_mode = inference_mode
     tensors = adapter_tensors(model, name, torch.float32)
     save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
