@@ -163,7 +163,8 @@ class Memory:
         """Note the memory of now; a server that is starting again has none to note."""
         with contextlib.suppress(psutil.Error, ValueError):
             self.server.append(serving_process(self._server).memory_info().rss / 2**20)
-        family = psutil.Process(self._training.process.pid).children(recursive=True)
+        trainer = psutil.Process(self._training.process.pid)
+        family = [trainer, *trainer.children(recursive=True)]
         self.trainer.append(max(process.memory_info().rss for process in family) / 2**20)
 
     @staticmethod
@@ -222,6 +223,7 @@ def test_a_run_survives_all_of_it_at_once(
         "HANABI_ENGINE_RESTARTS": 100,
     }
     server = start_server(ROOT / TINY_MODEL, tmp_path / "server.log", **variables)
+    training = None
     try:
         training = Training(
             server,
@@ -254,6 +256,8 @@ def test_a_run_survives_all_of_it_at_once(
         assert partner.num_calls > 0
         assert training.interrupt() == 130, training.text[-3000:]
     finally:
+        if training is not None and training.process.poll() is None:
+            training.kill()
         left = stop(server.process)
     assert left == [], "processes outlived the server"
     growths = [Memory.growth(memory.server), Memory.growth(memory.trainer)]
