@@ -79,6 +79,7 @@ def first_answer(
             port=where.port,
             additional_headers=headers,
             proxy=None,
+            open_timeout=60,
         ) as session:
             await session.send(RESET)
             return json.loads(await session.recv())
@@ -188,11 +189,14 @@ def test_one_session_too_many_is_told_to_try_again_later(
 
     async def play() -> None:
         address = f"{url.replace('http', 'ws')}/ws"
-        async with connect(address, proxy=None) as one, connect(address, proxy=None) as two:
+        async with (
+            connect(address, proxy=None, open_timeout=60) as one,
+            connect(address, proxy=None, open_timeout=60) as two,
+        ):
             for session in (one, two):
                 await session.send(RESET)
                 assert json.loads(await session.recv())["type"] == "observation"
-            async with connect(address, proxy=None) as refused:
+            async with connect(address, proxy=None, open_timeout=60) as refused:
                 answer = json.loads(await refused.recv())
                 assert answer["type"] == "error"
                 assert answer["data"]["code"] == "CAPACITY_REACHED"
@@ -206,13 +210,13 @@ def test_one_session_too_many_is_told_to_try_again_later(
                     await client.reset()
             # Who leaves without waiting for the refusal.
             for _ in range(20):
-                connection = await connect(address, proxy=None)
+                connection = await connect(address, proxy=None, open_timeout=60)
                 connection.transport.abort()
             await one.send(RESET)
             assert json.loads(await one.recv())["type"] == "observation"
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while True:
-            async with connect(address, proxy=None) as free:
+            async with connect(address, proxy=None, open_timeout=60) as free:
                 await free.send(RESET)
                 answer = json.loads(await free.recv())
             if answer["type"] == "observation":
@@ -230,7 +234,7 @@ def test_a_client_that_leaves_during_its_step_leaves_no_traceback(
 ) -> None:
     async def leave() -> None:
         for _ in range(20):
-            session = await connect(f"{url.replace('http', 'ws')}/ws", proxy=None)
+            session = await connect(f"{url.replace('http', 'ws')}/ws", proxy=None, open_timeout=60)
             await session.send(RESET)
             session.transport.abort()
             await asyncio.sleep(0.02)
@@ -269,12 +273,15 @@ def test_a_client_names_only_the_splits_that_the_server_was_started_with(url: st
 def test_an_idle_session_is_ended_and_its_place_is_free() -> None:
     async def idle(url: str) -> None:
         address = f"{url.replace('http', 'ws')}/ws"
-        async with connect(address, proxy=None) as one, connect(address, proxy=None) as two:
+        async with (
+            connect(address, proxy=None, open_timeout=60) as one,
+            connect(address, proxy=None, open_timeout=60) as two,
+        ):
             for session in (one, two):
                 await session.send(RESET)
                 assert json.loads(await session.recv())["type"] == "observation"
                 with pytest.raises(ConnectionClosed) as closed:
-                    await asyncio.wait_for(session.recv(), 10)
+                    await asyncio.wait_for(session.recv(), 60)
                 assert closed.value.rcvd is not None
                 assert closed.value.rcvd.code == 1008
                 assert closed.value.rcvd.reason == (
@@ -282,7 +289,7 @@ def test_an_idle_session_is_ended_and_its_place_is_free() -> None:
                 )
                 # Not before its own time is over.
                 break
-            async with connect(address, proxy=None) as other:
+            async with connect(address, proxy=None, open_timeout=60) as other:
                 await other.send(RESET)
                 assert json.loads(await other.recv())["type"] == "observation"
 
@@ -304,7 +311,10 @@ def test_a_message_that_is_too_long_ends_its_session_alone(limit: int) -> None:
 
     async def play(url: str) -> None:
         address = f"{url.replace('http', 'ws')}/ws"
-        async with connect(address, proxy=None) as one, connect(address, proxy=None) as two:
+        async with (
+            connect(address, proxy=None, open_timeout=60) as one,
+            connect(address, proxy=None, open_timeout=60) as two,
+        ):
             await one.send(RESET)
             await one.recv()
             await two.send(long)
