@@ -23,7 +23,7 @@ if multiprocessing.parent_process() is not None:
 GROUPS = {
     "Train": ("doctor", "serve", "train", "warm-start", "tiny-model", "dataset", "settings"),
     "Play": ("play", "collect"),
-    "Measure": ("evaluate", "cross-play", "exploit", "teams", "compare"),
+    "Measure": ("evaluate", "cross-play", "exploit", "teams", "compare", "digest"),
     "Look": ("watch", "view", "report"),
     "Share": ("export", "openenv"),
 }

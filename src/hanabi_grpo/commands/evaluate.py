@@ -88,7 +88,8 @@ def evaluate(
     Environment: VLLM_SERVER_HOST, VLLM_SERVER_PORT, HANABI_API_KEY and HANABI_SERVER_TIMEOUT find
     the server; with --own-server MODEL and the others of serve start one. DATASET, HANABI_PRESET
     and HANABI_PLAYERS choose the board. TEMPERATURE and MAX_COMPLETION_LENGTH hold for replies,
-    WANDB_ENTITY, WANDB_MODE, OUTPUT_DIR and HF_HOME for wandb: and hf: policies.
+    SEED decides them: the same command gives the same games. WANDB_ENTITY, WANDB_MODE, OUTPUT_DIR
+    and HF_HOME for wandb: and hf: policies.
     """
     check_tasks(tasks, suite)
     specs = lineups or [SERVED]

@@ -1,0 +1,37 @@
+"""`hanabi-grpo digest`: what two runs of one seed have in common, as SHA-256."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hanabi_grpo.commands.console import make_console, sayer
+from hanabi_grpo.runs.digest import RunDigest, run_digest
+
+
+def digest(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN", help="Run folders, or their checkpoints."),
+    ],
+) -> None:
+    """Print digests of a run's figures and adapters; two runs of one seed have the same ones.
+
+    Times, rates, memory and cache hits are left out.
+    """
+    say = sayer(make_console())
+    first: RunDigest | None = None
+    for run in runs:
+        found = run_digest(run)
+        say(f"{run}")
+        say(f"  metrics   {found.metrics}")
+        for name, adapter in found.adapters.items():
+            say(f"  {name}  {adapter}")
+        if first is None:
+            first = found
+        else:
+            differences = first.differences(found)
+            verdict = "equal to the first"
+            if differences:
+                verdict = f"differs from the first in {', '.join(differences)}"
+            say(f"  {verdict}")

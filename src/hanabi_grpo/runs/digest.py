@@ -1,0 +1,97 @@
+"""Digests of what two runs of one seed have in common: their figures and their adapters.
+
+Two runs with the same settings, SEED included, have the same digests on the same machine, see
+docs/trust.md.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hanabi_grpo.errors import RunFolderError
+from hanabi_grpo.runs.history import read_history
+
+_CLOCK_METRICS = frozenset({"seconds", "step_time", "memory/peak_gib", "tokens/cached_share"})
+"""Figures of the machine and its clock, besides the below.
+
+What an engine finds in its prefix cache depends on which request comes first."""
+_CLOCK_PREFIXES = ("time/", "utilisation/")
+_CLOCK_SUFFIX = "_per_second"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDigest:
+    """SHA-256 of the parts of a run that its settings decide."""
+
+    metrics: str
+    """Of metrics.jsonl without the figures of the clock, see `timeless`."""
+    adapters: dict[str, str]
+    """Of each adapter of the last checkpoint: weights and PEFT configuration, by player."""
+
+    def differences(self, other: "RunDigest") -> list[str]:
+        """Return what differs in another run: "metrics", and names of adapters."""
+        names = []
+        if self.metrics != other.metrics:
+            names.append("metrics")
+        for name in sorted(self.adapters.keys() | other.adapters.keys()):
+            if self.adapters.get(name) != other.adapters.get(name):
+                names.append(name)
+        return names
+
+
+def run_digest(folder: Path) -> RunDigest:
+    """Return the digests of a run.
+
+    Args:
+        folder: The run folder, or one of its checkpoints, whose adapters it then is.
+
+    Raises:
+        RunFolderError: There are no metrics or no checkpoint.
+    """
+    checkpoint, run = folder, folder.parent
+    if not folder.name.startswith("checkpoint-"):
+        run = folder
+        checkpoint = _last_checkpoint(folder)
+    rows = [timeless(row) for row in read_history(run / "metrics.jsonl")]
+    if not rows:
+        raise RunFolderError(f"{run}: no rows in metrics.jsonl; name the folder of a run.")
+    lines = [json.dumps(row, sort_keys=True) for row in rows]
+    adapters = {}
+    for weights in sorted(checkpoint.glob("*/adapter_model.safetensors")):
+        config = weights.with_name("adapter_config.json")
+        adapters[weights.parent.name] = _sha256(weights.read_bytes(), config.read_bytes())
+    return RunDigest(metrics=_sha256("\n".join(lines).encode()), adapters=adapters)
+
+
+def timeless(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of metrics without the figures that depend on the machine and its clock."""
+    kept = {}
+    for name, value in row.items():
+        is_of_clock = (
+            name in _CLOCK_METRICS
+            or name.startswith(_CLOCK_PREFIXES)
+            or name.endswith(_CLOCK_SUFFIX)
+        )
+        if not is_of_clock:
+            kept[name] = value
+    return kept
+
+
+def _last_checkpoint(run: Path) -> Path:
+    steps = []
+    for checkpoint in run.glob("checkpoint-*"):
+        number = checkpoint.name.removeprefix("checkpoint-")
+        if number.isdigit():
+            steps.append(int(number))
+    if not steps:
+        raise RunFolderError(f"{run}: no checkpoint; name the folder of a run that has saved one.")
+    return run / f"checkpoint-{max(steps)}"
+
+
+def _sha256(*parts: bytes) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
