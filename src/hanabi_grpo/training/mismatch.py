@@ -16,13 +16,15 @@ players. The gap's limits are no statistics: they say that rounding does not gro
 step to the next.
 
 The sample is computed again in float32 (`check_sample`): in 16 bits rounding of t would draw slopes
-to 1/2. Of each player one pass gives t and the law of surprises, and each suspect of the step takes
-one (`MismatchCheck._suspects`): three in 16 bits, one in float32. A temperature costs no pass:
+to 1/2. Of each player one pass gives t and the law of surprises, and each suspect takes one: the
+version before, the adapter × .99, and the base model or another adapter in turn. In float32 they
+are computed only where the gap gives a reason (`MismatchCheck._look`). A temperature costs no pass:
 ∂ log p / ∂ log T is the surprise minus its mean.
 """
 
 import contextlib
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,6 +73,10 @@ _NEXT_STEP = (
     "Nothing was updated in this step; restart the server, then the trainer, with RESUME at a "
     "checkpoint from before these steps."
 )
+FIRST_LOOKS = 3
+"""Steps of a player in which suspects are computed in float32, too."""
+LOOK_FACTOR = 1.5
+"""Multiple of the running median of gaps from which on they are in float32."""
 _EXPLAINED = 0.5
 """A suspect that leaves a larger share of the squared gap does not explain it."""
 _NUM_OWN = 3 + NUM_SURPRISE_SUMS
@@ -285,8 +291,7 @@ class MismatchCheck:
         metrics: dict[str, float] = {}
         findings: list[_Finding] = []
         if self.is_relative and games.samples:
-            suspects = {player: self._suspects(player, games) for player in games.samples}
-            for player, measured in self._measure(games, suspects).items():
+            for player, measured in self._look(games, evidence).items():
                 findings += self._judge(player, measured, games, evidence, metrics)
         findings += self._judge_repeats(games, evidence, metrics)
         # Findings are the same on every rank, for they come from sums over all of them.
@@ -300,18 +305,34 @@ class MismatchCheck:
 
     # Measuring
 
-    def _suspects(self, player: str, games: CheckedGames) -> list[str]:
-        """Return who is computed beside the policy itself in this step.
+    def _look(
+        self, games: CheckedGames, evidence: Mapping[str, Sequence[Sequence[float]]]
+    ) -> dict[str, _Measured]:
+        """Return each player's sums, with comparisons to those who are suspected in this step.
 
-        In 16 bits evidence takes many steps, so it is the version before, the own adapter scaled
-        and, in turn, one of the others; in float32, where one or two looks are enough, one of these
-        three kinds in turn.
+        In 16 bits a fault drowns in the gap's noise, so they are always computed. In float32 it
+        does not, and they are where a gap is larger than most, or most are not known yet; which
+        sign the gap has decides nothing, so the statistics of `evidence` hold.
         """
-        others = self._others(player)
+        everybody = {player: self._suspects(player, games) for player in games.samples}
         if self._dtype != "float32":
-            return [*self._nearby(games), others[games.version % len(others)]]
-        kinds = [*self._nearby(games), others[games.version // 3 % len(others)]]
-        return [kinds[games.version % len(kinds)]]
+            return self._measure(games, everybody)
+        measured = self._measure(games, dict.fromkeys(games.samples, ()))
+        suspicious = {}
+        for player, sums in measured.items():
+            gaps = [step[0] for step in evidence.get(f"{player}|gap", [])]
+            is_known = len(gaps) >= FIRST_LOOKS
+            if is_known and sums.gap <= LOOK_FACTOR * statistics.median(gaps) * sums.num_tokens:
+                continue
+            suspicious[player] = everybody[player]
+        if suspicious:
+            measured |= self._measure(games, suspicious)
+        return measured
+
+    def _suspects(self, player: str, games: CheckedGames) -> list[str]:
+        """Return who is suspected in this step; the base model and other adapters in turn."""
+        others = self._others(player)
+        return [*self._nearby(games), others[games.version % len(others)]]
 
     def _nearby(self, games: CheckedGames) -> list[str]:
         if games.sampled_by - 1 in self._earlier.versions:
