@@ -211,6 +211,13 @@ FAMILIES = (
         needs_engine=False,
         measure=peak_rows.predicted_peaks,
     ),
+    Family(
+        id="R21",
+        title="games with seeds ÷ left to chance",
+        target=None,
+        needs_engine=True,
+        measure=rollout_rows.seeds,
+    ),
 )
 
 
