@@ -114,7 +114,7 @@ def draw_seeds(streams: Iterable[SeedStream]) -> torch.Tensor:
 
 
 def _mix(value: Any) -> Any:
-    """Return 64 bits, each of which depends on all bits of a whole number or of each in an array."""
+    """Return 64 bits, each of which depends on all bits of a number; of an array, of each."""
     value = (value + 0x9E3779B97F4A7C15) & _WORD
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _WORD
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _WORD
