@@ -98,6 +98,8 @@ class WordEngine(StubSampler):
         self.loaded: dict[int, str] = {}
         """Number of each loaded adapter to its handle."""
         self.num_samples = 0
+        self.seeds: list[int | None] = []
+        """Of the replies so far."""
 
     async def load_adapter(self, name: str, number: int, path: str) -> AdapterHandle:
         weights = (Path(path) / "adapter_model.safetensors").read_bytes()
@@ -119,6 +121,7 @@ class WordEngine(StubSampler):
         if self.is_dead:
             raise RuntimeError("engine dead")
         self.num_samples += 1
+        self.seeds.append(sampling.seed)
         return word_reply(adapter, prompt_ids)
 
 

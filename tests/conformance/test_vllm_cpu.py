@@ -23,7 +23,7 @@ from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
 from hanabi_grpo.envs.base import draw
 from hanabi_grpo.server import vllm_cpu
-from hanabi_grpo.server.vllm_cpu import SeedStream
+from hanabi_grpo.server.vllm_cpu import SeedStream, draw_seeds
 
 NO_ADAPTER = -1
 HIDDEN = 32
@@ -189,22 +189,25 @@ def test_a_row_of_a_layer_is_the_same_bits_alone_and_beside_others(width: int) -
     assert torch.equal(alone, vllm_cpu.matmul(handler, x, bias)[3])
 
 
+def drawn(*streams: SeedStream) -> list[int]:
+    return [int(number) for number in draw_seeds(streams)]
+
+
 def test_the_numbers_of_a_seed_are_the_same_for_ever() -> None:
-    stream = SeedStream(seed=7)
-    assert [stream.draw() for _ in range(3)] == [1549427019, 334779968, 1877680808]
-    assert SeedStream(seed=8).draw() == 572617235
-    assert SeedStream(seed=2**63 - 1).draw() == 887418053
+    stream = SeedStream(7)
+    assert [drawn(stream) for _ in range(3)] == [[1549427019], [334779968], [1877680808]]
+    assert drawn(SeedStream(8), SeedStream(2**63 - 1)) == [572617235, 887418053]
 
 
 def test_vllm_takes_a_draw_back_by_an_offset_which_torchs_generator_does_not_have() -> None:
     with pytest.raises(RuntimeError):
         torch.Generator("cpu").get_offset()
-    stream = SeedStream(seed=7)
-    first = stream.draw()
+    stream = SeedStream(7)
+    first = drawn(stream)
     # As `GPUModelRunner` does behind a step that read only a part of a prompt.
     stream.set_offset(stream.get_offset() - 4)
-    assert stream.draw() == first
-    assert stream.draw() != first
+    assert drawn(stream) == first
+    assert drawn(stream) != first
 
 
 def make_vllm_sampler() -> TopKTopPSampler:
@@ -215,9 +218,9 @@ def test_a_tokens_choice_depends_on_the_seed_and_not_on_the_row() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(1, 52, generator=generator).expand(40, -1)
     sampler = make_vllm_sampler()
-    streams = {row: SeedStream(seed=row // 2) for row in range(20)}
+    streams = {row: SeedStream(row // 2) for row in range(20)}
     tokens, logprobs = vllm_cpu.sample(sampler, logits.clone(), streams, None, None)
-    again = {39 - row: SeedStream(seed=row // 2) for row in range(20)}
+    again = {39 - row: SeedStream(row // 2) for row in range(20)}
     reversed_tokens, _ = vllm_cpu.sample(sampler, logits.clone(), again, None, None)
     chosen = tokens.tolist()
     assert chosen[:20] == reversed_tokens.flip(0).tolist()[:20]
@@ -232,7 +235,7 @@ def test_seeded_tokens_have_the_frequencies_of_their_distribution() -> None:
     rows = 20_000
     # As the seeds of replies are: digests, far apart; and neighbours.
     for seeds in (range(rows), [draw("seed", row, below=2**63) for row in range(rows)]):
-        streams = {row: SeedStream(seed=seed) for row, seed in enumerate(seeds)}
+        streams = {row: SeedStream(seed) for row, seed in enumerate(seeds)}
         logits = probabilities.log().expand(rows, -1).clone()
         first, _ = vllm_cpu.sample(make_vllm_sampler(), logits, streams, None, None)
         second, _ = vllm_cpu.sample(make_vllm_sampler(), logits, streams, None, None)
@@ -257,10 +260,9 @@ def test_a_request_keeps_its_stream_where_it_leaves_the_batch_and_comes_back(
     monkeypatch.setattr(vllm_cpu, "stock_add_request", stock)
     request = SimpleNamespace(generator=torch.Generator().manual_seed(7))
     vllm_cpu.add_request(SimpleNamespace(), request)
-    added[0].draw()
+    assert drawn(added[0]) == [1549427019], "the first number of seed 7"
     vllm_cpu.add_request(SimpleNamespace(), request)
     assert added[0] is added[1]
-    assert added[0].seed == 7
     without_seed = SimpleNamespace(generator=None)
     vllm_cpu.add_request(SimpleNamespace(), without_seed)
     assert added[2] is None

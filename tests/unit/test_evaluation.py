@@ -156,6 +156,32 @@ def test_a_model_and_a_script_change_seats_over_a_real_connection(
     assert team.figures["illegal_per_game"] > 0
 
 
+def test_an_evaluation_asks_for_the_same_replies_again_and_another_seed_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def seeds_of_replies(seed: int | None, *, games_per_request: int = 200) -> list[int | None]:
+        monkeypatch.setattr(matches, "SERVED_GAMES", games_per_request)
+        with running_app() as server:
+            served = dataclasses.replace(served_by(server), seed=seed)
+            play_tasks("base,hint-bot", LAPTOP, 12, served=served)
+            return sorted(server.engine.seeds, key=str)
+
+    first = seeds_of_replies(42)
+    assert len(set(first)) > 12
+    assert seeds_of_replies(42, games_per_request=6) == first, "in requests of another size"
+    assert not set(seeds_of_replies(43)) & set(first)
+    assert set(seeds_of_replies(None)) == {None}
+
+
+def test_evaluations_of_two_seeds_are_two_jobs() -> None:
+    with running_app() as server:
+        keys = []
+        for seed in (42, 43):
+            served = dataclasses.replace(served_by(server), seed=seed)
+            keys.append(lineup_key(parse_lineup("base", 2), LAPTOP, served=served))
+    assert keys[0] != keys[1]
+
+
 def test_a_dropped_game_is_no_figure() -> None:
     message = r"1 of 3 games were not played \(task eval 0: lightning\)"
     with running_app() as server, pytest.raises(ServerError, match=message):

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -224,6 +225,7 @@ def test_two_servers_play_what_one_plays_in_the_order_of_the_request(
     for app in apps:
         assert app.store.versions() == {"player_0": 7, "player_1": 7}
     shared = both.play(TASKS, PLAYERS, 7)
+    shared_seeds = Counter([*apps[0].engine.seeds, *apps[1].engine.seeds])
     assert servers_of(shared.groups) == [{"first"}, {"second"}, {"first"}, {"second"}, {"first"}]
     assert [group[0].seed for group in shared.groups] == [0, 1, 2, 3, 4]
     for group in shared.groups:
@@ -237,7 +239,11 @@ def test_two_servers_play_what_one_plays_in_the_order_of_the_request(
         assert session.released
     alone.connect(7)
     alone.push(None, PLAYERS, 7)
+    apps[0].engine.seeds.clear()
     single = alone.play(TASKS, PLAYERS, 7)
+    assert Counter(apps[0].engine.seeds) == shared_seeds, "a server's share changes no reply"
+    assert None not in shared_seeds
+    assert max(shared_seeds.values()) == 1, "each reply has a seed of its own"
     assert without_server(single.groups) == without_server(shared.groups)
     assert single.cached_tokens == shared.cached_tokens
     assert single.prompt_tokens == shared.prompt_tokens

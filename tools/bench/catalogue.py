@@ -213,6 +213,13 @@ FAMILIES = (
         measure=peak_rows.predicted_peaks,
     ),
     Family(
+        id="R21",
+        title="games with seeds ÷ left to chance",
+        target=None,
+        needs_engine=True,
+        measure=rollout_rows.seeds,
+    ),
+    Family(
         id="R22",
         title=late_rows.TITLE,
         target=late_rows.TARGET,

@@ -9,6 +9,7 @@ import itertools
 import os
 import uuid
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from starlette.types import ASGIApp
@@ -26,6 +27,7 @@ from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.messages import read_tasks
 from hanabi_grpo.rollout.sampler import SamplingConfig
+from hanabi_grpo.rollout.seeds import request_seed
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import VllmSampler
 from hanabi_grpo.server.scheduler import Scheduler
@@ -72,6 +74,7 @@ class EngineBench:
         self.client = RolloutClient(url)
         self._plays: list[list[GameCalls]] = []
         self._request_ids = itertools.count()
+        self._num_plays = itertools.count()
 
     @property
     def num_games(self) -> int:
@@ -96,13 +99,18 @@ class EngineBench:
         return (await self.plays(1))[0]
 
     async def play_again(
-        self, *, num_tasks: int | None = None, seats: tuple[str, ...] | None = None
+        self,
+        *,
+        num_tasks: int | None = None,
+        seats: tuple[str, ...] | None = None,
+        seeded: bool = True,
     ) -> Measure:
         """Play the recorded games through the real scheduler, on empty caches.
 
         Args:
             num_tasks: Only the first ones; None: all.
             seats: A policy spec per seat; None: the adapters that are served.
+            seeded: Whether each reply has a seed, as in training.
 
         Returns:
             The measure in sampled tokens.
@@ -113,7 +121,7 @@ class EngineBench:
         await self.engine.reset_prefix_cache()
         forced = ForcedSampler(self.engine, games)
         with Stopwatch(children=True) as watch:
-            await self._play(forced, tasks, seats)
+            await self._play(forced, tasks, seats, seeded=seeded)
         forced.check_complete()
         return watch.measure(forced.num_tokens, games=len(games))
 
@@ -228,7 +236,12 @@ class EngineBench:
         )
 
     async def _play(
-        self, sampler: Any, num_tasks: int, seats: tuple[str, ...] | None = None
+        self,
+        sampler: Any,
+        num_tasks: int,
+        seats: tuple[str, ...] | None = None,
+        *,
+        seeded: bool = True,
     ) -> None:
         model = Model(sampler=sampler, chat=self.chat, max_model_len=self.settings.max_model_len)
         games_at_once = max(self.settings.games_at_once, self.num_games)
@@ -253,8 +266,12 @@ class EngineBench:
             num_games=self.settings.num_generations,
             seats=seats,
         )
+        sampling = self.sampling
+        if seeded:
+            seed = request_seed(self.settings.seed, "benchmark", next(self._num_plays))
+            sampling = replace(sampling, seed=seed)
         try:
-            await scheduler.run(read_tasks(request), self.sampling)
+            await scheduler.run(read_tasks(request), sampling)
         finally:
             scheduler.close()
 

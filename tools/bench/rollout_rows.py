@@ -39,6 +39,31 @@ async def against_raw(bench: Bench) -> list[Row]:
     ]
 
 
+async def seeds(bench: Bench) -> list[Row]:
+    """R21: what the seeds of replies cost, which make a run repeatable."""
+    engine = bench.needed_engine
+
+    async def with_seeds() -> Measure:
+        return await engine.play_again()
+
+    async def without() -> Measure:
+        return await engine.play_again(seeded=False)
+
+    pairs = await measure_pairs(with_seeds, without, pairs=bench.pairs)
+    ratios, cpu = ratios_of(pairs, of_time=True)
+    return [
+        Row(
+            id="R21",
+            name="time of a step's games, each reply with a seed ÷ left to chance",
+            arms=("a seed for each reply, as in training", "requests without a seed"),
+            ratios=ratios,
+            cpu_ratios=cpu,
+            how=f"{engine.num_games} recorded games, prefix cache reset before each arm, wall "
+            "time per sampled token",
+        )
+    ]
+
+
 async def cached_share(bench: Bench) -> list[Row]:
     """R4: cached prompt tokens over sharable ones."""
     engine = bench.needed_engine

@@ -4,10 +4,12 @@ Each replaces one stock method; `tests/conformance/test_vllm_cpu.py` compares it
 and fails when a new vLLM works in another way.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
 from vllm import _custom_ops
 from vllm.lora.model_manager import LoRAModelManager
@@ -72,40 +74,47 @@ def _update(
     _stock_update(self, layer, finite_key, finite_value, kv_cache, slot_mapping)
 
 
-@dataclass(slots=True)
 class SeedStream:
     """The random numbers of one request with a seed, in the place of its `torch.Generator`.
 
     vLLM takes a draw back when it belongs to a part of a prompt, by the generator's offset. torch's
     generator for CPUs has none: it raises, and the engine core dies of that.
+
+    The numbers are SplitMix64 (Steele, Lea and Flood 2014), the mixing function of vLLM's own
+    kernel, at successive positions from the mixed seed on.
     """
 
-    seed: int
-    """Of the request."""
-    offset: int = 0
-    """Numbers drawn so far, times `_OFFSET_PER_DRAW`."""
+    __slots__ = ("_key", "_offset")
+
+    def __init__(self, seed: int) -> None:
+        """Begin the stream of a seed from 0 to 2⁶⁴ - 1."""
+        self._key: int = _mix(seed)
+        self._offset = 0
 
     def get_offset(self) -> int:
-        """Return the position in the stream."""
-        return self.offset
+        """Return the position in the stream, times `_OFFSET_PER_DRAW`."""
+        return self._offset
 
     def set_offset(self, offset: int) -> None:
         """Go to a position in the stream."""
-        self.offset = offset
+        self._offset = offset
 
-    def draw(self) -> int:
-        """Return the next number, from 0 to 2³¹ - 1.
-
-        It is SplitMix64 (Steele, Lea and Flood 2014), the mixing function of vLLM's kernel, at the
-        position in a stream that begins at the mixed seed.
-        """
-        position = self.offset // _OFFSET_PER_DRAW
-        self.offset += _OFFSET_PER_DRAW
-        return _mix(_mix(self.seed) + position) >> _UNUSED_BITS
+    def advance(self) -> int:
+        """Return the next number before it is mixed, see `draw_seeds`."""
+        position = self._offset // _OFFSET_PER_DRAW
+        self._offset += _OFFSET_PER_DRAW
+        return (self._key + position) & _WORD
 
 
-def _mix(value: int) -> int:
-    """Return 64 bits, of which each depends on each bit of the value."""
+def draw_seeds(streams: Iterable[SeedStream]) -> torch.Tensor:
+    """Return the next number of each stream, from 0 to 2³¹ - 1, as a tensor of int64."""
+    # All at once: one by one they would take longer than the choice of the tokens.
+    numbers = np.array([stream.advance() for stream in streams], dtype=np.uint64)
+    return torch.from_numpy((_mix(numbers) >> _UNUSED_BITS).astype(np.int64))
+
+
+def _mix(value: Any) -> Any:
+    """Return 64 bits, each of which depends on all bits of a number; of an array, of each."""
     value = (value + 0x9E3779B97F4A7C15) & _WORD
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _WORD
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _WORD
@@ -152,9 +161,12 @@ def sample(
         shown = logits
     elif self.logprobs_mode == "processed_logprobs":
         shown = logits.log_softmax(dim=-1, dtype=torch.float32)
-    seeds = torch.randint(0, 2**31, (len(logits),), dtype=torch.long)
-    rows = list(generators)
-    seeds[rows] = torch.tensor([generators[row].draw() for row in rows])
+    num_rows = len(logits)
+    if len(generators) == num_rows:
+        seeds = draw_seeds(generators[row] for row in range(num_rows))
+    else:
+        seeds = torch.randint(0, 2**31, (num_rows,), dtype=torch.long)
+        seeds[list(generators)] = draw_seeds(generators.values())
     return torch.ops._C.fused_gumbel_argmax(logits.to(torch.float32), seeds), shown
 
 
