@@ -58,9 +58,11 @@ class Sizes:
     layers: int = 4
     games: int = 64
     reply: int = 48
+    same_tasks: bool = False
+    """Whether every step has the same tasks, and so the same rounding again and again."""
 
 
-SMALL = Sizes(hidden=64, layers=2, games=64, reply=12)
+SMALL = Sizes(hidden=64, layers=2, games=64, reply=12, same_tasks=True)
 """For thousands of steps."""
 
 
@@ -127,7 +129,10 @@ def learn(model: Any, dtype: torch.dtype) -> Iterator[None]:
 @torch.no_grad()
 def sample(model: Any, dtype: torch.dtype, sizes: Sizes, temperature: float) -> list[list[Episode]]:
     """Return groups of games, with the logprobs of the policy as this program computes them."""
-    prompts = torch.randint(0, 256, (TASKS, PROMPT)).repeat_interleave(sizes.games // TASKS, 0)
+    prompts = torch.randint(0, 256, (TASKS, PROMPT))
+    if sizes.same_tasks:
+        prompts = torch.arange(TASKS * PROMPT).view(TASKS, PROMPT)
+    prompts = prompts.repeat_interleave(sizes.games // TASKS, 0)
     cache = DynamicCache()
     seen = prompts
     replies = []
@@ -207,6 +212,13 @@ def run(fault: str, dtype: torch.dtype, steps: int, sizes: Sizes, *, goes_on: bo
             sampled_by=version,
         )
         said.num_steps = version
+        if version % 250 == 0:
+            print(
+                f"    {name_of_dtype}, step {version}: {len(said.incidents)} incidents, largest z "
+                f"{said.largest_policy:.2f} and {said.largest_surprise:.2f}",
+                file=sys.stderr,
+                flush=True,
+            )
         try:
             evidence, _ = check.check_games(checked, evidence)
             _note(said, evidence)

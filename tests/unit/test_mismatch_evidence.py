@@ -17,6 +17,7 @@ from hanabi_grpo.training.evidence import (
     compare,
     count_repeats,
     gap_limits,
+    is_far_enough,
     policy_score,
     repeat_score,
     surprise_score,
@@ -69,7 +70,7 @@ def test_noise_that_is_larger_than_the_change_hides_no_stale_adapter_and_makes_n
         other = before + rounding * noise[2]
         comparison = compare(sampler, own, other, block=32)
         slopes[is_stale].append(comparison.slope)
-        return comparison.evidence
+        return comparison.evidence(1.0)
 
     fresh = [step(False, change) for _ in range(STEPS)]
     stale = [step(True, change) for _ in range(STEPS)]
@@ -84,6 +85,25 @@ def test_noise_that_is_larger_than_the_change_hides_no_stale_adapter_and_makes_n
     equal = [step(False, 1e-4) for _ in range(1000)]
     largest = max(policy_score(equal[max(0, end - STEPS) : end]).z for end in range(1, 1001))
     assert largest < WARNING
+
+
+def test_rounding_that_is_the_same_in_every_step_is_no_other_policy() -> None:
+    # Gaps of .004 on average are a deviation of .005, and 5 / sqrt(100) of it is .0025.
+    for root_mean_square, expected in ((0.0024, False), (0.0026, True)):
+        distance = 500 * root_mean_square**2
+        assert is_far_enough(distance, 0.004, num_tokens=500.0, num_different=100.0) is expected
+    assert not is_far_enough(0.0, 0.0, num_tokens=0.0, num_different=0.0)
+
+
+def test_equal_tokens_in_equal_contexts_count_once() -> None:
+    own = torch.randn(320, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    other = own + 0.01
+    sampler = own + 0.01 * torch.randn(320, dtype=torch.float64)
+    once = compare(sampler, own, other, block=16)
+    many = compare(sampler.repeat(4), own.repeat(4), other.repeat(4), block=16)
+    assert policy_score([many.evidence(4.0)]).z == pytest.approx(
+        policy_score([once.evidence(1.0)]).z
+    )
 
 
 def _drawn(law_logits: torch.Tensor, drawn_from: torch.Tensor, seed: int) -> list[float]:

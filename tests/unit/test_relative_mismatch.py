@@ -102,7 +102,7 @@ class Checked:
                         value.add_(2e-3 * torch.randn(value.shape).sign())
             self.earlier.keep(version)
         self.incidents: list[tuple[str, str]] = []
-        self.check = self.make_check("bfloat16")
+        self.check = self.make_check("float32")
 
     def make_check(self, dtype: str, tolerance: float = 10.0) -> MismatchCheck:
         return MismatchCheck(
@@ -255,7 +255,8 @@ def test_evidence_grows_over_steps_and_over_a_resume() -> None:
     checked = Checked()
     own = checked.games("player_0").samples["player_0"].sampler_logprobs
     before = checked.games("stale").samples["player_0"].sampler_logprobs
-    noise = 10 * float((own - before)[own != 0].square().mean().sqrt())
+    checked.check = checked.make_check("bfloat16")
+    noise = 8 * float((own - before)[own != 0].square().mean().sqrt())
     evidence: Any = {}
     num_steps = 0
     with pytest.raises(ParityError, match=r"over \d+ step\(s\)"):
@@ -270,6 +271,7 @@ def test_evidence_grows_over_steps_and_over_a_resume() -> None:
 
 def test_a_gap_is_an_incident_at_three_times_the_median_and_a_stop_at_ten_times() -> None:
     checked = Checked()
+    checked.check = checked.make_check("bfloat16")
     evidence: Any = {"player_0|gap": [[0.01]] * 20}
     for noise, kinds in ((0.02, []), (0.05, ["mismatch_rose"])):
         checked.incidents.clear()

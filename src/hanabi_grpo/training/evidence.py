@@ -26,6 +26,12 @@ probability of at most exp(−h² / 2) (Efron 1969, "Student's t-test under symm
 it without a c). Which λ is the best is seen afterwards: 17 values, each 1.5 times the one before,
 cover a range of 1 to 650 of sqrt(Σ x²), and the best of them gives at least 95 % of z² / 2.
 
+Rounding is a function of what stands before a token, so that the same token in the same context has
+the same error, in every game and in every step. m of N tokens differ: Σ (…)² counts N / m times,
+and a suspect counts only where the error of one step's m contexts, were it the same for ever, could
+not look like half of d: D ≥ `DISTANCE` · σ / sqrt(m), D the root of the mean d², σ = 1.25 times the
+running median of gaps (`is_far_enough`).
+
 **What was sampled** (`surprise_score`). f(token) = min(−t, CEILING) has under t a known mean and
 variance at every position: two sums over the vocabulary. Tokens are drawn one after the other, so
 S = Σ w (f − mean) is a martingale, V = Σ variance its predictable variance. No increment upwards is
@@ -70,6 +76,10 @@ STEPS = SPANS[-1]
 BLOCKS = {"float32": 8, "bfloat16": 16, "float16": 16}
 """Tokens of a block, by number format: neighbours share what rounding did to their context, and in
 float32 it does little. Nothing passes the root of the number of blocks."""
+DISTANCE = 5.0
+"""Standard errors of a mean over one step's different tokens that a suspect must be away."""
+ROOT_MEAN_SQUARE = 1.25
+"""Of noise, in multiples of its mean size; sqrt(π / 2) where it is normal."""
 CEILING = 5.0
 """Most nats that a token's surprise counts."""
 LARGEST_WEIGHT = 1.5
@@ -119,15 +129,23 @@ class Comparison:
         """0 where the own policy sampled and 1 where the other one did."""
         return self.product / self.distance
 
-    @property
-    def evidence(self) -> list[float]:
-        """What is remembered of it, see `policy_score`."""
-        return [self.toward, self.toward_squares, self.away, self.away_squares]
+    def evidence(self, repetition: float) -> list[float]:
+        """Return what is remembered of it, see `policy_score`.
+
+        Args:
+            repetition: Tokens over different tokens, N / m.
+        """
+        return [
+            self.toward,
+            repetition * self.toward_squares,
+            self.away,
+            repetition * self.away_squares,
+        ]
 
     @property
     def numbers(self) -> list[float]:
         """All fields in their order, to be added up over processes."""
-        return [*self.evidence, self.distance, self.residual]
+        return [*self.evidence(1.0), self.distance, self.residual]
 
     @classmethod
     def of(cls, numbers: Sequence[float]) -> "Comparison":
@@ -202,6 +220,23 @@ def compare(
 def _block_squares(values: torch.Tensor, block: int) -> float:
     blocks = torch.nn.functional.pad(values, (0, -len(values) % block)).view(-1, block)
     return float(blocks.sum(1).square().sum())
+
+
+def is_far_enough(
+    distance: float, noise: float, *, num_tokens: float, num_different: float
+) -> bool:
+    """Tell whether a suspect is so far away that rounding which repeats cannot look like it.
+
+    Args:
+        distance: Σ d² over a step's tokens.
+        noise: Mean |s − t| of steps before.
+        num_tokens: Tokens of the step.
+        num_different: Of them, those that differ in the token or in what stands before it.
+    """
+    if not num_tokens or not num_different:
+        return False
+    deviation = ROOT_MEAN_SQUARE * noise
+    return distance / num_tokens >= (DISTANCE * deviation) ** 2 / num_different
 
 
 def spans(steps: Sequence[Sequence[float]]) -> Iterable[tuple[int, list[float]]]:

@@ -5,8 +5,8 @@ It runs in every step before the optimizer moves, in every number format, and lo
 - **the gap**, the mean |trainer − sampler| of a player's tokens: against HANABI_PARITY_TOLERANCE
   on all of them, and against its own running median on a sample (`evidence.gap_limits`);
 - **other policies**: is the sampler closer to the version before, another player's adapter, the
-  base model, its own adapter × .99 or beyond, a temperature × 1.01 or beyond, or as far on the
-  other side, than to the policy that is trained (`evidence.compare`)?
+  base model, its own adapter scaled or another temperature, or as far on the other side, than to
+  the policy that is trained (`evidence.compare`)?
 - **what was sampled**: were the tokens drawn from the distribution that the sampler reports
   (`evidence.surprise_score`), and do episodes repeat more often than chance allows
   (`evidence.count_repeats`)?
@@ -17,9 +17,9 @@ step to the next.
 
 The sample is computed again in float32 (`check_sample`): in 16 bits rounding of t would draw slopes
 to 1/2. Of each player one pass gives t and the law of surprises, and each suspect takes one: the
-version before, the adapter × .99, and the base model or another adapter in turn. In float32 they
-are computed only where the gap gives a reason (`MismatchCheck._look`). A temperature costs no pass:
-∂ log p / ∂ log T is the surprise minus its mean.
+version before, the adapter × .99 (.9 in 16 bits), and the base model or another adapter in turn.
+In float32 they are computed only where the gap gives a reason (`MismatchCheck._look`). A
+temperature costs no pass: ∂ log p / ∂ log T is the surprise minus its mean.
 """
 
 import contextlib
@@ -48,6 +48,7 @@ from hanabi_grpo.training.evidence import (
     copy_evidence,
     count_repeats,
     gap_limits,
+    is_far_enough,
     policy_score,
     remember,
     repeat_score,
@@ -64,11 +65,13 @@ STALE = "stale"
 BASE = "base"
 """The suspect "the base model"."""
 SCALED = "scaled"
-"""The suspect "the own adapter × `SCALE`", and what lies beyond it."""
+"""The suspect "the own adapter × `SCALES`", and what lies beyond it."""
 TEMPERATURE = "temperature"
-"""The suspect "a temperature × `HEAT`", and what lies beyond it."""
-SCALE = 0.99
-HEAT = 1.01
+"""The suspect "a temperature × `HEATS`", and what lies beyond it."""
+SCALES = {"float32": 0.99, "bfloat16": 0.9, "float16": 0.9}
+"""By number format: in 16 bits rounding hides less than that."""
+HEATS = {"float32": 1.01, "bfloat16": 1.05, "float16": 1.05}
+"""By number format, for the same reason."""
 _NEXT_STEP = (
     "Nothing was updated in this step; restart the server, then the trainer, with RESUME at a "
     "checkpoint from before these steps."
@@ -79,7 +82,7 @@ LOOK_FACTOR = 1.5
 """Multiple of the running median of gaps from which on they are in float32."""
 _EXPLAINED = 0.5
 """A suspect that leaves a larger share of the squared gap does not explain it."""
-_NUM_OWN = 3 + NUM_SURPRISE_SUMS
+_NUM_OWN = 4 + NUM_SURPRISE_SUMS
 """Sums of a player before those of its comparisons, see `_Measured`."""
 
 
@@ -108,6 +111,8 @@ class _Measured:
     gap_squares: float
     """Σ (s − t)²."""
     num_tokens: float
+    num_different: float
+    """Tokens that differ, or have another context."""
     surprise: Sequence[float]
     """See `evidence.surprise_sums`."""
     comparisons: Mapping[str, Comparison]
@@ -371,11 +376,12 @@ class MismatchCheck:
             for number, suspect in enumerate([*suspects[player], TEMPERATURE]):
                 start = _NUM_OWN + NUM_NUMBERS * number
                 comparisons[suspect] = Comparison.of(total[start : start + NUM_NUMBERS])
-            gap, gap_squares, num_tokens, *surprise = total[:_NUM_OWN]
+            gap, gap_squares, num_tokens, num_different, *surprise = total[:_NUM_OWN]
             measured[player] = _Measured(
                 gap=gap,
                 gap_squares=gap_squares,
                 num_tokens=num_tokens,
+                num_different=num_different,
                 surprise=surprise,
                 comparisons=comparisons,
             )
@@ -400,6 +406,8 @@ class MismatchCheck:
             float(gap.abs().sum()),
             float(gap.square().sum()),
             float(len(gap)),
+            # The same token in the same context has the same logprob, and others hardly ever.
+            float(len(own.unique())),
             *surprise_sums(sampler, own, mean, law.variance.double()),
         ]
         block = BLOCKS[self._dtype]
@@ -407,7 +415,7 @@ class MismatchCheck:
             other = self._logprobs(batch, name, suspect, games)
             sums += compare(sampler, own, other, block=block).numbers
         # A token that is more likely than most grows rarer in the heat.
-        hotter = own + (HEAT - 1) * ((-own).clamp(max=CEILING) - mean)
+        hotter = own + (HEATS[self._dtype] - 1) * ((-own).clamp(max=CEILING) - mean)
         sums += compare(sampler, own, hotter, block=block).numbers
         return sums
 
@@ -419,7 +427,7 @@ class MismatchCheck:
             with self._earlier.using(games.sampled_by - 1):
                 return self._policy.float32_logprobs(batch, name)
         if suspect == SCALED:
-            return self._policy.float32_logprobs(batch, name, SCALE)
+            return self._policy.float32_logprobs(batch, name, SCALES[self._dtype])
         return self._policy.float32_logprobs(batch, None if suspect == BASE else suspect)
 
     # Judging
@@ -477,18 +485,29 @@ class MismatchCheck:
     ) -> list[_Finding]:
         """Return suspicions, the one that explains the step's gap best first."""
         findings: list[tuple[float, _Finding]] = []
+        num_tokens = measured.num_tokens
+        if not num_tokens:
+            return []
+        gaps = [step[0] for step in evidence.get(f"{player}|gap", [])]
+        noise = statistics.median(gaps) if gaps else measured.gap / num_tokens
         for suspect, comparison in measured.comparisons.items():
-            if not comparison.distance:
+            if not comparison.distance or not is_far_enough(
+                comparison.distance,
+                noise,
+                num_tokens=num_tokens,
+                num_different=measured.num_different,
+            ):
                 continue
-            metrics |= _metrics(player, suspect, comparison)
-            steps = remember(evidence, f"{player}|{suspect}", comparison.evidence)
+            metrics.update(self._metrics(player, suspect, comparison))
+            numbers = comparison.evidence(num_tokens / measured.num_different)
+            steps = remember(evidence, f"{player}|{suspect}", numbers)
             score = policy_score(steps)
             if score.z <= WARNING:
                 continue
             finding = _Finding(
                 kind="mismatch_policy",
                 player=player,
-                message=_policy_message(player, suspect, comparison, score, measured, games),
+                message=self._policy_message(player, suspect, comparison, score, measured, games),
                 stops=score.z > LIMIT,
             )
             findings.append((_unexplained(suspect, comparison, measured), finding))
@@ -566,9 +585,63 @@ class MismatchCheck:
                 " No suspect explains this step's logprobs (the version before, another adapter, "
                 "the base model, a scale, a temperature)."
             )
-        name = _describe(best, measured.comparisons[best], games.sampled_by)
+        name = self._describe(best, measured.comparisons[best], games.sampled_by)
         share = 1 - least / measured.gap_squares
         return f" Likeliest: {name}, which explains {share:.0%} of the squared gap."
+
+    def _metrics(self, player: str, suspect: str, comparison: Comparison) -> dict[str, float]:
+        """Return what version, scale and temperature look like; 0, 1 and 1 are right."""
+        if suspect == STALE:
+            return {f"{player}/parity_slope": comparison.slope}
+        if suspect == SCALED:
+            return {f"{player}/parity_scale": 1 + (SCALES[self._dtype] - 1) * comparison.slope}
+        if suspect == TEMPERATURE:
+            return {f"{player}/parity_temperature": 1 + (HEATS[self._dtype] - 1) * comparison.slope}
+        return {}
+
+    def _describe(self, suspect: str, comparison: Comparison, version: int) -> str:
+        """Return what a suspect is called."""
+        if suspect == STALE:
+            return f"version {version - 1} of its adapter"
+        if suspect == BASE:
+            return "the base model without an adapter"
+        if suspect == SCALED:
+            return f"its own adapter times {1 + (SCALES[self._dtype] - 1) * comparison.slope:.3g}"
+        if suspect == TEMPERATURE:
+            heat = 1 + (HEATS[self._dtype] - 1) * comparison.slope
+            return f"its own adapter at {heat:.3g} times TEMPERATURE"
+        return f"adapter {suspect}"
+
+    def _policy_message(
+        self,
+        player: str,
+        suspect: str,
+        comparison: Comparison,
+        score: Score,
+        measured: _Measured,
+        games: CheckedGames,
+    ) -> str:
+        name = self._describe(suspect, comparison, games.sampled_by)
+        verdict = f"the sampler's logprobs are closer to those of {name} than to this version's"
+        fault = _FAULTS.get(suspect, "a swapped adapter")
+        if score.sign < 0 and suspect not in (SCALED, TEMPERATURE):
+            verdict = (
+                f"the sampler's logprobs are not this version's, and still less those of {name}"
+            )
+            fault = "another policy"
+        return (
+            f"{player}@{games.sampled_by}: {verdict}, by {score.z:.1f} standard errors over "
+            f"{score.num_steps} step(s); allowed are {LIMIT:g}. Slope {comparison.slope:.2f} over "
+            f"{measured.num_tokens:.0f} tokens of this step, where 0 is right and 1 is "
+            f"{self._unit(suspect)}. The server samples {fault}."
+        )
+
+    def _unit(self, suspect: str) -> str:
+        if suspect == SCALED:
+            return f"the own adapter times {SCALES[self._dtype]:g}"
+        if suspect == TEMPERATURE:
+            return f"{HEATS[self._dtype]:g} times TEMPERATURE"
+        return "the other policy"
 
 
 def _gap_rule(limits: GapLimits, num_steps: int) -> str:
@@ -597,30 +670,6 @@ def _unexplained(suspect: str, comparison: Comparison, measured: _Measured) -> f
     return comparison.residual
 
 
-def _metrics(player: str, suspect: str, comparison: Comparison) -> dict[str, float]:
-    """Return what the sampler's version, scale and temperature look like, 0, 1 and 1 are right."""
-    if suspect == STALE:
-        return {f"{player}/parity_slope": comparison.slope}
-    if suspect == SCALED:
-        return {f"{player}/parity_scale": 1 + (SCALE - 1) * comparison.slope}
-    if suspect == TEMPERATURE:
-        return {f"{player}/parity_temperature": 1 + (HEAT - 1) * comparison.slope}
-    return {}
-
-
-def _describe(suspect: str, comparison: Comparison, version: int) -> str:
-    """Return what a suspect is called."""
-    if suspect == STALE:
-        return f"version {version - 1} of its adapter"
-    if suspect == BASE:
-        return "the base model without an adapter"
-    if suspect == SCALED:
-        return f"its own adapter times {1 + (SCALE - 1) * comparison.slope:.3g}"
-    if suspect == TEMPERATURE:
-        return f"its own adapter at {1 + (HEAT - 1) * comparison.slope:.3g} times TEMPERATURE"
-    return f"adapter {suspect}"
-
-
 _FAULTS = {
     STALE: "a stale adapter",
     BASE: "without its adapter",
@@ -628,33 +677,3 @@ _FAULTS = {
     TEMPERATURE: "at another temperature, or with another filter of tokens",
 }
 """What the server samples, by suspect."""
-
-
-def _policy_message(
-    player: str,
-    suspect: str,
-    comparison: Comparison,
-    score: Score,
-    measured: _Measured,
-    games: CheckedGames,
-) -> str:
-    name = _describe(suspect, comparison, games.sampled_by)
-    verdict = f"the sampler's logprobs are closer to those of {name} than to this version's"
-    fault = _FAULTS.get(suspect, "a swapped adapter")
-    if score.sign < 0 and suspect not in (SCALED, TEMPERATURE):
-        verdict = f"the sampler's logprobs are not this version's, and still less those of {name}"
-        fault = "another policy"
-    return (
-        f"{player}@{games.sampled_by}: {verdict}, by {score.z:.1f} standard errors over "
-        f"{score.num_steps} step(s); allowed are {LIMIT:g}. Slope {comparison.slope:.2f} over "
-        f"{measured.num_tokens:.0f} tokens of this step, where 0 is right and 1 is "
-        f"{_unit(suspect)}. The server samples {fault}."
-    )
-
-
-def _unit(suspect: str) -> str:
-    if suspect == SCALED:
-        return f"the own adapter times {SCALE:g}"
-    if suspect == TEMPERATURE:
-        return f"{HEAT:g} times TEMPERATURE"
-    return "the other policy"
