@@ -73,9 +73,9 @@ SPANS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Numbers of steps whose evidence is added up."""
 STEPS = SPANS[-1]
 """Steps of evidence that are remembered."""
-BLOCKS = {"float32": 8, "bfloat16": 16, "float16": 16}
-"""Tokens of a block, by number format: neighbours share what rounding did to their context, and in
-float32 it does little. Nothing passes the root of the number of blocks."""
+BLOCK = 8
+"""Tokens of a block: neighbours share what rounding did to their context. No z passes the root of
+the number of blocks."""
 DISTANCE = 5.0
 """Standard errors of a mean over one step's different tokens that a suspect must be away."""
 ROOT_MEAN_SQUARE = 1.25
@@ -86,7 +86,7 @@ LARGEST_WEIGHT = 1.5
 """Most that p_trainer / p_sampler counts, and its inverse."""
 GAP_FACTOR = 3.0
 """Multiple of the running median from which on a step's gap is an incident."""
-GAP_STOP_FACTOR = 10.0
+GAP_STOP_FACTOR = 6.0
 """Multiple of the running median from which on it stops the run."""
 GAP_TOKENS = 256
 """Tokens that a step's gap needs."""
@@ -185,9 +185,7 @@ def trust_weights(own: torch.Tensor, sampler: torch.Tensor) -> torch.Tensor:
     return (own - sampler).exp().clamp(1 / LARGEST_WEIGHT, LARGEST_WEIGHT)
 
 
-def compare(
-    sampler: torch.Tensor, own: torch.Tensor, other: torch.Tensor, *, block: int
-) -> Comparison:
+def compare(sampler: torch.Tensor, own: torch.Tensor, other: torch.Tensor) -> Comparison:
     """Return how [tokens] logprobs of the sampler lie between those of two policies.
 
     All sums are 0 where a logprob is not finite.
@@ -196,7 +194,6 @@ def compare(
         sampler: The sampler's.
         own: Those of the policy that should have sampled.
         other: Those of the suspect.
-        block: Tokens of a block, see `BLOCKS`.
     """
     s = sampler.double()
     t = own.double()
@@ -209,16 +206,16 @@ def compare(
     away = -product - d.square() / 2
     return Comparison(
         toward=float(toward.sum()),
-        toward_squares=_block_squares(toward, block),
+        toward_squares=_block_squares(toward),
         away=float(away.sum()),
-        away_squares=_block_squares(away, block),
+        away_squares=_block_squares(away),
         distance=float(d.square().sum()),
         residual=float((s - o).square().sum()),
     )
 
 
-def _block_squares(values: torch.Tensor, block: int) -> float:
-    blocks = torch.nn.functional.pad(values, (0, -len(values) % block)).view(-1, block)
+def _block_squares(values: torch.Tensor) -> float:
+    blocks = torch.nn.functional.pad(values, (0, -len(values) % BLOCK)).view(-1, BLOCK)
     return float(blocks.sum(1).square().sum())
 
 

@@ -12,7 +12,7 @@ It runs in every step before the optimizer moves, in every number format, and lo
   (`evidence.count_repeats`)?
 
 `evidence` has the statistics and the bound of a false stop: below 1e-4 in 1,000 steps of five
-players. The gap's limits are no statistics: they say that rounding does not grow tenfold from one
+players. The gap's limits are no statistics: they say that rounding does not grow sixfold from one
 step to the next.
 
 The sample is computed again in float32 (`check_sample`): in 16 bits rounding of t would draw slopes
@@ -34,7 +34,6 @@ from accelerate import Accelerator
 
 from hanabi_grpo.errors import ParityError
 from hanabi_grpo.training.evidence import (
-    BLOCKS,
     CEILING,
     GAP_TOKENS,
     LIMIT,
@@ -410,13 +409,12 @@ class MismatchCheck:
             float(len(own.unique())),
             *surprise_sums(sampler, own, mean, law.variance.double()),
         ]
-        block = BLOCKS[self._dtype]
         for suspect in suspects:
             other = self._logprobs(batch, name, suspect, games)
-            sums += compare(sampler, own, other, block=block).numbers
+            sums += compare(sampler, own, other).numbers
         # A token that is more likely than most grows rarer in the heat.
         hotter = own + (HEATS[self._dtype] - 1) * ((-own).clamp(max=CEILING) - mean)
-        sums += compare(sampler, own, hotter, block=block).numbers
+        sums += compare(sampler, own, hotter).numbers
         return sums
 
     def _logprobs(
