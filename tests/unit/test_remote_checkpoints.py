@@ -172,11 +172,14 @@ def test_the_process_that_downloads_for_wandb_is_given_no_secret_of_somebody_els
     import wandb
 
     tear_down = wandb.teardown
+    # Other tests' servers may be children of this process as well.
+    others = {process.pid for process in psutil.Process().children(recursive=True)}
     environs: list[bytes] = []
 
     def look_and_tear_down() -> None:
         for process in psutil.Process().children(recursive=True):
-            environs.append(Path(f"/proc/{process.pid}/environ").read_bytes())
+            if process.pid not in others:
+                environs.append(Path(f"/proc/{process.pid}/environ").read_bytes())
         tear_down()
 
     monkeypatch.setattr(wandb, "teardown", look_and_tear_down)

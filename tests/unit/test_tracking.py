@@ -157,11 +157,14 @@ def test_no_process_of_wandb_is_given_a_secret_of_somebody_else(
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setenv("HTTPS_PROXY", "http://me:pass@127.0.0.1:9")
+    # Other tests' servers may be children of this process as well.
+    others = {process.pid for process in psutil.Process().children(recursive=True)}
     environs: dict[str, dict[str, str]] = {}
 
     def look() -> None:
         for process in psutil.Process().children(recursive=True):
-            environs[process.name()] = environ_of(process)
+            if process.pid not in others:
+                environs[process.name()] = environ_of(process)
 
     mirror_run(run, 0, then=look)
     assert "wandb-core" in environs, "W&B's own process"

@@ -144,9 +144,10 @@ def _compare_values(before: Mapping[str, Any], settings: Settings, *, fork: bool
             continue
         is_decisive = affects.is_fixed_in_resume and not affects.is_fixed_in_fork
         if name not in before and not is_decisive:
-            differences.allowed.append(
-                f"{name}: not recorded by the earlier run; now {_shown(now[name])}"
-            )
+            if not _same(name, defaults[name], now[name]):
+                differences.allowed.append(
+                    f"{name}: not recorded by the earlier run; now {_shown(now[name])}"
+                )
             continue
         value_before = before.get(name, defaults[name])
         if _same(name, value_before, now[name]):
