@@ -316,7 +316,8 @@ class RolloutClient:
         for name, (weights, config) in adapters.items():
             sha256 = hashlib.sha256(weights).hexdigest()
             pushed[name] = (version, sha256, config_digest(config))
-            self._upload(f"pushing {name}@{version}", f"/adapters/{name}", version, weights, config)
+            what = f"pushing {name}@{version}"
+            self._upload(what, f"/adapters/{name}", version, weights, config, sha256=sha256)
         what = f"committing version {version}"
         answer = self._call(_Commit, what, "POST", "/adapters/commit", params={"version": version})
         for name, sent in pushed.items():
@@ -355,7 +356,8 @@ class RolloutClient:
         sha256 = hashlib.sha256(weights).hexdigest()
         name = frozen_name(sha256, config)
         seat = f"{name}@{version}"
-        receipt = self._upload(f"uploading {seat}", "/frozen/", version, weights, config)
+        what = f"uploading {seat}"
+        receipt = self._upload(what, "/frozen/", version, weights, config, sha256=sha256)
         sent = {
             "seat": seat,
             "name": name,
@@ -517,7 +519,14 @@ class RolloutClient:
         }
 
     def _upload(
-        self, what: str, path: str, version: int, weights: bytes, config: Mapping[str, Any]
+        self,
+        what: str,
+        path: str,
+        version: int,
+        weights: bytes,
+        config: Mapping[str, Any],
+        *,
+        sha256: str,
     ) -> dict[str, Any]:
         """Upload an adapter; the larger it is, the more time it has.
 
@@ -527,6 +536,7 @@ class RolloutClient:
             version: Policy version.
             weights: safetensors bytes.
             config: PEFT configuration.
+            sha256: Digest of the weights, in hexadecimal digits.
         """
         limit = self._limits.answer
         timeout = httpx.Timeout(
@@ -535,7 +545,7 @@ class RolloutClient:
             read=limit + len(weights) / _BYTES_PER_SECOND,
         )
         headers = {
-            "x-sha256": hashlib.sha256(weights).hexdigest(),
+            "x-sha256": sha256,
             "x-peft-config": json.dumps(config),
             "content-type": "application/octet-stream",
         }
