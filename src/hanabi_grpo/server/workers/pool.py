@@ -1,6 +1,6 @@
 """The server's side of worker processes: which worker plays what, and what becomes of a stuck one.
 
-A worker that runs code of one episode for longer than `PATIENCE` is *blocked*. Its other episodes
+A worker that runs code of one episode for longer than its patience is *blocked*. Its other episodes
 move to another worker at once. The episode itself may go on until the call has taken
 HANABI_CALL_TIMEOUT, or the episode HANABI_GAME_TIMEOUT; then the worker is killed. The clock of an
 episode stands still while it waits for a worker, or behind another episode's call.
@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 PATIENCE = 0.25
 """Seconds for which one episode may keep its worker from the others."""
+FIRST_PATIENCE = 10.0
+"""The same for a worker's first call, which imports the environment."""
 MAX_BLOCKED = 4
 """Processes that may exist for each worker, the blocked ones among them."""
 _START_SECONDS = 120.0
@@ -125,6 +127,8 @@ class _Worker:
     running: int | None = None
     """Number of the episode whose code runs now."""
     running_since: float = 0.0
+    patience: float = FIRST_PATIENCE
+    """Seconds of one call after which it counts as blocked."""
     is_closed: bool = False
     """It has ended, or is being ended."""
     watch: "asyncio.Task[None] | None" = None
@@ -132,7 +136,7 @@ class _Worker:
 
     def is_blocked(self, now: float) -> bool:
         """Tell whether one episode keeps the worker from its others."""
-        return self.running is not None and now - self.running_since > PATIENCE
+        return self.running is not None and now - self.running_since > self.patience
 
 
 class WorkerPool:
@@ -377,6 +381,7 @@ class WorkerPool:
                 worker.running = None
                 worker.is_ready.set()
             case Ask():
+                worker.patience = PATIENCE
                 play = worker.plays.get(message.number)
                 if play is not None:
                     self._ask(worker, play, message)
