@@ -64,6 +64,7 @@ def main(argv: list[str]) -> int:
         pass
     try:
         _train(known.settings, extra)
+        _leave_process_group()
     except HanabiGrpoError as error:
         logger.error("%s: %s", type(error).__name__, error)
         return EXIT_REFUSED
@@ -77,6 +78,18 @@ def main(argv: list[str]) -> int:
         logger.exception("training failed")
         return EXIT_FAILED
     return 0
+
+
+def _leave_process_group() -> None:
+    """End the connections to the other processes of a run that is over for all of them.
+
+    Their threads would else still run while the interpreter ends, which now and then aborts a
+    process that has done all its work.
+    """
+    import torch.distributed
+
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def import_parts() -> Iterator[None]:
