@@ -271,7 +271,8 @@ class EngineBench:
             seed = request_seed(self.settings.seed, "benchmark", next(self._num_plays))
             sampling = replace(sampling, seed=seed)
         try:
-            await scheduler.run(read_tasks(request), sampling)
+            # As the session's trainer, whose games no guest's limit holds up.
+            await scheduler.run(read_tasks(request), sampling, own=True)
         finally:
             scheduler.close()
 

@@ -119,8 +119,10 @@ async def loop_lag(bench: Bench) -> list[Row]:
                 else stand_in_server(chat, games, seconds=_REPLY_SECONDS)
             )
             url = await stack.enter_async_context(served)
+            # As the session's trainer, whose games no guest's limit holds up.
+            headers = engine.client.headers if engine else {}
             client = await stack.enter_async_context(
-                httpx.AsyncClient(base_url=url, trust_env=False, timeout=600.0)
+                httpx.AsyncClient(base_url=url, headers=headers, trust_env=False, timeout=600.0)
             )
             content = client.build_request(
                 "POST", "/rollout/", content=body, headers={"content-type": "application/json"}
