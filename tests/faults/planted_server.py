@@ -110,7 +110,8 @@ async def load_adapter(engine: VllmSampler, name: str, number: int, path: str) -
         path = _with_huge_values(path)
     if not is_frozen(name):
         upload = _copy(path, "uploaded")
-        previous = _previous_uploads.get(adapter, path)
+        # With version 0 another run begins.
+        previous = path if version == "0" else _previous_uploads.get(adapter, path)
         _previous_uploads[adapter] = upload
         if fault == "stale_by_one" or (fault == PREVIOUS and adapter == "player_1"):
             path = previous
