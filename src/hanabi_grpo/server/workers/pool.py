@@ -40,7 +40,7 @@ from hanabi_grpo.types import Episode, Reply
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 0.25
+PATIENCE = 0.1
 """Seconds for which one episode may keep its worker from the others."""
 FIRST_PATIENCE = 10.0
 """The same for a worker's first call, which imports the environment."""
@@ -50,7 +50,7 @@ _START_SECONDS = 120.0
 """For a new process to have imported what it needs."""
 _MAX_FAILED_STARTS = 3
 """Processes in a row that end before they have started, after which episodes fail."""
-_LOOK_SECONDS = 0.05
+_LOOK_SECONDS = 0.02
 """Between two looks at what runs."""
 _MODULE = "hanabi_grpo.server.workers.process"
 
