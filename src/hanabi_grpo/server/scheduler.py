@@ -44,7 +44,7 @@ from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.pacing import Places, in_slices
 from hanabi_grpo.server.seats import Tables, wanted_adapters
 from hanabi_grpo.server.threads import Threads
-from hanabi_grpo.server.workers.pool import LateEpisodeError, WorkerPool
+from hanabi_grpo.server.workers.pool import LateEpisodeError, WorkerPool, game_limit
 from hanabi_grpo.settings.refs import ScriptRef, UrlRef, seat_adapter
 from hanabi_grpo.types import DroppedGame, Episode, Reply, ReplyKind
 
@@ -423,23 +423,15 @@ class Scheduler:
             LateEpisodeError: It was not over in time.
         """
         if not _needs_worker(requested):
-            limit = asyncio.timeout(self._game_timeout)
-            try:
-                async with limit:
-                    return await play_episode(
-                        requested.task,
-                        players,
-                        game=game,
-                        names=requested.seats,
-                        instance_id=self.instance_id,
-                        progress=progress,
-                    )
-            except TimeoutError as error:
-                if not limit.expired():
-                    raise
-                raise LateEpisodeError(
-                    f"not over after HANABI_GAME_TIMEOUT={self._game_timeout:g} s"
-                ) from error
+            async with game_limit(self._game_timeout, of=self._game_timeout):
+                return await play_episode(
+                    requested.task,
+                    players,
+                    game=game,
+                    names=requested.seats,
+                    instance_id=self.instance_id,
+                    progress=progress,
+                )
         scripts = [ref.name if isinstance(ref, ScriptRef) else None for ref in requested.refs]
         return await self._workers.play(
             requested.task,

@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,6 +65,24 @@ class EpisodeFailedError(RuntimeError):
 
 class LateEpisodeError(Exception):
     """An episode that was not over in time."""
+
+
+@contextlib.asynccontextmanager
+async def game_limit(seconds: float, *, of: float) -> AsyncIterator[None]:
+    """Raise a `LateEpisodeError` when the block takes longer.
+
+    Args:
+        seconds: What is left of the game's time.
+        of: HANABI_GAME_TIMEOUT, for the message.
+    """
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            yield
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise LateEpisodeError(f"not over after HANABI_GAME_TIMEOUT={of:g} s") from error
 
 
 class _AskedMessage(Observation):
@@ -222,19 +240,12 @@ class WorkerPool:
             while True:
                 worker = await self._choose(for_session)
                 start = time.monotonic()
-                limit = asyncio.timeout(remaining)
                 try:
-                    async with limit:
+                    async with game_limit(remaining, of=timeout):
                         return await self._play_in(worker, play)
                 except _MovedError:
                     # What came after was another episode's time.
                     remaining -= max(0.0, worker.running_since - start)
-                except TimeoutError as error:
-                    if not limit.expired():
-                        raise
-                    raise LateEpisodeError(
-                        f"not over after HANABI_GAME_TIMEOUT={timeout:g} s"
-                    ) from error
         finally:
             calls = [call.reply for seat_calls in play.calls for call in seat_calls]
             for call in calls:
