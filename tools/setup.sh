@@ -2,6 +2,7 @@
 # Make .venv fit this machine. Safe to run at any time: with nothing to do it prints one line.
 #
 #   SETUP_EXTRA=serve|cpu   engine to install; unset: serve (CUDA vLLM) where nvidia-smi lists a GPU, else cpu
+#   SETUP_EXTRA=none        install nothing: the python and hanabi-grpo on PATH have all packages (a container, say)
 #   UV_FIND_LINKS / PIP_FIND_LINKS   folders with wheels, tried before the public index
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -10,8 +11,8 @@ choose_engine() {
     if [ -n "${SETUP_EXTRA:-}" ]; then
         extra=$SETUP_EXTRA reason="SETUP_EXTRA is set"
         case $extra in
-            serve | cpu) ;;
-            *) echo "set-up: SETUP_EXTRA='$extra': must be serve or cpu." >&2 && exit 2 ;;
+            serve | cpu | none) ;;
+            *) echo "set-up: SETUP_EXTRA='$extra': must be serve, cpu or none." >&2 && exit 2 ;;
         esac
     elif ! command -v nvidia-smi >/dev/null; then
         extra=cpu reason="no GPU: nvidia-smi is not installed"
@@ -106,7 +107,24 @@ choose_wheels() {
     fi
 }
 
+# With SETUP_EXTRA=none: is what this checkout needs on PATH?
+check_installed() {
+    local program
+    for program in python hanabi-grpo; do
+        if ! command -v "$program" >/dev/null; then
+            echo "set-up: SETUP_EXTRA=none, but there is no '$program' on PATH: put the environment that has the packages on" \
+                "PATH, or unset SETUP_EXTRA to let this script make one." >&2
+            exit 2
+        fi
+    done
+    echo "set-up: nothing is installed (SETUP_EXTRA=none); $(command -v python) and $(command -v hanabi-grpo) are used"
+}
+
 choose_engine
+if [ "$extra" = none ]; then
+    check_installed
+    exit 0
+fi
 uv_home=${XDG_CACHE_HOME:-$HOME/.cache}/hanabi-grpo/uv
 stamp=.venv/.setup-stamp
 # The folder is part of it: a copied checkout must not go on running the original's code.

@@ -17,7 +17,12 @@ from hanabi_grpo.training.loss import PolicyLoss
 from hanabi_grpo.training.micro_batch import MicroBatch
 from hanabi_grpo.training.model import output_head
 from hanabi_grpo.training.model.forward import reply_logps
-from hanabi_grpo.training.model.output_head import chosen_logps, computes_logits, in_float32
+from hanabi_grpo.training.model.output_head import (
+    chosen_logps,
+    computes_logits,
+    in_float32,
+    law_of_logits,
+)
 from hanabi_grpo.training.model.prefix_tree import prefix_tree
 from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 from small_models import small_model
@@ -197,3 +202,20 @@ def test_a_plain_model_passes_the_trial_and_is_as_before(kind: str, dtype: torch
 
 def test_tied_embeddings_pass_the_trial() -> None:
     assert computes_logits(small_model(tie_word_embeddings=True)) is None
+
+
+def test_the_law_of_surprises_is_exact_where_the_policy_is_sure_and_where_nothing_is() -> None:
+    ceiling = 5.0
+    num_tokens = 150_000
+    nearly_uniform = torch.randn(1, num_tokens, generator=torch.Generator().manual_seed(0))
+    sure = torch.full((1, num_tokens), -40.0)
+    sure[0, 0] = 0.0
+    sure[0, 1] = -15.0
+    for logits in (nearly_uniform, sure):
+        law = law_of_logits(logits, torch.zeros(1, 1, dtype=torch.long), 1.0, ceiling)
+        logps = torch.log_softmax(logits.double(), -1)
+        surprise = (-logps).clamp(max=ceiling)
+        mean = (logps.exp() * surprise).sum()
+        variance = (logps.exp() * (surprise - mean).square()).sum()
+        assert float(law.mean) == pytest.approx(float(mean), abs=1e-7, rel=1e-6)
+        assert float(law.variance) == pytest.approx(float(variance), abs=1e-7, rel=1e-5)

@@ -180,11 +180,16 @@ def test_flashinfer_compiles_nothing_where_nvcc_is_not_of_torchs_cuda(
 ) -> None:
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     monkeypatch.setattr("torch.version.cuda", "12.9")
-    assert gpu_options() == {"max_num_batched_tokens": 8192}
+    assert gpu_options("float32") == {"max_num_batched_tokens": 8192}
     monkeypatch.setattr("torch.version.cuda", "13.0")
-    options = gpu_options()
+    options = gpu_options("float32")
     assert options["enable_flashinfer_autotune"] is False
     assert options["compilation_config"].pass_config.fuse_allreduce_rms is False
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_in_16_bits_a_gpu_computes_logits_in_float32_as_the_trainer_does(dtype: str) -> None:
+    assert gpu_options(dtype)["hf_overrides"] == {"head_dtype": "float32"}
 
 
 def make_choice(ids: list[int], logprobs: list[float], *, flat: bool) -> Any:

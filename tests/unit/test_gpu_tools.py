@@ -12,6 +12,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from doctor_machines import ROOT
+from gpu import cuda_parts
 from gpu.pack import missing, pack, unpack
 from gpu.random_model import ARCHITECTURES, save_random_model
 from gpu.table import steps_of, table_of
@@ -42,6 +43,21 @@ def test_the_trainer_alone_is_measured_and_its_attention_agrees_with_the_plain_o
     assert found["cosine with eager attention"] > 0.9999 and " % aten::" in found["kernels"][0]
 
 
+def test_the_parts_that_take_another_path_on_cuda_are_measured_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> dict[str, object]:
+        raise RuntimeError("illegal memory access\nmore")
+
+    monkeypatch.setitem(cuda_parts.PARTS, "head", broken)
+    cuda_parts.measure_parts("small", "cpu", tmp_path / "parts.json")
+    found = json.loads((tmp_path / "parts.json").read_text())
+    assert found["optimizer"]["resumed equals not resumed"] is True
+    assert found["head"] == "RuntimeError: illegal memory access"
+    assert found["mismatch check"]["1024 tokens, high"]["seconds"] > 0
+    assert found["rounding of TensorFloat-32, nats"] == {"mean": 0.0, "largest": 0.0}
+
+
 def test_the_table_has_every_figure_and_says_what_did_not_run(tmp_path: Path) -> None:
     rows = [
         {"step": step, "time/train": 9.0 / step, "player_0/parity": 0.01, "score/mean": 1}
@@ -59,12 +75,14 @@ def test_the_table_has_every_figure_and_says_what_did_not_run(tmp_path: Path) ->
         "| A | trainer alone: cases 1, seconds | 1.235 |",
         "| A | trainer alone: cases 1, peak_bytes | not measured |",
         "| A | trainer alone: kernels | a∣b |",
+        "| A-parts | parts of the trainer | not run, or it did not end: see A.log |",
         "| B | the machine | not run, or it did not end: see B.log |",
         "| C | server and trainer, the small model: steps | 3 |",
         "| C | server and trainer, the small model: time/train | 3.75 |",
         "| C | server and trainer, the small model: player_0/parity | 0.01 |",
         "| D | server and trainer, the large model | not run, or it did not end: see D.log |",
         "| D-overlap | the same with HANABI_OVERLAP=1 | not run, or it did not end: see D.log |",
+        "| C-zero2 | the same under ZeRO-2 | not run, or it did not end: see C.log |",
         "| C-kills | kill -9 of engine and server | not run, or it did not end: see C.log |",
         "| R | bench rows: R1 tokens/s | 0.91 |",
     ]

@@ -151,8 +151,9 @@ class Checked:
     @torch.no_grad()
     def drawn(self, batch: MicroBatch) -> MicroBatch:
         """Return the batch with replies that its own policy has drawn, with a fixed seed."""
-        if Checked.drawn_ids is not None:
-            return replace(batch, ids=Checked.drawn_ids)
+        cached = type(self).drawn_ids
+        if cached is not None:
+            return replace(batch, ids=cached)
         adapters.use_adapter(self.model, NAMES[0])
         generator = torch.Generator().manual_seed(3)
         ids = batch.ids.clone()
@@ -162,7 +163,7 @@ class Checked:
             ids[:, position + 1] = torch.where(
                 batch.reply_mask[:, position], chosen, ids[:, position + 1]
             )
-        Checked.drawn_ids = ids
+        type(self).drawn_ids = ids
         return replace(batch, ids=ids)
 
 
@@ -366,3 +367,65 @@ def test_attention_in_float32_never_gets_grouped_heads_or_a_mask(
     policy.fixed_logprobs(batch)
     # As fast as before elsewhere.
     assert {grouped for _, _, grouped in calls} == {True}
+
+
+class ServedIn16Bits(Checked):
+    """A model in bfloat16, its last update of a given size, and an honest sampler."""
+
+    drawn_ids = None
+
+    def __init__(self, update: float) -> None:
+        """Prepare; an element of B moved by `update` in each of the last two steps."""
+        torch.manual_seed(0)
+        base = small_model(num_hidden_layers=2).to(torch.bfloat16)
+        self.model = adapters.add_adapters(base, NAMES, rank=4, alpha=8, seed=1)
+        self.policy = Policy(self.model, NAMES, temperature=1.0, has_whole_weights=True)
+        self.earlier = EarlierVersions(self.model, behind=1)
+        for version in (4, 5):
+            with torch.no_grad():
+                for name, value in self.model.named_parameters():
+                    if "lora_B" in name:
+                        value.add_(update * torch.randn(value.shape).sign())
+            self.earlier.keep(version)
+        self.incidents = []
+        self.check = self.make_check("bfloat16")
+
+    def honest_games(self) -> CheckedGames:
+        """Return games with the logprobs of the version that should have sampled, as served."""
+        batch = self.drawn(collate(_rows([96] * 64), NAMES[0], 3072, 0, torch.device("cpu")))
+        served = self.policy.served_logprobs(batch, NAMES[0]).float()
+        logprobs = torch.zeros(batch.reply_mask.shape).masked_scatter(batch.reply_mask, served)
+        batch = replace(batch, sampler_logprobs=logprobs)
+        return CheckedGames(
+            samples={NAMES[0]: batch}, groups=[], num_dropped=0, version=5, sampled_by=5
+        )
+
+    def metrics_of_steps(self, num_steps: int) -> dict[str, float]:
+        """Check the same games in several steps; returns the last one's metrics."""
+        games = self.honest_games()
+        evidence: Any = {}
+        for _ in range(num_steps):
+            evidence, metrics = self.check.check_games(games, evidence)
+        return metrics
+
+
+def test_an_update_that_16_bits_lose_does_not_make_an_honest_sampler_look_stale(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Noise of a larger model would hide an update of this size; here it is the format alone.
+    monkeypatch.setattr("hanabi_grpo.training.mismatch.is_far_enough", lambda *_, **__: True)
+    checked = ServedIn16Bits(update=2e-6)
+    metrics = checked.metrics_of_steps(40)
+    assert metrics["player_0/update_kept"] < 0.5
+    assert "player_0/parity_slope" not in metrics
+    assert not checked.incidents
+    # Without the rule the float32 numbers say the opposite.
+    monkeypatch.setattr("hanabi_grpo.training.mismatch.KEPT_SHARE", -10.0)
+    with pytest.raises(ParityError, match="closer to those of"):
+        checked.metrics_of_steps(40)
+
+
+def test_an_update_that_16_bits_keep_is_compared() -> None:
+    metrics = ServedIn16Bits(update=1e-2).metrics_of_steps(1)
+    assert metrics["player_0/update_kept"] == pytest.approx(1.0, abs=0.1)
+    assert metrics["player_0/parity_slope"] == pytest.approx(0.0, abs=0.1)

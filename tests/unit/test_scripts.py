@@ -479,7 +479,26 @@ def test_setup_that_fails_is_tried_again(run: Runner, fake_uv: Path, tmp_path: P
 def test_an_engine_that_does_not_exist_is_refused(run: Runner) -> None:
     answer = run("setup.sh", SETUP_EXTRA="tpu")
     assert answer.returncode == 2
-    assert answer.stderr == "set-up: SETUP_EXTRA='tpu': must be serve or cpu.\n"
+    assert answer.stderr == "set-up: SETUP_EXTRA='tpu': must be serve, cpu or none.\n"
+
+
+@pytest.mark.usefixtures("fake_uv")
+def test_setup_installs_nothing_where_the_packages_are_on_the_path(
+    run: Runner, checkout: Path, tmp_path: Path
+) -> None:
+    python = tmp_path / "bin" / "python"
+    write_program(python, "exit 0")
+    missing = run("setup.sh", SETUP_EXTRA="none")
+    assert missing.returncode == 2
+    assert "there is no 'hanabi-grpo' on PATH" in missing.stderr
+    command = tmp_path / "bin" / "hanabi-grpo"
+    write_program(command, "exit 0")
+    answer = run("setup.sh", SETUP_EXTRA="none")
+    assert answer.returncode == 0
+    assert answer.stdout == (
+        f"set-up: nothing is installed (SETUP_EXTRA=none); {python} and {command} are used\n"
+    )
+    assert not (checkout / ".venv").exists()
 
 
 @pytest.mark.parametrize(

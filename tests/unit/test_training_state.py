@@ -96,6 +96,27 @@ def test_what_was_collected_is_restored_bit_by_bit_and_a_player_without_state_st
     assert torch.equal(model.lora_A["player_0"].weight, fresh_model.lora_A["player_0"].weight)
 
 
+@pytest.mark.parametrize("option", ["fused", "capturable"])
+def test_what_an_optimizer_reads_in_a_kernel_is_restored_to_the_device_of_its_weights(
+    option: str,
+) -> None:
+    saved = {
+        "weight|step": torch.tensor(3.0),
+        "weight|exp_avg": torch.zeros(2),
+        "weight|exp_avg_sq": torch.zeros(2),
+    }
+    parameter = torch.nn.Parameter(torch.zeros(2, device="meta"))
+    optimizer = torch.optim.AdamW([parameter], lr=1e-3)
+    OptimizerState({"weight": parameter}, optimizer).restore(saved)
+    # Elsewhere the counter is read by Python, and stays where that costs nothing.
+    assert optimizer.state[parameter]["step"].device.type == "cpu"
+    # What no device but a GPU is allowed to be told.
+    optimizer.param_groups[0][option] = True
+    OptimizerState({"weight": parameter}, optimizer).restore(saved)
+    devices = {key: value.device.type for key, value in optimizer.state[parameter].items()}
+    assert devices == {"step": "meta", "exp_avg": "meta", "exp_avg_sq": "meta"}
+
+
 def test_the_state_of_another_model_is_refused() -> None:
     _, optimizer = _made(1)
     with pytest.raises(

@@ -5,9 +5,11 @@
 #   bash tools/gpu/check.sh A C            # some of them
 #   bash tools/gpu/check.sh --cpu          # the same calls with a tiny model where there is no GPU: a rehearsal
 #
-#   A   the trainer's pass alone, 4 billion parameters: seconds, peak memory, kernels, gradient against plain attention
+#   A   the trainer's passes alone, 4 billion parameters: seconds, peak memory, kernels, gradient against plain attention,
+#       the fused optimizer's saved state, the mismatch check's pass and the output head
 #   B   the machine: driver, compiler, headers, /dev/shm, packages, what the doctor finds
-#   C   server and trainer with 0.6 billion parameters, 5 steps; then kill -9 of the engine and of the server
+#   C   server and trainer with 0.6 billion parameters: 3 steps, 2 more after a resume, 3 under ZeRO-2; then kill -9 of the
+#       engine and of the server
 #   D   server and trainer with 4 billion: 64 games of 128 tokens a reply, 3 steps, then the same overlapped
 #   R   bench rows R1, R3, R5, R10 with the 4 billion (R10b: a stale adapter must be seen)
 #
@@ -21,19 +23,21 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
 source tools/launch.sh
 
-device=cuda small=qwen3-0.6b large=qwen3-4b tokens="16384 40960" steps=5
+device=cuda small=qwen3-0.6b large=qwen3-4b tokens="16384 40960" steps=3
 if [ "${1:-}" = --cpu ]; then
     shift
-    device=cpu small=small large=small tokens="2048 4096" steps=2
+    device=cpu small=small large=small tokens="2048 4096" steps=1
     cpu=--cpu
 fi
 folder=${CHECK_OUT:-outputs/gpu-check}
 mkdir -p "$folder"
-export PYTHONPATH="$PWD/tools${PYTHONPATH:+:$PYTHONPATH}" HANABI_PRESET=laptop REPORT_TO=none WANDB_MODE=disabled
+export PYTHONPATH="$PWD/tools${PYTHONPATH:+:$PYTHONPATH}" HANABI_PRESET=laptop HANABI_OBSERVATION=compact REPORT_TO=none WANDB_MODE=disabled
 export NUM_GENERATIONS=16 HANABI_TASKS_PER_STEP=4 HANABI_MAX_MODEL_LEN=4096
 if [ "$device" = cuda ]; then
     # Both on one GPU; in bfloat16 random weights differ more than the limit of trained ones.
     export HANABI_PROFILE=tools/profiles/gpu-1.env HANABI_PARITY_TOLERANCE=1
+    # As many as a step has games; the engine records a graph for every size up to it.
+    export HANABI_MAX_NUM_SEQS=${HANABI_MAX_NUM_SEQS:-64}
     export PYTORCH_CUDA_ALLOC_CONF=${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}
 fi
 
@@ -46,6 +50,11 @@ model() {
 # train NAME STEPS: a run beside the server, its medians in NAME.json.
 train() {
     rm -rf "$folder/$1-run"
+    go_on "$1" "$2"
+}
+
+# go_on NAME STEPS: the same from where the run is, if it is anywhere.
+go_on() {
     OUTPUT_DIR=$folder/$1-run MAX_STEPS=$2 SAVE_STEPS=1000 run "$folder/$1-train.log" bash tools/train/train_grpo_msswift.sh
     python -m gpu.table steps "$folder/$1-run" >"$folder/$1.json"
 }
@@ -71,7 +80,10 @@ call() {
     name=gpu-check
     source tools/session.sh
     case $1 in
-    A) python -m gpu.trainer "$large" "$device" $tokens >"$folder/A.json" ;;
+    A)
+        python -m gpu.cuda_parts "$large" "$device" "$folder/A-parts.json"
+        python -m gpu.trainer "$large" "$device" $tokens >"$folder/A.json"
+        ;;
     B)
         python -m gpu.look >"$folder/B.json"
         hanabi-grpo doctor --json >"$folder/B-doctor.json" || true
@@ -82,6 +94,9 @@ call() {
         start_session
         start_server
         train C "$steps"
+        RESUME=$folder/C-run go_on C $((steps + 2))
+        # At a rate at which bfloat16 keeps an update: with the default one it loses the first ones.
+        DEEPSPEED=zero2 LEARNING_RATE=1e-3 train C-zero2 3
         kills
         ;;
     D)

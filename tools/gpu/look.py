@@ -20,7 +20,7 @@ print(json.dumps([torch.__version__, torch.version.cuda, torch.cuda.is_available
 """Prints torch's version, CUDA's, and whether a GPU is there."""
 _ENGINE_LIBRARY = """
 import torch
-import vllm._C
+import vllm._C_stable_libtorch
 print('"ok"')
 """
 """Fails where the engine's compiled library cannot be loaded."""
@@ -50,7 +50,7 @@ def look() -> dict[str, Any]:
         "shm_bytes": shutil.disk_usage(shm).free if shm.is_dir() else None,
         "disk_bytes": shutil.disk_usage(".").free,
         "torch": _evaluate(_TORCH),
-        "vllm._C": _evaluate(_ENGINE_LIBRARY),
+        "vllm._C_stable_libtorch": _evaluate(_ENGINE_LIBRARY),
         "packages": _packages(),
     }
 

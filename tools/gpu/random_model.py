@@ -49,7 +49,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "head_dim": 16,
+        "head_dim": 32,
         "vocab_size": 512,
     },
 }

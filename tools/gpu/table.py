@@ -15,10 +15,12 @@ from typing import Any
 
 CALLS = {
     "A": "trainer alone",
+    "A-parts": "parts of the trainer",
     "B": "the machine",
     "C": "server and trainer, the small model",
     "D": "server and trainer, the large model",
     "D-overlap": "the same with HANABI_OVERLAP=1",
+    "C-zero2": "the same under ZeRO-2",
     "C-kills": "kill -9 of engine and server",
     "R": "bench rows",
 }

@@ -49,17 +49,17 @@ def measure(name: str, device: str, tokens: list[int]) -> dict[str, Any]:
             turns = min(_TURNS, turns)
         num_games = max(1, size // (turns * _TURN_TOKENS))
         rows = _rows(num_games=num_games, turns=turns, seed=0)
-        learn(model, rows, size)  # kernels are chosen and compiled
+        _learn(model, rows, size)  # kernels are chosen and compiled
         cases.append(_measure_case(model, rows, size, device))
     # Small: plain attention holds tokens × tokens numbers a head.
     turns = min(_TURNS, min(tokens) // _TURN_TOKENS)
     rows = _rows(num_games=2, turns=turns, seed=1)
     kernels = _longest_kernels(model, rows, device)
-    learn(model, rows, _NO_LIMIT)
+    _learn(model, rows, _NO_LIMIT)
     gradient = gradient_of(model)
     del model
     plain_model = _model(name, device, "eager")
-    learn(plain_model, rows, _NO_LIMIT)
+    _learn(plain_model, rows, _NO_LIMIT)
     expected = gradient_of(plain_model)
     cosine = (gradient @ expected) / (gradient.norm() * expected.norm())
     return {
@@ -93,6 +93,15 @@ def _model(name: str, device: str, attention: str) -> Any:
     return model
 
 
+def _learn(model: Any, rows: list[Any], limit: int) -> None:
+    """Learn as the trainer does: with models of 16 bits under autocast, adapters in float32."""
+    import torch
+
+    device = model.device.type
+    with torch.autocast(device, torch.bfloat16, enabled=device != "cpu"):
+        learn(model, rows, limit)
+
+
 def _measure_case(model: Any, rows: list[Any], limit: int, device: str) -> dict[str, Any]:
     """Return what learning from some rows takes."""
     import torch
@@ -101,7 +110,7 @@ def _measure_case(model: Any, rows: list[Any], limit: int, device: str) -> dict[
     if has_gpu:
         torch.cuda.reset_peak_memory_stats()
     started = time.perf_counter()
-    learn(model, rows, limit)
+    _learn(model, rows, limit)
     seconds = time.perf_counter() - started
     num_tokens = sum(len(row.ids) for row in rows)
     return {
@@ -121,7 +130,7 @@ def _longest_kernels(model: Any, rows: list[Any], device: str) -> list[str]:
     has_gpu = device == "cuda"
     activity = ProfilerActivity.CUDA if has_gpu else ProfilerActivity.CPU
     with profile(activities=[activity]) as profiler:
-        learn(model, rows, _NO_LIMIT)
+        _learn(model, rows, _NO_LIMIT)
     clock = "self_device_time_total" if has_gpu else "self_cpu_time_total"
     times = {}
     for average in profiler.key_averages():

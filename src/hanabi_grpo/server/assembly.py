@@ -84,6 +84,10 @@ def prepare_environment(on_cpu: bool) -> None:
         _place_sockets()
     if on_cpu:
         _prepare_cpu()
+    else:
+        # vLLM (0.32) does without FlashInfer's sampler where requests have seeds or want logprobs
+        # of the processed kind. All of ours do; it would be imported, and compiled, for nothing.
+        os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
 
 
 def _place_sockets() -> None:

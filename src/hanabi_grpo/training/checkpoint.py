@@ -215,10 +215,8 @@ class OptimizerState:
 
     def _put_moment(self, parameter: Any, key: str, value: torch.Tensor) -> None:
         if self._zero is None:
-            state = self._torch.state[parameter]
-            # A counter of steps stays on the CPU.
-            device = "cpu" if value.dim() == 0 else parameter.device
-            state[key] = value.to(device, copy=True)
+            device = parameter.device if value.dim() else self._counter_device(parameter)
+            self._torch.state[parameter][key] = value.to(device, copy=True)
         elif key == _MASTER:
             parameter.set_full_hp_param(value.to(parameter.device))
         elif value.dim():
@@ -235,6 +233,19 @@ class OptimizerState:
             "an adapter parameter is in none of DeepSpeed's groups; the optimizer cannot be saved."
         )
 
+    def _counter_device(self, holder: torch.Tensor) -> torch.device:
+        """Return where the optimizer expects the step counter of what it knows by `holder`.
+
+        Counters are on the CPU, except those of optimizers that read them in a kernel
+        (`Optimizer._process_value_according_to_param_policy` in torch 2.13). A fused kernel that is
+        given a pointer to the CPU's memory reads an illegal address.
+        """
+        for group in self._torch.param_groups:
+            if any(member is holder for member in group["params"]):
+                is_read_by_kernel = group.get("fused") or group.get("capturable")
+                return holder.device if is_read_by_kernel else torch.device("cpu")
+        return torch.device("cpu")
+
     def _allocate(self, saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """Make the state of DeepSpeed's partitions: a player has none before its first update."""
         if self._zero is None:
@@ -245,7 +256,8 @@ class OptimizerState:
                 if key == _MASTER:
                     continue
                 if value.dim() == 0:
-                    self._torch.state[holder][key] = value.clone()
+                    device = self._counter_device(holder)
+                    self._torch.state[holder][key] = value.to(device, copy=True)
                 elif key not in self._torch.state[holder]:
                     self._torch.state[holder][key] = torch.zeros_like(holder)
 

@@ -36,6 +36,7 @@ from hanabi_grpo.errors import ParityError
 from hanabi_grpo.training.evidence import (
     CEILING,
     GAP_TOKENS,
+    KEPT_SHARE,
     LIMIT,
     NUM_NUMBERS,
     NUM_SURPRISE_SUMS,
@@ -360,12 +361,16 @@ class MismatchCheck:
         past: Any = contextlib.nullcontext()
         if games.sampled_by != games.version:
             past = self._earlier.using(games.sampled_by)
-        with past, self._policy.in_float32():
-            sums = {
-                player: self._sums(player, batch, suspects[player], games)
-                for player, batch in games.samples.items()
-                if player in suspects
+        sums = {}
+        with past:
+            served = {
+                player: self._served_distances(player, games.samples[player], names, games)
+                for player, names in suspects.items()
             }
+            with self._policy.in_float32():
+                for player, names in suspects.items():
+                    batch = games.samples[player]
+                    sums[player] = self._sums(player, batch, names, games, served[player])
         local = torch.tensor(
             list(sums.values()), dtype=torch.float64, device=self._accelerator.device
         )
@@ -386,8 +391,30 @@ class MismatchCheck:
             )
         return measured
 
-    def _sums(
+    def _served_distances(
         self, player: str, batch: MicroBatch, suspects: Sequence[str], games: CheckedGames
+    ) -> dict[str, torch.Tensor]:
+        """Return suspects' [reply tokens] logprobs minus the own ones, in the server's format.
+
+        Empty where that is float32.
+        """
+        if self._dtype == "float32" or not suspects:
+            return {}
+        name = adapter_of(player, self._policy.adapter_names)
+        compute = self._policy.served_logprobs
+        own = compute(batch, name)
+        distances = {}
+        for suspect in suspects:
+            distances[suspect] = self._logprobs(compute, batch, name, suspect, games) - own
+        return distances
+
+    def _sums(
+        self,
+        player: str,
+        batch: MicroBatch,
+        suspects: Sequence[str],
+        games: CheckedGames,
+        served: Mapping[str, torch.Tensor],
     ) -> list[float]:
         """Return this rank's sums of a player: `_NUM_OWN`, then of each suspect, then of heat.
 
@@ -410,23 +437,36 @@ class MismatchCheck:
             *surprise_sums(sampler, own, mean, law.variance.double()),
         ]
         for suspect in suspects:
-            other = self._logprobs(batch, name, suspect, games)
-            sums += compare(sampler, own, other).numbers
+            other = self._logprobs(self._policy.float32_logprobs, batch, name, suspect, games)
+            sums += compare(sampler, own, other, served.get(suspect)).numbers
         # A token that is more likely than most grows rarer in the heat.
         hotter = own + (HEATS[self._dtype] - 1) * ((-own).clamp(max=CEILING) - mean)
         sums += compare(sampler, own, hotter).numbers
         return sums
 
     def _logprobs(
-        self, batch: MicroBatch, name: str, suspect: str, games: CheckedGames
+        self,
+        compute: Callable[..., torch.Tensor],
+        batch: MicroBatch,
+        name: str,
+        suspect: str,
+        games: CheckedGames,
     ) -> torch.Tensor:
-        """Return the [reply tokens] logprobs of a suspect."""
+        """Return the [reply tokens] logprobs of a suspect.
+
+        Args:
+            compute: Called as compute(batch, adapter) or compute(batch, adapter, scale).
+            batch: The micro-batch.
+            name: The adapter that should have sampled.
+            suspect: Who is suspected.
+            games: The step's.
+        """
         if suspect == STALE:
             with self._earlier.using(games.sampled_by - 1):
-                return self._policy.float32_logprobs(batch, name)
+                return compute(batch, name)
         if suspect == SCALED:
-            return self._policy.float32_logprobs(batch, name, SCALES[self._dtype])
-        return self._policy.float32_logprobs(batch, None if suspect == BASE else suspect)
+            return compute(batch, name, SCALES[self._dtype])
+        return compute(batch, None if suspect == BASE else suspect)
 
     # Judging
 
@@ -495,6 +535,10 @@ class MismatchCheck:
                 num_tokens=num_tokens,
                 num_different=measured.num_different,
             ):
+                continue
+            if suspect == STALE and self._dtype != "float32":
+                metrics[f"{player}/update_kept"] = comparison.kept_share
+            if comparison.kept_share < KEPT_SHARE:
                 continue
             metrics.update(self._metrics(player, suspect, comparison))
             numbers = comparison.evidence(num_tokens / measured.num_different)

@@ -98,10 +98,8 @@ class HanabiArguments(RLHFArguments):
         # server.
         settings = read_settings(Path(self.hanabi_settings))
         self.vllm_client = make_link(settings, Path(self.output_dir))
-        if settings.trainer_memory < 1 and torch.cuda.is_available():
-            # Of this rank's GPU, before the model comes to it.
-            gpu = int(os.environ.get("LOCAL_RANK", "0"))
-            torch.cuda.set_per_process_memory_fraction(settings.trainer_memory, gpu)
+        if torch.cuda.is_available():
+            _prepare_gpu(settings)
 
     def _init_deepspeed(self) -> None:
         super()._init_deepspeed()
@@ -113,6 +111,20 @@ class HanabiArguments(RLHFArguments):
             # `checkpoint` does not know.
             data_types = self.deepspeed.setdefault("data_types", {})
             data_types.setdefault("grad_accum_dtype", "fp32")
+
+
+def _prepare_gpu(settings: Settings) -> None:
+    """Bound the memory of this rank's GPU, and choose its float32 products, before a model comes.
+
+    With a model of 16 bits, float32 products are those of the output head and of the mismatch
+    check. Their weights are numbers of 16 bits, which TensorFloat-32 holds exactly, and the head's
+    inputs are too; on Hopper it is about ten times as fast as float32.
+    """
+    if settings.trainer_memory < 1:
+        gpu = int(os.environ.get("LOCAL_RANK", "0"))
+        torch.cuda.set_per_process_memory_fraction(settings.trainer_memory, gpu)
+    if settings.dtype != "float32":
+        torch.set_float32_matmul_precision("high")
 
 
 def swift_options(

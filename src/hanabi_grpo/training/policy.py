@@ -110,6 +110,23 @@ class Policy:
             adapter: Name of the adapter.
             scale: How many times as much the adapter adds as it does.
         """
+        return self._logprobs_under(batch, adapter, scale)
+
+    @torch.no_grad()
+    def served_logprobs(
+        self, batch: MicroBatch, adapter: str | None, scale: float = 1.0
+    ) -> torch.Tensor:
+        """Return [reply tokens] logprobs of `float32_logprobs` in the number format of a server.
+
+        In 16 bits a layer's output is rounded before an adapter's is added, and again after it.
+        What is smaller than half the distance of two numbers is lost.
+        """
+        dtype = self.model.get_input_embeddings().weight.dtype
+        device = self.model.device.type
+        with torch.autocast(device, dtype, enabled=dtype != torch.float32):
+            return self._logprobs_under(batch, adapter, scale)
+
+    def _logprobs_under(self, batch: MicroBatch, adapter: str | None, scale: float) -> torch.Tensor:
         context: AbstractContextManager[None] = contextlib.nullcontext()
         if adapter is None:
             context = adapters.base_only(self.model)

@@ -144,7 +144,7 @@ class TokenLaw:
     logprobs: torch.Tensor
     """[rows, choices] of the tokens that were asked for."""
     mean: torch.Tensor
-    """[rows] mean surprise of a token that is drawn; with an infinite ceiling the entropy."""
+    """[rows] float64, mean surprise of a token that is drawn; without a ceiling the entropy."""
     variance: torch.Tensor
     """[rows] its variance."""
 
@@ -162,9 +162,20 @@ def law_of_logits(
     """
     logps = torch.log_softmax(logits.float() / temperature, -1)
     surprise = (-logps).clamp(max=ceiling)
+    below_ceiling = ceiling - surprise
     probabilities = logps.exp()
-    mean = (probabilities * surprise).sum(-1)
-    variance = (probabilities * (surprise - mean[:, None]).square()).sum(-1)
+    mean_surprise = (probabilities * surprise).sum(-1)
+    mean_below = (probabilities * below_ceiling).sum(-1)
+    # Where nearly every token of a large vocabulary is as surprising as counts, the sum of
+    # surprises is off by more than they vary, and that of what they lack is not; where the policy
+    # is sure it is the other way round. Without a ceiling the second one is no number.
+    is_unsure = mean_below < mean_surprise
+    mean = torch.where(is_unsure, ceiling - mean_below.double(), mean_surprise.double())
+    variance = torch.where(
+        is_unsure,
+        (probabilities * (below_ceiling - mean_below[:, None]).square()).sum(-1),
+        (probabilities * (surprise - mean_surprise[:, None]).square()).sum(-1),
+    )
     return TokenLaw(logprobs=logps.gather(-1, tokens), mean=mean, variance=variance)
 
 
