@@ -26,7 +26,7 @@ from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.rollout.loop import play_episode
 from hanabi_grpo.settings.partners import own_seats
-from hanabi_grpo.training import mismatch, pipeline, policy
+from hanabi_grpo.training import checkpoint, mismatch, pipeline, policy
 from hanabi_grpo.training.evidence import NO_SCORE
 from hanabi_grpo.training.link import ServerLink
 from hanabi_grpo.training.main import main
@@ -268,6 +268,9 @@ def do_nothing(*_: Any) -> None:
 
 
 if __name__ == "__main__":
+    # A run of a few steps has no ten minutes to wait for room on its disk.
+    checkpoint.SAVE_PATIENCE = 0.0
+    checkpoint.RETRY_SECONDS = 0.0
     ServerLink.push = push
     ServerLink.play = play
     ServerLink.validated = play

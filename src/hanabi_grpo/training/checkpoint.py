@@ -10,6 +10,7 @@ Warm starts (`sft.state`) write their checkpoints with the same `save_checkpoint
 
 import json
 import random
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +42,11 @@ PHASE_BEST = "phase_best.safetensors"
 SAVED_OF_A_GROUP = ("player", "updates", "lr")
 """What is kept of an optimizer group: whose it is, how often it moved, and its rate."""
 SAVE_TRIES = 3
-"""Failed saves in a row after which a run stops; the steps after a failed one try again."""
+"""Failed saves in a row that it takes at least to stop a run."""
+SAVE_PATIENCE = 600.0
+"""Seconds since the first failed save of a row before which no run is stopped by it."""
+RETRY_SECONDS = 15.0
+"""Between a failed save and the next try, or until the end of the step if that is longer."""
 _MASTER = "master"
 """Key of a parameter's float32 copy, which DeepSpeed holds beside weights of 16 bits."""
 
@@ -309,41 +314,69 @@ class CheckpointSaver:
         self._report = report
         self.num_failed = 0
         """Failed saves in a row."""
+        self._first_failure = 0.0
+        self._last_try = 0.0
 
     def folder(self, step: int) -> Path:
         """Return where the checkpoint of a step is."""
         return self._run_folder / f"checkpoint-{step}"
 
-    def save(self, state: StepState) -> None:
+    def should_retry(self) -> bool:
+        """Tell whether a save that failed should be tried again now; the same on all processes."""
+        if not self.num_failed:
+            return False
+        is_due = time.monotonic() - self._last_try >= RETRY_SECONDS
+        return bool(broadcast_object_list([is_due], from_process=0)[0])
+
+    def save(self, state: StepState, *, is_last: bool = False) -> None:
         """Save the state behind a step.
 
+        Args:
+            state: The state.
+            is_last: No step follows in which a save that fails could be tried again: it is tried
+                until the patience is used up.
+
         Raises:
-            RunFolderError: `SAVE_TRIES` saves in a row failed.
+            RunFolderError: `SAVE_TRIES` saves in a row failed, over `SAVE_PATIENCE` seconds.
             ParityError: The base model's weights have changed.
         """
         training_state = self._collect(state)
+        while not self._try_to_save(state.step, training_state) and is_last:
+            time.sleep(RETRY_SECONDS)
+
+    def _try_to_save(self, step: int, training_state: TrainingState | None) -> bool:
+        """Return whether a checkpoint is written, see `save`."""
+        now = time.monotonic()
         problem: str | None = None
         with self._policy.whole_adapters():
             if self._accelerator.is_main_process:
                 try:
-                    self._write(state.step, training_state)
+                    self._write(step, training_state)
                 except RunFolderError as error:
                     problem = str(error)
-        problem = broadcast_object_list([problem], from_process=0)[0]
+        if not self.num_failed:
+            self._first_failure = now
+        self._last_try = now
+        # The main process knows both, and its clock holds for all.
+        problem, seconds = broadcast_object_list(
+            [problem, now - self._first_failure], from_process=0
+        )
         if problem is None:
             self.num_failed = 0
-            return
+            return True
         self.num_failed += 1
         self._report(
             "save_failed",
-            f"{problem} ({self.num_failed} in a row, {SAVE_TRIES} stop the run)",
-            step=state.step,
+            f"{problem} ({self.num_failed} in a row; the run stops after {SAVE_PATIENCE:.0f} s and "
+            f"{SAVE_TRIES} of them)",
+            step=step,
         )
-        if self.num_failed >= SAVE_TRIES:
+        if self.num_failed >= SAVE_TRIES and seconds >= SAVE_PATIENCE:
             raise RunFolderError(
-                f"{problem} {SAVE_TRIES} saves in a row failed; the earlier checkpoints are "
-                "complete. Make room, then go on with RESUME=latest."
+                f"{problem} {self.num_failed} saves in a row failed, over {seconds:.0f} s; the "
+                "earlier checkpoints are complete. Make room, then go on with RESUME=latest."
             )
+        return False
 
     def _collect(self, state: StepState) -> TrainingState | None:
         """Return what a resume needs, gathered from all processes; None under ZeRO-3."""

@@ -656,15 +656,15 @@ class TrainingRun:
 
     def should_save(self) -> bool:
         """Tell whether a checkpoint is due: by SAVE_STEPS, at the end, or after a failed save."""
-        return self._events.should_save or self._saver.num_failed > 0
+        return self._events.should_save or self._saver.should_retry()
 
     def save(self) -> None:
         """Write the checkpoint of the last finished step.
 
         Raises:
-            RunFolderError: Too many saves in a row failed.
+            RunFolderError: Too many saves in a row failed, for too long.
         """
-        self._saver.save(self.state)
+        self._saver.save(self.state, is_last=self._events.should_stop)
         if not self._saver.num_failed:
             self._events.end_save(self._saver.folder(self.state.step))
 
