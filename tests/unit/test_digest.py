@@ -49,6 +49,27 @@ def test_runs_that_differ_in_their_times_alone_have_the_same_digest(tmp_path: Pa
     assert set(first.adapters) == {"player_0", "player_1"}
 
 
+def test_where_the_base_model_lies_is_left_out_and_the_rest_of_the_configuration_is_not(
+    tmp_path: Path,
+) -> None:
+    digests = []
+    for name, config in (
+        ("a", '{"r": 8, "base_model_name_or_path": "/here/tiny-model"}'),
+        ("b", '{"base_model_name_or_path": "/there/tiny-model", "r": 8}'),
+        ("c", '{"r": 16, "base_model_name_or_path": "/here/tiny-model"}'),
+        ("d", "{"),
+    ):
+        run = made_run(tmp_path / name)
+        (run / "checkpoint-10" / "player_0" / "adapter_config.json").write_text(config)
+        if name == "d":
+            with pytest.raises(RunFolderError, match=r"adapter_config.json: cannot be read"):
+                run_digest(run)
+        else:
+            digests.append(run_digest(run))
+    assert digests[0] == digests[1]
+    assert digests[0].differences(digests[2]) == ["player_0"]
+
+
 def test_a_figure_or_a_byte_of_an_adapter_makes_another_digest(tmp_path: Path) -> None:
     first = run_digest(made_run(tmp_path / "a"))
     other_score = run_digest(made_run(tmp_path / "b", **{"score/mean": 1.5000001}))

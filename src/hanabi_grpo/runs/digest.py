@@ -19,6 +19,9 @@ _CLOCK_METRICS = frozenset({"seconds", "step_time", "memory/peak_gib", "tokens/c
 What an engine finds in its prefix cache depends on which request comes first."""
 _CLOCK_PREFIXES = ("time/", "utilisation/")
 _CLOCK_SUFFIX = "_per_second"
+_BASE_MODEL = "base_model_name_or_path"
+"""An absolute path, so it differs between two checkouts; the adapters that come of another base
+model differ anyway."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +63,22 @@ def run_digest(folder: Path) -> RunDigest:
     lines = [json.dumps(row, sort_keys=True) for row in rows]
     adapters = {}
     for weights in sorted(checkpoint.glob("*/adapter_model.safetensors")):
-        config = weights.with_name("adapter_config.json")
-        adapters[weights.parent.name] = _sha256(weights.read_bytes(), config.read_bytes())
+        config = _placeless_config(weights.with_name("adapter_config.json"))
+        adapters[weights.parent.name] = _sha256(weights.read_bytes(), config)
     return RunDigest(metrics=_sha256("\n".join(lines).encode()), adapters=adapters)
+
+
+def _placeless_config(path: Path) -> bytes:
+    """Return an adapter's PEFT configuration without the folder in which its base model lies."""
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise RunFolderError(
+            f"{path}: cannot be read ({error}); name another checkpoint."
+        ) from error
+    if isinstance(config, dict):
+        config.pop(_BASE_MODEL, None)
+    return json.dumps(config, sort_keys=True).encode()
 
 
 def timeless(row: dict[str, Any]) -> dict[str, Any]:

@@ -41,6 +41,7 @@ _PLAYER_TITLES = {
     "parity_slope": "sampler: 0 this version, 1 the one before",
     "parity_scale": "sampler's adapter, times the trained one",
     "parity_temperature": "sampler's temperature, times the set one",
+    "update_kept": "share of an update that 16 bits keep",
     "parity_surprise": "surprise of sampled tokens, standard errors",
 }
 _HIDDEN_GROUPS = (
