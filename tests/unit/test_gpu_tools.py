@@ -3,9 +3,11 @@
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from doctor_machines import ROOT
 from gpu import cuda_parts
-from gpu.pack import missing, pack, unpack
+from gpu.pack import keep_architecture, missing, pack, unpack
 from gpu.random_model import ARCHITECTURES, save_random_model
 from gpu.table import steps_of, table_of
 from gpu.trainer import measure
@@ -130,6 +132,16 @@ def test_parts_are_within_the_limit_and_what_they_hold_is_imported_in_an_empty_e
         [*python, "-c", code, tmp_path / "site"], check=True, capture_output=True, text=True
     )
     assert said.stdout == "1 3\n"
+    command = tmp_path / "site" / "bin" / "python"
+    by_command = subprocess.run([command, "-c", "print(7)"], check=True, capture_output=True)
+    assert by_command.stdout == b"7\n"
+    # vLLM finds our plugin by it.
+    entry_points = metadata.PathDistribution(
+        next((tmp_path / "site").glob("hanabi_grpo-*.dist-info"))
+    ).entry_points
+    assert [point.name for point in entry_points.select(group="vllm.general_plugins")] == [
+        "hanabi_grpo"
+    ]
     assert (tmp_path / "site" / "one" / "b.so").read_bytes() == noise[1]
     assert [path.name for path in (tmp_path / "site" / "vllm").iterdir()] == ["_C.abi3.so"]
     unpack(parts[:1], tmp_path / "first")  # a part is of use without the others
@@ -139,6 +151,37 @@ def test_parts_are_within_the_limit_and_what_they_hold_is_imported_in_an_empty_e
         match=r"one-1.0-py3-none-any-\d.tar.xz: \d+ bytes when packed, a part has 1000000",
     ):
         pack(wheels[:1], tmp_path / "small", limit=1_000_000)
+
+
+def make_container(*entries: tuple[int, int, bytes]) -> bytes:
+    """Return kernels as CUDA packs them.
+
+    Args:
+        entries: Kind, architecture and content of each.
+    """
+    body = b""
+    for kind, architecture, content in entries:
+        head = struct.pack("<HHIQ", kind, 0x101, 64, len(content))
+        head += bytes(12) + architecture.to_bytes(4, "little")
+        body += head.ljust(64, b"\0") + content
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
+
+
+def test_kernels_of_other_gpus_are_zeros_and_nothing_else_of_a_library_changes() -> None:
+    text, machine_code = 1, 2
+    several = ((machine_code, 80, b"a" * 40), (machine_code, 90, b"b" * 40), (text, 90, b"c" * 40))
+    old = ((machine_code, 80, b"d" * 40), (text, 80, b"e" * 40))
+    # The magic number may turn up anywhere, at the end too.
+    stray = (0xBA55ED50).to_bytes(4, "little") + b"x" * 20
+    library = b"ELF" + stray + make_container(*several) + b"code" + make_container(*old) + stray
+    kept = keep_architecture(library, 90)
+    assert len(kept) == len(library)
+    assert b"b" * 40 in kept and b"e" * 40 in kept
+    assert not any(letter * 40 in kept for letter in (b"a", b"c", b"d"))
+    cleared = library
+    for letter in (b"a", b"c", b"d"):
+        cleared = cleared.replace(letter * 40, bytes(40))
+    assert kept == cleared
 
 
 def test_what_a_machine_lacks_is_found_from_this_one_s_packages() -> None:

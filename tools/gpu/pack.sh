@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
-# Parts of at most 60 MB with the packages that a GPU machine without a network lacks.
+# Parts of at most 56 MB with the packages that a GPU machine without a network lacks.
 #
 #   there:  python3 tools/gpu/look.py > look.json                    # and bring it here
 #   here:   bash tools/gpu/pack.sh look.json outputs/parts           # downloads wheels, writes part-01.tar, ...
-#   there:  python3 tools/gpu/pack.py unpack FOLDER part-*.tar       # some or all; then PYTHONPATH=FOLDER
+#   there:  python3 tools/gpu/pack.py unpack FOLDER part-*.tar       # some or all
+#           export PATH=FOLDER/bin:$PATH PYTHONPATH=src:tools:FOLDER SETUP_EXTRA=none
 #
 #   PACK_PYTHON      version there (that of look.json)
-#   PACK_MEGABYTES   of a part (60)
+#   PACK_MEGABYTES   of a part (56)
 #   PACK_WHEELS      folder of the wheels (OUT/wheels); those that are there already are not downloaded
 #
-# Kernels that a dense model on Hopper does without are left out (LEFT_OUT in tools/gpu/pack.py). NOT RUN on such a machine.
+# Kernels that a dense model on Hopper does without are left out (LEFT_OUT and ARCHITECTURE in tools/gpu/pack.py). On one H100
+# machine parts made in this way ran (2026-11-26), of fewer packages. What has no wheel is built here, so it must be plain Python.
 set -euo pipefail
 look=${1:?bash tools/gpu/pack.sh look.json OUT} out=${2:?bash tools/gpu/pack.sh look.json OUT}
 look=$(realpath "$look") out=$(realpath -m "$out")
@@ -24,9 +26,10 @@ for wanted in $(python -m gpu.pack missing "$look"); do
     stem=${wanted%%==*}
     if ! compgen -G "$wheels/${stem//-/_}-${wanted##*==}-*.whl" >/dev/null; then
         python3 -m pip download --quiet --no-deps --only-binary=:all: --implementation cp --python-version "$version" \
-            "${platforms[@]}" --platform manylinux2014_x86_64 --dest "$wheels" "$wanted" ||
+            "${platforms[@]}" --platform manylinux2014_x86_64 --dest "$wheels" "$wanted" 2>/dev/null ||
+            DS_BUILD_OPS=0 python3 -m pip wheel --quiet --no-deps --wheel-dir "$wheels" "$wanted" ||
             echo "pack: $wanted: no wheel for Python $version; bring it yourself to $wheels" >&2
     fi
 done
 compgen -G "$wheels/*.whl" >/dev/null || { echo "pack: $look lacks nothing that this environment has" && exit; }
-python -m gpu.pack pack "$out" "${PACK_MEGABYTES:-60}" "$wheels"/*.whl
+python -m gpu.pack pack "$out" "${PACK_MEGABYTES:-56}" "$wheels"/*.whl
