@@ -318,7 +318,7 @@ SPLITS = {
         num_gpus=1,
         environ={
             "HANABI_GPU_MEMORY_UTILIZATION": "0.4",
-            "HANABI_TRAINER_MEMORY": "0.6",
+            "HANABI_TRAINER_MEMORY": "0.55",
             **ONE_GPU,
         },
         status="ok",
@@ -344,11 +344,16 @@ def test_the_gpus_of_both_terminals_are_compared(tmp_path: Path, name: str) -> N
 
 
 def test_a_trainer_that_may_take_the_engines_share_is_a_warning(tmp_path: Path) -> None:
-    environ = {"HANABI_GPU_MEMORY_UTILIZATION": "0.4", **ONE_GPU}
+    environ = {
+        "HANABI_GPU_MEMORY_UTILIZATION": "0.4",
+        # Together all of it, and nothing for what neither counts.
+        "HANABI_TRAINER_MEMORY": "0.6",
+        **ONE_GPU,
+    }
     check = run_with_gpus(tmp_path, 1, **environ)["gpu split"]
     assert check["status"] == "warn"
     assert "an engine that starts again may not find its 0.4" in check["finding"]
-    assert check["remedy"] == "export HANABI_TRAINER_MEMORY=0.6"
+    assert check["remedy"] == "export HANABI_TRAINER_MEMORY=0.58"
 
 
 def test_too_many_engines_and_a_gpu_in_use_fail(tmp_path: Path) -> None:

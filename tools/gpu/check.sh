@@ -16,7 +16,7 @@
 #   CHECK_OUT       folder of logs and figures (outputs/gpu-check)
 #   CHECK_SECONDS   limit of a call (480)
 #
-# Models are random, of Qwen3's sizes: nothing is downloaded but by the set-up. NOT RUN on a GPU yet. One GPU proves no tensor
+# Models are random, of Qwen3's sizes: nothing is downloaded but by the set-up. What ran where: docs/benchmarks.md. One GPU proves no tensor
 # parallelism, no NCCL and no ZeRO over processes; random weights inflate the logprob mismatch: judge it against R10b.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."

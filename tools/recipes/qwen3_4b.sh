@@ -42,7 +42,7 @@ case $gpus in
     default_env CUDA_VISIBLE_DEVICES 0
     default_env VLLM_TENSOR_PARALLEL_SIZE 1
     default_env HANABI_GPU_MEMORY_UTILIZATION 0.4
-    default_env HANABI_TRAINER_MEMORY 0.6
+    default_env HANABI_TRAINER_MEMORY 0.55
     default_env NPROC_PER_NODE 1
     default_env DEEPSPEED none
     ;;

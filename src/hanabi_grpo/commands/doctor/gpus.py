@@ -3,6 +3,7 @@
 A driver that is too old for torch is reported by `tools/setup.sh`, before anything is downloaded.
 """
 
+import math
 import re
 import shutil
 import subprocess
@@ -22,6 +23,8 @@ _SECONDS = 10
 _QUERY = ("--query-gpu=index,name,memory.total,memory.free", "--format=csv,noheader,nounits")
 _MAX_SHARE_ON_ONE_GPU = 0.6
 """Largest share for the engine where the trainer uses the same GPU."""
+_UNCOUNTED_MIB = 1536
+"""Of a shared GPU, beside both shares: the trainer's CUDA context and what the driver keeps."""
 _PROFILE_SIZES = (1, 4, 8)
 """Numbers of GPUs for which there are profiles."""
 
@@ -147,7 +150,7 @@ def _check_split(context: Context, gpus: Sequence[Gpu]) -> Iterator[Check]:
         yield fail("gpu split", finding, use_profile)
         return
     if len(gpus_of) > 1:
-        yield _check_shared(context, gpus_of, use_profile)
+        yield _check_shared(context, gpus_of, gpus[0].total, use_profile)
     if "server" in gpus_of:
         tensor = settings.vllm_tensor_parallel_size
         data = settings.vllm_data_parallel_size
@@ -180,9 +183,19 @@ def _find_missing(gpus: Sequence[Gpu], gpus_of: Mapping[Terminal, Sequence[str]]
 
 
 def _check_shared(
-    context: Context, gpus_of: Mapping[Terminal, Sequence[str]], use_profile: str
+    context: Context,
+    gpus_of: Mapping[Terminal, Sequence[str]],
+    total: int,
+    use_profile: str,
 ) -> Check:
-    """Check GPUs that both terminals use: allowed is a single one, with shares that fit."""
+    """Check GPUs that both terminals use: allowed is a single one, with shares that fit.
+
+    Args:
+        context: What is checked.
+        gpus_of: Each terminal's GPUs.
+        total: MiB of one; 0 where that is not known.
+        use_profile: What to type where they do not fit.
+    """
     settings = context.settings
     shared = sorted(set(gpus_of["server"]) & set(gpus_of["trainer"]))
     if not shared:
@@ -202,9 +215,13 @@ def _check_shared(
         f"both terminals share GPU {shared[0]}, the trainer takes up to "
         f"{settings.trainer_memory:g} of it"
     )
-    rest = round(1 - engine_share, 2)
+    uncounted = _UNCOUNTED_MIB / total if total else 0.0
+    rest = math.floor(100 * (1 - engine_share - uncounted)) / 100
     if settings.trainer_memory > rest:
-        finding += f": an engine that starts again may not find its {engine_share:g}"
+        finding += (
+            f": an engine that starts again may not find its {engine_share:g}, for neither share "
+            f"counts the trainer's CUDA context and the driver ({_UNCOUNTED_MIB / 1024:g} GiB)"
+        )
         return warn("gpu split", finding, f"export HANABI_TRAINER_MEMORY={rest:g}")
     return ok("gpu split", finding)
 
