@@ -4,6 +4,7 @@ Tables, commands, variables, paths, the doctor's checks, and quoted messages.
 """
 
 import ast
+import asyncio
 import itertools
 import os
 import re
@@ -12,17 +13,23 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from architecture import DRAWING, SENTENCES, draw
 from doctor_machines import NOWHERE, ROOT
+from hanabi_grpo.agents.script import make_script
 from hanabi_grpo.cli import all_commands
 from hanabi_grpo.commands.doctor.check import PAGE, fail, ok, skip, warn
 from hanabi_grpo.commands.doctor.command import PROBES
+from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.envs.hanabi.rules import make_spec
 from hanabi_grpo.envs.hanabi.rules.presets import PRESETS
+from hanabi_grpo.envs.registry import setup
+from hanabi_grpo.rollout.loop import Player, PlayerSeat, play_episode
 from hanabi_grpo.settings import (
     PASSED_THROUGH,
     batch_plan,
@@ -30,6 +37,7 @@ from hanabi_grpo.settings import (
     load_settings,
     variables,
 )
+from hanabi_grpo.types import Reply
 
 PACKAGE = ROOT / "src" / "hanabi_grpo"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -329,3 +337,41 @@ def test_every_section_on_training_quotes_a_message_or_links_to_one() -> None:
 def test_every_link_of_the_page_on_troubles_leads_somewhere() -> None:
     linked = {name for name in re.findall(r"\]\(([^)#]+)\)", TROUBLES) if "://" not in name}
     assert {name for name in linked if not (ROOT / "docs" / name).is_file()} == set()
+
+
+@dataclass
+class Reader:
+    """A bot that notes what a model in its seat would read, and what it replies."""
+
+    bot: Player
+    notes: list[tuple[str, str]]
+
+    def seat(self, player: int, *, task: Task[Any], game: int) -> "ReadingSeat":
+        return ReadingSeat(seat=self.bot.seat(player, task=task, game=game), notes=self.notes)
+
+
+@dataclass
+class ReadingSeat:
+    """Its seat in one game."""
+
+    seat: PlayerSeat
+    notes: list[tuple[str, str]]
+
+    async def reply(self, seen: Observation) -> Reply:
+        reply = await self.seat.reply(seen)
+        self.notes.append((seen.message(), reply.text))
+        return reply
+
+
+def test_the_readme_shows_a_turn_as_a_player_reads_it() -> None:
+    """The second turn of a game of two scripted players."""
+    played = setup("hanabi", {"preset": "marshal-mini", "observation": "full", "legal_moves": True})
+    notes: list[tuple[str, str]] = []
+    players = [Reader(make_script(played, "iggi"), notes) for _ in range(2)]
+    task = played.task("eval", 3)
+    asyncio.run(play_episode(task, players, game=0, names=["a", "b"], instance_id=""))
+    message, reply = notes[1]
+    [shown] = re.findall(
+        r"<!-- prompt:begin -->\n(.*?)<!-- prompt:end -->", README, flags=re.DOTALL
+    )
+    assert shown == f"```text\n{message}\n```\n\n```text\n{reply}\n```\n"
