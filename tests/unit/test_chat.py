@@ -222,6 +222,15 @@ def test_readable_text_is_too_much_for_a_tokenizer_of_compact_words() -> None:
         check_vocabulary((hanabi("laptop", observation="full"),), TOKENIZER, "tiny")
 
 
+def test_the_model_that_is_in_use_is_not_proposed_again() -> None:
+    with pytest.raises(SettingsError) as caught:
+        check_vocabulary((hanabi("laptop", observation="full"),), TOKENIZER, "data/tiny-model")
+    text = str(caught.value)
+    assert "MODEL=data/tiny-model: its tokenizer does not know" in text
+    assert "MODEL=Qwen/Qwen3-0.6B" in text
+    assert "tiny-model --preset" not in text
+
+
 def test_another_environment_needs_a_tokenizer_of_its_own_words() -> None:
     kuhn = registry.setup("kuhn", {})
     message = r"of kuhn: .*tiny-model --env kuhn --preset kuhn, and .*outputs/tiny-kuhn;"

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from hanabi_grpo.agents.conversation import Conversation
 from hanabi_grpo.cli import app
+from hanabi_grpo.commands.tiny_model import _check_words
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Observation, Setup, Task
 from hanabi_grpo.envs.hanabi.config import EnvConfig
@@ -26,6 +27,7 @@ from hanabi_grpo.errors import HanabiGrpoError, RunFolderError, SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.runs.adapter_config import WIRE_KEYS, adapter_config_for_wire
 from hanabi_grpo.runs.manifest import file_sha256
+from hanabi_grpo.settings import load_settings
 from hanabi_grpo.settings.defaults import TINY_MODEL
 from hanabi_grpo.sft.samples import Sample, padded, reply_logits
 from hanabi_grpo.sft.tiny_model import Recipe, build_tiny_model
@@ -120,6 +122,42 @@ def test_the_shipped_model_is_never_made_anew_in_its_place(
     assert answer.exit_code == 2
     assert "--out outputs/tiny-laptop" in answer.stderr
     assert times_of_change(checkout) == before
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"HANABI_ENV": "debate", "HANABI_STYLE": "full"},
+        {"HANABI_OBSERVATION": "full"},
+        {"HANABI_ENV": "vote", "HANABI_PROBLEMS": "apples.jsonl", "HANABI_STYLE": "full"},
+    ],
+    ids=["style", "observation", "own problems"],
+)
+def test_no_tiny_model_is_made_for_texts_that_it_could_not_read(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    row = {"question": "Six apples are shared by two. How many has each?", "answer": "3"}
+    Path("apples.jsonl").write_text(json.dumps(row) + "\n")
+    answer = CliRunner().invoke(app, ["tiny-model"], env=environ)
+    assert answer.exit_code == 2
+    message = " ".join(answer.stderr.split())
+    assert "knows the words of its own tasks in the compact style, and not" in message
+    assert "MODEL=Qwen/Qwen3-0.6B" in message
+    assert not Path("outputs").exists()
+
+
+@pytest.mark.parametrize("env", ["hanabi", "kuhn_poker", "debate", "vote", "sokoban"])
+def test_a_tiny_model_knows_all_words_of_its_environments_defaults(
+    env: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HANABI_ENV", env)
+    settings = load_settings().settings
+    preset = settings.preset or (
+        "laptop" if env == "hanabi" else next(iter(registry.get(env).presets))
+    )
+    recipe = Recipe.of(env, presets=(preset,), players=settings.players)
+    _check_words(recipe, settings)
 
 
 def test_another_recipe_is_built_again_and_the_same_is_not(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """`hanabi-grpo tiny-model`: make the model of a game for machines without a GPU."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,6 +9,12 @@ from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import Settings, load_settings
 from hanabi_grpo.settings.defaults import LAPTOP, TINY_MODEL, tiny_model_folder
+
+if TYPE_CHECKING:
+    from hanabi_grpo.sft.tiny_model import Recipe
+
+_MAX_SHOWN = 5
+"""Unknown words that a message lists."""
 
 
 def tiny_model(
@@ -57,6 +63,18 @@ def tiny_model(
     num_players = settings.players if players is None else players
     legal_moves = settings.env_config.get("legal_moves", False)
     deductions = settings.env_config.get("deductions", "possible")
+    recipe = Recipe.of(
+        env,
+        presets=presets,
+        players=num_players,
+        legal_moves=legal_moves,
+        deductions=deductions,
+        seed=settings.seed if seed is None else seed,
+        steps=steps,
+        num_games=games,
+    )
+    if env == settings.env and not preset:
+        _check_words(recipe, settings)
     folder = out
     if folder is None:
         folder = Path(tiny_model_folder(presets, num_players, env))
@@ -68,17 +86,30 @@ def tiny_model(
                 )
             check_shipped(folder, legal_moves=legal_moves, deductions=deductions)
             return
-    recipe = Recipe.of(
-        env,
-        presets=presets,
-        players=num_players,
-        legal_moves=legal_moves,
-        deductions=deductions,
-        seed=settings.seed if seed is None else seed,
-        steps=steps,
-        num_games=games,
-    )
     build_tiny_model(folder, recipe, force=force)
+
+
+def _check_words(recipe: "Recipe", settings: Settings) -> None:
+    """Refuse to make a model that could not read what these settings let players read.
+
+    Raises:
+        SettingsError: It does not know all words.
+    """
+    from hanabi_grpo.rollout.vocabulary import game_words
+
+    words = game_words(settings.setup())
+    known = set(recipe.words())
+    unknown = [word for word in words if word not in known]
+    if not unknown:
+        return
+    shown = ", ".join(unknown[:_MAX_SHOWN])
+    raise SettingsError(
+        f"MODEL: the tiny model of {settings.env} knows the words of its own tasks in the compact "
+        f"style, and not {len(unknown)} of the {len(words)} words that players would read with "
+        f"these settings: {shown}, …. Set MODEL to a language model that can read them, e.g. "
+        "MODEL=Qwen/Qwen3-0.6B (a CPU samples it slowly), or unset what changes the texts, such as "
+        "HANABI_STYLE=full, HANABI_OBSERVATION=full or HANABI_PROBLEMS."
+    )
 
 
 def _presets(given: list[str] | None, env: str, settings: Settings) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ A tiny model's tokenizer knows the words of the presets that it was made for, an
 """
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.envs.base import Setup, random_policy
@@ -97,6 +98,13 @@ def check_vocabulary(setups: Sequence[Setup[Any]], tokenizer: Any, model: str) -
     if any(map(_has_full_style, setups)):
         make = "With HANABI_OBSERVATION=compact, make"
     boards = boards_of(setups)
+    if Path(model) == Path(tiny_model_folder(*boards)):
+        raise SettingsError(
+            f"MODEL={model}: its tokenizer does not know {'; '.join(problems)}. It is the tiny "
+            "model of this environment, which knows its own tasks in the compact style only. Set "
+            "MODEL to a language model that can read these, e.g. MODEL=Qwen/Qwen3-0.6B (a CPU "
+            "samples it slowly), the same in both terminals."
+        )
     raise SettingsError(
         f"MODEL={model}: its tokenizer does not know {'; '.join(problems)}. Players could not tell "
         f"what they see. {make} a model that knows them: {tiny_model_command(*boards)}, and set "

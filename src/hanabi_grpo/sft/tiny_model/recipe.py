@@ -138,7 +138,7 @@ class Recipe:
 
     def chat(self) -> ChatFormat:
         """Return the chat format of a tokenizer that knows the words of all presets."""
-        return ChatFormat.from_tokenizer(build_tokenizer(self._words()))
+        return ChatFormat.from_tokenizer(build_tokenizer(self.words()))
 
     def samples(self, setup: Setup[Any], chat: ChatFormat, num_games: int) -> Iterator[Sample]:
         """Play games of the teachers in turn, every legal reply learned.
@@ -180,10 +180,10 @@ class Recipe:
             fields["preset"] = first_preset
             if more_presets:
                 fields["more_presets"] = more_presets
-        text = json.dumps([_VERSION, fields, [list(self._words()), *probes]], sort_keys=True)
+        text = json.dumps([_VERSION, fields, [list(self.words()), *probes]], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:_HASH_CHARACTERS]
 
-    def _words(self) -> tuple[str, ...]:
+    def words(self) -> tuple[str, ...]:
         """Return the words of all presets, in the order in which the tokenizer numbers them."""
         from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
 
