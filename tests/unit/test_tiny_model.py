@@ -137,8 +137,11 @@ def test_no_tiny_model_is_made_for_texts_that_it_could_not_read(
     environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    row = {"question": "Six apples are shared by two. How many has each?", "answer": "3"}
-    Path("apples.jsonl").write_text(json.dumps(row) + "\n")
+    rows = []
+    for number in range(200):
+        question = f"{2 * number} apples are shared by two. How many has each?"
+        rows.append(json.dumps({"question": question, "answer": str(number)}))
+    Path("apples.jsonl").write_text("\n".join(rows) + "\n")
     answer = CliRunner().invoke(app, ["tiny-model"], env=environ)
     assert answer.exit_code == 2
     message = " ".join(answer.stderr.split())
