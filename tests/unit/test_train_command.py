@@ -323,6 +323,29 @@ def test_train_leaves_its_settings_and_becomes_the_trainer(
     assert "500 steps of 8 tasks × 16 games, 256 trajectories" in started.result.output
 
 
+def test_the_trainer_may_be_started_before_the_server_has_made_the_tiny_model(
+    tmp_path: Path, train_command: TrainCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = tmp_path / "outputs" / "tiny-simple"
+    monkeypatch.setattr(time, "sleep", lambda seconds: model.mkdir(parents=True, exist_ok=True))
+    started = train_command(MODEL="", HANABI_PRESET="simple")
+    assert started.result.exit_code == 0, started.result.output
+    message = "MODEL=outputs/tiny-simple: not made yet; the rollout script makes it"
+    assert message in started.result.output
+    assert len(started.commands) == 1
+
+
+def test_a_model_that_the_server_has_not_made_either_ends_the_trainer(
+    tmp_path: Path, train_command: TrainCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    started = train_command(MODEL="", HANABI_PRESET="simple")
+    assert started.result.exit_code == 2
+    assert "MODEL=outputs/tiny-simple: no such folder" in started.result.stderr
+    assert started.commands == []
+
+
 def test_a_killed_run_continues_from_its_newest_valid_checkpoint(
     tmp_path: Path, train_command: TrainCommand
 ) -> None:

@@ -39,7 +39,7 @@ from hanabi_grpo.runs.run_folder import (
     write_json_atomic,
 )
 from hanabi_grpo.settings import LoadedSettings, Settings, settings_json
-from hanabi_grpo.settings.defaults import tiny_model_command
+from hanabi_grpo.settings.defaults import is_local_model, tiny_model_command
 from hanabi_grpo.settings.names import check_names
 from hanabi_grpo.settings.pass_through import check_options
 from hanabi_grpo.settings.saved import RESUME_COMMAND
@@ -78,7 +78,11 @@ def train(
     rows = training_rows(loaded.settings)
     plan = plan_training(loaded.settings, rows)
     make_tiny_model = tiny_model_command(*boards_of(played_setups(rows)))
-    resolve_model(loaded.settings.model, make_tiny_model)
+    is_model_made = not is_made_by_server(loaded)
+    if is_model_made:
+        resolve_model(loaded.settings.model, make_tiny_model)
+    else:
+        say(f"MODEL={loaded.settings.model}: not made yet; the rollout script makes it")
     if plan.nodes.rank and loaded.settings.output_dir is not None:
         say("joining node 0")
         settings_path = loaded.settings.output_dir / "settings.json"
@@ -98,6 +102,8 @@ def train(
         is_resumed = resume is not None and resume.checkpoint is not None
         used = fetch_used(loaded.settings, folder, is_resumed=is_resumed, say=say)
         _wait_for_all_servers(loaded, console, plan.nodes)
+        if not is_model_made:
+            resolve_model(loaded.settings.model, make_tiny_model)
         if resume is not None:
             _set_later_records_aside(resume, say)
         document = {
@@ -111,6 +117,16 @@ def train(
         write_resume(resume, folder)
         # Inside the block: the trainer inherits the lock.
         _become_trainer(loaded, settings_path, extra_args, plan.nodes, say)
+
+
+def is_made_by_server(loaded: LoadedSettings) -> bool:
+    """Tell whether MODEL is a tiny model that terminal 1 makes before it starts, and has not yet.
+
+    So the trainer may be started first. A folder that somebody named must be there at once.
+    """
+    name = loaded.settings.model
+    is_default = loaded.origins["model"].startswith("default")
+    return is_default and is_local_model(name) and not Path(name).is_dir()
 
 
 def _wait_for_all_servers(loaded: LoadedSettings, console: Console, nodes: Nodes) -> None:
