@@ -18,6 +18,7 @@ from pathlib import Path
 from hanabi_grpo.errors import HanabiGrpoError
 from hanabi_grpo.logs import set_up_logging
 from hanabi_grpo.processes import die_with_parent, importing
+from hanabi_grpo.training import quiet
 
 logger = logging.getLogger("hanabi_grpo.training.main")
 
@@ -98,10 +99,12 @@ def import_parts() -> Iterator[None]:
     Whoever waits for something else meanwhile takes a step at a time.
     """
     _prepare_environment()
+    quiet.before_imports()
     for part in _PARTS:
         with importing():
             import_module(part)
         yield
+    quiet.after_imports()
 
 
 def _train(settings_path: Path, extra: list[str]) -> None:
