@@ -11,14 +11,30 @@ from hanabi_grpo.files import open_plain_to_append
 from hanabi_grpo.texts import visible
 
 
-class _VisibleFormatter(logging.Formatter):
+class KnownMessages(logging.Filter):
+    """Drops records of other libraries that begin in a known way."""
+
+    def __init__(self, beginnings: tuple[str, ...]) -> None:
+        """Take the beginnings of what is dropped."""
+        super().__init__()
+        self._beginnings = beginnings
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Tell whether a record is shown."""
+        return not record.getMessage().startswith(self._beginnings)
+
+
+class VisibleFormatter(logging.Formatter):
     """Lines hold what others send, and end on terminals: every character only shows itself."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
         return visible(super().format(record))
 
 
-_FORMAT = _VisibleFormatter("%(asctime)s %(message)s", datefmt="%H:%M:%S")
+CLOCK = "%H:%M:%S"
+"""Format of the time in front of a line."""
+_FORMAT = VisibleFormatter("%(asctime)s %(message)s", datefmt=CLOCK)
 
 
 class LineRing(logging.Handler):

@@ -4,7 +4,7 @@ import logging
 import subprocess
 import sys
 
-from hanabi_grpo.training.quiet import KnownMessages
+from hanabi_grpo.logs import KnownMessages
 
 START = """
 import logging, warnings

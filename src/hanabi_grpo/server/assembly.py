@@ -22,6 +22,7 @@ from hanabi_grpo.rollout.datasets import played_setups, training_rows
 from hanabi_grpo.rollout.handshake import tokenizer_hash
 from hanabi_grpo.rollout.sampler import Sampler
 from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
+from hanabi_grpo.server import vllm_log
 from hanabi_grpo.server.adapter_files import linear_shapes
 from hanabi_grpo.server.adapter_loader import OwnedFolder
 from hanabi_grpo.server.adapter_store import AdapterStore
@@ -76,6 +77,8 @@ def prepare_environment(on_cpu: bool) -> None:
     # none, so nothing ties it to the server, and it keeps the listening socket.
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_LOGGING_CONFIG_PATH", str(vllm_log.CONFIG))
+    os.environ.setdefault("PYTHONWARNINGS", vllm_log.PYTHONWARNINGS)
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # How many replies are unpacked in one go; the default of 128 keeps everything else in the
     # event loop waiting.

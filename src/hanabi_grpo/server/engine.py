@@ -94,6 +94,7 @@ def engine_options(settings: Settings, model: str, shapes: Iterable[str] = ()) -
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",
         "disable_log_stats": True,
+        "use_tqdm_on_load": False,
         "skip_tokenizer_init": False,
     }
 

@@ -8,6 +8,7 @@ import logging
 import os
 import warnings
 
+from hanabi_grpo.logs import KnownMessages
 from hanabi_grpo.settings.defaults import installed_device
 
 _LOGGED = (
@@ -22,19 +23,6 @@ _WARNED = (
     "OMP_NUM_THREADS/MKL_NUM_THREADS unset, we set it at",
 )
 """Beginnings of warnings."""
-
-
-class KnownMessages(logging.Filter):
-    """Drops records that begin in a known way."""
-
-    def __init__(self, beginnings: tuple[str, ...] = _LOGGED) -> None:
-        """Take the beginnings of what is dropped."""
-        super().__init__()
-        self._beginnings = beginnings
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Tell whether a record is shown."""
-        return not record.getMessage().startswith(self._beginnings)
 
 
 def before_imports() -> None:
@@ -54,4 +42,4 @@ def after_imports() -> None:
     # A filter of a logger sees its own records alone, one of its handler those of all below it.
     transformers_logging.get_logger()
     for handler in logging.getLogger("transformers").handlers:
-        handler.addFilter(KnownMessages())
+        handler.addFilter(KnownMessages(_LOGGED))
