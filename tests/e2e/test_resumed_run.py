@@ -269,8 +269,9 @@ def test_a_bad_gradient_under_deepspeed_drops_the_step_of_all_players_and_the_ru
             "NonFiniteError: 3 steps in a row had no usable game; the last reasons: ",
         ),
         (
+            # The fourth is the one with which a run that ends saves its last step.
             Plan(full_disk=(1, 2, 3)),
-            "RunFolderError: .* 3 saves in a row failed, over 0 s; the earlier checkpoints",
+            r"RunFolderError: .* 4 saves in a row failed, over \d s; the earlier checkpoints",
         ),
     ],
     ids=["no-games", "full-disk"],
