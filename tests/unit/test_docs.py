@@ -20,7 +20,7 @@ from architecture import DRAWING, SENTENCES, draw
 from doctor_machines import NOWHERE, ROOT
 from hanabi_grpo.cli import all_commands
 from hanabi_grpo.commands.doctor.check import PAGE, fail, ok, skip, warn
-from hanabi_grpo.commands.doctor.command import PROBES
+from hanabi_grpo.commands.doctor.command import PLAN_PROBES, PROBES
 from hanabi_grpo.envs.hanabi.rules import make_spec
 from hanabi_grpo.envs.hanabi.rules.presets import PRESETS
 from hanabi_grpo.settings import (
@@ -274,7 +274,7 @@ def quotes(text: str) -> list[str]:
 def test_every_check_of_the_doctor_has_a_section() -> None:
     problems = problems_of_the_doctor()
     # A probe can fail by itself, under its own name.
-    probes = {probe.name for probe in PROBES}
+    probes = {probe.name for probe in (*PROBES, *PLAN_PROBES)}
     assert set(sections("What the doctor says")) == {
         *problems,
         *probes,
