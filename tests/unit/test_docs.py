@@ -24,7 +24,7 @@ from doctor_machines import NOWHERE, ROOT
 from hanabi_grpo.agents.script import make_script
 from hanabi_grpo.cli import all_commands
 from hanabi_grpo.commands.doctor.check import PAGE, fail, ok, skip, warn
-from hanabi_grpo.commands.doctor.command import PROBES
+from hanabi_grpo.commands.doctor.command import PLAN_PROBES, PROBES
 from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.envs.hanabi.rules import make_spec
 from hanabi_grpo.envs.hanabi.rules.presets import PRESETS
@@ -282,7 +282,7 @@ def quotes(text: str) -> list[str]:
 def test_every_check_of_the_doctor_has_a_section() -> None:
     problems = problems_of_the_doctor()
     # A probe can fail by itself, under its own name.
-    probes = {probe.name for probe in PROBES}
+    probes = {probe.name for probe in (*PROBES, *PLAN_PROBES)}
     assert set(sections("What the doctor says")) == {
         *problems,
         *probes,

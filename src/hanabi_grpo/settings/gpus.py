@@ -45,6 +45,34 @@ CARDS = {
 """By a part of the name that nvidia-smi tells; the first that fits."""
 
 
+@dataclass(frozen=True, slots=True)
+class SoldCard:
+    """A GPU as it is sold, in the words of nvidia-smi."""
+
+    name: str
+    mebibytes: int
+    """Memory."""
+
+
+SOLD = {
+    "B200-180GB": SoldCard("NVIDIA B200", 183_359),
+    "H200-141GB": SoldCard("NVIDIA H200", 143_771),
+    "H100-80GB": SoldCard("NVIDIA H100 80GB HBM3", 81_559),
+    "H100-PCIe-80GB": SoldCard("NVIDIA H100 PCIe", 81_559),
+    "A100-80GB": SoldCard("NVIDIA A100-SXM4-80GB", 81_920),
+    "A100-40GB": SoldCard("NVIDIA A100-SXM4-40GB", 40_960),
+    "L40S-48GB": SoldCard("NVIDIA L40S", 46_068),
+    "L4-24GB": SoldCard("NVIDIA L4", 23_034),
+    "RTXA6000-48GB": SoldCard("NVIDIA RTX A6000", 49_140),
+    "RTX4090-24GB": SoldCard("NVIDIA GeForce RTX 4090", 24_564),
+    "RTX3090-24GB": SoldCard("NVIDIA GeForce RTX 3090", 24_576),
+}
+"""The GPUs of `CARDS` by the names that people write; the memory may be left out where it is one.
+
+nvidia-smi tells somewhat more or less than the name says, by driver; these are common values.
+"""
+
+
 def find_card(name: str) -> Card | None:
     """Return the GPU of a name; None where its data sheet is not written here.
 

@@ -57,13 +57,17 @@ class _Validated:
 
 
 def load_settings(
-    environ: Mapping[str, str] | None = None, dotenv: Path = Path(DOTENV)
+    environ: Mapping[str, str] | None = None,
+    dotenv: Path = Path(DOTENV),
+    *,
+    device: tuple[str, str] | None = None,
 ) -> LoadedSettings:
     """Resolve every setting from the shell, `.env` and the profile that they name.
 
     Args:
         environ: The shell's variables; None: this process's.
         dotenv: Path of `.env`; the file may be missing.
+        device: The device whose defaults hold and the reason; None: that of the installed engine.
 
     Raises:
         SettingsError: The profile is missing; or there are unknown `HANABI_*` names and bad values,
@@ -78,8 +82,8 @@ def load_settings(
         problem = f"{ENV}={str(error).removeprefix('env=')}"
         raise SettingsError(_with_source(problem, sources)) from error
 
-    device, reason = installed_device()
-    given: dict[str, Any] = {"device": device, "device_reason": reason}
+    device_name, reason = device or installed_device()
+    given: dict[str, Any] = {"device": device_name, "device_reason": reason}
     origins: dict[str, str] = {}
     for variable in known:
         value = find(sources, variable.env)
@@ -89,7 +93,7 @@ def load_settings(
         elif variable.cpu == variable.gpu:
             origins[variable.field] = _DEFAULT
         else:
-            origins[variable.field] = f"{_DEFAULT} ({device})"
+            origins[variable.field] = f"{_DEFAULT} ({device_name})"
 
     problems = unknown_names(sources, env)
     validated = _validate(given, known)

@@ -4,8 +4,9 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -18,6 +19,7 @@ from hanabi_grpo.commands.doctor import (
     machine,
     memory,
     model,
+    plan,
     server,
     software,
 )
@@ -87,32 +89,116 @@ PROBES = (
     Probe("wandb", software.wandb_checks, ("trainer",)),
 )
 
+PLAN_PROBES = (
+    Probe("settings", settings_checks),
+    Probe("gpus", gpus.gpu_checks),
+    Probe("dataset", games.dataset_checks),
+    Probe("batch", games.batch_checks),
+    Probe("model", model.model_checks),
+    Probe("chat template", model.chat_checks),
+    Probe("context", games.context_checks),
+    Probe("history", games.history_checks),
+    Probe("memory", memory.memory_checks),
+    Probe("budget", budget.budget_checks),
+    Probe("plan", plan.plan_checks),
+)
+"""The checks of `--as`: those that ask nothing of this machine."""
+
 
 def doctor(
+    assignments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME=VALUE]...", help="Settings for this call, as in the environment."
+        ),
+    ] = None,
     role: Annotated[Role, typer.Option(help="The terminal to check.")] = "both",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of lines.")
     ] = False,
+    as_machine: Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            metavar="NxCARD",
+            help="Plan a run on GPUs that are not here, e.g. 8xH100-80GB: does it fit, how long "
+            "does it take.",
+        ),
+    ] = None,
+    markdown: Annotated[
+        bool,
+        typer.Option("--markdown", help="With --as: print the row of docs/hardware.md alone."),
+    ] = False,
 ) -> None:
     """Check everything that both terminals need and print the fix for each problem.
 
-    Takes seconds, starts nothing and changes nothing. Exits with 1 if a check fails.
+    Takes seconds, starts nothing and changes nothing. Exits with 1 if a check fails. With --as it
+    plans a run on another machine instead: memory, seconds of a step and hours, all estimates.
 
     Environment: every variable that `hanabi-grpo settings` shows, and CUDA_VISIBLE_DEVICES,
     HTTP_PROXY, ALL_PROXY, NO_PROXY, HF_HUB_OFFLINE, WANDB_API_KEY, WANDB_BASE_URL, NETRC and
     VLLM_CPU_KVCACHE_SPACE.
     """
-    shell = dict(os.environ)
+    given = plan.parse_assignments(assignments or ())
+    if as_machine is not None:
+        _plan(as_machine, given, role=role, as_json=as_json, markdown=markdown)
+        return
+    if markdown:
+        raise SettingsError("--markdown: goes with --as, e.g. --as 8xH100-80GB.")
+    shell = {**os.environ, **given}
     console = None if as_json else make_console()
-    loaded, checks = settings_or_problems()
+    loaded, checks = settings_or_problems(environ=shell)
     if loaded is not None and not checks:
         # Set as both terminals set it, before a hub library reads the variables.
         give_environ(loaded)
         checks = make_checks(loaded, role=role, shell=shell, console=console)
     elif console is not None:
         print_checks(console, checks)
+    _report(console, checks)
+
+
+def _plan(
+    as_machine: str, given: Mapping[str, str], *, role: Role, as_json: bool, markdown: bool
+) -> None:
+    """Make the checks of a machine that is planned.
+
+    Raises:
+        SettingsError: `--as` names no known machine.
+        typer.Exit: A check failed; the exit code is 1.
+    """
+    planned = plan.parse_machine(as_machine)
+    shell = plan.plan_environ(os.environ, planned, given)
+    console = None if as_json or markdown else make_console()
+    loaded, checks = settings_or_problems(environ=shell, device=plan.DEVICE)
+    made = None
+    if loaded is not None and not checks:
+        give_environ(loaded)
+        context = Context(loaded=loaded, shell=shell, role=role, planned_gpus=planned)
+        checks = check_all(context, PLAN_PROBES, console)
+        made = plan.make_plan(context)
+    elif console is not None:
+        print_checks(console, checks)
+    if markdown and made is not None:
+        typer.echo(plan.plan_markdown(made))
+        return
+    _report(console, checks, {"plan": None if made is None else asdict(made)})
+
+
+def _report(
+    console: Console | None, checks: Sequence[Check], more: Mapping[str, Any] | None = None
+) -> None:
+    """Print the end of a report, or all of it as JSON.
+
+    Args:
+        console: Where the checks were printed; None: JSON is wanted.
+        checks: The results.
+        more: Further keys of the JSON.
+
+    Raises:
+        typer.Exit: A check failed; the exit code is 1.
+    """
     if console is None:
-        print_json(report_json(checks), indent=2)
+        print_json({**report_json(checks), **(more or {})}, indent=2)
     else:
         console.print(summary_line(checks))
     if any(check.status == "fail" for check in checks):
@@ -140,7 +226,14 @@ def make_checks(
     Returns:
         All results, in the order of the probes.
     """
-    context = Context(loaded=loaded, shell=shell, role=role)
+    return check_all(Context(loaded=loaded, shell=shell, role=role), probes, console)
+
+
+def check_all(
+    context: Context, probes: Sequence[Probe], console: Console | None = None
+) -> list[Check]:
+    """Make every check of a context that matters to its terminals, see `make_checks`."""
+    role = context.role
     checks = []
     protect_json = contextlib.nullcontext() if console else contextlib.redirect_stdout(sys.stderr)
     with protect_json:
@@ -167,24 +260,32 @@ def _run_probe(probe: Probe, context: Context) -> Iterator[Check]:
         yield fail(probe.name, problem, next_step)
 
 
-def settings_or_problems(dotenv: Path = Path(DOTENV)) -> tuple[LoadedSettings | None, list[Check]]:
+def settings_or_problems(
+    dotenv: Path = Path(DOTENV),
+    *,
+    environ: Mapping[str, str] | None = None,
+    device: tuple[str, str] | None = None,
+) -> tuple[LoadedSettings | None, list[Check]]:
     """Load the settings, or say what is wrong with them; without settings nothing can be checked.
 
     Args:
         dotenv: The file `.env`.
+        environ: The shell's variables; None: this process's.
+        device: See `load_settings`.
 
     Returns:
         The settings, None where they cannot be used; and one failed check for each problem, a name
         that no setting has included.
     """
+    shell = os.environ if environ is None else environ
     problems = []
     loaded = None
     try:
-        loaded = load_settings(os.environ, dotenv)
+        loaded = load_settings(shell, dotenv, device=device)
     except SettingsError as error:
         problems += str(error).splitlines()
     try:
-        check_names(os.environ, dotenv)
+        check_names(shell, dotenv)
     except SettingsError as error:
         problems += str(error).splitlines()
     # Both calls may report the same problem.

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from hanabi_grpo.client.fleet import each_server
 from hanabi_grpo.client.waiting import Health, NotReady, look_once
 from hanabi_grpo.commands.doctor.check import Role
+from hanabi_grpo.commands.doctor.published import PUBLISHED, linear_shapes_of, num_parameters_of
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_bytes
@@ -26,10 +27,12 @@ from hanabi_grpo.settings import LoadedSettings, Settings
 from hanabi_grpo.settings.defaults import is_local_model
 
 if TYPE_CHECKING:
+    from hanabi_grpo.commands.doctor.gpus import Gpu
     from hanabi_grpo.rollout.chat import ChatFormat
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
 """Addresses of this machine."""
+_ESTIMATED_TOKEN = r"[^\r\n\p{L}\p{N}]?\p{L}{1,8}|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
 _UNIT_PREFIXES = ("", "k", "M", "G", "T")
 _ROUNDS_UP = 1.0005
 """A number that three digits show as the next thousand takes that thousand's prefix."""
@@ -47,6 +50,8 @@ class Context:
     shell: Mapping[str, str]
     """The variables of this process, before any library changed them."""
     role: Role = "both"
+    planned_gpus: "tuple[Gpu, ...]" = ()
+    """The GPUs of a machine that is planned; empty where this machine is examined."""
 
     @property
     def environ(self) -> Mapping[str, str]:
@@ -100,8 +105,23 @@ class Context:
         return None if broken_weights(folder) else folder
 
     @cached_property
+    def planned_config(self) -> dict[str, Any] | None:
+        """Of a planned run whose weights are not here: its config.json, or the published sizes.
+
+        None where this machine is examined, the weights are here, or no sizes are known.
+        """
+        if not self.planned_gpus or self.model_folder is not None:
+            return None
+        folder = self.located_folder
+        if folder is not None and (folder / "config.json").is_file():
+            return json.loads(read_bytes(folder / "config.json", MAX_DOCUMENT_BYTES))
+        return PUBLISHED.get(self.settings.model)
+
+    @cached_property
     def config(self) -> dict[str, Any]:
         """The model's config.json; empty without a model."""
+        if self.planned_config is not None:
+            return self.planned_config
         if self.model_folder is None:
             return {}
         return json.loads(read_bytes(self.model_folder / "config.json", MAX_DOCUMENT_BYTES))
@@ -109,6 +129,8 @@ class Context:
     @cached_property
     def num_parameters(self) -> int:
         """Parameters of the model; 0 without one."""
+        if self.planned_config is not None:
+            return num_parameters_of(self.planned_config)
         if self.model_folder is None:
             return 0
         total = 0
@@ -124,10 +146,14 @@ class Context:
 
         An adapter of rank r adds matrices of r × inputs and outputs × r to each linear layer.
         """
-        if self.model_folder is None:
+        if self.planned_config is not None:
+            shapes = linear_shapes_of(self.planned_config)
+        elif self.model_folder is not None:
+            shapes = linear_shapes(self.model_folder)
+        else:
             return 0
         total = 0
-        for num_outputs, num_inputs in linear_shapes(self.model_folder).values():
+        for num_outputs, num_inputs in shapes.values():
             total += self.settings.lora_rank * (num_outputs + num_inputs)
         return total
 
@@ -138,6 +164,8 @@ class Context:
         Raises:
             SettingsError: Conversations cannot grow with this chat template.
         """
+        if self.planned_config is not None:
+            return estimated_chat(thinking=self.settings.thinking)
         if self.model_folder is None:
             return None
         return read_chat(self.model_folder, thinking=self.settings.thinking)
@@ -153,6 +181,8 @@ class Context:
     @property
     def server_is_up(self) -> bool:
         """True when the rollout server runs on this machine, and has taken its memory."""
+        if self.planned_gpus:
+            return False
         first, health = self.healths[0]
         return first.vllm_server_host in LOCAL and is_rollout_server(health)
 
@@ -221,6 +251,41 @@ def broken_weights(folder: Path) -> list[str]:
         missing = set(weight_map.values()) - {path.name for path in paths}
         problems += [f"{name}: missing" for name in sorted(missing)]
     return problems
+
+
+def estimated_chat(*, thinking: bool) -> "ChatFormat":
+    """Return a chat format that counts tokens of a model whose tokenizer is not here.
+
+    A token is a run of up to eight letters, a digit, a run of signs or a run of spaces, which is
+    about what byte-pair tokenizers of 150,000 entries make of English; the text around messages is
+    Qwen3's. Only numbers of tokens can be used.
+
+    Args:
+        thinking: HANABI_THINKING.
+    """
+    from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from hanabi_grpo.rollout.chat import ChatFormat
+    from hanabi_grpo.sft.tiny_model.tokenizer import CHAT_TEMPLATE, END, START
+
+    words = (START, END, "<think>", "</think>")
+    unknown = "<unk>"
+    vocabulary = {word: number for number, word in enumerate((*words, unknown))}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(_ESTIMATED_TOKEN), "isolated")
+    core.add_special_tokens([AddedToken(word, special=True) for word in words])
+    no_thoughts = (
+        "{%- if add_generation_prompt and not enable_thinking -%}"
+        "{{- '<think>\\n\\n</think>\\n\\n' -}}{%- endif -%}"
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        eos_token=END,
+        unk_token=unknown,
+        chat_template=CHAT_TEMPLATE + no_thoughts,
+    )
+    return ChatFormat.from_tokenizer(tokenizer, thinking=thinking)
 
 
 def read_chat(folder: Path, *, thinking: bool) -> "ChatFormat":

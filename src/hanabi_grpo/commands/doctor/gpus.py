@@ -17,6 +17,7 @@ from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.commands.doctor.software import cuda_build, installed_version
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings.gpus import Terminal, gpu_share
+from hanabi_grpo.settings.sources import PROFILE
 
 _SECONDS = 10
 """A driver in trouble can hang nvidia-smi."""
@@ -25,6 +26,13 @@ _MAX_SHARE_ON_ONE_GPU = 0.6
 """Largest share for the engine where the trainer uses the same GPU."""
 _UNCOUNTED_MIB = 1536
 """Of a shared GPU, beside both shares: the trainer's CUDA context and what the driver keeps."""
+_OF_GPUS = ("gpu_memory_utilization", "trainer_memory")
+"""Settings that a profile has for GPUs alone."""
+_VISIBLE = (
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_VISIBLE_DEVICES_SERVER",
+    "CUDA_VISIBLE_DEVICES_TRAINER",
+)
 _PROFILE_SIZES = (1, 4, 8)
 """Numbers of GPUs for which there are profiles."""
 
@@ -65,6 +73,13 @@ def list_gpus(path: str | None = None) -> tuple[tuple[Gpu, ...], str]:
     return tuple(gpus), "" if gpus else "nvidia-smi lists none"
 
 
+def gpus_of_machine(context: Context) -> tuple[tuple[Gpu, ...], str]:
+    """Return the GPUs that are planned, else those of this machine, and why there are none."""
+    if context.planned_gpus:
+        return context.planned_gpus, ""
+    return list_gpus(context.shell.get("PATH"))
+
+
 def _parse_gpu(line: str) -> Gpu:
     """Parse a line such as "0, NVIDIA H100 80GB HBM3, 81559, 80000"."""
     number, name, total, free = (part.strip() for part in line.split(","))
@@ -78,15 +93,28 @@ def _parse_size(text: str) -> int:
 
 def gpu_checks(context: Context) -> Iterator[Check]:
     """Check that engine and torch fit the GPUs of this machine, and that both terminals do."""
-    gpus, reason = list_gpus(context.shell.get("PATH"))
+    gpus, reason = gpus_of_machine(context)
     has_cuda_engine = installed_version("vllm") is not None
     if gpus:
         listed = f"{len(gpus)} × {gpus[0].name}, {gpus[0].total / 1024:.0f} GiB each"
     else:
         listed = f"none ({reason})"
-    if has_cuda_engine and not gpus:
+    if context.planned_gpus:
+        yield ok("gpus", f"planned: {listed}")
+        yield from _check_split(context, gpus)
+    elif has_cuda_engine and not gpus:
         remedy = "nvidia-smi\nrm -rf .venv && SETUP_EXTRA=cpu bash tools/setup.sh"
         yield fail("gpus", f"{listed}, but the engine is vllm for CUDA", remedy)
+    elif not gpus and _has_gpu_profile(context):
+        num_gpus = _num_named(context)
+        finding = (
+            f"{listed}, but HANABI_PROFILE is for GPUs: everything would run on the CPU, with "
+            "the sizes of the profile"
+        )
+        plan = (
+            f".venv/bin/hanabi-grpo doctor --as {num_gpus}xH100-80GB   # plans it; or another GPU"
+        )
+        yield warn("gpus", finding, f"{plan}\nunset HANABI_PROFILE   # or its line in .env")
     elif not gpus:
         yield ok("gpus", f"{listed}; everything runs on the CPU")
     elif not has_cuda_engine:
@@ -98,6 +126,23 @@ def gpu_checks(context: Context) -> Iterator[Check]:
         if cuda_build() is not None:
             yield _check_torch_sees(context, len(gpus))
         yield from _check_split(context, gpus)
+
+
+def _has_gpu_profile(context: Context) -> bool:
+    """Tell whether the profile sets what only GPUs have."""
+    loaded = context.loaded
+    origins = [loaded.origins[name] for name in _OF_GPUS]
+    origins += [origin for name, (_, origin) in loaded.passed_through.items() if name in _VISIBLE]
+    return PROFILE in origins
+
+
+def _num_named(context: Context) -> int:
+    """Return how many GPUs the settings name, 1 where they name none."""
+    names: set[str] = set()
+    for variable in _VISIBLE:
+        value, _ = context.loaded.passed_through.get(variable, ("", ""))
+        names.update(part.strip() for part in value.split(",") if part.strip())
+    return max(1, len(names))
 
 
 def _check_torch_sees(context: Context, num_gpus: int) -> Check:

@@ -12,7 +12,8 @@ import psutil
 
 from hanabi_grpo.commands.doctor.check import Check, ok, skip, warn
 from hanabi_grpo.commands.doctor.context import Context
-from hanabi_grpo.commands.doctor.gpus import list_gpus
+from hanabi_grpo.commands.doctor.gpus import gpus_of_machine
+from hanabi_grpo.commands.doctor.published import PUBLISHED, num_parameters_of
 from hanabi_grpo.settings.steps import tokens_per_micro_batch
 
 _GIB = 1 << 30
@@ -98,6 +99,9 @@ def memory_checks(context: Context) -> Check:
     return _compare_with_gpus(context, estimate, server, trainer)
 
 
+_KV_CACHE = "KV cache of one conversation"
+_LENGTH_UNIT = 256
+"""A proposed HANABI_MAX_MODEL_LEN is a multiple of it."""
 _SMALLER = "export HANABI_TOKENS_PER_MICRO_BATCH=1024 HANABI_MAX_MODEL_LEN=1024"
 
 
@@ -112,20 +116,83 @@ def _compare_with_main_memory(estimate: str, needed: float) -> Check:
 
 def _compare_with_gpus(context: Context, estimate: str, server: float, trainer: float) -> Check:
     """Compare the server with the engine's share of the smallest GPU, the trainer with all."""
-    gpus, reason = list_gpus(context.shell.get("PATH"))
+    gpus, reason = gpus_of_machine(context)
     total = min((gpu.total for gpu in gpus), default=0) << 20
     if not total:
         reason = reason or "nvidia-smi does not tell"
         return skip("memory", f"{estimate} on each GPU; what there is is not known ({reason})")
-    share = context.settings.gpu_memory_utilization * total
-    if server > share:
-        finding = f"{estimate} on each GPU, but the engine gets {share / _GIB:.1f} GiB"
-        remedy = "export HANABI_MAX_MODEL_LEN=4096 VLLM_TENSOR_PARALLEL_SIZE=2"
-        return warn("memory", finding, remedy)
-    if trainer > total:
-        finding = f"{estimate} on each GPU, which has {total / _GIB:.1f} GiB"
-        return warn("memory", finding, f"export DEEPSPEED=zero3\n{_SMALLER}")
+    limits = gpu_limits(context, total)
+    if server > limits.server:
+        finding = f"{estimate} on each GPU, but the engine gets {limits.server / _GIB:.1f} GiB"
+        return warn("memory", finding, _smaller_server(context, limits.server))
+    if trainer > limits.trainer:
+        finding = f"{estimate} on each GPU, but the trainer has {limits.trainer / _GIB:.1f} GiB"
+        return warn("memory", finding, _smaller_trainer(context, limits.trainer))
     return ok("memory", f"{estimate} on each GPU of {total / _GIB:.1f} GiB")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuLimits:
+    """Bytes of each GPU that a terminal may take."""
+
+    server: float
+    trainer: float
+
+
+def gpu_limits(context: Context, total: float) -> GpuLimits:
+    """Return what each terminal may take of GPUs with so many bytes."""
+    settings = context.settings
+    return GpuLimits(
+        server=settings.gpu_memory_utilization * total, trainer=settings.trainer_memory * total
+    )
+
+
+def _smaller_server(context: Context, limit: float) -> str:
+    """Return lines to type, each of which makes the server smaller."""
+    settings = context.settings
+    sizes = ModelSizes.from_config(context.config)
+    assert sizes is not None
+    parts = server_parts(context, sizes)
+    cache = parts[_KV_CACHE]
+    room = limit - (sum(parts.values()) - cache)
+    ways = []
+    fitting = int(settings.max_model_len * room / cache) // _LENGTH_UNIT * _LENGTH_UNIT
+    if fitting > 0:
+        ways.append(f"export HANABI_MAX_MODEL_LEN={fitting}")
+    num_gpus = settings.vllm_tensor_parallel_size * settings.vllm_data_parallel_size
+    if num_gpus > settings.vllm_tensor_parallel_size:
+        ways.append(
+            f"export VLLM_TENSOR_PARALLEL_SIZE={num_gpus} VLLM_DATA_PARALLEL_SIZE=1   # one copy "
+            "of the model over all GPUs of the server"
+        )
+    return "\n".join(ways or [_smaller_model(context)])
+
+
+def _smaller_trainer(context: Context, limit: float) -> str:
+    """Return lines to type that make the trainer smaller."""
+    settings = context.settings
+    sizes = ModelSizes.from_config(context.config)
+    assert sizes is not None
+    parts = trainer_parts(context, sizes)
+    held = parts["weights"] + parts["process"]
+    ways = []
+    if held < limit:
+        ways.append(_SMALLER)
+    if settings.nproc_per_node > 1 and settings.deepspeed != "zero3":
+        ways.append("export DEEPSPEED=zero3")
+    return "\n".join(ways or [_smaller_model(context)])
+
+
+def _smaller_model(context: Context) -> str:
+    """Return a line with the largest model of the docs that is smaller than the chosen one."""
+    smaller = {}
+    for name, config in PUBLISHED.items():
+        num_parameters = num_parameters_of(config)
+        if num_parameters < context.num_parameters:
+            smaller[num_parameters] = name
+    if not smaller:
+        return "export HANABI_GPU_MEMORY_UTILIZATION=0.5   # or a larger GPU"
+    return f"export MODEL={smaller[max(smaller)]}   # or another smaller one, or a larger GPU"
 
 
 def server_parts(context: Context, sizes: ModelSizes) -> dict[str, float]:
@@ -133,7 +200,7 @@ def server_parts(context: Context, sizes: ModelSizes) -> dict[str, float]:
     settings = context.settings
     bytes_per_number = BYTES[settings.dtype]
     cache = sizes.cache_bytes(bytes_per_number) * settings.max_model_len
-    cache_name = "KV cache of one conversation"
+    cache_name = _KV_CACHE
     if settings.device == "cpu":
         # The server's own default for this variable of vLLM is 1.
         reserved_gib = float(context.environ.get("VLLM_CPU_KVCACHE_SPACE") or 1)

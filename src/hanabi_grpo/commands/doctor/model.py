@@ -4,6 +4,7 @@ from pathlib import Path
 
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.commands.doctor.context import Context, amount, broken_weights
+from hanabi_grpo.commands.doctor.published import PUBLISHED
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.vocabulary import boards_of
 from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
@@ -19,6 +20,8 @@ def model_checks(context: Context) -> Check:
     settings = context.settings
     folder = context.located_folder
     name = settings.model
+    if context.planned_gpus and context.model_folder is None:
+        return _planned_model(context)
     if folder is None:
         return _missing_model(context)
     try:
@@ -40,6 +43,30 @@ def model_checks(context: Context) -> Check:
         f"{name}: {context.config.get('model_type')}, {amount(context.num_parameters)} parameters; "
         f"{context.num_adapters} adapters of rank {settings.lora_rank}, "
         f"{amount(context.adapter_parameters)} each, on {', '.join(sorted(modules))}"
+    )
+    return ok("model", finding)
+
+
+def _planned_model(context: Context) -> Check:
+    """Say which sizes a plan takes for a model whose weights are not on this machine."""
+    settings = context.settings
+    name = settings.model
+    if context.planned_config is None:
+        known = ", ".join(PUBLISHED)
+        finding = (
+            f"MODEL={name}: not on this machine, and its sizes are not known here; known are "
+            f"{known}, and any folder with a config.json"
+        )
+        return fail(
+            "model", finding, f".venv/bin/hf download {name} config.json --local-dir FOLDER"
+        )
+    source = "its config.json, its weights are not here"
+    if context.located_folder is None:
+        source = "the config.json that huggingface.co publishes (a copy in published.py)"
+    finding = (
+        f"{name}: sizes of {source}: {amount(context.num_parameters)} parameters; "
+        f"{context.num_adapters} adapters of rank {settings.lora_rank}, "
+        f"{amount(context.adapter_parameters)} each"
     )
     return ok("model", finding)
 
@@ -69,6 +96,8 @@ def chat_checks(context: Context) -> Check:
         return fail("chat template", str(error), _other_model(context))
     if chat is None:
         return skip("chat template", "needs the model")
+    if context.planned_config is not None:
+        return ok("chat template", "not here: tokens of prompts are estimated from their words")
     finding = f"usable; a reply ends with {chat.eos}, {len(chat.tokenizer)} tokens"
     return ok("chat template", finding)
 

@@ -1,0 +1,273 @@
+"""`doctor --as`: a run on GPUs that are not here, planned before anybody rents them."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hanabi_grpo.commands.doctor.budget import step_seconds
+from hanabi_grpo.commands.doctor.check import Check, ok, skip
+from hanabi_grpo.commands.doctor.context import Context, amount
+from hanabi_grpo.commands.doctor.gpus import Gpu
+from hanabi_grpo.commands.doctor.memory import ModelSizes, gpu_limits, server_parts, trainer_parts
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.settings import PASSED_THROUGH, variables
+from hanabi_grpo.settings.game import HANABI
+from hanabi_grpo.settings.gpus import SOLD, find_card
+from hanabi_grpo.settings.names import ENV
+from hanabi_grpo.settings.sources import DOTENV, PROFILE_VARIABLE, PROFILES, find, read_sources
+
+DEVICE = ("gpu", "doctor --as plans a machine with GPUs")
+STEPS = 500
+"""Steps that hours are told for."""
+_MACHINE = re.compile(r"(?:(?P<count>[1-9]\d*)\s*[x×*]\s*)?(?P<card>.+)", re.IGNORECASE)
+_MAX_GPUS = 8
+_SMALL_MIB = 25_000
+"""Memory up to which one GPU has the profile of 24 GB."""
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_SECONDS_PER_HOUR = 3600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TerminalMemory:
+    """What a terminal needs of each of its GPUs, in bytes."""
+
+    parts: Mapping[str, float]
+    needed: float
+    limit: float
+    """What it may take."""
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What `doctor --as` works out; all numbers are estimates for the longest games."""
+
+    machine: str
+    """E.g. "8 × NVIDIA H100 80GB HBM3"."""
+    model: str
+    boards: tuple[str, ...]
+    server: TerminalMemory
+    trainer: TerminalMemory
+    games_seconds: float
+    learning_seconds: float
+    step_seconds: float
+    sampled_tokens_per_second: float
+    """Of replies, while games are played, all copies of the model together."""
+    learned_tokens_per_second: float
+    """Of prompts and replies, in learning, all processes together."""
+    steps: int
+    """MAX_STEPS, or its default."""
+    hours: float
+    """Of so many steps."""
+    hours_of_500_steps: float
+
+
+def parse_machine(text: str) -> tuple[Gpu, ...]:
+    """Return the GPUs that `--as` names.
+
+    Args:
+        text: E.g. "8xH100-80GB"; without a number it is one GPU.
+
+    Raises:
+        SettingsError: There is no such GPU in the list, or too many are asked for.
+    """
+    match = _MACHINE.fullmatch(text.strip())
+    known = ", ".join(SOLD)
+    if match is None:
+        raise SettingsError(f"--as {text!r}: write NxCARD, e.g. 8xH100-80GB; known are {known}.")
+    count = int(match["count"] or 1)
+    if count > _MAX_GPUS:
+        raise SettingsError(
+            f"--as {text!r}: {count} GPUs; one machine has 1 to {_MAX_GPUS} here. "
+            "docs/scale.md has several servers and machines."
+        )
+    wanted = _letters(match["card"])
+    whole = [name for name in SOLD if _letters(name) == wanted]
+    without_memory = [name for name in SOLD if _letters(name.rpartition("-")[0]) == wanted]
+    found = whole or without_memory
+    if not found:
+        raise SettingsError(
+            f"--as {text!r}: no data sheet of {match['card']!r} is known; known are {known}."
+        )
+    if len(found) > 1:
+        raise SettingsError(f"--as {text!r}: say which one: {', '.join(found)}.")
+    card = SOLD[found[0]]
+    gpus = []
+    for number in range(count):
+        gpus.append(Gpu(str(number), card.name, card.mebibytes, card.mebibytes))
+    return tuple(gpus)
+
+
+def _letters(name: str) -> str:
+    """Return a card's name as it is compared: no makers, case, spaces or hyphens."""
+    letters = re.sub(r"[^a-z0-9]", "", name.lower())
+    return letters.removeprefix("nvidia").removeprefix("geforce")
+
+
+def parse_assignments(arguments: Sequence[str]) -> dict[str, str]:
+    """Return the settings of NAME=VALUE arguments.
+
+    Raises:
+        SettingsError: One is no assignment, or names no setting.
+    """
+    given = {}
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if not equals or not name:
+            raise SettingsError(
+                f"{argument!r}: not NAME=VALUE; settings for this call look like "
+                "MODEL=Qwen/Qwen3-4B."
+            )
+        given[name] = value
+    known = {variable.env for variable in variables(given.get(ENV, HANABI))}
+    known |= {PROFILE_VARIABLE, *PASSED_THROUGH}
+    for name, value in given.items():
+        # Unknown names with our prefix are refused with the other settings, which know more.
+        if name not in known and not name.startswith("HANABI_"):
+            raise SettingsError(
+                f"{name}={value}: no such setting; hanabi-grpo settings lists every one."
+            )
+    return given
+
+
+def plan_environ(
+    environ: Mapping[str, str],
+    gpus: Sequence[Gpu],
+    given: Mapping[str, str],
+    dotenv: Path = Path(DOTENV),
+) -> dict[str, str]:
+    """Return the environment of a planned run: how its GPUs are split where nobody says so.
+
+    The shipped profile of so many GPUs says it; where there is none, the server takes the first
+    half of them, a copy of the model on each, and the trainer the rest.
+
+    Args:
+        environ: The shell's variables. Its CUDA_VISIBLE_DEVICES are of this machine and left out.
+        gpus: The planned GPUs.
+        given: Settings of this call.
+        dotenv: Path of `.env`.
+    """
+    planned = {name: value for name, value in environ.items() if not name.startswith(_VISIBLE)}
+    planned |= given
+    sources = read_sources(planned, dotenv)
+    if find(sources, PROFILE_VARIABLE) is not None:
+        return planned
+    profile = PROFILES / f"gpu-{len(gpus)}.env"
+    if len(gpus) == 1 and gpus[0].total < _SMALL_MIB:
+        profile = PROFILES / "gpu-24gb.env"
+    if profile.is_file():
+        planned[PROFILE_VARIABLE] = str(profile)
+        return planned
+    for name, value in _halves(len(gpus)).items():
+        if find(sources, name) is None:
+            planned[name] = value
+    return planned
+
+
+def _halves(count: int) -> dict[str, str]:
+    """Return the settings under which terminals share so many GPUs."""
+    if count == 1:
+        return {
+            _VISIBLE: "0",
+            "VLLM_DATA_PARALLEL_SIZE": "1",
+            "NPROC_PER_NODE": "1",
+            "DEEPSPEED": "none",
+            "HANABI_GPU_MEMORY_UTILIZATION": "0.4",
+            "HANABI_TRAINER_MEMORY": "0.6",
+        }
+    numbers = [str(number) for number in range(count)]
+    num_server = count // 2
+    num_trainer = count - num_server
+    return {
+        f"{_VISIBLE}_SERVER": ",".join(numbers[:num_server]),
+        f"{_VISIBLE}_TRAINER": ",".join(numbers[num_server:]),
+        "VLLM_DATA_PARALLEL_SIZE": str(num_server),
+        "NPROC_PER_NODE": str(num_trainer),
+        "DEEPSPEED": "zero2" if num_trainer > 1 else "none",
+    }
+
+
+def make_plan(context: Context) -> Plan | None:
+    """Return the plan; None where sizes, games or the GPU's data sheet are missing."""
+    sizes = ModelSizes.from_config(context.config)
+    gpu = context.planned_gpus[0]
+    card = find_card(gpu.name)
+    if sizes is None or card is None or context.budget is None:
+        return None
+    seconds = step_seconds(context, sizes, card, context.budget)
+    limits = gpu_limits(context, gpu.total << 20)
+    steps = context.settings.max_steps or STEPS
+    return Plan(
+        machine=f"{len(context.planned_gpus)} × {gpu.name}",
+        model=context.settings.model,
+        boards=tuple(dict.fromkeys(setup.spec.preset for setup in context.setups)),
+        server=_terminal_memory(server_parts(context, sizes), limits.server),
+        trainer=_terminal_memory(trainer_parts(context, sizes), limits.trainer),
+        games_seconds=seconds.games,
+        learning_seconds=seconds.learning,
+        step_seconds=seconds.total,
+        sampled_tokens_per_second=seconds.step.sampled / seconds.games,
+        learned_tokens_per_second=seconds.step.trained
+        * context.settings.updates_per_step
+        / seconds.learning,
+        steps=steps,
+        hours=steps * seconds.total / _SECONDS_PER_HOUR,
+        hours_of_500_steps=STEPS * seconds.total / _SECONDS_PER_HOUR,
+    )
+
+
+def _terminal_memory(parts: dict[str, float], limit: float) -> TerminalMemory:
+    needed = sum(parts.values())
+    return TerminalMemory(parts=parts, needed=needed, limit=limit, fits=needed <= limit)
+
+
+def plan_checks(context: Context) -> Iterator[Check]:
+    """Sum a plan up: whether it fits, tokens per second, and hours."""
+    plan = make_plan(context)
+    if plan is None:
+        yield skip("plan", "needs the model's sizes and the games")
+        return
+    memories = {"server": plan.server, "trainer": plan.trainer}
+    texts = [f"{name} {_memory_text(memory)}" for name, memory in memories.items()]
+    yield ok("plan", f"memory of each GPU: {'; '.join(texts)}")
+    yield ok(
+        "plan",
+        f"estimate: {amount(plan.sampled_tokens_per_second)} reply tokens/s in games, "
+        f"{amount(plan.learned_tokens_per_second)} tokens/s in learning",
+    )
+    hours = [f"{plan.hours_of_500_steps:.1f} hours for {STEPS} steps"]
+    if plan.steps != STEPS:
+        hours.append(f"{plan.hours:.1f} hours for MAX_STEPS={plan.steps}")
+    yield ok(
+        "plan",
+        f"estimate: {', '.join(hours)}, every game and reply as long as it may be; real ones are "
+        "shorter. Nothing was started or downloaded",
+    )
+
+
+def _memory_text(memory: TerminalMemory) -> str:
+    verdict = "fits" if memory.fits else "does not fit"
+    return f"{_gigabytes(memory)}, {verdict}"
+
+
+def _gigabytes(memory: TerminalMemory) -> str:
+    return f"{memory.needed / 1e9:.1f} GB of {memory.limit / 1e9:.1f}"
+
+
+def plan_markdown(plan: Plan) -> str:
+    """Return a plan as a row of the table in docs/hardware.md."""
+    cells = [
+        plan.machine.replace("NVIDIA ", ""),
+        plan.model.rpartition("/")[2],
+        ", ".join(f"`{board}`" for board in plan.boards),
+        _table_memory(plan.server),
+        _table_memory(plan.trainer),
+        f"{plan.games_seconds:.0f} + {plan.learning_seconds:.0f}",
+        f"{plan.hours_of_500_steps:.1f}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _table_memory(memory: TerminalMemory) -> str:
+    return _gigabytes(memory) if memory.fits else f"**{_gigabytes(memory)}**"

@@ -1,0 +1,256 @@
+"""`doctor --as`: runs on GPUs that are not here, planned by the real command."""
+
+import json
+import math
+import re
+import shlex
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from doctor_machines import ROOT, find, only
+from gpu.random_model import ARCHITECTURES
+from hanabi_grpo.cli import app
+from hanabi_grpo.commands.doctor import gpus
+from hanabi_grpo.commands.doctor.context import estimated_chat
+from hanabi_grpo.commands.doctor.plan import parse_assignments, parse_machine
+from hanabi_grpo.commands.doctor.published import PUBLISHED, num_parameters_of
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.settings.gpus import CARDS, SOLD, find_card
+
+RUNNER = CliRunner()
+HARDWARE = (ROOT / "docs" / "hardware.md").read_text(encoding="utf-8")
+QWEN3_4B_PARAMETERS = 4_022_468_096
+
+
+@pytest.fixture(autouse=True)
+def _offline_checkout(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Work in the checkout, and let every connection fail."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a plan connects to nothing")
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    yield
+
+
+def run(*arguments: str) -> tuple[int, dict[str, Any]]:
+    """Run `doctor --json` and return its exit code and its report."""
+    result = RUNNER.invoke(app, ["doctor", "--json", *arguments])
+    return result.exit_code, json.loads(result.stdout)
+
+
+def planned(*arguments: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the plan and the checks by their names."""
+    _, report = run("--as", *arguments)
+    return report["plan"], {check["name"]: check for check in report["checks"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "name"),
+    [
+        ("8xH100-80GB", 8, "NVIDIA H100 80GB HBM3"),
+        ("4×a100-80gb", 4, "NVIDIA A100-SXM4-80GB"),
+        ("L4", 1, "NVIDIA L4"),
+        ("2x RTX 4090", 2, "NVIDIA GeForce RTX 4090"),
+        ("1xNVIDIA GeForce RTX3090-24GB", 1, "NVIDIA GeForce RTX 3090"),
+        ("2xH100 PCIe", 2, "NVIDIA H100 PCIe"),
+    ],
+)
+def test_gpus_are_named_as_people_write_them(text: str, count: int, name: str) -> None:
+    machine = parse_machine(text)
+    assert [gpu.number for gpu in machine] == [str(number) for number in range(count)]
+    assert {gpu.name for gpu in machine} == {name}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("8xV100", "no data sheet of 'V100' is known; known are B200-180GB, .*RTX3090-24GB"),
+        ("A100", "say which one: A100-80GB, A100-40GB"),
+        ("16xH100-80GB", "16 GPUs; one machine has 1 to 8"),
+        ("", "write NxCARD"),
+    ],
+)
+def test_other_machines_are_refused_with_what_is_known(text: str, problem: str) -> None:
+    with pytest.raises(SettingsError, match=problem):
+        parse_machine(text)
+
+
+def test_every_gpu_that_is_sold_has_its_own_data_sheet_and_is_in_the_docs() -> None:
+    sheets = [find_card(card.name) for card in SOLD.values()]
+    assert None not in sheets
+    assert {id(sheet) for sheet in sheets} <= {id(card) for card in CARDS.values()}
+    assert f"{', '.join(SOLD)}; 1 to 8" in " ".join(HARDWARE.split())
+
+
+def test_the_published_sizes_give_the_parameters_that_the_models_have() -> None:
+    numbers = {name: num_parameters_of(config) for name, config in PUBLISHED.items()}
+    assert numbers == {
+        "Qwen/Qwen3-0.6B": 596_049_920,
+        "Qwen/Qwen3-1.7B": 1_720_574_976,
+        "Qwen/Qwen3-4B": QWEN3_4B_PARAMETERS,
+        "Qwen/Qwen3-8B": 8_190_735_360,
+    }
+    for name, config in PUBLISHED.items():
+        built = ARCHITECTURES.get(name.removeprefix("Qwen/").lower(), config)
+        assert {key: built[key] for key in config} == config
+
+
+def test_eight_gpus_are_planned_with_the_defaults_of_the_scripts() -> None:
+    plan, checks = planned("8xH100-80GB", "MODEL=Qwen/Qwen3-4B", "HANABI_PRESET=mini")
+    assert checks["gpus"]["finding"] == "planned: 8 × NVIDIA H100 80GB HBM3, 80 GiB each"
+    assert checks["gpu split"]["finding"] == "server on 0,1,2,3, trainer on 4,5,6,7"
+    assert "huggingface.co publishes" in checks["model"]["finding"]
+    assert plan["boards"] == ["mini"]
+    for terminal in ("server", "trainer"):
+        memory = plan[terminal]
+        assert memory["parts"]["weights"] == 2 * QWEN3_4B_PARAMETERS
+        assert memory["needed"] == pytest.approx(sum(memory["parts"].values()))
+        assert memory["fits"]
+    assert plan["server"]["limit"] == pytest.approx(0.9 * 81_559 * 2**20)
+    assert plan["step_seconds"] == pytest.approx(plan["games_seconds"] + plan["learning_seconds"])
+    assert plan["hours_of_500_steps"] == pytest.approx(500 * plan["step_seconds"] / 3600)
+    # Nothing of this machine is examined.
+    assert not {"packages", "torch", "port", "server", "disk", "wandb"} & checks.keys()
+
+
+def test_hours_are_also_told_for_the_steps_that_are_set() -> None:
+    arguments = ("1xH100-80GB", "HANABI_PRESET=mini")
+    plan, _ = planned(*arguments)
+    shorter, checks = planned(*arguments, "MAX_STEPS=100")
+    assert shorter["hours"] == pytest.approx(plan["hours_of_500_steps"] / 5)
+    assert shorter["hours_of_500_steps"] == plan["hours_of_500_steps"]
+    assert checks["settings"]["status"] == "ok"
+    result = RUNNER.invoke(app, ["doctor", "--as", *arguments, "MAX_STEPS=100"])
+    assert "hours for MAX_STEPS=100" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("machine", "split", "model"),
+    [
+        ("4xA100-80GB", "server on 0,1, trainer on 2,3", "Qwen/Qwen3-4B"),
+        ("2xL40S", "server on 0, trainer on 1", "Qwen/Qwen3-4B"),
+        ("6xH100-80GB", "server on 0,1,2, trainer on 3,4,5", "Qwen/Qwen3-4B"),
+        ("L4", "both terminals share GPU 0, the trainer takes up to 0.5 of it", "Qwen/Qwen3-1.7B"),
+    ],
+)
+def test_gpus_are_split_by_the_profile_of_so_many_or_by_half(
+    monkeypatch: pytest.MonkeyPatch, machine: str, split: str, model: str
+) -> None:
+    # That of this machine says nothing about the planned one.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    plan, checks = planned(machine, "HANABI_PRESET=mini")
+    assert checks["gpu split"]["finding"] == split
+    assert checks["server gpus"]["status"] == checks["trainer gpus"]["status"] == "ok"
+    assert plan["model"] == model
+
+
+def test_what_does_not_fit_is_a_warning_and_its_remedy_fits() -> None:
+    plan, checks = planned("4xL4", "MODEL=Qwen/Qwen3-8B", "HANABI_PRESET=mini")
+    assert not plan["server"]["fits"]
+    assert checks["memory"]["status"] == "warn"
+    remedy, *_ = checks["memory"]["remedy"].splitlines()
+    name, _, length = remedy.removeprefix("export ").partition("=")
+    assert name == "HANABI_MAX_MODEL_LEN"
+    plan, _ = planned(
+        "4xL4", "MODEL=Qwen/Qwen3-8B", "HANABI_PRESET=mini", f"HANABI_MAX_MODEL_LEN={length}"
+    )
+    assert plan["server"]["fits"]
+    plan, _ = planned(
+        "4xL4",
+        "MODEL=Qwen/Qwen3-8B",
+        "HANABI_PRESET=mini",
+        f"HANABI_MAX_MODEL_LEN={int(length) + 1024}",
+    )
+    assert not plan["server"]["fits"]
+
+
+def test_a_model_that_is_too_large_for_a_gpu_is_answered_with_a_smaller_one() -> None:
+    plan, checks = planned("RTX4090", "MODEL=Qwen/Qwen3-4B", "HANABI_PRESET=mini")
+    assert not plan["server"]["fits"]
+    assert checks["memory"]["remedy"].startswith("export MODEL=Qwen/Qwen3-1.7B ")
+    # One GPU is shared, so the trainer has its part of it.
+    assert plan["trainer"]["limit"] == pytest.approx(0.5 * 24_564 * 2**20)
+
+
+def test_a_folder_with_nothing_but_a_config_is_planned_like_the_published_model(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["Qwen/Qwen3-8B"]))
+    published, _ = planned("8xH100-80GB", "MODEL=Qwen/Qwen3-8B", "HANABI_PRESET=mini")
+    own, checks = planned("8xH100-80GB", f"MODEL={tmp_path}", "HANABI_PRESET=mini")
+    assert "its config.json, its weights are not here" in checks["model"]["finding"]
+    assert {**own, "model": ""} == {**published, "model": ""}
+
+
+def test_a_model_whose_sizes_are_not_known_fails() -> None:
+    code, report = run("--as", "L4", "MODEL=nobody/knows-it")
+    assert code == 1
+    assert report["plan"] is None
+    [check] = [check for check in report["checks"] if check["status"] == "fail"]
+    assert "known are Qwen/Qwen3-0.6B, " in check["finding"]
+
+
+def test_settings_of_the_call_are_checked_as_the_environment_is() -> None:
+    code, report = run("--as", "L4", "HANABI_PLAYERS=9", "HANABI_PLAYRS=3")
+    assert code == 1
+    findings = " ".join(check["finding"] for check in report["checks"])
+    assert "HANABI_PLAYERS=9: Hanabi needs 2 to 5" in findings
+    assert "HANABI_PLAYRS" in findings
+    with pytest.raises(SettingsError, match="MODL=x: no such setting"):
+        parse_assignments(["MODL=x"])
+    with pytest.raises(SettingsError, match="'Qwen/Qwen3-4B': not NAME=VALUE"):
+        parse_assignments(["Qwen/Qwen3-4B"])
+
+
+def test_settings_of_the_call_win_over_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HANABI_PRESET", "full")
+    plan, _ = planned("L4", "HANABI_PRESET=mini")
+    assert plan["boards"] == ["mini"]
+
+
+@pytest.mark.parametrize("profile", ["gpu-1", "gpu-24gb", "gpu-4", "gpu-8", "mig"])
+def test_a_gpu_profile_without_a_gpu_is_a_warning(profile: str) -> None:
+    shell = {"PATH": ""}
+    check = only(find(gpus.gpu_checks, shell=shell, HANABI_PROFILE=f"tools/profiles/{profile}.env"))
+    assert check.status == "warn"
+    assert "HANABI_PROFILE is for GPUs" in check.finding
+    size = {"gpu-4": 4, "gpu-8": 8}.get(profile, 1)
+    assert f"doctor --as {size}xH100-80GB" in check.remedy
+
+
+def test_the_profile_without_gpus_is_none() -> None:
+    check = only(find(gpus.gpu_checks, shell={"PATH": ""}, HANABI_PROFILE="tools/profiles/cpu.env"))
+    assert check.status == "ok"
+
+
+def test_tokens_are_estimated_by_words_digits_and_signs() -> None:
+    chat = estimated_chat(thinking=False)
+    encode = chat.tokenizer.encode
+    # " information" has eleven letters, so two tokens; every digit is one.
+    assert len(encode("Your information: 12", add_special_tokens=False)) == 7
+    assert math.isclose(len(chat.open("", "Play")), 11, abs_tol=4)
+    assert chat.tail.endswith("<think>\n\n</think>\n\n")
+
+
+def test_the_plans_in_the_docs_are_those_that_the_command_prints() -> None:
+    [between] = re.findall(
+        r"<!-- plans:begin -->\n(.*?)<!-- plans:end -->", HARDWARE, flags=re.DOTALL
+    )
+    _, _, *rows = between.splitlines()
+    commands = re.findall(
+        r"^\.venv/bin/hanabi-grpo (doctor --markdown .+)$", HARDWARE, re.MULTILINE
+    )
+    assert len(commands) == len(rows) > 5
+    printed = []
+    for command in commands:
+        result = RUNNER.invoke(app, shlex.split(command))
+        assert result.exit_code == 0, result.output
+        printed.append(result.output.strip())
+    assert printed == rows
