@@ -30,7 +30,8 @@ def make_monitors(settings: Settings, run_folder: Path) -> list[Monitor]:
         monitors.append(TensorBoardMonitor(run_folder))
     if "wandb" in settings.report_to and settings.wandb_mode != "disabled":
         monitors.append(WandbMonitor(run_folder))
-    monitors.append(TerminalMonitor())
+    has_common_score = settings.setup().spec.has_common_score
+    monitors.append(TerminalMonitor(has_common_score=has_common_score))
     return monitors
 
 
