@@ -102,13 +102,11 @@ class FittedTable:
         name_widths = self._name_widths(num_names, options.max_width)
         room = options.max_width - 1 - sum(name_widths) - _CELL_MARGIN * num_names
         parts = self._parts(range(num_names, len(self.columns)), room)
-        for number, part in enumerate(parts):
-            table = Table(
-                title=Text(self.title) if number == 0 and self.title else None,
-                title_justify="left",
-                caption=Text(self.caption) if number == len(parts) - 1 and self.caption else None,
-                caption_justify="left",
-            )
+        # Title and caption have the whole line, however narrow the table is.
+        if self.title:
+            yield Text(self.title, style="table.title")
+        for part in parts:
+            table = Table()
             for index, width in enumerate(name_widths):
                 heading = Text(self.columns[index], overflow="fold")
                 table.add_column(heading, width=width, overflow="fold")
@@ -121,6 +119,8 @@ class FittedTable:
                 shown = [self._cell(index, cells[index]) for index in (*range(num_names), *part)]
                 table.add_row(*shown, style=style, end_section=row in self._ends)
             yield table
+        if self.caption:
+            yield Text(self.caption, style="table.caption")
 
     def _widths(self, part: Sequence[int], room: int) -> list[int]:
         """Return the widths of a part's columns.

@@ -79,7 +79,8 @@ def test_other_seats_are_named_and_never_joined_by_an_arrow(tmp_path: Path) -> N
     picture = (run / "score.svg").read_text()
     assert f"served (step 15) {team.mean:.2f}" in picture
     assert f"(step 15) {with_iggi.mean:.2f}" in picture
-    assert "held-out tasks" not in picture
+    assert f"held-out tasks {team.mean:.2f}" not in picture
+    assert f"held-out tasks {with_iggi.mean:.2f}" not in picture
     with pytest.raises(SettingsError, match="same seats"):
         read_report(run).shortfall(min_rise=0.1, min_sigma=None)
 

@@ -28,6 +28,7 @@ ROOMS = (
     ("report",),
     ("commands",),
     ("cli",),
+    ("__main__",),
 )
 """From the ground up. A room is a folder or a file of the package, or a folder in one of its
 folders, as "training.estimators".

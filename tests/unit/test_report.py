@@ -209,6 +209,7 @@ def test_a_collapsed_run_says_what_happened_when_and_what_to_do(
     changes = [line for line in lines if line.startswith("step ")]
     reason = "blind_play: player_0: share of moves: play the oldest card is"
     assert changes[0].startswith(f"step 37: {reason}")
+    assert max(map(len, lines)) <= 120
     table = [line.split("│")[1:-1] for line in lines if line.startswith("│")]
     cells = [(row[0].strip(), row[-1].strip()) for row in table]
     assert cells[:2] == [("blind_play", "since 37"), ("blind_play", "since 37")]

@@ -75,7 +75,7 @@ def report(
         console.print(sheet.rich())
     if alarms:
         for change in run_report.state.changes:
-            say(f"step {change.step}: {change.message}")
+            say(f"step {change.step}: " + "\n    ".join(change.lines))
     notes: Sequence[str] = run_report.notes
     if html is not None:
         page, notes = run_page(run_report)

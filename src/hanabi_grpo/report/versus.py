@@ -31,7 +31,7 @@ def versus_lead(
 
     Returns:
         E.g. "exploitability 0.376 at step 20 → 0.207 at step 150, 0 in an equilibrium;
-        exploit.json: served 0.207, base 0.458", or "games won against random: 0.527 → 0.475 as
+        exploit.json: served 0.207; base 0.458", or "games won against random: 0.527 → 0.475 as
         first, 0.480 → 0.510 as second".
     """
     parts = []
@@ -47,7 +47,7 @@ def versus_lead(
         for name, value in exploit.exploitability.items():
             profiles.append(f"{name} {value:.3f}")
         prefix = exploit.path.name if steps else f"exploitability, {exploit.path.name}"
-        parts.append(f"{prefix}: {', '.join(profiles)}")
+        parts.append(f"{prefix}: {'; '.join(profiles)}")
     if parts:
         return "; ".join(parts)
     return _wins(results, gain)

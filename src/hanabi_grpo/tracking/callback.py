@@ -110,15 +110,16 @@ class TrackingCallback(TrainerCallback):
         )
 
     def _record(self, change: AlarmChange) -> None:
-        self._incidents.record(
-            "alarm" if change.since is None else "alarm_over",
-            change.message,
-            step=change.step,
-            alarm=change.alarm.name,
-            subject=change.subject,
-            value=change.value,
-            level=change.level,
-        )
+        kind = "alarm" if change.since is None else "alarm_over"
+        logger.warning("%s: %s", kind, "\n    ".join(change.lines))
+        details = {
+            "step": change.step,
+            "alarm": change.alarm.name,
+            "subject": change.subject,
+            "value": change.value,
+            "level": change.level,
+        }
+        self._incidents.write(kind, change.message, details)
 
     def close(self, *, exit_code: int = 0) -> None:
         """Close the monitors; also for a run that was stopped."""

@@ -126,6 +126,7 @@ class RunPictures:
         measured_steps, _ = series(self.rows, EXPLOITABILITY)
         if measured_steps:
             self._draw_exploitability(upper)
+            caption = f"Above: measured exactly. Below: mean of the last {SMOOTH}, thin: each step."
         else:
             self._draw_scores(upper)
             if self.points or self.lineups or self.validations:
