@@ -217,6 +217,7 @@ def test_waiting_for_something_else_is_bounded_and_says_for_whom_and_why(
             settings_of(server.url, 2.0),
             said.append,
             server_command="bash serve.sh",
+            instead="Or add --own-server.",
             remind=0.1,
             poll=0.05,
         )
@@ -224,7 +225,9 @@ def test_waiting_for_something_else_is_bounded_and_says_for_whom_and_why(
     assert reason in str(caught.value)
     assert reason in said[0]
     assert "Start it in another terminal: bash serve.sh" in str(caught.value)
-    assert said[0].endswith("Type in another terminal:\n    bash serve.sh")
+    instead = "Or add --own-server."
+    assert said[0].endswith(f"Type in another terminal:\n    bash serve.sh\n{instead}")
+    assert str(caught.value).endswith(instead)
 
 
 def test_nobody_is_told_to_start_a_server_where_one_listens_and_is_silent() -> None:

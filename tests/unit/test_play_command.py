@@ -193,3 +193,15 @@ def test_a_server_that_fails_is_an_error_in_one_line(monkeypatch: pytest.MonkeyP
     assert result.exit_code == 2
     assert result.stderr.startswith("error: ")
     assert "Traceback" not in result.output
+
+
+def test_a_command_without_a_server_names_own_server_where_the_wait_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VLLM_SERVER_PORT", "9")
+    monkeypatch.setenv("HANABI_SERVER_TIMEOUT", "1")
+    for command in (["play", "base"], ["evaluate", "base", "--tasks", "2"]):
+        result = RUNNER.invoke(app, command)
+        assert result.exit_code != 0
+        first_lines = result.stdout.split("waiting for the rollout server")[1]
+        assert "add --own-server" in first_lines

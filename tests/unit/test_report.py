@@ -195,7 +195,10 @@ def blind_rows(num_steps: int) -> list[dict[str, Any]]:
     return rows
 
 
-def test_a_collapsed_run_says_what_happened_when_and_what_to_do(tmp_path: Path) -> None:
+def test_a_collapsed_run_says_what_happened_when_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     whole_lines = "".join(json.dumps(row) + "\n" for row in blind_rows(60))
     (tmp_path / "metrics.jsonl").write_text(whole_lines + '{"step": 61, "ga')
     answer = report(tmp_path, "--alarms")
@@ -206,6 +209,7 @@ def test_a_collapsed_run_says_what_happened_when_and_what_to_do(tmp_path: Path) 
     changes = [line for line in lines if line.startswith("step ")]
     reason = "blind_play: player_0: share of moves: play the oldest card is"
     assert changes[0].startswith(f"step 37: {reason}")
+    assert max(map(len, lines)) <= 120
     table = [line.split("│")[1:-1] for line in lines if line.startswith("│")]
     cells = [(row[0].strip(), row[-1].strip()) for row in table]
     assert cells[:2] == [("blind_play", "since 37"), ("blind_play", "since 37")]
@@ -294,7 +298,8 @@ def test_validations_are_a_curve_a_line_and_data(tmp_path: Path) -> None:
     answer = report(run, "--markdown", markdown, "--png", picture, "--html", page)
     assert answer.exit_code == 0
     assert line in answer.output.splitlines()
-    assert markdown.read_text().splitlines()[0] == line
+    lead = next(text for text in answer.output.splitlines() if text.startswith("held-out "))
+    assert markdown.read_text().splitlines()[:3] == [lead, "", line]
     assert line in page.read_text()
     for name in ("validation 1.40", "best 1.90, step 1", "training games 1.10", "held-out tasks"):
         assert name in picture.read_text(), name

@@ -16,6 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
+from hanabi_grpo.commands.console import announce
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import EnvConfig, EnvSpec
 from hanabi_grpo.errors import SettingsError
@@ -483,3 +484,14 @@ def test_train_and_serve_stop_at_a_misspelt_name_and_say_how_to_go_on(
     assert "for other software, keep it from this command: unset MAX_STEP." in result.stderr
     assert "did you mean NUM_GENERATIONS?" in result.stderr
     assert "remove its line from .env." in result.stderr
+
+
+def test_a_terminal_with_defaults_alone_prints_a_line_and_no_empty_table(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    console = Console(file=io.StringIO(), width=200, record=True)
+    announce(console, "server")
+    text = console.export_text()
+    assert "every setting has its default" in text
+    assert "┃" not in text

@@ -327,6 +327,32 @@ def test_the_line_of_a_step_fits_100_columns_and_counts_what_is_left_from_the_fi
     assert all(len(f"11:14:00 {line}") <= 100 for line in caplog.messages)
 
 
+def test_the_line_of_a_zero_sum_run_shows_exploitability_and_no_seats_return(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kuhn = {"HANABI_ENV": "kuhn_poker", "HANABI_PRESET": "kuhn_poker", "REPORT_TO": "none"}
+    run = tracked_run(tmp_path / "run", steps=0, games=False, **kuhn)
+    tracking = TrackingCallback(read_settings(run / "settings.json"), run)
+    state = TrainerState(max_steps=150)
+    metrics = {
+        "games": 128.0,
+        "score/mean": -0.02,
+        "score/se": 0.13,
+        "illegal_per_game": 0.0,
+        "grad_norm": 0.2,
+        "loss": 0.1,
+    }
+    caplog.set_level("INFO")
+    state.global_step = 19
+    tracking.on_log(None, state, None, metrics)
+    state.global_step = 150
+    tracking.on_log(None, state, None, {**metrics, "exploitability": 0.2071})
+    assert caplog.messages == [
+        "step 19/150  illegal 0.00  grad 0.200",
+        "step 150/150  exploitability 0.207  illegal 0.00  grad 0.200",
+    ]
+
+
 _TRAINER = """
 import sys, time
 from pathlib import Path

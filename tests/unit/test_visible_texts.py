@@ -132,6 +132,7 @@ def test_a_page_has_no_such_character(text: str) -> None:
         validation=text,
         facts=[(text, text)],
         score={"title": text, "address": "data:,", "words": text},
+        curve_caption=text,
         first=[{"title": text, "address": "data:,", "words": text}],
         more=[],
         sheets=[],
@@ -238,8 +239,10 @@ def pictures_of(page: str) -> Iterable[str]:
 
 
 def test_no_command_shows_a_character_of_a_run_folder_that_does_more_than_show_itself(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Titles are looked for as they are, not broken into lines.
+    monkeypatch.setenv("COLUMNS", "200")
     run = hostile_run(tmp_path)
     other = tracked_run(tmp_path / "other", steps=4, games=False)
     page = tmp_path / "page.html"

@@ -268,6 +268,10 @@ class SeatResolver:
                 folders[folder] = None
         return tuple(folders)
 
+    def session_run(self) -> Path | None:
+        """Return the local folder of the run of the server's session; None where there is none."""
+        return find_run(self._look().get("run"))
+
     def compare_messages(self, refs: Sequence[Ref], setup: Setup[Any]) -> None:
         """Warn where players learned this preset with other messages or rules.
 

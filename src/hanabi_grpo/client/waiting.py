@@ -40,6 +40,7 @@ def wait_for_server(
     say: Callable[[str], None],
     *,
     server_command: str | None,
+    instead: str = "",
     remind: float = 10.0,
     poll: float = 1.0,
     look: Callable[[], None] = lambda: None,
@@ -52,6 +53,8 @@ def wait_for_server(
         say: Shows a line to the user.
         server_command: Command that starts the server in another terminal; None: the server was
             started by this process.
+        instead: What the user may do instead, in a sentence for the lines about a server that is
+            not there; "": nothing.
         remind: Seconds before the first reminder; the intervals after it double, up to a minute.
         poll: Seconds between two health checks.
         look: Called after each health check while there is no server; an exception that it raises
@@ -83,7 +86,7 @@ def wait_for_server(
             if server_command is None and not answer.is_there:
                 answer = NotReady(f"is starting, {waited:.0f} s", is_there=True)
             if waited >= limit:
-                raise _too_late(url, limit, answer, server_command)
+                raise _too_late(url, limit, answer, server_command, instead)
             if answer.is_there is not was_there or start + waited >= next_reminder:
                 if answer.is_there:
                     say(f"the rollout server at {url} {answer.reason}")
@@ -91,6 +94,7 @@ def wait_for_server(
                     say(
                         f"waiting for the rollout server at {url} ({answer.reason}; {waited:.0f} "
                         f"of {limit:g} s). Type in another terminal:\n    {server_command}"
+                        + (f"\n{instead}" if instead else "")
                     )
                 was_there = answer.is_there
                 next_reminder = start + waited + remind
@@ -102,7 +106,7 @@ def wait_for_server(
 
 
 def _too_late(
-    url: str, limit: float, answer: NotReady, server_command: str | None
+    url: str, limit: float, answer: NotReady, server_command: str | None, instead: str
 ) -> ServerGoneError:
     if answer.is_there:
         return ServerGoneError(
@@ -112,6 +116,7 @@ def _too_late(
     return ServerGoneError(
         f"no rollout server at {url} after {limit:g} s ({answer.reason}). Start it in another "
         f"terminal: {server_command} — or allow more time: HANABI_SERVER_TIMEOUT."
+        + (f" {instead}" if instead else "")
     )
 
 

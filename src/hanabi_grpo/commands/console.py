@@ -44,8 +44,8 @@ TRAIN_SCRIPT = "tools/train/train_grpo_msswift.sh"
 """Starts terminal 2, the trainer."""
 INTERRUPTED = 130
 """Exit code of a command that was stopped and can be continued."""
-_MIN_TABLE_WIDTH = 120
-"""Columns of a table where standard output is not a terminal."""
+_TABLE_WIDTH = 120
+"""Columns of a table where standard output is no terminal and COLUMNS is not set."""
 _QUIET = {"USE_HF": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "VLLM_NO_USAGE_STATS": "1"}
 """`USE_HF` makes ms-swift take models from the hub that vLLM takes them from."""
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
@@ -57,7 +57,10 @@ def make_console(*, aside: bool = False) -> Console:
     Args:
         aside: Write to standard error, where progress goes and everything else that is no result.
     """
-    width = None if aside or sys.stdout.isatty() else _MIN_TABLE_WIDTH
+    width = None
+    has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    if not aside and not has_width:
+        width = _TABLE_WIDTH
     return VisibleConsole(stderr=aside, width=width)
 
 
@@ -156,7 +159,15 @@ def announce(console: Console, terminal: Terminal) -> LoadedSettings:
     See `set_environ` for these variables.
     """
     loaded = load_settings()
-    console.print(settings_table(loaded, _SECTIONS[terminal], only_given=True))
+    table = settings_table(loaded, _SECTIONS[terminal], only_given=True)
+    if table.row_count:
+        console.print(table)
+    else:
+        settings = loaded.settings
+        sayer(console)(
+            f"defaults for {settings.device} ({settings.device_reason}); every setting has its "
+            "default"
+        )
     reason = set_environ(loaded, terminal)
     if reason:
         sayer(console)(reason)

@@ -24,6 +24,7 @@ from hanabi_grpo.commands.playing import (
 )
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import check_tasks, evaluate_lineup, lineup_key
+from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.evaluation.tables import (
     evaluation_document,
     evaluation_sheets,
@@ -33,7 +34,7 @@ from hanabi_grpo.evaluation.tables import (
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, result_to_json, write_document
 from hanabi_grpo.runs.ledger import key_digest
 from hanabi_grpo.runs.run_folder import EVALUATIONS
-from hanabi_grpo.settings.refs import SERVED
+from hanabi_grpo.settings.refs import SERVED, Role
 
 _MAX_STEM = 60
 """Characters of a label that the name of a kept result has."""
@@ -83,7 +84,8 @@ def evaluate(
     """Play held-out tasks and compare with random and blind play of the same tasks.
 
     The same command continues an interrupted one. A result of a run's checkpoint, or of what its
-    trainer serves, is also kept in evaluations/ of the run folder.
+    trainer serves, is also kept in evaluations/ of the run folder, and so is one of base on its
+    server or beside its checkpoints: report shows it as the run before training.
 
     Environment: VLLM_SERVER_HOST, VLLM_SERVER_PORT, HANABI_API_KEY and HANABI_SERVER_TIMEOUT find
     the server; with --own-server MODEL and the others of serve start one. DATASET, HANABI_PRESET
@@ -143,10 +145,12 @@ def evaluate(
         results = [one.result for one in evaluated]
         # A script that was evaluated anyway is not played again.
         scripts = [name for name in reference_names(game) if name not in specs]
-        bar = progress.add_task(f"references: {', '.join(scripts)}", total=tasks * len(scripts))
-        references = reference_results(
-            results[0], scripts, progress=lambda count: progress.update(bar, completed=count)
-        )
+        references: list[EvaluationResult] = []
+        if scripts:
+            bar = progress.add_task(f"references: {', '.join(scripts)}", total=tasks * len(scripts))
+            references = reference_results(
+                results[0], scripts, progress=lambda count: progress.update(bar, completed=count)
+            )
         progress.stop()
         document = evaluation_document(results, references)
         # Documents of one result are what `report` and others read; the references in them become
@@ -158,7 +162,7 @@ def evaluate(
         kept = documents[0] if len(documents) == 1 else document
         give_result(console, document, tables, out=out, as_json=as_json, kept=kept)
         for one, own_document in zip(evaluated, documents, strict=True):
-            runs = served.resolver.run_folders(one.team.refs) if served else ()
+            runs = _runs_of(one.team, teams, served) if served else ()
             written = out if len(teams) == 1 else None
             _keep_with_runs(runs, own_document, one.digest, written, sayer(aside))
         for one in evaluated:
@@ -196,6 +200,24 @@ def _labels(teams: Sequence[Lineup]) -> list[str]:
     return labels
 
 
+def _runs_of(team: Lineup, teams: Sequence[Lineup], served: Served) -> list[Path]:
+    """Return the runs that keep a lineup's result.
+
+    These are the runs whose adapters play. The base model alone, or with scripts, is what a run
+    was before its first step: its result is kept by the run of the server's session, and by the
+    runs whose adapters play in the other lineups of the command.
+    """
+    resolver = served.resolver
+    runs = dict.fromkeys(resolver.run_folders(team.refs))
+    if not runs and Role.BASE in team.refs:
+        session_run = resolver.session_run()
+        if session_run is not None:
+            runs[session_run] = None
+        for other in teams:
+            runs |= dict.fromkeys(resolver.run_folders(other.refs))
+    return list(runs)
+
+
 def _keep_with_runs(
     runs: Iterable[Path],
     document: dict[str, Any],
@@ -203,12 +225,12 @@ def _keep_with_runs(
     out: Path | None,
     say: Callable[[str], None],
 ) -> None:
-    """Keep a result with every run on this machine whose adapters played.
+    """Keep a result with its runs on this machine.
 
     The page and the model card of a run and comparisons of runs read it there.
 
     Args:
-        runs: Run folders.
+        runs: Run folders, see `_runs_of`.
         document: The result.
         digest: Of everything that the result depends on.
         out: Where the user wanted the result; a run that holds it already gets no second copy.

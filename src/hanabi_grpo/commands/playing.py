@@ -35,6 +35,10 @@ OwnServer = Annotated[
     bool, typer.Option("--own-server", help="Start a rollout server for this command.")
 ]
 
+_WITHOUT_SERVER = (
+    "Or let this command start a server of its own: press Ctrl-C and add --own-server."
+)
+
 
 def give_result(
     console: Console,
@@ -98,7 +102,7 @@ class Chosen:
                     own_server(settings, sayer(console), environ=self._game_variables())
                 )
             else:
-                wait_for_server(self.loaded, console)
+                wait_for_server(self.loaded, console, instead=_WITHOUT_SERVER)
             client = stack.enter_context(RolloutClient.from_settings(settings))
             yield Served(
                 client=client,

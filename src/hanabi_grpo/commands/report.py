@@ -51,7 +51,8 @@ def report(
     """Show what training changed: scores, alarms, curves and sample games.
 
     Evaluations are files of evaluate --out in the run folder and in its evaluations/. The rise is
-    that from the first to the last evaluation of the same tasks, in the order of training.
+    that of the same seats from step 0 (base) to the longest training, with the same opponents,
+    tasks and temperature; lineups that differ in these are listed side by side.
     """
     console = make_console()
     say = sayer(console)
@@ -74,7 +75,7 @@ def report(
         console.print(sheet.rich())
     if alarms:
         for change in run_report.state.changes:
-            say(f"step {change.step}: {change.message}")
+            say(f"step {change.step}: " + "\n    ".join(change.lines))
     notes: Sequence[str] = run_report.notes
     if html is not None:
         page, notes = run_page(run_report)
@@ -86,8 +87,9 @@ def report(
     if markdown is not None:
         tables = [sheet.markdown() for sheet in [*run_report.sheets, *convention_sheets]]
         text = "\n".join(tables)
-        if run_report.validation:
-            text = f"{run_report.validation}\n\n{text}"
+        for line in (run_report.validation, run_report.lead):
+            if line:
+                text = f"{line}\n\n{text}"
         save_text(markdown, text, "--markdown")
         say(f"tables: {markdown}")
     if min_rise is not None or min_sigma is not None:

@@ -196,6 +196,7 @@ def wait_for_server(
     loaded: LoadedSettings,
     console: Console,
     *,
+    instead: str = "",
     remind: float = 10.0,
     poll: float = 1.0,
     look: Callable[[], None] = lambda: None,
@@ -208,6 +209,7 @@ def wait_for_server(
     Args:
         loaded: The settings.
         console: Where the wait is announced.
+        instead: See `waiting.wait_for_server`.
         remind: Seconds until the first reminder.
         poll: Seconds between two looks at the server.
         look: Called after each look while there is no server; what it raises ends the wait.
@@ -220,7 +222,15 @@ def wait_for_server(
             f"{server_name(first)}"
         )
     command = server_command(replace(loaded, settings=first))
-    waiting.wait_for_server(first, say, server_command=command, remind=remind, poll=poll, look=look)
+    waiting.wait_for_server(
+        first,
+        say,
+        server_command=command,
+        instead=instead,
+        remind=remind,
+        poll=poll,
+        look=look,
+    )
 
 
 def _become_trainer(

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.progress import TaskID
-from rich.table import Table
 
 from hanabi_grpo.commands.console import (
     INTERRUPTED,
@@ -18,6 +17,7 @@ from hanabi_grpo.commands.console import (
 )
 from hanabi_grpo.commands.playing import Env, Players, Preset, game_setup
 from hanabi_grpo.settings import load_settings
+from hanabi_grpo.terminal import ColumnKind, FittedTable
 
 
 def warm_start(
@@ -127,8 +127,10 @@ def warm_start(
         sayer(console)(line)
 
 
-def _table(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> Table:
-    table = Table("learns", "after step", "held-out loss", "held-out accuracy", "replies")
+def _table(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> FittedTable:
+    columns = ("learns", "after step", "held-out loss", "held-out accuracy", "replies")
+    kinds = (ColumnKind.NAME, *[ColumnKind.FIGURE] * (len(columns) - 1))
+    table = FittedTable("", columns, kinds)
     for label, row in rows:
         table.add_row(
             f"{row['name']} ({label})",

@@ -4,9 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rich.table import Table
-from rich.text import Text
-
+from hanabi_grpo.terminal import ColumnKind, FittedTable
 from hanabi_grpo.texts import visible
 
 UNKNOWN = "–"
@@ -30,24 +28,14 @@ class Sheet:
     note: str = ""
     """A sentence below the table."""
 
-    def rich(self) -> Table:
+    def rich(self) -> FittedTable:
         """Return the table for the terminal."""
-        # Titles and labels are text that people wrote: a bracket in one is no markup.
-        table = Table(
-            title=Text(self.title),
-            title_justify="left",
-            caption=Text(self.note) if self.note else None,
-            caption_justify="left",
-        )
-        for index, column in enumerate(self.columns):
-            # A long name is broken, a figure never.
-            if index < self.num_names:
-                table.add_column(column, overflow="fold")
-            else:
-                table.add_column(column, justify="right", no_wrap=True)
+        num_figures = len(self.columns) - self.num_names
+        kinds = [ColumnKind.NAME] * self.num_names + [ColumnKind.FIGURE] * num_figures
+        table = FittedTable(self.title, self.columns, kinds, caption=self.note)
         for group in self.groups:
             for row in group:
-                table.add_row(*map(Text, row))
+                table.add_row(*row)
             table.add_section()
         return table
 

@@ -199,10 +199,17 @@ def game_title(result: EvaluationResult) -> str:
     num_starts = len(set(result.starts))
     starts = f" ({num_starts} different starts)" if num_starts < result.num_tasks else ""
     return (
-        f"{result.env} {result.preset}, {result.num_players} players, rules {result.spec_hash}, "
+        f"{_board_name(result)}, {result.num_players} players, rules {result.spec_hash}, "
         f"{result.score} at most {result.score_range[1]:g}: {result.num_tasks} tasks{starts} of "
         f"suite {result.suite}"
     )
+
+
+def _board_name(result: EvaluationResult) -> str:
+    """Return environment and preset, e.g. "hanabi laptop"; once where they have one name."""
+    if result.preset == result.env:
+        return result.env
+    return f"{result.env} {result.preset}"
 
 
 def temperature_name(temperature: float | None) -> str:

@@ -13,29 +13,35 @@ from hanabi_grpo.envs.base import Frame
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.report.played import frames_of, game_texts, outcome, returns
 from hanabi_grpo.rollout.recordings import num_bad_replies
+from hanabi_grpo.terminal import ColumnKind, FittedTable
 from hanabi_grpo.texts import visible
 from hanabi_grpo.types import task_name
 
 _COLUMNS = ("game", "task", "returns", "ending", "turns", "bad replies")
-_NUMBER_COLUMNS = (0, 4, 5)
+_KINDS = (
+    ColumnKind.NAME,
+    ColumnKind.NAME,
+    ColumnKind.TEXT,
+    ColumnKind.TEXT,
+    ColumnKind.FIGURE,
+    ColumnKind.FIGURE,
+)
 _NAME_WIDTH = 9
 """Characters of the column "saw", "thought", …"""
 
 
-def games_table(recordings: Sequence[Recording], title: str) -> Table:
+def games_table(recordings: Sequence[Recording], title: str) -> FittedTable:
     """Return a table with a row per game."""
-    table = Table(*_COLUMNS, title=title)
-    for column in _NUMBER_COLUMNS:
-        table.columns[column].justify = "right"
+    table = FittedTable(title, _COLUMNS, _KINDS)
     for recording in recordings:
         episode = recording.episode
         task = visible(f"{task_name(episode.suite, episode.seed)} #{episode.game}")
         num_bad = num_bad_replies(recording)
         table.add_row(
             str(recording.number),
-            Text(task),
+            task,
             returns(episode),
-            Text(outcome(episode)),
+            outcome(episode),
             str(len(episode.turns)),
             str(num_bad) if num_bad else "",
         )

@@ -13,6 +13,7 @@ from hanabi_grpo.report.games import sample_page
 from hanabi_grpo.report.page import render
 from hanabi_grpo.report.run_report import RunReport
 from hanabi_grpo.report.run_views.figures import (
+    EXPLOITABILITY,
     SCORE,
     WINDOW,
     clock,
@@ -81,8 +82,9 @@ def run_page(report: RunReport) -> tuple[str, list[str]]:
         title=state.name,
         lead=report.lead,
         validation=report.validation,
-        facts=_facts(state),
-        score=_drawn(report, SCORE_CHART, _described(state, [SCORE])),
+        facts=_facts(report),
+        score=_drawn(report, SCORE_CHART, _described(state, [_curve_metric(state)])),
+        curve_caption=report.pictures.curve_caption,
         first=first_charts,
         more=[*small_charts[_NUM_FIRST:], *_charts(state, team_titles, [""])],
         sheets=report.sheets,
@@ -96,14 +98,21 @@ def run_page(report: RunReport) -> tuple[str, list[str]]:
     return page, notes
 
 
-def _facts(state: RunState) -> list[tuple[str, str]]:
+def _curve_metric(state: RunState) -> str:
+    """Return the metric that the large chart shows."""
+    steps, _ = series(state.rows, EXPLOITABILITY)
+    return EXPLOITABILITY if steps else SCORE
+
+
+def _facts(report: RunReport) -> list[tuple[str, str]]:
     """Return the facts at the top of the page: names and texts."""
+    state = report.state
     settings = state.settings
     _, step_seconds = series(state.rows, "step_time")
     steps = f"{state.step} of {state.max_steps}" if state.max_steps else str(state.step)
     facts = {
         "steps": steps,
-        f"score of the last {WINDOW} steps": shown(recent(state.rows, SCORE)),
+        **_outcome_fact(report),
         "environment": settings.get("HANABI_ENV"),
         "preset": settings.get("HANABI_PRESET"),
         "players": settings.get("HANABI_PLAYERS"),
@@ -116,6 +125,15 @@ def _facts(state: RunState) -> list[tuple[str, str]]:
         if value is not None:
             texts.append((visible(name), visible(str(value))))
     return texts
+
+
+def _outcome_fact(report: RunReport) -> dict[str, str]:
+    """Return how well the players play now; {} where nothing says it."""
+    rows = report.state.rows
+    if not report.is_versus:
+        return {f"score of the last {WINDOW} steps": shown(recent(rows, SCORE))}
+    _, values = series(rows, EXPLOITABILITY)
+    return {EXPLOITABILITY: shown(values[-1])} if values else {}
 
 
 def _first(titles: Mapping[str, str], notes: list[str]) -> dict[str, str]:

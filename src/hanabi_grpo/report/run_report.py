@@ -6,10 +6,19 @@ from pathlib import Path
 
 from hanabi_grpo.errors import HanabiGrpoError, RunFolderError, SettingsError
 from hanabi_grpo.evaluation.evaluate import paired_difference
+from hanabi_grpo.evaluation.exploit_results import ExploitFile, find_exploits
 from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet
-from hanabi_grpo.evaluation.tables import ATTAINABLE, evaluation_sheets, reference_results
+from hanabi_grpo.evaluation.tables import (
+    ATTAINABLE,
+    evaluation_sheets,
+    reference_results,
+    temperature_name,
+)
 from hanabi_grpo.report.charts.run import Point, RunPictures
+from hanabi_grpo.report.gains import Gain, find_gain
+from hanabi_grpo.report.played import run_setup
 from hanabi_grpo.report.run_views.run_watch import RunState, read_run
+from hanabi_grpo.report.versus import versus_lead
 from hanabi_grpo.runs.alarms import Reading
 from hanabi_grpo.runs.evaluation_files import StoredEvaluation, find_evaluations
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
@@ -31,6 +40,8 @@ class SameTasks:
     """Results in the order of training, so that a difference is what training gained."""
     references: list[EvaluationResult] = field(default_factory=list)
     """Reference scripts on these tasks."""
+    gain: Gain | None = None
+    """What training gained on these tasks; None: no two results may be compared."""
 
     @property
     def last(self) -> EvaluationResult:
@@ -47,12 +58,42 @@ class SameTasks:
         return levels
 
     @property
-    def of_last_temperature(self) -> list[EvaluationResult]:
-        """The results that were played at the temperature of the last one."""
-        if not self.results:
-            return []
-        temperature = self.last.temperature
-        return [result for result in self.results if result.temperature == temperature]
+    def lead(self) -> str:
+        """The results in one line, without the references.
+
+        An arrow stands only where the same seats were evaluated at step 0 and later; otherwise
+        each lineup is named, with the step that it was trained for.
+
+        E.g. "held-out 1.10 → 2.27 of 4", or "held-out of 4: served (step 15) 1.65; served,iggi
+        (step 15) 2.26".
+        """
+        greatest = self.last.score_range[1]
+        if self.gain is None:
+            parts = []
+            for name, result in self.named.items():
+                parts.append(f"{name} {result.mean:.2f}")
+            return f"held-out of {greatest:g}: {'; '.join(parts)}"
+        before, after = self.gain.before, self.gain.after
+        partners = f" with {', '.join(self.gain.partners)}" if self.gain.partners else ""
+        steps = ""
+        if after.trained_steps != self.last.trained_steps:
+            steps = f" at step {after.trained_steps}"
+        return f"held-out{partners} {before.mean:.2f} → {after.mean:.2f} of {greatest:g}{steps}"
+
+    @property
+    def named(self) -> dict[str, EvaluationResult]:
+        """The results by name, e.g. "served,iggi (step 15)", in the order of training."""
+        temperatures = {result.temperature for result in self.results} - {None}
+        named = {}
+        for result in self.results:
+            facts = []
+            if result.trained_steps:
+                facts.append(f"step {result.trained_steps}")
+            if len(temperatures) > 1 and result.temperature is not None:
+                facts.append(temperature_name(result.temperature))
+            name = f"{result.label} ({', '.join(facts)})" if facts else result.label
+            named[name] = result
+        return named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +109,8 @@ class RunReport:
     """Notes about what could not be read."""
     validations: Sequence[Validated] = ()
     """Validations in the order of steps."""
+    exploits: Sequence[ExploitFile] = ()
+    """What `exploit` measured of the run."""
 
     @property
     def validation(self) -> str:
@@ -84,45 +127,71 @@ class RunReport:
     def lead(self) -> str:
         """The result in one line; "" where there is none.
 
-        E.g. "held-out 1.10 → 2.27 of 4; hint-bot 2.63; attainable 3.78".
+        E.g. "held-out 1.10 → 2.27 of 4; hint-bot 2.63; attainable 3.78". Where the players play
+        against each other, the mean score says nothing: the line has their exploitability, or what
+        share of games they won from each seat.
         """
+        if self.is_versus:
+            return versus_lead(self.state.rows, self.exploits, self.results, self.gain)
         if not self.evaluations:
             return ""
         group = self.evaluations[0]
-        results = group.of_last_temperature
-        gained = f"{results[0].mean:.2f}"
-        if len(results) > 1:
-            gained += f" → {results[-1].mean:.2f}"
-        greatest = group.last.score_range[1]
-        lead = f"held-out {gained} of {greatest:g}"
+        lead = group.lead
         for name, mean in group.levels.items():
             lead += f"; {name} {mean:.2f}"
         return lead
 
     @property
+    def is_versus(self) -> bool:
+        """Whether the run's players play against each other, so that they have no common score."""
+        setup = run_setup(self.state.settings)
+        return setup is not None and not setup.spec.has_common_score
+
+    @property
+    def results(self) -> list[EvaluationResult]:
+        """The evaluations that the run is judged by: of the tasks of the first group."""
+        return self.evaluations[0].results if self.evaluations else []
+
+    @property
+    def gain(self) -> Gain | None:
+        """What training gained on these tasks."""
+        return self.evaluations[0].gain if self.evaluations else None
+
+    @property
     def pictures(self) -> RunPictures:
         """The run as it is drawn."""
         levels: dict[str, float] = {}
-        points = []
+        points: list[Point] = []
+        lineups: dict[str, Point] = {}
         if self.evaluations:
             group = self.evaluations[0]
             levels = group.levels
-            for result in group.of_last_temperature:
-                step = min(result.trained_steps, self.state.step)
-                points.append(Point(step, result.mean, result.standard_error))
+            if group.gain is not None:
+                points = [self._point(result) for result in group.gain.path]
+            else:
+                for name, result in group.named.items():
+                    lineups[name] = self._point(result)
         return RunPictures(
             title=f"{self.state.name}: {len(self.state.rows)} steps",
             rows=self.state.rows,
             settings=self.state.settings,
             levels=levels,
             points=points,
+            lineups=lineups,
             validations=self.validations,
         )
 
+    def _point(self, result: EvaluationResult) -> Point:
+        step = min(result.trained_steps, self.state.step)
+        return Point(step, result.mean, result.standard_error)
+
     @property
     def sheets(self) -> list[Sheet]:
-        """Tables of the evaluations."""
+        """Tables of what was measured: exploitability, then the evaluations."""
         sheets = []
+        roles = _roles(self.state)
+        for exploit in self.exploits:
+            sheets.append(_visible_sheet(exploit.sheet(roles)))
         for group in self.evaluations:
             for sheet in evaluation_sheets(group.results, group.references):
                 sheets.append(_visible_sheet(sheet))
@@ -162,23 +231,23 @@ class RunReport:
         )
 
     def shortfall(self, *, min_rise: float | None, min_sigma: float | None) -> str | None:
-        """Return why the rise from the first to the last evaluation is too small, or None.
+        """Return why the rise from step 0 to the last evaluation is too small, or None.
 
         Args:
             min_rise: Least rise of the mean score; None: no limit.
             min_sigma: Least rise in standard errors; None: no limit.
 
         Raises:
-            SettingsError: There are no two evaluations of the same tasks.
+            SettingsError: No two evaluations of the same seats and tasks, at step 0 and later.
         """
-        results = self.evaluations[0].of_last_temperature if self.evaluations else []
-        if len(results) < 2:
+        if self.gain is None:
             raise SettingsError(
                 f"{self.folder}: --min-rise and --min-sigma compare two evaluations of the same "
-                f"tasks, and there are {len(results)}; hanabi-grpo evaluate base --out FILE makes "
-                "the one before."
+                "seats, opponents, tasks and temperature, at step 0 and after training, and there "
+                f"are none among {len(self.results)}; hanabi-grpo evaluate base makes the one "
+                "before."
             )
-        rise = paired_difference(results[0], results[-1])
+        rise = paired_difference(self.gain.before, self.gain.after)
         problems = []
         # A NaN is too small, too.
         if min_rise is not None and not rise.mean >= min_rise:
@@ -219,7 +288,8 @@ def read_report(folder: Path) -> RunReport:
         SettingsError: There is no run, or it has no step, see `read_run`.
     """
     state = read_run(folder)
-    evaluations, problems = evaluations_by_tasks(folder)
+    starts_from_base = not state.settings.get("HANABI_START_FROM")
+    evaluations, problems = evaluations_by_tasks(folder, starts_from_base=starts_from_base)
     validations: list[Validated] = []
     try:
         validations = read_validations(run_home(folder))
@@ -231,6 +301,7 @@ def read_report(folder: Path) -> RunReport:
         evaluations=evaluations,
         notes=[*state.notes, *problems],
         validations=validations,
+        exploits=find_exploits(folder),
     )
 
 
@@ -240,7 +311,9 @@ def levels_of(folder: Path) -> dict[str, float]:
     return groups[0].levels if groups else {}
 
 
-def evaluations_by_tasks(folder: Path) -> tuple[list[SameTasks], list[str]]:
+def evaluations_by_tasks(
+    folder: Path, *, starts_from_base: bool = True
+) -> tuple[list[SameTasks], list[str]]:
     """Return the evaluations of a run, those of the longest training first, and notes.
 
     Where no file has the scores of the reference scripts on the tasks of the first group, the
@@ -248,10 +321,11 @@ def evaluations_by_tasks(folder: Path) -> tuple[list[SameTasks], list[str]]:
 
     Args:
         folder: A run folder, or one that holds it as `train/`.
+        starts_from_base: See `find_gain`.
     """
     stored = find_evaluations(folder)
     notes = [visible(problem) for problem in stored.problems]
-    results = [_labelled(evaluation) for evaluation in stored.results]
+    results = _labelled(stored.results)
     results.sort(key=lambda result: result.trained_steps)
     groups: dict[TaskKey, SameTasks] = {}
     for result in results:
@@ -264,9 +338,18 @@ def evaluations_by_tasks(folder: Path) -> tuple[list[SameTasks], list[str]]:
                 reference_by_label[reference.label] = reference
         for label, reference in reference_by_label.items():
             group.references.append(replace(reference, label=visible(label)))
+    home = run_home(folder)
+    with_gains = []
+    for group in groups.values():
+        gain = find_gain(group.results, home, starts_from_base=starts_from_base)
+        with_gains.append(replace(group, gain=gain))
     ordered = sorted(
-        groups.values(),
-        key=lambda group: (group.last.trained_steps, group.last.num_tasks),
+        with_gains,
+        key=lambda group: (
+            group.last.trained_steps,
+            group.gain is not None,
+            group.last.num_tasks,
+        ),
         reverse=True,
     )
     if ordered and not ordered[0].references:
@@ -284,12 +367,27 @@ def evaluations_by_tasks(folder: Path) -> tuple[list[SameTasks], list[str]]:
     return ordered, notes
 
 
-def _labelled(evaluation: StoredEvaluation) -> EvaluationResult:
-    """Return a result whose label begins with its file's name, unless that is the label."""
-    result = evaluation.result
-    stem = evaluation.path.stem
-    label = result.label if result.label == stem else f"{stem}: {result.label}"
-    return replace(result, label=visible(label))
+def _labelled(evaluations: Sequence[StoredEvaluation]) -> list[EvaluationResult]:
+    """Return results under names that tell them apart.
+
+    That is the label where the file's name was generated and no other result has the label. A name
+    that the user chose stands before the label, unless it is the label.
+    """
+    labels = [evaluation.result.label for evaluation in evaluations]
+    results = []
+    for evaluation in evaluations:
+        result = evaluation.result
+        stem = evaluation.path.stem
+        is_plain = evaluation.is_kept and labels.count(result.label) == 1
+        label = result.label if is_plain or result.label == stem else f"{stem}: {result.label}"
+        results.append(replace(result, label=visible(label)))
+    return results
+
+
+def _roles(state: RunState) -> tuple[str, ...]:
+    """Return the names of the seats; those of two players where the game is not known."""
+    setup = run_setup(state.settings)
+    return ("first", "second") if setup is None else setup.spec.roles
 
 
 def _task_key(result: EvaluationResult) -> TaskKey:

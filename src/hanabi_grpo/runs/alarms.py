@@ -2,6 +2,7 @@
 
 import math
 import re
+import textwrap
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -90,6 +91,10 @@ class _Series:
         return standard_deviation / math.sqrt(WINDOW)
 
 
+_LINE_WIDTH = 92
+"""Characters of a line of advice, which is indented where it is shown."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlarmChange:
     """An alarm that was raised, or that ended."""
@@ -108,13 +113,33 @@ class AlarmChange:
     @property
     def message(self) -> str:
         """Message that says what happened, what it means and what to do."""
+        if self.since is not None:
+            return self._happened
+        return f"{self._happened}: {self._advice}"
+
+    @property
+    def lines(self) -> list[str]:
+        """The message for a terminal: what happened, then what it means and what to do, broken."""
+        if self.since is not None:
+            return [self._happened]
+        advice = textwrap.wrap(
+            self._advice, _LINE_WIDTH, break_long_words=False, break_on_hyphens=False
+        )
+        return [self._happened, *advice]
+
+    @property
+    def _advice(self) -> str:
+        return f"{self.alarm.means} {self.alarm.do}"
+
+    @property
+    def _happened(self) -> str:
         alarm = self.alarm
         subject = f"{self.subject}: " if self.subject else ""
         reading = f"{subject}{alarm.title} is {self.value:.3g} over the last {WINDOW} steps"
         if self.since is not None:
             return f"{alarm.name} is over: {reading}; it was raised at step {self.since}."
         side = "below" if alarm.below else "above"
-        return f"{alarm.name}: {reading} ({side} {self.level:.3g}): {alarm.means} {alarm.do}"
+        return f"{alarm.name}: {reading} ({side} {self.level:.3g})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,15 +137,19 @@ class IncidentLog:
         """Incidents by kind."""
 
     def record(self, kind: str, message: str, **details: object) -> None:
-        """Write one incident.
+        """Write one incident, and log it.
 
         Args:
             kind: A short stable name, e.g. "server_gone".
             message: A sentence.
             **details: Facts, e.g. step=12.
         """
-        self.counts[kind] += 1
         logger.warning("%s: %s", kind, message)
+        self.write(kind, message, details)
+
+    def write(self, kind: str, message: str, details: Mapping[str, object]) -> None:
+        """Write one incident that the caller logs itself; see `record`."""
+        self.counts[kind] += 1
         row = {"time": round(time.time(), 3), "kind": kind, "message": message, **details}
         try:
             append_jsonl(self.path, row)

@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rich.table import Table
-
 from hanabi_grpo.settings.load import LoadedSettings
 from hanabi_grpo.settings.model import Settings, variables
 from hanabi_grpo.settings.saved import ORIGINS, VALUES
 from hanabi_grpo.settings.variables import PASSED_THROUGH, SECTIONS, Variable, typed
+from hanabi_grpo.terminal import ColumnKind, FittedTable
 
 _TITLES = {
     "run": "Both terminals",
@@ -22,7 +21,7 @@ _TITLES = {
 
 def settings_table(
     loaded: LoadedSettings, sections: Sequence[str] = SECTIONS, *, only_given: bool = False
-) -> Table:
+) -> FittedTable:
     """Return a table of value and origin.
 
     Args:
@@ -34,9 +33,8 @@ def settings_table(
     title = f"defaults for {settings.device}: {settings.device_reason}"
     if only_given:
         title = f"{title}; settings that differ:"
-    table = Table(title=title, title_justify="left")
-    for column in ("variable", "value", "from"):
-        table.add_column(column, overflow="fold")
+    kinds = (ColumnKind.NAME, ColumnKind.TEXT, ColumnKind.TEXT)
+    table = FittedTable(title, ("variable", "value", "from"), kinds)
     for section in sections:
         table.add_section()
         for variable in variables(settings.env):

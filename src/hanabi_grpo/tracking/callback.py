@@ -30,7 +30,8 @@ def make_monitors(settings: Settings, run_folder: Path) -> list[Monitor]:
         monitors.append(TensorBoardMonitor(run_folder))
     if "wandb" in settings.report_to and settings.wandb_mode != "disabled":
         monitors.append(WandbMonitor(run_folder))
-    monitors.append(TerminalMonitor())
+    has_common_score = settings.setup().spec.has_common_score
+    monitors.append(TerminalMonitor(has_common_score=has_common_score))
     return monitors
 
 
@@ -109,15 +110,16 @@ class TrackingCallback(TrainerCallback):
         )
 
     def _record(self, change: AlarmChange) -> None:
-        self._incidents.record(
-            "alarm" if change.since is None else "alarm_over",
-            change.message,
-            step=change.step,
-            alarm=change.alarm.name,
-            subject=change.subject,
-            value=change.value,
-            level=change.level,
-        )
+        kind = "alarm" if change.since is None else "alarm_over"
+        logger.warning("%s: %s", kind, "\n    ".join(change.lines))
+        details = {
+            "step": change.step,
+            "alarm": change.alarm.name,
+            "subject": change.subject,
+            "value": change.value,
+            "level": change.level,
+        }
+        self._incidents.write(kind, change.message, details)
 
     def close(self, *, exit_code: int = 0) -> None:
         """Close the monitors; also for a run that was stopped."""

@@ -30,9 +30,13 @@ class _Figure:
         return f"{self.label} {metrics[self.name]:{self.form}}"
 
 
-_FIGURES = (
+_SCORE_FIGURES = (
     _Figure("score/mean", "  score", ".2f"),
     _Figure("score/se", " ±", ".2f"),
+)
+_VERSUS_FIGURES = (_Figure("exploitability", "  exploitability", ".3f"),)
+"""Where players play against each other; the mean return of one seat says nothing in self-play."""
+_OTHER_FIGURES = (
     _Figure("illegal_per_game", "  illegal", ".2f"),
     _Figure("unparsable_per_game", "  unparsable", ".2f"),
     _Figure("grad_norm", "  grad", ".3f"),
@@ -48,7 +52,15 @@ class TerminalMonitor(Monitor):
 
     name = "the terminal's line"
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_common_score: bool = True) -> None:
+        """Prepare.
+
+        Args:
+            has_common_score: Whether one score says how well all players played; otherwise their
+                exploitability is shown in the steps that measure it.
+        """
+        outcome = _SCORE_FIGURES if has_common_score else _VERSUS_FIGURES
+        self._figures = (*outcome, *_OTHER_FIGURES)
         self._first_step: int | None = None
         """First step of this process."""
         self._first_time = 0.0
@@ -59,7 +71,7 @@ class TerminalMonitor(Monitor):
         if self._first_step is None:
             self._first_step = row.step
             self._first_time = time.time()
-        text = "".join(figure.text(row.metrics) for figure in _FIGURES)
+        text = "".join(figure.text(row.metrics) for figure in self._figures)
         text += self._time_left(row)
         logger.info("step %d/%d%s", row.step, row.max_steps, text or "  no usable game")
 

@@ -125,7 +125,7 @@ def lineup_form(result: EvaluationResult) -> str | None:
         if seat_adapter(seat) is None:
             names.append(seat)
             continue
-        run, adapter = _split_spec(spec, seat)
+        run, adapter = split_spec(spec, seat)
         runs.add(run)
         names.append(f"{_TRAINED} {adapter}" if adapter else _TRAINED)
     if len(runs) > 1:
@@ -135,14 +135,14 @@ def lineup_form(result: EvaluationResult) -> str | None:
     return ", ".join(names)
 
 
-def _split_spec(spec: str, seat: str) -> tuple[str, str]:
+def split_spec(spec: str, seat: str) -> tuple[str, str]:
     """Return where the adapter of a seat comes from, and its name where the spec chose one.
 
     Example:
-        _split_spec("outputs/run:player_1", "frozen_0123456789abcdef@50") ==
+        split_spec("outputs/run:player_1", "frozen_0123456789abcdef@50") ==
             ("outputs/run", "player_1")
-        _split_spec("player_1@latest", "player_1@50") == ("", "player_1")
-        _split_spec("served", "player_1@50") == ("", "")
+        split_spec("player_1@latest", "player_1@50") == ("", "player_1")
+        split_spec("served", "player_1@50") == ("", "")
     """
     if is_frozen(seat):
         ref = parse_checkpoint(spec)

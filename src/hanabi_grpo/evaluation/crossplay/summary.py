@@ -177,8 +177,9 @@ def describe(summary: Summary) -> list[str]:
         sampling = ", greedy"
     elif plan.temperature is not None:
         sampling = f", temperature {plan.temperature:g}"
+    board = spec.env if spec.preset == spec.env else f"{spec.env} {spec.preset}"
     lines = [
-        f"{spec.env} {spec.preset}, {spec.num_players} players, rules {spec.hash}, {spec.score} "
+        f"{board}, {spec.num_players} players, rules {spec.hash}, {spec.score} "
         f"at most {greatest:g}",
         f"{plan.num_tasks} tasks of suite {plan.suite}{starts}, the same for every pair{sampling}",
     ]

@@ -23,7 +23,7 @@ from hanabi_grpo.report.charts.canvas import (
     tidy,
 )
 from hanabi_grpo.report.played import run_setup
-from hanabi_grpo.report.run_views.figures import SCORE, phases, series
+from hanabi_grpo.report.run_views.figures import EXPLOITABILITY, SCORE, phases, series
 from hanabi_grpo.runs.alarms import alarms_of
 from hanabi_grpo.runs.validation import Validated, best_of
 
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-EXPLOITABILITY = "exploitability"
-"""A metric of training, see HANABI_EXPLOIT_EVERY."""
 SCORE_CHART = "score"
 PHASES_CHART = "phases"
 ALARMS_CHART = "alarms"
@@ -40,6 +38,8 @@ PICTURES = (SCORE_CHART, PHASES_CHART, ALARMS_CHART)
 """Names of the charts of a run."""
 _SCORE_COLOR = COLORS[0]
 _VALIDATION_COLOR = COLORS[2]
+_LINEUP_COLORS = (ALERT, COLORS[3], COLORS[1], COLORS[4])
+_LINEUP_MARKERS = ("o", "s", "^", "D", "v")
 _BAD_REPLIES = {
     "illegal_per_game": ("illegal", COLORS[0]),
     "unparsable_per_game": ("unparsable", COLORS[1]),
@@ -77,7 +77,9 @@ class RunPictures:
     levels: Mapping[str, float] = field(default_factory=dict)
     """Heights of level lines by name."""
     points: Sequence[Point] = ()
-    """Evaluations."""
+    """The same seats at step 0 and later, by step."""
+    lineups: Mapping[str, Point] = field(default_factory=dict)
+    """Evaluations of which no two are comparable, each by the name of its lineup."""
     validations: Sequence[Validated] = ()
     """By step."""
 
@@ -124,9 +126,10 @@ class RunPictures:
         measured_steps, _ = series(self.rows, EXPLOITABILITY)
         if measured_steps:
             self._draw_exploitability(upper)
+            caption = f"Above: measured exactly. Below: mean of the last {SMOOTH}, thin: each step."
         else:
             self._draw_scores(upper)
-            if self.points or self.validations:
+            if self.points or self.lineups or self.validations:
                 caption += f" Bars: held-out tasks, ±{_SHOWN_ERRORS} standard errors."
         upper.set_title(self.title, loc="left", fontsize=10.5, parse_math=False)
         self._draw_bad_replies(lower)
@@ -161,8 +164,9 @@ class RunPictures:
         is_one_game = metric == SCORE
         levels = self.levels if is_one_game else {}
         points = self.points if is_one_game else ()
+        lineups = self.lineups if is_one_game else {}
         steps, scores = series(self.rows, metric)
-        draw_line(axes, steps, scores, _SCORE_COLOR, name="training games")
+        draw_line(axes, steps, scores, _SCORE_COLOR, name=self._curve_name())
         for name, height in levels.items():
             draw_level(axes, name, height)
         validations = []
@@ -180,12 +184,38 @@ class RunPictures:
             _draw_star(axes, best)
         if points:
             _draw_points(axes, points, ALERT, name="held-out tasks", marker="o", size=6)
+        for number, (name, point) in enumerate(lineups.items()):
+            color = _LINEUP_COLORS[number % len(_LINEUP_COLORS)]
+            marker = _LINEUP_MARKERS[number % len(_LINEUP_MARKERS)]
+            _draw_points(axes, [point], color, name=name, marker=marker, size=6)
         axes.axhline(0, color=LEVEL, linewidth=0.8, zorder=1)
         heights = [*scores, *levels.values()]
-        heights += [point.mean for point in (*points, *validations)]
+        heights += [point.mean for point in (*points, *lineups.values(), *validations)]
         if min(heights, default=0) >= 0:
             axes.set_ylim(bottom=0)
         axes.set_ylabel(self._score_label() if is_one_game else "mean share of the greatest score")
+
+    @property
+    def curve_caption(self) -> str:
+        """What the curve of the score chart shows, in a sentence."""
+        if series(self.rows, EXPLOITABILITY)[0]:
+            return (
+                "The curve shows what a best responder wins against the players, computed exactly; "
+                "0 in an equilibrium."
+            )
+        if self._is_versus():
+            return (
+                "The curve shows the return of player_0 in sampled training games; in self-play it "
+                "does not say whether the players got better."
+            )
+        return "The curve shows sampled training games."
+
+    def _is_versus(self) -> bool:
+        setup = run_setup(self.settings)
+        return setup is not None and not setup.spec.has_common_score
+
+    def _curve_name(self) -> str:
+        return "player_0 in training" if self._is_versus() else "training games"
 
     def _score_label(self) -> str:
         """Return the name of the axis, with the range where the game is known."""
@@ -193,6 +223,8 @@ class RunPictures:
         if setup is None:
             return "mean score"
         least, greatest = score_range(setup.spec)
+        if not setup.spec.has_common_score:
+            return f"mean return of player_0, {least:g} to {greatest:g}"
         return f"mean score, {least:g} to {greatest:g}"
 
     def _draw_phases_chart(self) -> "Figure":

@@ -17,6 +17,8 @@ WINDOW = 10
 """Steps over which the dashboard averages."""
 SCORE = "score/mean"
 """Metric of the mean score."""
+EXPLOITABILITY = "exploitability"
+"""Metric of what a best responder wins, see HANABI_EXPLOIT_EVERY."""
 
 _PLAYER_METRIC = re.compile(r"(player_[0-9]+)/(.+)", re.ASCII | re.DOTALL)
 _TEAM_TITLES = {

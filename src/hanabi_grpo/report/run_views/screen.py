@@ -16,6 +16,7 @@ from hanabi_grpo.evaluation.smoothing import bin_means, trailing_mean
 from hanabi_grpo.evaluation.tables import ATTAINABLE
 from hanabi_grpo.report.played import run_setup
 from hanabi_grpo.report.run_views.figures import (
+    EXPLOITABILITY,
     SCORE,
     WINDOW,
     clock,
@@ -154,12 +155,19 @@ class RunScreen:
         title = "score, mean of the training games"
         levels = dict(self.levels)
         setup = run_setup(self.state.settings)
-        if setup is not None:
+        metric = SCORE
+        if setup is not None and not setup.spec.has_common_score:
+            if series(self.state.rows, EXPLOITABILITY)[0]:
+                metric = EXPLOITABILITY
+                title = "exploitability, 0 in an equilibrium"
+            else:
+                title = "return of player_0 in training; in self-play no measure of play"
+        elif setup is not None:
             least, greatest = score_range(setup.spec)
             title += f", {least:g} to {greatest:g}"
             if not levels and setup.spec.attainable:
                 levels = {ATTAINABLE: setup.spec.attainable}
-        content = _curve(self.state, width, height)
+        content = _curve(self.state, metric, width, height)
         if levels:
             texts = [f"{name} {shown(level)}" for name, level in levels.items()]
             content = Group(content, Text("  ".join(texts), style="dim"))
@@ -228,17 +236,18 @@ def _panel(title: str, content: RenderableType) -> Panel:
     return Panel(content, title=title, title_align="left")
 
 
-def _curve(state: RunState, width: int, height: int) -> RenderableType:
-    """Return the score's trailing means with their scale.
+def _curve(state: RunState, metric: str, width: int, height: int) -> RenderableType:
+    """Return a metric's trailing means with their scale.
 
     The noise of single steps would hide the curve.
 
     Args:
         state: The run.
+        metric: Name of the metric.
         width: Characters of a line.
         height: Lines of the curve.
     """
-    steps, values = series(state.rows, SCORE)
+    steps, values = series(state.rows, metric)
     if not values:
         return Text("no value yet", style="dim")
     means = trailing_mean(values, _CURVE_SMOOTH)
