@@ -29,7 +29,8 @@ check_driver() {
     driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | sed 1q || true)
     if [[ $driver =~ ^[0-9]+ ]] && [ "${BASH_REMATCH[0]}" -lt 580 ]; then
         echo "set-up: NVIDIA driver $driver: the packages are built for CUDA 13, which needs 580 or newer. Update the" \
-            "driver, or install cuda-compat-13-0 and run again with SETUP_EXTRA=serve. Without the GPU: SETUP_EXTRA=cpu." >&2
+            "driver; or, on GPUs for data centres, install cuda-compat-13-0, put its folder on LD_LIBRARY_PATH in both terminals," \
+            "and run again with SETUP_EXTRA=serve. Without the GPU: SETUP_EXTRA=cpu." >&2
         exit 2
     fi
 }
@@ -159,7 +160,8 @@ rm -f uv.lock
 if ! env -u VIRTUAL_ENV UV_COMPILE_BYTECODE=1 UV_FIND_LINKS="$links" "$uv" sync --extra "$extra" \
     ${python_args[@]+"${python_args[@]}"} 9<&- 2> >(grep -v '^ [-+~] ' >&2); then
     echo "set-up: uv could not install the packages (see above). Without a network, put the wheels that are missing" \
-        "into a folder and run again with UV_FIND_LINKS=that/folder" >&2
+        "into a folder and run again with UV_FIND_LINKS=that/folder. Where Python 3.11 or 3.12 is what is missing: UV_PYTHON=" \
+        "names one, UV_PYTHON_INSTALL_MIRROR= a place to download it from." >&2
     exit 1
 fi
 if [ "$extra" = cpu ] && [ "$(uname -s)" = Linux ] &&
