@@ -152,7 +152,13 @@ def test_training_names_the_command_of_a_missing_tiny_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    environ = {**UNSET, "HANABI_PRESET": "mini", "HANABI_PLAYERS": "3"}
+    environ = {
+        **UNSET,
+        "HANABI_PRESET": "mini",
+        "HANABI_PLAYERS": "3",
+        # Named, so that nobody waits for terminal 1 to make it.
+        "MODEL": "outputs/tiny-mini-3-players",
+    }
     result = CliRunner().invoke(app, ["train"], env=environ)
     assert result.exit_code == 2
     command = "hanabi-grpo tiny-model --preset mini --players 3 --out outputs/tiny-mini-3-players"

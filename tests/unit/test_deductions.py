@@ -150,7 +150,7 @@ def test_a_tiny_model_knows_the_words_of_its_level_and_the_shipped_recipe_is_the
     counted = Recipe.of("hanabi", num_games=1, deductions="counted")
     assert plain.hash(plain.chat()) != counted.hash(counted.chat())
     assert counted.setups()[0].spec.hash.endswith("-counted")
-    new_words = set(counted._words()) - set(plain._words())
+    new_words = set(counted.words()) - set(plain.words())
     assert {"slot0sure", "slot2fit4", "R1fits", "Y2only", "last", "good", "bad"} <= new_words
     num_own_card_words = 3 * 7
     num_card_words = 4 * 4

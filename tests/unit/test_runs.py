@@ -306,14 +306,14 @@ def test_what_a_runs_trainer_serves_and_its_checkpoints_leave_their_evaluations_
         kept = sorted((run / "evaluations").iterdir())
         results = [read_result(path) for path in kept]
         lineups = sorted(result.lineup for result in results)
-        assert lineups == sorted(["served", str(run), "served,iggi"])
+        assert lineups == sorted(["served", str(run), "base", "served,iggi"])
         assert read_result(tmp_path / "after.json") in results
         # One that is written into the run anyway is there once.
         invoke("evaluate", "served", *options, "--temperature", 0, "--out", run / "greedy.json")
         assert sorted((run / "evaluations").iterdir()) == kept
         exported = invoke("export", run, "--out", tmp_path / "hub")
     evaluations = find_evaluations(run)
-    assert len(evaluations.results) == 4 and evaluations.problems == ()
+    assert len(evaluations.results) == 5 and evaluations.problems == ()
     assert "How well it plays" not in (tmp_path / "hub" / "README.md").read_text(), exported.output
 
 
