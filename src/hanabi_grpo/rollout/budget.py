@@ -19,6 +19,7 @@ from hanabi_grpo.envs.base import Observation, Setup
 from hanabi_grpo.envs.config import Memory
 from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.rollout.chat import ChatFormat
+from hanabi_grpo.rollout.random_games import play_random_games
 
 _NUM_GAMES = 8
 """Random games that are played of each setup."""
@@ -149,8 +150,9 @@ def _measure(setup: Setup[Any], chat: ChatFormat, max_completion: int) -> Budget
     earlier: list[float] = [0.0]
     first_steps: list[int] = []
     gaps: list[int] = []
-    for seed in range(_NUM_GAMES):
-        for conversation in _play_random_game(setup, chat, seed):
+    games = play_random_games(setup, lambda seed: _play_random_game(setup, chat, seed), _NUM_GAMES)
+    for conversations in games:
+        for conversation in conversations:
             steps = [turn.step for turn in conversation.turns]
             messages = [turn.message for turn in conversation.turns]
             states = [turn.state for turn in conversation.turns]

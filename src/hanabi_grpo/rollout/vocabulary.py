@@ -10,6 +10,7 @@ from typing import Any
 from hanabi_grpo.envs.base import Setup, random_policy
 from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.rollout.random_games import play_random_games
 from hanabi_grpo.settings.defaults import tiny_model_command, tiny_model_folder
 
 _MAX_SHOWN = 5
@@ -31,8 +32,10 @@ def game_words(setup: Setup[Any], *, num_games: int = _NUM_GAMES) -> tuple[str, 
     texts = dict.fromkeys(setup.environment.reply_words(setup.config))
     for player in range(setup.spec.num_players):
         texts[setup.environment.system(setup.config, player)] = None
-    for seed in range(num_games):
-        texts |= dict.fromkeys(_texts_of_random_game(setup, seed))
+    for texts_of_game in play_random_games(
+        setup, lambda seed: list(_texts_of_random_game(setup, seed)), num_games
+    ):
+        texts |= dict.fromkeys(texts_of_game)
     words: dict[str, None] = {}
     for text in texts:
         words |= dict.fromkeys(text.split())
