@@ -78,11 +78,11 @@ def train(
     rows = training_rows(loaded.settings)
     plan = plan_training(loaded.settings, rows)
     make_tiny_model = tiny_model_command(*boards_of(played_setups(rows)))
-    is_model_made = not is_made_by_server(loaded)
-    if is_model_made:
-        resolve_model(loaded.settings.model, make_tiny_model)
-    else:
+    server_makes_model = is_made_by_server(loaded)
+    if server_makes_model:
         say(f"MODEL={loaded.settings.model}: not made yet; the rollout script makes it")
+    else:
+        resolve_model(loaded.settings.model, make_tiny_model)
     if plan.nodes.rank and loaded.settings.output_dir is not None:
         say("joining node 0")
         settings_path = loaded.settings.output_dir / "settings.json"
@@ -102,7 +102,7 @@ def train(
         is_resumed = resume is not None and resume.checkpoint is not None
         used = fetch_used(loaded.settings, folder, is_resumed=is_resumed, say=say)
         _wait_for_all_servers(loaded, console, plan.nodes)
-        if not is_model_made:
+        if server_makes_model:
             resolve_model(loaded.settings.model, make_tiny_model)
         if resume is not None:
             _set_later_records_aside(resume, say)

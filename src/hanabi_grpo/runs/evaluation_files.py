@@ -56,6 +56,13 @@ class RunEvaluations:
         return list(dict.fromkeys(paths))
 
 
+def evaluation_folders(folder: Path) -> tuple[Path, ...]:
+    """Return where evaluations of a run lie, see `find_evaluations`; they need not exist."""
+    home = run_home(folder)
+    parents = (home.parent,) if home.name == TRAIN else ()
+    return (home, *parents, home / EVALUATIONS)
+
+
 def find_evaluations(folder: Path) -> RunEvaluations:
     """Find every evaluation of a run.
 
@@ -67,14 +74,9 @@ def find_evaluations(folder: Path) -> RunEvaluations:
     Args:
         folder: A run folder, or one that holds it as `train/`. It need not exist.
     """
-    home = run_home(folder)
-    folders = [home]
-    if home.name == TRAIN:
-        folders.append(home.parent)
-    folders.append(home / EVALUATIONS)
     stored: list[StoredEvaluation] = []
     problems: list[str] = []
-    for searched in folders:
+    for searched in evaluation_folders(folder):
         is_kept = searched.name == EVALUATIONS
         for path in sorted(searched.glob("*.json")):
             try:

@@ -174,7 +174,7 @@ def _halves(count: int) -> dict[str, str]:
             "NPROC_PER_NODE": "1",
             "DEEPSPEED": "none",
             "HANABI_GPU_MEMORY_UTILIZATION": "0.4",
-            "HANABI_TRAINER_MEMORY": "0.6",
+            "HANABI_TRAINER_MEMORY": "0.5",
         }
     numbers = [str(number) for number in range(count)]
     num_server = count // 2

@@ -171,11 +171,7 @@ def law_of_logits(
     # is sure it is the other way round. Without a ceiling the second one is no number.
     is_unsure = mean_below < mean_surprise
     mean = torch.where(is_unsure, ceiling - mean_below.double(), mean_surprise.double())
-    variance = torch.where(
-        is_unsure,
-        (probabilities * (below_ceiling - mean_below[:, None]).square()).sum(-1),
-        (probabilities * (surprise - mean_surprise[:, None]).square()).sum(-1),
-    )
+    variance = (probabilities * (surprise - mean.float()[:, None]).square()).sum(-1)
     return TokenLaw(logprobs=logps.gather(-1, tokens), mean=mean, variance=variance)
 
 
