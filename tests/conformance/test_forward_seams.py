@@ -2,6 +2,7 @@
 
 import copy
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,10 +16,13 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.modeling_layers import GradientCheckpointingLayer
 
+from hanabi_grpo.training.micro_batch import MicroBatch
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.model.forward import _JoinedLora, join_lora_products, reply_logps
 from hanabi_grpo.training.model.shared_prefixes import token_wise
+from hanabi_grpo.training.policy import Policy
 
 NAMES = ("player_0", "player_1")
 SIZES = {
@@ -124,6 +128,46 @@ def test_with_gradient_checkpointing_only_the_head_is_spared_and_the_gradient_is
     found = gradients_of(model, reply_logps(model, model, IDS, MASK, 1.0))
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value)
+
+
+def test_a_pass_without_gradient_runs_no_checkpointing_and_leaves_it_on() -> None:
+    model = made_model()
+    model.get_base_model().gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
+    policy = Policy(model, NAMES, temperature=1.0, has_whole_weights=True)
+    batch = MicroBatch(
+        player=NAMES[0],
+        ids=IDS,
+        lengths=LENGTHS,
+        reply_mask=MASK,
+        sampler_logprobs=torch.zeros(MASK.shape),
+        advantages=torch.zeros(MASK.shape),
+        num_reply_tokens=NUM_REPLY_TOKENS,
+        games=(0, 1, 2),
+    )
+    layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    num_checkpoints = 0
+
+    def count(run_layer: Any, *args: Any) -> Any:
+        nonlocal num_checkpoints
+        num_checkpoints += 1
+        return run_layer(*args)
+
+    for layer in layers:
+        layer._gradient_checkpointing_func = count
+    expected = policy.logprobs(batch)
+    assert num_checkpoints == len(layers) > 0
+    with policy.in_float32():
+        measured = [
+            policy.fixed_logprobs(batch)[MASK],
+            policy.float32_logprobs(batch, NAMES[0]),
+            policy.served_logprobs(batch, NAMES[0]),
+        ]
+    policy.reference_logprobs(batch)
+    assert num_checkpoints == len(layers)
+    for logprobs in measured:
+        torch.testing.assert_close(logprobs, expected[MASK].detach())
+    assert all(layer.gradient_checkpointing for layer in layers)
 
 
 def test_only_the_wanted_logits_are_computed_and_no_hook_stays_behind() -> None:

@@ -9,17 +9,19 @@ import itertools
 import logging
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
-from hanabi_grpo.errors import ServerError, ServerGoneError
+from hanabi_grpo.errors import ServerError, ServerGoneError, SettingsError
 from hanabi_grpo.rollout.sampler import AdapterHandle, Sample, SamplingConfig
 from hanabi_grpo.server.adapter_loader import MAX_FROZEN, MAX_VERSIONS
 from hanabi_grpo.server.plugin import tie_coordinator
 from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.pass_through import PAGE as PASS_THROUGH_PAGE
 from hanabi_grpo.settings.pass_through import check_options
 
 if TYPE_CHECKING:
@@ -107,17 +109,26 @@ def engine_args(options: Mapping[str, Any], extra_args: Sequence[str] = ()) -> "
         extra_args: vLLM's own command line options, which override ours.
 
     Raises:
-        SettingsError: One of `extra_args` would break a guarantee of this server.
+        SettingsError: One of `extra_args` would break a guarantee of this server, or vLLM does not
+            take it.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
+    class OptionParser(FlexibleArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            # argparse would print vLLM's 200 options and exit.
+            raise SettingsError(
+                f'options behind the script, {shlex.join(extra_args)}: vLLM says "{message}". '
+                f"`vllm serve --help=all` lists what it takes; see {PASS_THROUGH_PAGE}."
+            )
+
     check_options("server", extra_args)
     on_cpu = current_platform.is_cpu()
     device_options = cpu_options() if on_cpu else gpu_options(str(options["dtype"]))
-    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(add_help=False))
+    parser = AsyncEngineArgs.add_cli_args(OptionParser(add_help=False))
     parser.set_defaults(**options, **device_options)
     args = AsyncEngineArgs.from_cli_args(parser.parse_args(list(extra_args)))
     if on_cpu and args.tensor_parallel_size == 1:

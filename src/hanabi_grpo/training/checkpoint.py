@@ -28,7 +28,7 @@ from hanabi_grpo.errors import ParityError, RunFolderError
 from hanabi_grpo.runs.checkpoints import rotate, write_checkpoint
 from hanabi_grpo.runs.resume import TRAINER_STATE
 from hanabi_grpo.training.model import adapters
-from hanabi_grpo.training.policy import Policy, adapter_parameters
+from hanabi_grpo.training.policy import Policy
 from hanabi_grpo.training.state import StepState
 
 OPTIMIZER = "optimizer.safetensors"
@@ -382,7 +382,7 @@ class CheckpointSaver:
         """Return what a resume needs, gathered from all processes; None under ZeRO-3."""
         if not self._policy.has_whole_weights:
             return None
-        parameters = adapter_parameters(self._policy.model)
+        parameters = self._policy.adapter_parameters
         optimizer = OptimizerState(parameters, self._optimizer)
         return TrainingState(
             moments=optimizer.collect(),

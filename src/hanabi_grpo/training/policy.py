@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hanabi_grpo.errors import VersionError
 from hanabi_grpo.training.micro_batch import MicroBatch
@@ -53,6 +54,11 @@ class Policy:
         self.has_whole_weights = has_whole_weights
         self._temperature = temperature
         self._trained: torch.nn.Module = model
+        self.adapter_parameters = adapter_parameters(model)
+        """Every parameter of every adapter, by its name in the model."""
+        self._layers = [
+            module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)
+        ]
         self.shares_prefixes = False
         """Whether micro-batches need the tree of their shared prefixes."""
         reason: str | None = "under ZeRO-3 the head's weights are not whole"
@@ -90,14 +96,16 @@ class Policy:
     def fixed_logprobs(self, batch: MicroBatch) -> torch.Tensor:
         """Return logprobs under the adapter of the micro-batch's player, without a gradient."""
         self.use_adapter_of(batch.player)
-        return self._reply_logprobs(self.model, batch)
+        with without_checkpointing(self._layers):
+            return self._reply_logprobs(self.model, batch)
 
     @torch.no_grad()
     def reference_logprobs(self, batch: MicroBatch) -> torch.Tensor:
         """Return logprobs under the base model, without a gradient."""
-        with adapters.base_only(self.model):
+        with adapters.base_only(self.model), without_checkpointing(self._layers):
             return self._reply_logprobs(self.model, batch)
 
+    @torch.no_grad()
     def float32_logprobs(
         self, batch: MicroBatch, adapter: str | None, scale: float = 1.0
     ) -> torch.Tensor:
@@ -135,7 +143,7 @@ class Policy:
             context = adapters.scaled_by(self.model, adapter, scale)
         # What is called must be inside accelerate's autocast, which wraps the outermost model.
         inner: Any = self.model.base_model
-        with context:
+        with context, without_checkpointing(self._layers):
             return self._reply_logprobs(inner, batch)[batch.reply_mask]
 
     def float32_law(self, batch: MicroBatch, adapter: str, ceiling: float) -> TokenLaw:
@@ -149,16 +157,17 @@ class Policy:
             ceiling: Most nats that a surprise counts.
         """
         adapters.use_adapter(self.model, adapter)
-        return reply_law(
-            self.model.base_model,
-            self.model,
-            batch.ids,
-            batch.reply_mask,
-            self._temperature,
-            batch.tree,
-            ceiling=ceiling,
-            whole_logits=self._needs_whole_logits,
-        )
+        with without_checkpointing(self._layers):
+            return reply_law(
+                self.model.base_model,
+                self.model,
+                batch.ids,
+                batch.reply_mask,
+                self._temperature,
+                batch.tree,
+                ceiling=ceiling,
+                whole_logits=self._needs_whole_logits,
+            )
 
     def in_float32(self) -> AbstractContextManager[None]:
         """Compute in float32 for a while, with the weights as a server has them."""
@@ -173,7 +182,7 @@ class Policy:
             return contextlib.nullcontext()
         import deepspeed
 
-        parameters = list(adapter_parameters(self.model).values())
+        parameters = list(self.adapter_parameters.values())
         return deepspeed.zero.GatheredParameters(parameters)
 
     def _reply_logprobs(self, module: torch.nn.Module, batch: MicroBatch) -> torch.Tensor:
@@ -186,6 +195,26 @@ class Policy:
             batch.tree,
             whole_logits=self._needs_whole_logits,
         )
+
+
+@contextlib.contextmanager
+def without_checkpointing(layers: Sequence[GradientCheckpointingLayer]) -> Iterator[None]:
+    """Let a pass without a gradient keep nothing for a backward pass that never comes.
+
+    transformers (5.19) asks only whether a layer is in training mode, so each layer of such a pass
+    would save and restore the state of the random numbers.
+
+    Args:
+        layers: Of the model.
+    """
+    were_on = [layer.gradient_checkpointing for layer in layers]
+    for layer in layers:
+        layer.gradient_checkpointing = False
+    try:
+        yield
+    finally:
+        for layer, was_on in zip(layers, were_on, strict=True):
+            layer.gradient_checkpointing = was_on
 
 
 class EarlierVersions:
@@ -204,7 +233,7 @@ class EarlierVersions:
             model: The model whose adapters are kept.
             behind: How many versions stay beside the newest; 0 keeps none at all.
         """
-        self._model = model
+        self._parameters = adapter_parameters(model)
         self._behind = behind
         self._weights: dict[int, dict[str, torch.Tensor]] = {}
 
@@ -221,7 +250,7 @@ class EarlierVersions:
         for earlier, kept_weights in self._weights.items():
             if 0 < version - earlier <= self._behind:
                 weights[earlier] = kept_weights
-        weights[version] = adapters.copy_parameters(adapter_parameters(self._model))
+        weights[version] = adapters.copy_parameters(self._parameters)
         self._weights = weights
 
     def weights(self, version: int) -> Mapping[str, torch.Tensor]:
@@ -246,7 +275,7 @@ class EarlierVersions:
                 f"{list(self._weights)}), so its games cannot be learned from. Restart the trainer "
                 "with RESUME=latest."
             )
-        with adapters.holding(adapter_parameters(self._model), self._weights[version]):
+        with adapters.holding(self._parameters, self._weights[version]):
             yield
 
 

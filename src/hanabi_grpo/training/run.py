@@ -50,7 +50,7 @@ from hanabi_grpo.training.micro_batch import MicroBatch, collate
 from hanabi_grpo.training.mismatch import CheckedGames, MismatchCheck
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.overlap import PlayAhead, StepGames
-from hanabi_grpo.training.policy import EarlierVersions, Policy, adapter_parameters
+from hanabi_grpo.training.policy import EarlierVersions, Policy
 from hanabi_grpo.training.record import GameRecorder, LoadMeter, StepMetrics
 from hanabi_grpo.training.resampling import UsedGames, resample
 from hanabi_grpo.training.seats import NOBODY, SeatAssignment
@@ -282,7 +282,7 @@ class TrainingRun:
         for name in self._policy.adapter_names:
             adapters.load_adapter(self._policy.model, name, folder / name)
         saved = TrainingState.load(folder / TRAINER_STATE, self._parts.first_step)
-        parameters = adapter_parameters(self._policy.model)
+        parameters = self._policy.adapter_parameters
         optimizer = OptimizerState(parameters, self._parts.optimizer)
         optimizer.restore(saved.moments)
         optimizer.restore_counts(saved.groups)
@@ -723,7 +723,7 @@ class TrainingRun:
         if not best:
             logger.warning("%s stays at its last version: its best one was not kept", player)
             return
-        parameters = adapter_parameters(self._policy.model)
+        parameters = self._policy.adapter_parameters
         adapters.fill(parameters, best)
         OptimizerState(parameters, self._parts.optimizer).adopt_weights(best)
 
