@@ -102,7 +102,7 @@ def run(
     result = asyncio.run(asyncio.wait_for(with_scheduler(), 60))
     children = psutil.Process().children()
     _, alive = psutil.wait_procs(children, timeout=5)
-    assert [child for child in alive if "workers.process" in " ".join(child.cmdline())] == []
+    assert [child for child in alive if "workers.fork_server" in " ".join(child.cmdline())] == []
     return result
 
 
@@ -233,6 +233,18 @@ def test_a_cancelled_request_ends_its_games_in_workers() -> None:
         return scheduler.games_in_flight
 
     assert run(play, CountingEngine(), session_workers=1, game_timeout=30) == 0
+
+
+def test_games_go_on_in_new_workers_when_the_process_that_forks_them_dies() -> None:
+    async def play(scheduler: Scheduler) -> list[type]:
+        await scheduler.run(tasks_of("sleeps", range(2)), SAMPLING)
+        for child in psutil.Process().children():
+            if "workers.fork_server" in " ".join(child.cmdline()):
+                child.kill()
+        games = await scheduler.run(tasks_of("sleeps", range(2)), SAMPLING)
+        return [type(game) for [game] in games]
+
+    assert run(play, CountingEngine()) == [Episode, Episode]
 
 
 def test_a_slow_game_of_the_servers_own_is_dropped_in_time_too() -> None:

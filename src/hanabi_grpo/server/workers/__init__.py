@@ -7,6 +7,8 @@ scripts; only the seats of models are asked for in the server, by the text of th
 
 - `messages` are what the two sides send each other, `process` is the worker, `pool` the server's
   side.
+- Workers are forked from a process that has imported what they need (`fork_server`; `forking` is
+  the server's side of it), so that a new one costs little.
 
 A call that never returns is ended with its worker. The other episodes of that worker move to
 another one, where they are played again from the replies that were already sampled: an episode is

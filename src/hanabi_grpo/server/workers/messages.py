@@ -8,6 +8,8 @@ from msgspec import Struct
 
 from hanabi_grpo.types import Episode, Reply
 
+MAX_FORK_MESSAGE = 4096
+"""Bytes of a message to or from the fork server, at most."""
 _LENGTH_BYTES = 4
 """Of a frame's length, big endian, before its content."""
 
@@ -84,12 +86,59 @@ class Failed(Struct, frozen=True, kw_only=True, tag="failed"):
     message: str
 
 
+class Fork(Struct, frozen=True, kw_only=True, tag="fork"):
+    """To the fork server, with the socket of a new worker as ancillary data: fork it."""
+
+
+class Kill(Struct, frozen=True, kw_only=True, tag="kill"):
+    """To the fork server: end a worker."""
+
+    pid: int
+
+
+class Forked(Struct, frozen=True, kw_only=True, tag="forked"):
+    """From the fork server, in the order of the requests: there is a new worker."""
+
+    pid: int
+    problem: str = ""
+    """Why there is none."""
+
+
+class Exited(Struct, frozen=True, kw_only=True, tag="exited"):
+    """From the fork server: a worker has ended."""
+
+    pid: int
+    code: int
+    """Negative: the number of the signal that ended it."""
+
+
+ToForkServer: TypeAlias = Fork | Kill
+FromForkServer: TypeAlias = Forked | Exited
 ToWorker: TypeAlias = Start | Answer | Cancel
 FromWorker: TypeAlias = Running | Resting | Ask | Ended | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 _from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+
+
+_to_fork_server: msgspec.msgpack.Decoder[ToForkServer] = msgspec.msgpack.Decoder(ToForkServer)
+_from_fork_server: msgspec.msgpack.Decoder[FromForkServer] = msgspec.msgpack.Decoder(FromForkServer)
+
+
+def encode(message: ToForkServer | FromForkServer) -> bytes:
+    """Return the bytes of a message to or from the fork server."""
+    return _encoder.encode(message)
+
+
+def decode_to_fork_server(content: bytes) -> ToForkServer:
+    """Return the message that the fork server has got."""
+    return _to_fork_server.decode(content)
+
+
+def decode_from_fork_server(content: bytes) -> FromForkServer:
+    """Return the message that the fork server has sent."""
+    return _from_fork_server.decode(content)
 
 
 def write(writer: asyncio.StreamWriter, message: ToWorker | FromWorker) -> None:

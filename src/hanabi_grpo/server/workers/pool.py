@@ -10,10 +10,8 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +21,7 @@ from hanabi_grpo import errors
 from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.errors import HanabiGrpoError, ServerError
 from hanabi_grpo.rollout.loop import Player, PlayerSeat, Progress
+from hanabi_grpo.server.workers.forking import Child, ForkServer
 from hanabi_grpo.server.workers.messages import (
     Answer,
     Ask,
@@ -52,7 +51,6 @@ _MAX_FAILED_STARTS = 3
 """Processes in a row that end before they have started, after which episodes fail."""
 _LOOK_SECONDS = 0.02
 """Between two looks at what runs."""
-_MODULE = "hanabi_grpo.server.workers.process"
 
 
 class _MovedError(Exception):
@@ -134,7 +132,7 @@ class _Play:
 class _Worker:
     """One worker process."""
 
-    process: asyncio.subprocess.Process
+    process: Child
     writer: asyncio.StreamWriter
     for_session: bool
     """Whether it plays for the session's trainer; else for guests."""
@@ -184,6 +182,9 @@ class WorkerPool:
         self._tasks: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count()
         self._watcher: asyncio.Task[None] | None = None
+        self._fork_server: ForkServer | None = None
+        self._fork_server_lock = asyncio.Lock()
+        """Held while one is started."""
 
     async def play(
         self,
@@ -327,8 +328,8 @@ class WorkerPool:
         """Start a worker, and let it be chosen once it is ready."""
         worker = None
         try:
-            worker = await self._spawn(for_session)
             async with asyncio.timeout(_START_SECONDS):
+                worker = await self._spawn(for_session)
                 await worker.is_ready.wait()
             if worker.is_closed:
                 raise EpisodeFailedError("the process ended")
@@ -345,18 +346,11 @@ class WorkerPool:
 
     async def _spawn(self, for_session: bool) -> _Worker:
         ours, theirs = socket.socketpair()
-        # What is importable here is importable there, however it came about.
-        environ = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                _MODULE,
-                str(theirs.fileno()),
-                pass_fds=[theirs.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-                env=environ,
-            )
+            process = await (await self._running_fork_server()).fork(theirs)
+        except BaseException:
+            ours.close()
+            raise
         finally:
             theirs.close()
         reader, writer = await asyncio.open_connection(sock=ours)
@@ -366,6 +360,13 @@ class WorkerPool:
         if self._watcher is None:
             self._watcher = asyncio.create_task(self._watch_blocked())
         return worker
+
+    async def _running_fork_server(self) -> ForkServer:
+        """Return the process that workers are forked from; starts one where none lives."""
+        async with self._fork_server_lock:
+            if self._fork_server is None or self._fork_server.is_closed:
+                self._fork_server = await ForkServer.start()
+            return self._fork_server
 
     async def _read(self, worker: _Worker, reader: asyncio.StreamReader) -> None:
         """Do what a worker's messages say, until it ends."""
@@ -479,8 +480,7 @@ class WorkerPool:
         if worker in self._workers:
             self._workers.remove(worker)
         worker.writer.close()
-        with contextlib.suppress(ProcessLookupError):
-            worker.process.kill()
+        worker.process.kill()
 
     def close(self) -> None:
         """End all workers."""
@@ -490,6 +490,8 @@ class WorkerPool:
             start.cancel()
         for worker in list(self._processes):
             self._end(worker)
+        if self._fork_server is not None:
+            self._fork_server.close()
 
 
 def _error(failed: Failed) -> Exception:

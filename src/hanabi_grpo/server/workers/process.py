@@ -1,13 +1,11 @@
 """The worker process: plays episodes side by side, and says whose code is running.
 
-Started by `pool` as `python -m hanabi_grpo.server.workers.process FD` with a connected socket. It
-ends with the connection, and is killed with the server.
+Forked by `fork_server` with a connected socket. It ends with the connection, and is killed with the
+fork server.
 """
 
 import asyncio
-import signal
 import socket
-import sys
 from collections.abc import Coroutine, Generator
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -16,8 +14,6 @@ from typing import Any
 from hanabi_grpo.agents.script import make_script
 from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.envs.registry import setup
-from hanabi_grpo.logs import set_up_logging
-from hanabi_grpo.processes import die_with_parent
 from hanabi_grpo.rollout.loop import Player, Progress, play_episode
 from hanabi_grpo.server.workers.messages import (
     Answer,
@@ -192,14 +188,6 @@ async def _run(connection: socket.socket) -> None:
     await Worker(writer).serve(reader)
 
 
-def main() -> None:
-    """Play what the server at the other end of the socket sends."""
-    die_with_parent(signal.SIGKILL)
-    # Ctrl-C goes to all processes of the terminal; the server ends its workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    set_up_logging()
-    asyncio.run(_run(socket.socket(fileno=int(sys.argv[1]))))
-
-
-if __name__ == "__main__":
-    main()
+def run(connection: socket.socket) -> None:
+    """Play what the server at the other end of a socket sends, until it closes the connection."""
+    asyncio.run(_run(connection))

@@ -1,0 +1,150 @@
+"""The process that worker processes are forked from: it has imported what a worker needs.
+
+A worker that starts by itself imports for a third of a second of CPU time. When an environment
+hangs now and then, that is paid for each time, in the middle of a step.
+
+Started by `forking` as `python -m hanabi_grpo.server.workers.fork_server FD` with one end of a
+connected SOCK_SEQPACKET socket. It runs no code of an environment, has a single thread, and ends
+with the connection, its workers with it. A worker is killed when the process that forked it ends.
+"""
+
+import importlib
+import os
+import selectors
+import signal
+import socket
+import sys
+from types import FrameType
+
+from hanabi_grpo.logs import set_up_logging
+from hanabi_grpo.processes import die_with_parent, importing
+from hanabi_grpo.server.workers import process
+from hanabi_grpo.server.workers.messages import (
+    MAX_FORK_MESSAGE,
+    Exited,
+    Fork,
+    Forked,
+    Kill,
+    decode_to_fork_server,
+    encode,
+)
+
+_PRELOADED = ("numpy", "pyspiel")
+"""What most environments import."""
+
+
+class ForkServer:
+    """Forks workers, kills them on request, and reports how they ended."""
+
+    def __init__(self, control: socket.socket) -> None:
+        """Listen for ended children.
+
+        Args:
+            control: The connection to the rollout server.
+        """
+        self._control = control
+        self._pids: set[int] = set()
+        """Children whose end has not been reported."""
+        self._wakeups, self._wakeup_writer = socket.socketpair()
+        for end in (self._wakeups, self._wakeup_writer):
+            end.setblocking(False)
+        signal.set_wakeup_fd(self._wakeup_writer.fileno())
+        signal.signal(signal.SIGCHLD, _do_nothing)
+
+    def serve(self) -> socket.socket | None:
+        """Do what the rollout server asks for until it closes the connection.
+
+        Returns:
+            In a child, the socket of the new worker; in the fork server None, at its end.
+        """
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._control, selectors.EVENT_READ)
+            selector.register(self._wakeups, selectors.EVENT_READ)
+            while True:
+                ready = {key.fileobj for key, _ in selector.select()}
+                if self._wakeups in ready:
+                    self._wakeups.recv(1 << 10)
+                    self._report_exits()
+                if self._control not in ready:
+                    continue
+                content, descriptors, _, _ = socket.recv_fds(self._control, MAX_FORK_MESSAGE, 1)
+                if not content:
+                    self._end_all()
+                    return None
+                match decode_to_fork_server(content):
+                    case Fork():
+                        connection = socket.socket(fileno=descriptors[0])
+                        if self._fork():
+                            return connection
+                        connection.close()
+                    case Kill(pid=pid):
+                        # Only of a child that has not been reaped: no other process has its number.
+                        if pid in self._pids:
+                            os.kill(pid, signal.SIGKILL)
+
+    def _fork(self) -> bool:
+        """Fork, and tell whether this is the child."""
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._control.send(encode(Forked(pid=0, problem=str(error))))
+            return False
+        if pid:
+            self._pids.add(pid)
+            self._control.send(encode(Forked(pid=pid)))
+            return False
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for inherited in (self._control, self._wakeups, self._wakeup_writer):
+            inherited.close()
+        die_with_parent(signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(0)
+        _reseed()
+        return True
+
+    def _report_exits(self) -> None:
+        for pid in list(self._pids):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                self._pids.remove(pid)
+                code = os.waitstatus_to_exitcode(status)
+                self._control.send(encode(Exited(pid=pid, code=code)))
+
+    def _end_all(self) -> None:
+        for pid in self._pids:
+            os.kill(pid, signal.SIGKILL)
+        for pid in self._pids:
+            os.waitpid(pid, 0)
+
+
+def _do_nothing(signum: int, frame: FrameType | None) -> None:
+    """Handle SIGCHLD: with a handler, Python writes to the wakeup descriptor."""
+
+
+def _reseed() -> None:
+    """Give a worker random numbers of its own; Python's `random` does so by itself."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()
+
+
+def main() -> None:
+    """Serve the connection whose descriptor is the first argument; in a child, be a worker."""
+    die_with_parent(signal.SIGKILL)
+    # Ctrl-C goes to all processes of the terminal; the server ends its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    set_up_logging()
+    # A process of several threads cannot be forked safely.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    with importing():
+        for name in _PRELOADED:
+            importlib.import_module(name)
+    connection = ForkServer(socket.socket(fileno=int(sys.argv[1]))).serve()
+    if connection is not None:
+        process.run(connection)
+
+
+if __name__ == "__main__":
+    main()
