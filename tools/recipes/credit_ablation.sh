@@ -12,7 +12,7 @@
 #
 # Arms: group (each player's returns against those of its group, HANABI_ADVANTAGE=turn), ippo, mappo, vdn and qmix, all paid
 # the same; in a workflow also difference (paid by the difference reward) and own (by the workflow's own rewards).
-# An arm's run is outputs/credit/BOARD/ARM-SEED; what is there already is not done again. docs/results.md has the tables.
+# An arm's run is outputs/credit/BOARD/ARM-SEED; what is there already is not done again. docs/results-appendix.md has the tables.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0

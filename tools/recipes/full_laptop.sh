@@ -14,7 +14,7 @@
 # A message holds the whole position and what follows from it (HANABI_MEMORY=turn, HANABI_DEDUCTIONS=counted), so that a
 # turn can be learned by itself. The model is 0.7 M parameters that one network for both seats begins as; from there each
 # player has an adapter. Any HANABI_*, LEARNING_RATE or LR_SCHEDULER_TYPE of the shell wins over the recipe's own value.
-# The run is outputs/full-SEED/RUN. What it comes to is in docs/results.md.
+# The run is outputs/full-SEED/RUN. What it comes to is in docs/results-appendix.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0

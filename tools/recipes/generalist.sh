@@ -9,7 +9,7 @@
 #
 # All start from one tiny model that has watched noisy teachers of all five games. What is trained and evaluated already is
 # not made again. The runs are outputs/generalist-SEED/NAME, the evaluations lie beside them.
-# Half an hour on two cores. What it came to is in docs/results.md.
+# Half an hour on two cores. What it came to is in docs/results-appendix.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0

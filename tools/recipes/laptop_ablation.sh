@@ -3,7 +3,7 @@
 # as laptop_headline.sh does.
 #
 #   bash tools/recipes/laptop_ablation.sh                    # all arms, seed 0
-#   bash tools/recipes/laptop_ablation.sh shared             # one line of the table in docs/results.md
+#   bash tools/recipes/laptop_ablation.sh shared             # one line of the table in docs/results-appendix.md
 #   RECIPE_SEED=2 bash tools/recipes/laptop_ablation.sh turn rloo
 #
 #   RECIPE_SEED   seed of the models, adapters, deals and sampling (0)
@@ -13,7 +13,7 @@
 #
 # An arm's run is outputs/ablation/BOARD/ARM-SEED. With several seeds there, the table and the picture are
 #   hanabi-grpo compare 'turn=outputs/ablation/laptop/turn-*' 'shared=outputs/ablation/laptop/shared-*' --out-png arms.png
-# Written 2026-11-21, its settings on 2026-11-25. The expected table is in docs/results.md.
+# Written 2026-11-21, its settings on 2026-11-25. The expected table is in docs/results-appendix.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0

@@ -17,7 +17,7 @@
 # and they play with one another by (MODEL as `report RUN` shows it)
 #   HANABI_PRESET=laptop HANABI_MEMORY=turn HANABI_DEDUCTIONS=counted MODEL=outputs/warm-... \
 #       hanabi-grpo cross-play outputs/headline/laptop-? --suite test --own-server
-# Written 2026-11-21, its settings on 2026-11-25. The expected tables are in docs/results.md.
+# Written 2026-11-21, its settings on 2026-11-25. The expected tables are in docs/results-appendix.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0

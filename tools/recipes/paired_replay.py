@@ -14,7 +14,7 @@ Against that stand
 - k pairs: the mean of k differences between the move and another one drawn in its place, both
   played on with the same random numbers.
 
-docs/results.md has what came of it.
+docs/results-appendix.md has what came of it.
 """
 
 import random

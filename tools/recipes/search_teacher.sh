@@ -14,7 +14,7 @@
 #   RECIPE_DEALS  deals of each evaluation (2000), of the suite test, which nothing was chosen by
 #
 # Any HANABI_*, LEARNING_RATE, NUM_GENERATIONS or LR_SCHEDULER_TYPE of the shell wins over the recipe's own value. The run
-# is outputs/search-teacher/BOARD-TEACHER-SEED. Written 2026-11-23; docs/results.md has what it gave.
+# is outputs/search-teacher/BOARD-TEACHER-SEED. Written 2026-11-23; docs/results-appendix.md has what it gave.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
