@@ -28,6 +28,10 @@ def settings(**environ: object) -> Settings:
     return load_settings({name: str(value) for name, value in environ.items()}, NOWHERE).settings
 
 
+MY_HANABI = {"HANABI_COLORS": "4", "HANABI_RANKS": "3", "HANABI_HAND_SIZE": "4"}
+"""A board that is no preset."""
+
+
 def make_dataset(*arguments: object) -> tuple[int, str]:
     """Run `hanabi-grpo dataset`; returns its exit code and output."""
     words = [str(argument) for argument in arguments]
@@ -105,6 +109,13 @@ UNSET = {"HANABI_PRESET": "", "HANABI_PLAYERS": "", "MODEL": ""}
             2,
         ),
         ({"HANABI_PLAYERS": "3"}, [], "outputs/tiny-mini-3-players", ("mini",), 3),
+        (
+            {"HANABI_PRESET": "full", "HANABI_PLAYERS": "3", **MY_HANABI},
+            [],
+            "outputs/tiny-4x3-hand4-info8-life3-3-players",
+            ("4x3-hand4-info8-life3",),
+            3,
+        ),
         (
             {},
             ["--preset", "mini", "--players", "3"],
@@ -205,3 +216,38 @@ def test_what_could_not_be_trained_on_is_refused_and_nothing_is_written(
     assert code == 2
     assert problem in output
     assert not out.exists()
+
+
+def test_a_free_board_is_played_by_settings_and_by_a_row_of_a_dataset(tmp_path: Path) -> None:
+    chosen = settings(HANABI_PRESET="full", HANABI_PLAYERS=3, **MY_HANABI)
+    assert chosen.board == "4x3-hand4-info8-life3"
+    assert chosen.setup().spec.max_score == 12
+    board = {"preset": "full", "colors": 4, "ranks": 3, "hand_size": 4}
+    other = {"preset": "mini", "life_tokens": 1}
+    path = tmp_path / "boards.jsonl"
+    messages = [{"role": "user", "content": "Play."}]
+    rows_as_text = [json.dumps({"messages": messages, "env_config": row}) for row in (board, other)]
+    path.write_text("\n".join(rows_as_text))
+    rows = training_rows(settings(DATASET=path, HANABI_PLAYERS=3))
+    assert [row.setup.spec.preset for row in rows] == [
+        "4x3-hand4-info8-life3",
+        "2x2-hand2-info3-life1",
+    ]
+    assert rows[0].setup.spec.hash == chosen.setup().spec.hash
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("HANABI_COLORS", 7, "HANABI_COLORS=7: a board has 1 to 5 colours."),
+        ("HANABI_RANKS", 0, "HANABI_RANKS=0: a board has 1 to 5 ranks."),
+        ("HANABI_HAND_SIZE", 8, "2 players would need 16 cards, the 2x2 deck has 8"),
+        ("HANABI_LIFE_TOKENS", 0, "HANABI_LIFE_TOKENS=0: allowed are 1 to 100 lives."),
+        ("HANABI_INFORMATION_TOKENS", "many", "HANABI_INFORMATION_TOKENS"),
+    ],
+)
+def test_an_impossible_board_is_refused_before_openspiel_sees_it(
+    name: str, value: object, message: str
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        settings(**{name: value})

@@ -19,6 +19,7 @@ from hanabi_grpo.envs.hanabi.rules import (
     Card,
     Game,
     GameSpec,
+    attainable,
     make_spec,
     recorded_spec,
     shuffled_deck,
@@ -199,10 +200,59 @@ def test_an_unknown_preset_gets_a_hint(preset: object, hint: str) -> None:
 
 def test_a_preset_for_other_players_is_refused_with_the_boards_for_them() -> None:
     boards = (
-        "num_players=3: preset 'laptop' is for 2 players; boards for 3: mini, simple, small, full."
+        "num_players=3: preset 'laptop' is for 2 players; boards for 3: mini, simple, small, full, "
+        "or this one with another hand (HANABI_HAND_SIZE)."
     )
     with pytest.raises(GameParameterError, match=f"^{re.escape(boards)}$"):
         make_spec("laptop", 3)
+
+
+def test_a_changed_board_is_named_by_all_its_parameters_and_the_name_gives_the_board_again() -> (
+    None
+):
+    board = make_spec("full", 3, num_colors=4, num_ranks=3, hand_size=4)
+    assert board == GameSpec(
+        preset="4x3-hand4-info8-life3",
+        num_players=3,
+        num_colors=4,
+        num_ranks=3,
+        hand_size=4,
+        max_hints=8,
+        max_lives=3,
+    )
+    assert make_spec(board.preset, 3) == board
+    assert recorded_spec(board.preset, 3, board.hash) == board
+    assert recorded_spec(board.preset, 3, make_spec("mini", 3).hash) is None
+
+
+def test_parameters_of_the_presets_own_change_nothing_not_even_the_name() -> None:
+    assert make_spec("laptop", 2, num_colors=2, max_lives=1) == make_spec("laptop")
+
+
+def test_a_preset_with_another_hand_may_have_other_players() -> None:
+    assert make_spec("marshal-mini", 3, hand_size=2).hash == make_spec("mini", 3).hash
+    # The hand of the official rules, where only the deck is given.
+    assert make_spec("hle-small", 4, num_colors=5, num_ranks=5).hand_size == 4
+
+
+def test_the_best_known_score_belongs_to_the_rules_whatever_the_board_is_called() -> None:
+    changed = make_spec("full", num_colors=2, num_ranks=2, hand_size=3, max_hints=3, max_lives=1)
+    assert attainable(changed) == attainable(make_spec("laptop")) is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("6x3-hand4-info8-life3", "num_colors=6: a board has 1 to 5 colours."),
+        ("4x3-hand9-info8-life3", "hand_size=9: a hand holds 1 to 8 cards."),
+        ("4x3-hand4-info8-life0", "max_lives=0: allowed are 1 to 100 lives."),
+        ("4x3-hand4-info8", "no such board"),
+        ("1x2-hand4-info8-life3", "2 players would need 8 cards, the 1x2 deck has 4"),
+    ],
+)
+def test_an_impossible_board_by_name_is_refused(name: str, message: str) -> None:
+    with pytest.raises(GameParameterError, match=re.escape(message)):
+        make_spec(name)
 
 
 @settings(max_examples=400, deadline=None)

@@ -177,7 +177,7 @@ def game_setup(
             options["players"] = players
         config = settings.config_row(options)
     fields = registry.get(env).Config.model_fields
-    game = registry.setup(env, {name: config[name] for name in fields})
+    game = registry.setup(env, {name: config[name] for name in fields if name in config})
     if players not in (None, game.spec.num_players):
         raise SettingsError(
             f"--players {players}: {game.env} {game.spec.preset} has {game.spec.num_players} "

@@ -116,8 +116,8 @@ def _presets(given: list[str] | None, env: str, settings: Settings) -> tuple[str
     """Return the given presets, each once, else that of the settings, else the environment's."""
     if given:
         return tuple(dict.fromkeys(given))
-    if env == settings.env and settings.preset:
-        return (settings.preset,)
+    if env == settings.env and settings.board:
+        return (settings.board,)
     if env == "hanabi":
         return (LAPTOP,)
     return (next(iter(registry.get(env).presets)),)

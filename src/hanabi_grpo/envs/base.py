@@ -247,6 +247,10 @@ class Environment(Protocol[C]):
             SettingsError: Fields of the config contradict each other.
         """
 
+    def knows_preset(self, name: str) -> bool:
+        """Tell whether `Config(preset=name)` is a game of this environment."""
+        return name in self.presets
+
     def may_block(self, config: C) -> bool | None:
         """Tell whether a call of a game may take longer than a few milliseconds, or for ever.
 

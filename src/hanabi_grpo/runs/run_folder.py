@@ -57,7 +57,7 @@ _DEPTHS = ("*", "*/*", "*/*/*")
 
 def run_folder_name(settings: Settings, now: datetime) -> str:
     """Return the name of a run without OUTPUT_DIR, e.g. "laptop-20260131-093000"."""
-    played = settings.preset or Path(settings.dataset or "run").stem
+    played = settings.board or Path(settings.dataset or "run").stem
     return f"{played}-{now:%Y%m%d-%H%M%S}"
 
 

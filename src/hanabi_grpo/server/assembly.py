@@ -147,7 +147,7 @@ def rollout_server(
     from transformers import AutoConfig, AutoTokenizer
 
     access = read_access(settings)
-    tiny_model = tiny_model_command([settings.preset or LAPTOP], settings.players)
+    tiny_model = tiny_model_command([settings.board or LAPTOP], settings.players)
     folder: Path = resolve_model(settings.model, tiny_model)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     chat = ChatFormat.from_tokenizer(tokenizer, thinking=settings.thinking)

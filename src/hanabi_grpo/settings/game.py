@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.config import EnvConfig
-from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.settings.affects import Affects
 from hanabi_grpo.settings.variables import allowed_by, game, split_list
 
@@ -115,6 +115,29 @@ def game_values(given: Mapping[str, Any], taken: Set[str]) -> dict[str, Any]:
         config = environment.Config.parse({**values, "preset": preset})
         values["players"] = environment.spec(config).num_players
     return values
+
+
+def changed_board(values: Mapping[str, Any]) -> str | None:
+    """Return the name of what is played where other fields than the preset decide it.
+
+    In Hanabi these are HANABI_COLORS and the like. Contradictions are told elsewhere.
+
+    Args:
+        values: Every setting of the game, see `game_values`.
+
+    Returns:
+        None where it is the preset, or where a dataset says what is played.
+    """
+    preset = values.get("preset")
+    if not preset:
+        return None
+    env = values.get("env") or HANABI
+    config = {name: values[name] for name in registry.get(env).Config.model_fields}
+    try:
+        board = registry.setup(env, config).spec.preset
+    except HanabiGrpoError:
+        return None
+    return None if board == preset else board
 
 
 def _description(name: str, info: FieldInfo, env: str) -> str:

@@ -266,6 +266,6 @@ def _cross_checks(settings: Settings, known: Sequence[Variable]) -> list[str]:
 
 def _check_preset(settings: Settings) -> None:
     setup = settings.setup()
-    presets = setup.environment.presets
-    if setup.config.preset not in presets:
-        raise SettingsError(f"no such preset of {settings.env}; allowed are {', '.join(presets)}.")
+    if not setup.environment.knows_preset(setup.config.preset):
+        presets = ", ".join(setup.environment.presets)
+        raise SettingsError(f"no such preset of {settings.env}; allowed are {presets}.")

@@ -23,6 +23,7 @@ from hanabi_grpo.settings.affects import Affects, AffectsWhen
 from hanabi_grpo.settings.game import (
     HANABI,
     INPUTS,
+    changed_board,
     default_preset,
     game_defaults,
     game_model,
@@ -838,15 +839,18 @@ class Settings(BaseModel):
         # Whoever divides the model and says no more means one copy of it.
         if "vllm_tensor_parallel_size" in values:
             values.setdefault("vllm_data_parallel_size", 1)
+        board = changed_board(values)
+        if board is not None:
+            values.setdefault("model", defaults.default_model({**values, "preset": board}))
         settings = make(values)
         settings.model_fields_set.intersection_update(data)
         return settings
 
     @property
     def env_config(self) -> dict[str, Any]:
-        """Every field of the environment's config.
+        """The fields of the environment's config, without those that are unset.
 
-        `preset` is None where a dataset's rows have to name it.
+        `preset` is there always; None where a dataset's rows have to name it.
         """
         return self.config_row({})
 
@@ -864,7 +868,19 @@ class Settings(BaseModel):
             if name in self.model_fields_set:
                 given[name] = getattr(self, name)
         values = {**game_defaults({**given, **chosen}), **given, **chosen}
-        return {name: values[name] for name in names}
+        row = {}
+        for name in names:
+            if values[name] is not None or name == "preset":
+                row[name] = values[name]
+        return row
+
+    @property
+    def board(self) -> str | None:
+        """Name of what is played, as records have it; None where a dataset's rows say it.
+
+        It is HANABI_PRESET's, unless other settings change the board.
+        """
+        return None if self.preset is None else self.setup().spec.preset
 
     def setup(self) -> Setup[Any]:
         """Return what is played; with a dataset, whose rows name presets, the default preset."""

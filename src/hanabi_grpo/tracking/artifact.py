@@ -165,7 +165,7 @@ def _fill_artifact(
         "optimizer steps": manifest.step,
         "adapters": metadata["adapters"],
         "preset": (
-            f"{settings.preset or 'as the dataset says'} (rules "
+            f"{settings.board or 'as the dataset says'} (rules "
             f"{', '.join(metadata['spec_hashes'])})"
         ),
         "LoRA rank / alpha": f"{settings.lora_rank} / {settings.lora_alpha}",
@@ -189,7 +189,7 @@ def _metadata(settings: Settings, manifest: Manifest, score: RunningScore | None
         "rank": settings.lora_rank,
         "alpha": settings.lora_alpha,
         "env": settings.env,
-        "preset": settings.preset,
+        "preset": settings.board,
         "spec_hashes": list(spec_hashes(facts)),
         "score": score.mean if score else None,
         "score_se": score.standard_error if score else None,

@@ -151,7 +151,7 @@ def swift_options(
     if architecture in MODEL_MAPPING:
         options["model_type"] = architecture
     # Rows are ours; ms-swift only wants a name.
-    options["dataset"] = settings.dataset or settings.preset
+    options["dataset"] = settings.dataset or settings.board
     options["torch_dtype"] = settings.dtype
     # Left alone, ms-swift trains a float32 model in mixed float16.
     options["bf16"] = settings.dtype == "bfloat16"

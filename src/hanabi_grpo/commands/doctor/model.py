@@ -114,4 +114,4 @@ def _make_tiny_model(context: Context) -> str:
     if context.setups:
         return tiny_model_command(*boards_of(context.setups))
     settings = context.settings
-    return tiny_model_command([settings.preset or LAPTOP], settings.players, settings.env)
+    return tiny_model_command([settings.board or LAPTOP], settings.players, settings.env)

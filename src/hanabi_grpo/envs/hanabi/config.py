@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.hanabi.prompts.deductions import Deductions
@@ -17,6 +17,16 @@ class EnvConfig(base.EnvConfig):
     """Board. Default with DATASET: that of its rows; for 3 to 5 players without a GPU: mini."""
     players: int = 2
     """Players of a game: 2 to 5."""
+    colors: int | None = Field(default=None, json_schema_extra={"allowed": "1 to 5"})
+    """Colours of the deck, where they are not the preset's."""
+    ranks: int | None = Field(default=None, json_schema_extra={"allowed": "1 to 5"})
+    """Ranks of each colour, where they are not the preset's."""
+    hand_size: int | None = Field(default=None, json_schema_extra={"allowed": "1 to 8"})
+    """Cards in a hand, where they are not the preset's."""
+    information_tokens: int | None = Field(default=None, json_schema_extra={"allowed": "0 to 100"})
+    """Hint tokens at the start, and the most there can be, where they are not the preset's."""
+    life_tokens: int | None = Field(default=None, json_schema_extra={"allowed": "1 to 100"})
+    """Lives at the start, where they are not the preset's."""
     observation: Literal["full", "compact"] = "full"
     """Prompt style: readable text, or one line of words."""
     legal_moves: bool = True
@@ -47,6 +57,11 @@ class EnvConfig(base.EnvConfig):
             "legal_moves": False,
         }
 
+    @model_serializer(mode="wrap")
+    def _without_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what is the preset's: such a board is written as before it could be changed."""
+        return {name: value for name, value in dump(self).items() if value is not None}
+
     @model_validator(mode="after")
     def _check_board(self) -> Self:
         self.spec()
@@ -58,4 +73,12 @@ class EnvConfig(base.EnvConfig):
         Raises:
             GameParameterError: As `make_spec`.
         """
-        return make_spec(self.preset, self.players)
+        return make_spec(
+            self.preset,
+            self.players,
+            num_colors=self.colors,
+            num_ranks=self.ranks,
+            hand_size=self.hand_size,
+            max_hints=self.information_tokens,
+            max_lives=self.life_tokens,
+        )

@@ -15,7 +15,7 @@ from hanabi_grpo.envs.hanabi.replays.timeline import frames, recorded_table
 from hanabi_grpo.envs.hanabi.rules.actions import format_action, parse_action
 from hanabi_grpo.envs.hanabi.rules.deals import deals_halves, shuffled_deck
 from hanabi_grpo.envs.hanabi.rules.game import Game, with_other_cards
-from hanabi_grpo.envs.hanabi.rules.presets import PRESETS, attainable
+from hanabi_grpo.envs.hanabi.rules.presets import PRESETS, attainable, is_board
 from hanabi_grpo.envs.hanabi.rules.view import Action, Card, PlayerView
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import IllegalActionError
@@ -122,7 +122,7 @@ class HanabiGame(base.Game):
 
 
 class Hanabi(base.Environment[EnvConfig]):
-    """Hanabi: the boards of `rules.presets`, with every number of players that they allow."""
+    """Hanabi: the boards of `rules.presets` with every number of players, and free boards."""
 
     name = "hanabi"
     Config = EnvConfig
@@ -132,6 +132,10 @@ class Hanabi(base.Environment[EnvConfig]):
     policies = POLICIES
     slow_policies = tuple(PLANNERS)
     alarms = ALARMS
+
+    def knows_preset(self, name: str) -> bool:
+        """Tell whether a board has this name; free boards are named by their parameters."""
+        return is_board(name)
 
     def spec(self, config: EnvConfig) -> base.EnvSpec:
         """Return the board's spec; its hash names rules, deals and what prompts work out."""

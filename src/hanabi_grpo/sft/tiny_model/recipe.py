@@ -117,7 +117,7 @@ class Recipe:
         for name in self.presets:
             env, _, preset = name.rpartition(":")
             environment = registry.get(env or self.env)
-            if preset not in environment.presets:
+            if not environment.knows_preset(preset):
                 known = ", ".join(environment.presets)
                 problems.append(f"--preset {name}: {environment.name} has {known}.")
                 continue
@@ -125,8 +125,9 @@ class Recipe:
             for field, value in fields.items():
                 if field in environment.Config.model_fields:
                     given[field] = value
+            named = environment.presets.get(preset)
             config = {
-                **environment.presets[preset].model_dump(),
+                **(named.model_dump() if named else {}),
                 **environment.Config.defaults("cpu", given),
                 **given,
                 "preset": preset,

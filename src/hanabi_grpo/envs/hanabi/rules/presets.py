@@ -7,6 +7,7 @@ can load.
 import functools
 import hashlib
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -22,6 +23,15 @@ _FEW_DECKS = 1_000_000
 A run meets each of them, or could learn which ones never come."""
 
 _HASH_DIGITS = 12
+
+_FREE_BOARD = re.compile(
+    r"(?P<num_colors>\d{1,3})x(?P<num_ranks>\d{1,3})-hand(?P<hand_size>\d{1,3})"
+    r"-info(?P<max_hints>\d{1,3})-life(?P<max_lives>\d{1,3})",
+    re.ASCII,
+)
+"""The name of a board that is no preset; it holds all of the board but the players."""
+_OFFICIAL_HAND = {2: 5, 3: 5, 4: 4, 5: 4}
+"""Players to cards in a hand, by the rules of the game."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,33 +241,122 @@ PRESETS: Mapping[str, Preset] = {
 }
 
 
-def make_spec(preset: str, num_players: int | None = None) -> GameSpec:
-    """Return the checked parameters of a preset.
+def is_board(name: str) -> bool:
+    """Tell whether a board has this name: a preset's, or that of a free board (`make_spec`)."""
+    return name in PRESETS or _FREE_BOARD.fullmatch(name) is not None
+
+
+def make_spec(
+    preset: str,
+    num_players: int | None = None,
+    *,
+    num_colors: int | None = None,
+    num_ranks: int | None = None,
+    hand_size: int | None = None,
+    max_hints: int | None = None,
+    max_lives: int | None = None,
+) -> GameSpec:
+    """Return the checked parameters of a board: a preset, or a preset with parameters changed.
+
+    A changed board gets a name that holds all its parameters but the players, so that records name
+    it completely. Such a name may be given as `preset`, too.
 
     Args:
-        preset: Name of the board, one of `PRESETS`.
+        preset: Name of the board, one of `PRESETS`, or e.g. "4x3-hand4-info8-life3".
         num_players: Players of the game; None for the smallest number that the board is for.
+        num_colors: Colours of the deck; None: the preset's, like the others.
+        num_ranks: Ranks of each colour.
+        hand_size: Cards in a hand. Where the preset is not for so many players, None is the hand
+            of the official rules.
+        max_hints: Hint tokens at the start, and the most that there can be.
+        max_lives: Lives at the start.
 
     Raises:
-        GameParameterError: An unknown name, or a number of players that the board is not for.
+        GameParameterError: An unknown name, a number of players that the preset is not for, or a
+            board that cannot be played.
+
+    Example:
+        >>> make_spec("full", 3, num_colors=4, num_ranks=3, hand_size=4).preset
+        '4x3-hand4-info8-life3'
     """
+    is_other_size = any(size is not None for size in (num_colors, num_ranks, hand_size))
+    named = _named_board(preset, num_players, is_other_size=is_other_size)
+    board = _Parameters(
+        num_players=named.num_players,
+        num_colors=named.num_colors if num_colors is None else num_colors,
+        num_ranks=named.num_ranks if num_ranks is None else num_ranks,
+        hand_size=named.hand_size if hand_size is None else hand_size,
+        max_hints=named.max_hints if max_hints is None else max_hints,
+        max_lives=named.max_lives if max_lives is None else max_lives,
+    )
+    return GameSpec(
+        preset=preset if board == named else board.free_name,
+        num_players=board.num_players,
+        num_colors=board.num_colors,
+        num_ranks=board.num_ranks,
+        hand_size=board.hand_size,
+        max_hints=board.max_hints,
+        max_lives=board.max_lives,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parameters:
+    """The parameters of a board, unchecked."""
+
+    num_players: int
+    num_colors: int
+    num_ranks: int
+    hand_size: int
+    max_hints: int
+    max_lives: int
+
+    @property
+    def free_name(self) -> str:
+        """Name of a board that is no preset; players are not part of a board's name."""
+        return (
+            f"{self.num_colors}x{self.num_ranks}-hand{self.hand_size}-info{self.max_hints}"
+            f"-life{self.max_lives}"
+        )
+
+
+def _named_board(preset: str, num_players: int | None, *, is_other_size: bool) -> _Parameters:
+    """Return the parameters that the name of a board stands for.
+
+    Args:
+        preset: The name.
+        num_players: Players of the game; None for the smallest number that the board is for.
+        is_other_size: Whether deck or hand will be changed. Then the board may have other numbers
+            of players than its preset.
+
+    Raises:
+        GameParameterError: As `make_spec`, but for the range of the sizes.
+    """
+    if num_players is not None:
+        _check_range("num_players", num_players)
+    free = _FREE_BOARD.fullmatch(preset) if isinstance(preset, str) else None
+    if free is not None:
+        sizes = {name: int(value) for name, value in free.groupdict().items()}
+        return _Parameters(num_players=2 if num_players is None else num_players, **sizes)
     board = PRESETS.get(preset) if isinstance(preset, str) else None
     if board is None:
         hint = did_you_mean(preset, PRESETS)
         raise GameParameterError(
-            f"preset={preset!r}: no such board; {hint}known presets: {', '.join(PRESETS)}."
+            f"preset={preset!r}: no such board; {hint}known presets: {', '.join(PRESETS)}; any "
+            "other board by its name, e.g. 4x3-hand4-info8-life3 (colours x ranks)."
         )
     if num_players is None:
         num_players = board.players[0]
-    _check_range("num_players", num_players)
-    if num_players not in board.hand_sizes:
-        raise _wrong_number_of_players(preset, num_players)
-    return GameSpec(
-        preset=preset,
+    hand_size = board.hand_sizes.get(num_players)
+    if hand_size is None:
+        if not is_other_size:
+            raise _wrong_number_of_players(preset, num_players)
+        hand_size = _OFFICIAL_HAND[num_players]
+    return _Parameters(
         num_players=num_players,
         num_colors=board.num_colors,
         num_ranks=board.num_ranks,
-        hand_size=board.hand_sizes[num_players],
+        hand_size=hand_size,
         max_hints=board.max_hints,
         max_lives=board.max_lives,
     )
@@ -326,5 +425,6 @@ def _wrong_number_of_players(preset: str, num_players: int) -> GameParameterErro
     fitting = [name for name, board in PRESETS.items() if num_players in board.hand_sizes]
     return GameParameterError(
         f"num_players={num_players}: preset {preset!r} is for {allowed} players; "
-        f"boards for {num_players}: {', '.join(fitting)}."
+        f"boards for {num_players}: {', '.join(fitting)}, or this one with another hand "
+        "(HANABI_HAND_SIZE)."
     )
