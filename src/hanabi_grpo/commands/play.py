@@ -9,7 +9,7 @@ import io
 import secrets
 import shlex
 import sys
-from dataclasses import replace
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,7 +24,7 @@ from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.commands.console import INTERRUPTED, make_console, sayer
 from hanabi_grpo.commands.playing import Env, OwnServer, Players, Preset, Temperature, choose
 from hanabi_grpo.envs.base import Setup
-from hanabi_grpo.envs.config import StateConfig
+from hanabi_grpo.envs.endings import outcome
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.loop import Player, play_episode
@@ -59,25 +59,36 @@ def play(
         Path | None, typer.Option(help="New file of the game.", show_default="in outputs/played/")
     ] = None,
     own_server: OwnServer = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Show what a model reads in your seat.")
+    ] = False,
+    web: Annotated[
+        bool, typer.Option("--web", help="Play on a page in your browser; needs a server.")
+    ] = False,
+    open_browser: Annotated[
+        bool, typer.Option("--open", help="With --web, open the page too.")
+    ] = False,
 ) -> None:
-    """Play a game yourself and see what a model sees.
+    """Play a game yourself.
 
-    At the prompt, l lists legal actions and q quits. The game is written when it is over. Exits
-    with 130 if you quit before.
+    You see the table, what the others did since your last turn, and your moves. Type a move in
+    words or by its number; l lists the moves, r shows the rules and q quits. The game is written
+    when it is over. Exits with 130 if you quit before.
 
     Environment: HANABI_ENV, HANABI_PRESET, HANABI_PLAYERS; with models VLLM_SERVER_PORT,
     TEMPERATURE and the others of evaluate.
     """
-    if sys.stdin is None:
+    if open_browser and not web:
+        raise SettingsError("--open: opens the page of --web; add --web.")
+    if raw and web:
+        raise SettingsError("--raw and --web: the page shows the table; choose one of them.")
+    if sys.stdin is None and not web:
         raise SettingsError("hanabi-grpo play: there is no standard input to read replies from.")
     console = make_console()
     chosen = choose(env, preset, players, temperature)
     game = chosen.game
     specs = _specs_of_seats(lineup, game.spec.num_players)
     team = parse_lineup(",".join(specs), game.spec.num_players, env=game.env, human=True)
-    if not team.needs_server and isinstance(game.config, StateConfig):
-        # No model plays, so the prompts may be those for people.
-        game = replace(game, config=game.config.model_copy(update={"style": "full"}))
     number = secrets.randbelow(_MAX_RANDOM_SEED) if seed is None else seed
     if out is None:
         name = f"{datetime.now():%Y%m%d-%H%M%S}-{game.spec.preset}-{number}.jsonl"
@@ -86,18 +97,19 @@ def play(
         target = out
     if target.exists():
         raise SettingsError(f"--out {target}: exists already; choose another name or remove it.")
-    _prepare_input()
     print_lines = sayer(console)
 
     def say(text: str) -> None:
         print_lines(visible(text))
 
+    _prepare_input()
     with chosen.serving(console, needed=team.needs_server, own=own_server) as served:
         seat_names = list(team.specs)
         seated: list[Player] = []
+        person = PersonPlayer(say=say, ask=input, raw=raw)
         for seat, ref in enumerate(team.refs):
             if ref is Role.HUMAN:
-                seated.append(PersonPlayer(say=say, ask=input))
+                seated.append(person)
             elif isinstance(ref, ScriptRef):
                 seated.append(make_script(game, seat_names[seat]))
             else:
@@ -111,22 +123,17 @@ def play(
                     temperature=served.temperature,
                 )
                 seated.append(model)
-        others = []
-        for seat, spec in enumerate(specs):
-            if spec != HUMAN:
-                others.append(f"{player_name(seat)} {short_name(spec)}")
-        say(
-            f"{game.env}, {game.spec.preset}, start {SUITE}/{number}; with you play "
-            f"{', '.join(others) or 'nobody'}."
-        )
+        say(_title(game, number, specs))
         try:
             episode = _play(game, number, seated, tuple(seat_names))
         except (EOFError, KeyboardInterrupt):
             say("\nYou left; the game is not kept.")
             raise typer.Exit(INTERRUPTED) from None
-    figures = {**episode.result, "your return": episode.reward(specs.index(HUMAN))}
+    person.show_end()
+    seat = specs.index(HUMAN)
+    figures = {**episode.result, "your return": episode.reward(seat)}
     listed = ", ".join(f"{name} {value:g}" for name, value in figures.items())
-    say(f"\nThe game is over ({episode.status}): {listed}")
+    say(f"\nThe game is over. {outcome(game.spec, episode, seat)}\n({episode.status}: {listed})")
     write_recordings(target, [Recording(episode=episode, source=target.stem)])
     say(f"wrote {target}\nwatch it: hanabi-grpo view {shlex.quote(str(target))}")
 
@@ -173,3 +180,15 @@ def _play(
     with contextlib.closing(asyncio.new_event_loop()) as loop:
         task = game.task(SUITE, number)
         return loop.run_until_complete(play_episode(task, players, names=seat_names))
+
+
+def _title(game: Setup[Any], number: int, specs: Sequence[str]) -> str:
+    """Return a line that says what is played with whom."""
+    others = []
+    for seat, spec in enumerate(specs):
+        if spec != HUMAN:
+            others.append(f"{player_name(seat)} {short_name(spec)}")
+    return (
+        f"{game.env}, {game.spec.preset}, start {SUITE}/{number}; with you play "
+        f"{', '.join(others) or 'nobody'}."
+    )
