@@ -9,7 +9,9 @@ import io
 import secrets
 import shlex
 import sys
-from collections.abc import Sequence
+import threading
+import webbrowser
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +21,8 @@ import typer
 from hanabi_grpo.agents.person import PersonPlayer
 from hanabi_grpo.agents.remote_server import RemotePlayer
 from hanabi_grpo.agents.script import make_script
-from hanabi_grpo.client.lineups import parse_lineup, short_name
+from hanabi_grpo.client.lineups import Lineup, parse_lineup, short_name
+from hanabi_grpo.client.page_game import PageGame, play_on_page
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.commands.console import INTERRUPTED, make_console, sayer
 from hanabi_grpo.commands.playing import Env, OwnServer, Players, Preset, Temperature, choose
@@ -27,13 +30,14 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.endings import outcome
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.rollout.loop import Player, play_episode
+from hanabi_grpo.rollout.person_messages import SUITE, NewGameRequest
 from hanabi_grpo.rollout.recordings import write_recordings
 from hanabi_grpo.settings.refs import HUMAN, Role, ScriptRef
 from hanabi_grpo.texts import visible
 from hanabi_grpo.types import Episode, player_name
 
-SUITE = "human"
 _MAX_RANDOM_SEED = 2**31
 
 
@@ -102,6 +106,11 @@ def play(
     def say(text: str) -> None:
         print_lines(visible(text))
 
+    if web:
+        with chosen.serving(console, needed=True, own=own_server) as served:
+            assert served is not None
+            _play_on_page(game, number, team, served, target, say, open_browser, own_server)
+        return
     _prepare_input()
     with chosen.serving(console, needed=team.needs_server, own=own_server) as served:
         seat_names = list(team.specs)
@@ -134,8 +143,7 @@ def play(
     figures = {**episode.result, "your return": episode.reward(seat)}
     listed = ", ".join(f"{name} {value:g}" for name, value in figures.items())
     say(f"\nThe game is over. {outcome(game.spec, episode, seat)}\n({episode.status}: {listed})")
-    write_recordings(target, [Recording(episode=episode, source=target.stem)])
-    say(f"wrote {target}\nwatch it: hanabi-grpo view {shlex.quote(str(target))}")
+    _write(target, episode, say)
 
 
 def _specs_of_seats(lineup: str | None, num_players: int) -> list[str]:
@@ -192,3 +200,61 @@ def _title(game: Setup[Any], number: int, specs: Sequence[str]) -> str:
         f"{game.env}, {game.spec.preset}, start {SUITE}/{number}; with you play "
         f"{', '.join(others) or 'nobody'}."
     )
+
+
+def _play_on_page(
+    game: Setup[Any],
+    number: int,
+    team: Lineup,
+    served: Served,
+    target: Path,
+    say: Callable[[str], None],
+    open_browser: bool,
+    stay: bool,
+) -> None:
+    """Begin a game on the server's page, and write it when it is over.
+
+    Args:
+        game: What is played.
+        number: Number of the task.
+        team: Who sits where.
+        served: The server.
+        target: File of the game.
+        say: Shows a text.
+        open_browser: Whether to open the page.
+        stay: Whether the server ends with this command, which then waits for Ctrl-C.
+    """
+    seats = []
+    for seat, ref in enumerate(team.refs):
+        seats.append(HUMAN if ref is Role.HUMAN else served.resolver.seat(ref, seat))
+    assert isinstance(served.client, RolloutClient)
+    wanted = NewGameRequest(
+        **game.row(), seats=tuple(seats), seed=number, temperature=served.temperature
+    )
+    page = PageGame(served.client, wanted)
+
+    def open_page(address: str) -> None:
+        say(f"{_title(game, number, list(team.specs))}\nplay here: {address}")
+        if "authorization" in served.client.headers:
+            say("the page asks for the server's key, HANABI_API_KEY")
+        say("Ctrl-C leaves the game")
+        if open_browser and not webbrowser.open(address):
+            say("no browser could be opened from here: open the address yourself")
+
+    played = play_on_page(page, open_page)
+    if played is None:
+        say("\nYou left; the game is not kept.")
+        raise typer.Exit(INTERRUPTED)
+    episode, outcome_text = played
+    say(f"The game is over. {outcome_text}")
+    _write(target, episode, say)
+    if stay:
+        say("the page stays for more games until Ctrl-C")
+        with contextlib.suppress(KeyboardInterrupt):
+            threading.Event().wait()
+
+
+def _write(target: Path, episode: Episode, say: Callable[[str], None]) -> None:
+    """Write a game to a new file and say how to watch it."""
+    write_recordings(target, [Recording(episode=episode, source=target.stem)])
+    say(f"wrote {target}\nwatch it: hanabi-grpo view {shlex.quote(str(target))}")

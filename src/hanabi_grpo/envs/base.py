@@ -114,8 +114,8 @@ class Game(Protocol):
     """One episode in progress.
 
     It is pure: no I/O, no clock, and all chance was drawn in `Environment.reset`. Everything that a
-    player is shown comes from `message`, `state_message`, `view`, `scene` and `legal`. None of them may
-    depend on what the player must not know, and none may change the game.
+    player is shown comes from `message`, `state_message`, `view`, `scene` and `legal`. None of them
+    may depend on what the player must not know, and none may change the game.
     """
 
     def to_act(self) -> tuple[int, ...]:
@@ -149,9 +149,7 @@ class Game(Protocol):
 
         Only this player may see it. By default it is what a model reads.
         """
-        return Scene(
-            table=self.state_message(player), choices=plain_choices(self.legal(player))
-        )
+        return Scene(table=self.state_message(player), choices=plain_choices(self.legal(player)))
 
     def legal(self, player: int) -> tuple[str, ...] | None:
         """Return the actions that the player may take now, or None where any text is one.

@@ -52,9 +52,9 @@ def plain_choices(legal: Sequence[str] | None) -> tuple[Choice, ...] | None:
 
 
 def without_format(system: str) -> str:
-    """Return a system message without the sentence on how a model's reply ends.
+    r"""Return a system message without the sentence on how a model's reply ends.
 
     Example:
-        without_format("Walk to G.\\nEnd your reply with Left or Up.") == "Walk to G."
+        without_format("Walk to G.\nEnd your reply with Left or Up.") == "Walk to G."
     """
     return _FORMAT.sub("", system).strip()
