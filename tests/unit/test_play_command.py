@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
@@ -135,7 +136,7 @@ def test_raw_shows_what_a_model_reads() -> None:
 
 
 def test_a_person_reads_what_the_partner_did_and_how_the_game_ended() -> None:
-    moves = ["hint red", "r", "5", "99", "1", "1"] * 9
+    moves = ["hint red", "r", "play slot 7", "Hint player_1 rank 1", "99", "1", "1"] * 9
     result = play("random", "--preset", "laptop", "--seed", "3", moves=moves)
     assert result.exit_code == 0, result.output
     assert "You hinted red to player_1: slot 0." in result.output
@@ -260,3 +261,57 @@ def test_a_command_without_a_server_names_own_server_where_the_wait_begins(
         assert result.exit_code != 0
         first_lines = result.stdout.split("waiting for the rollout server")[1]
         assert "add --own-server" in first_lines
+
+
+def test_web_begins_a_game_on_the_page_and_writes_it_when_it_is_over(
+    start_process: Callable[..., "subprocess.Popen[str]"],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with running_app() as running:
+        monkeypatch.setenv("VLLM_SERVER_PORT", str(running.port))
+        process = start_process(
+            [
+                *(sys.executable, "-m", "hanabi_grpo.cli", "play", "base", "--web"),
+                *("--seed", "2", "--preset", "laptop", "--out", "page.jsonl"),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert process.stdout is not None
+        line = ""
+        while not line.startswith("play here: "):
+            line = process.stdout.readline()
+            assert line
+        address, _, token = line.removeprefix("play here: ").strip().partition("#")
+        assert address == f"{running.url}/play/"
+
+        def ask(path: str, **body: Any) -> dict[str, Any]:
+            answer = httpx.post(
+                f"{address}{path}", json={"token": token, **body}, trust_env=False, timeout=30
+            )
+            assert answer.status_code == 200, answer.text
+            state: dict[str, Any] = answer.json()
+            return state
+
+        state = ask("state")
+        while state["status"] != "over":
+            if state["status"] == "waiting":
+                state = ask("state", after=state["number"])
+            else:
+                state = ask("move", number=state["number"], move="1")
+        output = process.stdout.read()
+        assert process.wait(30) == 0, output
+    assert f"The game is over. {state['outcome']}" in output
+    episode = episode_of(Path("page.jsonl"))
+    assert episode.seats == ("human", "base")
+    assert episode.seed == 2
+
+
+def test_options_of_the_page_that_do_not_fit_are_refused() -> None:
+    for options, message in (
+        (["--open"], "--open: opens the page of --web"),
+        (["--raw", "--web"], "--raw and --web"),
+    ):
+        result = play("random", *options)
+        assert result.exit_code == 2
+        assert message in result.stderr

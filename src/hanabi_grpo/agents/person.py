@@ -120,7 +120,17 @@ def read_reply(line: str, seen: Observation, scene: Scene) -> str | None:
         number = int(line)
         if 1 <= number <= len(choices):
             return choices[number - 1].reply
-    return None
+    words = " ".join(line.lower().split())
+    named = [choice.reply for choice in choices if words in _phrases(choice)]
+    return named[0] if len(named) == 1 else None
+
+
+def _phrases(choice: Choice) -> tuple[str, ...]:
+    """Return how a menu words a choice, e.g. "hint player_1 rank 1" and "hint rank 1"."""
+    if not choice.group:
+        return ()
+    verb, *_ = choice.group.split()
+    return f"{choice.group} {choice.label}".lower(), f"{verb} {choice.label}".lower()
 
 
 def refusal(line: str, seen: Observation, scene: Scene) -> str:
