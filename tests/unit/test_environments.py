@@ -304,7 +304,7 @@ def test_a_full_conversation_ends_the_episode_and_costs_its_player_in_its_last_s
 
 def test_an_observation_is_the_only_door_to_a_game_and_shows_one_player() -> None:
     seen = Referee(task(KUHN)).see(1)
-    shown = {"legal", "message", "parse", "player", "state_message", "view", "window"}
+    shown = {"legal", "message", "parse", "player", "scene", "state_message", "view", "window"}
     assert {name for name in dir(seen) if not name.startswith("_")} == shown
     assert seen.view().player == 1
     assert seen.legal() == ()
@@ -328,7 +328,7 @@ def test_a_bad_row_of_settings_is_refused() -> None:
     for row, message in (
         ({}, "env_config: key 'preset' is missing."),
         ({"preset": "laptpo"}, "preset='laptpo': no such board; did you mean 'laptop'?"),
-        ({"preset": "laptop", "players": 3}, "num_players=3: preset 'laptop' is for 2 players"),
+        ({"preset": "laptop", "players": 3}, "players=3: preset 'laptop' is for 2 players"),
         ({"preset": "laptop", "players": "2"}, "players='2': Input should be a valid integer"),
         (
             {"preset": "laptop", "max_turn": 9},
