@@ -145,6 +145,7 @@ def test_a_person_reads_what_the_partner_did_and_how_the_game_ended() -> None:
     assert result.output.count("You see everybody's cards but") >= 2, "r shows the rules"
     [path] = Path("outputs/played").iterdir()
     for turn in episode_of(path).trajectory(0):
+        assert turn.reply == turn.action, "as a model of this config writes it"
         for card in ("R1", "R2", "Y1", "Y2"):
             assert f"you         {card}" not in result.output, turn
 

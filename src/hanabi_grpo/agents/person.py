@@ -105,6 +105,9 @@ class PersonSeat:
 def read_reply(line: str, seen: Observation, scene: Scene) -> str | None:
     """Return the reply that a line stands for, None where it names no legal action.
 
+    Where actions are listed it is the action itself, as models are to write it, so that a model can
+    learn from the record.
+
     Args:
         line: What the person gave: words of the game, or a number of the menu.
         seen: What the person may look at.
@@ -114,7 +117,7 @@ def read_reply(line: str, seen: Observation, scene: Scene) -> str | None:
     for text in (line, scene.prefix + line):
         action = seen.parse(text) if line else None
         if action is not None and (legal is None or action in legal):
-            return text
+            return text if legal is None else action
     choices = scene.choices or ()
     if is_numbered(choices) and line.isascii() and line.isdigit() and len(line) <= len(str(10**6)):
         number = int(line)

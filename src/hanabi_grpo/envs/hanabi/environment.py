@@ -53,7 +53,8 @@ class HanabiGame(base.Game):
 
     def scene(self, player: int) -> Scene:
         view = view_with(self.view(player), self.config.deductions)
-        texts = [self._text(action, "full") for action in view.legal_actions]
+        style = self.config.observation
+        texts = [self._text(action, style) for action in view.legal_actions]
         return person_scene(view, bomb_rule=self.config.bomb_rule, texts=texts)
 
     def legal(self, player: int) -> tuple[str, ...]:
