@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import json
 import random
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -117,6 +119,26 @@ def test_every_game_of_the_menu_is_played_to_its_end_beside_scripts(
     token, state = new_game(app, *seats, **setup.row())
     last = play_out(app, token, state)
     assert last["outcome"].split()[0] in ("You", "Your", "A")
+
+
+@pytest.mark.parametrize(
+    ("env", "script"), [("tic_tac_toe", "minimax"), ("hanabi", "search-piers")]
+)
+def test_a_script_that_computes_for_long_does_not_hold_up_the_server(
+    app: RunningApp, env: str, script: str
+) -> None:
+    setup = SETUP if env == "hanabi" else registry.setup(env, {"preset": env})
+    assert script in setup.environment.slow_policies
+    token, state = new_game(app, "human", script, **setup.row())
+    body = {"token": token, "number": state["number"], "move": "1"}
+    with ThreadPoolExecutor(1) as pool:
+        moving = pool.submit(post, app, "move", body)
+        while not moving.done():
+            began = time.monotonic()
+            assert httpx.get(f"{app.url}/health/", trust_env=False).status_code == 200
+            assert time.monotonic() - began < 1
+            time.sleep(0.01)
+    assert play_out(app, token, moving.result().json())["outcome"]
 
 
 def test_a_person_is_told_what_is_wrong_with_a_move_and_may_go_on(app: RunningApp) -> None:
