@@ -39,6 +39,7 @@ from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.app import create_app
 from hanabi_grpo.server.identity import ServerIdentity
 from hanabi_grpo.server.main import listen
+from hanabi_grpo.server.person_games import NOBODY_SET, PersonSettings
 from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.server.serving import serve_until_dead
 from hanabi_grpo.server.workers.pool import WorkerPool
@@ -181,6 +182,7 @@ def running_app(
     engine: WordEngine | None = None,
     partners: UrlPartners | None = None,
     access: GameAccess = NOTHING_OUTSIDE,
+    people: PersonSettings = NOBODY_SET,
     **identity: Any,
 ) -> Iterator[RunningApp]:
     """Serve the real app around a `WordEngine` in a thread.
@@ -192,6 +194,7 @@ def running_app(
         engine: The engine; None: a new one.
         partners: Models behind URLs.
         access: What requests may name beside games that only compute.
+        people: What games of people take from the server's settings.
         identity: Fields of the server's identity that differ from `make_identity`.
     """
     listener = listen("127.0.0.1", port)
@@ -214,7 +217,9 @@ def running_app(
         game_timeout=60.0,
         workers=WorkerPool(call_timeout=60.0, session_workers=1),
     )
-    app = create_app(engine, store, scheduler, described, ring, api_key=api_key, access=access)
+    app = create_app(
+        engine, store, scheduler, described, ring, api_key=api_key, access=access, people=people
+    )
     running = RunningApp(
         port=listener.getsockname()[1],
         engine=engine,

@@ -43,13 +43,13 @@ _FLAGS = (
     "--disable-dev-shm-usage",
     "--disable-background-networking",
     "--disable-component-update",
-    "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
 
 
 @contextmanager
 def chromium() -> Iterator[webdriver.Chrome]:
-    """Yield an empty Chromium that finds no host; it is closed afterwards.
+    """Yield an empty Chromium that finds no host but 127.0.0.1; it is closed afterwards.
 
     Raises:
         RuntimeError: chromedriver is not installed.
@@ -93,6 +93,13 @@ def show(
         dark: Whether the system's colours are dark.
         at: The fragment of the address, which begins with #, e.g. "#game=3&turn=9".
     """
+    open_address(driver, page.resolve().as_uri() + at, width=width, height=height, dark=dark)
+
+
+def open_address(
+    driver: webdriver.Chrome, address: str, *, width: int, height: int, dark: bool = False
+) -> None:
+    """Open an address of this machine in a window; see `show`."""
     metrics = {
         "width": width,
         "height": height,
@@ -103,18 +110,24 @@ def show(
     scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
     driver.get("about:blank")
-    driver.get(page.resolve().as_uri() + at)
+    driver.get(address)
 
 
-def complaints(driver: webdriver.Chrome) -> list[str]:
-    """Return the console's messages and the requested remote addresses since the last call."""
+def complaints(driver: webdriver.Chrome, *, served_by: str = "") -> list[str]:
+    """Return the console's messages and the requested remote addresses since the last call.
+
+    Args:
+        driver: The browser.
+        served_by: Beginning of the addresses that the page may ask; "": none.
+    """
+    allowed = (*LOCAL_SCHEMES, served_by) if served_by else LOCAL_SCHEMES
     messages = [entry["message"] for entry in driver.get_log("browser")]
     for entry in driver.get_log("performance"):
         event = json.loads(entry["message"])["message"]
         if event["method"] != "Network.requestWillBeSent":
             continue
         address = event["params"]["request"]["url"]
-        if not address.startswith(LOCAL_SCHEMES):
+        if not address.startswith(allowed):
             messages.append(address)
     return messages
 

@@ -25,6 +25,7 @@ phone=(--width 390 --height 844)
 picture replay replay --at '#game=1&turn=20'
 picture replay replay-phone --at '#game=1&turn=20' "${phone[@]}" --dark
 picture replay-trained replay-trained --height 520 --at '#game=1&turn=1'
+PYTHONPATH=tests:tools python tests/person_page_picture.py docs/pages/play.png
 picture cross-play cross-play --height 860
 picture cross-play cross-play-phone "${phone[@]}" --dark
 if [ -n "$run" ]; then

@@ -23,7 +23,7 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.workflows import problems as problem_sources
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.rollout.handshake import game_claims
-from hanabi_grpo.server.assembly import read_access
+from hanabi_grpo.server.assembly import read_setups
 from hanabi_grpo.settings import load_settings
 from local_service import LocalService, QuietHandler, served
 from server_app import RunningApp, open_session, rollout_body, running_app, session_body
@@ -255,15 +255,15 @@ def test_a_server_may_be_asked_for_what_its_settings_and_its_dataset_name(
     dataset.write_text("\n".join(rows))
     variables = {"HANABI_ENV": "vote", "HANABI_STYLE": "full"}
     settings = load_settings({**variables, "HANABI_PROBLEMS": str(own_file)}, tmp_path).settings
-    assert names_of(read_access(settings)) == ["own.jsonl"]
+    assert names_of(GameAccess.of(read_setups(settings))) == ["own.jsonl"]
     settings = load_settings({**variables, "DATASET": str(dataset)}, tmp_path).settings
-    assert names_of(read_access(settings)) == ["other.jsonl", "own.jsonl"]
+    assert names_of(GameAccess.of(read_setups(settings))) == ["other.jsonl", "own.jsonl"]
     elsewhere = load_settings({**variables, "DATASET": str(tmp_path / "no.jsonl")}, tmp_path)
-    assert names_of(read_access(elsewhere.settings)) == []
+    assert names_of(GameAccess.of(read_setups(elsewhere.settings))) == []
     other.write_text("no JSON")
     problem_sources._load_outside.cache_clear()
     with pytest.raises(SettingsError, match=r"other\.jsonl, line 1: not JSON"):
-        read_access(settings)
+        GameAccess.of(read_setups(settings))
 
 
 def names_of(access: GameAccess) -> list[str]:

@@ -201,6 +201,26 @@ def test_the_help_of_a_command_names_no_variable_that_does_not_exist(name: str) 
     assert named - OURS - OTHERS == set()
 
 
+def test_settings_are_shown_by_a_part_of_their_name_or_where_they_differ() -> None:
+    def rows(*options: str, **environ: str) -> list[str]:
+        result = RUNNER.invoke(app, ["settings", *options], env=environ)
+        assert result.exit_code == 0, result.output
+        cells = [line.split("│") for line in result.output.splitlines() if line.startswith("│")]
+        return [row[1].strip() for row in cells]
+
+    assert rows("hanabi_adv") == ["HANABI_ADVANTAGE", "HANABI_ADVANTAGE_SCALE"]
+    assert rows("--changed") == []
+    assert rows("--changed", HANABI_PLAYERS="3") == ["HANABI_PLAYERS"]
+    assert rows("--changed", "SEED", HANABI_PLAYERS="3") == []
+    for options, message in (
+        (("HANABI_ADVX",), "NAME='HANABI_ADVX': no setting has it in its name"),
+        (("SEED", "--json"), "--json and --markdown hold every setting"),
+    ):
+        result = RUNNER.invoke(app, ["settings", *options])
+        assert result.exit_code == 2
+        assert message in result.stderr
+
+
 @pytest.mark.parametrize("name", sorted(WITHOUT - {"settings"}))
 def test_a_command_that_names_no_variable_loads_no_settings(name: str) -> None:
     file = f"{name.replace('-', '_')}.py"

@@ -6,6 +6,7 @@ Every environment conforms, broken ones are found, and bad replies mean one thin
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from hanabi_grpo.envs.conformance import (
 )
 from hanabi_grpo.envs.hanabi.environment import HANABI, Hanabi, HanabiGame
 from hanabi_grpo.envs.hanabi.policies import PLANNERS
+from hanabi_grpo.envs.people import Scene
 from hanabi_grpo.envs.referee import Referee, parts_of, play_scripts
 from hanabi_grpo.envs.replies import answer_lines, last_choice
 from hanabi_grpo.errors import IllegalActionError, SettingsError
@@ -79,6 +81,11 @@ class Leaky(KuhnGame):
         return f"{message}!" if is_opponents_card_high else message
 
 
+class LeakyScene(KuhnGame):
+    def scene(self, player: int) -> Scene:
+        return replace(super().scene(player), legend=f"The other has {self.cards[1 - player]}.")
+
+
 class Stuck(KuhnGame):
     def resampled(self, player: int, rng: random.Random) -> KuhnGame:
         return self.copy()
@@ -133,6 +140,7 @@ class Tongue(KuhnGame):
 
 BROKEN_GAMES = [
     (Leaky, check_games, r"message\(\) of player \d not to depend on \"opponent's card\""),
+    (LeakyScene, check_games, r"scene\(\) of player \d not to depend on \"opponent's card\""),
     (Stuck, check_games, 'the hidden value "opponent\'s card" to be exchanged now and then'),
     (
         Silent,
@@ -304,7 +312,7 @@ def test_a_full_conversation_ends_the_episode_and_costs_its_player_in_its_last_s
 
 def test_an_observation_is_the_only_door_to_a_game_and_shows_one_player() -> None:
     seen = Referee(task(KUHN)).see(1)
-    shown = {"legal", "message", "parse", "player", "state_message", "view", "window"}
+    shown = {"legal", "message", "parse", "player", "scene", "state_message", "view", "window"}
     assert {name for name in dir(seen) if not name.startswith("_")} == shown
     assert seen.view().player == 1
     assert seen.legal() == ()
@@ -328,7 +336,7 @@ def test_a_bad_row_of_settings_is_refused() -> None:
     for row, message in (
         ({}, "env_config: key 'preset' is missing."),
         ({"preset": "laptpo"}, "preset='laptpo': no such board; did you mean 'laptop'?"),
-        ({"preset": "laptop", "players": 3}, "num_players=3: preset 'laptop' is for 2 players"),
+        ({"preset": "laptop", "players": 3}, "players=3: preset 'laptop' is for 2 players"),
         ({"preset": "laptop", "players": "2"}, "players='2': Input should be a valid integer"),
         (
             {"preset": "laptop", "max_turn": 9},

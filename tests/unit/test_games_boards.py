@@ -200,7 +200,7 @@ def test_an_unknown_preset_gets_a_hint(preset: object, hint: str) -> None:
 
 def test_a_preset_for_other_players_is_refused_with_the_boards_for_them() -> None:
     boards = (
-        "num_players=3: preset 'laptop' is for 2 players; boards for 3: mini, simple, small, full, "
+        "players=3: preset 'laptop' is for 2 players; boards for 3: mini, simple, small, full, "
         "or this one with another hand (HANABI_HAND_SIZE)."
     )
     with pytest.raises(GameParameterError, match=f"^{re.escape(boards)}$"):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
@@ -58,11 +59,13 @@ def test_a_whole_game_is_shown_and_written_for_view() -> None:
     assert episode.seed == 4
     assert episode.seats == ("human", "random")
     assert {turn.kind for turn in episode.turns} == {ReplyKind.LEGAL}
-    output = result.output.replace("\n", " ")
+    # A record has what a model would have read; the person has read a table.
     for turn in episode.trajectory(0):
-        assert turn.prompt in output
+        assert turn.prompt
+        assert turn.prompt not in result.output
     score = f"{episode.result['score']:g}"
-    assert f"The game is over ({episode.status}): score {score}, " in result.output
+    assert f"The game is over. Your team scored {score} of " in result.output
+    assert f"({episode.status}: score {score}, " in result.output
     assert result.output.endswith(
         "wrote games/one.jsonl\nwatch it: hanabi-grpo view games/one.jsonl\n"
     )
@@ -88,9 +91,63 @@ def test_a_game_without_out_is_written_to_the_folder_of_played_games() -> None:
     assert path.name.endswith(f"-kuhn-{episode_of(path).seed}.jsonl")
 
 
-def test_prompts_are_those_for_people_where_no_model_plays() -> None:
-    result = play("--env", "frozen_lake", moves=["Down", "Right"] * 20)
-    assert "End your reply with Left, Down, Right or Up" in result.output
+@pytest.mark.parametrize(
+    ("options", "moves", "shown"),
+    [
+        (
+            ["--env", "frozen_lake", "--seed", "3"],
+            ["2", "right"] * 20,
+            ["You walk on a frozen lake.", "P F F F"],
+        ),
+        (["--env", "sokoban"], ["Left"] * 40, ["# wall, . goal, $ box", "Moves 0 of "]),
+        (
+            ["--env", "tic_tac_toe", "--seed", "1"],
+            list("123456789") * 9,
+            ["You are X. An empty cell shows its number.", "Moves:  1  2  3", "player_1 chose"],
+        ),
+        (["--env", "leduc_poker"], ["call", "raise", "2"] * 9, ["Your card is ", "Moves:  [1]"]),
+        (["--env", "debate"], ["7", "Answer: 8"], ["Another player answered:", "Type your"]),
+        (
+            ["--env", "openspiel:breakthrough", "--seed", "1"],
+            ["1"] * 200,
+            ["8bbbbbbbb", "player_1 chose"],
+        ),
+    ],
+)
+def test_every_game_is_shown_in_english_whatever_its_models_read(
+    options: list[str], moves: list[str], shown: list[str]
+) -> None:
+    result = play(*options, moves=moves)
+    assert result.exit_code == 0, result.output
+    for text in shown:
+        assert text in result.output
+    assert "End your reply" not in result.output
+    assert "The game is over. " in result.output
+    # Without the line of the game and the path of the record, which are for copying.
+    _, *lines = result.output.partition("The game is over")[0].replace(": ", ":\n").splitlines()
+    assert max(map(len, lines)) < 80
+
+
+def test_raw_shows_what_a_model_reads() -> None:
+    result = play("--env", "frozen_lake", "--seed", "3", "--raw", moves=["Down", "Right"] * 20)
+    assert result.exit_code == 0, result.output
+    assert "00P 01F" in result.output
+    assert "P F F F" not in result.output
+
+
+def test_a_person_reads_what_the_partner_did_and_how_the_game_ended() -> None:
+    moves = ["hint red", "r", "play slot 7", "Hint player_1 rank 1", "99", "1", "1"] * 9
+    result = play("random", "--preset", "laptop", "--seed", "3", moves=moves)
+    assert result.exit_code == 0, result.output
+    assert "You hinted red to player_1: slot 0." in result.output
+    assert "- player_1 " in result.output
+    assert "That names no action. Type its words, e.g. Play 0, or its number, 1 to" in result.output
+    assert result.output.count("You see everybody's cards but") >= 2, "r shows the rules"
+    [path] = Path("outputs/played").iterdir()
+    for turn in episode_of(path).trajectory(0):
+        assert turn.reply == turn.action, "as a model of this config writes it"
+        for card in ("R1", "R2", "Y1", "Y2"):
+            assert f"you         {card}" not in result.output, turn
 
 
 @pytest.mark.parametrize(
@@ -148,7 +205,7 @@ def test_ctrl_c_ends_the_game_in_one_line(
     )
     assert process.stdout is not None
     output = ""
-    while "Your reply" not in output:
+    while "Your move" not in output:
         character = process.stdout.read(1)
         assert character, output
         output += character
@@ -205,3 +262,57 @@ def test_a_command_without_a_server_names_own_server_where_the_wait_begins(
         assert result.exit_code != 0
         first_lines = result.stdout.split("waiting for the rollout server")[1]
         assert "add --own-server" in first_lines
+
+
+def test_web_begins_a_game_on_the_page_and_writes_it_when_it_is_over(
+    start_process: Callable[..., "subprocess.Popen[str]"],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with running_app() as running:
+        monkeypatch.setenv("VLLM_SERVER_PORT", str(running.port))
+        process = start_process(
+            [
+                *(sys.executable, "-m", "hanabi_grpo.cli", "play", "base", "--web"),
+                *("--seed", "2", "--preset", "laptop", "--out", "page.jsonl"),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert process.stdout is not None
+        line = ""
+        while not line.startswith("play here: "):
+            line = process.stdout.readline()
+            assert line
+        address, _, token = line.removeprefix("play here: ").strip().partition("#")
+        assert address == f"{running.url}/play/"
+
+        def ask(path: str, **body: Any) -> dict[str, Any]:
+            answer = httpx.post(
+                f"{address}{path}", json={"token": token, **body}, trust_env=False, timeout=30
+            )
+            assert answer.status_code == 200, answer.text
+            state: dict[str, Any] = answer.json()
+            return state
+
+        state = ask("state")
+        while state["status"] != "over":
+            if state["status"] == "waiting":
+                state = ask("state", after=state["number"])
+            else:
+                state = ask("move", number=state["number"], move="1")
+        output = process.stdout.read()
+        assert process.wait(30) == 0, output
+    assert f"The game is over. {state['outcome']}" in output
+    episode = episode_of(Path("page.jsonl"))
+    assert episode.seats == ("human", "base")
+    assert episode.seed == 2
+
+
+def test_options_of_the_page_that_do_not_fit_are_refused() -> None:
+    for options, message in (
+        (["--open"], "--open: opens the page of --web"),
+        (["--raw", "--web"], "--raw and --web"),
+    ):
+        result = play("random", *options)
+        assert result.exit_code == 2
+        assert message in result.stderr

@@ -33,16 +33,26 @@ SERVED_ROUTES = [
     ("POST", "/reply/"),
     ("POST", "/score/"),
     ("POST", "/v1/chat/completions"),
+    ("POST", "/play/options"),
+    ("POST", "/play/games"),
+    ("POST", "/play/state"),
+    ("POST", "/play/move"),
+    ("POST", "/play/leave"),
+    ("POST", "/play/record"),
     ("PUT", "/adapters/player_0"),
     ("PUT", "/frozen/"),
     ("DELETE", "/session/"),
 ]
+OPEN_ROUTES = [("GET", "/play/")]
+"""A static page, which asks for the key."""
 OTHER_ROUTES = [
     ("GET", "/no/such/route"),
     ("GET", "/docs"),
     ("PATCH", "/health/"),
     ("OPTIONS", "/rollout/"),
     ("HEAD", "/health/"),
+    ("HEAD", "/play/"),
+    ("GET", "/play"),
 ]
 DEEP = "[" * 100_000
 """JSON that is nested more deeply than a parser can follow."""
@@ -77,7 +87,7 @@ def test_the_list_of_served_routes_is_complete(locked: RunningApp) -> None:
     served = create_app(
         locked.engine, locked.store, locked.scheduler, locked.identity, locked.ring, api_key=KEY
     )
-    assert sorted(routes_of(served.routes)) == sorted(SERVED_ROUTES)
+    assert sorted(routes_of(served.routes)) == sorted(SERVED_ROUTES + OPEN_ROUTES)
 
 
 def test_a_wrong_or_missing_key_is_401_on_every_route_and_the_right_one_is_not(

@@ -320,3 +320,20 @@ def test_only_what_may_travel_is_left_of_a_peft_configuration() -> None:
     assert wire["r"] == 8
     assert wire["target_modules"] == ["q_proj", "v_proj"]
     assert set(wire) <= WIRE_KEYS
+
+
+def test_the_model_is_made_where_model_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    environ = {"HANABI_ENV": "kuhn_poker", "MODEL": "outputs/tiny-mine"}
+    quick = ["tiny-model", "--steps", "1", "--games", "2"]
+    answer = CliRunner().invoke(app, quick, env=environ)
+    assert answer.exit_code == 0, answer.output
+    assert [path.name for path in Path("outputs").iterdir()] == ["tiny-mine"]
+    # A model of a hub is no folder, and a board that an option names has a folder of its own.
+    for other in ({"MODEL": "Qwen/Qwen3-0.6B"}, environ):
+        options = ["--preset", "kuhn_poker"] if other is environ else []
+        answer = CliRunner().invoke(app, [*quick, *options], env={**environ, **other})
+        assert answer.exit_code == 0, answer.output
+        assert Path("outputs/tiny-kuhn_poker/model.safetensors").is_file()

@@ -214,7 +214,9 @@ def test_a_server_that_never_comes_ends_the_wait_with_the_command_that_starts_it
         wait_for_server(here, console, remind=0.05, poll=0.01)
     port = here.settings.vllm_server_port
     assert f"PORT={port} bash tools/rollout/rollout_hanabi_gym.sh" in str(caught.value)
-    assert console.export_text().count("Type in another terminal") > 1
+    said = console.export_text()
+    assert said.count("Type in another terminal") == 1
+    assert said.count("still no rollout server") > 1
 
 
 def train_environ(tmp_path: Path, **changes: str) -> dict[str, str]:

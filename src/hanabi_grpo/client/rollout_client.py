@@ -469,6 +469,19 @@ class RolloutClient:
         except ServerError as error:
             raise ServerError(f"{self.url}: {what}: {error} {WHO}") from error
 
+    def ask_page(self, what: str, path: str, body: Struct) -> dict[str, Any]:
+        """Ask what the page of people's games asks, see `rollout.person_messages`.
+
+        Args:
+            what: What is asked for, for messages.
+            path: The request's name, e.g. "state".
+            body: The message.
+
+        Raises:
+            ServerError: The server refused, or there is no such game.
+        """
+        return self._call(dict, what, "POST", f"/play/{path}", tries=1, **self._long(body))
+
     def _call(
         self,
         kind: type[_Answer],

@@ -41,7 +41,7 @@ def wait_for_server(
     *,
     server_command: str | None,
     instead: str = "",
-    remind: float = 10.0,
+    remind: float = 30.0,
     poll: float = 1.0,
     look: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
@@ -90,6 +90,8 @@ def wait_for_server(
             if answer.is_there is not was_there or start + waited >= next_reminder:
                 if answer.is_there:
                     say(f"the rollout server at {url} {answer.reason}")
+                elif was_there is False:
+                    say(f"still no rollout server at {url}, {waited:.0f} of {limit:g} s")
                 else:
                     say(
                         f"waiting for the rollout server at {url} ({answer.reason}; {waited:.0f} "

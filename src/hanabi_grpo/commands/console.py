@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from hanabi_grpo.errors import ServerError
+from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.runs.run_folder import json_text
 from hanabi_grpo.settings import (
     LoadedSettings,
@@ -144,13 +144,31 @@ def stop_flag() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-def show_settings(*, as_json: bool) -> None:
-    """Print every setting, its value and its origin."""
+def show_settings(*, as_json: bool, only_given: bool = False, named: str = "") -> None:
+    """Print settings, their values and origins.
+
+    Args:
+        as_json: Whether to print all as settings.json holds them.
+        only_given: Whether to leave defaults out.
+        named: Part of the names of the settings to show; "": all.
+
+    Raises:
+        SettingsError: No setting has such a name.
+    """
     loaded = load_settings()
     if as_json:
         print_json(settings_json(loaded), indent=2)
-    else:
-        make_console().print(settings_table(loaded))
+        return
+    table = settings_table(loaded, only_given=only_given, named=named.upper())
+    if table.row_count:
+        make_console().print(table)
+        return
+    everything = settings_table(loaded, named=named.upper())
+    if not everything.row_count:
+        raise SettingsError(
+            f"NAME={named!r}: no setting has it in its name; all of them: hanabi-grpo settings"
+        )
+    sayer(make_console())("every setting shown has its default")
 
 
 def announce(console: Console, terminal: Terminal) -> LoadedSettings:

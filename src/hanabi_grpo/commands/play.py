@@ -9,7 +9,9 @@ import io
 import secrets
 import shlex
 import sys
-from dataclasses import replace
+import threading
+import webbrowser
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,21 +21,23 @@ import typer
 from hanabi_grpo.agents.person import PersonPlayer
 from hanabi_grpo.agents.remote_server import RemotePlayer
 from hanabi_grpo.agents.script import make_script
-from hanabi_grpo.client.lineups import parse_lineup, short_name
+from hanabi_grpo.client.lineups import Lineup, parse_lineup, short_name
+from hanabi_grpo.client.page_game import PageGame, play_on_page
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.commands.console import INTERRUPTED, make_console, sayer
 from hanabi_grpo.commands.playing import Env, OwnServer, Players, Preset, Temperature, choose
 from hanabi_grpo.envs.base import Setup
-from hanabi_grpo.envs.config import StateConfig
+from hanabi_grpo.envs.endings import outcome
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.rollout.loop import Player, play_episode
+from hanabi_grpo.rollout.person_messages import SUITE, NewGameRequest
 from hanabi_grpo.rollout.recordings import write_recordings
 from hanabi_grpo.settings.refs import HUMAN, Role, ScriptRef
 from hanabi_grpo.texts import visible
 from hanabi_grpo.types import Episode, player_name
 
-SUITE = "human"
 _MAX_RANDOM_SEED = 2**31
 
 
@@ -59,25 +63,36 @@ def play(
         Path | None, typer.Option(help="New file of the game.", show_default="in outputs/played/")
     ] = None,
     own_server: OwnServer = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Show what a model reads in your seat.")
+    ] = False,
+    web: Annotated[
+        bool, typer.Option("--web", help="Play on a page in your browser; needs a server.")
+    ] = False,
+    open_browser: Annotated[
+        bool, typer.Option("--open", help="With --web, open the page too.")
+    ] = False,
 ) -> None:
-    """Play a game yourself and see what a model sees.
+    """Play a game yourself.
 
-    At the prompt, l lists legal actions and q quits. The game is written when it is over. Exits
-    with 130 if you quit before.
+    You see the table, what the others did since your last turn, and your moves. Type a move in
+    words or by its number; l lists the moves, r shows the rules and q quits. The game is written
+    when it is over. Exits with 130 if you quit before.
 
     Environment: HANABI_ENV, HANABI_PRESET, HANABI_PLAYERS; with models VLLM_SERVER_PORT,
     TEMPERATURE and the others of evaluate.
     """
-    if sys.stdin is None:
+    if open_browser and not web:
+        raise SettingsError("--open: opens the page of --web; add --web.")
+    if raw and web:
+        raise SettingsError("--raw and --web: the page shows the table; choose one of them.")
+    if sys.stdin is None and not web:
         raise SettingsError("hanabi-grpo play: there is no standard input to read replies from.")
     console = make_console()
     chosen = choose(env, preset, players, temperature)
     game = chosen.game
     specs = _specs_of_seats(lineup, game.spec.num_players)
     team = parse_lineup(",".join(specs), game.spec.num_players, env=game.env, human=True)
-    if not team.needs_server and isinstance(game.config, StateConfig):
-        # No model plays, so the prompts may be those for people.
-        game = replace(game, config=game.config.model_copy(update={"style": "full"}))
     number = secrets.randbelow(_MAX_RANDOM_SEED) if seed is None else seed
     if out is None:
         name = f"{datetime.now():%Y%m%d-%H%M%S}-{game.spec.preset}-{number}.jsonl"
@@ -86,18 +101,24 @@ def play(
         target = out
     if target.exists():
         raise SettingsError(f"--out {target}: exists already; choose another name or remove it.")
-    _prepare_input()
     print_lines = sayer(console)
 
     def say(text: str) -> None:
         print_lines(visible(text))
 
+    if web:
+        with chosen.serving(console, needed=True, own=own_server) as served:
+            assert served is not None
+            _play_on_page(game, number, team, served, target, say, open_browser, own_server)
+        return
+    _prepare_input()
     with chosen.serving(console, needed=team.needs_server, own=own_server) as served:
         seat_names = list(team.specs)
         seated: list[Player] = []
+        person = PersonPlayer(say=say, ask=input, raw=raw)
         for seat, ref in enumerate(team.refs):
             if ref is Role.HUMAN:
-                seated.append(PersonPlayer(say=say, ask=input))
+                seated.append(person)
             elif isinstance(ref, ScriptRef):
                 seated.append(make_script(game, seat_names[seat]))
             else:
@@ -111,24 +132,18 @@ def play(
                     temperature=served.temperature,
                 )
                 seated.append(model)
-        others = []
-        for seat, spec in enumerate(specs):
-            if spec != HUMAN:
-                others.append(f"{player_name(seat)} {short_name(spec)}")
-        say(
-            f"{game.env}, {game.spec.preset}, start {SUITE}/{number}; with you play "
-            f"{', '.join(others) or 'nobody'}."
-        )
+        say(_title(game, number, specs))
         try:
             episode = _play(game, number, seated, tuple(seat_names))
         except (EOFError, KeyboardInterrupt):
             say("\nYou left; the game is not kept.")
             raise typer.Exit(INTERRUPTED) from None
-    figures = {**episode.result, "your return": episode.reward(specs.index(HUMAN))}
+    person.show_end()
+    seat = specs.index(HUMAN)
+    figures = {**episode.result, "your return": episode.reward(seat)}
     listed = ", ".join(f"{name} {value:g}" for name, value in figures.items())
-    say(f"\nThe game is over ({episode.status}): {listed}")
-    write_recordings(target, [Recording(episode=episode, source=target.stem)])
-    say(f"wrote {target}\nwatch it: hanabi-grpo view {shlex.quote(str(target))}")
+    say(f"\nThe game is over. {outcome(game.spec, episode, seat)}\n({episode.status}: {listed})")
+    _write(target, episode, say)
 
 
 def _specs_of_seats(lineup: str | None, num_players: int) -> list[str]:
@@ -173,3 +188,73 @@ def _play(
     with contextlib.closing(asyncio.new_event_loop()) as loop:
         task = game.task(SUITE, number)
         return loop.run_until_complete(play_episode(task, players, names=seat_names))
+
+
+def _title(game: Setup[Any], number: int, specs: Sequence[str]) -> str:
+    """Return a line that says what is played with whom."""
+    others = []
+    for seat, spec in enumerate(specs):
+        if spec != HUMAN:
+            others.append(f"{player_name(seat)} {short_name(spec)}")
+    return (
+        f"{game.env}, {game.spec.preset}, start {SUITE}/{number}; with you play "
+        f"{', '.join(others) or 'nobody'}."
+    )
+
+
+def _play_on_page(
+    game: Setup[Any],
+    number: int,
+    team: Lineup,
+    served: Served,
+    target: Path,
+    say: Callable[[str], None],
+    open_browser: bool,
+    stay: bool,
+) -> None:
+    """Begin a game on the server's page, and write it when it is over.
+
+    Args:
+        game: What is played.
+        number: Number of the task.
+        team: Who sits where.
+        served: The server.
+        target: File of the game.
+        say: Shows a text.
+        open_browser: Whether to open the page.
+        stay: Whether the server ends with this command, which then waits for Ctrl-C.
+    """
+    seats = []
+    for seat, ref in enumerate(team.refs):
+        seats.append(HUMAN if ref is Role.HUMAN else served.resolver.seat(ref, seat))
+    assert isinstance(served.client, RolloutClient)
+    wanted = NewGameRequest(
+        **game.row(), seats=tuple(seats), seed=number, temperature=served.temperature
+    )
+    page = PageGame(served.client, wanted)
+
+    def open_page(address: str) -> None:
+        say(f"{_title(game, number, list(team.specs))}\nplay here: {address}")
+        if "authorization" in served.client.headers:
+            say("the page asks for the server's key, HANABI_API_KEY")
+        say("Ctrl-C leaves the game")
+        if open_browser and not webbrowser.open(address):
+            say("no browser could be opened from here: open the address yourself")
+
+    played = play_on_page(page, open_page)
+    if played is None:
+        say("\nYou left; the game is not kept.")
+        raise typer.Exit(INTERRUPTED)
+    episode, outcome_text = played
+    say(f"The game is over. {outcome_text}")
+    _write(target, episode, say)
+    if stay:
+        say("the page stays for more games until Ctrl-C")
+        with contextlib.suppress(KeyboardInterrupt):
+            threading.Event().wait()
+
+
+def _write(target: Path, episode: Episode, say: Callable[[str], None]) -> None:
+    """Write a game to a new file and say how to watch it."""
+    write_recordings(target, [Recording(episode=episode, source=target.stem)])
+    say(f"wrote {target}\nwatch it: hanabi-grpo view {shlex.quote(str(target))}")

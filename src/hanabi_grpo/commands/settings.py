@@ -6,10 +6,20 @@ from typing import Annotated
 import typer
 
 from hanabi_grpo.commands.console import show_settings
+from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import environment_markdown
 
 
 def settings(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="Part of the names to show, e.g. advantage.", show_default="all settings"
+        ),
+    ] = "",
+    changed: Annotated[
+        bool, typer.Option("--changed", help="Show only settings that are no defaults.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print them as settings.json holds them.")
     ] = False,
@@ -21,7 +31,12 @@ def settings(
 
     Every setting is an environment variable.
     """
+    if (as_json or as_markdown) and (name or changed):
+        raise SettingsError(
+            f"NAME={name!r}, --changed: they choose rows of the table; --json and --markdown hold "
+            "every setting. Leave them out."
+        )
     if as_markdown:
         sys.stdout.write(environment_markdown())
     else:
-        show_settings(as_json=as_json)
+        show_settings(as_json=as_json, only_given=changed, named=name)

@@ -7,8 +7,13 @@ import typer
 
 from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.settings import Settings, load_settings
-from hanabi_grpo.settings.defaults import LAPTOP, TINY_MODEL, tiny_model_folder
+from hanabi_grpo.settings import LoadedSettings, Settings, load_settings
+from hanabi_grpo.settings.defaults import (
+    LAPTOP,
+    TINY_MODEL,
+    is_local_model,
+    tiny_model_folder,
+)
 
 if TYPE_CHECKING:
     from hanabi_grpo.sft.tiny_model import Recipe
@@ -57,7 +62,9 @@ def tiny_model(
     from hanabi_grpo.sft.tiny_model import Recipe, build_tiny_model, check_shipped
     from hanabi_grpo.sft.tiny_model.build import TINY_MANIFEST
 
-    settings = load_settings().settings
+    loaded = load_settings()
+    settings = loaded.settings
+    is_board_of_settings = env is None and not preset and players is None
     env = env or settings.env
     presets = _presets(preset, env, settings)
     num_players = settings.players if players is None else players
@@ -76,6 +83,8 @@ def tiny_model(
     if env == settings.env and not preset:
         _check_words(recipe, settings)
     folder = out
+    if folder is None and is_board_of_settings:
+        folder = _asked_folder(loaded)
     if folder is None:
         folder = Path(tiny_model_folder(presets, num_players, env))
         if folder == Path(TINY_MODEL) and (folder / TINY_MANIFEST).is_file():
@@ -87,6 +96,15 @@ def tiny_model(
             check_shipped(folder, legal_moves=legal_moves, deductions=deductions)
             return
     build_tiny_model(folder, recipe, force=force)
+
+
+def _asked_folder(loaded: LoadedSettings) -> Path | None:
+    """Return the folder that MODEL names, where it was set to one of this machine."""
+    is_given = not loaded.origins["model"].startswith("default")
+    if not is_given or not is_local_model(loaded.settings.model):
+        return None
+    folder = Path(loaded.settings.model)
+    return None if folder == Path(TINY_MODEL) else folder
 
 
 def _check_words(recipe: "Recipe", settings: Settings) -> None:

@@ -197,7 +197,7 @@ def wait_for_server(
     console: Console,
     *,
     instead: str = "",
-    remind: float = 10.0,
+    remind: float = 30.0,
     poll: float = 1.0,
     look: Callable[[], None] = lambda: None,
 ) -> None:

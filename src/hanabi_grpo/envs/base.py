@@ -20,6 +20,7 @@ from typing import Any, Generic, Literal, NoReturn, Protocol, Self, TypeVar
 
 from hanabi_grpo.envs.alarms import Alarm
 from hanabi_grpo.envs.config import EnvConfig
+from hanabi_grpo.envs.people import Scene, plain_choices, without_format
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.types import MAX_PLAYERS, Episode, player_name
@@ -113,8 +114,8 @@ class Game(Protocol):
     """One episode in progress.
 
     It is pure: no I/O, no clock, and all chance was drawn in `Environment.reset`. Everything that a
-    player is shown comes from `message`, `state_message`, `view` and `legal`. None of them may
-    depend on what the player must not know, and none may change the game.
+    player is shown comes from `message`, `state_message`, `view`, `scene` and `legal`. None of them
+    may depend on what the player must not know, and none may change the game.
     """
 
     def to_act(self) -> tuple[int, ...]:
@@ -142,6 +143,13 @@ class Game(Protocol):
         Only this player may see it.
         """
         return self.state_message(player)
+
+    def scene(self, player: int) -> Scene:
+        """Return what a person in this seat is shown, from what the player may know alone.
+
+        Only this player may see it. By default it is what a model reads.
+        """
+        return Scene(table=self.state_message(player), choices=plain_choices(self.legal(player)))
 
     def legal(self, player: int) -> tuple[str, ...] | None:
         """Return the actions that the player may take now, or None where any text is one.
@@ -267,6 +275,13 @@ class Environment(Protocol[C]):
 
     def system(self, config: C, player: int) -> str:
         """Return the system message of a player, e.g. the rules; "" for none."""
+
+    def person_rules(self, config: C, player: int) -> str:
+        """Return the rules as a person in this seat reads them; "" for none.
+
+        By default it is the system message without its sentence on how a reply ends.
+        """
+        return without_format(self.system(config, player))
 
     def reset(self, config: C, *, split: str, seed: int) -> Game:
         """Start an episode.
@@ -444,6 +459,10 @@ class Observation:
     def view(self) -> Any:
         """See `Game.view`."""
         return self.__game.view(self.player)
+
+    def scene(self) -> Scene:
+        """See `Game.scene`."""
+        return self.__game.scene(self.player)
 
     def legal(self) -> tuple[str, ...] | None:
         """See `Game.legal`."""

@@ -540,6 +540,7 @@ def _shown(game: Game, player: int) -> dict[str, Any]:
         "state_message()": game.state_message(player),
         "view()": game.view(player),
         "legal()": game.legal(player),
+        "scene()": game.scene(player),
     }
     if player in game.to_act():
         shown["message()"] = game.message(player)

@@ -370,16 +370,20 @@ def evaluations_by_tasks(
 def _labelled(evaluations: Sequence[StoredEvaluation]) -> list[EvaluationResult]:
     """Return results under names that tell them apart.
 
-    That is the label where the file's name was generated and no other result has the label. A name
-    that the user chose stands before the label, unless it is the label.
+    That is the label where the file's name was generated; where another result has the label too,
+    after the digest of the file's name. A name that the user chose stands before the label, unless
+    it is the label.
     """
     labels = [evaluation.result.label for evaluation in evaluations]
     results = []
     for evaluation in evaluations:
         result = evaluation.result
         stem = evaluation.path.stem
-        is_plain = evaluation.is_kept and labels.count(result.label) == 1
-        label = result.label if is_plain or result.label == stem else f"{stem}: {result.label}"
+        label = result.label
+        if evaluation.is_kept and labels.count(label) > 1:
+            label = f"{stem.rpartition('-')[2]}: {label}"
+        elif not evaluation.is_kept and label != stem:
+            label = f"{stem}: {label}"
         results.append(replace(result, label=visible(label)))
     return results
 

@@ -155,7 +155,7 @@ def _parse_rows(content: bytes, path: Path, settings: Settings) -> list[DatasetR
             rows.append(parse_row(line, settings))
         except ValueError as error:
             raise SettingsError(
-                f"{path} line {number}: {error} Example of a row: {EXAMPLE_ROW}"
+                f"{path} line {number}: {str(error).rstrip('.')}. Example of a row: {EXAMPLE_ROW}"
             ) from error
     if not rows:
         raise SettingsError(f"{path}: no rows. Example of a row: {EXAMPLE_ROW}")

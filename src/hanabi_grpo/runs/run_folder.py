@@ -103,6 +103,8 @@ def check_fresh(folder: Path) -> None:
             "For a run beside it choose another OUTPUT_DIR, or unset it for a new folder in "
             "outputs/."
         )
+    # Hidden files say least, so they come last.
+    used.sort(key=lambda name: name.startswith("."))
     raise RunFolderError(
         f"{given}: holds another run already ({some_of(used)}). Choose another OUTPUT_DIR, unset "
         "it for a new folder in outputs/, or go on with that run: RESUME=latest"
@@ -122,7 +124,10 @@ def make_run_folder(folder: Path) -> None:
 
 
 def _unusable(folder: Path, error: OSError) -> RunFolderError:
-    reason = f"cannot be used ({error.strerror})"
+    reason = (
+        f"cannot be used ({error.strerror}); choose a folder that can be made, or unset OUTPUT_DIR "
+        "for a new one in outputs/"
+    )
     if folder.is_file():
         reason = "is a file; choose a folder that does not exist yet"
     return RunFolderError(f"OUTPUT_DIR={str(folder)!r}: {reason}.")

@@ -39,7 +39,10 @@ from hanabi_grpo.server.door import (
     problem,
 )
 from hanabi_grpo.server.identity import ServerIdentity, check_fit, read_session_request
+from hanabi_grpo.server.person_games import NOBODY_SET, PersonGames, PersonSettings
 from hanabi_grpo.server.routes_chat import chat_routes
+from hanabi_grpo.server.routes_person import PATH as PERSON_PAGE
+from hanabi_grpo.server.routes_person import person_routes
 from hanabi_grpo.server.routes_play import CLIENT_CLOSED, play_routes
 from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.server.sessions import NO_SESSION
@@ -67,6 +70,7 @@ def create_app(
     api_key: str | None,
     host: str = "127.0.0.1",
     access: GameAccess = NOTHING_OUTSIDE,
+    people: PersonSettings = NOBODY_SET,
 ) -> FastAPI:
     """Build the app around a running engine.
 
@@ -79,6 +83,7 @@ def create_app(
         api_key: Key that every request must carry; None lets in every program of this machine.
         host: Address that the server listens on.
         access: What requests may name.
+        people: What games of people on the page take from the server's settings.
 
     Returns:
         The app, ready to be served.
@@ -90,13 +95,15 @@ def create_app(
     # before a body is looked at.
     app.add_middleware(BodyCheck, upload_bytes=store.max_upload_bytes)
     app.add_middleware(CrowdCheck, is_owner=store.ownership.is_owner)
-    app.add_middleware(KeyCheck, api_key=api_key, host=host)
+    app.add_middleware(KeyCheck, api_key=api_key, host=host, open_paths=(PERSON_PAGE,))
     _add_error_handlers(app, engine)
     _add_state_routes(app, engine, store, scheduler, identity, ring)
     _add_session_routes(app, store, scheduler, identity, access)
     _add_adapter_routes(app, store, identity)
     app.include_router(play_routes(store, scheduler, access))
     app.include_router(chat_routes(store, scheduler, identity.model))
+    games = PersonGames(scheduler, store, access, people)
+    app.include_router(person_routes(games, store, scheduler, people))
     return app
 
 

@@ -10,12 +10,14 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI
 
 from hanabi_grpo.agents.served_model import Model
 from hanabi_grpo.agents.url_model import UrlPartners
 from hanabi_grpo.envs.access import GameAccess
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.logs import LineRing
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.datasets import played_setups, training_rows
@@ -29,6 +31,7 @@ from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.app import create_app
 from hanabi_grpo.server.engine import VllmSampler, engine_options
 from hanabi_grpo.server.identity import ServerIdentity
+from hanabi_grpo.server.person_games import PersonSettings
 from hanabi_grpo.server.plugin import PLUGIN_NAME
 from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.server.workers.pool import WorkerPool
@@ -146,7 +149,8 @@ def rollout_server(
     """
     from transformers import AutoConfig, AutoTokenizer
 
-    access = read_access(settings)
+    setups = read_setups(settings)
+    access = GameAccess.of(setups)
     tiny_model = tiny_model_command([settings.board or LAPTOP], settings.players)
     folder: Path = resolve_model(settings.model, tiny_model)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -216,6 +220,11 @@ def rollout_server(
             api_key=api_key,
             host=settings.host,
             access=access,
+            people=PersonSettings(
+                setups=tuple(setups),
+                max_tokens=settings.max_completion_length,
+                temperature=settings.temperature,
+            ),
         )
         # vLLM's 670,000 objects live until the end; every full collection would hold up the event
         # loop only to find that out.
@@ -231,11 +240,13 @@ def rollout_server(
         logger.info("stopped; engine core and workers ended")
 
 
-def read_access(settings: Settings) -> GameAccess:
-    """Return what requests may name, and load it: what these settings and their DATASET name.
+def read_setups(settings: Settings) -> list[Setup[Any]]:
+    """Return the games of these settings and of their DATASET, the former first.
+
+    What they name, requests may name too.
 
     Raises:
-        SettingsError: Something of it cannot be used.
+        SettingsError: One of them cannot be played.
     """
     setups = [settings.setup()]
     if settings.dataset is not None:
@@ -248,7 +259,7 @@ def read_access(settings: Settings) -> GameAccess:
                 "its rows",
                 settings.dataset,
             )
-    return GameAccess.of(setups)
+    return setups
 
 
 def _stop(engine: Sampler) -> None:

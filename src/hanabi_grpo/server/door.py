@@ -4,7 +4,7 @@ import asyncio
 import hmac
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from fastapi.responses import JSONResponse, Response
 from starlette.datastructures import Headers
@@ -69,8 +69,25 @@ class KeyCheck:
     not our `host`, stands in the Host header.
     """
 
-    def __init__(self, app: ASGIApp, *, api_key: str | None, host: str) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        api_key: str | None,
+        host: str,
+        open_paths: Collection[str] = (),
+    ) -> None:
+        """Wrap an app.
+
+        Args:
+            app: The app behind the door.
+            api_key: The key; None: there is none.
+            host: Address that the server listens on.
+            open_paths: Paths of static pages that GET returns without the key: a browser cannot
+                send it before a page has asked for it.
+        """
         self._app = app
+        self._open_paths = frozenset(open_paths)
         self._expected = f"Bearer {api_key}".encode() if api_key else None
         self._names = tuple(dict.fromkeys((*_LOCAL_NAMES, host.lower())))
 
@@ -78,12 +95,18 @@ class KeyCheck:
         """Pass a request on, or refuse it."""
         refusal = None
         # Else it is "lifespan", the app's own start and end, which has no headers.
-        if scope["type"] in ("http", "websocket"):
+        if scope["type"] in ("http", "websocket") and not self._is_open(scope):
             refusal = self._refusal(Headers(scope=scope))
         if refusal is None:
             await self._app(scope, receive, send)
         else:
             await refusal(scope, receive, send)
+
+    def _is_open(self, scope: Scope) -> bool:
+        """Tell whether a request with no key asks a server with a key for a static page."""
+        if self._expected is None or scope["type"] != "http" or scope["method"] != "GET":
+            return False
+        return scope["path"] in self._open_paths
 
     def _refusal(self, headers: Headers) -> Response | None:
         if self._expected is None:

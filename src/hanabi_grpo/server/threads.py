@@ -43,6 +43,8 @@ class Threads:
         """Start none yet."""
         self.sessions = Thread("sessions")
         """Reads what trainers say of themselves, and makes the games that they claim."""
+        self.people = Thread("scripts beside people")
+        """Moves of slow scripts in games that people play on the page."""
         self._requests = {own: Thread(_name("requests", own)) for own in (True, False)}
 
     def requests(self, *, own: bool) -> Thread:
@@ -51,7 +53,7 @@ class Threads:
 
     def close(self) -> None:
         """Let all threads end."""
-        for thread in (self.sessions, *self._requests.values()):
+        for thread in (self.sessions, self.people, *self._requests.values()):
             thread.close()
 
 

@@ -20,7 +20,11 @@ _TITLES = {
 
 
 def settings_table(
-    loaded: LoadedSettings, sections: Sequence[str] = SECTIONS, *, only_given: bool = False
+    loaded: LoadedSettings,
+    sections: Sequence[str] = SECTIONS,
+    *,
+    only_given: bool = False,
+    named: str = "",
 ) -> FittedTable:
     """Return a table of value and origin.
 
@@ -28,6 +32,7 @@ def settings_table(
         loaded: The settings.
         sections: The sections to show, in this order.
         only_given: Whether to leave defaults out.
+        named: Part of the names of the variables to show, in upper case; "": all.
     """
     settings = loaded.settings
     title = f"defaults for {settings.device}: {settings.device_reason}"
@@ -38,7 +43,7 @@ def settings_table(
     for section in sections:
         table.add_section()
         for variable in variables(settings.env):
-            if variable.section != section:
+            if variable.section != section or named not in variable.env:
                 continue
             origin = loaded.origins[variable.field]
             is_default = origin.startswith("default")
@@ -48,7 +53,8 @@ def settings_table(
             table.add_row(variable.env, value, origin, style="dim" if is_default else None)
     table.add_section()
     for name, (value, origin) in loaded.passed_through.items():
-        table.add_row(name, value, origin)
+        if named in name:
+            table.add_row(name, value, origin)
     return table
 
 

@@ -242,7 +242,9 @@ class HanabiPipeline(SwiftRLHF):
             tracking.close()
             return result
         except BaseException as error:
-            logger.info("stopped by %s: %s", type(error).__name__, trainer.save_interrupted())
+            is_ctrl_c = isinstance(error, KeyboardInterrupt)
+            cause = "Ctrl-C" if is_ctrl_c else type(error).__name__
+            logger.info("stopped by %s: %s", cause, trainer.save_interrupted())
             tracking.close(exit_code=1)
             raise
         finally:

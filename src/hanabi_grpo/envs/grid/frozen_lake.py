@@ -55,6 +55,8 @@ class FrozenLakeConfig(MazeConfig):
 class FrozenLakeGame(MazeGame):
     """S start, F frozen, H hole, G goal, P the player."""
 
+    legend = "S start, F frozen, H hole, G goal, P you"
+
     def __init__(
         self, config: FrozenLakeConfig, lake: tuple[str, ...], slips: tuple[int, ...]
     ) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.config import StateConfig
+from hanabi_grpo.envs.people import Scene, plain_choices, without_format
 from hanabi_grpo.envs.replies import answer_lines, last_choice
 
 MOVES: Mapping[str, tuple[int, int]] = {
@@ -54,6 +55,8 @@ class MazeGame(base.Game):
     """One player who moves until the game is won, lost or out of moves."""
 
     config: MazeConfig
+    legend: str
+    """What the signs of the map mean."""
     num_moves: int = 0
     """Moves made so far."""
 
@@ -93,6 +96,15 @@ class MazeGame(base.Game):
             for column, cell in enumerate(text):
                 words.append(f"{row}{column}{cell}")
         return " ".join(words)
+
+    def scene(self, player: int) -> Scene:
+        moves = f"Moves {self.num_moves} of {self.config.max_moves}"
+        rows = [" ".join(row) for row in self.rows()]
+        return Scene(
+            table="\n".join([*rows, moves]),
+            legend=self.legend,
+            choices=plain_choices(self.legal(player)),
+        )
 
     def view(self, player: int) -> MazeView:
         return MazeView(self.rows(), self.num_moves)
@@ -166,6 +178,10 @@ class Maze(base.Environment[C], Generic[C]):
                 "between them."
             )
         return message
+
+    def person_rules(self, config: C, player: int) -> str:
+        readable = config.model_copy(update={"style": "full"})
+        return without_format(self.system(readable, player))
 
     def start_id(self, config: C, *, split: str, seed: int) -> str:
         game = self.reset(config, split=split, seed=seed)

@@ -70,6 +70,8 @@ class Position(NamedTuple):
 class SokobanGame(MazeGame):
     """A room of `size` by `size` cells; all that is not in it is wall."""
 
+    legend = "# wall, . goal, $ box, * box on a goal, @ you, + you on a goal"
+
     def __init__(self, config: SokobanConfig, goals: frozenset[Cell], position: Position) -> None:
         self.config = config
         self.size = config.size

@@ -10,13 +10,15 @@ from hanabi_grpo.envs.hanabi.alarms import ALARMS
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.metrics import step_metrics
 from hanabi_grpo.envs.hanabi.policies import PLANNERS, POLICIES
-from hanabi_grpo.envs.hanabi.prompts import parse_reply, system_prompt, turn_prompt
+from hanabi_grpo.envs.hanabi.prompts import parse_reply, system_prompt, turn_prompt, view_with
+from hanabi_grpo.envs.hanabi.prompts.person import person_rules, person_scene
 from hanabi_grpo.envs.hanabi.replays.timeline import frames, recorded_table
 from hanabi_grpo.envs.hanabi.rules.actions import format_action, parse_action
 from hanabi_grpo.envs.hanabi.rules.deals import deals_halves, shuffled_deck
 from hanabi_grpo.envs.hanabi.rules.game import Game, with_other_cards
 from hanabi_grpo.envs.hanabi.rules.presets import PRESETS, attainable, is_board
 from hanabi_grpo.envs.hanabi.rules.view import Action, Card, PlayerView
+from hanabi_grpo.envs.people import Scene
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import IllegalActionError
 from hanabi_grpo.types import Episode
@@ -48,6 +50,12 @@ class HanabiGame(base.Game):
 
     def view(self, player: int) -> PlayerView:
         return self.table.view(player)
+
+    def scene(self, player: int) -> Scene:
+        view = view_with(self.view(player), self.config.deductions)
+        style = self.config.observation
+        texts = [self._text(action, style) for action in view.legal_actions]
+        return person_scene(view, bomb_rule=self.config.bomb_rule, texts=texts)
 
     def legal(self, player: int) -> tuple[str, ...]:
         if player != self.table.current_player:
@@ -160,6 +168,9 @@ class Hanabi(base.Environment[EnvConfig]):
 
     def system(self, config: EnvConfig, player: int) -> str:
         return system_prompt(config.spec(), config.observation, player, bomb_rule=config.bomb_rule)
+
+    def person_rules(self, config: EnvConfig, player: int) -> str:
+        return person_rules(config.spec(), player, config.bomb_rule)
 
     def reset(self, config: EnvConfig, *, split: str, seed: int) -> HanabiGame:
         board = config.spec()

@@ -38,6 +38,11 @@ class OwnWording(Wording):
             return str(state)
         return str(state.information_state_string(player))
 
+    def legend(self, config: OpenSpielConfig, player: int) -> str:
+        if facts(config.game()).is_open:
+            return ""
+        return "Above is what you know, as OpenSpiel writes it."
+
     def actions(self, config: OpenSpielConfig, state: Any) -> Sequence[str]:
         return self.legal(config, state, state.legal_actions())
 

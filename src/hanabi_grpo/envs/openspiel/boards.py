@@ -56,6 +56,9 @@ class TicTacToeWording(Wording):
         rows = [shown[0:3], shown[3:6], shown[6:9]]
         return "\n".join(" ".join(row) for row in rows)
 
+    def legend(self, config: OpenSpielConfig, player: int) -> str:
+        return f"You are {MARKS[player]}. An empty cell shows its number."
+
     def picture(self, config: OpenSpielConfig, state: Any) -> str:
         return "\n".join(_spaced_rows(state))
 
@@ -117,6 +120,9 @@ class ConnectFourWording(Wording):
 
     def actions(self, config: ConnectFourConfig, state: Any) -> Sequence[str]:
         return self.action_texts.texts[: config.columns]
+
+    def legend(self, config: ConnectFourConfig, player: int) -> str:
+        return f"You are {MARKS[player]}. A letter names the column under it."
 
     def picture(self, config: ConnectFourConfig, state: Any) -> str:
         letters = " ".join(self.actions(config, state))

@@ -14,8 +14,9 @@ from hanabi_grpo.envs import base
 from hanabi_grpo.envs.base import FORFEIT
 from hanabi_grpo.envs.config import StateConfig
 from hanabi_grpo.envs.openspiel.rules import Facts, facts, load
+from hanabi_grpo.envs.people import Scene, plain_choices, without_format
 from hanabi_grpo.envs.replies import last_choice
-from hanabi_grpo.types import MAX_PLAYERS
+from hanabi_grpo.types import MAX_PLAYERS, player_name
 
 ROLES = ("first", "second")
 """Of two players who move in turn."""
@@ -102,6 +103,10 @@ class Wording(Protocol):
             return ()
         return self.action_texts[tuple(actions)]
 
+    def legend(self, config: Any, player: int) -> str:
+        """Return how a person in this seat reads the position; "" where it says itself."""
+        return ""
+
     def picture(self, config: Any, state: Any) -> str:
         """Return the position as people see it, with everything that is hidden."""
 
@@ -164,6 +169,28 @@ class OpenSpielGame(base.Game):
         if self.config.style == "compact":
             return f"{knowledge} : {' '.join(legal)}"
         return f"{knowledge}\nYour actions: {', '.join(legal)}."
+
+    def scene(self, player: int) -> Scene:
+        config = self.config.model_copy(update={"style": "full"})
+        return Scene(
+            table=self.wording.state(config, self.state, player),
+            news=self._news(player) if self.facts.is_open else (),
+            legend=self.wording.legend(config, player),
+            choices=plain_choices(self.legal(player)),
+        )
+
+    def _news(self, player: int) -> tuple[str, ...]:
+        """Return the actions of others since the player's last one, where everybody sees them."""
+        sentences: list[str] = []
+        state = self.facts.game.new_initial_state()
+        for event in self.state.full_history():
+            if event.player == player:
+                sentences = []
+            elif event.player >= 0:
+                [text] = self.wording.legal(self.config, state, [event.action])
+                sentences.append(f"{player_name(event.player)} chose {text}.")
+            state.apply_action(event.action)
+        return tuple(sentences)
 
     def view(self, player: int) -> View:
         return View(
@@ -377,6 +404,9 @@ class OpenSpiel(base.Environment[OpenSpielConfig]):
         if config.style == "compact":
             return ""
         return self.wording.rules(config, player)
+
+    def person_rules(self, config: OpenSpielConfig, player: int) -> str:
+        return without_format(self.wording.rules(config, player))
 
     def reset(self, config: OpenSpielConfig, *, split: str, seed: int) -> OpenSpielGame:
         last_config, game_facts = self._last_facts

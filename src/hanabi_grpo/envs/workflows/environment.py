@@ -22,6 +22,7 @@ from hanabi_grpo.envs.workflows.problems import (
     draw_problem,
     load_source,
 )
+from hanabi_grpo.types import player_name
 
 SYSTEM = (
     "You solve problems, alone or with others. Think, then end your reply with a line that begins "
@@ -122,6 +123,14 @@ class Workflow(base.Environment[C], Generic[C]):
 
     def system(self, config: C, player: int) -> str:
         return "" if config.style == "compact" else SYSTEM
+
+    def person_rules(self, config: C, player: int) -> str:
+        roles = self.roles(config)
+        return (
+            f"You are {player_name(player)} ({roles[player]}) of {len(roles)} players who solve a "
+            "problem. Type your answer. Where you are shown what others answered, weigh it: they "
+            "may be wrong."
+        )
 
     def reply_words(self, config: C) -> tuple[str, ...]:
         """Return every sum that a compact answer may be, one word each, where they are few."""

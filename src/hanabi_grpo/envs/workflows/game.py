@@ -18,6 +18,7 @@ from statistics import fmean
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from hanabi_grpo.envs import base
+from hanabi_grpo.envs.people import Choice, Scene
 from hanabi_grpo.envs.workflows.answers import (
     majority_worth,
     normalize,
@@ -111,6 +112,18 @@ class WorkflowGame(base.Game, Generic[C]):
                 if seat != player:
                     others.append(self._display(text))
         return View(self.problem.question, own, tuple(others))
+
+    def scene(self, player: int) -> Scene:
+        """Return the question, and what the player may know of the answers so far, in English."""
+        readable = self.copy()
+        readable.config = self.config.model_copy(update={"style": "full"})
+        nothing: tuple[Choice, ...] = ()
+        is_asked = player in self.to_act()
+        return Scene(
+            table=readable.state_message(player) if is_asked else self.problem.question,
+            choices=None if is_asked else nothing,
+            prefix="Answer: " if self.config.style == "full" else "",
+        )
 
     def legal(self, player: int) -> tuple[str, ...] | None:
         return None if player in self.to_act() else ()

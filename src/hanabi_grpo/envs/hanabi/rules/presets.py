@@ -424,7 +424,7 @@ def _wrong_number_of_players(preset: str, num_players: int) -> GameParameterErro
     allowed = ", ".join(str(number) for number in PRESETS[preset].players)
     fitting = [name for name, board in PRESETS.items() if num_players in board.hand_sizes]
     return GameParameterError(
-        f"num_players={num_players}: preset {preset!r} is for {allowed} players; "
+        f"players={num_players}: preset {preset!r} is for {allowed} players; "
         f"boards for {num_players}: {', '.join(fitting)}, or this one with another hand "
         "(HANABI_HAND_SIZE)."
     )

@@ -1,0 +1,75 @@
+"""A game on the page of a rollout server, begun and recorded by a command of this machine."""
+
+from collections.abc import Callable
+
+from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.errors import ServerError
+from hanabi_grpo.rollout.person_messages import NewGameRequest, StateRequest, TokenRequest
+from hanabi_grpo.rollout.wire import episode_from_json
+from hanabi_grpo.types import Episode
+
+_PAGE = "/play/"
+_OVER = "over"
+_FAILED = "failed"
+
+
+class PageGame:
+    """One game of a person on the page."""
+
+    def __init__(self, client: RolloutClient, wanted: NewGameRequest) -> None:
+        """Begin the game.
+
+        Args:
+            client: The server.
+            wanted: What is played, and who sits where.
+
+        Raises:
+            ServerError: The server refuses it.
+        """
+        self._client = client
+        answer = client.ask_page("a game on the page", "games", wanted)
+        self._token = str(answer["token"])
+        self._number: int = answer["state"]["number"]
+
+    @property
+    def address(self) -> str:
+        """Where the person plays; whoever has it plays the game."""
+        return f"{self._client.url}{_PAGE}#{self._token}"
+
+    def wait(self) -> tuple[Episode, str]:
+        """Wait until the game is over; returns it, and its outcome in words.
+
+        Raises:
+            ServerError: The person left the game, or it failed.
+        """
+        state: dict[str, object] = {}
+        while state.get("status") != _OVER:
+            request = StateRequest(token=self._token, after=self._number, watching=True)
+            state = self._client.ask_page("the game on the page", "state", request)
+            self._number = int(str(state["number"]))
+            if state["status"] == _FAILED:
+                raise ServerError(f"the game on the page has ended: {state['problem']}")
+        record = self._client.ask_page("the record", "record", TokenRequest(token=self._token))
+        return episode_from_json(record), str(state["outcome"])
+
+    def leave(self) -> None:
+        """End the game."""
+        self._client.ask_page("leaving the game", "leave", TokenRequest(token=self._token))
+
+
+def play_on_page(game: PageGame, open_page: Callable[[str], object]) -> tuple[Episode, str] | None:
+    """Let a person play a game; None where this command was interrupted before its end.
+
+    Args:
+        game: The game.
+        open_page: Gets the page's address.
+
+    Raises:
+        ServerError: As `PageGame.wait`.
+    """
+    try:
+        open_page(game.address)
+        return game.wait()
+    except KeyboardInterrupt:
+        game.leave()
+        return None

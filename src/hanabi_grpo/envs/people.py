@@ -1,0 +1,60 @@
+"""What a person in a seat is shown: English, a drawn table, and the moves as a menu.
+
+A model reads `Game.message`, which for a tiny model is a code of a few words. A person reads a
+`Scene`, made from the same knowledge: `conformance.check` compares both where hidden values are
+exchanged.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_FORMAT = re.compile(r"\s*End your reply\b(?:[^.]*\.|.*\Z)", re.DOTALL)
+"""The sentence of a system message that says how a model has to write its reply."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One action that a person may choose."""
+
+    reply: str
+    """The reply that names it, one of `Game.legal`."""
+    label: str
+    """What a menu shows, without the words of `group`."""
+    group: str = ""
+    """What the choices of one line of the menu have in common, e.g. "Hint player_1"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """What a person in a seat may know, as people read it."""
+
+    table: str
+    """The position, in lines of at most 80 characters where the game allows it."""
+    news: tuple[str, ...] = ()
+    """What was done since the person's last action, a sentence each."""
+    legend: str = ""
+    """How to read the table."""
+    choices: tuple[Choice, ...] | None = ()
+    """The legal actions; None where any text is one, () when it is not the person's turn."""
+    prefix: str = ""
+    """What is put before a line that names no action by itself, e.g. "Answer: "."""
+    drawn: Mapping[str, Any] | None = None
+    """The position as JSON for a page that draws it; `kind` says how. None: only the text."""
+
+
+def plain_choices(legal: Sequence[str] | None) -> tuple[Choice, ...] | None:
+    """Return the choices of actions that say themselves what they do."""
+    if legal is None:
+        return None
+    return tuple(Choice(reply=text, label=text) for text in legal)
+
+
+def without_format(system: str) -> str:
+    r"""Return a system message without the sentence on how a model's reply ends.
+
+    Example:
+        without_format("Walk to G.\nEnd your reply with Left or Up.") == "Walk to G."
+    """
+    return _FORMAT.sub("", system).strip()

@@ -1,0 +1,249 @@
+"""One game that a person plays on the page, as the server sees it.
+
+The person's seat waits for moves that come by requests; scripts and the server's models have the
+others. What leaves for the browser is `PersonGame.state` alone: the scenes of the person's own
+seat, and once the game is over its outcome.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from hanabi_grpo.agents.person import is_numbered, read_reply, refusal
+from hanabi_grpo.envs.base import Observation, Setup, Task
+from hanabi_grpo.envs.endings import outcome
+from hanabi_grpo.envs.people import Scene
+from hanabi_grpo.errors import BusyError, HanabiGrpoError, SettingsError, shown
+from hanabi_grpo.rollout.loop import Player, play_episode
+from hanabi_grpo.settings.refs import HUMAN
+from hanabi_grpo.texts import visible
+from hanabi_grpo.types import Episode, Reply, player_name
+
+logger = logging.getLogger(__name__)
+
+
+class PersonStatus(StrEnum):
+    """How far a game has come."""
+
+    WAITING = "waiting"
+    """Others are to act."""
+    YOUR_TURN = "your_turn"
+    OVER = "over"
+    FAILED = "failed"
+    """It was ended by an error, or because nobody played on."""
+
+    @property
+    def is_end(self) -> bool:
+        """True when no move can follow."""
+        return self in (PersonStatus.OVER, PersonStatus.FAILED)
+
+
+class AbandonedError(HanabiGrpoError):
+    """Nobody played on for too long."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class PersonGame:
+    """A game in play, or one that is over and whose record may still be fetched."""
+
+    task: Task[Any]
+    """Start of the game."""
+    seat: int
+    """The person's."""
+    idle_seconds: float
+    """After so long without a request of the person the game is ended."""
+    names: list[str]
+    """The policy of each seat, as records name it; a model's version may rise during the game."""
+    status: PersonStatus = PersonStatus.WAITING
+    number: int = 0
+    """Of the state; it rises with every change."""
+    episode: Episode | None = None
+    """The game, once it is over."""
+    problem: str = ""
+    """Why it failed."""
+    heard: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+    """When the person was last heard."""
+    _seen: Observation | None = None
+    """What the person may look at; it follows the game as it goes on."""
+    _move: asyncio.Future[str] | None = None
+    """The move that is waited for."""
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def play(self, players: Sequence[Player], *, instance_id: str) -> None:
+        """Play the game to its end; an error is the end too.
+
+        Args:
+            players: Who has the other seats, by seat; the person's entry is ignored.
+            instance_id: Identifier of the server process, for the record.
+        """
+        seated = [*players]
+        seated[self.seat] = _Person(game=self)
+        try:
+            self.episode = await play_episode(
+                self.task, seated, names=self.names, instance_id=instance_id
+            )
+        except HanabiGrpoError as error:
+            self.fail(str(error))
+        except Exception as error:
+            logger.exception("a person's game failed")
+            self.fail(f"the server failed: {type(error).__name__}; its log says where.")
+        else:
+            self._change(PersonStatus.OVER)
+
+    def hear(self) -> None:
+        """Note a sign of life of the person."""
+        self.heard = asyncio.get_running_loop().time()
+
+    async def changed(self, after: int | None, seconds: float) -> None:
+        """Wait until there is a newer state than `after`, at most so many seconds."""
+        if after != self.number or self.status.is_end:
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    def move(self, text: str, number: int) -> None:
+        """Take a move of the person.
+
+        Raises:
+            BusyError: It is not the person's turn, or the person has seen another state.
+            SettingsError: The text names no legal action.
+        """
+        is_asked = self._move is not None and not self._move.done()
+        if self._seen is None or not is_asked or self._move is None:
+            raise BusyError(f"status={self.status}: it is not your turn. Ask for the state.")
+        if number != self.number:
+            raise BusyError(
+                f"number={number}: the game has come to {self.number}. Ask for the state."
+            )
+        scene = self._seen.scene()
+        reply = read_reply(text.strip(), self._seen, scene)
+        if reply is None:
+            raise SettingsError(f"move={shown(text)}: {refusal(text.strip(), self._seen, scene)}")
+        self._move.set_result(reply)
+
+    async def ask(self, seen: Observation) -> Reply:
+        """Wait for the person's reply.
+
+        Raises:
+            AbandonedError: The person was not heard for too long.
+        """
+        message = seen.message()
+        self._seen = seen
+        loop = asyncio.get_running_loop()
+        self._move = loop.create_future()
+        self._change(PersonStatus.YOUR_TURN)
+        while not self._move.done():
+            left = self.heard + self.idle_seconds - loop.time()
+            if left <= 0:
+                raise AbandonedError(
+                    f"nobody played on for {self.idle_seconds / 60:g} minutes, so the game was "
+                    "ended. Start another one."
+                )
+            await asyncio.wait({self._move}, timeout=left)
+        reply = self._move.result()
+        # The game is stepped as soon as this returns; nothing of it is read before.
+        asyncio.get_running_loop().call_soon(self._waits)
+        return Reply(text=reply, prompt=message)
+
+    def state(self) -> dict[str, Any]:
+        """Return what the person's browser is told, as JSON."""
+        spec = self.task.setup.spec
+        scene = None if self._seen is None else _scene_json(self._seen.scene())
+        players = []
+        for seat, name in enumerate(self.names):
+            players.append(
+                {
+                    "name": player_name(seat),
+                    "who": "you" if seat == self.seat else visible(name),
+                    "role": spec.roles[seat],
+                }
+            )
+        return {
+            "number": self.number,
+            "status": self.status.value,
+            "env": spec.env,
+            "preset": visible(spec.preset),
+            "game": public_row(self.task.setup),
+            "task": f"{self.task.split}/{self.task.seed}",
+            "you": player_name(self.seat),
+            "players": players,
+            "rules": visible(self.task.environment.person_rules(self.task.config, self.seat)),
+            "scene": scene,
+            "outcome": outcome(spec, self.episode, self.seat) if self.episode else "",
+            "problem": visible(self.problem),
+        }
+
+    def _waits(self) -> None:
+        if self.status is PersonStatus.YOUR_TURN:
+            is_asked = self._move is not None and not self._move.done()
+            if not is_asked:
+                self._change(PersonStatus.WAITING)
+
+    def fail(self, problem: str) -> None:
+        """End the game without a result, unless it is over."""
+        if self.status.is_end:
+            return
+        self.problem = problem
+        self._change(PersonStatus.FAILED)
+
+    def _change(self, status: PersonStatus) -> None:
+        self.status = status
+        self.number += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+def public_row(setup: Setup[Any]) -> dict[str, Any]:
+    """Return a game as JSON that a request may name, with files by their digests.
+
+    A file's path is nobody's business.
+    """
+    row = setup.row()
+    for name, outside in setup.environment.outside(setup.config).items():
+        row["env_config"][name] = outside.digest
+    return row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Person:
+    """The person of a game as a player and as its only seat."""
+
+    game: PersonGame
+    name: str = HUMAN
+
+    def seat(self, player: int, *, task: Task[Any], game: int) -> "_Person":
+        return self
+
+    async def reply(self, seen: Observation) -> Reply:
+        return await self.game.ask(seen)
+
+
+def _scene_json(scene: Scene) -> dict[str, Any]:
+    """Return a scene as JSON; a page writes its texts as they are."""
+    choices = None
+    numbered = False
+    if scene.choices is not None:
+        numbered = is_numbered(scene.choices)
+        choices = []
+        for choice in scene.choices:
+            choices.append(
+                {
+                    "reply": choice.reply,
+                    "label": visible(choice.label),
+                    "group": visible(choice.group),
+                }
+            )
+    return {
+        "table": visible(scene.table),
+        "news": [visible(sentence) for sentence in scene.news],
+        "legend": visible(scene.legend),
+        "choices": choices,
+        "numbered": numbered,
+        "drawn": scene.drawn,
+    }

@@ -1,0 +1,389 @@
+"""The games that people play on the page: who may begin one, who sits in it, and when it ends.
+
+A model's reply is sampled by itself, as for `/reply/`, so that a person who thinks holds neither a
+place of `pacing.Places` nor a version of an adapter: a trainer pushes and commits as if nobody
+played, and the person's partner goes on with the newest version.
+"""
+
+import asyncio
+import hashlib
+import secrets
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hanabi_grpo.agents.memory import remembered_turns
+from hanabi_grpo.agents.script import ScriptedPlayer, make_script
+from hanabi_grpo.envs import registry
+from hanabi_grpo.envs.access import GameAccess
+from hanabi_grpo.envs.base import Observation, Seat, Setup, Task
+from hanabi_grpo.errors import BusyError, SettingsError, VersionError, shown
+from hanabi_grpo.rollout.loop import Player
+from hanabi_grpo.rollout.messages import EarlierTurn, ReplyRequest
+from hanabi_grpo.rollout.person_messages import SUITE, NewGameRequest
+from hanabi_grpo.server.adapter_store import AdapterStore
+from hanabi_grpo.server.person_game import PersonGame
+from hanabi_grpo.server.scheduler import Scheduler
+from hanabi_grpo.server.threads import Thread
+from hanabi_grpo.settings.refs import (
+    BASE,
+    HUMAN,
+    SERVED,
+    AdapterRef,
+    Role,
+    find_seat,
+)
+from hanabi_grpo.types import Reply, adapter_of, player_name
+
+MAX_GAMES = 16
+"""Games of people that may be open at once; those that are over make room."""
+IDLE_SECONDS = 1800.0
+"""After which a game that its person left is ended."""
+_REPLACEABLE_SECONDS = 120.0
+"""After which the game that was idle longest may be ended for a new one."""
+_MAX_RANDOM_SEED = 2**31
+_TOKEN_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PersonSettings:
+    """What games of people take from the server's settings."""
+
+    setups: tuple[Setup[Any], ...] = ()
+    """The games that the server was started with, which its models know."""
+    max_tokens: int = 256
+    """Longest reply of a model, in tokens."""
+    temperature: float = 1.0
+    """Of models where a request names none."""
+
+
+NOBODY_SET = PersonSettings()
+"""Those of a server that was told nothing of games of people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Planned:
+    """A request that was read: what is played, and who sits where."""
+
+    task: Task[Any]
+    seat: int
+    players: tuple[Player | None, ...]
+    names: tuple[str, ...]
+
+
+class PersonGames:
+    """All games of people on one server. Used from one event loop."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        store: AdapterStore,
+        access: GameAccess,
+        settings: PersonSettings,
+        *,
+        idle_seconds: float = IDLE_SECONDS,
+    ) -> None:
+        """Begin without a game.
+
+        Args:
+            scheduler: Samples replies.
+            store: Tells which adapters are served.
+            access: What requests may name.
+            settings: What games take from the server's settings.
+            idle_seconds: After which a game that its person left is ended.
+        """
+        self._scheduler = scheduler
+        self._store = store
+        self._access = access
+        self._settings = settings
+        self._idle_seconds = idle_seconds
+        self._games: dict[bytes, PersonGame] = {}
+        """By the digest of their token, so that a look-up takes as long for any wrong token."""
+        self._running: dict[PersonGame, asyncio.Task[None]] = {}
+
+    def __len__(self) -> int:
+        """Return the number of games that are open."""
+        self._drop_idle()
+        return len(self._games)
+
+    async def begin(self, wanted: NewGameRequest) -> str:
+        """Begin a game and return its token, which nobody can guess.
+
+        Raises:
+            SettingsError: The request names what cannot be played; the message says what is
+                allowed.
+            VersionError: An adapter that it names is not served.
+            BusyError: As many games are open as this server allows.
+        """
+        reading = self._scheduler.threads.requests(own=False)
+        setup = await reading.run(self._access.setup, wanted.env, wanted.env_config)
+        planned = self._plan(setup, wanted)
+        self._make_room()
+        game = PersonGame(
+            task=planned.task,
+            seat=planned.seat,
+            idle_seconds=self._idle_seconds,
+            names=list(planned.names),
+        )
+        players = []
+        for seat, player in enumerate(planned.players):
+            if isinstance(player, _Partner):
+                player = replace(player, names=game.names, player=seat)
+            players.append(player or _Nobody())
+        token = secrets.token_urlsafe(_TOKEN_BYTES)
+        self._games[_digest(token)] = game
+        playing = game.play(players, instance_id=self._scheduler.instance_id)
+        self._running[game] = asyncio.create_task(playing)
+        self._running[game].add_done_callback(lambda _: self._running.pop(game, None))
+        return token
+
+    def find(self, token: str, *, is_person: bool = True) -> PersonGame | None:
+        """Return the game of a token; None where there is none, or none any more.
+
+        Args:
+            token: What `begin` returned.
+            is_person: Whether this is a sign of life of the person.
+        """
+        self._drop_idle()
+        game = self._games.get(_digest(token))
+        if game is not None and is_person:
+            game.hear()
+        return game
+
+    def leave(self, token: str) -> None:
+        """End a game and forget it; one that is not there is left already."""
+        game = self._games.pop(_digest(token), None)
+        if game is not None:
+            self._end(game)
+
+    def _end(self, game: PersonGame) -> None:
+        game.fail("the game was left.")
+        playing = self._running.pop(game, None)
+        if playing is not None:
+            playing.cancel()
+
+    def _drop_idle(self) -> None:
+        """Forget the games that nobody has asked about for too long."""
+        now = asyncio.get_running_loop().time()
+        for digest, game in list(self._games.items()):
+            if now - game.heard >= self._idle_seconds:
+                del self._games[digest]
+                self._end(game)
+
+    def _make_room(self) -> None:
+        self._drop_idle()
+        if len(self._games) < MAX_GAMES:
+            return
+        # Games that are over go first, then the one that was idle longest.
+        digest = min(
+            self._games,
+            key=lambda digest: (not self._games[digest].status.is_end, self._games[digest].heard),
+        )
+        if self._games[digest].status.is_end:
+            del self._games[digest]
+            return
+        idle = asyncio.get_running_loop().time() - self._games[digest].heard
+        if idle < _REPLACEABLE_SECONDS:
+            raise BusyError(
+                f"{MAX_GAMES} games of people are open, as many as this server allows, and all "
+                "were played on just now. Leave one, or try again in a few minutes."
+            )
+        self._end(self._games.pop(digest))
+
+    def _plan(self, setup: Setup[Any], wanted: NewGameRequest) -> _Planned:
+        if registry.may_block(setup):
+            raise SettingsError(
+                f"env={shown(wanted.env)}: a game whose calls may block is not played on this "
+                f"page. Play it in the terminal: hanabi-grpo play --env {shown(wanted.env)}."
+            )
+        num_players = setup.spec.num_players
+        if len(wanted.seats) != num_players or wanted.seats.count(HUMAN) != 1:
+            raise SettingsError(
+                f"seats={shown(wanted.seats)}: {setup.env} {setup.spec.preset} needs "
+                f"{num_players} seats, one of them {HUMAN}."
+            )
+        temperature = wanted.temperature
+        if temperature is None:
+            temperature = self._settings.temperature
+        players: list[Player | None] = []
+        names = []
+        for seat, spec in enumerate(wanted.seats):
+            if spec == HUMAN:
+                players.append(None)
+                names.append(HUMAN)
+                continue
+            player = self._player(setup, spec, seat, temperature)
+            players.append(player)
+            names.append(player.name)
+        seed = wanted.seed
+        if seed is None:
+            seed = secrets.randbelow(_MAX_RANDOM_SEED)
+        return _Planned(
+            task=setup.task(SUITE, seed),
+            seat=wanted.seats.index(HUMAN),
+            players=tuple(players),
+            names=tuple(names),
+        )
+
+    def _player(self, setup: Setup[Any], spec: str, seat: int, temperature: float) -> Player:
+        if spec in setup.environment.policies:
+            script = make_script(setup, spec)
+            if spec in setup.environment.slow_policies:
+                return _SlowScript(script=script, thread=self._scheduler.threads.people)
+            return script
+        versions = self._store.versions()
+        adapter = None
+        version = None
+        ref = find_seat(spec)
+        if spec == SERVED:
+            adapter = adapter_of(player_name(seat), versions)
+        elif spec in versions:
+            adapter = spec
+        elif isinstance(ref, AdapterRef):
+            adapter, version = ref.adapter, ref.version
+        elif ref is not Role.BASE:
+            held = [SERVED, *versions, *self._store.frozen.names()]
+            allowed = ", ".join([*setup.environment.policies, BASE, *held])
+            raise SettingsError(f"seats.{seat}={shown(spec)}: beside {HUMAN} may sit {allowed}.")
+        partner = _Partner(
+            scheduler=self._scheduler,
+            store=self._store,
+            adapter=adapter,
+            version=version,
+            max_tokens=self._settings.max_tokens,
+            temperature=temperature,
+        )
+        if version is not None and partner.name != f"{adapter}@{version}":
+            raise VersionError(
+                f"seats.{seat}={shown(spec)}: the server serves {partner.name}, and keeps no other "
+                "version."
+            )
+        return partner
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Nobody:
+    """Stands in the person's seat of a list until `PersonGame.play` takes it."""
+
+    name: str = HUMAN
+
+    def seat(self, player: int, *, task: Task[Any], game: int) -> Any:
+        raise AssertionError("the person has this seat")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SlowScript:
+    """A script that may take seconds for a move: it acts beside the event loop."""
+
+    script: ScriptedPlayer
+    thread: Thread
+
+    @property
+    def name(self) -> str:
+        return self.script.name
+
+    def seat(self, player: int, *, task: Task[Any], game: int) -> "_SlowSeat":
+        inner = self.script.policy.seat(player, task=task, game=game)
+        return _SlowSeat(inner=inner, thread=self.thread)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SlowSeat:
+    """A slow script as one player of one game."""
+
+    inner: Seat
+    thread: Thread
+
+    async def reply(self, seen: Observation) -> Reply:
+        return Reply(text=await self.thread.run(self.inner.act, seen))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Partner:
+    """A model of this server beside a person, in its newest version at each turn."""
+
+    scheduler: Scheduler
+    store: AdapterStore
+    adapter: str | None
+    """None: the base model."""
+    version: int | None
+    """Of a guest, which has one version alone; else ignored once the game has begun."""
+    max_tokens: int
+    temperature: float
+    names: list[str] = field(default_factory=list)
+    """The names of the game's seats, in which a newer version is noted."""
+    player: int = 0
+    """Number of its seat."""
+
+    @property
+    def name(self) -> str:
+        """Name of the model as requests and records say it.
+
+        Raises:
+            VersionError: The server does not hold it.
+        """
+        if self.adapter is None:
+            return BASE
+        guest = f"{self.adapter}@{self.version}"
+        if guest in self.store.frozen.names():
+            return guest
+        versions = self.store.versions()
+        if self.adapter not in versions:
+            held = [f"{name}@{version}" for name, version in versions.items()]
+            held += self.store.frozen.names()
+            raise VersionError(
+                f"{self.adapter}: this server serves no such adapter (held: "
+                f"{', '.join(held) or 'none'}). Train first, or choose {BASE} or a script."
+            )
+        return f"{self.adapter}@{versions[self.adapter]}"
+
+    def seat(self, player: int, *, task: Task[Any], game: int) -> "_PartnerSeat":
+        return _PartnerSeat(partner=self, system=task.environment.system(task.config, player))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PartnerSeat:
+    """A model of this server as one player of one game."""
+
+    partner: _Partner
+    system: str
+    past: list[EarlierTurn] = field(default_factory=list)
+    """Past turns of the conversation."""
+
+    async def reply(self, seen: Observation) -> Reply:
+        partner = self.partner
+        name = partner.name
+        partner.names[partner.player] = name
+        memory = seen.window
+        request = ReplyRequest(
+            seat=name,
+            system=self.system,
+            turns=tuple(remembered_turns(self.past, memory)),
+            fresh=memory is not None,
+            prompt=seen.message(),
+            max_tokens=partner.max_tokens,
+            temperature=partner.temperature,
+        )
+        reply = await partner.scheduler.reply(request)
+        if not reply.out_of_tokens:
+            self.past.append(EarlierTurn(prompt=request.prompt, reply_ids=reply.reply_ids))
+        return replace(reply, fresh=request.fresh)
+
+
+def playable_games(settings: PersonSettings) -> list[Setup[Any]]:
+    """Return the games that a page may offer: the server's own first, then this package's.
+
+    Args:
+        settings: Those of the server.
+    """
+    chosen: dict[tuple[str, str], Setup[Any]] = {}
+    for setup in settings.setups:
+        chosen.setdefault((setup.env, setup.spec.preset), setup)
+    for name in registry.OWN:
+        environment = registry.get(name)
+        for preset, config in environment.presets.items():
+            chosen.setdefault((name, preset), Setup(environment, config))
+    return [setup for setup in chosen.values() if not registry.may_block(setup)]

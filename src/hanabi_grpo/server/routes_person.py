@@ -1,0 +1,164 @@
+"""The page on which a person plays, and its requests.
+
+`GET /play/` is one static page, which is the same for everybody. All else is POST with JSON, so
+that no page of another site can send it, and a game is named by its token in the body.
+"""
+
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from hanabi_grpo.envs.recording import Recording
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.rollout.person_messages import (
+    MoveRequest,
+    NewGameRequest,
+    StateRequest,
+    TokenRequest,
+)
+from hanabi_grpo.rollout.recordings import recording_to_json
+from hanabi_grpo.rollout.wire import read_struct
+from hanabi_grpo.server.adapter_store import AdapterStore
+from hanabi_grpo.server.door import problem
+from hanabi_grpo.server.person_game import PersonGame, public_row
+from hanabi_grpo.server.person_games import PersonGames, PersonSettings, playable_games
+from hanabi_grpo.server.person_page import page_response
+from hanabi_grpo.server.scheduler import Scheduler
+from hanabi_grpo.settings.refs import BASE, SERVED
+
+PATH = "/play/"
+"""Address of the page."""
+WAIT_SECONDS = 20.0
+"""Longest wait for a new state; the client then asks again."""
+
+_NOT_FOUND = 404
+_CONFLICT = 409
+_Message = TypeVar("_Message", NewGameRequest, StateRequest, MoveRequest, TokenRequest)
+
+
+def person_routes(
+    games: PersonGames, store: AdapterStore, scheduler: Scheduler, settings: PersonSettings
+) -> APIRouter:
+    """Build the routes.
+
+    Args:
+        games: The games of people.
+        store: Tells which adapters may sit beside a person.
+        scheduler: Has the threads in which games are made.
+        settings: Tells which games the server was started with.
+    """
+    router = APIRouter(prefix="/play")
+
+    @router.get("/")
+    async def page() -> Response:
+        return page_response()
+
+    @router.post("/options")
+    async def options() -> Response:
+        reading = scheduler.threads.requests(own=False)
+        listed = await reading.run(_listed_games, settings)
+        versions = store.versions()
+        models = [SERVED] if versions else []
+        models += [BASE, *(f"{name}@{version}" for name, version in versions.items())]
+        models += store.frozen.names()
+        return _fresh({"games": listed, "models": models})
+
+    @router.post("/games")
+    async def begin(request: Request) -> Response:
+        wanted = _read(NewGameRequest, await request.body())
+        token = await games.begin(wanted)
+        game = games.find(token)
+        assert game is not None, "it has just begun"
+        await game.changed(0, WAIT_SECONDS)
+        return _fresh({"token": token, "state": game.state()})
+
+    @router.post("/state")
+    async def state(request: Request) -> Response:
+        wanted = _read(StateRequest, await request.body())
+        game = games.find(wanted.token, is_person=not wanted.watching)
+        if game is None:
+            return _no_game()
+        await game.changed(wanted.after, WAIT_SECONDS)
+        return _fresh(game.state())
+
+    @router.post("/move")
+    async def move(request: Request) -> Response:
+        wanted = _read(MoveRequest, await request.body())
+        game = games.find(wanted.token)
+        if game is None:
+            return _no_game()
+        game.move(wanted.move, wanted.number)
+        await game.changed(wanted.number, WAIT_SECONDS)
+        return _fresh(game.state())
+
+    @router.post("/leave")
+    async def leave(request: Request) -> Response:
+        games.leave(_read(TokenRequest, await request.body()).token)
+        return _fresh({})
+
+    @router.post("/record")
+    async def record(request: Request) -> Response:
+        game = games.find(_read(TokenRequest, await request.body()).token)
+        if game is None:
+            return _no_game()
+        return _record(game)
+
+    return router
+
+
+def _listed_games(settings: PersonSettings) -> list[dict[str, Any]]:
+    """Return what the page's menu of games needs."""
+    known = set(settings.setups)
+    listed = []
+    for setup in playable_games(settings):
+        spec = setup.spec
+        listed.append(
+            {
+                **public_row(setup),
+                "preset": spec.preset,
+                "roles": list(spec.roles),
+                "scripts": list(setup.environment.policies),
+                "is_of_server": setup in known,
+            }
+        )
+    return listed
+
+
+def _record(game: PersonGame) -> Response:
+    """Return a game as a line of a file of recorded games; only once it is over."""
+    if game.episode is None:
+        return problem(
+            _CONFLICT,
+            f"status={game.status}: a game has a record when it is over, since the record holds "
+            "every hidden card. Play it to its end.",
+        )
+    return _fresh(recording_to_json(Recording(episode=game.episode)))
+
+
+def _read(struct: type[_Message], body: bytes) -> _Message:
+    """Return the message of a body.
+
+    Raises:
+        SettingsError: It is none; the message says what is wrong where.
+    """
+    try:
+        return read_struct(struct, body)
+    except ValueError as error:
+        raise SettingsError(f"request of the page: {error}.") from None
+
+
+def _fresh(content: Any) -> Response:
+    """Return JSON that no cache keeps."""
+    headers = {"cache-control": "no-store"}
+    # Not every value of a record is one that json knows.
+    return JSONResponse(msgspec.to_builtins(content), headers=headers)
+
+
+def _no_game() -> Response:
+    return problem(
+        _NOT_FOUND,
+        "token: no game of this token is open here: it was left, nobody played on for half an "
+        "hour, or the server started again. Start another game.",
+    )
