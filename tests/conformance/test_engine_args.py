@@ -62,7 +62,7 @@ def test_vllms_own_options_win(engine_config: VllmConfig) -> None:
 
 def test_an_option_that_breaks_a_guarantee_does_not_reach_vllm() -> None:
     options = engine_options(Settings(), "no/model")
-    with pytest.raises(SettingsError, match=r"--no-enable-lora is not handed on to vLLM"):
+    with pytest.raises(SettingsError, match=r"--no-enable-lora is not passed through to vLLM"):
         engine_args(options, ["--no-enable-lora"])
 
 

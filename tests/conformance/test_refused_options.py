@@ -103,7 +103,7 @@ def test_no_other_option_is_taken_for_a_refused_one(
     others = {name for name in known[terminal] if not matches_any(name, patterns)}
     assert len(others) > 50
     refused = {name for name in others if is_refused(terminal, f"--{name}")}
-    assert refused == set(), "add them to those handed on"
+    assert refused == set(), "add them to those passed through"
 
 
 def test_what_the_settings_say_to_ms_swift_cannot_be_said_again(tmp_path: Path) -> None:

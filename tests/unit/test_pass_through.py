@@ -1,4 +1,4 @@
-"""Options that would break a guarantee are refused with a remedy; all others are handed on."""
+"""Options that would break a guarantee are refused with a remedy; all others are passed through."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def test_an_option_that_breaks_a_guarantee_is_refused(
         check_options(terminal, [HANDED_ON[terminal], *typed])
     [line] = str(refused.value).splitlines()
     name = typed[0].partition("=")[0]
-    assert line.startswith(f"{name} is not handed on to ")
+    assert line.startswith(f"{name} is not passed through to ")
     assert remedy in line
     assert "topsecret" not in line
 

@@ -246,7 +246,7 @@ def test_every_setting_that_may_not_change_is_listed_with_both_values() -> None:
         "  HANABI_PRESET: was mini, is laptop\n"
         "  TEMPERATURE: was 0.5, is 1.0\n"
         "  LORA_RANK: was 8, is 16\n"
-        "Set them back, or start anew without RESUME."
+        "Set them back, or start over without RESUME."
     )
 
 

@@ -71,7 +71,7 @@ class _Budget:
             return
         raise PartnerDownError(
             f"{self.variable}={self.limit}: the URLs of HANABI_PARTNER_URLS have counted "
-            f"{self.spent} tokens, so they are asked no more. Start the server anew, which "
+            f"{self.spent} tokens, so they are asked no more. Restart the server, which "
             f"counts from 0, with what may be spent from here on in {self.variable}, then give the "
             "same command, in training with RESUME=latest."
         )

@@ -81,7 +81,7 @@ class Heartbeat:
             status = answer.status_code
             detail = detail_of(answer)
         except Exception as error:
-            # Whatever happens to a sign of life, the training goes on: the next real request fails.
+            # A heartbeat that fails stops nothing: the next real request would fail.
             detail = f"{type(error).__name__}: {error}"
         if self._stop.is_set():
             # A sign that crossed the release of the session means nothing.

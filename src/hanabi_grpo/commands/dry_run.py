@@ -64,7 +64,7 @@ def show_start(
 
     Args:
         terminal: The terminal whose start is shown.
-        extra_args: Options that would be handed on to vLLM or ms-swift.
+        extra_args: Options that would be passed through to vLLM or ms-swift.
         print_config: Show the settings.
         dry_run: Make the doctor's checks and show what would be started.
         as_json: Print one JSON object.

@@ -29,7 +29,7 @@ def serve(
 ) -> None:
     """Start the rollout server (terminal 1).
 
-    Other options are handed on to vLLM, see docs/pass-through.md.
+    Other options are passed through to vLLM, see docs/pass-through.md.
 
     Environment: MODEL, PORT, HANABI_HOST, HANABI_API_KEY, VLLM_TENSOR_PARALLEL_SIZE,
     HANABI_MAX_MODEL_LEN, HANABI_DTYPE, CUDA_VISIBLE_DEVICES and all others that --print-config

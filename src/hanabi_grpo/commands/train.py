@@ -58,7 +58,7 @@ def train(
 ) -> None:
     """Wait for the rollout server, then train (terminal 2).
 
-    Other options are handed on to ms-swift, see docs/pass-through.md.
+    Other options are passed through to ms-swift, see docs/pass-through.md.
 
     Environment: MODEL, DATASET, OUTPUT_DIR, RESUME, MAX_STEPS, VLLM_SERVER_HOST, VLLM_SERVER_PORT,
     HANABI_API_KEY, NPROC_PER_NODE, DEEPSPEED, REPORT_TO, CUDA_VISIBLE_DEVICES and all others that

@@ -82,7 +82,7 @@ def check_compatible(
             listed += f"\n  {line}"
         raise SettingsError(
             f"RESUME={settings.resume}: these settings cannot change on the way:{listed}\n"
-            f"{ways_out}, or start anew without RESUME."
+            f"{ways_out}, or start over without RESUME."
         )
     return differences.allowed
 
@@ -100,7 +100,7 @@ def read_saved_settings(run_folder: Path) -> dict[str, Any]:
         raise RunFolderError(
             f"{path}: cannot be read ({error}), so it is unknown whether the settings of now fit "
             "the checkpoint. Put the file that hanabi-grpo train wrote beside the checkpoint's "
-            "folder again, or start anew without RESUME."
+            "folder again, or start over without RESUME."
         ) from error
 
 

@@ -41,7 +41,7 @@ _END_SECONDS = 20.0
 _CLEAN_UP_SECONDS = 20
 """From the engine's death to the process's end, at most: a clean-up may hang on what is dead."""
 _HEALTHY_SECONDS = 600.0
-"""A process that lived so long starts the count of restarts anew."""
+"""A process that lived so long resets the count of restarts."""
 _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD}
 _FROM_TERMINAL = 0x80
 """Linux's SI_KERNEL: Ctrl-C, which the terminal sends to the serving process too."""

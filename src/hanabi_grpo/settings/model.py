@@ -308,7 +308,7 @@ class Settings(BaseModel):
     partner_tokens: int = server(
         "HANABI_PARTNER_TOKENS",
         "Tokens that these URLs may count for the session's trainer, prompts and replies, until "
-        "this server is started anew; 0: no limit.",
+        "this server restarts; 0: no limit.",
         0,
         ge=0,
         affects=Affects.MACHINE,

@@ -1,8 +1,8 @@
-"""Options of ms-swift and vLLM that are not handed on, because they break a guarantee.
+"""Options of ms-swift and vLLM that are not passed through, because they break a guarantee.
 
 Which they are, and what to use instead, is written in `refused_options.md` beside this file, for
-people and for this code. Everything that it does not name is handed on: options of the trainer's
-terminal to ms-swift, those of the server's to vLLM.
+people and for this code. Everything that it does not name is passed through: options of the
+trainer's terminal to ms-swift, those of the server's to vLLM.
 """
 
 import functools
@@ -43,12 +43,12 @@ class OptionTables(NamedTuple):
 
     refusals: tuple[Refusal, ...]
     passed: tuple[str, ...]
-    """Options that are handed on, although their name begins that of a refused one."""
+    """Options that are passed through, although their name begins that of a refused one."""
 
 
 @functools.cache
 def option_tables(terminal: Terminal) -> OptionTables:
-    """Return a terminal's refusals, and the options that are handed on all the same."""
+    """Return a terminal's refusals, and the options that are passed through all the same."""
     text = TABLES.read_text(encoding="utf-8")
     section = text.partition(f"## {SOFTWARE[terminal]}\n")[2].partition("\n## ")[0]
     refusals = []
@@ -59,7 +59,7 @@ def option_tables(terminal: Terminal) -> OptionTables:
             instead = instead.replace("`", "").strip()
             refusals.append(Refusal(_names(options), why, instead))
         elif not line.startswith("|"):
-            # Names in the text below the table are those that are handed on.
+            # Names in the text below the table are those that are passed through.
             prose += line
     return OptionTables(refusals=tuple(refusals), passed=_names(prose))
 
@@ -87,7 +87,7 @@ def check_options(terminal: Terminal, extra_args: Sequence[str]) -> None:
         if refusal is not None:
             remedy = f"use {refusal.instead}" if refusal.instead else "leave it out"
             problems.append(
-                f"{typed} is not handed on to {SOFTWARE[terminal]}: {refusal.why}; {remedy}. "
+                f"{typed} is not passed through to {SOFTWARE[terminal]}: {refusal.why}; {remedy}. "
                 f"See {PAGE}."
             )
     if problems:
@@ -95,7 +95,7 @@ def check_options(terminal: Terminal, extra_args: Sequence[str]) -> None:
 
 
 def _find_refusal(terminal: Terminal, name: str) -> Refusal | None:
-    """Return why an option is refused; None where it is handed on.
+    """Return why an option is refused; None where it is passed through.
 
     Args:
         terminal: Whose command line it is on.

@@ -97,7 +97,7 @@ def environment_markdown() -> str:
             if variable.section == section:
                 lines.append(_markdown_row(variable))
         lines.append("")
-    lines += ["**Handed on to other software**", "", "| variable | meaning |", "|---|---|"]
+    lines += ["**Passed through to other software**", "", "| variable | meaning |", "|---|---|"]
     for name, meaning in PASSED_THROUGH.items():
         lines.append(f"| `{name}` | {meaning} |")
     return "\n".join(lines) + "\n"

@@ -37,7 +37,7 @@ PASSED_THROUGH: dict[str, str] = {
     "NCCL_IB_DISABLE": "1 keeps NCCL off InfiniBand.",
     "HF_HOME": "Where downloaded models are kept.",
 }
-"""Variables that are documented and handed on, but read by other software: name to meaning."""
+"""Variables that are documented and passed through, but read by other software: name to meaning."""
 
 _MASK = "********"
 """Stands for the value of a secret."""

@@ -80,7 +80,7 @@ class TrackingCallback(TrainerCallback):
             rows = read_history(self._metrics_file)
         except OSError as error:
             logger.warning(
-                "metrics.jsonl cannot be read (%s): the alarms start anew", error.strerror
+                "metrics.jsonl cannot be read (%s): the alarms start over", error.strerror
             )
         return AlarmWatch.after((row for row in rows if row["step"] <= step), self._alarms)
 

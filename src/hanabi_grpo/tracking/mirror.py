@@ -87,7 +87,7 @@ class Mirror:
             raise SettingsError(answer.text)
         if answer.kind == _ENDED:
             logger.warning(
-                "W&B: no word from the mirror yet (see %s); training goes on", run_folder / LOG
+                "W&B: no word from the mirror yet (see %s); training continues", run_folder / LOG
             )
         elif answer.kind == "ready":
             logger.info("W&B: %s", answer.text)
@@ -157,7 +157,9 @@ class Mirror:
     def _report(self, message: _Message) -> None:
         # Once is enough: the others are in the mirror's log.
         if not self._in_trouble:
-            logger.warning("W&B: %s; training goes on. Later: %s", message.text, self.sync_command)
+            logger.warning(
+                "W&B: %s; training continues. Later: %s", message.text, self.sync_command
+            )
         if message.kind == "trouble":
             self._in_trouble = True
 

@@ -117,7 +117,7 @@ class MonitorGroup:
             return
         self._reported.add(monitor)
         logger.warning(
-            "%s %s (%s: %s); training goes on, and this is not reported again",
+            "%s %s (%s: %s); training continues, and this is not reported again",
             monitor.name,
             what,
             type(error).__name__,

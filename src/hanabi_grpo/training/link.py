@@ -304,7 +304,7 @@ class ServerLink:
             held = ", ".join(f"{name}@{version}" for name, version in newer.items())
             self.incidents.record(
                 "versions_replaced",
-                f"{self._prefix}the server holds {held} of this run, the trainer goes on from "
+                f"{self._prefix}the server holds {held} of this run, the trainer continues from "
                 f"version {self._version}: the steps in between were not saved and are made again; "
                 "the server is told to drop them",
                 versions=newer,

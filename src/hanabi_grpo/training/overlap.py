@@ -145,6 +145,6 @@ class PlayAhead:
         self._link.incidents.record(
             "games_asked_again",
             f"the games that were asked for a step ahead, with version {version}: {reason}. Their "
-            "step plays them anew",
+            "step plays them again",
             version=version,
         )

@@ -135,7 +135,7 @@ def start_adapters(model: PeftModel, settings: Settings, resume: ResumePoint | N
     if resume is not None:
         if settings.start_from:
             logger.info(
-                "HANABI_START_FROM is not read again: the run goes on from %s", resume.checkpoint
+                "HANABI_START_FROM is not read again: the run continues from %s", resume.checkpoint
             )
         return
     for start in read_start(settings):
