@@ -68,6 +68,10 @@ class VerifierError(HanabiGrpoError, RuntimeError):
     """A verifier that failed, so that nobody knows whether an answer is right."""
 
 
+class RewardError(HanabiGrpoError, RuntimeError):
+    """A reward function that raised, or whose numbers cannot be paid."""
+
+
 class ServerError(HanabiGrpoError, ConnectionError):
     """The rollout server cannot be reached, answers with an error, or does not fit this trainer."""
 
