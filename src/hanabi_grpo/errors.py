@@ -128,5 +128,9 @@ class NonFiniteError(HanabiGrpoError, FloatingPointError):
     """A gradient, reward, return or logprob that is infinite or not a number."""
 
 
+class TrainingError(HanabiGrpoError, RuntimeError):
+    """A trainer's process that ended with an exit code."""
+
+
 class RunFolderError(HanabiGrpoError, FileExistsError):
     """A run folder that is already in use."""

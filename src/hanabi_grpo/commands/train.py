@@ -31,7 +31,8 @@ from hanabi_grpo.runs.run_folder import (
     write_json_atomic,
 )
 from hanabi_grpo.settings import LoadedSettings, Settings, settings_json
-from hanabi_grpo.settings.defaults import is_local_model, tiny_model_command
+from hanabi_grpo.settings.defaults import tiny_model_command
+from hanabi_grpo.settings.load import is_made_by_server
 from hanabi_grpo.settings.names import check_names
 from hanabi_grpo.settings.pass_through import check_options
 from hanabi_grpo.settings.saved import RESUME_COMMAND
@@ -111,16 +112,6 @@ def train(
         write_resume(resume, folder)
         # Inside the block: the trainer inherits the lock.
         _become_trainer(loaded, settings_path, extra_args, plan.nodes, say)
-
-
-def is_made_by_server(loaded: LoadedSettings) -> bool:
-    """Tell whether MODEL is a tiny model that terminal 1 makes before it starts, and has not yet.
-
-    So the trainer may be started first. A folder that somebody named must be there at once.
-    """
-    name = loaded.settings.model
-    is_default = loaded.origins["model"].startswith("default")
-    return is_default and is_local_model(name) and not Path(name).is_dir()
 
 
 def _wait_for_all_servers(loaded: LoadedSettings, say: Callable[[str], None], nodes: Nodes) -> None:

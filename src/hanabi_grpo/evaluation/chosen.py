@@ -83,6 +83,7 @@ def choose(
     temperature: float | None,
     *,
     loaded: LoadedSettings | None = None,
+    game: Setup[Any] | None = None,
 ) -> Chosen:
     """Return the game and the temperature that options and settings choose.
 
@@ -92,6 +93,7 @@ def choose(
         players: Option --players.
         temperature: Option --temperature.
         loaded: The settings; None: those of this process.
+        game: What is played; None: what the other arguments and the settings say.
 
     Raises:
         SettingsError: There is no such game, or the temperature is negative or not finite.
@@ -101,7 +103,8 @@ def choose(
     chosen_temperature = settings.temperature if temperature is None else temperature
     if not 0 <= chosen_temperature < float("inf"):
         raise SettingsError(f"--temperature {chosen_temperature}: must be 0 (greedy) or more.")
-    game = game_setup(settings, env, preset, players)
+    if game is None:
+        game = game_setup(settings, env, preset, players)
     return Chosen(loaded=loaded, game=game, temperature=chosen_temperature)
 
 
