@@ -23,7 +23,7 @@ Example:
     env = hg.make_env("hanabi", preset="laptop")
     episodes = hg.play("iggi,random", env, tasks=10)
     run = hg.Trainer(env=env, max_steps=60).train()
-    run.metrics["score"].plot()
+    run.metrics["score/mean"].plot()
 """
 
 from importlib import import_module

@@ -50,7 +50,7 @@ class Run:
 
     Example:
         run = hg.load_run("outputs/my-run")
-        run.metrics["score"].plot()
+        run.metrics["score/mean"].plot()
         run.games().groupby("seed")["result/score"].mean()
     """
 

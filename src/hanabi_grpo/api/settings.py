@@ -69,13 +69,22 @@ def read_given(
             raise SettingsError(f"{name}={shown(value)}: is given twice; once is enough.")
         values[name] = value
     if isinstance(env, Setup):
-        values["env"] = env.env
-        for name, value in env.config.model_dump(mode="json").items():
+        for name, value in _fields_of(env).items():
             values.setdefault(name, value)
     elif env is not None:
         values["env"] = env
     environ = {**(below or {}), **_as_variables(values, below or {})}
     return Given(loaded=load_settings({**os.environ, **environ}), environ=environ)
+
+
+def _fields_of(env: Setup[Any]) -> dict[str, Any]:
+    """Return environment, preset, and the fields that differ from what would hold without them."""
+    chosen = {"env": env.env, "preset": env.spec.preset}
+    plain = load_settings({**os.environ, **_as_variables(chosen, {})}).settings.setup()
+    for name, value in env.config.model_dump(mode="json").items():
+        if value != plain.config.model_dump(mode="json")[name]:
+            chosen[name] = value
+    return chosen
 
 
 def _as_variables(values: Mapping[str, Any], below: Mapping[str, str]) -> dict[str, str]:

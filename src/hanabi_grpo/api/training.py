@@ -42,7 +42,7 @@ class Trainer:
     Example:
         env = hg.make_env("hanabi", preset="laptop")
         run = hg.Trainer(env=env, max_steps=60, output_dir="outputs/my-run").train()
-        run.metrics["score"].plot()
+        run.metrics["score/mean"].plot()
     """
 
     def __init__(
