@@ -24,6 +24,7 @@ from hanabi_grpo.envs.wrappers import AECWrapper
 from hanabi_grpo.errors import RewardError, ServerError, SettingsError
 from hanabi_grpo.evaluation.evaluate import task_figures
 from hanabi_grpo.report.games import games_page
+from hanabi_grpo.rollout.vocabulary import game_words
 from hanabi_grpo.rollout.wire import episode_from_json, episode_to_json
 from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.types import DroppedGame, Episode, EpisodeStatus
@@ -262,3 +263,15 @@ def test_what_cannot_be_a_reward_is_refused_at_once(options: dict[str, Any], mes
 def test_a_reward_with_the_name_of_one_of_the_game_is_refused() -> None:
     with pytest.raises(RewardError, match=r"'score' of hanabi_test.*name of a reward of the game"):
         one_game(laptop({"score": lambda episode: [0.0, 0.0]}))
+
+
+def test_games_that_are_played_before_a_run_to_learn_their_words_are_not_paid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    witness = tmp_path / "witness.jsonl"
+    monkeypatch.setenv(rewarded_environments.WITNESS, str(witness))
+    setup = registry.setup("paid", {"preset": "toy"})
+    assert "Guess" in " ".join(game_words(setup))
+    assert not witness.exists()
+    play_scripts(setup.task("eval", 0), {0: setup.environment.policies["random"]()})
+    assert witness.exists()

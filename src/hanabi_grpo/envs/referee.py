@@ -30,15 +30,18 @@ class Referee:
             referee.step(replies)
     """
 
-    def __init__(self, task: Task[Any], *, number: int = 0) -> None:
+    def __init__(self, task: Task[Any], *, number: int = 0, is_rehearsal: bool = False) -> None:
         """Start an episode.
 
         Args:
             task: The start.
             number: Number of the episode within the task's group; it feeds the randomness of
                 replacing actions.
+            is_rehearsal: Leave `Environment.rewards` out: it is played to learn how long games are
+                or which words they have, and such a function may be slow, or cost money.
         """
         self.task = task
+        self._is_rehearsal = is_rehearsal
         self.number = number
         self.spec: EnvSpec = task.setup.spec
         self.game: Game = task.environment.reset(task.config, split=task.split, seed=task.seed)
@@ -252,14 +255,15 @@ class Referee:
 
     def _pay_episode(self) -> None:
         """Write into the turns of the last step what the environment's reward functions pay."""
-        if self.status is None or not self.task.environment.rewards or not self._turns:
+        rewards = {} if self._is_rehearsal else self.task.environment.rewards
+        if self.status is None or not rewards or not self._turns:
             return
         last_index = len(self._turns) - 1
         indices: dict[int, int] = {}
         for index, turn in enumerate(self._turns):
             if turn.step == self._turns[last_index].step:
                 indices[turn.player] = index
-        paid = episode_rewards(self.task.environment.rewards, self.episode(), self.spec)
+        paid = episode_rewards(rewards, self.episode(), self.spec)
         for player, parts in enumerate(paid):
             self._add_rewards(indices.get(player, last_index), player, parts)
 
