@@ -74,6 +74,7 @@ NAMED = {
     "play": SERVER,
     "exploit": {"HANABI_MEMORY"},
     "teams": {"HANABI_ENV"},
+    "demo": {"SEED", "HANABI_SERVER_TIMEOUT"},
     "doctor": {"CUDA_VISIBLE_DEVICES", "HTTP_PROXY", "NO_PROXY", "WANDB_API_KEY"},
     "warm-start": {"MODEL", "LORA_RANK", "HANABI_ADAPTERS", "SEED", "HANABI_PRESET"},
     "tiny-model": {"HANABI_PRESET", "HANABI_PLAYERS", "SEED"},

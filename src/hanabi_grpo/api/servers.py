@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.api.environments import make_env
@@ -14,6 +15,7 @@ from hanabi_grpo.client.own_server import own_server
 from hanabi_grpo.envs.base import Environment, Setup
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.chosen import Chosen, choose
+from hanabi_grpo.runs.run_folder import OUTPUTS
 from hanabi_grpo.settings.load import is_made_by_server
 from hanabi_grpo.terminal import VisibleConsole, sayer
 
@@ -33,16 +35,21 @@ class Server:
 
 @contextmanager
 def serve(
-    settings: GivenSettings = None, *, env: Setup[Any] | str | None = None, **given: Any
+    settings: GivenSettings = None,
+    *,
+    env: Setup[Any] | str | None = None,
+    logs: Path | str = OUTPUTS,
+    **given: Any,
 ) -> Iterator[Server]:
     """Start a rollout server, yield it once it plays, and end it with the block.
 
-    It loads vLLM and the model, which takes a minute or two; its log is in `outputs/`. Calls that
-    are given no server start one each.
+    It loads vLLM and the model, which takes up to a minute or two. Calls that are given no server
+    start one each.
 
     Args:
         settings: Settings, or a mapping of names to values, see `read_given`.
         env: What is played, see `make_env`.
+        logs: Folder of the server's log.
         **given: Further settings, e.g. `model="Qwen/Qwen3-4B"`.
 
     Raises:
@@ -57,7 +64,7 @@ def serve(
     known = read_given(settings, env=env, **given)
     make_missing_model(known)
     say = sayer(console())
-    with own_server(known.settings, say, environ=known.environ) as served:
+    with own_server(known.settings, say, environ=known.environ, folder=Path(logs)) as served:
         yield server_at(served.vllm_server_host, served.vllm_server_port, known.environ)
 
 
