@@ -15,6 +15,7 @@ PACKAGE = ROOT / "src" / "hanabi_grpo"
 DRAWING = ROOT / "docs" / "architecture.svg"
 SENTENCES = {
     "commands": ("one file a command",),
+    "api": ("import hanabi_grpo as hg",),
     "report": ("charts, pages, screens",),
     "server": ("terminal 1: plays the games,", "serves the adapters (vLLM)"),
     "training": ("terminal 2: GRPO (ms-swift),", "an adapter per player"),

@@ -14,14 +14,25 @@ from typer.core import TyperGroup
 
 from hanabi_grpo import __version__
 from hanabi_grpo.errors import HanabiGrpoError
+from hanabi_grpo.processes import hide_misfits
 
 if multiprocessing.parent_process() is not None:
     # This is vLLM's engine core, which imports the server's main module first. Garbage collection
     # stays off during imports, as in `processes.importing`; our plugin of vLLM turns it on again.
     gc.disable()
+hide_misfits()
 
 GROUPS = {
-    "Train": ("doctor", "serve", "train", "warm-start", "tiny-model", "dataset", "settings"),
+    "Train": (
+        "demo",
+        "doctor",
+        "serve",
+        "train",
+        "warm-start",
+        "tiny-model",
+        "dataset",
+        "settings",
+    ),
     "Play": ("play", "collect"),
     "Measure": ("evaluate", "cross-play", "exploit", "teams", "compare", "digest"),
     "Look": ("watch", "view", "report"),

@@ -68,6 +68,10 @@ class VerifierError(HanabiGrpoError, RuntimeError):
     """A verifier that failed, so that nobody knows whether an answer is right."""
 
 
+class RewardError(HanabiGrpoError, RuntimeError):
+    """A reward function that raised, or whose numbers cannot be paid."""
+
+
 class ServerError(HanabiGrpoError, ConnectionError):
     """The rollout server cannot be reached, answers with an error, or does not fit this trainer."""
 
@@ -122,6 +126,10 @@ class ParityError(HanabiGrpoError, RuntimeError):
 
 class NonFiniteError(HanabiGrpoError, FloatingPointError):
     """A gradient, reward, return or logprob that is infinite or not a number."""
+
+
+class TrainingError(HanabiGrpoError, RuntimeError):
+    """A trainer's process that ended with an exit code."""
 
 
 class RunFolderError(HanabiGrpoError, FileExistsError):

@@ -11,11 +11,35 @@ import resource
 import signal
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 
+_BUILT_FOR_TORCH = ("torchvision", "torchaudio", "torchcodec")
+"""Libraries whose builds fit one build of torch only."""
+_CPU_BUILD = "cpu"
+"""What stands behind the "+" of the version of a build for CPUs."""
 _PR_SET_PDEATHSIG = 1
 """Number of the option in Linux's `prctl`."""
 _PR_SET_CHILD_SUBREAPER = 36
 """Number of the option in Linux's `prctl`."""
+
+
+def hide_misfits() -> None:
+    """Hide libraries that are built for CUDA beside a torch that is built for CPUs.
+
+    An index that has CUDA builds only installs them so. Their import fails, and takes that of
+    transformers down; text models need none of them.
+    """
+    for name in _BUILT_FOR_TORCH:
+        if name in sys.modules:
+            continue
+        try:
+            torch_build = metadata.version("torch").partition("+")[2]
+            build = metadata.version(name).partition("+")[2]
+        except metadata.PackageNotFoundError:
+            continue
+        if torch_build == _CPU_BUILD != build:
+            # As for a package that is not installed: imports fail and `find_spec` finds nothing.
+            sys.modules[name] = None  # type: ignore[assignment]
 
 
 def die_with_parent(signum: signal.Signals) -> None:

@@ -1,6 +1,6 @@
 """What this package prints on: a console on which texts only show themselves, and its tables."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -44,6 +44,18 @@ class VisibleConsole(Console):
             if not segment.control:
                 segment = Segment(visible(segment.text), segment.style)
             yield segment
+
+
+def sayer(console: Console) -> Callable[..., None]:
+    """Return a function that prints a text as it is, never wrapped, so that it can be copied.
+
+    Its second argument, `style`, is rich's.
+    """
+
+    def say(text: str, style: str = "") -> None:
+        console.print(text, style=style, markup=False, soft_wrap=True)
+
+    return say
 
 
 class ColumnKind(StrEnum):

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from doctor_machines import NOWHERE, ROOT, free_port, make_model
 from hanabi_grpo import __version__
 from hanabi_grpo.cli import GROUPS, all_commands, app
-from hanabi_grpo.commands.console import INTERRUPTED, offline_environ, server_command
+from hanabi_grpo.commands.console import INTERRUPTED, offline_environ
 from hanabi_grpo.commands.nodes import Nodes, check_nodes, read_nodes, trainer_argv
 from hanabi_grpo.commands.serve import trainer_command
 from hanabi_grpo.errors import SettingsError
@@ -32,6 +32,7 @@ from hanabi_grpo.settings import (
     load_settings,
     variables,
 )
+from hanabi_grpo.settings.shell import server_command
 
 RUNNER = CliRunner()
 CLI = (sys.executable, "-m", "hanabi_grpo.cli")
@@ -73,6 +74,7 @@ NAMED = {
     "play": SERVER,
     "exploit": {"HANABI_MEMORY"},
     "teams": {"HANABI_ENV"},
+    "demo": {"SEED", "HANABI_SERVER_TIMEOUT"},
     "doctor": {"CUDA_VISIBLE_DEVICES", "HTTP_PROXY", "NO_PROXY", "WANDB_API_KEY"},
     "warm-start": {"MODEL", "LORA_RANK", "HANABI_ADAPTERS", "SEED", "HANABI_PRESET"},
     "tiny-model": {"HANABI_PRESET", "HANABI_PLAYERS", "SEED"},

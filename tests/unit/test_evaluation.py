@@ -229,7 +229,7 @@ def test_the_figures_of_a_task_are_what_its_games_hold() -> None:
         *turns, score=0, score_kept=2, bombed=1, status=EpisodeStatus.TRUNCATED_TOKENS
     )
     whole = made_episode(made_turn(), score=4)
-    assert task_figures(LAPTOP.spec, [cut, whole]) == TaskFigures(
+    assert task_figures(LAPTOP, [cut, whole]) == TaskFigures(
         seed=0,
         scores=[0, 4],
         figures={

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
 from hanabi_grpo.client.lineups import SeatResolver, parse_lineup
-from hanabi_grpo.commands.evaluate import _runs_of
 from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.evaluation.lineups import _runs_of
 from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.report.run_report import RunReport, read_report
 from hanabi_grpo.runs.evaluation_result import (

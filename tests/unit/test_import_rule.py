@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+import hanabi_grpo
+
 PACKAGE = Path(__file__).parents[2] / "src" / "hanabi_grpo"
 FILES = sorted(PACKAGE.rglob("*.py"))
 OWNERS = {"vllm": "server", "swift": "training", "wandb": "tracking", "matplotlib": "report"}
@@ -26,6 +28,7 @@ ROOMS = (
     ("sft",),
     ("evaluation",),
     ("report",),
+    ("api",),
     ("commands",),
     ("cli",),
     ("__main__",),
@@ -37,8 +40,16 @@ FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
 
 
 def imported_modules(source: str) -> set[str]:
+    """Return what a module imports; blocks for type checkers alone do not run and do not count."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    unread = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            unread |= {inner for child in node.body for inner in ast.walk(child)}
+    for node in ast.walk(tree):
+        if node in unread:
+            continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -121,9 +132,38 @@ def test_nothing_in_the_package_unpickles_or_loads_yaml_objects() -> None:
         assert (imported_modules(source) & modules, called & calls) == (set(), set()), path
 
 
+def test_the_package_itself_is_loaded_without_anything_else_of_it() -> None:
+    code = (
+        "import sys, hanabi_grpo; print([name for name in sys.modules if name.startswith("
+        "('hanabi_grpo.', 'torch', 'vllm', 'pandas', 'numpy'))], len(hanabi_grpo.__all__))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert answer.stdout.startswith("[] ")
+
+
+def test_every_public_name_is_loaded_from_the_module_that_type_checkers_are_told() -> None:
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    told = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("hanabi_grpo."):
+            told |= {alias.name: node.module for alias in node.names}
+    assert told == hanabi_grpo._HOMES
+    assert sorted([*told, "__version__"]) == sorted(hanabi_grpo.__all__)
+    for public in hanabi_grpo.__all__:
+        assert getattr(hanabi_grpo, public) is not None
+    with pytest.raises(AttributeError, match="no attribute 'plays'"):
+        hanabi_grpo.plays  # noqa: B018
+
+
 @pytest.mark.parametrize(
     "module",
     [
+        "api.environments",
+        "api.playing",
+        "api.runs",
+        "api.training",
         "cli",
         "settings",
         "rollout.datasets",
@@ -133,7 +173,7 @@ def test_nothing_in_the_package_unpickles_or_loads_yaml_objects() -> None:
     ],
 )
 def test_light_modules_load_no_heavy_library(module: str) -> None:
-    heavy = ("torch", "vllm", "swift", "transformers", "wandb", "matplotlib", "openai")
+    heavy = ("torch", "vllm", "swift", "transformers", "wandb", "matplotlib", "openai", "pandas")
     code = (
         f"import sys, hanabi_grpo.{module}; print([name for name in {heavy} if name in "
         "sys.modules])"

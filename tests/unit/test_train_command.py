@@ -18,11 +18,12 @@ from typer.testing import CliRunner
 
 from doctor_machines import NOWHERE, ROOT, answering, find, free_port, make_model, only
 from hanabi_grpo.cli import app
+from hanabi_grpo.client.waiting import wait_for_first_server
 from hanabi_grpo.commands.doctor.machine import run_folder_checks
-from hanabi_grpo.commands.train import wait_for_server
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.runs.resume import read_resume
 from hanabi_grpo.settings import LoadedSettings, load_settings, read_settings, settings_json
+from hanabi_grpo.terminal import sayer
 from hanabi_grpo.training import main as trainer
 from torn_checkpoints import write as write_checkpoint_of
 
@@ -192,7 +193,7 @@ def test_waiting_ends_when_the_server_is_healthy() -> None:
     console = recording()
     with answering(200, {"instance_id": "i"}, key="k", starting=2) as port:
         here = loaded(VLLM_SERVER_PORT=str(port), HANABI_API_KEY="k")
-        wait_for_server(here, console, poll=0.01)
+        wait_for_first_server(here, sayer(console), poll=0.01)
     server = f"the rollout server at http://127.0.0.1:{port}"
     assert console.export_text().splitlines() == [
         f"{server} is starting, 146 s",
@@ -204,14 +205,14 @@ def test_a_refused_key_ends_the_wait() -> None:
     refused = r"refuses this key .401.: set the same HANABI_API_KEY in both terminals"
     with answering(200, {}, key="other") as port, pytest.raises(ServerError, match=refused):
         here = loaded(VLLM_SERVER_PORT=str(port), HANABI_API_KEY="k")
-        wait_for_server(here, recording(), poll=0.01)
+        wait_for_first_server(here, sayer(recording()), poll=0.01)
 
 
 def test_a_server_that_never_comes_ends_the_wait_with_the_command_that_starts_it() -> None:
     console = recording()
     here = loaded(VLLM_SERVER_PORT=str(free_port()), HANABI_SERVER_TIMEOUT="2.5")
     with pytest.raises(ServerError, match=r"after 2\.5 s \(ConnectError") as caught:
-        wait_for_server(here, console, remind=0.05, poll=0.01)
+        wait_for_first_server(here, sayer(console), remind=0.05, poll=0.01)
     port = here.settings.vllm_server_port
     assert f"PORT={port} bash tools/rollout/rollout_hanabi_gym.sh" in str(caught.value)
     said = console.export_text()

@@ -246,7 +246,7 @@ def test_payoffs_that_differ_still_have_one_score() -> None:
         assert environment.spec(first_preset).has_common_score is common
     game = play(setup, ["right", "99"], ["right", "right"])
     assert lineup_score(setup.spec, game, 1) == 1.0
-    figures = task_figures(setup.spec, [game]).figures
+    figures = task_figures(setup, [game]).figures
     assert figures["perfect"] == 1.0
     assert not any(name.startswith("win") for name in figures)
 

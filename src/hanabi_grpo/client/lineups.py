@@ -6,7 +6,7 @@ its seat orders where games are counted.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,12 @@ def _is_model(ref: Ref) -> bool:
 
 
 def parse_lineup(
-    text: str, num_players: int, *, env: str = "hanabi", human: bool = False
+    text: str,
+    num_players: int,
+    *,
+    env: str = "hanabi",
+    human: bool = False,
+    scripts: Collection[str] | None = None,
 ) -> Lineup:
     """Read a lineup for games of an environment.
 
@@ -98,6 +103,7 @@ def parse_lineup(
         num_players: Seats of the game.
         env: Name of the environment, whose scripts are allowed.
         human: Whether a person may take a seat.
+        scripts: Names of the scripts that are allowed; None: those of `env`, which is installed.
 
     Raises:
         SettingsError: A spec is unknown, their number does not fit the seats, or a checkpoint is
@@ -109,11 +115,13 @@ def parse_lineup(
             f"lineup {text!r}: {len(specs)} policy specs for {num_players} players; give one for "
             "every seat, or one each."
         )
+    if scripts is None:
+        scripts = registry.get(env).policies
     refs: dict[str, Ref] = {}
     for spec in specs:
         # Each once: a remote checkpoint may change between two downloads.
         if spec not in refs:
-            ref = _parse_policy(spec, text, env=env, human=human)
+            ref = _parse_policy(spec, text, scripts=scripts, human=human)
             refs[spec] = local_ref(ref)
     seats = [refs[spec] for spec in specs]
     if len(seats) == 1:
@@ -121,13 +129,13 @@ def parse_lineup(
     return Lineup(text=text.strip(), refs=tuple(seats))
 
 
-def _parse_policy(spec: str, text: str, *, env: str, human: bool) -> Ref:
+def _parse_policy(spec: str, text: str, *, scripts: Collection[str], human: bool) -> Ref:
     """Read one spec of a lineup.
 
     Args:
         spec: The spec.
         text: The whole lineup, for error messages.
-        env: Name of the environment, whose scripts are allowed.
+        scripts: Names of the scripts that are allowed.
         human: Whether a person may take a seat.
     """
     where = f"lineup {text!r}"
@@ -138,7 +146,6 @@ def _parse_policy(spec: str, text: str, *, env: str, human: bool) -> Ref:
     roles = [Role.SERVED, Role.BASE]
     if human:
         roles.append(Role.HUMAN)
-    scripts = registry.get(env).policies
     ref = parse_ref(spec, where=where, roles=roles, scripts=scripts, adapters=True)
     if isinstance(ref, UrlRef) and human:
         raise SettingsError(

@@ -2,15 +2,17 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import httpx
 
 from hanabi_grpo.client.calls import bounded_client, detail_of
-from hanabi_grpo.client.fleet import server_url
+from hanabi_grpo.client.fleet import each_server, server_name, server_url
 from hanabi_grpo.errors import ServerError, ServerGoneError
 from hanabi_grpo.rollout.handshake import STARTING
-from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings import LoadedSettings, Settings
+from hanabi_grpo.settings.shell import server_command
 
 _ASK_SECONDS = 5.0
 """Time limit of one health check."""
@@ -105,6 +107,46 @@ def wait_for_server(
             look()
             spent_looking = time.monotonic() - before_look
             time.sleep(max(0.0, min(poll, limit - waited) - spent_looking))
+
+
+def wait_for_first_server(
+    loaded: LoadedSettings,
+    say: Callable[[str], None],
+    *,
+    instead: str = "",
+    remind: float = 30.0,
+    poll: float = 1.0,
+    look: Callable[[], None] = lambda: None,
+) -> None:
+    """Return once the server answers that it is healthy; see `wait_for_server`.
+
+    Where VLLM_SERVER_HOST lists several servers, only the first is waited for: commands that only
+    play use that one, and say so.
+
+    Args:
+        loaded: The settings.
+        say: Shows a line to the user.
+        instead: See `wait_for_server`.
+        remind: Seconds until the first reminder.
+        poll: Seconds between two looks at the server.
+        look: Called after each look while there is no server; what it raises ends the wait.
+    """
+    first, *others = each_server(loaded.settings)
+    if others:
+        say(
+            f"VLLM_SERVER_HOST lists {1 + len(others)} servers; this command uses the first, "
+            f"{server_name(first)}"
+        )
+    command = server_command(replace(loaded, settings=first))
+    wait_for_server(
+        first,
+        say,
+        server_command=command,
+        instead=instead,
+        remind=remind,
+        poll=poll,
+        look=look,
+    )
 
 
 def _too_late(

@@ -4,10 +4,9 @@ Printing, progress bars, interruption, the command of the other terminal, and of
 """
 
 import os
-import shlex
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -25,12 +24,10 @@ from hanabi_grpo.settings import (
     load_settings,
     settings_json,
     settings_table,
-    variables,
 )
 from hanabi_grpo.settings.gpus import Terminal, gpu_share
 from hanabi_grpo.settings.refs import split_player
-from hanabi_grpo.settings.variables import typed
-from hanabi_grpo.terminal import VisibleConsole
+from hanabi_grpo.terminal import VisibleConsole, sayer
 from hanabi_grpo.texts import visible_json
 
 _SECTIONS: Mapping[Terminal, tuple[str, ...]] = {
@@ -38,10 +35,6 @@ _SECTIONS: Mapping[Terminal, tuple[str, ...]] = {
     "trainer": ("run", "game", "trainer", "tracking"),
 }
 """Sections of the settings that each terminal prints."""
-ROLLOUT_SCRIPT = "tools/rollout/rollout_hanabi_gym.sh"
-"""Starts terminal 1, the rollout server."""
-TRAIN_SCRIPT = "tools/train/train_grpo_msswift.sh"
-"""Starts terminal 2, the trainer."""
 INTERRUPTED = 130
 """Exit code of a command that was stopped and can be continued."""
 _TABLE_WIDTH = 120
@@ -62,18 +55,6 @@ def make_console(*, aside: bool = False) -> Console:
     if not aside and not has_width:
         width = _TABLE_WIDTH
     return VisibleConsole(stderr=aside, width=width)
-
-
-def sayer(console: Console) -> Callable[..., None]:
-    """Return a function that prints a text as it is, never wrapped, so that it can be copied.
-
-    Its second argument, `style`, is rich's.
-    """
-
-    def say(text: str, style: str = "") -> None:
-        console.print(text, style=style, markup=False, soft_wrap=True)
-
-    return say
 
 
 def print_json(document: Any, indent: int | None = None) -> None:
@@ -233,44 +214,3 @@ def offline_environ(settings: Settings) -> dict[str, str]:
     if from_hub or not Path(settings.model).is_dir():
         return dict(_QUIET)
     return {**_QUIET, **_OFFLINE}
-
-
-def server_command(loaded: LoadedSettings) -> str:
-    """Return the command that starts a server for this trainer, as typed in the other terminal."""
-    settings = loaded.settings
-    default = Settings()
-    assignments = shell_assignments(loaded, both=True)
-    if settings.vllm_server_port != default.port:
-        assignments.append(f"PORT={settings.vllm_server_port}")
-    if settings.vllm_server_host not in ("localhost", default.host):
-        assignments.append(f"HANABI_HOST={settings.vllm_server_host}")
-    return " ".join([*assignments, "bash", ROLLOUT_SCRIPT])
-
-
-def shell_assignments(
-    loaded: LoadedSettings, *, both: bool = False, without: Collection[str] = ()
-) -> list[str]:
-    """Return NAME=value for every setting that only this shell knows.
-
-    Every terminal reads `.env`, so what it holds is left out. Keys are named, not shown.
-
-    Args:
-        loaded: The settings.
-        both: Return only settings that server and trainer share.
-        without: Names to leave out.
-
-    Example:
-        ["HANABI_PRESET=mini", 'HANABI_API_KEY="$HANABI_API_KEY"']
-    """
-    assignments = []
-    for variable in variables(loaded.settings.env):
-        if loaded.origins[variable.field] != "shell" or variable.env in without:
-            continue
-        if both and not variable.both:
-            continue
-        if variable.secret:
-            value = f'"${variable.env}"'
-        else:
-            value = shlex.quote(typed(getattr(loaded.settings, variable.field)))
-        assignments.append(f"{variable.env}={value}")
-    return assignments

@@ -1,27 +1,18 @@
 """Shared by the commands that play games: options, the choice of the game, and the model server."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
 
-from hanabi_grpo.client.lineups import SeatResolver
-from hanabi_grpo.client.own_server import own_server
-from hanabi_grpo.client.rollout_client import RolloutClient
-from hanabi_grpo.commands.console import print_json, sayer
-from hanabi_grpo.commands.train import wait_for_server
-from hanabi_grpo.envs import registry
-from hanabi_grpo.envs.base import Setup
-from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation.matches import Served
-from hanabi_grpo.rollout.datasets import played_setups, training_rows
+from hanabi_grpo.commands.console import print_json
+from hanabi_grpo.evaluation.chosen import Chosen as Chosen
+from hanabi_grpo.evaluation.chosen import choose as choose
+from hanabi_grpo.evaluation.chosen import game_setup as game_setup
 from hanabi_grpo.runs.evaluation_result import write_document
-from hanabi_grpo.settings import LoadedSettings, Settings, load_settings
-from hanabi_grpo.settings.game import default_preset
+from hanabi_grpo.terminal import sayer
 
 Env = Annotated[
     str | None, typer.Option(help="Environment, e.g. kuhn_poker; as in training when left out.")
@@ -34,10 +25,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stand
 OwnServer = Annotated[
     bool, typer.Option("--own-server", help="Start a rollout server for this command.")
 ]
-
-_WITHOUT_SERVER = (
-    "Or let this command start a server of its own: press Ctrl-C and add --own-server."
-)
 
 
 def give_result(
@@ -67,131 +54,3 @@ def give_result(
         return
     for table in tables:
         console.print(table)
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """The game to play, and how models sample."""
-
-    loaded: LoadedSettings
-    """The settings, with where each value comes from."""
-    game: Setup[Any]
-    """Environment and configuration."""
-    temperature: float
-    """Sampling temperature; 0 is greedy."""
-
-    @contextmanager
-    def serving(self, console: Console, *, needed: bool, own: bool) -> Iterator[Served | None]:
-        """Connect to the rollout server that models play on, once it is healthy.
-
-        Args:
-            console: Where progress is reported.
-            needed: Whether a model plays at all.
-            own: Whether to start a server for this command instead of using the configured one.
-
-        Yields:
-            The connection; None where no server is needed.
-        """
-        if not needed:
-            yield None
-            return
-        with ExitStack() as stack:
-            settings = self.loaded.settings
-            if own:
-                settings = stack.enter_context(
-                    own_server(settings, sayer(console), environ=self._game_variables())
-                )
-            else:
-                wait_for_server(self.loaded, console, instead=_WITHOUT_SERVER)
-            client = stack.enter_context(RolloutClient.from_settings(settings))
-            yield Served(
-                client=client,
-                resolver=SeatResolver(client, settings),
-                max_tokens=settings.max_completion_length,
-                temperature=self.temperature,
-                seed=settings.seed,
-            )
-
-    def _game_variables(self) -> dict[str, str]:
-        """Return the environment variables by which a server of this command plays the game."""
-        variables = {"HANABI_ENV": self.game.env, "HANABI_PRESET": self.game.spec.preset}
-        if "players" in type(self.game.config).model_fields:
-            variables["HANABI_PLAYERS"] = str(self.game.spec.num_players)
-        return variables
-
-
-def choose(
-    env: str | None, preset: str | None, players: int | None, temperature: float | None
-) -> Chosen:
-    """Return the game and the temperature that options and settings choose.
-
-    Args:
-        env: Option --env; None: not given, like the others.
-        preset: Option --preset.
-        players: Option --players.
-        temperature: Option --temperature.
-
-    Raises:
-        SettingsError: There is no such game, or the temperature is negative or not finite.
-    """
-    loaded = load_settings()
-    settings = loaded.settings
-    chosen_temperature = settings.temperature if temperature is None else temperature
-    if not 0 <= chosen_temperature < float("inf"):
-        raise SettingsError(f"--temperature {chosen_temperature}: must be 0 (greedy) or more.")
-    game = game_setup(settings, env, preset, players)
-    return Chosen(loaded=loaded, game=game, temperature=chosen_temperature)
-
-
-def game_setup(
-    settings: Settings, env: str | None, preset: str | None, players: int | None
-) -> Setup[Any]:
-    """Return the game as training plays it.
-
-    It is the game of the dataset's rows, or of the settings when an option chooses one.
-
-    Args:
-        settings: The settings of training.
-        env: Option --env; None: not given, like the others.
-        preset: Option --preset.
-        players: Option --players.
-
-    Raises:
-        SettingsError: The dataset has rows of several games and no option chooses, or there is
-            no such game.
-    """
-    if preset is None and env is None:
-        setup = _dataset_setup(settings)
-        env = setup.env
-        config = setup.config.model_dump()
-        if players:
-            config["players"] = players
-    else:
-        if env not in (None, settings.env):
-            settings = Settings(device=settings.device, env=registry.get(env).name)
-        env = settings.env
-        options: dict[str, Any] = {
-            "preset": preset or settings.preset or default_preset(dict(settings))
-        }
-        if players:
-            options["players"] = players
-        config = settings.config_row(options)
-    fields = registry.get(env).Config.model_fields
-    game = registry.setup(env, {name: config[name] for name in fields if name in config})
-    if players not in (None, game.spec.num_players):
-        raise SettingsError(
-            f"--players {players}: {game.env} {game.spec.preset} has {game.spec.num_players} "
-            "players."
-        )
-    return game
-
-
-def _dataset_setup(settings: Settings) -> Setup[Any]:
-    """Return the only game of the dataset; a SettingsError where it has several."""
-    setups = played_setups(training_rows(settings))
-    if len(setups) > 1:
-        presets = ", ".join(dict.fromkeys(setup.spec.preset for setup in setups))
-        raise SettingsError(
-            f"DATASET={settings.dataset}: holds several games ({presets}); choose one by --preset."
-        )
-    return setups[0]

@@ -5,17 +5,12 @@ This process holds the port, and starts and restarts its child, which has the en
 
 import typer
 
-from hanabi_grpo.commands.console import (
-    TRAIN_SCRIPT,
-    announce,
-    make_console,
-    sayer,
-    shell_assignments,
-)
+from hanabi_grpo.commands.console import announce, make_console, sayer
 from hanabi_grpo.commands.dry_run import AsJson, DryRun, PrintConfig, show_start
 from hanabi_grpo.settings import LoadedSettings, Settings
 from hanabi_grpo.settings.names import check_names
 from hanabi_grpo.settings.pass_through import check_options
+from hanabi_grpo.settings.shell import TRAIN_SCRIPT, shell_assignments, start_words
 
 _REACHED_AT_DEFAULT = ("localhost", "0.0.0.0", "::")
 """Values of HANABI_HOST at which a trainer on this machine reaches the server by default."""
@@ -58,4 +53,4 @@ def trainer_command(loaded: LoadedSettings) -> str:
         assignments.append(f"VLLM_SERVER_PORT={settings.port}")
     if settings.host not in (*_REACHED_AT_DEFAULT, default.vllm_server_host):
         assignments.append(f"VLLM_SERVER_HOST={settings.host}")
-    return " ".join([*assignments, "bash", TRAIN_SCRIPT])
+    return " ".join([*assignments, *start_words(TRAIN_SCRIPT, "train")])

@@ -8,12 +8,8 @@ import typer
 from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import LoadedSettings, Settings, load_settings
-from hanabi_grpo.settings.defaults import (
-    LAPTOP,
-    TINY_MODEL,
-    is_local_model,
-    tiny_model_folder,
-)
+from hanabi_grpo.settings.defaults import LAPTOP, TINY_MODEL, is_local_model, tiny_model_folder
+from hanabi_grpo.settings.shipped import shipped_model
 
 if TYPE_CHECKING:
     from hanabi_grpo.sft.tiny_model import Recipe
@@ -87,10 +83,10 @@ def tiny_model(
         folder = _asked_folder(loaded)
     if folder is None:
         folder = Path(tiny_model_folder(presets, num_players, env))
-        if folder == Path(TINY_MODEL) and (folder / TINY_MANIFEST).is_file():
+        if folder == Path(shipped_model()) and (folder / TINY_MANIFEST).is_file():
             if force or seed is not None or steps is not None or games is not None:
                 raise SettingsError(
-                    f"{folder} is shipped with the repository and stays as it is; name another "
+                    f"{folder} is shipped and stays as it is; name another "
                     "folder, e.g. --out outputs/tiny-laptop."
                 )
             check_shipped(folder, legal_moves=legal_moves, deductions=deductions)

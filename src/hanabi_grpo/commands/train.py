@@ -9,18 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import typer
-from rich.console import Console
 
-from hanabi_grpo.client import waiting
-from hanabi_grpo.client.fleet import each_server, server_name
-from hanabi_grpo.commands.console import (
-    TRAIN_SCRIPT,
-    announce,
-    make_console,
-    sayer,
-    server_command,
-    shell_assignments,
-)
+from hanabi_grpo.client.fleet import each_server
+from hanabi_grpo.client.waiting import wait_for_first_server
+from hanabi_grpo.commands.console import announce, make_console
 from hanabi_grpo.commands.dry_run import AsJson, DryRun, PrintConfig, show_start
 from hanabi_grpo.commands.nodes import Nodes, is_one_process, trainer_argv
 from hanabi_grpo.commands.training_plan import plan_training
@@ -39,10 +31,13 @@ from hanabi_grpo.runs.run_folder import (
     write_json_atomic,
 )
 from hanabi_grpo.settings import LoadedSettings, Settings, settings_json
-from hanabi_grpo.settings.defaults import is_local_model, tiny_model_command
+from hanabi_grpo.settings.defaults import tiny_model_command
+from hanabi_grpo.settings.load import is_made_by_server
 from hanabi_grpo.settings.names import check_names
 from hanabi_grpo.settings.pass_through import check_options
 from hanabi_grpo.settings.saved import RESUME_COMMAND
+from hanabi_grpo.settings.shell import TRAIN_SCRIPT, shell_assignments, start_words
+from hanabi_grpo.terminal import sayer
 from hanabi_grpo.tracking.used_checkpoints import KEY, fetch_used
 from hanabi_grpo.training import main as trainer
 
@@ -101,7 +96,7 @@ def train(
             return
         is_resumed = resume is not None and resume.checkpoint is not None
         used = fetch_used(loaded.settings, folder, is_resumed=is_resumed, say=say)
-        _wait_for_all_servers(loaded, console, plan.nodes)
+        _wait_for_all_servers(loaded, say, plan.nodes)
         if server_makes_model:
             resolve_model(loaded.settings.model, make_tiny_model)
         if resume is not None:
@@ -119,17 +114,7 @@ def train(
         _become_trainer(loaded, settings_path, extra_args, plan.nodes, say)
 
 
-def is_made_by_server(loaded: LoadedSettings) -> bool:
-    """Tell whether MODEL is a tiny model that terminal 1 makes before it starts, and has not yet.
-
-    So the trainer may be started first. A folder that somebody named must be there at once.
-    """
-    name = loaded.settings.model
-    is_default = loaded.origins["model"].startswith("default")
-    return is_default and is_local_model(name) and not Path(name).is_dir()
-
-
-def _wait_for_all_servers(loaded: LoadedSettings, console: Console, nodes: Nodes) -> None:
+def _wait_for_all_servers(loaded: LoadedSettings, say: Callable[[str], None], nodes: Nodes) -> None:
     """Wait for every server, and import what the trainer needs meanwhile.
 
     A server's start takes as long as these imports do.
@@ -142,8 +127,8 @@ def _wait_for_all_servers(loaded: LoadedSettings, console: Console, nodes: Nodes
         next(imports, None)
 
     for settings in each_server(loaded.settings):
-        wait_for_server(
-            replace(loaded, settings=settings), console, poll=_POLL_SECONDS, look=import_next
+        wait_for_first_server(
+            replace(loaded, settings=settings), say, poll=_POLL_SECONDS, look=import_next
         )
 
 
@@ -184,53 +169,9 @@ def resume_command(
             assignments.append(f"{name}={shlex.quote(value)}")
     for name, value in changes.items():
         assignments.append(f"{name}={shlex.quote(value)}")
-    if Path(TRAIN_SCRIPT).is_file():
-        start = ["bash", TRAIN_SCRIPT]
-    else:
-        start = [shlex.quote(sys.executable), "-m", "hanabi_grpo.cli", "train"]
+    start = start_words(TRAIN_SCRIPT, "train")
     options = [shlex.quote(arg) for arg in extra_args]
     return " ".join([*assignments, *start, *options])
-
-
-def wait_for_server(
-    loaded: LoadedSettings,
-    console: Console,
-    *,
-    instead: str = "",
-    remind: float = 30.0,
-    poll: float = 1.0,
-    look: Callable[[], None] = lambda: None,
-) -> None:
-    """Return once the server answers that it is healthy; see `waiting.wait_for_server`.
-
-    Where VLLM_SERVER_HOST lists several servers, only the first is waited for: commands that only
-    play use that one, and say so.
-
-    Args:
-        loaded: The settings.
-        console: Where the wait is announced.
-        instead: See `waiting.wait_for_server`.
-        remind: Seconds until the first reminder.
-        poll: Seconds between two looks at the server.
-        look: Called after each look while there is no server; what it raises ends the wait.
-    """
-    say = sayer(console)
-    first, *others = each_server(loaded.settings)
-    if others:
-        say(
-            f"VLLM_SERVER_HOST lists {1 + len(others)} servers; this command uses the first, "
-            f"{server_name(first)}"
-        )
-    command = server_command(replace(loaded, settings=first))
-    waiting.wait_for_server(
-        first,
-        say,
-        server_command=command,
-        instead=instead,
-        remind=remind,
-        poll=poll,
-        look=look,
-    )
 
 
 def _become_trainer(

@@ -31,6 +31,8 @@ SKIP = "<skip>"
 """The action of a player whose bad reply loses its turn."""
 
 C = TypeVar("C", bound=EnvConfig)
+RewardFunction = Callable[[Episode], Sequence[float]]
+"""Takes a finished episode and returns one finite number per player, see `Environment.rewards`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,6 +249,13 @@ class Environment(Protocol[C]):
     values that do not. Requests may only name what a server was started with."""
     alarms: Sequence[Alarm] = ()
     """Signs of collapse in figures of `metrics`, beside those that hold for every environment."""
+    rewards: Mapping[str, RewardFunction] = {}
+    """Rewards of whole episodes by the name of their part, beside those that the game pays.
+
+    They are paid in the last step. `EnvSpec.payoff` and `return_range` hold for them, too. See
+    `rewards.with_rewards` for those of an environment that somebody else has written."""
+    draws_as: str = ""
+    """Name of the environment whose pages draw these games as well; "": none does."""
 
     def spec(self, config: C) -> EnvSpec:
         """Return what others have to know.
@@ -396,6 +405,11 @@ class Setup(Generic[C]):
         """Return one start of it."""
         return Task(environment=self.environment, config=self.config, split=split, seed=seed)
 
+    def metrics(self, episodes: Sequence[Episode]) -> dict[str, float]:
+        """Return `Environment.metrics`, and the mean of each of `Environment.rewards`."""
+        figures = self.environment.metrics(self.config, episodes)
+        return figures | reward_figures(self.environment, episodes)
+
     def row(self) -> dict[str, Any]:
         """Return it as JSON, see `registry.setup`."""
         return {"env": self.env, "env_config": self.config.model_dump(mode="json")}
@@ -522,6 +536,22 @@ class ScriptSeat:
 def random_policy() -> Script:
     """Return the script that draws evenly among the legal actions."""
     return Script("random", lambda seen, rng: rng.choice(seen.legal() or ("",)))
+
+
+def reward_figures(environment: Environment[Any], episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return the mean over episodes and players of each of `Environment.rewards`.
+
+    Example:
+        reward_figures(environment, episodes) == {"reward/brief": -0.25}
+    """
+    figures: dict[str, float] = {}
+    for name in environment.rewards if episodes else ():
+        values = []
+        for episode in episodes:
+            for player in range(episode.num_players):
+                values.append(episode.reward(player, name))
+        figures[f"reward/{name}"] = sum(values) / len(values)
+    return figures
 
 
 def is_held_out(split: str) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from hanabi_grpo.envs.base import FORFEIT, SKIP, EnvSpec, Game, Observation, Policy, Task, draw
+from hanabi_grpo.envs.rewards import episode_rewards
 from hanabi_grpo.errors import IllegalActionError, SettingsError
 from hanabi_grpo.types import Episode, EpisodeStatus, Reply, ReplyKind, Turn
 
@@ -29,15 +30,18 @@ class Referee:
             referee.step(replies)
     """
 
-    def __init__(self, task: Task[Any], *, number: int = 0) -> None:
+    def __init__(self, task: Task[Any], *, number: int = 0, is_rehearsal: bool = False) -> None:
         """Start an episode.
 
         Args:
             task: The start.
             number: Number of the episode within the task's group; it feeds the randomness of
                 replacing actions.
+            is_rehearsal: Leave `Environment.rewards` out: it is played to learn how long games are
+                or which words they have, and such a function may be slow, or cost money.
         """
         self.task = task
+        self._is_rehearsal = is_rehearsal
         self.number = number
         self.spec: EnvSpec = task.setup.spec
         self.game: Game = task.environment.reset(task.config, split=task.split, seed=task.seed)
@@ -68,6 +72,8 @@ class Referee:
         Raises:
             IllegalActionError: The episode is over, or the replies are not those of the players to
                 act.
+            RewardError: The episode is over with this step, and one of the environment's reward
+                functions fails.
         """
         players = self.to_act()
         if self.status is not None:
@@ -99,6 +105,7 @@ class Referee:
         elif self._num_steps >= self.spec.max_turns:
             self.status = EpisodeStatus.TRUNCATED_TURNS
         self._pay_earlier_steps()
+        self._pay_episode()
         return tuple(self._turns[-len(turns) :])
 
     def out_of_tokens(self, player: int) -> None:
@@ -107,6 +114,9 @@ class Referee:
         The others keep what they have earned. Without a price, talking until the context is full
         would be a safe way out of a game that may still be lost: the part "out_of_tokens" stands in
         the player's last turn, whose reply took the room. A player without a turn has none.
+
+        Raises:
+            RewardError: One of the environment's reward functions fails.
         """
         self.status = EpisodeStatus.TRUNCATED_TOKENS
         self._pay_earlier_steps()
@@ -114,7 +124,8 @@ class Referee:
             if self._turns[index].player == player:
                 price = self.task.config.reward_out_of_tokens
                 self._add_rewards(index, player, {"out_of_tokens": price})
-                return
+                break
+        self._pay_episode()
 
     def paid(self, turns: Sequence[Turn], player: int) -> dict[str, float]:
         """Return what a step paid a player, by part.
@@ -241,6 +252,20 @@ class Referee:
                 self._add_rewards(indices.get(player, last_index), player, parts)
                 if step < self._num_steps - 1:
                     self._late[player].update(parts)
+
+    def _pay_episode(self) -> None:
+        """Write into the turns of the last step what the environment's reward functions pay."""
+        rewards = {} if self._is_rehearsal else self.task.environment.rewards
+        if self.status is None or not rewards or not self._turns:
+            return
+        last_index = len(self._turns) - 1
+        indices: dict[int, int] = {}
+        for index, turn in enumerate(self._turns):
+            if turn.step == self._turns[last_index].step:
+                indices[turn.player] = index
+        paid = episode_rewards(rewards, self.episode(), self.spec)
+        for player, parts in enumerate(paid):
+            self._add_rewards(indices.get(player, last_index), player, parts)
 
     def _add_rewards(self, index: int, player: int, parts: Mapping[str, float]) -> None:
         """Add reward parts of a player to the turn at an index of `_turns`."""

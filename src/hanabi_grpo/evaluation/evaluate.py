@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from hanabi_grpo.client.lineups import Lineup
-from hanabi_grpo.envs.base import EnvSpec, Setup, is_held_out
+from hanabi_grpo.envs.base import EnvSpec, Setup, is_held_out, reward_figures
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.matches import HALF, Served, Table, play_tables, start_numbers
 from hanabi_grpo.evaluation.outcomes import is_versus, outcome_figures, seat_of
@@ -99,7 +99,7 @@ def evaluate_lineup(
             games = [game for [game] in groups]
             rows = []
             for start in range(0, len(games), num_orders):
-                task = task_figures(setup.spec, games[start : start + num_orders])
+                task = task_figures(setup, games[start : start + num_orders])
                 finished[task.seed] = task
                 rows.append(task.model_dump())
             if book:
@@ -204,8 +204,9 @@ def _policies(served: Served, seats: Sequence[Sequence[str]]) -> dict[str, str]:
     return policies
 
 
-def task_figures(spec: EnvSpec, games: Sequence[Episode]) -> TaskFigures:
+def task_figures(setup: Setup[Any], games: Sequence[Episode]) -> TaskFigures:
     """Return the figures of one task's games, one game per seat order."""
+    spec = setup.spec
     num_games = len(games)
     scores = []
     reply_kinds: list[ReplyKind] = []
@@ -216,6 +217,7 @@ def task_figures(spec: EnvSpec, games: Sequence[Episode]) -> TaskFigures:
         num_truncated += game.status.is_truncated
     figures = {
         **mean_figures(game.result for game in games),
+        **reward_figures(setup.environment, games),
         "truncated": num_truncated / num_games,
         "illegal_per_game": reply_kinds.count(ReplyKind.ILLEGAL) / num_games,
         "unparsable_per_game": reply_kinds.count(ReplyKind.UNPARSABLE) / num_games,

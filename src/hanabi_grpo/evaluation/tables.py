@@ -45,6 +45,7 @@ def reference_results(
     result: EvaluationResult,
     names: Sequence[str] | None = None,
     *,
+    setup: Setup[Any] | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[EvaluationResult]:
     """Let scripts play exactly the tasks of a result.
@@ -52,13 +53,14 @@ def reference_results(
     Args:
         result: The result to stand beside.
         names: The scripts; None: those of `reference_names`.
+        setup: What was played; None: as the result names it.
         progress: Receives the number of tasks done by all scripts together.
 
     Raises:
         SettingsError: The preset of this name has other rules by now, or the tasks are not 0 to
             n-1.
     """
-    setup = make_setup(result.env, result.env_config)
+    setup = setup or make_setup(result.env, result.env_config)
     if setup.spec.hash != result.spec_hash:
         raise SettingsError(
             f"{result.label}: played on {result.preset} {result.spec_hash}, which is "

@@ -78,6 +78,10 @@ def own_page(env: str) -> ModuleType | None:
     The module has `SCRIPT`, `draw_games` and `frames`.
     """
     module = _OWN_PAGES.get(env)
+    if module is None:
+        # The environment may belong to a package that is not installed here.
+        with suppress(SettingsError):
+            module = _OWN_PAGES.get(registry.get(env).draws_as)
     return importlib.import_module(module) if module else None
 
 

@@ -188,7 +188,7 @@ def _play_random_game(
     # Whole conversations, whatever is remembered; the message of the state is measured as well.
     config = setup.config.model_copy(update={"memory": "game"})
     environment = setup.environment
-    referee = Referee(Setup(environment, config).task("doctor", seed))
+    referee = Referee(Setup(environment, config).task("doctor", seed), is_rehearsal=True)
     rng = random.Random(seed)
     conversations: dict[int, _MeasuredConversation] = {}
     step = 0

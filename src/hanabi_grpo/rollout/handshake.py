@@ -162,7 +162,7 @@ def prompt_hash(setup: Setup[Any]) -> str:
     for player in range(setup.spec.num_players):
         texts.append(setup.environment.system(setup.config, player))
     for number in range(_NUM_PROBES):
-        referee = Referee(setup.task("eval-handshake", number))
+        referee = Referee(setup.task("eval-handshake", number), is_rehearsal=True)
         for turn in range(_PROBE_TURNS):
             replies = {}
             for player in referee.to_act():

@@ -46,7 +46,7 @@ def _texts_of_random_game(setup: Setup[Any], seed: int) -> Iterable[str]:
     """Yield the messages of a random game, and its legal actions at each turn."""
     policy = random_policy()
     task = setup.task("train-words", seed)
-    referee = Referee(task)
+    referee = Referee(task, is_rehearsal=True)
     seats = {}
     for player in range(setup.spec.num_players):
         seats[player] = policy.seat(player, task=task, game=0)

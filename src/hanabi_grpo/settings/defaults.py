@@ -9,11 +9,11 @@ from typing import Any
 
 from hanabi_grpo.envs import registry
 from hanabi_grpo.settings.game import HANABI
+from hanabi_grpo.settings.shipped import TINY_MODEL as TINY_MODEL
+from hanabi_grpo.settings.shipped import shipped_model
 
 LAPTOP = "laptop"
 """Preset of Hanabi that is played on a CPU where nothing else is set."""
-TINY_MODEL = "data/tiny-model"
-"""The tiny model of Hanabi's default board, which is shipped with the repository."""
 QWEN = "Qwen/Qwen3-4B"
 """The default model on a GPU."""
 MODEL = (
@@ -107,7 +107,7 @@ def tiny_model_folder(presets: Sequence[str], players: int, env: str = HANABI) -
         tiny_model_folder(["kuhn_poker"], 2, "kuhn_poker") == "outputs/tiny-kuhn_poker"
     """
     if env == HANABI and list(presets) == [LAPTOP] and players == _DEFAULT_PLAYERS:
-        return TINY_MODEL
+        return shipped_model()
     parts: list[str] = []
     for name in (env, *presets):
         # Only what stands behind the last colon of names such as "openspiel:kuhn_poker".

@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, create_model
 from pydantic.fields import FieldInfo
 
 from hanabi_grpo.envs import registry
+from hanabi_grpo.envs.base import Environment
 from hanabi_grpo.envs.config import EnvConfig
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.settings.affects import Affects
@@ -65,7 +66,11 @@ def game_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         given: The settings that were given: those of INPUTS, and of the game.
     """
-    environment = registry.get(given.get("env") or HANABI)
+    return config_defaults(registry.get(given.get("env") or HANABI), given)
+
+
+def config_defaults(environment: Environment[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the default of every field of an environment's config; see `game_defaults`."""
     values: dict[str, Any] = {}
     for name, info in environment.Config.model_fields.items():
         values[name] = None if info.is_required() else info.get_default()

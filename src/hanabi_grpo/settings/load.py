@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
-from hanabi_grpo.settings.defaults import installed_device
+from hanabi_grpo.settings.defaults import installed_device, is_local_model
 from hanabi_grpo.settings.game import HANABI, game_values
 from hanabi_grpo.settings.model import Settings, variables
 from hanabi_grpo.settings.names import ENV, unknown_names
@@ -107,6 +107,16 @@ def load_settings(
         passed_through=_passed_through(sources),
         dotenv_environ=_for_other_software(sources, known),
     )
+
+
+def is_made_by_server(loaded: LoadedSettings) -> bool:
+    """Tell whether MODEL is a tiny model that terminal 1 makes before it starts, and has not yet.
+
+    So the trainer may be started first. A folder that somebody named must be there at once.
+    """
+    name = loaded.settings.model
+    is_default = loaded.origins["model"].startswith("default")
+    return is_default and is_local_model(name) and not Path(name).is_dir()
 
 
 def read_settings(path: Path, environ: Mapping[str, str] | None = None) -> Settings:

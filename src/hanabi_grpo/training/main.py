@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hanabi_grpo.errors import HanabiGrpoError
 from hanabi_grpo.logs import set_up_logging
-from hanabi_grpo.processes import die_with_parent, importing
+from hanabi_grpo.processes import die_with_parent, hide_misfits, importing
 from hanabi_grpo.training import quiet
 
 logger = logging.getLogger("hanabi_grpo.training.main")
@@ -131,6 +131,7 @@ def _print_resume_command(run_folder: Path) -> None:
 
 
 def _prepare_environment() -> None:
+    hide_misfits()
     # The base model is a local folder by now: no library has to ask a hub about it.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("USE_HF", "1")

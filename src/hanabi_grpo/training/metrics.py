@@ -186,7 +186,7 @@ def _environment_figures(
     for env, played in by_env.items():
         setup = setups[played[0].spec_hash]
         prefix = "" if len(by_env) == 1 else f"{env}/"
-        for name, value in setup.environment.metrics(setup.config, played).items():
+        for name, value in setup.metrics(played).items():
             metrics[f"{prefix}{name}"] = value
     return metrics
 

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hanabi_grpo.commands.console import ROLLOUT_SCRIPT, TRAIN_SCRIPT
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.commands.doctor.software import cuda_build, installed_version
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings.gpus import Terminal, gpu_share
+from hanabi_grpo.settings.shell import ROLLOUT_SCRIPT, TRAIN_SCRIPT
 from hanabi_grpo.settings.sources import PROFILE
 
 _SECONDS = 10

@@ -11,7 +11,6 @@ from hanabi_grpo.agents.url_model import UrlPartners
 from hanabi_grpo.client.fleet import server_name
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.client.waiting import NotReady, look_once
-from hanabi_grpo.commands.console import server_command
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.commands.doctor.context import LOCAL, Context, is_rollout_server
 from hanabi_grpo.errors import PartnerError, ServerError
@@ -19,6 +18,7 @@ from hanabi_grpo.runs.run_folder import is_run
 from hanabi_grpo.server.identity import ServerIdentity
 from hanabi_grpo.server.main import listen
 from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.shell import server_command
 
 _REACHED_BY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """The address at which this machine reaches a server that listens on all its addresses."""

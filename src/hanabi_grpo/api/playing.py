@@ -1,0 +1,151 @@
+"""`play` and `evaluate`: episodes of a lineup, and its scores on held-out tasks."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hanabi_grpo.api.servers import (
+    Server,
+    choose_game,
+    console,
+    make_missing_model,
+    needs_own_server,
+)
+from hanabi_grpo.api.settings import read_given
+from hanabi_grpo.client.lineups import parse_lineup
+from hanabi_grpo.envs.base import Environment, Setup
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.evaluation.evaluate import SUITE, check_tasks
+from hanabi_grpo.evaluation.lineups import Evaluation, evaluate_lineups, parse_lineups
+from hanabi_grpo.evaluation.matches import Table, play_tables
+from hanabi_grpo.runs.evaluation_result import write_document
+from hanabi_grpo.settings.refs import SERVED
+from hanabi_grpo.terminal import sayer
+from hanabi_grpo.types import Episode
+
+PLAY_SUITE = "play"
+"""Suite of the tasks of `play` where none is named."""
+
+
+def play(
+    lineup: str,
+    env: Setup[Any] | Environment[Any] | str | None = None,
+    *,
+    tasks: int = 1,
+    games: int = 1,
+    suite: str = PLAY_SUITE,
+    rotate: bool = False,
+    temperature: float | None = None,
+    server: Server | None = None,
+    **settings: Any,
+) -> tuple[Episode, ...]:
+    """Play episodes and return them.
+
+    Scripts play in this process, without a model. Models play on a rollout server: the given one,
+    else that of VLLM_SERVER_HOST and VLLM_SERVER_PORT where they are set, else one that is started
+    for this call.
+
+    Args:
+        lineup: Policies that play, as for `hanabi-grpo evaluate`: one for all seats, or one for
+            each seat with commas, e.g. "iggi", "outputs/my-run", "served,random".
+        env: What is played, see `make_env`; None: as in training.
+        tasks: Tasks 0 to `tasks - 1` of the suite are played.
+        games: Games of each task.
+        suite: Suite of the tasks.
+        rotate: Whether the seat order changes from task to task.
+        temperature: 0 is greedy; None: TEMPERATURE.
+        server: Where models play.
+        **settings: Further settings, see `Trainer`.
+
+    Returns:
+        The episodes, by task and game.
+
+    Raises:
+        SettingsError: The lineup, the environment, a number or a setting cannot be used.
+        ServerError: The server failed, or dropped a game.
+
+    Example:
+        env = hg.make_env("hanabi", preset="laptop")
+        for episode in hg.play("iggi,random", env, tasks=3):
+            print(episode.seed, episode.result["score"], [turn.action for turn in episode.turns])
+    """
+    for name, number in (("tasks", tasks), ("games", games)):
+        if number < 1:
+            raise SettingsError(f"play({name}={number}): give at least 1.")
+    given = read_given(below=server.environ if server else None, **settings)
+    chosen = choose_game(given, env, temperature)
+    game = chosen.game
+    scripts = game.environment.policies
+    team = parse_lineup(lineup, game.spec.num_players, env=game.env, scripts=scripts)
+    orders = team.orders(rotate=rotate)
+    tables = [Table(seed, orders[seed % len(orders)]) for seed in range(tasks)]
+    own = team.needs_server and needs_own_server(given, server)
+    if own:
+        make_missing_model(given)
+    episodes: list[Episode] = []
+    with chosen.serving(console(), needed=team.needs_server, own=own) as served:
+        for groups in play_tables(
+            tables, game, suite=suite, label=team.text, served=served, num_games=games
+        ):
+            for group in groups:
+                episodes += group
+    return tuple(episodes)
+
+
+def evaluate(
+    lineups: str | Sequence[str] = SERVED,
+    env: Setup[Any] | Environment[Any] | str | None = None,
+    *,
+    tasks: int = 1000,
+    suite: str = SUITE,
+    rotate: bool = True,
+    temperature: float | None = None,
+    label: str | None = None,
+    out: Path | str | None = None,
+    server: Server | None = None,
+    **settings: Any,
+) -> Evaluation:
+    """Play held-out tasks with one lineup or several, and with scripts to compare with.
+
+    It is `hanabi-grpo evaluate`: an interrupted evaluation continues when it is called again, and
+    results of a run's adapters are kept in `evaluations/` of the run.
+
+    Args:
+        lineups: The lineups, each as in `play`.
+        env: What is played, see `make_env`; None: as in training.
+        tasks: Number of held-out tasks, each played in every seat order.
+        suite: A held-out suite: its name begins with "eval" or "test".
+        rotate: Whether different players change seats.
+        temperature: 0 is greedy; None: TEMPERATURE.
+        label: Name in tables of the only lineup.
+        out: JSON file of the result.
+        server: Where models play, see `play`.
+        **settings: Further settings, see `Trainer`.
+
+    Raises:
+        SettingsError: A lineup, the environment, a number or a setting cannot be used.
+        ServerError: The server failed, or dropped a game.
+
+    Example:
+        evaluation = hg.evaluate(["iggi", "hint-bot"], env, tasks=200)
+        evaluation.results[0].mean
+        evaluation.frame()[["label", "mean", "standard_error"]]
+    """
+    check_tasks(tasks, suite)
+    given = read_given(below=server.environ if server else None, **settings)
+    chosen = choose_game(given, env, temperature)
+    specs = [lineups] if isinstance(lineups, str) else list(lineups)
+    teams = parse_lineups(specs, chosen.game, label=label)
+    needs_server = any(team.lineup.needs_server for team in teams)
+    own = needs_server and needs_own_server(given, server)
+    if own:
+        make_missing_model(given)
+    path = None if out is None else Path(out)
+    with chosen.serving(console(), needed=needs_server, own=own) as served:
+        evaluation = evaluate_lineups(
+            teams, chosen.game, tasks, suite=suite, served=served, rotate=rotate, out=path
+        )
+        if path is not None:
+            write_document(path, evaluation.kept_document())
+        evaluation.keep_with_runs(served, sayer(console()))
+    return evaluation

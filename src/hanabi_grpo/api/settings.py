@@ -1,0 +1,115 @@
+"""Settings as keyword arguments or a mapping, instead of environment variables."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import SecretStr
+
+from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.errors import SettingsError, did_you_mean, shown
+from hanabi_grpo.settings import PASSED_THROUGH, LoadedSettings, Settings, load_settings, variables
+from hanabi_grpo.settings.game import HANABI
+from hanabi_grpo.settings.names import ENV, PREFIX
+from hanabi_grpo.settings.variables import typed
+
+GivenSettings = Settings | Mapping[str, Any] | None
+"""Settings of a run, a mapping of names to values, or nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """Settings that a caller gave, over those of this process's environment."""
+
+    loaded: LoadedSettings
+    environ: Mapping[str, str]
+    """What was given, as environment variables, for other processes."""
+
+    @property
+    def settings(self) -> Settings:
+        """Every setting with its value."""
+        return self.loaded.settings
+
+    def has(self, *fields: str) -> bool:
+        """Tell whether one of some settings is given, by the caller or by the environment."""
+        return any(not self.loaded.origins[field].startswith("default") for field in fields)
+
+
+def read_given(
+    settings: GivenSettings = None,
+    *,
+    env: Setup[Any] | str | None = None,
+    below: Mapping[str, str] | None = None,
+    **given: Any,
+) -> Given:
+    """Resolve settings: those that are given over the shell's, `.env`'s and the profile's.
+
+    Args:
+        settings: Settings, or a mapping of names to values.
+        env: What is played: an environment's name, or what `make_env` returned, whose fields are
+            settings, too.
+        below: Variables that hold where nothing else is given, over those of this process.
+        **given: Further settings. A setting has the name of its variable (docs/settings.md), or
+            this name in lower case without "hanabi_": `MAX_STEPS` or `max_steps`, `HANABI_PRESET`
+            or `preset`. None means unset.
+
+    Raises:
+        SettingsError: A name is unknown or given twice, or a value is not allowed.
+    """
+    values: dict[str, Any] = {}
+    if isinstance(settings, Settings):
+        for variable in variables(settings.env):
+            if variable.field in settings.model_fields_set:
+                values[variable.env] = getattr(settings, variable.field)
+    elif settings is not None:
+        values.update(settings)
+    for name, value in given.items():
+        if name in values:
+            raise SettingsError(f"{name}={shown(value)}: is given twice; once is enough.")
+        values[name] = value
+    if isinstance(env, Setup):
+        for name, value in _fields_of(env).items():
+            values.setdefault(name, value)
+    elif env is not None:
+        values["env"] = env
+    environ = {**(below or {}), **_as_variables(values, below or {})}
+    return Given(loaded=load_settings({**os.environ, **environ}), environ=environ)
+
+
+def _fields_of(env: Setup[Any]) -> dict[str, Any]:
+    """Return environment, preset, and the fields that differ from what would hold without them."""
+    chosen = {"env": env.env, "preset": env.spec.preset}
+    plain = load_settings({**os.environ, **_as_variables(chosen, {})}).settings.setup()
+    for name, value in env.config.model_dump(mode="json").items():
+        if value != plain.config.model_dump(mode="json")[name]:
+            chosen[name] = value
+    return chosen
+
+
+def _as_variables(values: Mapping[str, Any], below: Mapping[str, str]) -> dict[str, str]:
+    """Return settings by the names of their variables, as somebody would type them."""
+    given_env = values.get("env") or values.get(ENV)
+    env = given_env or below.get(ENV) or os.environ.get(ENV) or HANABI
+    by_name: dict[str, str] = {name: name for name in PASSED_THROUGH}
+    for variable in variables(str(env)):
+        by_name[variable.env] = variable.env
+        by_name[variable.field] = variable.env
+    environ: dict[str, str] = {}
+    for name, value in values.items():
+        if name not in by_name:
+            known = [other for other in by_name if other.islower() or name.isupper()]
+            hint = did_you_mean(name.removeprefix(PREFIX.lower()), known)
+            raise SettingsError(
+                f"{name}={shown(value)}: no such setting; {hint}hanabi-grpo settings lists them: "
+                "give the name of the variable, or in lower case without hanabi_, e.g. max_steps."
+            )
+        variable_name = by_name[name]
+        if variable_name in environ:
+            raise SettingsError(f"{name}={shown(value)}: is given twice; once is enough.")
+        if isinstance(value, SecretStr):
+            value = value.get_secret_value()
+        elif isinstance(value, os.PathLike):
+            value = os.fspath(value)
+        environ[variable_name] = typed(value)
+    return environ

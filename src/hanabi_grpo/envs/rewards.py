@@ -1,0 +1,238 @@
+"""Rewards of whole episodes: Python functions that an installed package adds to an environment.
+
+They are part of an environment, so they run where it is played: in the rollout server's processes
+for games that may block, never in the trainer. What they pay has their name in every record.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from numbers import Real
+from typing import Any, Literal
+
+from hanabi_grpo.envs import registry
+from hanabi_grpo.envs.base import (
+    C,
+    Environment,
+    EnvSpec,
+    Frame,
+    Game,
+    Outside,
+    Policy,
+    RewardFunction,
+    stable_hash,
+)
+from hanabi_grpo.envs.recording import Recording
+from hanabi_grpo.errors import RewardError, SettingsError, shown
+from hanabi_grpo.types import TURN_PARTS, Episode, task_name
+
+Payoff = Literal["team", "zero_sum", "general"]
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,40}", re.ASCII)
+"""What a reward may be called."""
+_ROUNDING = 1e-9
+"""By how much sums of floats may miss what they should be."""
+
+
+def with_rewards(
+    environment: Environment[C] | str,
+    *,
+    name: str,
+    rewards: Mapping[str, RewardFunction],
+    reward_range: tuple[float, float],
+    payoff: Payoff | None = None,
+) -> "RewardedEnvironment[C]":
+    """Return an environment that plays as another one does and pays further rewards.
+
+    To use it in training, register it by an entry point as any environment of a package of yours,
+    under the same name (docs/environments.md): then `HANABI_ENV` chooses it, and server and trainer
+    compare which version of your package they have.
+
+    Args:
+        environment: The environment, or its name.
+        name: The new name, by which settings, records and requests choose it.
+        rewards: By the name of its part each function, which takes a finished episode and returns
+            one finite number per player.
+        reward_range: Least and greatest sum of these rewards for one player in an episode.
+        payoff: How the players' rewards are related with these, see `EnvSpec.payoff`; None: as
+            before, so that in a team all players must be paid the same.
+
+    Raises:
+        SettingsError: A name or the range cannot be used.
+
+    Example:
+        def brief(episode: Episode) -> list[float]:
+            characters = sum(len(turn.reply) for turn in episode.turns)
+            return [-min(characters / 1000, 1.0)] * episode.num_players
+
+        HANABI_BRIEF = with_rewards(
+            "hanabi", name="hanabi_brief", rewards={"brief": brief}, reward_range=(-1.0, 0.0)
+        )
+    """
+    base = registry.get(environment) if isinstance(environment, str) else environment
+    if name == base.name or name in registry.OWN or not _NAME.fullmatch(name):
+        raise SettingsError(
+            f"with_rewards(name={shown(name)}): give a new name of lower-case letters, digits and "
+            f"'_', e.g. {base.name.replace(':', '_')}_brief; a name stands for one set of rewards."
+        )
+    if not rewards:
+        raise SettingsError(f"with_rewards(rewards={{}}): {name} needs at least one function.")
+    for part, function in rewards.items():
+        taken = part in TURN_PARTS or part in base.rewards
+        if taken or not _NAME.fullmatch(part) or not callable(function):
+            raise SettingsError(
+                f"with_rewards(rewards={{{shown(part)}: {shown(function)}}}): give functions by "
+                "names of lower-case letters, digits and '_' that no other reward has; taken: "
+                f"{', '.join(sorted({*TURN_PARTS, *base.rewards}))}."
+            )
+    low, high = reward_range
+    if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+        raise SettingsError(
+            f"with_rewards(reward_range={reward_range!r}): give the least and the greatest sum of "
+            "these rewards for one player, both finite."
+        )
+    return RewardedEnvironment(base, name, {**base.rewards, **rewards}, (low, high), payoff)
+
+
+class RewardedEnvironment(Environment[C]):
+    """Another environment with rewards of whole episodes, see `with_rewards`."""
+
+    def __init__(
+        self,
+        base: Environment[C],
+        name: str,
+        rewards: Mapping[str, RewardFunction],
+        reward_range: tuple[float, float],
+        payoff: Payoff | None,
+    ) -> None:
+        self.base = base
+        self.name = name
+        self.rewards = rewards
+        self.reward_range = reward_range
+        self.payoff = payoff
+        self.Config = base.Config
+        self.presets: Mapping[str, C] = base.presets
+        self.policies: Mapping[str, Callable[[], Policy]] = base.policies
+        self.teachers = base.teachers
+        self.teacher_noise = base.teacher_noise
+        self.slow_policies = base.slow_policies
+        self.outside_fields = base.outside_fields
+        self.alarms = base.alarms
+        self.draws_as = base.draws_as or base.name
+
+    def spec(self, config: C) -> EnvSpec:
+        """Return the spec of the other environment, with this name and the wider range."""
+        spec = self.base.spec(config)
+        low, high = spec.return_range
+        least, greatest = self.reward_range
+        rewards_hash = stable_hash(sorted(self.rewards), self.reward_range, self.payoff)
+        attainable = None if spec.score == "return" else spec.attainable
+        return replace(
+            spec,
+            env=self.name,
+            # What stands before the dash still names the rules.
+            hash=f"{spec.hash}-{rewards_hash}",
+            payoff=self.payoff or spec.payoff,
+            return_range=(low + least, high + greatest),
+            attainable=attainable,
+        )
+
+    def may_block(self, config: C) -> bool | None:
+        """Return True: nobody knows how long a stranger's function takes."""
+        return True
+
+    def outside(self, config: C) -> Mapping[str, Outside]:
+        """See `Environment.outside`."""
+        return self.base.outside(config)
+
+    def system(self, config: C, player: int) -> str:
+        """See `Environment.system`."""
+        return self.base.system(config, player)
+
+    def reset(self, config: C, *, split: str, seed: int) -> Game:
+        """See `Environment.reset`."""
+        return self.base.reset(config, split=split, seed=seed)
+
+    def start_id(self, config: C, *, split: str, seed: int) -> str:
+        """See `Environment.start_id`."""
+        return self.base.start_id(config, split=split, seed=seed)
+
+    def recorded(self, config: C, recording: Recording) -> tuple[Game, str]:
+        """See `Environment.recorded`; a game of the other environment is none of this one."""
+        if recording.start is not None:
+            return self.base.recorded(config, recording)
+        return super().recorded(config, recording)
+
+    def reply_words(self, config: C) -> tuple[str, ...]:
+        """See `Environment.reply_words`."""
+        return self.base.reply_words(config)
+
+    def metrics(self, config: C, episodes: Sequence[Episode]) -> dict[str, float]:
+        """See `Environment.metrics`."""
+        return self.base.metrics(config, episodes)
+
+    def picture(self, config: C, game: Any) -> str:
+        """See `Environment.picture`."""
+        return self.base.picture(config, game)
+
+    def render(self, config: C, episode: Episode) -> Iterator[Frame]:
+        """See `Environment.render`."""
+        return self.base.render(config, episode)
+
+
+def episode_rewards(
+    rewards: Mapping[str, RewardFunction], episode: Episode, spec: EnvSpec
+) -> list[dict[str, float]]:
+    """Return what reward functions pay for a finished episode.
+
+    Args:
+        rewards: The functions by the name of their part.
+        episode: The episode.
+        spec: Rules of the game, whose payoff holds for these rewards, too.
+
+    Returns:
+        Per player the reward of each function.
+
+    Raises:
+        RewardError: A function raises, or its numbers cannot be paid. The message names it.
+    """
+    paid: list[dict[str, float]] = [{} for _ in range(spec.num_players)]
+    known = {part for turn in episode.turns for parts in turn.rewards for part in parts}
+    for name, function in rewards.items():
+        if name in known:
+            raise _failed(name, episode, "has the name of a reward of the game; give it another")
+        try:
+            answer = function(episode)
+        except Exception as error:  # whatever a stranger's function raises
+            problem = f"raised {type(error).__name__}: {error}"
+            raise _failed(name, episode, problem) from error
+        for player, value in enumerate(_numbers(name, answer, episode, spec)):
+            paid[player][name] = value
+    return paid
+
+
+def _numbers(name: str, answer: Any, episode: Episode, spec: EnvSpec) -> list[float]:
+    """Return what one function answered as numbers, one per player."""
+    wanted = f"wanted is a list of {spec.num_players} finite numbers, one per player"
+    try:
+        values = list(answer)
+    except TypeError as error:
+        raise _failed(name, episode, f"returned {shown(answer)}; {wanted}") from error
+    is_number = [isinstance(value, Real) and math.isfinite(value) for value in values]
+    if len(values) != spec.num_players or not all(is_number):
+        raise _failed(name, episode, f"returned {shown(values)}; {wanted}")
+    numbers = [float(value) for value in values]
+    if spec.payoff == "team" and len(set(numbers)) > 1:
+        problem = f"returned {shown(numbers)}, and players of a team are paid the same; "
+        raise _failed(name, episode, f'{problem}see payoff="general" of with_rewards')
+    if spec.payoff == "zero_sum" and abs(sum(numbers)) > _ROUNDING:
+        problem = f"returned {shown(numbers)}, and what one player gets the others must lose; "
+        raise _failed(name, episode, f'{problem}see payoff="general" of with_rewards')
+    return numbers
+
+
+def _failed(name: str, episode: Episode, problem: str) -> RewardError:
+    task = task_name(episode.suite, episode.seed)
+    return RewardError(
+        f"reward {name!r} of {episode.env}, task {task}, game {episode.game}: {problem}."
+    )
