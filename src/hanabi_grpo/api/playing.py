@@ -20,6 +20,7 @@ from hanabi_grpo.evaluation.lineups import Evaluation, evaluate_lineups, parse_l
 from hanabi_grpo.evaluation.matches import Table, play_tables
 from hanabi_grpo.runs.evaluation_result import write_document
 from hanabi_grpo.settings.refs import SERVED
+from hanabi_grpo.settings.zoo import zoo_settings
 from hanabi_grpo.terminal import sayer
 from hanabi_grpo.types import Episode
 
@@ -72,7 +73,7 @@ def play(
     for name, number in (("tasks", tasks), ("games", games)):
         if number < 1:
             raise SettingsError(f"play({name}={number}): give at least 1.")
-    given = read_given(below=server.environ if server else None, **settings)
+    given = read_given(below=_below(server, [lineup]), **settings)
     chosen = choose_game(given, env, temperature)
     game = chosen.game
     scripts = game.environment.policies
@@ -132,9 +133,9 @@ def evaluate(
         evaluation.frame()[["label", "mean", "standard_error"]]
     """
     check_tasks(tasks, suite)
-    given = read_given(below=server.environ if server else None, **settings)
-    chosen = choose_game(given, env, temperature)
     specs = [lineups] if isinstance(lineups, str) else list(lineups)
+    given = read_given(below=_below(server, specs), **settings)
+    chosen = choose_game(given, env, temperature)
     teams = parse_lineups(specs, chosen.game, label=label)
     needs_server = any(team.lineup.needs_server for team in teams)
     own = needs_server and needs_own_server(given, server)
@@ -149,3 +150,11 @@ def evaluate(
             write_document(path, evaluation.kept_document())
         evaluation.keep_with_runs(served, sayer(console()))
     return evaluation
+
+
+def _below(server: Server | None, specs: Sequence[str]) -> dict[str, str]:
+    """Return the variables of a server and of the zoo's teams among policy specs."""
+    variables = dict(zoo_settings(specs))
+    if server is not None:
+        variables.update(server.environ)
+    return variables

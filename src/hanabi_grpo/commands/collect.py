@@ -10,6 +10,7 @@ from hanabi_grpo.commands.console import interruptible, make_console, progress_b
 from hanabi_grpo.commands.playing import Env, OwnServer, Players, Preset, Temperature, choose
 from hanabi_grpo.envs.base import is_held_out
 from hanabi_grpo.evaluation.collect import collect_games
+from hanabi_grpo.settings.zoo import use_zoo
 
 
 def collect(
@@ -34,6 +35,7 @@ def collect(
     Environment: HANABI_ENV, HANABI_PRESET, VLLM_SERVER_PORT, TEMPERATURE and the others of
     evaluate.
     """
+    own_server = use_zoo([lineup]) or own_server
     chosen = choose(env, preset, players, temperature)
     game = chosen.game
     # Refuses a malformed name of a suite before anything is written.

@@ -31,6 +31,7 @@ from hanabi_grpo.evaluation.evaluate import check_tasks
 from hanabi_grpo.report.cross_play_page import write_cross_play
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from hanabi_grpo.settings.refs import ScriptRef
+from hanabi_grpo.settings.zoo import use_zoo
 
 _MAX_MATRIX = 6
 """Entries whose matrix still fits into 120 columns."""
@@ -68,6 +69,7 @@ def cross_play(
     evaluate.
     """
     check_tasks(tasks, suite)
+    own_server = use_zoo(texts) or own_server
     chosen = choose(env, preset, players, temperature)
     entries = parse_entries(texts, chosen.game)
     if out is None:

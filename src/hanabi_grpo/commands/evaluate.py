@@ -21,6 +21,7 @@ from hanabi_grpo.commands.playing import (
 from hanabi_grpo.evaluation.evaluate import check_tasks
 from hanabi_grpo.evaluation.lineups import evaluate_lineups, parse_lineups
 from hanabi_grpo.settings.refs import SERVED
+from hanabi_grpo.settings.zoo import use_zoo
 
 
 def evaluate(
@@ -66,6 +67,7 @@ def evaluate(
     """
     check_tasks(tasks, suite)
     specs = lineups or [SERVED]
+    own_server = use_zoo(specs) or own_server
     chosen = choose(env, preset, players, temperature)
     teams = parse_lineups(specs, chosen.game, label=label)
     aside = make_console(aside=True)

@@ -35,6 +35,7 @@ from hanabi_grpo.rollout.loop import Player, play_episode
 from hanabi_grpo.rollout.person_messages import SUITE, NewGameRequest
 from hanabi_grpo.rollout.recordings import write_recordings
 from hanabi_grpo.settings.refs import HUMAN, Role, ScriptRef
+from hanabi_grpo.settings.zoo import use_zoo
 from hanabi_grpo.texts import visible
 from hanabi_grpo.types import Episode, player_name
 
@@ -89,6 +90,7 @@ def play(
     if sys.stdin is None and not web:
         raise SettingsError("hanabi-grpo play: there is no standard input to read replies from.")
     console = make_console()
+    own_server = use_zoo([lineup or ""]) or own_server
     chosen = choose(env, preset, players, temperature)
     game = chosen.game
     specs = _specs_of_seats(lineup, game.spec.num_players)

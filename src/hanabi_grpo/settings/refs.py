@@ -14,6 +14,7 @@
 | `outputs/run` | `CheckpointRef` | the same of the run's newest checkpoint |
 | `outputs/run@best` | `CheckpointRef` | the same of the checkpoint that validation chose |
 | `outputs/run:player_1` | `CheckpointRef` | that adapter of it, in any seat |
+| `zoo:laptop` | `CheckpointRef` | a team of the zoo, its adapter of the seat |
 | `wandb:entity/project/name:alias` | `CheckpointRef` | an artifact at W&B |
 | `hf:org/repo`, `hf:org/repo@revision` | `CheckpointRef` | an exported repository of the hub |
 
@@ -37,6 +38,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.settings.zoo import PREFIX, zoo_team
 from hanabi_grpo.types import MAX_PLAYERS, SHARED_ADAPTER, player_names
 
 BASE = "base"
@@ -289,7 +291,7 @@ def parse_ref(
             is_latest = match["version"] in (None, LATEST)
             version = None if is_latest else int(match["version"])
             return AdapterRef(adapter=match["name"], version=version)
-    if "/" in text or is_remote(text) or _is_folder_here(text):
+    if "/" in text or is_remote(text) or text.startswith(PREFIX) or _is_folder_here(text):
         return parse_checkpoint(text, where=f"{where}: ")
     raise _unknown_spec(text, where, known=(*scripts, *roles), adapters=adapters)
 
@@ -307,7 +309,7 @@ def _unknown_spec(text: str, where: str, *, known: Sequence[str], adapters: bool
     return SettingsError(
         f"{where}: {text[:_MAX_SHOWN]!r} is unknown; allowed are {', '.join(known)}{served}, "
         "url:NAME, or a checkpoint: a folder with a slash in it (./checkpoint-50), "
-        "wandb:team/project/name:alias or hf:org/repo, perhaps with :player_1 behind it."
+        "zoo:NAME, wandb:team/project/name:alias or hf:org/repo, perhaps with :player_1 behind it."
         f"{hint}"
     )
 
@@ -316,7 +318,8 @@ def parse_checkpoint(text: str, *, where: str = "") -> CheckpointRef:
     """Read the spec of a checkpoint, perhaps with `:player_1` behind it.
 
     Args:
-        text: A folder, `RUN@best`, `wandb:entity/project/name:alias` or `hf:org/repo@revision`.
+        text: A folder, `RUN@best`, `zoo:NAME`, `wandb:entity/project/name:alias` or
+            `hf:org/repo@revision`.
         where: What errors begin with.
 
     Raises:
@@ -331,6 +334,8 @@ def parse_checkpoint(text: str, *, where: str = "") -> CheckpointRef:
 
 def _parse_place(typed: str, text: str, where: str) -> Place:
     """Return the place of a checkpoint; `text` is the whole spec, for errors."""
+    if typed.startswith(PREFIX):
+        return zoo_team(typed.removeprefix(PREFIX)).folder
     wandb = _WANDB_PATTERN.fullmatch(typed)
     if wandb is not None:
         return WandbPlace(

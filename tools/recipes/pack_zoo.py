@@ -1,0 +1,113 @@
+"""Make a team of the zoo (`data/zoo/NAME`) of a finished run: adapters, base model, facts.
+
+    python tools/recipes/pack_zoo.py outputs/headline/laptop-0 laptop
+
+Weights are rounded to 16 bits, which halves the files; what the team scores is measured after that.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from hanabi_grpo.runs.fingerprint import model_fingerprint
+from hanabi_grpo.runs.manifest import read_manifest, write_manifest
+from hanabi_grpo.settings.zoo import FACTS, ZOO
+
+_SETTINGS = (
+    "HANABI_ENV",
+    "HANABI_PRESET",
+    "HANABI_PLAYERS",
+    "HANABI_MEMORY",
+    "HANABI_OBSERVATION",
+    "HANABI_LEGAL_MOVES",
+    "HANABI_DEDUCTIONS",
+    "MAX_COMPLETION_LENGTH",
+)
+"""What a team has to play with."""
+_TASKS = 2000
+_TEMPERATURES = {"sampled": "1", "greedy": "0"}
+
+
+def pack(run: Path, team: Path) -> None:
+    """Write a team's adapters and its base model.
+
+    Args:
+        run: The run; its best checkpoint is taken.
+        team: The folder to write; it must not exist.
+    """
+    settings = json.loads((run / "settings.json").read_text())["settings"]
+    with tempfile.TemporaryDirectory() as name:
+        model = Path(name) / "model"
+        shutil.copytree(settings["MODEL"], model)
+        for weights in model.glob("*.safetensors"):
+            _round(weights)
+        export = Path(name) / "export"
+        subprocess.run(["hanabi-grpo", "export", f"{run}@best", "--out", str(export)], check=True)
+        manifest = read_manifest(export)
+        team.mkdir(parents=True)
+        for player in export.glob("player_*"):
+            shutil.copytree(player, team / player.name)
+        for weights in team.glob("*/*.safetensors"):
+            _round(weights)
+        facts = {**manifest.facts, "model_fingerprint": model_fingerprint(model)}
+        facts.pop("manifest_sha256", None)
+        write_manifest(team, step=manifest.step, facts=facts)
+        shutil.copytree(model, team / "model")
+    chosen = {name: _as_text(settings[name]) for name in _SETTINGS}
+    document = {"settings": chosen, "made": f"{run.name}, step {manifest.step}"}
+    _write(team, document)
+
+
+def measure(team: Path) -> None:
+    """Evaluate a team on held-out tasks that nothing was chosen by, and note what it scores."""
+    document = json.loads((team / FACTS).read_text())
+    evaluations = {}
+    for label, temperature in _TEMPERATURES.items():
+        with tempfile.TemporaryDirectory() as name:
+            out = Path(name) / "result.json"
+            command = ["hanabi-grpo", "evaluate", f"zoo:{team.name}", "--suite", "test"]
+            command += ["--tasks", str(_TASKS), "--temperature", temperature, "--out", str(out)]
+            subprocess.run(command, check=True)
+            summary = json.loads(out.read_text())["summary"]
+        evaluations[label] = {
+            "suite": "test",
+            "num_tasks": _TASKS,
+            "mean": summary["mean"],
+            "standard_error": round(summary["standard_error"], 4),
+        }
+    _write(team, {**document, "evaluations": evaluations})
+
+
+def _write(team: Path, document: dict[str, Any]) -> None:
+    (team / FACTS).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def _round(path: Path) -> None:
+    """Round a file's weights to 16 bits, and lose none to infinity."""
+    tensors = {name: tensor.half() for name, tensor in load_file(path).items()}
+    for name, tensor in tensors.items():
+        if not torch.isfinite(tensor).all():
+            sys.exit(f"{path}: {name} has weights beyond what 16 bits hold")
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def _as_text(value: Any) -> str:
+    """Return a setting as an environment variable holds it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Make a team of the zoo of a finished run.")
+    parser.add_argument("run", type=Path, help="its folder")
+    parser.add_argument("name", help="of the team")
+    arguments = parser.parse_args()
+    pack(arguments.run, ZOO / arguments.name)
+    measure(ZOO / arguments.name)
