@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from hanabi_grpo.errors import NonFiniteError
-from hanabi_grpo.training.advantages import step_advantages
+from hanabi_grpo.training.advantages import clip, step_advantages, whiten
 from hanabi_grpo.training.estimators import (
     NOTHING_KNOWN,
     Estimator,
@@ -34,12 +34,26 @@ from hanabi_grpo.training.token_weights import LossUnit, token_weights
 from hanabi_grpo.types import DroppedGame, Episode, Turn, is_trained, player_name, task_name
 
 MIN_GAMES = 2
-"""A smaller group has no baseline."""
+"""A smaller group has no baseline; with NUM_GENERATIONS=1 nothing needs one."""
 SHOWN_REASONS = 2
 """Reasons for dropped games that one sentence lists."""
 _LARGEST = torch.finfo(torch.float32).max
 
 Row = TypeVar("Row", bound=TokenRow)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvantageOptions:
+    """What becomes of an estimator's advantages before the loss."""
+
+    whiten: bool = False
+    """HANABI_WHITEN_ADVANTAGES."""
+    clip: float | None = None
+    """HANABI_ADVANTAGE_CLIP."""
+
+
+PLAIN_ADVANTAGES = AdvantageOptions()
+"""As the estimator says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +71,9 @@ class CutPlan:
 
 
 def usable_groups(
-    groups: Sequence[Sequence[Episode]], dropped: Sequence[DroppedGame]
+    groups: Sequence[Sequence[Episode]],
+    dropped: Sequence[DroppedGame],
+    min_games: int = MIN_GAMES,
 ) -> tuple[list[list[Episode]], list[str]]:
     """Return the groups that can be trained on, and a sentence for each task that lost games."""
     reasons: dict[str, list[str]] = defaultdict(list)
@@ -70,7 +86,7 @@ def usable_groups(
             continue
         task = task_name(group[0].suite, group[0].seed)
         num_left[task] += len(group)
-        if len(group) < MIN_GAMES:
+        if len(group) < min_games:
             too_small.append(task)
     problems = []
     for task in dict.fromkeys([*reasons, *too_small]):
@@ -82,10 +98,10 @@ def usable_groups(
                 listed += "; …"
             num_games = num_dropped + num_left[task]
             problem = f"task {task}: {num_dropped} of {num_games} games dropped ({listed})"
-        if task in too_small or num_left[task] < MIN_GAMES:
-            problem += f"; a group needs {MIN_GAMES}, so it is left out"
+        if task in too_small or num_left[task] < min_games:
+            problem += f"; a group needs {min_games}, so it is left out"
         problems.append(f"{problem}.")
-    return [list(group) for group in groups if len(group) >= MIN_GAMES], problems
+    return [list(group) for group in groups if len(group) >= min_games], problems
 
 
 def token_rows(
@@ -96,6 +112,7 @@ def token_rows(
     *,
     context: EstimatorContext = NOTHING_KNOWN,
     unit: LossUnit = "token",
+    options: AdvantageOptions = PLAIN_ADVANTAGES,
 ) -> list[TokenRow]:
     """Return the rows of one seat's trained player over all groups.
 
@@ -110,6 +127,7 @@ def token_rows(
             nobody is, see `seats.SeatAssignment`.
         context: What the estimator knows beside these games.
         unit: What weighs the same in the loss, see `token_weights`.
+        options: What becomes of the estimator's advantages.
 
     Raises:
         NonFiniteError: An advantage is infinite or not a number; rewards may be finite and still
@@ -127,6 +145,10 @@ def token_rows(
     lengths = []
     for episode in episodes:
         lengths.append([len(turn.reply_ids) for turn in episode.trajectory(player)])
+    if options.whiten:
+        advantages = whiten(advantages, lengths)
+    if options.clip is not None:
+        advantages = clip(advantages, options.clip)
     weights = token_weights(lengths, unit)
     rows: list[TokenRow] = []
     for number, episode, game_advantages, game_weights in zip(
@@ -154,6 +176,7 @@ def build_micro_batches(
     pad_id: int,
     device: torch.device,
     unit: LossUnit = "token",
+    options: AdvantageOptions = PLAIN_ADVANTAGES,
 ) -> list[MicroBatch]:
     """Return this rank's micro-batches of one step, seat by seat.
 
@@ -169,10 +192,19 @@ def build_micro_batches(
         pad_id: Token id of the padding.
         device: Where the tensors go.
         unit: See `token_rows`.
+        options: See `token_rows`.
     """
     batches: list[MicroBatch] = []
     for seat, player in enumerate(players):
-        rows = token_rows(groups, seat, estimator, trained_seats, context=context, unit=unit)
+        rows = token_rows(
+            groups,
+            seat,
+            estimator,
+            trained_seats,
+            context=context,
+            unit=unit,
+            options=options,
+        )
         num_reply_tokens = 0
         for row in rows:
             num_reply_tokens += sum(row.mask)

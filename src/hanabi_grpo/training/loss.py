@@ -3,6 +3,8 @@
     L = 1/N · Σ_t v_t · [ −min(ρ_t A_t, clip(ρ_t, 1 − ε_low, 1 + ε_high) A_t) + β k_t ],
     A_t = A_turn · u_t · g + b_t,    k_t = r_t − log r_t − 1
 
+With HANABI_DUAL_CLIP=c the minimum is at least c A_t where A_t < 0: max(min(…), c A_t).
+
 over the player's sampled tokens t; everything else in a sequence is masked out.
 
 | symbol | is | from |
@@ -13,6 +15,7 @@ over the player's sampled tokens t; everything else in a sequence is masked out.
 | b | entropy bonus of the token | HANABI_ENTROPY_BONUS, `entropy_terms` |
 | ρ | π(a|s) / π_old(a|s), new policy over the one that sampled | PPO (arXiv 1707.06347), eq. 6, 7 |
 | ε | how far ρ may go, with a width for each side | DAPO (arXiv 2503.14476), "Clip-Higher" |
+| c | most of a bad token's ρ that counts, > 1 | dual-clip PPO (arXiv 1912.09729), eq. 5 |
 | r | π_ref(a|s) / π(a|s), base model over new policy | GRPO (arXiv 2402.03300), equation 4 |
 | v | π_old(a|s) / π_sampler(a|s), one version in two programs | Yao et al. 2025, see `PolicyLoss` |
 | N | the player's sampled tokens of the step, over all processes | DAPO, "Token-Level … Loss" |
@@ -42,6 +45,7 @@ LOSS_METRICS: dict[str, dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "low": {"clip_ratio/low_mean": torch.mean, "clip_ratio/low_min": torch.min},
     "high": {"clip_ratio/high_mean": torch.mean, "clip_ratio/high_max": torch.max},
     "region": {"clip_ratio/region_mean": torch.mean},
+    "dual": {"clip_ratio/dual_mean": torch.mean},
     "kl": {"kl": torch.nanmean},
 }
 """Names in metrics.jsonl of what `PolicyLoss` measures, and how values of all processes join."""
@@ -51,9 +55,10 @@ class PolicyLoss:
     """The clipped loss of a run, as its settings choose it."""
 
     def __init__(self, settings: Settings) -> None:
-        """Take HANABI_CLIP_*, BETA and HANABI_SAMPLER_CORRECTION*."""
+        """Take HANABI_CLIP_*, HANABI_DUAL_CLIP, BETA and HANABI_SAMPLER_CORRECTION*."""
         self.clip_low = settings.clip_low
         self.clip_high = settings.clip_high
+        self.dual_clip = settings.dual_clip
         self.beta = settings.beta
         self.correction = settings.sampler_correction
         self.correction_limit = settings.sampler_correction_limit
@@ -71,8 +76,8 @@ class PolicyLoss:
 
         Returns:
             A number whose sum over an update's micro-batches is the player's loss, and means over
-            sampled tokens: the shares "low", "high" and "region" that the clip stops, and "kl" in
-            nats.
+            sampled tokens: the shares "low", "high" and "region" that the clip stops, "dual" that
+            HANABI_DUAL_CLIP does, and "kl" in nats.
         """
         mask = batch.reply_mask
         advantages = token_advantages(batch)
@@ -85,6 +90,12 @@ class PolicyLoss:
         low = (ratio < 1 - self.clip_low) & (advantages < 0)
         high = (ratio > 1 + self.clip_high) & (advantages > 0)
         measured = {"low": low, "high": high, "region": low | high}
+
+        # −max(min(…), c A) where A < 0
+        if self.dual_clip is not None:
+            limit = -self.dual_clip * advantages
+            measured["dual"] = (advantages < 0) & (token_loss > limit)
+            token_loss = torch.where(advantages < 0, torch.min(token_loss, limit), token_loss)
 
         # + β (r − log r − 1)
         if self.beta:

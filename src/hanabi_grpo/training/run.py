@@ -25,8 +25,9 @@ from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.rollout.datasets import training_rows
 from hanabi_grpo.runs.resume import TRAINER_STATE
 from hanabi_grpo.settings import Settings, batch_plan
+from hanabi_grpo.settings.objective import run_estimator
 from hanabi_grpo.training.advantages import next_estimator_state
-from hanabi_grpo.training.batching import CutPlan, build_micro_batches
+from hanabi_grpo.training.batching import AdvantageOptions, CutPlan, build_micro_batches
 from hanabi_grpo.training.check_sample import check_rows
 from hanabi_grpo.training.checkpoint import (
     CheckpointSaver,
@@ -34,7 +35,7 @@ from hanabi_grpo.training.checkpoint import (
     TrainingState,
     restore_random_state,
 )
-from hanabi_grpo.training.estimators import EstimatorContext, LearnedValues, make_estimator
+from hanabi_grpo.training.estimators import EstimatorContext, LearnedValues
 from hanabi_grpo.training.fleet_link import Link
 from hanabi_grpo.training.groups import flatten_groups
 from hanabi_grpo.training.isolation import PlayerGuard, PlayerSchedule
@@ -53,6 +54,7 @@ from hanabi_grpo.training.overlap import PlayAhead, StepGames
 from hanabi_grpo.training.policy import EarlierVersions, Policy
 from hanabi_grpo.training.record import GameRecorder, LoadMeter, StepMetrics
 from hanabi_grpo.training.resampling import UsedGames, resample
+from hanabi_grpo.training.rewards import paid_groups
 from hanabi_grpo.training.seats import NOBODY, SeatAssignment
 from hanabi_grpo.training.state import StepState
 from hanabi_grpo.training.tasks import TaskDataset
@@ -253,11 +255,7 @@ class TrainingRun:
         self._step_losses: list[torch.Tensor] = []
         self._log_ratios: list[dict[int, float]] = []
         """In a sequential step, per earlier player its log ratio of each game."""
-        self._estimator = make_estimator(
-            settings.advantage,
-            scale=settings.advantage_scale,
-            gae_lambda=settings.gae_lambda,
-        )
+        self._estimator = run_estimator(settings)
         self._value_learner = self._make_value_learner()
         if parts.resume_folder is not None:
             self._restore(parts.resume_folder)
@@ -420,8 +418,8 @@ class TrainingRun:
 
     def build_batches(self, played: PlayedStep) -> list[MicroBatch]:
         """Return this rank's micro-batches of the step, ready for the loss."""
-        groups = played.used.groups
         seats = played.seats
+        groups = paid_groups(played.used.groups, self._settings, seats.trained)
         values = LearnedValues()
         if self._value_learner is not None:
             with self._metrics.timed("time/critic"):
@@ -440,6 +438,9 @@ class TrainingRun:
             pad_id=self._parts.pad_id,
             device=self._device,
             unit=self._settings.loss_unit,
+            options=AdvantageOptions(
+                whiten=self._settings.whiten_advantages, clip=self._settings.advantage_clip
+            ),
         )
         # Of all own players: the baseline of one that rests in this step moves on.
         baselines = next_estimator_state(
