@@ -560,9 +560,36 @@ class Settings(BaseModel):
     )
     beta: float = trainer(
         "BETA",
-        "Weight of the KL term against the base model.",
+        "Weight of the KL term against HANABI_REFERENCE.",
         0.0,
         ge=0,
+        affects=Affects.LEARNING,
+    )
+    kl_in: Literal["loss", "reward"] = trainer(
+        "HANABI_KL_IN",
+        "Where the KL term is: a term of the loss, or a cost of each reply in its reward.",
+        "loss",
+        affects=Affects.LEARNING,
+    )
+    kl_target: float | None = trainer(
+        "HANABI_KL_TARGET",
+        "KL in nats a token at which BETA stays; each player's weight grows above it and falls "
+        "below. Unset: BETA always.",
+        gt=0,
+        affects=Affects.LEARNING,
+    )
+    reference: Annotated[str, where(values.is_reference)] = trainer(
+        "HANABI_REFERENCE",
+        "What the KL is to: the base model, the adapters that the run began with, or those of the "
+        "last step that K divides.",
+        "base",
+        allowed="base, start, or every:K with a whole number K from 1, e.g. every:50",
+        affects=Affects.LEARNING,
+    )
+    train_thoughts: bool = trainer(
+        "HANABI_TRAIN_THOUGHTS",
+        "Whether the tokens of <think>…</think> carry loss; they stay in the conversation.",
+        True,
         affects=Affects.LEARNING,
     )
     entropy_bonus: float = trainer(

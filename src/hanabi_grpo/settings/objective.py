@@ -33,6 +33,7 @@ def check_objective(settings: Settings) -> None:
     _check_discount(settings)
     _check_group_size(settings)
     _check_paid(settings)
+    _check_kl(settings)
 
 
 def _check_normalization(settings: Settings) -> None:
@@ -92,4 +93,26 @@ def _check_paid(settings: Settings) -> None:
             f"HANABI_WHITEN_REWARDS=1 with HANABI_ADVANTAGE={settings.advantage}: what it learns "
             "beside the model is in points, which whitening changes in every step; set "
             "HANABI_WHITEN_ADVANTAGES=1 instead, or take another estimator."
+        )
+
+
+def _check_kl(settings: Settings) -> None:
+    """Refuse choices of the KL term that nothing reads, or that cannot be kept."""
+    choices = {
+        f"HANABI_KL_IN={settings.kl_in}": settings.kl_in != "loss",
+        f"HANABI_KL_TARGET={settings.kl_target}": settings.kl_target is not None,
+        f"HANABI_REFERENCE={settings.reference}": settings.reference != "base",
+    }
+    if not settings.beta:
+        for name, is_given in choices.items():
+            if is_given:
+                raise SettingsError(
+                    f"{name} with BETA=0: there is no KL term, so it would do nothing; set BETA, "
+                    "its weight (with HANABI_KL_TARGET the first one), e.g. 0.01, or unset it."
+                )
+    if settings.kl_in == "reward" and ESTIMATORS[settings.advantage].needs.is_credit:
+        raise SettingsError(
+            f"HANABI_KL_IN=reward with HANABI_ADVANTAGE={settings.advantage}: its shares are of "
+            "what the whole team is paid, and the KL is one player's cost; set HANABI_KL_IN=loss, "
+            "or take another estimator."
         )

@@ -56,6 +56,12 @@ def batch_plan(settings: Settings) -> BatchPlan:
             "whole adapters, so those of the version that sampled cannot be kept; take zero2, or "
             "unset HANABI_OVERLAP."
         )
+    if settings.reference != "base" and deepspeed_stage(settings) == _ZERO_3:
+        raise SettingsError(
+            f"HANABI_REFERENCE={settings.reference} with DEEPSPEED={settings.deepspeed}: under "
+            "ZeRO-3 no process holds whole adapters, so earlier ones cannot be kept; take zero2, "
+            "or HANABI_REFERENCE=base."
+        )
     tasks = settings.tasks_per_step
     group = settings.num_generations
     games = tasks * group

@@ -7,7 +7,7 @@ time, which DeepSpeed's collectives need.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -54,6 +54,13 @@ class AdvantageOptions:
 
 PLAIN_ADVANTAGES = AdvantageOptions()
 """As the estimator says."""
+TrainedTokens = Callable[[Turn], Sequence[bool]]
+"""(turn) -> for each token of its reply, whether it carries loss."""
+
+
+def all_tokens(turn: Turn) -> list[bool]:
+    """Let every token of a reply carry loss."""
+    return [True] * len(turn.reply_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +120,7 @@ def token_rows(
     context: EstimatorContext = NOTHING_KNOWN,
     unit: LossUnit = "token",
     options: AdvantageOptions = PLAIN_ADVANTAGES,
+    trained: TrainedTokens = all_tokens,
 ) -> list[TokenRow]:
     """Return the rows of one seat's trained player over all groups.
 
@@ -128,23 +136,24 @@ def token_rows(
         context: What the estimator knows beside these games.
         unit: What weighs the same in the loss, see `token_weights`.
         options: What becomes of the estimator's advantages.
+        trained: Which tokens of a reply carry loss.
 
     Raises:
         NonFiniteError: An advantage is infinite or not a number; rewards may be finite and still
             too large to compare.
     """
-    trained = trained_groups(groups, player, trained_seats)
+    own_groups = trained_groups(groups, player, trained_seats)
     advantages: TurnValues = []
-    for group_advantages in step_advantages(trained, player, estimator, context):
+    for group_advantages in step_advantages(own_groups, player, estimator, context):
         advantages.extend(group_advantages)
-    episodes = flatten_groups(trained)
+    episodes = flatten_groups(own_groups)
     numbers = []
     for number, episode in enumerate(flatten_groups(groups)):
         if is_trained(episode, player, trained_seats):
             numbers.append(number)
     lengths = []
     for episode in episodes:
-        lengths.append([len(turn.reply_ids) for turn in episode.trajectory(player)])
+        lengths.append([sum(trained(turn)) for turn in episode.trajectory(player)])
     if options.whiten:
         advantages = whiten(advantages, lengths)
     if options.clip is not None:
@@ -159,8 +168,12 @@ def token_rows(
         conversations: list[TokenRow] = []
         for turn, advantage, weight in zip(turns, game_advantages, game_weights, strict=True):
             if turn.fresh or not conversations:
-                conversations.append(_empty_row(number, has_weights=unit != "token"))
-            _append_turn(conversations[-1], turn, advantage, weight)
+                conversations.append(
+                    _empty_row(
+                        number, has_weights=unit != "token", trains_all=trained is all_tokens
+                    )
+                )
+            conversations[-1].append(turn, trained(turn), advantage, weight)
         rows += [row for row in conversations if any(row.mask)]
     return rows
 
@@ -177,6 +190,7 @@ def build_micro_batches(
     device: torch.device,
     unit: LossUnit = "token",
     options: AdvantageOptions = PLAIN_ADVANTAGES,
+    trained: TrainedTokens = all_tokens,
 ) -> list[MicroBatch]:
     """Return this rank's micro-batches of one step, seat by seat.
 
@@ -193,6 +207,7 @@ def build_micro_batches(
         device: Where the tensors go.
         unit: See `token_rows`.
         options: See `token_rows`.
+        trained: See `token_rows`.
     """
     batches: list[MicroBatch] = []
     for seat, player in enumerate(players):
@@ -204,10 +219,11 @@ def build_micro_batches(
             context=context,
             unit=unit,
             options=options,
+            trained=trained,
         )
         num_reply_tokens = 0
         for row in rows:
-            num_reply_tokens += sum(row.mask)
+            num_reply_tokens += row.num_trained
         for share in cut_rows(rows, cut):
             batch = collate(share, player, num_reply_tokens, pad_id, device, cut.shares_prefixes)
             batches.append(batch)
@@ -259,20 +275,16 @@ def _cut_by_prefix(rows: list[Row], cut: CutPlan) -> list[list[Row]]:
     return shares
 
 
-def _empty_row(game: int, *, has_weights: bool) -> TokenRow:
-    weights: list[float] | None = [] if has_weights else None
-    return TokenRow(ids=[], mask=[], logprobs=[], advantages=[], weights=weights, game=game)
-
-
-def _append_turn(row: TokenRow, turn: Turn, advantage: float, weight: float) -> None:
-    num_prompt = len(turn.prompt_ids)
-    num_reply = len(turn.reply_ids)
-    row.ids.extend((*turn.prompt_ids, *turn.reply_ids))
-    row.mask.extend([False] * num_prompt + [True] * num_reply)
-    row.logprobs.extend([0.0] * num_prompt + [*turn.logprobs])
-    row.advantages.extend([0.0] * num_prompt + [advantage] * num_reply)
-    if row.weights is not None:
-        row.weights.extend([0.0] * num_prompt + [weight] * num_reply)
+def _empty_row(game: int, *, has_weights: bool, trains_all: bool) -> TokenRow:
+    return TokenRow(
+        ids=[],
+        mask=[],
+        logprobs=[],
+        advantages=[],
+        weights=[] if has_weights else None,
+        trained=None if trains_all else [],
+        game=game,
+    )
 
 
 def _check_finite(

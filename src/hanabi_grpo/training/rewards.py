@@ -4,7 +4,10 @@ An estimator, and a critic, read rewards of turns. The settings here change them
 seat by itself, in this order:
 
 1. `clip_returns` (HANABI_REWARD_CLIP),
-2. `whiten_rewards` (HANABI_WHITEN_REWARDS).
+2. what replies cost by their distance from the reference policy (HANABI_KL_IN=reward, `kl`),
+3. `whiten_rewards` (HANABI_WHITEN_REWARDS).
+
+It is ROLL's order.
 
 Recorded games, scores and metrics show what the environment paid.
 """
@@ -14,9 +17,10 @@ from dataclasses import replace
 
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.advantages import token_moments
+from hanabi_grpo.training.batching import TrainedTokens, all_tokens
 from hanabi_grpo.training.estimators.arithmetic import EPSILON
 from hanabi_grpo.training.groups import flatten_groups, trained_groups
-from hanabi_grpo.types import Episode, Turn
+from hanabi_grpo.types import KL_PART, Episode, Turn
 
 WHITENED = "whitened"
 """The reward part that takes the mean from each of a player's turns."""
@@ -26,7 +30,11 @@ Groups = Sequence[Sequence[Episode]]
 
 
 def paid_groups(
-    groups: Groups, settings: Settings, trained_seats: Sequence[str]
+    groups: Groups,
+    settings: Settings,
+    trained_seats: Sequence[str],
+    kl_costs: Mapping[int, Mapping[int, Sequence[float]]],
+    trained: TrainedTokens = all_tokens,
 ) -> list[list[Episode]]:
     """Return a step's groups with the rewards that are learned from.
 
@@ -34,13 +42,17 @@ def paid_groups(
         groups: As they were played.
         settings: HANABI_REWARD_CLIP and HANABI_WHITEN_REWARDS.
         trained_seats: Per seat the adapter that is trained there, see `seats.SeatAssignment`.
+        kl_costs: By seat and number of the game what each of the seat's turns costs, in points.
+        trained: Which tokens of a reply carry loss.
     """
     paid = [list(group) for group in groups]
     for seat in range(len(trained_seats)):
         if settings.reward_clip is not None:
             paid = clip_returns(paid, seat, settings.reward_clip)
+        if seat in kl_costs:
+            paid = _charge(paid, seat, kl_costs[seat])
         if settings.whiten_rewards:
-            paid = whiten_rewards(paid, seat, trained_seats)
+            paid = whiten_rewards(paid, seat, trained_seats, trained)
     return paid
 
 
@@ -71,7 +83,12 @@ def clip_returns(groups: Groups, seat: int, limit: float) -> list[list[Episode]]
     return clipped
 
 
-def whiten_rewards(groups: Groups, seat: int, trained_seats: Sequence[str]) -> list[list[Episode]]:
+def whiten_rewards(
+    groups: Groups,
+    seat: int,
+    trained_seats: Sequence[str],
+    trained: TrainedTokens = all_tokens,
+) -> list[list[Episode]]:
     """Return the groups with (r_k − μ) / (σ + ε) as what a seat gets from each of its turns on.
 
     r_k is what it receives from its turn k on and before its next one; the first has what came
@@ -86,26 +103,43 @@ def whiten_rewards(groups: Groups, seat: int, trained_seats: Sequence[str]) -> l
         groups: The step's.
         seat: Number of the seat.
         trained_seats: Per seat the adapter that is trained there.
+        trained: Which tokens of a reply carry loss.
     """
-    trained = flatten_groups(trained_groups(groups, seat, trained_seats))
-    rewards = [turn_rewards(episode, seat) for episode in trained]
+    own = flatten_groups(trained_groups(groups, seat, trained_seats))
+    rewards = [turn_rewards(episode, seat) for episode in own]
     lengths = []
-    for episode in trained:
-        lengths.append([len(turn.reply_ids) for turn in episode.trajectory(seat)])
+    for episode in own:
+        lengths.append([sum(trained(turn)) for turn in episode.trajectory(seat)])
     moments = token_moments(rewards, lengths)
     whitened = [list(group) for group in groups]
     if moments is None:
         return whitened
     mean, deviation = moments
     scale = 1 / (deviation + EPSILON)
-    trained_ids = {id(episode) for episode in trained}
+    own_ids = {id(episode) for episode in own}
     for group in whitened:
         for number, episode in enumerate(group):
-            if id(episode) in trained_ids:
+            if id(episode) in own_ids:
                 scaled = _scale_rewards(episode, seat, scale)
                 shifts = [-mean * scale] * len(episode.trajectory(seat))
                 group[number] = add_rewards(scaled, seat, WHITENED, shifts)
     return whitened
+
+
+def _charge(groups: Groups, seat: int, costs: Mapping[int, Sequence[float]]) -> list[list[Episode]]:
+    """Return the groups with a seat's replies charged, by the number of the game."""
+    charged = []
+    number = 0
+    for group in groups:
+        episodes = []
+        for episode in group:
+            if number in costs:
+                values = [-cost for cost in costs[number]]
+                episode = add_rewards(episode, seat, KL_PART, values)
+            episodes.append(episode)
+            number += 1
+        charged.append(episodes)
+    return charged
 
 
 def turn_rewards(episode: Episode, seat: int) -> list[float]:
