@@ -27,6 +27,15 @@ from hanabi_grpo.types import Episode, Turn, player_names
 from made_games import made_episode, made_turn
 from small_models import small_model
 
+TEXTS = {11: "<think>", 12: "</think>"}
+"""Texts of tokens that mean something in a test."""
+
+
+def token_text(token: int) -> str:
+    """Return the text of a token of the tiny random model."""
+    return TEXTS.get(token, f" t{token}")
+
+
 NAMES = player_names(2)
 SPEC_HASH = "x"
 LAPTOP = setup("hanabi", {"preset": "laptop"})
@@ -206,6 +215,7 @@ class RunOfATest:
             report=self._report,
             pad_id=0,
             end_id=None,
+            token_text=token_text,
             max_steps=num_steps,
             first_step=first_step,
             resume_folder=resume_folder,

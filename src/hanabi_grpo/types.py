@@ -56,8 +56,11 @@ REPLY_PARTS = frozenset({"illegal", "unparsable", "out_of_tokens", "length"})
 
 `length` is only found in old records."""
 
-TURN_PARTS = REPLY_PARTS | {"later_rounds"}
-"""`REPLY_PARTS`, and parts that already count a turn's later worth, see `envs.workflows`."""
+KL_PART = "kl"
+"""The reward part of HANABI_KL_IN=reward, only in what is learned from, see `training.kl`."""
+TURN_PARTS = REPLY_PARTS | {"later_rounds", KL_PART}
+"""`REPLY_PARTS`, and parts that already count a turn's later worth (see `envs.workflows`), or that
+are of a reply's own tokens."""
 
 
 class ReplyKind(StrEnum):

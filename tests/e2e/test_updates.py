@@ -56,8 +56,46 @@ CONSTANT = {"LR_SCHEDULER_TYPE": "constant", "WARMUP_STEPS": "0"}
             "zero2",
             {"HANABI_RESAMPLE_FLAT": "2", "NUM_GENERATIONS": "2", "HANABI_TASKS_PER_STEP": "8"},
         ),
+        (
+            "torch",
+            {
+                "NUM_GENERATIONS": "1",
+                "HANABI_TASKS_PER_STEP": "8",
+                "HANABI_ADVANTAGE": "return_to_go",
+                "HANABI_GAMMA": "0.9",
+                "HANABI_NORMALIZE": "mean_std",
+                "HANABI_NORMALIZE_OVER": "step",
+                "HANABI_WHITEN_REWARDS": "1",
+                "HANABI_WHITEN_ADVANTAGES": "1",
+                "HANABI_REWARD_CLIP": "3",
+                "HANABI_ADVANTAGE_CLIP": "2",
+                "HANABI_TRAIN_THOUGHTS": "0",
+                "BETA": "0.05",
+                "HANABI_KL_TARGET": "0.001",
+                "HANABI_REFERENCE": "start",
+            },
+        ),
+        (
+            "zero2",
+            {
+                "HANABI_ADVANTAGE": "rloo",
+                "HANABI_UPDATES_PER_STEP": "2",
+                "HANABI_DUAL_CLIP": "1.5",
+                "HANABI_WHITEN_ADVANTAGES": "1",
+                "BETA": "0.05",
+                "HANABI_KL_IN": "reward",
+                "HANABI_KL_TARGET": "0.001",
+                "HANABI_REFERENCE": "every:2",
+            },
+        ),
     ],
-    ids=["passes-torch", "sequential-zero2", "resampled-zero2"],
+    ids=[
+        "passes-torch",
+        "sequential-zero2",
+        "resampled-zero2",
+        "groups-of-one-torch",
+        "kl-in-reward-zero2",
+    ],
 )
 def test_a_run_with_several_updates_resumes_bit_by_bit(
     tmp_path: Path, tiny_model: Path, stage: str, updates: dict[str, str]

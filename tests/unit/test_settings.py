@@ -197,7 +197,7 @@ def test_every_bad_value_is_named_at_once() -> None:
     ("name", "value", "allowed"),
     [
         ("TEMPERATURE", "0", "a number from 0.01 to 2."),
-        ("NUM_GENERATIONS", "1", "a whole number, at least 2."),
+        ("NUM_GENERATIONS", "0", "a whole number, at least 1."),
         ("HANABI_THINKING", "maybe", "true or false."),
         ("HANABI_DTYPE", "fp8", "one of float32, bfloat16, float16."),
         ("REPORT_TO", "mlflow", "none, or a comma list of tensorboard and wandb."),

@@ -49,6 +49,32 @@ def think_parts(reply: str) -> tuple[list[str], list[str], bool]:
     return thoughts, outside, is_thinking
 
 
+def think_spans(reply: str) -> list[tuple[int, int]]:
+    """Return where the thoughts of a reply are, as `think_parts` reads it, tags included.
+
+    Returns:
+        (first character, character behind the last) of each thought, in order.
+
+    Example:
+        think_spans("<think>a</think>b<think>c") == [(0, 16), (17, 25)]
+    """
+    spans: list[tuple[int, int]] = []
+    start = 0
+    is_thinking = False
+    for tag in _THINK_TAG.finditer(reply):
+        is_closing = tag.group(1) == "/"
+        if is_thinking:
+            spans.append((start, tag.end()))
+        elif is_closing:
+            # The prompt opened the thought: all so far belongs to it.
+            spans = [(0, tag.end())]
+        start = tag.start() if not is_thinking else tag.end()
+        is_thinking = not is_closing
+    if is_thinking and start < len(reply):
+        spans.append((start, len(reply)))
+    return spans
+
+
 def earned(rewards: Mapping[str, float]) -> str:
     """Return reward parts, e.g. "score +1, illegal -0.5"."""
     return ", ".join(f"{part} {signed(value)}" for part, value in rewards.items())

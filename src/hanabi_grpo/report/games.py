@@ -3,10 +3,11 @@
 Advantages are computed among the games that were recorded together.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
@@ -17,7 +18,17 @@ from hanabi_grpo.runs.manifest import read_manifest
 from hanabi_grpo.runs.run_folder import recorded_settings
 from hanabi_grpo.settings import Settings, settings_values
 from hanabi_grpo.texts import visible
-from hanabi_grpo.training.estimators import ESTIMATORS, Estimator, Pool, make_estimator
+from hanabi_grpo.training.advantages import pool_key, step_advantages
+from hanabi_grpo.training.estimators import ESTIMATORS, Estimator, Method, Over, make_estimator
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
+_POOLS = {
+    Over.GROUP: "the games of a task",
+    Over.TASK: "the games of a task",
+    Over.ENVIRONMENT: "all games of the step",
+    Over.STEP: "all games of the step, on all boards",
+}
+"""What the page calls the games that are compared."""
 
 
 def settings_beside(path: Path) -> dict[str, Any]:
@@ -54,54 +65,75 @@ def advantages_of(
         compare it with; and a description of the estimator, e.g. "turn, among the games of a task",
         "" where no game has advantages.
     """
-    name = settings.get("HANABI_ADVANTAGE")
-    scale = settings.get("HANABI_ADVANTAGE_SCALE")
-    is_known = name in ESTIMATORS and scale in (None, "std", "none")
-    if not is_known:
-        name = Settings().advantage
-        scale = None
-    estimator = make_estimator(str(name), scale=scale)
+    estimator = _estimator_of(settings)
     numbers = [recording.number for recording in recordings]
     advantages = dict(zip(numbers, turn_advantages(recordings, estimator), strict=True))
     if not any(advantages.values()):
         return advantages, ""
-    pool = "the games of a task" if estimator.pool is Pool.GROUP else "all games of the step"
-    return advantages, f"{estimator.name}, among {pool}"
+    return advantages, f"{estimator.name}, among {_POOLS[estimator.over]}"
+
+
+def _estimator_of(settings: Mapping[str, Any]) -> Estimator:
+    """Return the estimator of a run's settings, or the default where this version knows none."""
+    name = settings.get("HANABI_ADVANTAGE")
+    scale = settings.get("HANABI_ADVANTAGE_SCALE")
+    if name not in ESTIMATORS or scale not in (None, "std", "none"):
+        return make_estimator(Settings().advantage)
+    try:
+        return make_estimator(
+            str(name),
+            scale=scale,
+            gamma=float(settings.get("HANABI_GAMMA") or 1),
+            normalize=_member(Method, settings.get("HANABI_NORMALIZE")),
+            normalize_over=_member(Over, settings.get("HANABI_NORMALIZE_OVER")),
+        )
+    except (TypeError, ValueError):
+        return make_estimator(str(name), scale=scale)
+
+
+def _member(kind: type[_Choice], value: object) -> _Choice | None:
+    """Return a value of a setting; None where it is unset."""
+    return None if value is None else kind(str(value))
 
 
 def turn_advantages(
     recordings: Sequence[Recording], estimate: Estimator
 ) -> list[tuple[float, ...] | None]:
-    """Return per game the advantage of each turn, None for the only game of its task.
+    """Return per game the advantage of each turn, None for a game with nothing to compare it with.
 
-    Games of one file and one task are a group, as they were in training. An estimator that compares
-    over the step compares all games of one file and one board; for each player, those in which the
-    same policy had the player's seat.
+    Games of one file and one task are a group, as they were in training, and games of one file are
+    a step; for each player, those in which the same policy had the player's seat.
 
     Args:
         recordings: The games.
         estimate: The estimator.
     """
-    pools = [_pool(recording, estimate) for recording in recordings]
-    # Per player, policy and pool, the positions of the games that are compared.
-    compared: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    # Per file, player and policy, the positions of the games of each task.
+    compared: dict[tuple[Any, ...], dict[tuple[Any, ...], list[int]]] = {}
     for position, recording in enumerate(recordings):
         episode = recording.episode
+        task = (episode.suite, episode.seed, episode.spec_hash)
         for player in range(episode.num_players):
             # Seats are not recorded for every game; an empty slice stands for unknown.
             policy = episode.seats[player : player + 1]
-            compared[player, policy, pools[position]].append(position)
+            groups = compared.setdefault((player, policy, recording.source), {})
+            groups.setdefault(task, []).append(position)
     # By position of the game and player, the advantages of the player's turns.
     advantages: dict[tuple[int, int], Iterator[float]] = {}
-    for (player, *_), positions in compared.items():
-        episodes = [recordings[position].episode for position in positions]
-        values_of_games = estimate.advantages(episodes, player)
-        for position, values in zip(positions, values_of_games, strict=True):
-            advantages[position, player] = iter(values)
+    for (player, *_), groups in compared.items():
+        positions_of_groups = list(groups.values())
+        episodes = []
+        for positions in positions_of_groups:
+            episodes.append([recordings[position].episode for position in positions])
+        values_of_groups = step_advantages(episodes, player, estimate)
+        for positions, values_of_games in zip(positions_of_groups, values_of_groups, strict=True):
+            for position, values in zip(positions, values_of_games, strict=True):
+                advantages[position, player] = iter(values)
+    pools = [_pool(recording, estimate) for recording in recordings]
     sizes = Counter(pools)
     advantages_of_games: list[tuple[float, ...] | None] = []
     for position, recording in enumerate(recordings):
-        if sizes[pools[position]] == 1:
+        if sizes[pools[position]] == 1 and estimate.method is not Method.NONE:
             advantages_of_games.append(None)
             continue
         advantages_of_turns = []
@@ -111,13 +143,11 @@ def turn_advantages(
     return advantages_of_games
 
 
-def _pool(recording: Recording, estimate: Estimator) -> tuple[Any, ...]:
+def _pool(recording: Recording, estimate: Estimator) -> Hashable:
     """Return a key that the games which an estimator compares have in common."""
     episode = recording.episode
-    pool: tuple[Any, ...] = (recording.source, episode.spec_hash)
-    if estimate.pool is Pool.GROUP:
-        pool += (episode.suite, episode.seed)
-    return pool
+    task = (episode.suite, episode.seed)
+    return recording.source, pool_key(episode, task, estimate.over)
 
 
 def games_page(

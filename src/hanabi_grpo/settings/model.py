@@ -40,7 +40,15 @@ from hanabi_grpo.settings.variables import (
     trainer,
     variables_of,
 )
-from hanabi_grpo.training.estimators import ESTIMATORS, Learned, Scale, names_needing
+from hanabi_grpo.training.estimators import (
+    DISCOUNTED,
+    ESTIMATORS,
+    Learned,
+    Method,
+    Over,
+    Scale,
+    names_needing,
+)
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM can load (`vllm.config.lora`)."""
@@ -413,9 +421,9 @@ class Settings(BaseModel):
     )
     num_generations: int = trainer(
         "NUM_GENERATIONS",
-        "Games of each task (the group).",
+        "Games of each task (the group); 1 where HANABI_ADVANTAGE compares more than a group.",
         16,
-        ge=2,
+        ge=1,
         affects=Affects.PLAY,
     )
     tasks_per_step: int = trainer(
@@ -543,11 +551,45 @@ class Settings(BaseModel):
         gt=0,
         affects=Affects.LEARNING,
     )
+    dual_clip: float | None = trainer(
+        "HANABI_DUAL_CLIP",
+        "Most that a token's probability ratio counts where its advantage is negative; unset: no "
+        "limit.",
+        gt=1,
+        affects=Affects.LEARNING,
+    )
     beta: float = trainer(
         "BETA",
-        "Weight of the KL term against the base model.",
+        "Weight of the KL term against HANABI_REFERENCE.",
         0.0,
         ge=0,
+        affects=Affects.LEARNING,
+    )
+    kl_in: Literal["loss", "reward"] = trainer(
+        "HANABI_KL_IN",
+        "Where the KL term is: a term of the loss, or a cost of each reply in its reward.",
+        "loss",
+        affects=Affects.LEARNING,
+    )
+    kl_target: float | None = trainer(
+        "HANABI_KL_TARGET",
+        "KL in nats a token at which BETA stays; each player's weight grows above it and falls "
+        "below. Unset: BETA always.",
+        gt=0,
+        affects=Affects.LEARNING,
+    )
+    reference: Annotated[str, where(values.is_reference)] = trainer(
+        "HANABI_REFERENCE",
+        "What the KL is to: the base model, the adapters that the run began with, or those of the "
+        "last step that K divides.",
+        "base",
+        allowed="base, start, or every:K with a whole number K from 1, e.g. every:50",
+        affects=Affects.LEARNING,
+    )
+    train_thoughts: bool = trainer(
+        "HANABI_TRAIN_THOUGHTS",
+        "Whether the tokens of <think>…</think> carry loss; they stay in the conversation.",
+        True,
         affects=Affects.LEARNING,
     )
     entropy_bonus: float = trainer(
@@ -653,6 +695,52 @@ class Settings(BaseModel):
     advantage_scale: Scale | None = trainer(
         "HANABI_ADVANTAGE_SCALE",
         "Divide advantages by the deviation of what is compared; unset: as the estimator's source.",
+        affects=Affects.LEARNING,
+    )
+    normalize: Method | None = trainer(
+        "HANABI_NORMALIZE",
+        "What is done to credits that are compared: the mean subtracted, divided by the deviation, "
+        "both, or neither; unset: as the estimator's source.",
+        allowed="one of " + ", ".join(Method),
+        affects=Affects.LEARNING,
+    )
+    normalize_over: Over | None = trainer(
+        "HANABI_NORMALIZE_OVER",
+        "Which credits are compared: of the group, of the task, on the same board, or all of the "
+        "step; unset: as the estimator's source.",
+        allowed="one of " + ", ".join(Over),
+        affects=Affects.LEARNING,
+    )
+    gamma: float = trainer(
+        "HANABI_GAMMA",
+        "Discount from one of a player's turns to its next, with " + ", ".join(DISCOUNTED) + ".",
+        1.0,
+        gt=0,
+        le=1,
+        affects=Affects.LEARNING,
+    )
+    reward_clip: float | None = trainer(
+        "HANABI_REWARD_CLIP",
+        "Most, up or down, that a game pays a player; unset: no limit.",
+        gt=0,
+        affects=Affects.LEARNING,
+    )
+    whiten_rewards: bool = trainer(
+        "HANABI_WHITEN_REWARDS",
+        "Rewards of turns with mean 0 and deviation 1 over a player's tokens of the step.",
+        False,
+        affects=Affects.LEARNING,
+    )
+    whiten_advantages: bool = trainer(
+        "HANABI_WHITEN_ADVANTAGES",
+        "Advantages with mean 0 and deviation 1 over a player's tokens of the step.",
+        False,
+        affects=Affects.LEARNING,
+    )
+    advantage_clip: float | None = trainer(
+        "HANABI_ADVANTAGE_CLIP",
+        "Most, up or down, of an advantage, behind the whitening; unset: no limit.",
+        gt=0,
         affects=Affects.LEARNING,
     )
     gae_lambda: float = trainer(

@@ -7,6 +7,7 @@ from pathlib import Path
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_bytes
 from hanabi_grpo.settings.model import DEEPSPEED_STAGES, Settings
+from hanabi_grpo.settings.objective import check_objective, run_estimator
 from hanabi_grpo.training.estimators import GROUP_ESTIMATORS
 from hanabi_grpo.types import SHARED_ADAPTER, player_names
 
@@ -54,6 +55,12 @@ def batch_plan(settings: Settings) -> BatchPlan:
             f"HANABI_OVERLAP=1 with DEEPSPEED={settings.deepspeed}: under ZeRO-3 no process holds "
             "whole adapters, so those of the version that sampled cannot be kept; take zero2, or "
             "unset HANABI_OVERLAP."
+        )
+    if settings.reference != "base" and deepspeed_stage(settings) == _ZERO_3:
+        raise SettingsError(
+            f"HANABI_REFERENCE={settings.reference} with DEEPSPEED={settings.deepspeed}: under "
+            "ZeRO-3 no process holds whole adapters, so earlier ones cannot be kept; take zero2, "
+            "or HANABI_REFERENCE=base."
         )
     tasks = settings.tasks_per_step
     group = settings.num_generations
@@ -152,6 +159,7 @@ def check_updates(settings: Settings) -> None:
             "version that is validated is kept as a checkpoint when it is the best; set a "
             "multiple of SAVE_STEPS."
         )
+    check_objective(settings)
     _check_resampling(settings)
     if settings.update == "best_response" and not (settings.eval_steps and settings.eval_patience):
         raise SettingsError(
@@ -217,4 +225,11 @@ def _check_resampling(settings: Settings) -> None:
             f"{given} with HANABI_ADVANTAGE={settings.advantage}: it learns from games of "
             "different tasks, so a flat group teaches too, and a step without any is biased; unset "
             f"HANABI_RESAMPLE_FLAT, or take one of {', '.join(GROUP_ESTIMATORS)}."
+        )
+    if run_estimator(settings).compares_more_than_a_group():
+        raise SettingsError(
+            f"{given} with HANABI_NORMALIZE={settings.normalize or 'unset'} "
+            f"HANABI_NORMALIZE_OVER={settings.normalize_over or 'unset'}: credits are compared "
+            "beyond the group, so a flat group teaches too; unset HANABI_RESAMPLE_FLAT, or set "
+            "HANABI_NORMALIZE_OVER=group."
         )

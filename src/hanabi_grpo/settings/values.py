@@ -50,6 +50,7 @@ _PARTNER_URL = re.compile(
     r"([a-z][a-z0-9_-]{0,31})=(https?://[^\s,?#@]+)#([^\s,]{1,200})", re.ASCII
 )
 """NAME=URL#MODEL."""
+_EVERY = re.compile(r"every:([1-9][0-9]{0,8})", re.ASCII)
 _PRINTABLE = re.compile(r"[!-~]*")
 """Printable ASCII without spaces."""
 _PROJECT = re.compile(r"(?!\.+\Z)[^/\\#?%:\r\n]{1,128}")
@@ -127,6 +128,20 @@ def split_partner_url(text: str) -> PartnerUrl:
     return PartnerUrl(match[1], match[2].rstrip("/"), match[3])
 
 
+def reference_steps(text: str) -> int | None:
+    """Return K of the HANABI_REFERENCE every:K; None for base and start.
+
+    Raises:
+        ValueError: It is none of the three.
+    """
+    if text in ("base", "start"):
+        return None
+    match = _EVERY.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r}: give base, start or every:K")
+    return int(match[1])
+
+
 def is_loopback(host: str) -> bool:
     """Tell whether a host name is this machine by its loopback address."""
     if host == "localhost":
@@ -153,6 +168,12 @@ def why_key_is_needed(host: str, key: str) -> str | None:
     if key:
         needed = f"one of {KEY_LENGTH} characters or more; this one has {len(key)}"
     return f"an address that other machines reach needs HANABI_API_KEY, {needed}"
+
+
+def is_reference(text: str) -> bool:
+    """Tell whether a text is a HANABI_REFERENCE."""
+    reference_steps(text)
+    return True
 
 
 def are_monitors(names: tuple[str, ...]) -> bool:

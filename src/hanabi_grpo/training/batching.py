@@ -7,7 +7,7 @@ time, which DeepSpeed's collectives need.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from hanabi_grpo.errors import NonFiniteError
-from hanabi_grpo.training.advantages import step_advantages
+from hanabi_grpo.training.advantages import clip, step_advantages, whiten
 from hanabi_grpo.training.estimators import (
     NOTHING_KNOWN,
     Estimator,
@@ -34,12 +34,33 @@ from hanabi_grpo.training.token_weights import LossUnit, token_weights
 from hanabi_grpo.types import DroppedGame, Episode, Turn, is_trained, player_name, task_name
 
 MIN_GAMES = 2
-"""A smaller group has no baseline."""
+"""A smaller group has no baseline; with NUM_GENERATIONS=1 nothing needs one."""
 SHOWN_REASONS = 2
 """Reasons for dropped games that one sentence lists."""
 _LARGEST = torch.finfo(torch.float32).max
 
 Row = TypeVar("Row", bound=TokenRow)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvantageOptions:
+    """What becomes of an estimator's advantages before the loss."""
+
+    whiten: bool = False
+    """HANABI_WHITEN_ADVANTAGES."""
+    clip: float | None = None
+    """HANABI_ADVANTAGE_CLIP."""
+
+
+PLAIN_ADVANTAGES = AdvantageOptions()
+"""As the estimator says."""
+TrainedTokens = Callable[[Turn], Sequence[bool]]
+"""(turn) -> for each token of its reply, whether it carries loss."""
+
+
+def all_tokens(turn: Turn) -> list[bool]:
+    """Let every token of a reply carry loss."""
+    return [True] * len(turn.reply_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +78,9 @@ class CutPlan:
 
 
 def usable_groups(
-    groups: Sequence[Sequence[Episode]], dropped: Sequence[DroppedGame]
+    groups: Sequence[Sequence[Episode]],
+    dropped: Sequence[DroppedGame],
+    min_games: int = MIN_GAMES,
 ) -> tuple[list[list[Episode]], list[str]]:
     """Return the groups that can be trained on, and a sentence for each task that lost games."""
     reasons: dict[str, list[str]] = defaultdict(list)
@@ -70,7 +93,7 @@ def usable_groups(
             continue
         task = task_name(group[0].suite, group[0].seed)
         num_left[task] += len(group)
-        if len(group) < MIN_GAMES:
+        if len(group) < min_games:
             too_small.append(task)
     problems = []
     for task in dict.fromkeys([*reasons, *too_small]):
@@ -82,10 +105,10 @@ def usable_groups(
                 listed += "; …"
             num_games = num_dropped + num_left[task]
             problem = f"task {task}: {num_dropped} of {num_games} games dropped ({listed})"
-        if task in too_small or num_left[task] < MIN_GAMES:
-            problem += f"; a group needs {MIN_GAMES}, so it is left out"
+        if task in too_small or num_left[task] < min_games:
+            problem += f"; a group needs {min_games}, so it is left out"
         problems.append(f"{problem}.")
-    return [list(group) for group in groups if len(group) >= MIN_GAMES], problems
+    return [list(group) for group in groups if len(group) >= min_games], problems
 
 
 def token_rows(
@@ -96,6 +119,8 @@ def token_rows(
     *,
     context: EstimatorContext = NOTHING_KNOWN,
     unit: LossUnit = "token",
+    options: AdvantageOptions = PLAIN_ADVANTAGES,
+    trained: TrainedTokens = all_tokens,
 ) -> list[TokenRow]:
     """Return the rows of one seat's trained player over all groups.
 
@@ -110,23 +135,29 @@ def token_rows(
             nobody is, see `seats.SeatAssignment`.
         context: What the estimator knows beside these games.
         unit: What weighs the same in the loss, see `token_weights`.
+        options: What becomes of the estimator's advantages.
+        trained: Which tokens of a reply carry loss.
 
     Raises:
         NonFiniteError: An advantage is infinite or not a number; rewards may be finite and still
             too large to compare.
     """
-    trained = trained_groups(groups, player, trained_seats)
+    own_groups = trained_groups(groups, player, trained_seats)
     advantages: TurnValues = []
-    for group_advantages in step_advantages(trained, player, estimator, context):
+    for group_advantages in step_advantages(own_groups, player, estimator, context):
         advantages.extend(group_advantages)
-    episodes = flatten_groups(trained)
+    episodes = flatten_groups(own_groups)
     numbers = []
     for number, episode in enumerate(flatten_groups(groups)):
         if is_trained(episode, player, trained_seats):
             numbers.append(number)
     lengths = []
     for episode in episodes:
-        lengths.append([len(turn.reply_ids) for turn in episode.trajectory(player)])
+        lengths.append([sum(trained(turn)) for turn in episode.trajectory(player)])
+    if options.whiten:
+        advantages = whiten(advantages, lengths)
+    if options.clip is not None:
+        advantages = clip(advantages, options.clip)
     weights = token_weights(lengths, unit)
     rows: list[TokenRow] = []
     for number, episode, game_advantages, game_weights in zip(
@@ -137,8 +168,12 @@ def token_rows(
         conversations: list[TokenRow] = []
         for turn, advantage, weight in zip(turns, game_advantages, game_weights, strict=True):
             if turn.fresh or not conversations:
-                conversations.append(_empty_row(number, has_weights=unit != "token"))
-            _append_turn(conversations[-1], turn, advantage, weight)
+                conversations.append(
+                    _empty_row(
+                        number, has_weights=unit != "token", trains_all=trained is all_tokens
+                    )
+                )
+            conversations[-1].append(turn, trained(turn), advantage, weight)
         rows += [row for row in conversations if any(row.mask)]
     return rows
 
@@ -154,6 +189,8 @@ def build_micro_batches(
     pad_id: int,
     device: torch.device,
     unit: LossUnit = "token",
+    options: AdvantageOptions = PLAIN_ADVANTAGES,
+    trained: TrainedTokens = all_tokens,
 ) -> list[MicroBatch]:
     """Return this rank's micro-batches of one step, seat by seat.
 
@@ -169,13 +206,24 @@ def build_micro_batches(
         pad_id: Token id of the padding.
         device: Where the tensors go.
         unit: See `token_rows`.
+        options: See `token_rows`.
+        trained: See `token_rows`.
     """
     batches: list[MicroBatch] = []
     for seat, player in enumerate(players):
-        rows = token_rows(groups, seat, estimator, trained_seats, context=context, unit=unit)
+        rows = token_rows(
+            groups,
+            seat,
+            estimator,
+            trained_seats,
+            context=context,
+            unit=unit,
+            options=options,
+            trained=trained,
+        )
         num_reply_tokens = 0
         for row in rows:
-            num_reply_tokens += sum(row.mask)
+            num_reply_tokens += row.num_trained
         for share in cut_rows(rows, cut):
             batch = collate(share, player, num_reply_tokens, pad_id, device, cut.shares_prefixes)
             batches.append(batch)
@@ -227,20 +275,16 @@ def _cut_by_prefix(rows: list[Row], cut: CutPlan) -> list[list[Row]]:
     return shares
 
 
-def _empty_row(game: int, *, has_weights: bool) -> TokenRow:
-    weights: list[float] | None = [] if has_weights else None
-    return TokenRow(ids=[], mask=[], logprobs=[], advantages=[], weights=weights, game=game)
-
-
-def _append_turn(row: TokenRow, turn: Turn, advantage: float, weight: float) -> None:
-    num_prompt = len(turn.prompt_ids)
-    num_reply = len(turn.reply_ids)
-    row.ids.extend((*turn.prompt_ids, *turn.reply_ids))
-    row.mask.extend([False] * num_prompt + [True] * num_reply)
-    row.logprobs.extend([0.0] * num_prompt + [*turn.logprobs])
-    row.advantages.extend([0.0] * num_prompt + [advantage] * num_reply)
-    if row.weights is not None:
-        row.weights.extend([0.0] * num_prompt + [weight] * num_reply)
+def _empty_row(game: int, *, has_weights: bool, trains_all: bool) -> TokenRow:
+    return TokenRow(
+        ids=[],
+        mask=[],
+        logprobs=[],
+        advantages=[],
+        weights=[] if has_weights else None,
+        trained=None if trains_all else [],
+        game=game,
+    )
 
 
 def _check_finite(

@@ -39,6 +39,8 @@ CRITICS = "critics.safetensors"
 MISMATCH = "mismatch.json"
 EARLIER = "earlier.safetensors"
 PHASE_BEST = "phase_best.safetensors"
+KL_WEIGHTS = "kl_weights.json"
+REFERENCE = "reference.safetensors"
 SAVED_OF_A_GROUP = ("player", "updates", "lr")
 """What is kept of an optimizer group: whose it is, how often it moved, and its rate."""
 SAVE_TRIES = 3
@@ -86,6 +88,7 @@ class TrainingState:
             *self.step_state.critics.values(),
             *self.step_state.earlier.values(),
             *self.step_state.phase_best.values(),
+            *self.step_state.reference.values(),
         ]
 
     def save(self, folder: Path) -> None:
@@ -102,6 +105,10 @@ class TrainingState:
         (folder / BASELINES).write_text(json.dumps(baselines, indent=1))
         if self.step_state.mismatch:
             (folder / MISMATCH).write_text(json.dumps(self.step_state.mismatch))
+        if self.step_state.kl_weights:
+            (folder / KL_WEIGHTS).write_text(json.dumps(dict(self.step_state.kl_weights)))
+        if self.step_state.reference:
+            save_tensors(self.step_state.reference, folder / REFERENCE)
         if self.step_state.critics:
             save_tensors(self.step_state.critics, folder / CRITICS)
         if self.step_state.earlier:
@@ -121,6 +128,8 @@ class TrainingState:
             mismatch=_read_json(folder / MISMATCH),
             earlier=read_tensors(folder / EARLIER),
             phase_best=read_tensors(folder / PHASE_BEST),
+            kl_weights=_read_json(folder / KL_WEIGHTS),
+            reference=read_tensors(folder / REFERENCE),
         )
         return cls(
             moments=load_file(folder / OPTIMIZER),

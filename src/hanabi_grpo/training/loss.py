@@ -3,7 +3,10 @@
     L = 1/N · Σ_t v_t · [ −min(ρ_t A_t, clip(ρ_t, 1 − ε_low, 1 + ε_high) A_t) + β k_t ],
     A_t = A_turn · u_t · g + b_t,    k_t = r_t − log r_t − 1
 
-over the player's sampled tokens t; everything else in a sequence is masked out.
+With HANABI_DUAL_CLIP=c the minimum is at least c A_t where A_t < 0: max(min(…), c A_t).
+
+over the player's sampled tokens t; everything else in a sequence is masked out, and thoughts where
+HANABI_TRAIN_THOUGHTS=0.
 
 | symbol | is | from |
 |---|---|---|
@@ -13,7 +16,9 @@ over the player's sampled tokens t; everything else in a sequence is masked out.
 | b | entropy bonus of the token | HANABI_ENTROPY_BONUS, `entropy_terms` |
 | ρ | π(a|s) / π_old(a|s), new policy over the one that sampled | PPO (arXiv 1707.06347), eq. 6, 7 |
 | ε | how far ρ may go, with a width for each side | DAPO (arXiv 2503.14476), "Clip-Higher" |
-| r | π_ref(a|s) / π(a|s), base model over new policy | GRPO (arXiv 2402.03300), equation 4 |
+| c | most of a bad token's ρ that counts, > 1 | dual-clip PPO (arXiv 1912.09729), eq. 5 |
+| r | π_ref(a|s) / π(a|s), `reference` over new policy | GRPO (arXiv 2402.03300), equation 4 |
+| β | weight of the KL term, BETA or a player's own | HANABI_KL_TARGET, `kl` |
 | v | π_old(a|s) / π_sampler(a|s), one version in two programs | Yao et al. 2025, see `PolicyLoss` |
 | N | the player's sampled tokens of the step, over all processes | DAPO, "Token-Level … Loss" |
 
@@ -26,13 +31,14 @@ The columns stand apart in `MicroBatch` and meet here alone. ms-swift computes t
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import compress
 
 import torch
 
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.groups import flatten_groups
 from hanabi_grpo.training.micro_batch import MicroBatch
-from hanabi_grpo.types import Episode, is_trained
+from hanabi_grpo.types import Episode, Turn, is_trained
 
 _LARGEST_LOG = 20.0
 """Largest |log ratio| that is exponentiated: e^20 is 5e8, and infinity would spoil the step."""
@@ -42,6 +48,7 @@ LOSS_METRICS: dict[str, dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "low": {"clip_ratio/low_mean": torch.mean, "clip_ratio/low_min": torch.min},
     "high": {"clip_ratio/high_mean": torch.mean, "clip_ratio/high_max": torch.max},
     "region": {"clip_ratio/region_mean": torch.mean},
+    "dual": {"clip_ratio/dual_mean": torch.mean},
     "kl": {"kl": torch.nanmean},
 }
 """Names in metrics.jsonl of what `PolicyLoss` measures, and how values of all processes join."""
@@ -51,10 +58,12 @@ class PolicyLoss:
     """The clipped loss of a run, as its settings choose it."""
 
     def __init__(self, settings: Settings) -> None:
-        """Take HANABI_CLIP_*, BETA and HANABI_SAMPLER_CORRECTION*."""
+        """Take HANABI_CLIP_*, HANABI_DUAL_CLIP, BETA and HANABI_SAMPLER_CORRECTION*."""
         self.clip_low = settings.clip_low
         self.clip_high = settings.clip_high
-        self.beta = settings.beta
+        self.dual_clip = settings.dual_clip
+        # In the reward it is no part of the loss, see `kl`.
+        self.beta = settings.beta if settings.kl_in == "loss" else 0.0
         self.correction = settings.sampler_correction
         self.correction_limit = settings.sampler_correction_limit
 
@@ -71,10 +80,10 @@ class PolicyLoss:
 
         Returns:
             A number whose sum over an update's micro-batches is the player's loss, and means over
-            sampled tokens: the shares "low", "high" and "region" that the clip stops, and "kl" in
-            nats.
+            sampled tokens: the shares "low", "high" and "region" that the clip stops, "dual" that
+            HANABI_DUAL_CLIP does, and "kl" in nats.
         """
-        mask = batch.reply_mask
+        mask = batch.trained_mask
         advantages = token_advantages(batch)
         old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
 
@@ -86,12 +95,19 @@ class PolicyLoss:
         high = (ratio > 1 + self.clip_high) & (advantages > 0)
         measured = {"low": low, "high": high, "region": low | high}
 
+        # −max(min(…), c A) where A < 0
+        if self.dual_clip is not None:
+            limit = -self.dual_clip * advantages
+            measured["dual"] = (advantages < 0) & (token_loss > limit)
+            token_loss = torch.where(advantages < 0, torch.min(token_loss, limit), token_loss)
+
         # + β (r − log r − 1)
         if self.beta:
             if batch.reference_logprobs is None:
-                raise ValueError(f"BETA={self.beta:g} needs logprobs of the base model.")
+                raise ValueError(f"BETA={self.beta:g} needs logprobs of the reference policy.")
+            weight = self.beta if batch.kl_weight is None else batch.kl_weight
             measured["kl"] = kl_estimate(logprobs, batch.reference_logprobs)
-            token_loss = token_loss + self.beta * measured["kl"]
+            token_loss = token_loss + weight * measured["kl"]
 
         # · v
         if self.correction != "none":
@@ -122,7 +138,7 @@ class PolicyLoss:
         ratio = torch.exp(log_ratio)
         compared = ratio
         if self.correction.startswith("sequence"):
-            mask = batch.reply_mask
+            mask = batch.trained_mask
             logs = torch.log(ratio.clamp(min=_SMALLEST_RATIO))
             num_tokens = mask.sum(-1).clamp(min=1.0)
             mean = (logs * mask).sum(-1) / num_tokens
@@ -170,6 +186,7 @@ def mean_logprobs(
     groups: Sequence[Sequence[Episode]],
     trained_seats: Sequence[str],
     players: Sequence[str],
+    trained: Callable[[Turn], Sequence[bool]] | None = None,
 ) -> dict[str, float]:
     """Return per player the mean logprob in nats of its sampled tokens; its negative is entropy.
 
@@ -180,6 +197,7 @@ def mean_logprobs(
         groups: Per task its games, on all ranks.
         trained_seats: Per seat the adapter that is trained there, see `seats.SeatAssignment`.
         players: Per seat the player who holds it.
+        trained: Which tokens of a reply carry loss; None: all.
     """
     episodes = flatten_groups(groups)
     means: dict[str, float] = {}
@@ -189,7 +207,8 @@ def mean_logprobs(
             if not is_trained(episode, seat, trained_seats):
                 continue
             for turn in episode.trajectory(seat):
-                logprobs.extend(turn.logprobs)
+                counts = [True] * len(turn.logprobs) if trained is None else trained(turn)
+                logprobs.extend(compress(turn.logprobs, counts))
         means[player] = sum(logprobs) / len(logprobs) if logprobs else 0.0
     return means
 

@@ -58,8 +58,10 @@ def episode_metrics(
     num_all_bad = 0
     for episode in episodes:
         num_all_bad += _is_all_bad(episode, own_seats)
+    # A group of one game has nothing to differ from.
+    compared = [group for group in groups if len(group) > 1]
     num_without_spread = 0
-    for group in groups:
+    for group in compared:
         num_without_spread += not has_spread(group, own_seats)
     metrics = _environment_figures(episodes, setups)
     metrics |= score_figures(episodes, setups)
@@ -70,8 +72,8 @@ def episode_metrics(
         "games_all_bad": float(num_all_bad),
         "groups_without_spread": float(num_without_spread),
     }
-    if groups:
-        metrics["flat_group_share"] = metrics["groups_without_spread"] / len(groups)
+    if compared:
+        metrics["flat_group_share"] = metrics["groups_without_spread"] / len(compared)
     metrics |= _rates(episodes)
     if partners is not None:
         metrics |= _scores_by_partner(episodes, setups, own_seats, partners)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from hanabi_grpo.training.model.prefix_tree import PrefixTree, prefix_tree
+from hanabi_grpo.types import Turn
 
 NO_GAME = -1
 """Number of the game of a row that carries no loss."""
@@ -32,8 +33,42 @@ class TokenRow:
     """The advantage of a reply token's turn, 0 elsewhere."""
     weights: list[float] | None = None
     """The reply token's weight in the loss (HANABI_LOSS_UNIT), 0 elsewhere; None: 1 for all."""
+    trained: list[bool] | None = None
+    """True on reply tokens that carry loss (HANABI_TRAIN_THOUGHTS); None: on all of `mask`."""
     game: int = NO_GAME
     """Number of the game in the step, the same for all its players and on every rank."""
+
+    @property
+    def num_trained(self) -> int:
+        """Tokens that carry loss."""
+        return sum(self.mask if self.trained is None else self.trained)
+
+    def append(
+        self,
+        turn: Turn,
+        trained: Sequence[bool] | None = None,
+        advantage: float = 0.0,
+        weight: float = 0.0,
+    ) -> None:
+        """Add a turn's prompt and reply.
+
+        Args:
+            turn: The turn.
+            trained: Which of its reply's tokens carry loss; None: all.
+            advantage: Of the turn.
+            weight: Of each of its tokens in the loss.
+        """
+        num_prompt = len(turn.prompt_ids)
+        num_reply = len(turn.reply_ids)
+        self.ids.extend((*turn.prompt_ids, *turn.reply_ids))
+        self.mask.extend([False] * num_prompt + [True] * num_reply)
+        self.logprobs.extend([0.0] * num_prompt + [*turn.logprobs])
+        self.advantages.extend([0.0] * num_prompt + [advantage] * num_reply)
+        if self.weights is not None:
+            self.weights.extend([0.0] * num_prompt + [weight] * num_reply)
+        if self.trained is not None:
+            self.trained.extend([False] * num_prompt)
+            self.trained.extend([True] * num_reply if trained is None else trained)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,11 +92,14 @@ class MicroBatch:
     advantages: torch.Tensor
     """[rows, tokens - 1] advantage of the token's turn; 0 elsewhere."""
     num_reply_tokens: int
-    """The player's reply tokens in the whole step, over all micro-batches and processes."""
+    """The player's reply tokens that carry loss in the whole step, over all micro-batches and
+    processes."""
     games: tuple[int, ...]
     """Per row the number of its game, see `TokenRow`."""
     tree: PrefixTree | None = None
     """The rows as a tree, where shared prefixes are computed once; None: each row by itself."""
+    loss_mask: torch.Tensor | None = None
+    """[rows, tokens - 1] bool, True where the next token carries loss; None: `reply_mask`."""
     loss_weights: torch.Tensor | None = None
     """[rows, tokens - 1] weights of HANABI_LOSS_UNIT; None: 1 for every token."""
     entropy_bonus: torch.Tensor | None = None
@@ -72,7 +110,14 @@ class MicroBatch:
     """[rows, tokens - 1] logprobs under the policy before the step's first update. The first pass
     over the micro-batch fills it in."""
     reference_logprobs: torch.Tensor | None = None
-    """[rows, tokens - 1] logprobs under the base model; only with BETA."""
+    """[rows, tokens - 1] logprobs under the reference policy; only with BETA in the loss."""
+    kl_weight: float | None = None
+    """The player's weight of the KL term (HANABI_KL_TARGET); None: BETA."""
+
+    @property
+    def trained_mask(self) -> torch.Tensor:
+        """[rows, tokens - 1] bool, True where the next token carries loss."""
+        return self.reply_mask if self.loss_mask is None else self.loss_mask
 
     @property
     def has_data(self) -> bool:
@@ -128,6 +173,9 @@ def collate(
     reply_mask = column((row.mask for row in rows), False, torch.bool)[:, 1:]
     sampler_logprobs = column((row.logprobs for row in rows), 0.0)[:, 1:]
     advantages = column((row.advantages for row in rows), 0.0)[:, 1:]
+    loss_mask = None
+    if rows[0].trained is not None:
+        loss_mask = column((row.trained or [] for row in rows), False, torch.bool)[:, 1:]
     loss_weights = None
     if rows[0].weights is not None:
         loss_weights = column((row.weights or [] for row in rows), 0.0)[:, 1:]
@@ -141,6 +189,7 @@ def collate(
         num_reply_tokens=num_reply_tokens,
         games=tuple(row.game for row in rows),
         tree=prefix_tree(ids, reply_mask) if shares_prefixes else None,
+        loss_mask=loss_mask,
         loss_weights=loss_weights,
     )
 

@@ -52,6 +52,8 @@ SAME_NAME_OPTIONS = (
     "save_steps",
 )
 """ms-swift's options that are called as our settings are."""
+_SMALLEST_GROUP = 2
+"""The smallest `num_generations` that ms-swift takes."""
 FIXED_OPTIONS = {
     "rlhf_type": "grpo",
     "tuner_type": "lora",
@@ -157,6 +159,10 @@ def swift_options(
     options["bf16"] = settings.dtype == "bfloat16"
     options["fp16"] = settings.dtype == "float16"
     options["per_device_train_batch_size"] = plan.per_device_train_batch_size
+    if settings.num_generations == 1:
+        # ms-swift refuses groups of one, and wants whole groups in a batch. Our loop reads neither.
+        options["num_generations"] = _SMALLEST_GROUP
+        options["per_device_train_batch_size"] = _SMALLEST_GROUP * plan.per_device_train_batch_size
     options["gradient_accumulation_steps"] = plan.gradient_accumulation_steps
     options["max_steps"] = num_steps
     options["max_length"] = settings.max_model_len

@@ -74,13 +74,14 @@ def resample(
             `seats.SeatAssignment`.
     """
     start = time.perf_counter()
-    drawn, problems = usable_groups(result.groups, result.dropped)
+    min_games = min(MIN_GAMES, link.settings.num_generations)
+    drawn, problems = usable_groups(result.groups, result.dropped, min_games)
     num_rounds = link.settings.resample_flat
     if not num_rounds:
         return UsedGames(drawn=drawn, groups=drawn, problems=problems, metrics={})
 
     def worth(group: Sequence[Episode]) -> _Worth:
-        if len(group) < MIN_GAMES:
+        if len(group) < min_games:
             return _Worth.UNUSABLE
         return _Worth.SPREAD if has_spread(group, trained) else _Worth.FLAT
 
@@ -101,7 +102,7 @@ def resample(
         for position, group in zip(positions, answer.groups, strict=True):
             # Of equals the first: its own.
             groups[position] = max(groups[position], group, key=worth)
-        _, problems_of_answer = usable_groups(answer.groups, answer.dropped)
+        _, problems_of_answer = usable_groups(answer.groups, answer.dropped, min_games)
         problems += problems_of_answer
 
     used = [group for group in groups if worth(group) > _Worth.UNUSABLE]

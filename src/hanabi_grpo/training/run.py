@@ -25,8 +25,15 @@ from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.rollout.datasets import training_rows
 from hanabi_grpo.runs.resume import TRAINER_STATE
 from hanabi_grpo.settings import Settings, batch_plan
+from hanabi_grpo.settings.objective import run_estimator
 from hanabi_grpo.training.advantages import next_estimator_state
-from hanabi_grpo.training.batching import CutPlan, build_micro_batches
+from hanabi_grpo.training.batching import (
+    AdvantageOptions,
+    CutPlan,
+    TrainedTokens,
+    all_tokens,
+    build_micro_batches,
+)
 from hanabi_grpo.training.check_sample import check_rows
 from hanabi_grpo.training.checkpoint import (
     CheckpointSaver,
@@ -34,10 +41,11 @@ from hanabi_grpo.training.checkpoint import (
     TrainingState,
     restore_random_state,
 )
-from hanabi_grpo.training.estimators import EstimatorContext, LearnedValues, make_estimator
+from hanabi_grpo.training.estimators import EstimatorContext, LearnedValues
 from hanabi_grpo.training.fleet_link import Link
 from hanabi_grpo.training.groups import flatten_groups
 from hanabi_grpo.training.isolation import PlayerGuard, PlayerSchedule
+from hanabi_grpo.training.kl import Costs, adapted_weights, measure_batches, measure_costs
 from hanabi_grpo.training.late_games import (
     late_figures,
     late_tasks,
@@ -52,10 +60,13 @@ from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.overlap import PlayAhead, StepGames
 from hanabi_grpo.training.policy import EarlierVersions, Policy
 from hanabi_grpo.training.record import GameRecorder, LoadMeter, StepMetrics
+from hanabi_grpo.training.reference import Reference
 from hanabi_grpo.training.resampling import UsedGames, resample
+from hanabi_grpo.training.rewards import paid_groups
 from hanabi_grpo.training.seats import NOBODY, SeatAssignment
 from hanabi_grpo.training.state import StepState
 from hanabi_grpo.training.tasks import TaskDataset
+from hanabi_grpo.training.thoughts import WithoutThoughts
 from hanabi_grpo.training.updates import (
     EVERYBODY,
     Update,
@@ -65,7 +76,7 @@ from hanabi_grpo.training.updates import (
     sum_log_ratios,
 )
 from hanabi_grpo.training.validation import Validation, Verdict
-from hanabi_grpo.types import adapter_of
+from hanabi_grpo.types import adapter_of, player_names
 
 logger = logging.getLogger(__name__)
 
@@ -158,6 +169,8 @@ class RunParts:
     pad_id: int
     end_id: int | None
     """The token that ends a reply."""
+    token_text: Callable[[int], str]
+    """(token id) -> its text, special tokens included."""
     max_steps: int
     first_step: int
     """Steps that were made before this process."""
@@ -253,11 +266,11 @@ class TrainingRun:
         self._step_losses: list[torch.Tensor] = []
         self._log_ratios: list[dict[int, float]] = []
         """In a sequential step, per earlier player its log ratio of each game."""
-        self._estimator = make_estimator(
-            settings.advantage,
-            scale=settings.advantage_scale,
-            gae_lambda=settings.gae_lambda,
-        )
+        self._estimator = run_estimator(settings)
+        self._reference = Reference(parts.policy, settings.reference)
+        self._trained: TrainedTokens = all_tokens
+        if not settings.train_thoughts:
+            self._trained = WithoutThoughts(parts.token_text)
         self._value_learner = self._make_value_learner()
         if parts.resume_folder is not None:
             self._restore(parts.resume_folder)
@@ -290,6 +303,7 @@ class TrainingRun:
         self.state = saved.step_state
         self._next_state = self.state
         self._earlier.restore(self.state.step - 1, self.state.earlier)
+        self._reference.restore(self.state.reference)
         if self._value_learner is not None:
             self._value_learner.restore(self.state.critics)
         rank = self._accelerator.process_index
@@ -420,8 +434,14 @@ class TrainingRun:
 
     def build_batches(self, played: PlayedStep) -> list[MicroBatch]:
         """Return this rank's micro-batches of the step, ready for the loss."""
-        groups = played.used.groups
         seats = played.seats
+        groups = paid_groups(
+            played.used.groups,
+            self._settings,
+            seats.trained,
+            self._kl_costs(played),
+            self._trained,
+        )
         values = LearnedValues()
         if self._value_learner is not None:
             with self._metrics.timed("time/critic"):
@@ -440,6 +460,10 @@ class TrainingRun:
             pad_id=self._parts.pad_id,
             device=self._device,
             unit=self._settings.loss_unit,
+            options=AdvantageOptions(
+                whiten=self._settings.whiten_advantages, clip=self._settings.advantage_clip
+            ),
+            trained=self._trained,
         )
         # Of all own players: the baseline of one that rests in this step moves on.
         baselines = next_estimator_state(
@@ -447,10 +471,62 @@ class TrainingRun:
         )
         self._next_state = replace(self._next_state, baselines=baselines)
         self._add_entropy_bonus(batches, played)
-        if self._settings.beta:
-            for batch in batches:
-                batch.reference_logprobs = self._policy.reference_logprobs(batch)
+        if self._settings.beta and self._settings.kl_in == "loss":
+            self._add_kl_term(batches)
         return batches
+
+    def _kl_costs(self, played: PlayedStep) -> Costs:
+        """Return what each reply costs in points; nothing unless HANABI_KL_IN=reward."""
+        settings = self._settings
+        if not settings.beta:
+            return {}
+        self._reference.begin_step(self.state.step)
+        if settings.kl_in != "reward":
+            return {}
+        seats = played.seats
+        with self._metrics.timed("time/reference"):
+            measured = measure_costs(
+                played.used.groups,
+                trained_seats=seats.trained,
+                players=seats.players,
+                reference=self._reference,
+                trained=self._trained,
+                cut=self._cut,
+                pad_id=self._parts.pad_id,
+                device=self._device,
+            )
+        weights = self._kl_weights()
+        self._adapt_kl_weights(weights, measured.by_player)
+        costs: dict[int, dict[int, list[float]]] = {}
+        for seat, by_game in measured.costs.items():
+            weight = weights[seats.players[seat]]
+            costs[seat] = {}
+            for game, nats in by_game.items():
+                costs[seat][game] = [weight * value for value in nats]
+        return costs
+
+    def _add_kl_term(self, batches: Sequence[MicroBatch]) -> None:
+        weights = self._kl_weights()
+        with self._metrics.timed("time/reference"), self._reference.in_use():
+            for batch in batches:
+                batch.reference_logprobs = self._reference.logprobs(batch)
+                batch.kl_weight = weights[batch.player]
+        self._adapt_kl_weights(weights, measure_batches(batches))
+
+    def _kl_weights(self) -> dict[str, float]:
+        """Return each player's weight of the KL term in this step."""
+        weights = dict.fromkeys(player_names(self._settings.players), self._settings.beta)
+        return weights | dict(self.state.kl_weights)
+
+    def _adapt_kl_weights(self, weights: Mapping[str, float], kl_of: Mapping[str, float]) -> None:
+        """Note the KL of the step, and the weights of the next."""
+        for player, kl in kl_of.items():
+            self._metrics.add({f"{player}/kl": kl, f"{player}/kl_weight": weights[player]})
+        self._next_state = replace(
+            self._next_state,
+            kl_weights=adapted_weights(weights, kl_of, self._settings.kl_target),
+            reference=self._reference.weights,
+        )
 
     def _add_entropy_bonus(self, batches: Sequence[MicroBatch], played: PlayedStep) -> None:
         bonus = self._settings.entropy_bonus
@@ -461,7 +537,9 @@ class TrainingRun:
             # Exploration ends with learning: the target falls as the learning rate does.
             target *= self._learning_rate / self._settings.learning_rate
         seats = played.seats
-        means = mean_logprobs(played.used.drawn, seats.trained, seats.players)
+        means = mean_logprobs(
+            played.used.drawn, seats.trained, seats.players, trained=self._trained
+        )
         add_entropy_bonus(batches, bonus, means, target)
 
     def check_logprobs(self, batches: Sequence[MicroBatch], played: PlayedStep) -> None:

@@ -29,6 +29,10 @@ class StepState:
     earlier: Mapping[str, torch.Tensor] = field(default_factory=dict, compare=False)
     """Weights of the version before this one, which the mismatch check suspects; empty at the
     start, and under ZeRO-3."""
+    kl_weights: Mapping[str, float] = field(default_factory=dict)
+    """With BETA each player's weight of the KL term, which HANABI_KL_TARGET adapts."""
+    reference: Mapping[str, torch.Tensor] = field(default_factory=dict, compare=False)
+    """Weights of HANABI_REFERENCE=start or every:K; empty with the base model."""
     phase_best: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """With HANABI_UPDATE=best_response the weights that the trained player had at the phase's best
     validation; empty with any other."""

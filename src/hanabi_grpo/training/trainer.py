@@ -119,12 +119,16 @@ class HanabiGRPOTrainer(GRPOTrainer):
             report=self.report_incident,
             pad_id=self.processing_class.pad_token_id,
             end_id=self.processing_class.eos_token_id,
+            token_text=self._token_text,
             max_steps=self.args.max_steps,
             first_step=self.first_step,
             resume_folder=self.resume.checkpoint if self.resume is not None else None,
             base_checksum=self._base_checksum,
             started_from=self._started_from,
         )
+
+    def _token_text(self, token: int) -> str:
+        return str(self.processing_class.decode([token], skip_special_tokens=False))
 
     def report_incident(self, kind: str, message: str, **details: object) -> None:
         """Record an incident of the run, once for all processes."""

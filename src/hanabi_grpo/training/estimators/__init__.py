@@ -28,8 +28,10 @@ from hanabi_grpo.training.estimators.base import (
     Scale,
     TurnValues,
 )
+from hanabi_grpo.training.estimators.normalization import Method, Over
 
 __all__ = [
+    "DISCOUNTED",
     "ESTIMATORS",
     "GROUP_ESTIMATORS",
     "NOTHING_KNOWN",
@@ -39,6 +41,8 @@ __all__ = [
     "EstimatorState",
     "Learned",
     "LearnedValues",
+    "Method",
+    "Over",
     "Pool",
     "Scale",
     "TurnValues",
@@ -81,6 +85,10 @@ GROUP_ESTIMATORS: tuple[str, ...] = tuple(
     name for name, estimator in ESTIMATORS.items() if not estimator.learns_from_flat_groups()
 )
 """Those to which a group whose games all earned the same teaches nothing."""
+DISCOUNTED: tuple[str, ...] = tuple(
+    name for name, estimator in ESTIMATORS.items() if estimator.discounts
+)
+"""Those that read HANABI_GAMMA."""
 
 
 _TABLE_HEAD = (
@@ -92,13 +100,24 @@ _TABLE_HEAD = (
 )
 
 
-def make_estimator(name: str, *, scale: Scale | None = None, gae_lambda: float = 1.0) -> Estimator:
+def make_estimator(
+    name: str,
+    *,
+    scale: Scale | None = None,
+    gae_lambda: float = 1.0,
+    gamma: float = 1.0,
+    normalize: Method | None = None,
+    normalize_over: Over | None = None,
+) -> Estimator:
     """Return the estimator of a run.
 
     Args:
         name: HANABI_ADVANTAGE.
         scale: HANABI_ADVANTAGE_SCALE; None: as the estimator's source does.
         gae_lambda: HANABI_GAE_LAMBDA, which estimators with a critic read.
+        gamma: HANABI_GAMMA, which the `DISCOUNTED` ones read.
+        normalize: HANABI_NORMALIZE; None: as the estimator's source does.
+        normalize_over: HANABI_NORMALIZE_OVER; None: as the estimator's source does.
 
     Raises:
         SettingsError: There is no estimator of this name.
@@ -107,7 +126,14 @@ def make_estimator(name: str, *, scale: Scale | None = None, gae_lambda: float =
         raise SettingsError(
             f"HANABI_ADVANTAGE={name}: no such estimator; allowed are {', '.join(ESTIMATORS)}."
         )
-    return ESTIMATORS[name](EstimatorOptions(scale=scale, gae_lambda=gae_lambda))
+    options = EstimatorOptions(
+        scale=scale,
+        gae_lambda=gae_lambda,
+        gamma=gamma,
+        normalize=normalize,
+        normalize_over=normalize_over,
+    )
+    return ESTIMATORS[name](options)
 
 
 def names_needing(*needs: Learned) -> tuple[str, ...]:

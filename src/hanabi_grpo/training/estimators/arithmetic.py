@@ -4,8 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from math import hypot
 
-from hanabi_grpo.training.estimators.base import TurnValues
 from hanabi_grpo.types import Episode, Turn
+
+TurnValues = list[list[float]]
+"""A number per game and own turn of one player; an empty list for a game without a turn of it.
+
+Example: [[0.93, 0.93], [-1.06], [0.13]] for three games with 2, 1 and 1 turns of the player.
+"""
 
 EPSILON = 1e-4
 """Added to every standard deviation, so that games that are all alike divide by no 0."""
@@ -54,39 +59,27 @@ def compare_turns(values: TurnValues, scaled: bool) -> TurnValues:
     return games
 
 
-def returns_to_go(episodes: Sequence[Episode], player: int) -> TurnValues:
-    """Return what the player receives from each of its turns on, that turn included.
-
-    Whoever moved: rewards that it gets in the turns of others count too.
-    """
-    returns: TurnValues = []
-    for episode in episodes:
-        total = 0.0
-        last_first = []
-        for turn in reversed(episode.turns):
-            total += turn.reward(player)
-            if turn.player == player:
-                last_first.append(total)
-        returns.append(last_first[::-1])
-    return returns
-
-
 def lambda_advantages(
-    episode: Episode, player: int, chain: Mapping[int, float], decay: float
+    episode: Episode,
+    player: int,
+    chain: Mapping[int, float],
+    decay: float,
+    gamma: float = 1.0,
 ) -> dict[int, float]:
-    """Return A_k = Σ_j λ^j δ_{k+j} at the turns of a chain, with δ_k = r_k + V(s_{k+1}) − V(s_k).
+    """Return A_k = Σ_j (γλ)^j δ_{k+j} at the turns of a chain.
 
-    r_k is what the player receives from turn k on and before the next turn of the chain; behind the
-    last one nothing is expected. Turns of one step have one state, whose value is the player's own
-    where it has one.
+    δ_k = r_k + γ V(s_{k+1}) − V(s_k). r_k is what the player receives from turn k on and before the
+    next turn of the chain; behind the last one nothing is expected. Turns of one step have one
+    state, whose value is the player's own where it has one.
 
-    Source: generalised advantage estimation (arXiv 1506.02438), equation 16 with γ = 1.
+    Source: generalised advantage estimation (arXiv 1506.02438), equation 16.
 
     Args:
         episode: One game.
         player: Number of the seat whose rewards count.
         chain: V(s_k) by the number of the turn that was made in s_k, see `LearnedValues.chain`.
         decay: λ, from 0 to 1.
+        gamma: γ, what a state further along the chain is worth.
 
     Returns:
         The advantage of each turn of the chain, by its number.
@@ -103,7 +96,7 @@ def lambda_advantages(
         asked_of_player = [number for number in asked if episode.turns[number].player == player]
         numbers = asked_of_player or asked
         value = mean([chain[number] for number in numbers])
-        advantage = reward + value_after - value + decay * advantage
+        advantage = reward + gamma * value_after - value + gamma * decay * advantage
         for number in asked:
             advantages[number] = advantage
         value_after = value

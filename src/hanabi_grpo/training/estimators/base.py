@@ -6,13 +6,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, Literal
 
+from hanabi_grpo.training.estimators.arithmetic import TurnValues
+from hanabi_grpo.training.estimators.normalization import Method, Over
+from hanabi_grpo.training.estimators.returns import discounted_return
 from hanabi_grpo.types import Episode
 
-TurnValues = list[list[float]]
-"""A number per game and own turn of one player; an empty list for a game without a turn of it.
-
-Example: [[0.93, 0.93], [-1.06], [0.13]] for three games with 2, 1 and 1 turns of the player.
-"""
 Scale = Literal["std", "none"]
 """Of HANABI_ADVANTAGE_SCALE: divide by the standard deviation, or not."""
 EstimatorState = Mapping[str, float]
@@ -93,6 +91,12 @@ class EstimatorOptions:
     """HANABI_ADVANTAGE_SCALE; None: as the estimator's source does."""
     gae_lambda: float = 1.0
     """HANABI_GAE_LAMBDA, for estimators with a critic; 1: what comes later does not fade."""
+    gamma: float = 1.0
+    """HANABI_GAMMA, for estimators that `discounts`; 1: what comes later is worth as much."""
+    normalize: Method | None = None
+    """HANABI_NORMALIZE; None: as the estimator's source does."""
+    normalize_over: Over | None = None
+    """HANABI_NORMALIZE_OVER; None: as the estimator's source does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +116,8 @@ NOTHING_KNOWN = EstimatorContext()
 class Estimator(ABC):
     """One way to say how much better a turn was than its alternatives, for one player at a time.
 
-    R_i is the player's undiscounted return of game i. Games in which it had no turn enter no mean
-    and no deviation.
+    R_i is the player's return of game i, discounted by HANABI_GAMMA where that is set. Games in
+    which it had no turn enter no mean and no deviation.
 
     A subclass in a file of its own in this package is found by itself: its `name` is a value of
     HANABI_ADVANTAGE from then on, and its row is in the documentation's table. Estimators hold no
@@ -138,6 +142,13 @@ class Estimator(ABC):
     """Whether the source divides by the standard deviation; HANABI_ADVANTAGE_SCALE overrules it."""
     needs: ClassVar[Learned] = Learned.NOTHING
     """What `training` must learn beside the model."""
+    once_a_game: ClassVar[bool] = True
+    """Whether a game counts once in HANABI_NORMALIZE, since all its turns are credited alike; else
+    each turn counts."""
+    discounts: ClassVar[bool] = False
+    """Whether HANABI_GAMMA is read."""
+    credits_within_group: ClassVar[bool] = False
+    """Whether credits themselves come from a comparison with other games of the group."""
     is_experimental: ClassVar[bool] = False
     """True for one that has not beaten the default in any comparison (docs/results.md)."""
 
@@ -151,6 +162,52 @@ class Estimator(ABC):
         if self.options.scale is None:
             return self.divides_by_deviation
         return self.options.scale == "std"
+
+    @property
+    def over(self) -> Over:
+        """With which credits one is compared in this run, by its paper or HANABI_NORMALIZE_OVER."""
+        if self.options.normalize_over is not None:
+            return self.options.normalize_over
+        return Over.GROUP if self.pool is Pool.GROUP else Over.ENVIRONMENT
+
+    @property
+    def method(self) -> Method | None:
+        """How credits are normalised by the settings; None: by `advantages`, as in the paper.
+
+        HANABI_NORMALIZE_OVER alone keeps the paper's way: divided by the deviation, or not.
+        """
+        if self.options.normalize is not None:
+            return self.options.normalize
+        if self.options.normalize_over is None:
+            return None
+        return Method.MEAN_STD if self.divides_by_deviation else Method.MEAN
+
+    def credits(
+        self,
+        episodes: Sequence[Episode],
+        player: int,
+        context: EstimatorContext = NOTHING_KNOWN,
+    ) -> TurnValues:
+        """Return what each turn of a player is credited with, before it is compared with others.
+
+        HANABI_NORMALIZE compares these. By default it is R_i for every turn of game i. What is
+        compared with something learned, remembered or met before (a critic, a moving baseline, the
+        same history) is a credit already.
+
+        Args:
+            episodes: As in `advantages`.
+            player: Number of the seat.
+            context: What is known beside these games.
+        """
+        values: TurnValues = []
+        for episode in episodes:
+            num_turns = len(episode.trajectory(player))
+            values.append([self.game_return(episode, player)] * num_turns)
+        return values
+
+    def game_return(self, episode: Episode, player: int) -> float:
+        """Return R_i of one game, see `Estimator`."""
+        return discounted_return(episode, player, self.options.gamma)
 
     @abstractmethod
     def advantages(
@@ -184,6 +241,19 @@ class Estimator(ABC):
         """Tell whether a group whose games all earned the same can move anything.
 
         It cannot where the group is all that its games are compared with. What was learned may
-        tell such games apart all the same.
+        tell such games apart all the same. Normalisation over more than the group, by the settings,
+        is `compares_more_than_a_group`.
         """
         return cls.pool is Pool.STEP or cls.needs is not Learned.NOTHING
+
+    def compares_more_than_a_group(self) -> bool:
+        """Tell whether an episode has something to be compared with beside those of its group.
+
+        It does where credits of the whole step or board are compared, or where nothing is
+        subtracted that would leave an only episode at 0. NUM_GENERATIONS=1 needs it.
+        """
+        if self.credits_within_group:
+            return False
+        if self.method is Method.NONE:
+            return True
+        return self.over in (Over.ENVIRONMENT, Over.STEP)

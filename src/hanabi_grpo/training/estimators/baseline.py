@@ -35,6 +35,16 @@ class MovingBaseline(Estimator):
     source = "Williams 1992; per player as SPIRAL, arXiv 2506.24119"
     pool = Pool.STEP
     divides_by_deviation = False
+    discounts = True
+
+    def credits(
+        self,
+        episodes: Sequence[Episode],
+        player: int,
+        context: EstimatorContext = NOTHING_KNOWN,
+    ) -> TurnValues:
+        """Return R_i − b for every turn of game i, see `Estimator.credits`."""
+        return self._above_baseline(episodes, player, context, is_divided=False)
 
     def advantages(
         self,
@@ -43,16 +53,25 @@ class MovingBaseline(Estimator):
         context: EstimatorContext = NOTHING_KNOWN,
     ) -> TurnValues:
         """Compare each return with the player's baseline, see `Estimator.advantages`."""
+        return self._above_baseline(episodes, player, context, is_divided=self.scaled)
 
+    def _above_baseline(
+        self,
+        episodes: Sequence[Episode],
+        player: int,
+        context: EstimatorContext,
+        *,
+        is_divided: bool,
+    ) -> TurnValues:
         def compare(returns: Sequence[float]) -> list[float]:
             if not returns:
                 return []
             key = baseline_key(player, episodes[0].spec_hash)
             baseline = context.state.get(key, mean(returns))
-            scale = divisor(returns, self.scaled)
+            scale = divisor(returns, is_divided)
             return [(value - baseline) / scale for value in returns]
 
-        return compare_games(episodes, player, compare)
+        return compare_games(episodes, player, compare, self.game_return)
 
     def next_state(
         self, state: EstimatorState, episodes: Sequence[Episode], player: int
@@ -70,7 +89,7 @@ class MovingBaseline(Estimator):
         for episode in episodes:
             if episode.trajectory(player):
                 board_returns = returns_by_board.setdefault(episode.spec_hash, [])
-                board_returns.append(episode.reward(player))
+                board_returns.append(self.game_return(episode, player))
         baselines = dict(state)
         for board, returns in returns_by_board.items():
             key = baseline_key(player, board)

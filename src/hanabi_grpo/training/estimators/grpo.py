@@ -26,6 +26,7 @@ class Grpo(Estimator):
     source = "DeepSeekMath, arXiv 2402.03300; unscaled Dr. GRPO, arXiv 2503.20783"
     pool = Pool.GROUP
     divides_by_deviation = True
+    discounts = True
 
     def advantages(
         self,
@@ -38,4 +39,4 @@ class Grpo(Estimator):
         def compare(returns: Sequence[float]) -> list[float]:
             return center(returns, self.scaled)
 
-        return compare_games(episodes, player, compare)
+        return compare_games(episodes, player, compare, self.game_return)

@@ -17,7 +17,8 @@ from hanabi_grpo.types import Episode
 class Ippo(Estimator):
     """A_it − mean A for turn t of game i, A by GAE; scaled, divided by (std A + ε).
 
-    A_it is that of `lambda_advantages` along the player's chain of turns. Mean and deviation are
+    A_it is that of `lambda_advantages` along the player's chain of turns; HANABI_GAMMA discounts
+    along that chain, which in a team's game is of all its turns. Mean and deviation are
     over all turns of this player in the step.
 
     The critic (`training.learned.critic`) is a bias while it is wrong and λ < 1; along a team's
@@ -34,6 +35,28 @@ class Ippo(Estimator):
     pool = Pool.STEP
     divides_by_deviation = True
     needs = Learned.CRITIC
+    once_a_game = False
+    discounts = True
+
+    def credits(
+        self,
+        episodes: Sequence[Episode],
+        player: int,
+        context: EstimatorContext = NOTHING_KNOWN,
+    ) -> TurnValues:
+        """Return A_it, see `Estimator.credits`."""
+        values: TurnValues = []
+        for episode in episodes:
+            chain = context.values.chain(episode, player)
+            by_turn = lambda_advantages(
+                episode, player, chain, self.options.gae_lambda, self.options.gamma
+            )
+            game_values = []
+            for number, turn in enumerate(episode.turns):
+                if turn.player == player:
+                    game_values.append(by_turn.get(number, 0.0))
+            values.append(game_values)
+        return values
 
     def advantages(
         self,
@@ -42,13 +65,4 @@ class Ippo(Estimator):
         context: EstimatorContext = NOTHING_KNOWN,
     ) -> TurnValues:
         """Return each turn's centered GAE advantage, see `Estimator.advantages`."""
-        values: TurnValues = []
-        for episode in episodes:
-            chain = context.values.chain(episode, player)
-            by_turn = lambda_advantages(episode, player, chain, self.options.gae_lambda)
-            game_values = []
-            for number, turn in enumerate(episode.turns):
-                if turn.player == player:
-                    game_values.append(by_turn.get(number, 0.0))
-            values.append(game_values)
-        return compare_turns(values, self.scaled)
+        return compare_turns(self.credits(episodes, player, context), self.scaled)

@@ -28,6 +28,8 @@ class ReinforcePp(Estimator):
     source = "REINFORCE++, arXiv 2501.03262"
     pool = Pool.STEP
     divides_by_deviation = True
+    once_a_game = False
+    discounts = True
 
     def advantages(
         self,
@@ -36,8 +38,4 @@ class ReinforcePp(Estimator):
         context: EstimatorContext = NOTHING_KNOWN,
     ) -> TurnValues:
         """Return each game's return for all of its turns, centered among all turns."""
-        returns = []
-        for episode in episodes:
-            num_turns = len(episode.trajectory(player))
-            returns.append([episode.reward(player)] * num_turns)
-        return compare_turns(returns, self.scaled)
+        return compare_turns(self.credits(episodes, player, context), self.scaled)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hanabi_grpo.training.estimators.arithmetic import compare_turns, returns_to_go
+from hanabi_grpo.training.estimators.arithmetic import compare_turns
 from hanabi_grpo.training.estimators.base import (
     NOTHING_KNOWN,
     Estimator,
@@ -10,15 +10,16 @@ from hanabi_grpo.training.estimators.base import (
     Pool,
     TurnValues,
 )
+from hanabi_grpo.training.estimators.returns import returns_to_go
 from hanabi_grpo.types import Episode
 
 
 class ReturnToGo(Estimator):
     """G_it − mean G for turn t of game i; scaled (G_it − mean G) / (std G + ε).
 
-    G_it is what the player receives from its turn t on, that turn included, without discount,
-    whoever moved. Mean and deviation are over all turns of this player in the step: GAE with γ = λ
-    = 1 and that mean in the place of a value function.
+    G_it is what the player receives from its turn t on, that turn included, whoever moved.
+    Mean and deviation are over all turns of this player in the step: GAE with λ = 1 and that mean
+    in the place of a value function.
 
     Source: MARSHAL (arXiv 2510.15414), turn-level estimator, normalised over the batch for each
     agent; not divided.
@@ -30,6 +31,17 @@ class ReturnToGo(Estimator):
     source = "MARSHAL, arXiv 2510.15414"
     pool = Pool.STEP
     divides_by_deviation = False
+    once_a_game = False
+    discounts = True
+
+    def credits(
+        self,
+        episodes: Sequence[Episode],
+        player: int,
+        context: EstimatorContext = NOTHING_KNOWN,
+    ) -> TurnValues:
+        """Return G_it, see `Estimator.credits`."""
+        return returns_to_go(episodes, player, self.options.gamma)
 
     def advantages(
         self,
@@ -38,4 +50,4 @@ class ReturnToGo(Estimator):
         context: EstimatorContext = NOTHING_KNOWN,
     ) -> TurnValues:
         """Return each centered return-to-go, see `Estimator.advantages`."""
-        return compare_turns(returns_to_go(episodes, player), self.scaled)
+        return compare_turns(self.credits(episodes, player, context), self.scaled)

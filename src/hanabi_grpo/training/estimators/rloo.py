@@ -29,6 +29,7 @@ class Rloo(Estimator):
     source = "RLOO, arXiv 2402.14740"
     pool = Pool.GROUP
     divides_by_deviation = False
+    discounts = True
 
     def advantages(
         self,
@@ -50,4 +51,4 @@ class Rloo(Estimator):
                 values.append((own_return - others / num_others) / scale)
             return values
 
-        return compare_games(episodes, player, compare)
+        return compare_games(episodes, player, compare, self.game_return)

@@ -8,7 +8,6 @@ from hanabi_grpo.training.estimators.arithmetic import (
     divisor,
     flatten,
     mean_of_others,
-    returns_to_go,
 )
 from hanabi_grpo.training.estimators.base import (
     NOTHING_KNOWN,
@@ -17,6 +16,7 @@ from hanabi_grpo.training.estimators.base import (
     Pool,
     TurnValues,
 )
+from hanabi_grpo.training.estimators.returns import returns_to_go
 from hanabi_grpo.types import Episode
 
 _ROOT = 0
@@ -38,7 +38,7 @@ class StateBaseline(Estimator):
 
     Scaled, it is divided by (std G + ε), the deviation over all turns of the group.
 
-    G_it is what the player receives from its turn t on, without discount. A state is what the
+    G_it is what the player receives from its turn t on. A state is what the
     player has seen and said before the turn, token by token: the conversation of the whole game so
     far, or of HANABI_MEMORY. The mean is over the turns of *other* games of the group that met the
     state; where none did, over those with the same number among their game's turns, then over all.
@@ -55,6 +55,18 @@ class StateBaseline(Estimator):
     source = "GiGPO's step term, arXiv 2505.10978"
     pool = Pool.GROUP
     divides_by_deviation = False
+    once_a_game = False
+    discounts = True
+    credits_within_group = True
+
+    def credits(
+        self,
+        episodes: Sequence[Episode],
+        player: int,
+        context: EstimatorContext = NOTHING_KNOWN,
+    ) -> TurnValues:
+        """Return what each turn is above its baseline, undivided, see `Estimator.credits`."""
+        return self._above_baseline(episodes, player, is_divided=False)
 
     def advantages(
         self,
@@ -63,7 +75,12 @@ class StateBaseline(Estimator):
         context: EstimatorContext = NOTHING_KNOWN,
     ) -> TurnValues:
         """Compare each return-to-go with the nearest turns of other games, see the class."""
-        returns = returns_to_go(episodes, player)
+        return self._above_baseline(episodes, player, is_divided=self.scaled)
+
+    def _above_baseline(
+        self, episodes: Sequence[Episode], player: int, *, is_divided: bool
+    ) -> TurnValues:
+        returns = returns_to_go(episodes, player, self.options.gamma)
         peers = _peers_of_turns(episodes, player)
 
         # What each kind of peers received, game by game, so that a game can leave itself out.
@@ -73,7 +90,7 @@ class StateBaseline(Estimator):
                 for kind in kinds:
                     returns_of[kind][game].append(value)
 
-        scale = divisor(flatten(returns), self.scaled)
+        scale = divisor(flatten(returns), is_divided)
         advantages: TurnValues = []
         for game, game_returns in enumerate(returns):
             game_values = []

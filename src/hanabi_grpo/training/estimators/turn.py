@@ -48,6 +48,20 @@ class TurnCredit(Estimator):
     source = "this project"
     pool = Pool.GROUP
     divides_by_deviation = True
+    once_a_game = False
+
+    def credits(
+        self,
+        episodes: Sequence[Episode],
+        player: int,
+        context: EstimatorContext = NOTHING_KNOWN,
+    ) -> TurnValues:
+        """Return S_i + p_it, see `Estimator.credits`."""
+        values: TurnValues = []
+        scores = _scores(episodes, player)
+        for game_scores, penalties in zip(scores, _penalties(episodes, player), strict=True):
+            values.append([game_scores[0] + penalty for penalty in penalties])
+        return values
 
     def advantages(
         self,

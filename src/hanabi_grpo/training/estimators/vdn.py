@@ -35,6 +35,19 @@ class Vdn(Estimator):
     needs = Learned.CREDIT_SUM
     is_experimental = True
 
+    def credits(
+        self,
+        episodes: Sequence[Episode],
+        player: int,
+        context: EstimatorContext = NOTHING_KNOWN,
+    ) -> TurnValues:
+        """Return q_i for every turn of game i, see `Estimator.credits`."""
+
+        def keep(shares: Sequence[float]) -> Sequence[float]:
+            return shares
+
+        return compare_games(episodes, player, keep, context.values.share)
+
     def advantages(
         self,
         episodes: Sequence[Episode],

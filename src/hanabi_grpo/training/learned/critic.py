@@ -1,9 +1,9 @@
 """Critics: the value of a state, for the estimators `ippo` and `mappo`.
 
-    V(s) = head(h(s)),   δ_k = r_k + V(s_{k+1}) − V(s_k),   A_k = Σ_j λ^j δ_{k+j}
+    V(s) = head(h(s)),   δ_k = r_k + γ V(s_{k+1}) − V(s_k),   A_k = Σ_j (γλ)^j δ_{k+j}
 
-GAE (arXiv 1506.02438) without a discount. h(s) are the features of the turn's prompt (`features`),
-detached: a critic never changes the model.
+GAE (arXiv 1506.02438), by default without a discount (HANABI_GAMMA=1). h(s) are the features of
+the turn's prompt (`features`), detached: a critic never changes the model.
 
 s_k are the states in which a player was asked for a reply. Where all players are paid alike
 (`EnvSpec.payoff`), every value estimates the same return, so the team's turns form one chain;
@@ -158,6 +158,7 @@ class Critics(Learners):
         self._specs = specs
         self._num_seats = settings.players
         self._gae_lambda = settings.gae_lambda
+        self._gamma = settings.gamma
         self._is_central = ESTIMATORS[settings.advantage].needs is Learned.CENTRAL_CRITIC
         boards = [board for board, spec in specs.items() if spec.payoff == TEAM]
         self._team_boards = frozenset(boards)
@@ -262,7 +263,7 @@ class Critics(Learners):
                 continue
             done.add((place.game, player))
             chain = values.chain(episode, player)
-            advantages = lambda_advantages(episode, player, chain, self._gae_lambda)
+            advantages = lambda_advantages(episode, player, chain, self._gae_lambda, self._gamma)
             for turn, value in chain.items():
                 if episode.turns[turn].player == player:
                     target = (value + advantages[turn]) / self._span(episode)

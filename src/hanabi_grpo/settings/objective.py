@@ -1,0 +1,118 @@
+"""Settings of the objective that contradict each other, and the estimator that they choose."""
+
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.settings.model import Settings
+from hanabi_grpo.training.estimators import (
+    DISCOUNTED,
+    ESTIMATORS,
+    Estimator,
+    Learned,
+    make_estimator,
+)
+
+
+def run_estimator(settings: Settings) -> Estimator:
+    """Return the estimator of a run with all its options."""
+    return make_estimator(
+        settings.advantage,
+        scale=settings.advantage_scale,
+        gae_lambda=settings.gae_lambda,
+        gamma=settings.gamma,
+        normalize=settings.normalize,
+        normalize_over=settings.normalize_over,
+    )
+
+
+def check_objective(settings: Settings) -> None:
+    """Refuse settings of the objective that contradict each other.
+
+    Raises:
+        SettingsError: They do.
+    """
+    _check_normalization(settings)
+    _check_discount(settings)
+    _check_group_size(settings)
+    _check_paid(settings)
+    _check_kl(settings)
+
+
+def _check_normalization(settings: Settings) -> None:
+    given = _given_normalization(settings)
+    if settings.advantage_scale is not None and given:
+        raise SettingsError(
+            f"HANABI_ADVANTAGE_SCALE={settings.advantage_scale} with {given}: both say whether "
+            "advantages are divided; unset HANABI_ADVANTAGE_SCALE, and set HANABI_NORMALIZE=mean "
+            "or mean_std."
+        )
+
+
+def _given_normalization(settings: Settings) -> str:
+    """Return the settings of normalisation that are set, as messages name them; "" for none."""
+    given = []
+    if settings.normalize is not None:
+        given.append(f"HANABI_NORMALIZE={settings.normalize}")
+    if settings.normalize_over is not None:
+        given.append(f"HANABI_NORMALIZE_OVER={settings.normalize_over}")
+    return " ".join(given)
+
+
+def _check_discount(settings: Settings) -> None:
+    if settings.gamma == 1 or settings.advantage in DISCOUNTED:
+        return
+    raise SettingsError(
+        f"HANABI_GAMMA={settings.gamma:g} with HANABI_ADVANTAGE={settings.advantage}: its credits "
+        "are not discounted, so it would do nothing; unset it, or take one of "
+        f"{', '.join(DISCOUNTED)}."
+    )
+
+
+def _check_group_size(settings: Settings) -> None:
+    if settings.num_generations > 1 or run_estimator(settings).compares_more_than_a_group():
+        return
+    others = [name for name in ESTIMATORS if make_estimator(name).compares_more_than_a_group()]
+    given = _given_normalization(settings)
+    raise SettingsError(
+        f"NUM_GENERATIONS=1 with HANABI_ADVANTAGE={settings.advantage}"
+        f"{' ' + given if given else ''}: a game is compared with the others of its group, and "
+        "there are none, so nothing would move; set 2 or more, or take one of "
+        f"{', '.join(others)}, or HANABI_NORMALIZE_OVER=environment."
+    )
+
+
+def _check_paid(settings: Settings) -> None:
+    """Refuse changed rewards where what is learned beside the model is in points."""
+    needs = ESTIMATORS[settings.advantage].needs
+    if settings.reward_clip is not None and needs.is_credit:
+        raise SettingsError(
+            f"HANABI_REWARD_CLIP={settings.reward_clip:g} with HANABI_ADVANTAGE="
+            f"{settings.advantage}: its shares are of what the whole team is paid, and a clip is "
+            "of one player's; unset it, or take another estimator."
+        )
+    if settings.whiten_rewards and needs is not Learned.NOTHING:
+        raise SettingsError(
+            f"HANABI_WHITEN_REWARDS=1 with HANABI_ADVANTAGE={settings.advantage}: what it learns "
+            "beside the model is in points, which whitening changes in every step; set "
+            "HANABI_WHITEN_ADVANTAGES=1 instead, or take another estimator."
+        )
+
+
+def _check_kl(settings: Settings) -> None:
+    """Refuse choices of the KL term that nothing reads, or that cannot be kept."""
+    choices = {
+        f"HANABI_KL_IN={settings.kl_in}": settings.kl_in != "loss",
+        f"HANABI_KL_TARGET={settings.kl_target}": settings.kl_target is not None,
+        f"HANABI_REFERENCE={settings.reference}": settings.reference != "base",
+    }
+    if not settings.beta:
+        for name, is_given in choices.items():
+            if is_given:
+                raise SettingsError(
+                    f"{name} with BETA=0: there is no KL term, so it would do nothing; set BETA, "
+                    "its weight (with HANABI_KL_TARGET the first one), e.g. 0.01, or unset it."
+                )
+    if settings.kl_in == "reward" and ESTIMATORS[settings.advantage].needs.is_credit:
+        raise SettingsError(
+            f"HANABI_KL_IN=reward with HANABI_ADVANTAGE={settings.advantage}: its shares are of "
+            "what the whole team is paid, and the KL is one player's cost; set HANABI_KL_IN=loss, "
+            "or take another estimator."
+        )

@@ -1,0 +1,71 @@
+"""HANABI_REFERENCE: the policy that the KL term keeps players close to.
+
+`base` is the base model, without any adapter. `start` is each player's adapter as the run began
+with it: after a warm start the KL begins at 0 and keeps what was learned there. `every:K` is its
+adapter at the last step that K divides, so that a player may go far, but not fast.
+
+The weights of `start` and `every:K` are in each checkpoint, so that a resumed run goes on with
+them. A fork begins with those of the run that it comes from, where that had any.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from hanabi_grpo.settings.values import reference_steps
+from hanabi_grpo.training.micro_batch import MicroBatch
+from hanabi_grpo.training.model import adapters
+from hanabi_grpo.training.policy import Policy
+
+BASE = "base"
+"""The reference that needs no weights of its own."""
+
+
+class Reference:
+    """The reference policy of a run, and its weights where it has any."""
+
+    def __init__(self, policy: Policy, choice: str) -> None:
+        """Begin without weights; `begin_step` keeps them.
+
+        Args:
+            policy: The model with all adapters.
+            choice: HANABI_REFERENCE.
+        """
+        self._policy = policy
+        self._is_base = choice == BASE
+        self._every = reference_steps(choice)
+        self.weights: Mapping[str, torch.Tensor] = {}
+        """Of all adapters, on the CPU; empty with `base`."""
+
+    def begin_step(self, step: int) -> None:
+        """Keep the weights of now, where they are the reference from this step on.
+
+        Args:
+            step: Number of steps before this one.
+        """
+        if self._is_base:
+            return
+        is_due = self._every is not None and step % self._every == 0
+        if is_due or not self.weights:
+            self.weights = adapters.copy_parameters(self._policy.adapter_parameters)
+
+    def restore(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Go on with the weights of a checkpoint."""
+        if not self._is_base:
+            self.weights = weights
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Let `logprobs` be computed; the adapters of now come back bit by bit."""
+        if self._is_base:
+            yield
+            return
+        with adapters.holding(self._policy.adapter_parameters, self.weights):
+            yield
+
+    def logprobs(self, batch: MicroBatch) -> torch.Tensor:
+        """Return [rows, tokens - 1] logprobs of replies under the reference; within `in_use`."""
+        if self._is_base:
+            return self._policy.reference_logprobs(batch)
+        return self._policy.fixed_logprobs(batch)

@@ -1,0 +1,193 @@
+"""What players are paid in a step, before anything is compared.
+
+An estimator, and a critic, read rewards of turns. The settings here change them first, for each
+seat by itself, in this order:
+
+1. `clip_returns` (HANABI_REWARD_CLIP),
+2. what replies cost by their distance from the reference policy (HANABI_KL_IN=reward, `kl`),
+3. `whiten_rewards` (HANABI_WHITEN_REWARDS).
+
+It is ROLL's order.
+
+Recorded games, scores and metrics show what the environment paid.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.training.advantages import token_moments
+from hanabi_grpo.training.batching import TrainedTokens, all_tokens
+from hanabi_grpo.training.estimators.arithmetic import EPSILON
+from hanabi_grpo.training.groups import flatten_groups, trained_groups
+from hanabi_grpo.types import KL_PART, Episode, Turn
+
+WHITENED = "whitened"
+"""The reward part that takes the mean from each of a player's turns."""
+
+Groups = Sequence[Sequence[Episode]]
+"""A step's groups."""
+
+
+def paid_groups(
+    groups: Groups,
+    settings: Settings,
+    trained_seats: Sequence[str],
+    kl_costs: Mapping[int, Mapping[int, Sequence[float]]],
+    trained: TrainedTokens = all_tokens,
+) -> list[list[Episode]]:
+    """Return a step's groups with the rewards that are learned from.
+
+    Args:
+        groups: As they were played.
+        settings: HANABI_REWARD_CLIP and HANABI_WHITEN_REWARDS.
+        trained_seats: Per seat the adapter that is trained there, see `seats.SeatAssignment`.
+        kl_costs: By seat and number of the game what each of the seat's turns costs, in points.
+        trained: Which tokens of a reply carry loss.
+    """
+    paid = [list(group) for group in groups]
+    for seat in range(len(trained_seats)):
+        if settings.reward_clip is not None:
+            paid = clip_returns(paid, seat, settings.reward_clip)
+        if seat in kl_costs:
+            paid = _charge(paid, seat, kl_costs[seat])
+        if settings.whiten_rewards:
+            paid = whiten_rewards(paid, seat, trained_seats, trained)
+    return paid
+
+
+def clip_returns(groups: Groups, seat: int, limit: float) -> list[list[Episode]]:
+    """Return the groups with a seat's return of each game within [−limit, limit].
+
+    A game that pays more is paid in the same proportions: all that the seat gets in it is
+    multiplied by limit / |R|.
+
+    Source: ROLL's `reward_clip`, which clamps the reward of a response, in a game of several turns
+    the sum over the whole conversation, at ±c. There it stands behind the normalisation, which is
+    an estimator's here: HANABI_ADVANTAGE_CLIP is what stands behind that.
+
+    Args:
+        groups: The step's.
+        seat: Number of the seat.
+        limit: HANABI_REWARD_CLIP.
+    """
+    clipped = []
+    for group in groups:
+        episodes = []
+        for episode in group:
+            total = abs(episode.reward(seat)) if seat < episode.num_players else 0.0
+            if total > limit:
+                episode = _scale_rewards(episode, seat, limit / total)
+            episodes.append(episode)
+        clipped.append(episodes)
+    return clipped
+
+
+def whiten_rewards(
+    groups: Groups,
+    seat: int,
+    trained_seats: Sequence[str],
+    trained: TrainedTokens = all_tokens,
+) -> list[list[Episode]]:
+    """Return the groups with (r_k − μ) / (σ + ε) as what a seat gets from each of its turns on.
+
+    r_k is what it receives from its turn k on and before its next one; the first has what came
+    before it, too. μ and σ are over the trained tokens of the step, each of which has the r_k of
+    its turn. The mean is taken from every turn, so a longer game is charged it more often, as in
+    the source.
+
+    Source: ROLL's `whiten_rewards`, over token-level rewards, which are 0 but on the last token of
+    a reply. Here all tokens of a reply have its reward, as they have its advantage.
+
+    Args:
+        groups: The step's.
+        seat: Number of the seat.
+        trained_seats: Per seat the adapter that is trained there.
+        trained: Which tokens of a reply carry loss.
+    """
+    own = flatten_groups(trained_groups(groups, seat, trained_seats))
+    rewards = [turn_rewards(episode, seat) for episode in own]
+    lengths = []
+    for episode in own:
+        lengths.append([sum(trained(turn)) for turn in episode.trajectory(seat)])
+    moments = token_moments(rewards, lengths)
+    whitened = [list(group) for group in groups]
+    if moments is None:
+        return whitened
+    mean, deviation = moments
+    scale = 1 / (deviation + EPSILON)
+    own_ids = {id(episode) for episode in own}
+    for group in whitened:
+        for number, episode in enumerate(group):
+            if id(episode) in own_ids:
+                scaled = _scale_rewards(episode, seat, scale)
+                shifts = [-mean * scale] * len(episode.trajectory(seat))
+                group[number] = add_rewards(scaled, seat, WHITENED, shifts)
+    return whitened
+
+
+def _charge(groups: Groups, seat: int, costs: Mapping[int, Sequence[float]]) -> list[list[Episode]]:
+    """Return the groups with a seat's replies charged, by the number of the game."""
+    charged = []
+    number = 0
+    for group in groups:
+        episodes = []
+        for episode in group:
+            if number in costs:
+                values = [-cost for cost in costs[number]]
+                episode = add_rewards(episode, seat, KL_PART, values)
+            episodes.append(episode)
+            number += 1
+        charged.append(episodes)
+    return charged
+
+
+def turn_rewards(episode: Episode, seat: int) -> list[float]:
+    """Return r_k of each own turn: what a seat receives from it on and before its next one.
+
+    What came before the first turn counts for that one.
+    """
+    rewards: list[float] = []
+    before = 0.0
+    for turn in episode.turns:
+        reward = turn.reward(seat)
+        if turn.player == seat:
+            rewards.append(before + reward)
+            before = 0.0
+        elif rewards:
+            rewards[-1] += reward
+        else:
+            before += reward
+    return rewards
+
+
+def add_rewards(episode: Episode, seat: int, part: str, values: Sequence[float]) -> Episode:
+    """Return an episode that pays a seat a further part in each of its own turns.
+
+    Args:
+        episode: One game.
+        seat: Number of the seat.
+        part: Name of the part.
+        values: One for each own turn.
+    """
+    turns = []
+    remaining = iter(values)
+    for turn in episode.turns:
+        if turn.player == seat:
+            turn = _with_rewards(turn, seat, {**turn.rewards[seat], part: next(remaining)})
+        turns.append(turn)
+    return replace(episode, turns=tuple(turns))
+
+
+def _scale_rewards(episode: Episode, seat: int, factor: float) -> Episode:
+    turns = []
+    for turn in episode.turns:
+        parts = {part: value * factor for part, value in turn.rewards[seat].items()}
+        turns.append(_with_rewards(turn, seat, parts))
+    return replace(episode, turns=tuple(turns))
+
+
+def _with_rewards(turn: Turn, seat: int, parts: Mapping[str, float]) -> Turn:
+    rewards = list(turn.rewards)
+    rewards[seat] = parts
+    return replace(turn, rewards=tuple(rewards))
