@@ -93,7 +93,7 @@ def test_a_reward_is_paid_by_the_server_and_shown_by_the_run(tmp_path: Path) -> 
         assert -1.0 <= float(figure) < -0.9
     commands = set(witness.read_text().splitlines())
     assert commands
-    assert all("hanabi_grpo.server.workers.process" in command for command in commands)
+    assert all("hanabi_grpo.server.workers.fork_server" in command for command in commands)
     games = [json.loads(line) for line in next((tmp_path / "run/episodes").iterdir()).open()]
     assert all(game["turns"][-1]["rewards"][0]["brief"] == -1.0 for game in games)
     command = [sys.executable, "-m", "hanabi_grpo.cli", "view", "run", "--game", "0"]

@@ -210,7 +210,11 @@ def test_settings_are_shown_by_a_part_of_their_name_or_where_they_differ() -> No
         cells = [line.split("│") for line in result.output.splitlines() if line.startswith("│")]
         return [row[1].strip() for row in cells]
 
-    assert rows("hanabi_adv") == ["HANABI_ADVANTAGE", "HANABI_ADVANTAGE_SCALE"]
+    assert rows("hanabi_adv") == [
+        "HANABI_ADVANTAGE",
+        "HANABI_ADVANTAGE_SCALE",
+        "HANABI_ADVANTAGE_CLIP",
+    ]
     assert rows("--changed") == []
     assert rows("--changed", HANABI_PLAYERS="3") == ["HANABI_PLAYERS"]
     assert rows("--changed", "SEED", HANABI_PLAYERS="3") == []

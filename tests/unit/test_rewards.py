@@ -166,7 +166,7 @@ def test_a_reward_runs_in_a_worker_of_the_server_and_not_in_the_server(
     rows = [json.loads(line) for line in witness.read_text().splitlines()]
     assert len(rows) == 3
     for row in rows:
-        assert "hanabi_grpo.server.workers.process" in row["command"]
+        assert "hanabi_grpo.server.workers.fork_server" in row["command"]
         assert row["torch"] is False
 
 

@@ -322,7 +322,7 @@ def test_a_used_up_budget_ends_the_request(tmp_path: Path) -> None:
     limits = {"partner_tokens": 25, "partner_requests": 1}
     with table(tmp_path, lambda body: completion(), **limits) as (partner, app, client):
         open_session(client, app)
-        message = r"HANABI_PARTNER_TOKENS=25: .* counted 30 tokens.*Start the server anew"
+        message = r"HANABI_PARTNER_TOKENS=25: .* counted 30 tokens.*Restart the server"
         with pytest.raises(ServerError, match=message):
             play(client, "url:big", "url:big")
         assert len(partner.bodies) == 3
