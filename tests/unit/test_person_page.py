@@ -23,10 +23,10 @@ from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.policies import POLICIES
 from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.errors import BusyError, HanabiGrpoError, ServerError
-from hanabi_grpo.rollout.person_messages import NewGameRequest
+from hanabi_grpo.rollout.person_messages import NewGameRequest, PersonStatus
 from hanabi_grpo.rollout.wire import episode_from_json
 from hanabi_grpo.server import person_games
-from hanabi_grpo.server.person_game import PersonGame, PersonStatus
+from hanabi_grpo.server.person_game import PersonGame
 from hanabi_grpo.server.person_games import NOBODY_SET, PersonGames, PersonSettings
 from server_app import PEFT_CONFIG, PLAYERS, RunningApp, adapter_bytes, push_to, running_app
 

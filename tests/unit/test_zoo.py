@@ -12,7 +12,8 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.fingerprint import model_fingerprint
 from hanabi_grpo.runs.saved_adapters import read_adapters
 from hanabi_grpo.settings.refs import CheckpointRef, Role, parse_ref
-from hanabi_grpo.settings.zoo import FACTS, ZOO, use_zoo, zoo_names, zoo_settings, zoo_team
+from hanabi_grpo.settings.shipped import ZOO
+from hanabi_grpo.settings.zoo import FACTS, use_zoo, zoo_names, zoo_settings, zoo_team
 
 NAMES = tuple(sorted(path.parent.name for path in (ROOT / ZOO).glob(f"*/{FACTS}")))
 
@@ -43,7 +44,7 @@ def test_a_team_is_whole_and_belongs_to_its_model_and_its_game(name: str) -> Non
 
 def test_the_laptop_team_is_named_as_a_policy_and_one_of_its_players_too() -> None:
     where = {"where": "test", "roles": (Role.BASE,), "scripts": ("iggi",)}
-    folder = ZOO / "laptop"
+    folder = Path(ZOO) / "laptop"
     assert parse_ref("zoo:laptop", **where) == CheckpointRef(place=folder)
     player = parse_ref("zoo:laptop:player_1", **where)
     assert player == CheckpointRef(place=folder, adapter="player_1")
@@ -53,7 +54,7 @@ def test_a_lineup_with_a_team_plays_with_the_teams_settings() -> None:
     assert use_zoo(["iggi", "mine=zoo:laptop:player_1"])
     assert os.environ["HANABI_PRESET"] == "laptop"
     assert os.environ["HANABI_DEDUCTIONS"] == "counted"
-    assert Path(os.environ["MODEL"]) == ZOO / "laptop" / "model"
+    assert Path(os.environ["MODEL"]) == Path(ZOO) / "laptop" / "model"
 
 
 def test_without_a_team_nothing_is_set() -> None:

@@ -19,7 +19,8 @@ from safetensors.torch import load_file, save_file
 
 from hanabi_grpo.runs.fingerprint import model_fingerprint
 from hanabi_grpo.runs.manifest import read_manifest, write_manifest
-from hanabi_grpo.settings.zoo import FACTS, ZOO
+from hanabi_grpo.settings.shipped import ZOO
+from hanabi_grpo.settings.zoo import FACTS
 
 _SETTINGS = (
     "HANABI_ENV",
@@ -109,5 +110,5 @@ if __name__ == "__main__":
     parser.add_argument("run", type=Path, help="its folder")
     parser.add_argument("name", help="of the team")
     arguments = parser.parse_args()
-    pack(arguments.run, ZOO / arguments.name)
-    measure(ZOO / arguments.name)
+    pack(arguments.run, Path(ZOO) / arguments.name)
+    measure(Path(ZOO) / arguments.name)

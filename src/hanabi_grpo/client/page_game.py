@@ -4,13 +4,16 @@ from collections.abc import Callable
 
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.errors import ServerError
-from hanabi_grpo.rollout.person_messages import NewGameRequest, StateRequest, TokenRequest
+from hanabi_grpo.rollout.person_messages import (
+    NewGameRequest,
+    PersonStatus,
+    StateRequest,
+    TokenRequest,
+)
 from hanabi_grpo.rollout.wire import episode_from_json
 from hanabi_grpo.types import Episode
 
 _PAGE = "/play/"
-_OVER = "over"
-_FAILED = "failed"
 
 
 class PageGame:
@@ -43,11 +46,11 @@ class PageGame:
             ServerError: The person left the game, or it failed.
         """
         state: dict[str, object] = {}
-        while state.get("status") != _OVER:
+        while state.get("status") != PersonStatus.OVER:
             request = StateRequest(token=self._token, after=self._number, watching=True)
             state = self._client.ask_page("the game on the page", "state", request)
             self._number = int(str(state["number"]))
-            if state["status"] == _FAILED:
+            if state["status"] == PersonStatus.FAILED:
                 raise ServerError(f"the game on the page has ended: {state['problem']}")
         record = self._client.ask_page("the record", "record", TokenRequest(token=self._token))
         return episode_from_json(record), str(state["outcome"])

@@ -4,6 +4,7 @@ As in `rollout.messages` an unknown field is refused. A game's token stands in t
 address, so that no log holds it.
 """
 
+from enum import StrEnum
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -23,6 +24,22 @@ _Token = Annotated[str, Meta(min_length=1, max_length=_MAX_TOKEN)]
 _ConfigName = Annotated[str, Meta(max_length=100)]
 _Config = Annotated[dict[_ConfigName, str | int | float | bool | None], Meta(max_length=32)]
 _Spec = Annotated[str, Meta(max_length=_MAX_SPEC)]
+
+
+class PersonStatus(StrEnum):
+    """How far a game has come."""
+
+    WAITING = "waiting"
+    """Others are to act."""
+    YOUR_TURN = "your_turn"
+    OVER = "over"
+    FAILED = "failed"
+    """It was ended by an error, or because nobody played on."""
+
+    @property
+    def is_end(self) -> bool:
+        """True when no move can follow."""
+        return self in (PersonStatus.OVER, PersonStatus.FAILED)
 
 
 class NewGameRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from hanabi_grpo.agents.person import is_numbered, read_reply, refusal
@@ -18,27 +17,12 @@ from hanabi_grpo.envs.endings import outcome
 from hanabi_grpo.envs.people import Scene
 from hanabi_grpo.errors import BusyError, HanabiGrpoError, SettingsError, shown
 from hanabi_grpo.rollout.loop import Player, play_episode
+from hanabi_grpo.rollout.person_messages import PersonStatus
 from hanabi_grpo.settings.refs import HUMAN
 from hanabi_grpo.texts import visible
 from hanabi_grpo.types import Episode, Reply, player_name
 
 logger = logging.getLogger(__name__)
-
-
-class PersonStatus(StrEnum):
-    """How far a game has come."""
-
-    WAITING = "waiting"
-    """Others are to act."""
-    YOUR_TURN = "your_turn"
-    OVER = "over"
-    FAILED = "failed"
-    """It was ended by an error, or because nobody played on."""
-
-    @property
-    def is_end(self) -> bool:
-        """True when no move can follow."""
-        return self in (PersonStatus.OVER, PersonStatus.FAILED)
 
 
 class AbandonedError(HanabiGrpoError):

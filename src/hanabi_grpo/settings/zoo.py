@@ -12,14 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hanabi_grpo.errors import SettingsError, did_you_mean
+from hanabi_grpo.settings.shipped import ZOO, shipped_folder
 
 PREFIX = "zoo:"
-ZOO = Path("data/zoo")
-"""Where a checkout has the teams, seen from its root."""
 FACTS = "zoo.json"
 """Of a team: {"settings": {"HANABI_PRESET": …}, "made": …, "evaluations": {"sampled": …}}."""
-_IN_WHEEL = Path(__file__).parents[1] / "shipped" / "zoo"
-"""Where an installed package has them; there is no such folder in a checkout."""
 _NAMED = re.compile(rf"(?:^|[=,\s]){PREFIX}(?P<name>[^:,\s]*)")
 
 
@@ -109,6 +106,4 @@ def use_zoo(specs: Iterable[str]) -> bool:
 
 
 def _zoo() -> Path:
-    if not ZOO.is_dir() and _IN_WHEEL.is_dir():
-        return _IN_WHEEL
-    return ZOO
+    return Path(shipped_folder(ZOO))

@@ -47,18 +47,6 @@ def compare_games(
     return advantages
 
 
-def compare_turns(values: TurnValues, scaled: bool) -> TurnValues:
-    """Center the values of all turns of all games at their mean, see `center`."""
-    centered = center(flatten(values), scaled)
-    games: TurnValues = []
-    start = 0
-    for game in values:
-        end = start + len(game)
-        games.append(centered[start:end])
-        start = end
-    return games
-
-
 def lambda_advantages(
     episode: Episode,
     player: int,
@@ -128,13 +116,6 @@ def flatten(values: TurnValues) -> list[float]:
     for game in values:
         flat.extend(game)
     return flat
-
-
-def center(values: Sequence[float], scaled: bool) -> list[float]:
-    """Return (x − mean) / (std + ε) of each value, or x − mean where `scaled` is false."""
-    average = mean(values)
-    scale = divisor(values, scaled)
-    return [(value - average) / scale for value in values]
 
 
 def divisor(values: Sequence[float], scaled: bool) -> float:

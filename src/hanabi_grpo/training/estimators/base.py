@@ -1,13 +1,12 @@
 """What an estimator is: its row in the table of the documentation, and its formula."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, Literal
 
 from hanabi_grpo.training.estimators.arithmetic import TurnValues
-from hanabi_grpo.training.estimators.normalization import Method, Over
+from hanabi_grpo.training.estimators.normalization import Method, Over, normalize
 from hanabi_grpo.training.estimators.returns import discounted_return
 from hanabi_grpo.types import Episode
 
@@ -113,7 +112,7 @@ NOTHING_KNOWN = EstimatorContext()
 """Before the first step, and without anything learned."""
 
 
-class Estimator(ABC):
+class Estimator:
     """One way to say how much better a turn was than its alternatives, for one player at a time.
 
     R_i is the player's return of game i, discounted by HANABI_GAMMA where that is set. Games in
@@ -143,8 +142,8 @@ class Estimator(ABC):
     needs: ClassVar[Learned] = Learned.NOTHING
     """What `training` must learn beside the model."""
     once_a_game: ClassVar[bool] = True
-    """Whether a game counts once in HANABI_NORMALIZE, since all its turns are credited alike; else
-    each turn counts."""
+    """Whether a game counts once among the credits that are compared, since all its turns are
+    credited alike; else each turn counts."""
     discounts: ClassVar[bool] = False
     """Whether HANABI_GAMMA is read."""
     credits_within_group: ClassVar[bool] = False
@@ -180,7 +179,11 @@ class Estimator(ABC):
             return self.options.normalize
         if self.options.normalize_over is None:
             return None
-        return Method.MEAN_STD if self.divides_by_deviation else Method.MEAN
+        return self._own_method
+
+    @property
+    def _own_method(self) -> Method:
+        return Method.MEAN_STD if self.scaled else Method.MEAN
 
     def credits(
         self,
@@ -209,7 +212,6 @@ class Estimator(ABC):
         """Return R_i of one game, see `Estimator`."""
         return discounted_return(episode, player, self.options.gamma)
 
-    @abstractmethod
     def advantages(
         self,
         episodes: Sequence[Episode],
@@ -218,11 +220,16 @@ class Estimator(ABC):
     ) -> TurnValues:
         """Return the advantage of each turn of a player, game by game.
 
+        By default credits are centered at their mean, and divided by their deviation where that is
+        the source's way.
+
         Args:
             episodes: Games of one `pool`, in all of which the player's seat is trained.
             player: Number of the seat.
             context: What is known beside these games.
         """
+        credits = self.credits(episodes, player, context)
+        return normalize(credits, self._own_method, once_a_game=self.once_a_game)
 
     def next_state(
         self, state: EstimatorState, episodes: Sequence[Episode], player: int

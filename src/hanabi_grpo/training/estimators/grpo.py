@@ -1,16 +1,9 @@
 """GRPO: the whole game's return among the group's."""
 
-from collections.abc import Sequence
-
-from hanabi_grpo.training.estimators.arithmetic import center, compare_games
 from hanabi_grpo.training.estimators.base import (
-    NOTHING_KNOWN,
     Estimator,
-    EstimatorContext,
     Pool,
-    TurnValues,
 )
-from hanabi_grpo.types import Episode
 
 
 class Grpo(Estimator):
@@ -27,16 +20,3 @@ class Grpo(Estimator):
     pool = Pool.GROUP
     divides_by_deviation = True
     discounts = True
-
-    def advantages(
-        self,
-        episodes: Sequence[Episode],
-        player: int,
-        context: EstimatorContext = NOTHING_KNOWN,
-    ) -> TurnValues:
-        """Center each game's return, for all of its turns, see `Estimator.advantages`."""
-
-        def compare(returns: Sequence[float]) -> list[float]:
-            return center(returns, self.scaled)
-
-        return compare_games(episodes, player, compare, self.game_return)

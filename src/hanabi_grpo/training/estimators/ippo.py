@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hanabi_grpo.training.estimators.arithmetic import compare_turns, lambda_advantages
+from hanabi_grpo.training.estimators.arithmetic import lambda_advantages
 from hanabi_grpo.training.estimators.base import (
     NOTHING_KNOWN,
     Estimator,
@@ -57,12 +57,3 @@ class Ippo(Estimator):
                     game_values.append(by_turn.get(number, 0.0))
             values.append(game_values)
         return values
-
-    def advantages(
-        self,
-        episodes: Sequence[Episode],
-        player: int,
-        context: EstimatorContext = NOTHING_KNOWN,
-    ) -> TurnValues:
-        """Return each turn's centered GAE advantage, see `Estimator.advantages`."""
-        return compare_turns(self.credits(episodes, player, context), self.scaled)

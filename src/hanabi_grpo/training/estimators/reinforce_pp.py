@@ -1,16 +1,9 @@
 """REINFORCE++: the whole game's return, normalised over all turns of the step."""
 
-from collections.abc import Sequence
-
-from hanabi_grpo.training.estimators.arithmetic import compare_turns
 from hanabi_grpo.training.estimators.base import (
-    NOTHING_KNOWN,
     Estimator,
-    EstimatorContext,
     Pool,
-    TurnValues,
 )
-from hanabi_grpo.types import Episode
 
 
 class ReinforcePp(Estimator):
@@ -30,12 +23,3 @@ class ReinforcePp(Estimator):
     divides_by_deviation = True
     once_a_game = False
     discounts = True
-
-    def advantages(
-        self,
-        episodes: Sequence[Episode],
-        player: int,
-        context: EstimatorContext = NOTHING_KNOWN,
-    ) -> TurnValues:
-        """Return each game's return for all of its turns, centered among all turns."""
-        return compare_turns(self.credits(episodes, player, context), self.scaled)

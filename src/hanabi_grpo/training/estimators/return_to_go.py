@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from hanabi_grpo.training.estimators.arithmetic import compare_turns
 from hanabi_grpo.training.estimators.base import (
     NOTHING_KNOWN,
     Estimator,
@@ -42,12 +41,3 @@ class ReturnToGo(Estimator):
     ) -> TurnValues:
         """Return G_it, see `Estimator.credits`."""
         return returns_to_go(episodes, player, self.options.gamma)
-
-    def advantages(
-        self,
-        episodes: Sequence[Episode],
-        player: int,
-        context: EstimatorContext = NOTHING_KNOWN,
-    ) -> TurnValues:
-        """Return each centered return-to-go, see `Estimator.advantages`."""
-        return compare_turns(self.credits(episodes, player, context), self.scaled)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hanabi_grpo.training.estimators.arithmetic import center, compare_games
+from hanabi_grpo.training.estimators.arithmetic import compare_games
 from hanabi_grpo.training.estimators.base import (
     NOTHING_KNOWN,
     Estimator,
@@ -47,16 +47,3 @@ class Vdn(Estimator):
             return shares
 
         return compare_games(episodes, player, keep, context.values.share)
-
-    def advantages(
-        self,
-        episodes: Sequence[Episode],
-        player: int,
-        context: EstimatorContext = NOTHING_KNOWN,
-    ) -> TurnValues:
-        """Center each game's share, for all of its turns, see `Estimator.advantages`."""
-
-        def compare(shares: Sequence[float]) -> list[float]:
-            return center(shares, self.scaled)
-
-        return compare_games(episodes, player, compare, context.values.share)

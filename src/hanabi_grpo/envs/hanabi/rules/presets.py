@@ -9,7 +9,7 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from hanabi_grpo.errors import GameParameterError, did_you_mean
 
@@ -279,25 +279,18 @@ def make_spec(
         >>> make_spec("full", 3, num_colors=4, num_ranks=3, hand_size=4).preset
         '4x3-hand4-info8-life3'
     """
-    is_other_size = any(size is not None for size in (num_colors, num_ranks, hand_size))
+    given = {
+        "num_colors": num_colors,
+        "num_ranks": num_ranks,
+        "hand_size": hand_size,
+        "max_hints": max_hints,
+        "max_lives": max_lives,
+    }
+    changes = {name: value for name, value in given.items() if value is not None}
+    is_other_size = not changes.keys().isdisjoint({"num_colors", "num_ranks", "hand_size"})
     named = _named_board(preset, num_players, is_other_size=is_other_size)
-    board = _Parameters(
-        num_players=named.num_players,
-        num_colors=named.num_colors if num_colors is None else num_colors,
-        num_ranks=named.num_ranks if num_ranks is None else num_ranks,
-        hand_size=named.hand_size if hand_size is None else hand_size,
-        max_hints=named.max_hints if max_hints is None else max_hints,
-        max_lives=named.max_lives if max_lives is None else max_lives,
-    )
-    return GameSpec(
-        preset=preset if board == named else board.free_name,
-        num_players=board.num_players,
-        num_colors=board.num_colors,
-        num_ranks=board.num_ranks,
-        hand_size=board.hand_size,
-        max_hints=board.max_hints,
-        max_lives=board.max_lives,
-    )
+    board = replace(named, **changes)
+    return GameSpec(preset=preset if board == named else board.free_name, **asdict(board))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
