@@ -865,6 +865,14 @@ class Settings(BaseModel):
         allowed=values.MONITORS_ALLOWED,
         affects=Affects.RECORD,
     )
+    logging_steps: int = tracking(
+        "LOGGING_STEPS",
+        "Steps that one line of the terminal and one point of TensorBoard and W&B stand for, by "
+        "their mean; metrics.jsonl has every step.",
+        1,
+        ge=1,
+        affects=Affects.RECORD,
+    )
     wandb_project: values.ProjectName = tracking(
         "WANDB_PROJECT",
         "W&B project.",
