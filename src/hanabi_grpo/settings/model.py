@@ -464,7 +464,8 @@ class Settings(BaseModel):
     )
     num_train_epochs: float | None = trainer(
         "NUM_TRAIN_EPOCHS",
-        "Passes over a dataset with seeds; MAX_STEPS wins when both are set.",
+        "Passes over the dataset; a row without seeds, and a run without DATASET, counts as one "
+        "step. MAX_STEPS wins when both are set.",
         gt=0,
         affects=Affects.SCHEDULE,
     )
