@@ -10,6 +10,7 @@ from pathlib import Path
 
 import typer
 
+from hanabi_grpo.client.curves import curves_line, validation_setups
 from hanabi_grpo.client.fleet import each_server
 from hanabi_grpo.client.waiting import wait_for_first_server
 from hanabi_grpo.commands.console import announce, make_console
@@ -72,7 +73,9 @@ def train(
     loaded = announce(console, "trainer")
     rows = training_rows(loaded.settings)
     plan = plan_training(loaded.settings, rows)
-    make_tiny_model = tiny_model_command(*boards_of(played_setups(rows)))
+    make_tiny_model = tiny_model_command(
+        *boards_of([*played_setups(rows), *validation_setups(loaded.settings)])
+    )
     server_makes_model = is_made_by_server(loaded)
     if server_makes_model:
         say(f"MODEL={loaded.settings.model}: not made yet; the rollout script makes it")
@@ -87,6 +90,8 @@ def train(
         loaded = replace(loaded, settings=loaded.settings.model_copy(update={"output_dir": folder}))
         say(plan.line(loaded.settings))
         say(f"boards: {mix_line(rows)}")
+        if plan.curves:
+            say(curves_line(loaded.settings, plan.curves))
         say(f"run folder: {folder}")
         for line in resume_lines(resume, loaded.settings, plan.num_steps):
             say(line)
