@@ -16,7 +16,12 @@ from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import SettingsError, did_you_mean
 from hanabi_grpo.rollout.dataset_rows import VALIDATION_SUITE, DatasetRow, TaskRow
-from hanabi_grpo.rollout.datasets import played_setups, training_rows, validation_rows
+from hanabi_grpo.rollout.datasets import (
+    played_setups,
+    setup_names,
+    training_rows,
+    validation_rows,
+)
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint
 from hanabi_grpo.runs.validation import TRAINING_CURVE
 from hanabi_grpo.settings import Settings
@@ -191,13 +196,9 @@ def _games(settings: Settings) -> list[tuple[str, list[Setup[Any]], list[TaskRow
     if not rows:
         setups = played_setups(training_rows(settings))
         return [(TRAINING_CURVE, setups, _training_tasks(setups, settings.eval_tasks))]
+    setups = played_setups(rows)
     games = []
-    names: list[str] = []
-    for setup in played_setups(rows):
-        preset = setup.spec.preset
-        number = sum(name.partition("#")[0] == preset for name in names) + 1
-        name = preset if number == 1 else f"{preset}#{number}"
-        names.append(name)
+    for name, setup in zip(setup_names(setups), setups, strict=True):
         games.append((name, [setup], _tasks_of(setup, rows)))
     return games
 

@@ -98,6 +98,20 @@ def played_setups(rows: Sequence[DatasetRow]) -> list[Setup[Any]]:
     return list(dict.fromkeys(row.setup for row in rows))
 
 
+def setup_names(setups: Sequence[Setup[Any]]) -> list[str]:
+    """Return a name for each game: its preset, with a number behind it where several have one.
+
+    Example:
+        ["kuhn_poker", "marshal-mini", "marshal-mini#2"]
+    """
+    presets = [setup.spec.preset for setup in setups]
+    names = []
+    for position, preset in enumerate(presets):
+        number = presets[:position].count(preset) + 1
+        names.append(preset if number == 1 else f"{preset}#{number}")
+    return names
+
+
 def load_rows(path: Path | str, settings: Settings) -> list[DatasetRow]:
     """Read and check every row; what a row leaves open comes from the settings.
 

@@ -886,7 +886,7 @@ class Settings(BaseModel):
     report_to: values.Monitors = tracking(
         "REPORT_TO",
         "Where metrics go besides the run folder: tensorboard, wandb, both as a comma list, or "
-        "none.",
+        "none; also those of collect and evaluate.",
         (values.NO_MONITOR,),
         allowed=values.MONITORS_ALLOWED,
         affects=Affects.RECORD,
