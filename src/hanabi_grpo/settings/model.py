@@ -155,7 +155,7 @@ class Settings(BaseModel):
     )
     profile: Path | None = run(
         "HANABI_PROFILE",
-        "File of settings for a kind of machine, such as tools/profiles/gpu-1.env.",
+        "File of settings, such as tools/profiles/gpu-1.env, or one of YAML (below).",
         both=True,
         affects=Affects.MACHINE,
     )
