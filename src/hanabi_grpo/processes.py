@@ -1,18 +1,25 @@
-"""Processes that start sooner, and that end when the one that started them ends.
+"""Processes that start sooner, wait for a debugger, and end when the one that started them ends.
 
-The latter also after kill -9, on Linux.
+The last also after kill -9, on Linux.
 """
 
 import atexit
 import contextlib
 import ctypes
 import gc
+import logging
 import resource
 import signal
 import sys
 from collections.abc import Iterator
 from importlib import metadata
 
+from hanabi_grpo.errors import SettingsError
+
+logger = logging.getLogger(__name__)
+
+DEBUG_PORT = 5678
+"""Where a process waits for a debugger; the one that editors try."""
 _BUILT_FOR_TORCH = ("torchvision", "torchaudio", "torchcodec")
 """Libraries whose builds fit one build of torch only."""
 _CPU_BUILD = "cpu"
@@ -80,3 +87,33 @@ def importing() -> Iterator[None]:
 def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def wait_for_debugger(terminal: str, port: int = DEBUG_PORT) -> None:
+    """Wait until a debugger is attached to this process (HANABI_DEBUG).
+
+    Args:
+        terminal: "server" or "trainer", for messages.
+        port: Port of 127.0.0.1.
+
+    Raises:
+        SettingsError: debugpy is not installed, or the port is taken.
+    """
+    given = f"HANABI_DEBUG={terminal}"
+    try:
+        import debugpy
+    except ImportError as error:
+        raise SettingsError(
+            f"{given}: debugpy is not installed; it belongs to the developers' packages, which "
+            "bash tools/setup.sh installs. Or unset HANABI_DEBUG."
+        ) from error
+    try:
+        debugpy.listen(("127.0.0.1", port))
+    except (OSError, RuntimeError) as error:
+        raise SettingsError(
+            f"{given}: no debugger can be waited for at 127.0.0.1:{port} ({error}); end what "
+            "listens there, or unset HANABI_DEBUG."
+        ) from error
+    logger.info("%s: waiting for a debugger at 127.0.0.1:%d", given, port)
+    debugpy.wait_for_client()
+    logger.info("%s: a debugger is attached", given)

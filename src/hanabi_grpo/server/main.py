@@ -28,6 +28,7 @@ from hanabi_grpo.processes import (
     die_with_parent,
     importing,
     raise_descriptor_limit,
+    wait_for_debugger,
 )
 from hanabi_grpo.settings import Settings
 
@@ -88,6 +89,9 @@ def serve(settings: Settings, extra_args: list[str]) -> None:
         die_with_parent(signal.SIGTERM)
     fork_and_supervise(allowed=settings.engine_restarts)
     signal.signal(signal.SIGTERM, _end)
+    if settings.debug == "server":
+        # In the process that serves, also in the one that takes a dead one's place.
+        wait_for_debugger("server")
     engine_died = asyncio.run(_run(settings, extra_args, listener, calls))
     if engine_died:
         raise SystemExit(EXIT_CODE)

@@ -168,6 +168,13 @@ class Settings(BaseModel):
         affects=Affects.SEED,
     )
 
+    debug: Literal["server", "trainer"] | None = run(
+        "HANABI_DEBUG",
+        "The terminal that waits for a debugger at port 5678 of this machine (CONTRIBUTING.md); "
+        "unset: none.",
+        affects=Affects.PLACE,
+    )
+
     # server
     host: str = server(
         "HANABI_HOST",

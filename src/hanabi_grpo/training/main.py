@@ -17,7 +17,12 @@ from pathlib import Path
 
 from hanabi_grpo.errors import HanabiGrpoError
 from hanabi_grpo.logs import set_up_logging
-from hanabi_grpo.processes import die_with_parent, hide_misfits, importing
+from hanabi_grpo.processes import (
+    die_with_parent,
+    hide_misfits,
+    importing,
+    wait_for_debugger,
+)
 from hanabi_grpo.training import quiet
 
 logger = logging.getLogger("hanabi_grpo.training.main")
@@ -115,6 +120,8 @@ def _train(settings_path: Path, extra: list[str]) -> None:
 
     check_options("trainer", extra)
     settings = read_settings(settings_path)
+    if settings.debug == "trainer" and os.environ.get("RANK", "0") == "0":
+        wait_for_debugger("trainer")
     steps = num_steps(settings, training_rows(settings))
     register_trainer()
     options = swift_options(settings, settings_path, settings_path.parent, steps)
