@@ -536,6 +536,14 @@ class Settings(BaseModel):
         le=64,
         affects=Affects.LEARNING,
     )
+    minibatches: int = trainer(
+        "HANABI_MINIBATCHES",
+        "Parts of a step's games, whole groups each, with an update for every part; the clips act "
+        "from the second on.",
+        1,
+        ge=1,
+        affects=Affects.LEARNING,
+    )
     clip_low: float = trainer(
         "HANABI_CLIP_LOW",
         "How far below 1 a token's probability ratio counts.",

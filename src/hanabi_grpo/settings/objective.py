@@ -32,6 +32,7 @@ def check_objective(settings: Settings) -> None:
     _check_normalization(settings)
     _check_discount(settings)
     _check_group_size(settings)
+    _check_minibatches(settings)
     _check_paid(settings)
     _check_kl(settings)
 
@@ -76,6 +77,18 @@ def _check_group_size(settings: Settings) -> None:
         f"{' ' + given if given else ''}: a game is compared with the others of its group, and "
         "there are none, so nothing would move; set 2 or more, or take one of "
         f"{', '.join(others)}, or HANABI_NORMALIZE_OVER=environment."
+    )
+
+
+def _check_minibatches(settings: Settings) -> None:
+    """Refuse more parts of a step than it has groups."""
+    if settings.minibatches <= settings.tasks_per_step:
+        return
+    raise SettingsError(
+        f"HANABI_MINIBATCHES={settings.minibatches} with HANABI_TASKS_PER_STEP="
+        f"{settings.tasks_per_step}: a part has at least one whole group, the games of one task; "
+        f"set 1 to {settings.tasks_per_step}, or more tasks (with a smaller NUM_GENERATIONS the "
+        "games of a step stay as many)."
     )
 
 
