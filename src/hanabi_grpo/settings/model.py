@@ -29,6 +29,14 @@ from hanabi_grpo.settings.game import (
     game_model,
     game_values,
 )
+from hanabi_grpo.settings.per_player import (
+    FORM,
+    PerPlayer,
+    Rate,
+    entries,
+    value_of,
+    whole_numbers,
+)
 from hanabi_grpo.settings.values import where
 from hanabi_grpo.settings.variables import (
     Variable,
@@ -477,12 +485,12 @@ class Settings(BaseModel):
         affects=Affects.SCHEDULE,
     )
     # One may lower learning rate and norm on the way, e.g. when gradients overflow.
-    learning_rate: float = trainer(
+    learning_rate: Rate = trainer(
         "LEARNING_RATE",
         "Peak learning rate.",
         1.5e-3,
         gpu=2e-5,
-        gt=0,
+        allowed="a number above 0, " + FORM.format(example="player_0=1e-5,player_1=3e-5"),
         affects=Affects.SCHEDULE,
     )
     lr_scheduler_type: str = trainer(
@@ -505,19 +513,19 @@ class Settings(BaseModel):
         gt=0,
         affects=Affects.SCHEDULE,
     )
-    lora_rank: Annotated[int, where(_is_lora_rank)] = trainer(
+    lora_rank: Annotated[int | str, whole_numbers(_is_lora_rank)] = trainer(
         "LORA_RANK",
-        "Rank of each adapter.",
+        "Rank of each adapter; the server has room for the largest.",
         16,
-        allowed=RANK_ALLOWED,
+        allowed=RANK_ALLOWED + "; " + FORM.format(example="player_0=8,player_1=16"),
         both=True,
         affects=Affects.WEIGHTS,
     )
-    lora_alpha: int = trainer(
+    lora_alpha: Annotated[int | str, whole_numbers(lambda alpha: alpha >= 1)] = trainer(
         "LORA_ALPHA",
-        "LoRA's alpha.",
+        "LoRA's alpha; what an adapter adds is multiplied by alpha over rank.",
         32,
-        ge=1,
+        allowed="a whole number, at least 1, " + FORM.format(example="player_0=16,player_1=32"),
         affects=Affects.WEIGHTS,
     )
     deepspeed: Annotated[str, where(_is_deepspeed)] = trainer(
@@ -941,6 +949,32 @@ class Settings(BaseModel):
         settings = make(values)
         settings.model_fields_set.intersection_update(data)
         return settings
+
+    def rate_of(self, adapter: str) -> float:
+        """Return LEARNING_RATE of an adapter, e.g. "player_0"."""
+        return value_of(self.learning_rate, adapter, "LEARNING_RATE")
+
+    def rank_of(self, adapter: str) -> int:
+        """Return LORA_RANK of an adapter."""
+        return int(value_of(self.lora_rank, adapter, "LORA_RANK"))
+
+    def alpha_of(self, adapter: str) -> int:
+        """Return LORA_ALPHA of an adapter."""
+        return int(value_of(self.lora_alpha, adapter, "LORA_ALPHA"))
+
+    @property
+    def largest_rank(self) -> int:
+        """The largest LORA_RANK, which a server has to have room for."""
+        return int(max(entries(self.lora_rank).values()))
+
+    @property
+    def per_player_values(self) -> Mapping[str, PerPlayer]:
+        """The settings that may differ from player to player, by variable."""
+        return {
+            "LEARNING_RATE": self.learning_rate,
+            "LORA_RANK": self.lora_rank,
+            "LORA_ALPHA": self.lora_alpha,
+        }
 
     @property
     def env_config(self) -> dict[str, Any]:

@@ -544,7 +544,8 @@ class TrainingRun:
         target = self._settings.entropy_target
         if target is not None:
             # Exploration ends with learning: the target falls as the learning rate does.
-            target *= self._learning_rate / self._settings.learning_rate
+            first = self._policy.adapter_names[0]
+            target *= self._learning_rate / self._settings.rate_of(first)
         seats = played.seats
         means = mean_logprobs(
             played.used.drawn, seats.trained, seats.players, trained=self._trained
@@ -749,7 +750,11 @@ class TrainingRun:
                 "step_time": time.perf_counter() - self._step_started,
             }
         )
-        learning_rate = self._learning_rate
+        rates = {"learning_rate": self._learning_rate}
+        if isinstance(self._settings.learning_rate, str):
+            last_rates = self._parts.schedule.get_last_lr()
+            for name, rate in zip(self._policy.adapter_names, last_rates, strict=True):
+                rates[f"{name}/learning_rate"] = float(rate)
         if not self._accelerator.optimizer_step_was_skipped:
             self._parts.schedule.step()
         self._return_to_phase_best()
@@ -762,7 +767,7 @@ class TrainingRun:
         self._guard.end_step()
         is_last = self._verdict.ends_run or self.state.step == self._parts.max_steps
         self._events.end_step(self.state.step, is_last=is_last)
-        figures = self._mean_loss() | self._metrics.take() | {"learning_rate": learning_rate}
+        figures = self._mean_loss() | self._metrics.take() | rates
         self._events.log(figures)
 
     def should_save(self) -> bool:

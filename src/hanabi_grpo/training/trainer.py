@@ -215,7 +215,7 @@ class PlayerOptimizers(OptimizerCallback):
         """Make the optimizer that --optim names."""
         trainer = self.trainer
         kind, options = trainer.get_optimizer_cls_and_kwargs(self.args, trainer.model)
-        groups = player_groups(trainer.model, trainer.adapter_names)
+        groups = player_groups(trainer.model, trainer.adapter_names, trainer.settings.rate_of)
         for group in groups:
             group["weight_decay"] = self.args.weight_decay
         optimizer: torch.optim.Optimizer = kind(groups, **options)
