@@ -199,7 +199,11 @@ class RunOfATest:
         validation = Validation(self.settings, run_folder, [LAPTOP], first_step)
         validation._setups = setups
         self.policy = Policy(
-            self.model, NAMES, temperature=1.0, has_whole_weights=has_whole_weights
+            self.model,
+            NAMES,
+            temperature=1.0,
+            token_filter=self.settings.token_filter,
+            has_whole_weights=has_whole_weights,
         )
         parts = RunParts(
             settings=self.settings,

@@ -325,6 +325,8 @@ class VllmSampler:
         params = SamplingParams(
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
+            top_p=sampling.token_filter.top_p,
+            top_k=sampling.token_filter.top_k,
             seed=sampling.seed,
             logprobs=0,
             flat_logprobs=True,

@@ -48,6 +48,7 @@ from hanabi_grpo.settings.variables import (
     trainer,
     variables_of,
 )
+from hanabi_grpo.token_filter import TokenFilter
 from hanabi_grpo.training.estimators import (
     DISCOUNTED,
     ESTIMATORS,
@@ -369,6 +370,21 @@ class Settings(BaseModel):
         1.0,
         ge=0.01,
         le=2,
+        affects=Affects.PLAY,
+    )
+    top_p: float = game(
+        "TOP_P",
+        "Only the likeliest tokens are drawn, until their probabilities sum up to this; 1: all.",
+        1.0,
+        gt=0,
+        le=1,
+        affects=Affects.PLAY,
+    )
+    top_k: int = game(
+        "TOP_K",
+        "Only so many of the likeliest tokens are drawn; 0: all.",
+        0,
+        ge=0,
         affects=Affects.PLAY,
     )
 
@@ -975,6 +991,11 @@ class Settings(BaseModel):
             "LORA_RANK": self.lora_rank,
             "LORA_ALPHA": self.lora_alpha,
         }
+
+    @property
+    def token_filter(self) -> TokenFilter:
+        """TOP_P and TOP_K."""
+        return TokenFilter(top_p=self.top_p, top_k=self.top_k)
 
     @property
     def env_config(self) -> dict[str, Any]:

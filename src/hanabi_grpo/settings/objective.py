@@ -35,6 +35,7 @@ def check_objective(settings: Settings) -> None:
     _check_minibatches(settings)
     _check_paid(settings)
     _check_kl(settings)
+    _check_token_filter(settings)
 
 
 def _check_normalization(settings: Settings) -> None:
@@ -129,3 +130,13 @@ def _check_kl(settings: Settings) -> None:
             "what the whole team is paid, and the KL is one player's cost; set HANABI_KL_IN=loss, "
             "or take another estimator."
         )
+
+
+def _check_token_filter(settings: Settings) -> None:
+    """Refuse a filter under which every game of a task is the same."""
+    if settings.top_k != 1:
+        return
+    raise SettingsError(
+        "TOP_K=1: always the likeliest token, so all games of a task are the same and nothing "
+        "could be learned; allowed in training are 0 (all tokens) and 2 or more."
+    )

@@ -204,6 +204,7 @@ class ServerLink:
             num_games=num_games or self.settings.num_generations,
             max_tokens=self.settings.max_completion_length,
             temperature=self.settings.temperature,
+            token_filter=self.settings.token_filter,
             sampling_seed=request.sampling_seed,
             seats=request.own,
         )

@@ -75,6 +75,7 @@ class HanabiGRPOTrainer(GRPOTrainer):
             self.model,
             self.adapter_names,
             temperature=settings.temperature,
+            token_filter=settings.token_filter,
             has_whole_weights=has_whole_weights,
         )
         self._base_checksum = adapters.base_checksum(self.model)
