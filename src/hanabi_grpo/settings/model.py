@@ -90,6 +90,10 @@ def _is_lora_rank(rank: int) -> bool:
     return rank in LORA_RANKS
 
 
+def _is_sequential_limit(limit: float) -> bool:
+    return limit == 0 or limit > 1
+
+
 def _default_max_steps(given: dict[str, Any]) -> int | None:
     return None if given.get("num_train_epochs") else _MAX_STEPS
 
@@ -673,6 +677,20 @@ class Settings(BaseModel):
         "HANABI_UPDATE",
         "Who moves: everybody, one player after the other, or one until it gets no better.",
         "independent",
+        affects=Affects.LEARNING,
+    )
+    sequential_factor: Literal["game", "step"] = trainer(
+        "HANABI_SEQUENTIAL_FACTOR",
+        "With HANABI_UPDATE=sequential, which replies of earlier players a token's factor is of: "
+        "those of the whole game, or those of the same step of the game (HAPPO's own).",
+        "game",
+        affects=Affects.LEARNING,
+    )
+    sequential_limit: Annotated[float, where(_is_sequential_limit)] = trainer(
+        "HANABI_SEQUENTIAL_LIMIT",
+        "Largest such factor; its inverse is the smallest. 0: no limit, which is exact.",
+        2.0,
+        allowed="0, or a number above 1",
         affects=Affects.LEARNING,
     )
     swap_every: int = trainer(

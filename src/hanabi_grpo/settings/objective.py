@@ -36,6 +36,7 @@ def check_objective(settings: Settings) -> None:
     _check_paid(settings)
     _check_kl(settings)
     _check_token_filter(settings)
+    _check_sequential(settings)
 
 
 def _check_normalization(settings: Settings) -> None:
@@ -140,3 +141,21 @@ def _check_token_filter(settings: Settings) -> None:
         "TOP_K=1: always the likeliest token, so all games of a task are the same and nothing "
         "could be learned; allowed in training are 0 (all tokens) and 2 or more."
     )
+
+
+def _check_sequential(settings: Settings) -> None:
+    """Refuse choices of sequential updates where there are none."""
+    if settings.update == "sequential":
+        return
+    choices = {
+        f"HANABI_SEQUENTIAL_FACTOR={settings.sequential_factor}": (
+            settings.sequential_factor != "game"
+        ),
+        f"HANABI_SEQUENTIAL_LIMIT={settings.sequential_limit:g}": settings.sequential_limit != 2,
+    }
+    for name, is_given in choices.items():
+        if is_given:
+            raise SettingsError(
+                f"{name} with HANABI_UPDATE={settings.update}: nobody moves after another, so it "
+                "would do nothing; set HANABI_UPDATE=sequential, or unset it."
+            )

@@ -124,6 +124,7 @@ def token_rows(
     options: AdvantageOptions = PLAIN_ADVANTAGES,
     trained: TrainedTokens = all_tokens,
     parts: Sequence[int] | None = None,
+    with_steps: bool = False,
 ) -> list[TokenRow]:
     """Return the rows of one seat's trained player over all groups.
 
@@ -141,6 +142,7 @@ def token_rows(
         options: What becomes of the estimator's advantages.
         trained: Which tokens of a reply carry loss.
         parts: Per game of the step its part, see `minibatches`; None: the step is one part.
+        with_steps: Whether rows say in which step of the game each token was said.
 
     Raises:
         NonFiniteError: An advantage is infinite or not a number; rewards may be finite and still
@@ -175,7 +177,10 @@ def token_rows(
             if turn.fresh or not conversations:
                 conversations.append(
                     _empty_row(
-                        number, has_weights=unit != "token", trains_all=trained is all_tokens
+                        number,
+                        has_weights=unit != "token",
+                        trains_all=trained is all_tokens,
+                        with_steps=with_steps,
                     )
                 )
             conversations[-1].append(turn, trained(turn), advantage, weight)
@@ -197,6 +202,7 @@ def build_micro_batches(
     options: AdvantageOptions = PLAIN_ADVANTAGES,
     trained: TrainedTokens = all_tokens,
     parts: Sequence[int] | None = None,
+    with_steps: bool = False,
 ) -> list[MicroBatch]:
     """Return this rank's micro-batches of one step, seat by seat, and part by part.
 
@@ -215,6 +221,7 @@ def build_micro_batches(
         options: See `token_rows`.
         trained: See `token_rows`.
         parts: See `token_rows`. Every player has micro-batches of every part.
+        with_steps: See `token_rows`.
     """
     if parts is None:
         parts = [WHOLE_STEP] * len(flatten_groups(groups))
@@ -231,6 +238,7 @@ def build_micro_batches(
             options=options,
             trained=trained,
             parts=parts,
+            with_steps=with_steps,
         )
         for part, num_games in sorted(games_of_part.items()):
             rows_of_part = [row for row in rows if parts[row.game] == part]
@@ -299,7 +307,7 @@ def _cut_by_prefix(rows: list[Row], cut: CutPlan) -> list[list[Row]]:
     return shares
 
 
-def _empty_row(game: int, *, has_weights: bool, trains_all: bool) -> TokenRow:
+def _empty_row(game: int, *, has_weights: bool, trains_all: bool, with_steps: bool) -> TokenRow:
     return TokenRow(
         ids=[],
         mask=[],
@@ -307,6 +315,7 @@ def _empty_row(game: int, *, has_weights: bool, trains_all: bool) -> TokenRow:
         advantages=[],
         weights=[] if has_weights else None,
         trained=None if trains_all else [],
+        steps=[] if with_steps else None,
         game=game,
     )
 

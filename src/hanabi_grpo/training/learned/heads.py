@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import nn
 
+from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.training.estimators import LearnedValues
 from hanabi_grpo.types import Episode
 
@@ -121,7 +122,11 @@ class Learner:
         return state
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Put a `state` back."""
+        """Put a `state` back.
+
+        Raises:
+            RunFolderError: It is of another network.
+        """
         parameters: dict[str, torch.Tensor] = {}
         moments: dict[int, dict[str, torch.Tensor]] = defaultdict(dict)
         for key, value in state.items():
@@ -131,7 +136,14 @@ class Learner:
             elif part == "optimizer":
                 number, _, moment = name.partition(".")
                 moments[int(number)][moment] = value.clone()
-        self.head.load_state_dict(parameters)
+        try:
+            self.head.load_state_dict(parameters)
+        except RuntimeError as error:
+            raise RunFolderError(
+                "what the checkpoint has learned beside the model does not fit this version's "
+                f"networks ({' '.join(str(error).split())}). Go on with the version that wrote it, "
+                "or begin a new run with HANABI_START_FROM at the checkpoint."
+            ) from error
         optimizer_state = self.optimizer.state_dict()
         optimizer_state["state"] = dict(moments)
         self.optimizer.load_state_dict(optimizer_state)
