@@ -801,10 +801,26 @@ class Settings(BaseModel):
         le=1,
         affects=Affects.LEARNING,
     )
+    gae_unit: Literal["turn", "token"] = trainer(
+        "HANABI_GAE_UNIT",
+        "What has an advantage of its own with ippo: a turn, or, with HANABI_CRITIC=adapter, each "
+        "token.",
+        "turn",
+        affects=Affects.LEARNING,
+    )
+    critic: Literal["head", "adapter"] = trainer(
+        "HANABI_CRITIC",
+        f"What learns values for {_WITH_CRITIC}: a small head on the model's features, or, with "
+        "ippo, a LoRA adapter of the critic's own on the base model.",
+        "head",
+        affects=Affects.LEARNING,
+    )
     critic_learning_rate: float = trainer(
         "HANABI_CRITIC_LEARNING_RATE",
-        f"Learning rate of the critics of {_WITH_CRITIC}, and of {_WITH_CREDIT}.",
+        f"Learning rate of the critics of {_WITH_CRITIC}, and of {_WITH_CREDIT}; unset with "
+        "HANABI_CRITIC=adapter: the default of LEARNING_RATE.",
         3e-3,
+        factory=defaults.critic_learning_rate,
         gt=0,
         affects=Affects.LEARNING,
     )

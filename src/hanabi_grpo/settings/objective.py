@@ -8,6 +8,7 @@ from hanabi_grpo.training.estimators import (
     Estimator,
     Learned,
     make_estimator,
+    names_needing,
 )
 
 
@@ -37,6 +38,7 @@ def check_objective(settings: Settings) -> None:
     _check_kl(settings)
     _check_token_filter(settings)
     _check_sequential(settings)
+    _check_critic(settings)
 
 
 def _check_normalization(settings: Settings) -> None:
@@ -159,3 +161,20 @@ def _check_sequential(settings: Settings) -> None:
                 f"{name} with HANABI_UPDATE={settings.update}: nobody moves after another, so it "
                 "would do nothing; set HANABI_UPDATE=sequential, or unset it."
             )
+
+
+def _check_critic(settings: Settings) -> None:
+    """Refuse kinds of critics that the estimator does not have."""
+    with_own_critic = ", ".join(names_needing(Learned.CRITIC))
+    if settings.critic == "adapter" and settings.advantage not in names_needing(Learned.CRITIC):
+        raise SettingsError(
+            f"HANABI_CRITIC=adapter with HANABI_ADVANTAGE={settings.advantage}: it has no critic "
+            "that reads one player's conversation; unset it, or set HANABI_ADVANTAGE="
+            f"{with_own_critic}."
+        )
+    if settings.gae_unit == "token" and settings.critic != "adapter":
+        raise SettingsError(
+            f"HANABI_GAE_UNIT=token with HANABI_CRITIC={settings.critic}: it has no value of the "
+            "states between two tokens of a reply; set HANABI_CRITIC=adapter (with "
+            f"HANABI_ADVANTAGE={with_own_critic}), or unset it."
+        )

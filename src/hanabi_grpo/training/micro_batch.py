@@ -30,7 +30,7 @@ class TokenRow:
     logprobs: list[float]
     """The sampler's logprobs in nats on reply tokens, 0 elsewhere."""
     advantages: list[float]
-    """The advantage of a reply token's turn, 0 elsewhere."""
+    """The advantage of a reply token, mostly that of its turn; 0 elsewhere."""
     weights: list[float] | None = None
     """The reply token's weight in the loss (HANABI_LOSS_UNIT), 0 elsewhere; None: 1 for all."""
     trained: list[bool] | None = None
@@ -49,7 +49,7 @@ class TokenRow:
         self,
         turn: Turn,
         trained: Sequence[bool] | None = None,
-        advantage: float = 0.0,
+        advantages: Sequence[float] | None = None,
         weight: float = 0.0,
     ) -> None:
         """Add a turn's prompt and reply.
@@ -57,7 +57,7 @@ class TokenRow:
         Args:
             turn: The turn.
             trained: Which of its reply's tokens carry loss; None: all.
-            advantage: Of the turn.
+            advantages: Of each of its reply's tokens; None: 0 for all.
             weight: Of each of its tokens in the loss.
         """
         num_prompt = len(turn.prompt_ids)
@@ -65,7 +65,8 @@ class TokenRow:
         self.ids.extend((*turn.prompt_ids, *turn.reply_ids))
         self.mask.extend([False] * num_prompt + [True] * num_reply)
         self.logprobs.extend([0.0] * num_prompt + [*turn.logprobs])
-        self.advantages.extend([0.0] * num_prompt + [advantage] * num_reply)
+        self.advantages.extend([0.0] * num_prompt)
+        self.advantages.extend([0.0] * num_reply if advantages is None else advantages)
         if self.weights is not None:
             self.weights.extend([0.0] * num_prompt + [weight] * num_reply)
         if self.steps is not None:

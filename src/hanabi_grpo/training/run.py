@@ -52,6 +52,7 @@ from hanabi_grpo.training.late_games import (
     read_late_tasks,
     remember_late_tasks,
 )
+from hanabi_grpo.training.learned.adapter_critic import AdapterCritics
 from hanabi_grpo.training.learned.value_learner import ValueLearner, make_learners
 from hanabi_grpo.training.loss import LOSS_METRICS, PolicyLoss, add_entropy_bonus, mean_logprobs
 from hanabi_grpo.training.micro_batch import MicroBatch, collate
@@ -278,8 +279,17 @@ class TrainingRun:
         if parts.resume_folder is not None:
             self._restore(parts.resume_folder)
 
-    def _make_value_learner(self) -> ValueLearner | None:
+    def _make_value_learner(self) -> ValueLearner | AdapterCritics | None:
         """Return what learns values beside the model, where the run's estimator needs them."""
+        if self._settings.critic == "adapter":
+            return AdapterCritics(
+                self._settings,
+                {spec_hash: setup.spec for spec_hash, setup in self._parts.setups.items()},
+                policy=self._policy,
+                accelerator=self._accelerator,
+                cut=self._cut,
+                pad_id=self._parts.pad_id,
+            )
         width = self._policy.model.config.get_text_config().hidden_size
         specs = {spec_hash: setup.spec for spec_hash, setup in self._parts.setups.items()}
         learners = make_learners(self._settings, self._policy.adapter_names, specs, width)
@@ -464,7 +474,9 @@ class TrainingRun:
             device=self._device,
             unit=self._settings.loss_unit,
             options=AdvantageOptions(
-                whiten=self._settings.whiten_advantages, clip=self._settings.advantage_clip
+                whiten=self._settings.whiten_advantages,
+                clip=self._settings.advantage_clip,
+                of_tokens=self._settings.gae_unit == "token",
             ),
             trained=self._trained,
             parts=parts_of_games(

@@ -104,6 +104,10 @@ class Learner:
         """Take one step down a loss."""
         self.optimizer.zero_grad()
         loss.backward()
+        self.step()
+
+    def step(self) -> None:
+        """Take one step down the gradient that is there."""
         nn.utils.clip_grad_norm_(self.head.parameters(), MAX_NORM)
         self.optimizer.step()
 
@@ -114,10 +118,10 @@ class Learner:
         """
         state: dict[str, torch.Tensor] = {}
         for name, value in self.head.state_dict().items():
-            state[f"head.{name}"] = value.clone()
+            state[f"head.{name}"] = _copy_to_cpu(value)
         for number, moments in self.optimizer.state_dict()["state"].items():
             for name, value in moments.items():
-                state[f"optimizer.{number}.{name}"] = value.clone()
+                state[f"optimizer.{number}.{name}"] = _copy_to_cpu(value)
         state["steps"] = torch.tensor(self.steps)
         return state
 
@@ -148,6 +152,10 @@ class Learner:
         optimizer_state["state"] = dict(moments)
         self.optimizer.load_state_dict(optimizer_state)
         self.steps = int(state["steps"])
+
+
+def _copy_to_cpu(value: torch.Tensor) -> torch.Tensor:
+    return value.detach().to("cpu", copy=True)
 
 
 class Learners(ABC):
