@@ -247,6 +247,10 @@ def test_where_a_call_has_blocked_a_worker_a_further_one_plays_along() -> None:
         before = num_workers()
         await scheduler.run(tasks_of("slow", range(TRAP, TRAP + 1)), SAMPLING)
         await scheduler.run(tasks_of("slow", range(2)), SAMPLING)
+        # The games do not wait for it.
+        deadline = time.perf_counter() + 10
+        while num_workers() == before and time.perf_counter() < deadline:
+            await asyncio.sleep(0.05)
         return before, num_workers()
 
     assert run(play, CountingEngine(), session_workers=1) == (1, 2)
