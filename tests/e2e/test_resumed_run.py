@@ -6,6 +6,7 @@ same data.
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import psutil
@@ -28,6 +29,10 @@ from scripted_runs import (
 
 from conftest_e2e import read_json_lines, read_metrics
 from hanabi_grpo.runs.checkpoints import check_checkpoint, find_checkpoint
+from hanabi_grpo.runs.history import cut_records
+from hanabi_grpo.runs.restored_run import restore_run
+from hanabi_grpo.settings import read_settings
+from hanabi_grpo.tracking.artifact import build_artifact
 from waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.rest, pytest.mark.usefixtures("in_repository_root")]
@@ -72,6 +77,32 @@ def test_resumed_steps_are_bit_equal_to_uninterrupted_ones(
             assert expected["updates"] == step
             has_critic = any("|head." in name for name in expected)
             assert has_critic == ("HANABI_ADVANTAGE" in variables)
+
+
+def test_steps_after_a_resume_from_an_artifact_are_bit_equal_to_uninterrupted_ones(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    variables = {**STAGES["qmix"], "MAX_STEPS": "4", "UPLOAD_CKPT_TO_WANDB": "full"}
+    whole = tmp_path / "whole"
+    run_trainer(write_settings(whole, tiny_model, **variables))
+    settings = read_settings(whole / "settings.json")
+    made, _ = build_artifact(whole, whole / "checkpoint-2", settings, None)
+    artifact = tmp_path / "downloaded"
+    shutil.copytree(made, artifact)
+    # What an uninterrupted run would have come to is all that is kept of it.
+    expected = {player: player_state(whole / "checkpoint-4", player) for player in PLAYERS}
+    shutil.rmtree(whole)
+
+    elsewhere = tmp_path / "elsewhere"
+    restore_run(artifact, elsewhere, resume=str(artifact))
+    resume_at(elsewhere, 2)
+    cut_records(elsewhere, 2)
+    settings_file = write_settings(elsewhere, tiny_model, **variables)
+    assert "the next step is number 3" in run_trainer(settings_file)
+    for player in PLAYERS:
+        resumed = player_state(elsewhere / "checkpoint-4", player)
+        assert differing_names(expected[player], resumed) == [], player
+    assert recorded_steps(elsewhere) == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("stage", ["torch", "critics"])

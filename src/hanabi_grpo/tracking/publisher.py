@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 BEST = "best"
 """Alias of the best artifact."""
 REPLAY = "replay.html"
+LOGS = ("train.log", "server.log")
+"""Files of the run folder that become files of the run at W&B when it ends."""
 
 _START = 0
 """Step of the adapters that training began with."""
@@ -121,6 +123,8 @@ class Publisher:
                 self._publish_final(folder, step)
         with self._guard("the last validation"):
             self._send_last_validation()
+        with self._guard("the logs"):
+            self.run.save_files(self.run_folder, LOGS)
         with self._guard("the end of the run"):
             self.run.finish(exit_code)
         return not self._failed

@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 
 from hanabi_grpo.errors import ParityError, RunFolderError
 from hanabi_grpo.runs.checkpoints import rotate, write_checkpoint
-from hanabi_grpo.runs.resume import TRAINER_STATE
+from hanabi_grpo.runs.restored_run import TRAINER_STATE
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.policy import Policy
 from hanabi_grpo.training.state import StepState

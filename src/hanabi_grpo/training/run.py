@@ -23,7 +23,7 @@ from accelerate.utils import DistributedType, broadcast_object_list, gather_obje
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.rollout.datasets import training_rows
-from hanabi_grpo.runs.resume import TRAINER_STATE
+from hanabi_grpo.runs.restored_run import TRAINER_STATE
 from hanabi_grpo.settings import Settings, batch_plan
 from hanabi_grpo.settings.objective import run_estimator
 from hanabi_grpo.training.advantages import next_estimator_state
