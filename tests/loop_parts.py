@@ -184,8 +184,8 @@ class RunOfATest:
         self.guard = PlayerGuard(
             max_norm=self.settings.max_grad_norm, sharded=False, report=self._report
         )
-        groups = player_groups(self.model, NAMES)
-        optimizer = torch.optim.AdamW(groups, lr=self.settings.learning_rate, weight_decay=0.0)
+        groups = player_groups(self.model, NAMES, self.settings.rate_of)
+        optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
         optimizer.register_step_pre_hook(self.guard.before_step)
         self.optimizer = optimizer
         accelerator = Accelerator(cpu=True)
@@ -199,7 +199,11 @@ class RunOfATest:
         validation = Validation(self.settings, run_folder, [LAPTOP], first_step)
         validation._setups = setups
         self.policy = Policy(
-            self.model, NAMES, temperature=1.0, has_whole_weights=has_whole_weights
+            self.model,
+            NAMES,
+            temperature=1.0,
+            token_filter=self.settings.token_filter,
+            has_whole_weights=has_whole_weights,
         )
         parts = RunParts(
             settings=self.settings,
@@ -240,7 +244,11 @@ def tiny_policy_model(settings: Settings) -> Any:
     """Return the model that every run of a test begins with; its adapters do something already."""
     torch.manual_seed(0)
     model = adapters.add_adapters(
-        small_model(), NAMES, rank=settings.lora_rank, alpha=settings.lora_alpha, seed=1
+        small_model(),
+        NAMES,
+        rank={name: settings.rank_of(name) for name in NAMES},
+        alpha={name: settings.alpha_of(name) for name in NAMES},
+        seed=1,
     )
     for name, value in model.named_parameters():
         if "lora_B" in name:

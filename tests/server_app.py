@@ -43,6 +43,7 @@ from hanabi_grpo.server.person_games import NOBODY_SET, PersonSettings
 from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.server.serving import serve_until_dead
 from hanabi_grpo.server.workers.pool import WorkerPool
+from hanabi_grpo.token_filter import TokenFilter
 from hanabi_grpo.types import player_names
 
 SHAPES = {
@@ -101,6 +102,8 @@ class WordEngine(StubSampler):
         self.num_samples = 0
         self.seeds: list[int | None] = []
         """Of the replies so far."""
+        self.filters: set[TokenFilter] = set()
+        """Of the same."""
 
     async def load_adapter(self, name: str, number: int, path: str) -> AdapterHandle:
         weights = (Path(path) / "adapter_model.safetensors").read_bytes()
@@ -123,6 +126,7 @@ class WordEngine(StubSampler):
             raise RuntimeError("engine dead")
         self.num_samples += 1
         self.seeds.append(sampling.seed)
+        self.filters.add(sampling.token_filter)
         return word_reply(adapter, prompt_ids)
 
 

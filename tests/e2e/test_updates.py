@@ -88,6 +88,15 @@ CONSTANT = {"LR_SCHEDULER_TYPE": "constant", "WARMUP_STEPS": "0"}
                 "HANABI_REFERENCE": "every:2",
             },
         ),
+        (
+            "zero2",
+            {
+                "HANABI_UPDATE": "sequential",
+                "HANABI_MINIBATCHES": "2",
+                "HANABI_UPDATES_PER_STEP": "2",
+                "HANABI_LOSS_UNIT": "turn",
+            },
+        ),
     ],
     ids=[
         "passes-torch",
@@ -95,6 +104,7 @@ CONSTANT = {"LR_SCHEDULER_TYPE": "constant", "WARMUP_STEPS": "0"}
         "resampled-zero2",
         "groups-of-one-torch",
         "kl-in-reward-zero2",
+        "minibatches-zero2",
     ],
 )
 def test_a_run_with_several_updates_resumes_bit_by_bit(

@@ -206,6 +206,12 @@ async def final_output(
 def start_engine(engine: VllmSampler, options: Any, *others: Any, **more: Any) -> None:
     """Start the engine so that it reports the logprobs of `PLANT_LOGPROBS`."""
     mode = os.environ.get("PLANT_LOGPROBS", options["logprobs_mode"])
+    if "PLANT_LOGPROBS" in os.environ:
+        from hanabi_grpo.server import vllm_cpu, vllm_filter
+
+        # As vLLM reports them: behind top-p. The engine core is forked from this process.
+        vllm_filter.install = lambda: None
+        vllm_cpu.whole_logprobs = lambda *_: None
     _real_init(engine, {**options, "logprobs_mode": mode}, *others, **more)
 
 

@@ -311,6 +311,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"whiten_rewards": True, "advantage": "ippo"},
         "HANABI_WHITEN_REWARDS=1 with HANABI_ADVANTAGE=ippo: .*HANABI_WHITEN_ADVANTAGES=1",
     ),
+    (
+        {"minibatches": 9, "tasks_per_step": 8},
+        "HANABI_MINIBATCHES=9 with HANABI_TASKS_PER_STEP=8: .*set 1 to 8, or more tasks",
+    ),
 ]
 
 

@@ -76,6 +76,7 @@ def test_every_estimator_can_be_chosen_and_those_within_groups_go_with_further_t
     ("field", "value"),
     [
         ("updates_per_step", 0),
+        ("minibatches", 0),
         ("clip_low", 0.0),
         ("entropy_bonus", -0.1),
         ("resample_flat", -1),
@@ -90,6 +91,7 @@ def test_values_out_of_range_are_refused(field: str, value: float) -> None:
 
 CHANGES: list[tuple[str, Any]] = [
     ("updates_per_step", 2),
+    ("minibatches", 2),
     ("clip_low", 0.1),
     ("clip_high", 0.3),
     ("entropy_bonus", 0.01),

@@ -45,6 +45,7 @@ from hanabi_grpo.rollout.messages import (
 from hanabi_grpo.rollout.wire import read_struct
 from hanabi_grpo.runs.adapter_config import config_digest, frozen_name
 from hanabi_grpo.settings import Settings
+from hanabi_grpo.token_filter import ALL_TOKENS, TokenFilter
 from hanabi_grpo.types import Reply
 
 logger = logging.getLogger(__name__)
@@ -414,6 +415,7 @@ class RolloutClient:
         num_games: int,
         max_tokens: int,
         temperature: float,
+        token_filter: TokenFilter = ALL_TOKENS,
         sampling_seed: int | None = None,
         seats: Sequence[str] | None = None,
     ) -> RolloutResult:
@@ -427,6 +429,7 @@ class RolloutClient:
             num_games: Games of each task.
             max_tokens: Longest reply, in tokens.
             temperature: Of sampling; 0 is greedy.
+            token_filter: Which tokens models may draw; those behind URLs have their own.
             sampling_seed: Decides every sampled reply, see `seeds.request_seed`; None: other
                 replies each time.
             seats: Policy of each seat in tasks that name none.
@@ -452,6 +455,8 @@ class RolloutClient:
                     "num_games": num_games,
                     "max_tokens": max_tokens,
                     "temperature": temperature,
+                    "top_p": token_filter.top_p,
+                    "top_k": token_filter.top_k,
                     "sampling_seed": sampling_seed,
                     "seats": seats,
                 },

@@ -19,6 +19,7 @@ from hanabi_grpo.rollout.datasets import played_setups, training_rows
 from hanabi_grpo.settings import LoadedSettings, Settings, load_settings
 from hanabi_grpo.settings.game import default_preset
 from hanabi_grpo.terminal import sayer
+from hanabi_grpo.token_filter import ALL_TOKENS
 
 _WITHOUT_SERVER = (
     "Or let this command start a server of its own: press Ctrl-C and add --own-server."
@@ -65,6 +66,7 @@ class Chosen:
                 resolver=SeatResolver(client, settings),
                 max_tokens=settings.max_completion_length,
                 temperature=self.temperature,
+                token_filter=ALL_TOKENS if self.temperature == 0 else settings.token_filter,
                 seed=settings.seed,
             )
 

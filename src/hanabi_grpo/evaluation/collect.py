@@ -43,6 +43,8 @@ _DESCRIBED_KEYS = (
     "spec_hash",
     "suite",
     "temperature",
+    "top_p",
+    "top_k",
     "max_tokens",
 )
 """Parts of the ledger's key that `collection.json` repeats."""

@@ -45,6 +45,8 @@ _STRIDE = 7
 _Text = Annotated[str, Meta(min_length=1, max_length=_MAX_TEXT)]
 _Version = Annotated[int, Meta(ge=0, le=MAX_VERSION)]
 _Versions = Annotated[dict[_Text, _Version], Meta(max_length=MAX_PLAYERS)]
+_Rank = Annotated[int, Meta(ge=1, le=_MAX_RANK)]
+_Ranks = Annotated[dict[_Text, _Rank], Meta(max_length=MAX_PLAYERS)]
 _Config = Annotated[dict[_Text, Any], Meta(min_length=1, max_length=_MAX_CONFIG_FIELDS)]
 
 
@@ -81,7 +83,8 @@ class SessionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     A trainer that knows it may take over the run; everything else may be public.
     """
     adapters: Annotated[list[_Text], Meta(min_length=1, max_length=MAX_PLAYERS)]
-    lora_rank: Annotated[int, Meta(ge=1, le=_MAX_RANK)]
+    lora_rank: _Rank
+    """Rank of every adapter, or the largest."""
     model_fingerprint: _Text
     tokenizer_hash: _Text
     """See `tokenizer_hash`."""
@@ -93,6 +96,8 @@ class SessionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     cannot be checked. Playing the base model, or adapters that are served already, needs no
     session.
     """
+    lora_ranks: _Ranks = {}
+    """Rank of each adapter that has another than `lora_rank`."""
     version: _Version = 0
     """The first version that the trainer will push."""
     replaces: _Versions | None = None
@@ -105,6 +110,10 @@ class SessionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 f"run_id {visible_line(self.run_id)!r} holds a control character, or one that "
                 "turns the direction of writing or has no width; rename the run folder"
             )
+
+    def rank_of(self, adapter: str) -> int:
+        """Return the LoRA rank of one of its adapters."""
+        return self.lora_ranks.get(adapter, self.lora_rank)
 
     def __repr__(self) -> str:
         """Name the trainer without the secret."""

@@ -33,7 +33,7 @@ class SavedAdapters:
     step: int
     """Optimizer steps behind the weights."""
     lora_rank: int
-    """LoRA rank, which is the same for all adapters."""
+    """LoRA rank, the largest of all adapters."""
     adapters: Mapping[str, tuple[bytes, Mapping[str, Any]]]
     """Safetensors bytes and PEFT configuration of each adapter, by its name, names ascending."""
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -83,7 +83,7 @@ def read_adapters(folder: Path) -> SavedAdapters:
         )
     if manifest is not None:
         _check_all_there(folder, manifest, adapters)
-    rank = _common_rank(folder, adapters)
+    rank = _largest_rank(folder, adapters)
     return SavedAdapters(
         step=_step(folder, manifest),
         lora_rank=rank,
@@ -217,17 +217,18 @@ def _check_all_there(folder: Path, manifest: Manifest, adapters: Mapping[str, ob
             )
 
 
-def _common_rank(folder: Path, adapters: Mapping[str, tuple[bytes, Mapping[str, Any]]]) -> int:
-    """Return the LoRA rank of all adapters, which must be the same."""
-    ranks = {}
+def _largest_rank(folder: Path, adapters: Mapping[str, tuple[bytes, Mapping[str, Any]]]) -> int:
+    """Return the largest LoRA rank of all adapters."""
+    ranks = []
     for name, (_, config) in adapters.items():
-        ranks[name] = config.get("r")
-    rank = next(iter(ranks.values()))
-    if type(rank) is not int or len(set(ranks.values())) != 1:
-        raise SettingsError(
-            f"--checkpoint {folder}: its adapters need one LoRA rank, but have {ranks}."
-        )
-    return rank
+        rank = config.get("r")
+        if type(rank) is not int:
+            raise SettingsError(
+                f"--checkpoint {folder}: {name}/{CONFIG} has the LoRA rank {rank!r}, which must be "
+                "a whole number. Take another checkpoint."
+            )
+        ranks.append(rank)
+    return max(ranks)
 
 
 def _step(folder: Path, manifest: Manifest | None) -> int:

@@ -126,7 +126,7 @@ class AdapterStore:
         return await self._loader.to_the_end(self._stage(upload, self.ownership.current()))
 
     async def _stage(self, upload: Upload, session: Session) -> HeldAdapter:
-        await self._loader.check(upload, lora_rank=session.trainer.lora_rank)
+        await self._loader.check(upload, lora_rank=session.trainer.rank_of(upload.adapter))
         new = await self._loader.write(upload)
         kept = None
         try:

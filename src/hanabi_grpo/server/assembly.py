@@ -168,7 +168,7 @@ def rollout_server(
     engine: Sampler = VllmSampler(options, extra_args, patience=settings.engine_timeout)
     store = AdapterStore(
         engine,
-        max_rank=settings.lora_rank,
+        max_rank=settings.largest_rank,
         shapes=shapes,
         dtype=settings.dtype,
         session_timeout=settings.session_timeout,
@@ -187,7 +187,7 @@ def rollout_server(
             tokenizer_hash=tokenizer_hash(chat.tokenizer),
             chat_hash=chat.hash,
             dtype=settings.dtype,
-            max_lora_rank=settings.lora_rank,
+            max_lora_rank=settings.largest_rank,
             max_players=settings.players,
             max_model_len=settings.max_model_len,
             session_timeout=settings.session_timeout,

@@ -78,7 +78,7 @@ def engine_options(settings: Settings, model: str, shapes: Iterable[str] = ()) -
         "max_model_len": settings.max_model_len,
         "max_num_seqs": settings.max_num_seqs,
         "enable_lora": True,
-        "max_lora_rank": settings.lora_rank,
+        "max_lora_rank": settings.largest_rank,
         # How many adapters one batch may mix.
         "max_loras": settings.players + NUM_PARTNERS,
         # Adapters kept in host memory: as many as the server may hold. Beyond that, vLLM (0.32,
@@ -325,6 +325,8 @@ class VllmSampler:
         params = SamplingParams(
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
+            top_p=sampling.token_filter.top_p,
+            top_k=sampling.token_filter.top_k,
             seed=sampling.seed,
             logprobs=0,
             flat_logprobs=True,

@@ -122,6 +122,11 @@ def check_fit(
             f"LORA_RANK={identity.max_lora_rank}. Restart it with LORA_RANK={wanted.lora_rank} or "
             f"train with at most {identity.max_lora_rank}."
         )
+    if any(rank > wanted.lora_rank for rank in wanted.lora_ranks.values()):
+        raise SettingsError(
+            f"lora_ranks: {wanted.lora_ranks} with lora_rank {wanted.lora_rank}, which must be the "
+            f"largest; {_SAME_CODE}."
+        )
     num_adapters = len(wanted.adapters)
     if num_adapters > identity.max_players:
         raise _too_many_players(f"{num_adapters} adapters", num_adapters, identity)

@@ -33,6 +33,7 @@ from hanabi_grpo.server.door import problem
 from hanabi_grpo.server.pacing import in_slices
 from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.settings.refs import BASE, check_seat, is_frozen, is_scripted, is_url, seat_adapter
+from hanabi_grpo.token_filter import TokenFilter
 from hanabi_grpo.types import DroppedGame, Episode
 
 CLIENT_CLOSED = 499
@@ -219,6 +220,7 @@ def parse_rollout_request(
     sampling = SamplingConfig(
         max_tokens=wanted.max_tokens,
         temperature=wanted.temperature,
+        token_filter=TokenFilter(top_p=wanted.top_p, top_k=wanted.top_k),
         seed=wanted.sampling_seed,
     )
     return read_tasks(wanted, access.setup), sampling

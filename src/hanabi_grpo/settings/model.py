@@ -29,6 +29,14 @@ from hanabi_grpo.settings.game import (
     game_model,
     game_values,
 )
+from hanabi_grpo.settings.per_player import (
+    FORM,
+    PerPlayer,
+    Rate,
+    entries,
+    value_of,
+    whole_numbers,
+)
 from hanabi_grpo.settings.values import where
 from hanabi_grpo.settings.variables import (
     Variable,
@@ -40,6 +48,7 @@ from hanabi_grpo.settings.variables import (
     trainer,
     variables_of,
 )
+from hanabi_grpo.token_filter import TokenFilter
 from hanabi_grpo.training.estimators import (
     DISCOUNTED,
     ESTIMATORS,
@@ -363,6 +372,21 @@ class Settings(BaseModel):
         le=2,
         affects=Affects.PLAY,
     )
+    top_p: float = game(
+        "TOP_P",
+        "Only the likeliest tokens are drawn, until their probabilities sum up to this; 1: all.",
+        1.0,
+        gt=0,
+        le=1,
+        affects=Affects.PLAY,
+    )
+    top_k: int = game(
+        "TOP_K",
+        "Only so many of the likeliest tokens are drawn; 0: all.",
+        0,
+        ge=0,
+        affects=Affects.PLAY,
+    )
 
     # trainer
     vllm_mode: Literal["server"] = trainer(
@@ -477,12 +501,12 @@ class Settings(BaseModel):
         affects=Affects.SCHEDULE,
     )
     # One may lower learning rate and norm on the way, e.g. when gradients overflow.
-    learning_rate: float = trainer(
+    learning_rate: Rate = trainer(
         "LEARNING_RATE",
         "Peak learning rate.",
         1.5e-3,
         gpu=2e-5,
-        gt=0,
+        allowed="a number above 0, " + FORM.format(example="player_0=1e-5,player_1=3e-5"),
         affects=Affects.SCHEDULE,
     )
     lr_scheduler_type: str = trainer(
@@ -505,19 +529,19 @@ class Settings(BaseModel):
         gt=0,
         affects=Affects.SCHEDULE,
     )
-    lora_rank: Annotated[int, where(_is_lora_rank)] = trainer(
+    lora_rank: Annotated[int | str, whole_numbers(_is_lora_rank)] = trainer(
         "LORA_RANK",
-        "Rank of each adapter.",
+        "Rank of each adapter; the server has room for the largest.",
         16,
-        allowed=RANK_ALLOWED,
+        allowed=RANK_ALLOWED + "; " + FORM.format(example="player_0=8,player_1=16"),
         both=True,
         affects=Affects.WEIGHTS,
     )
-    lora_alpha: int = trainer(
+    lora_alpha: Annotated[int | str, whole_numbers(lambda alpha: alpha >= 1)] = trainer(
         "LORA_ALPHA",
-        "LoRA's alpha.",
+        "LoRA's alpha; what an adapter adds is multiplied by alpha over rank.",
         32,
-        ge=1,
+        allowed="a whole number, at least 1, " + FORM.format(example="player_0=16,player_1=32"),
         affects=Affects.WEIGHTS,
     )
     deepspeed: Annotated[str, where(_is_deepspeed)] = trainer(
@@ -534,6 +558,14 @@ class Settings(BaseModel):
         1,
         ge=1,
         le=64,
+        affects=Affects.LEARNING,
+    )
+    minibatches: int = trainer(
+        "HANABI_MINIBATCHES",
+        "Parts of a step's games, whole groups each, with an update for every part; the clips act "
+        "from the second on.",
+        1,
+        ge=1,
         affects=Affects.LEARNING,
     )
     clip_low: float = trainer(
@@ -937,6 +969,37 @@ class Settings(BaseModel):
         settings = make(values)
         settings.model_fields_set.intersection_update(data)
         return settings
+
+    def rate_of(self, adapter: str) -> float:
+        """Return LEARNING_RATE of an adapter, e.g. "player_0"."""
+        return value_of(self.learning_rate, adapter, "LEARNING_RATE")
+
+    def rank_of(self, adapter: str) -> int:
+        """Return LORA_RANK of an adapter."""
+        return int(value_of(self.lora_rank, adapter, "LORA_RANK"))
+
+    def alpha_of(self, adapter: str) -> int:
+        """Return LORA_ALPHA of an adapter."""
+        return int(value_of(self.lora_alpha, adapter, "LORA_ALPHA"))
+
+    @property
+    def largest_rank(self) -> int:
+        """The largest LORA_RANK, which a server has to have room for."""
+        return int(max(entries(self.lora_rank).values()))
+
+    @property
+    def per_player_values(self) -> Mapping[str, PerPlayer]:
+        """The settings that may differ from player to player, by variable."""
+        return {
+            "LEARNING_RATE": self.learning_rate,
+            "LORA_RANK": self.lora_rank,
+            "LORA_ALPHA": self.lora_alpha,
+        }
+
+    @property
+    def token_filter(self) -> TokenFilter:
+        """TOP_P and TOP_K."""
+        return TokenFilter(top_p=self.top_p, top_k=self.top_k)
 
     @property
     def env_config(self) -> dict[str, Any]:

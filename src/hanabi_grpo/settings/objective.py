@@ -32,8 +32,10 @@ def check_objective(settings: Settings) -> None:
     _check_normalization(settings)
     _check_discount(settings)
     _check_group_size(settings)
+    _check_minibatches(settings)
     _check_paid(settings)
     _check_kl(settings)
+    _check_token_filter(settings)
 
 
 def _check_normalization(settings: Settings) -> None:
@@ -79,6 +81,18 @@ def _check_group_size(settings: Settings) -> None:
     )
 
 
+def _check_minibatches(settings: Settings) -> None:
+    """Refuse more parts of a step than it has groups."""
+    if settings.minibatches <= settings.tasks_per_step:
+        return
+    raise SettingsError(
+        f"HANABI_MINIBATCHES={settings.minibatches} with HANABI_TASKS_PER_STEP="
+        f"{settings.tasks_per_step}: a part has at least one whole group, the games of one task; "
+        f"set 1 to {settings.tasks_per_step}, or more tasks (with a smaller NUM_GENERATIONS the "
+        "games of a step stay as many)."
+    )
+
+
 def _check_paid(settings: Settings) -> None:
     """Refuse changed rewards where what is learned beside the model is in points."""
     needs = ESTIMATORS[settings.advantage].needs
@@ -116,3 +130,13 @@ def _check_kl(settings: Settings) -> None:
             "what the whole team is paid, and the KL is one player's cost; set HANABI_KL_IN=loss, "
             "or take another estimator."
         )
+
+
+def _check_token_filter(settings: Settings) -> None:
+    """Refuse a filter under which every game of a task is the same."""
+    if settings.top_k != 1:
+        return
+    raise SettingsError(
+        "TOP_K=1: always the likeliest token, so all games of a task are the same and nothing "
+        "could be learned; allowed in training are 0 (all tokens) and 2 or more."
+    )

@@ -8,6 +8,7 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.files import MAX_DOCUMENT_BYTES, read_bytes
 from hanabi_grpo.settings.model import DEEPSPEED_STAGES, Settings
 from hanabi_grpo.settings.objective import check_objective, run_estimator
+from hanabi_grpo.settings.per_player import check_per_player
 from hanabi_grpo.training.estimators import GROUP_ESTIMATORS
 from hanabi_grpo.types import SHARED_ADAPTER, player_names
 
@@ -186,6 +187,8 @@ def trained_players(settings: Settings) -> tuple[str, ...]:
 def _check_players(settings: Settings) -> None:
     """Refuse settings that name players who do not play, or cannot be told apart."""
     names = player_names(settings.players)
+    is_shared = settings.adapters == SHARED_ADAPTER
+    check_per_player(settings.per_player_values, (SHARED_ADAPTER,) if is_shared else names)
     for name in settings.freeze:
         if name not in names:
             raise SettingsError(

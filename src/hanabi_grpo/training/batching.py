@@ -8,7 +8,8 @@ time, which DeepSpeed's collectives need.
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 from typing import TypeVar
 
 import numpy as np
@@ -24,13 +25,14 @@ from hanabi_grpo.training.estimators import (
 )
 from hanabi_grpo.training.groups import flatten_groups, trained_groups
 from hanabi_grpo.training.micro_batch import MicroBatch, TokenRow, collate
+from hanabi_grpo.training.minibatches import WHOLE_STEP, weights_by_part
 from hanabi_grpo.training.model.prefix_tree import (
     PrefixOrder,
     cut_by_rows,
     cut_by_tokens,
     share_of,
 )
-from hanabi_grpo.training.token_weights import LossUnit, token_weights
+from hanabi_grpo.training.token_weights import LossUnit
 from hanabi_grpo.types import DroppedGame, Episode, Turn, is_trained, player_name, task_name
 
 MIN_GAMES = 2
@@ -121,6 +123,7 @@ def token_rows(
     unit: LossUnit = "token",
     options: AdvantageOptions = PLAIN_ADVANTAGES,
     trained: TrainedTokens = all_tokens,
+    parts: Sequence[int] | None = None,
 ) -> list[TokenRow]:
     """Return the rows of one seat's trained player over all groups.
 
@@ -137,6 +140,7 @@ def token_rows(
         unit: What weighs the same in the loss, see `token_weights`.
         options: What becomes of the estimator's advantages.
         trained: Which tokens of a reply carry loss.
+        parts: Per game of the step its part, see `minibatches`; None: the step is one part.
 
     Raises:
         NonFiniteError: An advantage is infinite or not a number; rewards may be finite and still
@@ -158,7 +162,8 @@ def token_rows(
         advantages = whiten(advantages, lengths)
     if options.clip is not None:
         advantages = clip(advantages, options.clip)
-    weights = token_weights(lengths, unit)
+    own_parts = [WHOLE_STEP if parts is None else parts[number] for number in numbers]
+    weights = weights_by_part(lengths, own_parts, unit)
     rows: list[TokenRow] = []
     for number, episode, game_advantages, game_weights in zip(
         numbers, episodes, advantages, weights, strict=True
@@ -191,8 +196,9 @@ def build_micro_batches(
     unit: LossUnit = "token",
     options: AdvantageOptions = PLAIN_ADVANTAGES,
     trained: TrainedTokens = all_tokens,
+    parts: Sequence[int] | None = None,
 ) -> list[MicroBatch]:
-    """Return this rank's micro-batches of one step, seat by seat.
+    """Return this rank's micro-batches of one step, seat by seat, and part by part.
 
     A share that holds nothing becomes one row without loss, so that no rank waits for another.
 
@@ -208,7 +214,11 @@ def build_micro_batches(
         unit: See `token_rows`.
         options: See `token_rows`.
         trained: See `token_rows`.
+        parts: See `token_rows`. Every player has micro-batches of every part.
     """
+    if parts is None:
+        parts = [WHOLE_STEP] * len(flatten_groups(groups))
+    games_of_part = Counter(parts) or Counter([WHOLE_STEP])
     batches: list[MicroBatch] = []
     for seat, player in enumerate(players):
         rows = token_rows(
@@ -220,13 +230,27 @@ def build_micro_batches(
             unit=unit,
             options=options,
             trained=trained,
+            parts=parts,
         )
-        num_reply_tokens = 0
-        for row in rows:
-            num_reply_tokens += row.num_trained
-        for share in cut_rows(rows, cut):
-            batch = collate(share, player, num_reply_tokens, pad_id, device, cut.shares_prefixes)
-            batches.append(batch)
+        for part, num_games in sorted(games_of_part.items()):
+            rows_of_part = [row for row in rows if parts[row.game] == part]
+            num_reply_tokens = sum(row.num_trained for row in rows_of_part)
+            share_of_step = num_games / games_of_part.total()
+            part_cut = replace(
+                cut,
+                micro_batches_per_player=ceil(share_of_step * cut.micro_batches_per_player),
+            )
+            for share in cut_rows(rows_of_part, part_cut):
+                batch = collate(
+                    share,
+                    player,
+                    num_reply_tokens,
+                    pad_id,
+                    device,
+                    cut.shares_prefixes,
+                    part,
+                )
+                batches.append(batch)
     return batches
 
 

@@ -33,12 +33,23 @@ _CLIP_EPSILON = 1e-6
 """Added to a norm before it divides, as in torch's own clipping."""
 
 
-def player_groups(model: torch.nn.Module, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return one optimizer group per adapter, with "updates", which says how often it moved."""
+def player_groups(
+    model: torch.nn.Module, names: Sequence[str], rate_of: Callable[[str], float] | None = None
+) -> list[dict[str, Any]]:
+    """Return one optimizer group per adapter, with "updates", which says how often it moved.
+
+    Args:
+        model: With the adapters.
+        names: Their names.
+        rate_of: (adapter) -> its peak learning rate; None: all have the optimizer's.
+    """
     groups = []
     for name in names:
         parameters = trainable_parameters(model, name)
-        groups.append({"params": [*parameters.values()], "player": name, "updates": 0})
+        group = {"params": [*parameters.values()], "player": name, "updates": 0}
+        if rate_of is not None:
+            group["lr"] = rate_of(name)
+        groups.append(group)
     return groups
 
 

@@ -204,6 +204,7 @@ class ServerLink:
             num_games=num_games or self.settings.num_generations,
             max_tokens=self.settings.max_completion_length,
             temperature=self.settings.temperature,
+            token_filter=self.settings.token_filter,
             sampling_seed=request.sampling_seed,
             seats=request.own,
         )
@@ -270,12 +271,19 @@ class ServerLink:
 
     def _introduce(self) -> None:
         run_id = run_identity(self.run_folder)
+        names = adapter_names(self.settings.players, self.settings.adapters)
+        largest = self.settings.largest_rank
+        smaller: dict[str, Any] = {}
+        for name in names:
+            if self.settings.rank_of(name) != largest:
+                smaller[name] = self.settings.rank_of(name)
         replaced = self._newer_versions(run_id)
         self.identity = self.client.introduce(
             self.settings,
             run_id=run_id,
-            adapters=adapter_names(self.settings.players, self.settings.adapters),
-            lora_rank=self.settings.lora_rank,
+            adapters=names,
+            lora_rank=largest,
+            **({"lora_ranks": smaller} if smaller else {}),
             setups=played_setups(training_rows(self.settings)),
             secret=run_secret(self.run_folder),
             version=self._version,

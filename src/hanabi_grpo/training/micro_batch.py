@@ -92,10 +92,12 @@ class MicroBatch:
     advantages: torch.Tensor
     """[rows, tokens - 1] advantage of the token's turn; 0 elsewhere."""
     num_reply_tokens: int
-    """The player's reply tokens that carry loss in the whole step, over all micro-batches and
-    processes."""
+    """The player's reply tokens that carry loss in the whole step, or in this part of it, over all
+    micro-batches and processes."""
     games: tuple[int, ...]
     """Per row the number of its game, see `TokenRow`."""
+    part: int = 0
+    """The part of the step's games that these are of, see `minibatches`."""
     tree: PrefixTree | None = None
     """The rows as a tree, where shared prefixes are computed once; None: each row by itself."""
     loss_mask: torch.Tensor | None = None
@@ -108,7 +110,8 @@ class MicroBatch:
     """[rows, 1] weights of HANABI_UPDATE=sequential, see `updates`; None: 1."""
     old_logprobs: torch.Tensor | None = None
     """[rows, tokens - 1] logprobs under the policy before the step's first update. The first pass
-    over the micro-batch fills it in."""
+    over the micro-batch fills it in, or `TrainingRun.check_logprobs` where other parts of the step
+    are learned from before."""
     reference_logprobs: torch.Tensor | None = None
     """[rows, tokens - 1] logprobs under the reference policy; only with BETA in the loss."""
     kl_weight: float | None = None
@@ -142,6 +145,7 @@ def collate(
     pad_id: int,
     device: torch.device,
     shares_prefixes: bool = False,
+    part: int = 0,
 ) -> MicroBatch:
     """Return a player's rows as one micro-batch.
 
@@ -149,12 +153,13 @@ def collate(
         rows: Trajectories of one player; none gives a single row without loss, so that this rank
             still computes what the others wait for.
         player: Its name.
-        num_reply_tokens: The player's reply tokens in the whole step, over all ranks. The loss is
-            divided by it, so neither the cut into micro-batches nor another player's data changes
-            the player's gradient.
+        num_reply_tokens: The player's reply tokens in the whole step, or in one part of it, over
+            all ranks. The loss is divided by it, so neither the cut into micro-batches nor another
+            player's data changes the player's gradient.
         pad_id: Token id of the padding.
         device: Where the tensors go.
         shares_prefixes: Whether to build the tree of shared prefixes.
+        part: The part of the step's games that these are of.
     """
     rows = rows or [_padding_row(pad_id)]
     width = max(len(row.ids) for row in rows)
@@ -188,6 +193,7 @@ def collate(
         advantages=advantages,
         num_reply_tokens=num_reply_tokens,
         games=tuple(row.game for row in rows),
+        part=part,
         tree=prefix_tree(ids, reply_mask) if shares_prefixes else None,
         loss_mask=loss_mask,
         loss_weights=loss_weights,

@@ -7,9 +7,9 @@ It runs in every step before the optimizer moves, in every number format, and lo
 - **other policies**: is the sampler closer to the version before, another player's adapter, the
   base model, its own adapter scaled or another temperature, or as far on the other side, than to
   the policy that is trained (`evidence.compare`)?
-- **what was sampled**: were the tokens drawn from the distribution that the sampler reports
-  (`evidence.surprise_score`), and do episodes repeat more often than chance allows
-  (`evidence.count_repeats`)?
+- **what was sampled**: were the tokens drawn from the distribution that the sampler reports, of
+  the tokens that TOP_P and TOP_K leave (`evidence.surprise_score`), and do episodes repeat more
+  often than chance allows (`evidence.count_repeats`; not with TOP_K)?
 
 `evidence` has the statistics and the bound of a false stop: below 1e-4 in 1,000 steps of five
 players. The gap's limits are no statistics: they say that rounding does not grow sixfold from one
@@ -56,6 +56,7 @@ from hanabi_grpo.training.evidence import (
     surprise_sums,
 )
 from hanabi_grpo.training.micro_batch import MicroBatch
+from hanabi_grpo.training.model.output_head import TokenLaw
 from hanabi_grpo.training.policy import EarlierVersions, Policy
 from hanabi_grpo.training.state import Evidence
 from hanabi_grpo.types import Episode, adapter_of
@@ -76,6 +77,8 @@ _NEXT_STEP = (
     "Nothing was updated in this step; restart the server, then the trainer, with RESUME at a "
     "checkpoint from before these steps."
 )
+FILTER_ROUNDING = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.25}
+"""By number format, relative error of a probability within which TOP_P decides either way."""
 FIRST_LOOKS = 3
 """Steps of a player in which suspects are computed in float32, too."""
 LOOK_FACTOR = 1.5
@@ -421,7 +424,7 @@ class MismatchCheck:
         All are 0 where the trainer's logprobs are not finite.
         """
         name = adapter_of(player, self._policy.adapter_names)
-        law = self._policy.float32_law(batch, name, CEILING)
+        law = self._policy.float32_law(batch, name, CEILING, FILTER_ROUNDING[self._dtype])
         sampler = batch.sampler_logprobs[batch.reply_mask].double()
         own = law.logprobs.double()
         if not bool(own.isfinite().all() & law.variance.isfinite().all()):
@@ -434,7 +437,7 @@ class MismatchCheck:
             float(len(gap)),
             # The same token in the same context has the same logprob, and others hardly ever.
             float(len(own.unique())),
-            *surprise_sums(sampler, own, mean, law.variance.double()),
+            *_surprise_sums(sampler, law),
         ]
         for suspect in suspects:
             other = self._logprobs(self._policy.float32_logprobs, batch, name, suspect, games)
@@ -591,11 +594,15 @@ class MismatchCheck:
         evidence: dict[str, list[list[float]]],
         metrics: dict[str, float],
     ) -> list[_Finding]:
-        counts = count_repeats(games.groups)
+        token_filter = self._policy.token_filter
+        counts = count_repeats(games.groups, token_filter.top_p)
         num_episodes = sum(len(group) for group in games.groups)
         if not num_episodes:
             return []
         metrics["repeated_episode_share"] = counts[0] / num_episodes
+        if token_filter.top_k:
+            # How likely an equal episode is depends on what the other tokens are worth.
+            return []
         score = repeat_score(remember(evidence, "episodes|repeats", counts))
         if score.z <= WARNING:
             return []
@@ -710,6 +717,22 @@ def _unexplained(suspect: str, comparison: Comparison, measured: _Measured) -> f
         explained = comparison.product**2 / comparison.distance
         return max(0.0, measured.gap_squares - explained)
     return comparison.residual
+
+
+def _surprise_sums(sampler: torch.Tensor, law: TokenLaw) -> list[float]:
+    """Return `surprise_sums` of a player's [reply tokens].
+
+    With TOP_P or TOP_K what tokens are drawn from is the filtered law, at the places where it is
+    known; which these are does not depend on the token that was drawn there.
+    """
+    own = law.logprobs.double()
+    drawn = law.drawn
+    if drawn is None:
+        return surprise_sums(sampler, own, law.mean.double(), law.variance.double())
+    sure = drawn.is_sure
+    return surprise_sums(
+        sampler[sure], own[sure], drawn.mean[sure].double(), drawn.variance[sure].double()
+    )
 
 
 _FAULTS = {

@@ -37,14 +37,11 @@ from hanabi_grpo.training.trainer import (
 logger = logging.getLogger(__name__)
 
 SAME_NAME_OPTIONS = (
-    "lora_rank",
-    "lora_alpha",
     "vllm_server_host",
     "vllm_server_port",
     "num_generations",
     "max_completion_length",
     "temperature",
-    "learning_rate",
     "lr_scheduler_type",
     "warmup_steps",
     "beta",
@@ -145,6 +142,11 @@ def swift_options(
     options: dict[str, object] = dict(FIXED_OPTIONS)
     for name in SAME_NAME_OPTIONS:
         options[name] = getattr(settings, name)
+    # Our adapters and optimizer have each player's own.
+    first = adapter_names(settings.players, settings.adapters)[0]
+    options["lora_rank"] = settings.rank_of(first)
+    options["lora_alpha"] = settings.alpha_of(first)
+    options["learning_rate"] = settings.rate_of(first)
     options["hanabi_settings"] = settings_path
     options["output_dir"] = run_folder
     options["model"] = model
@@ -208,11 +210,12 @@ class HanabiPipeline(SwiftRLHF):
     ) -> torch.nn.Module:
         """Wrap the base model with the players' adapters."""
         settings: Settings = args.vllm_client.settings
+        names = adapter_names(settings.players, settings.adapters)
         peft_model = add_adapters(
             model,
-            adapter_names(settings.players, settings.adapters),
-            rank=settings.lora_rank,
-            alpha=settings.lora_alpha,
+            names,
+            rank={name: settings.rank_of(name) for name in names},
+            alpha={name: settings.alpha_of(name) for name in names},
             seed=settings.seed,
         )
         start_adapters(peft_model, settings, read_resume(args.vllm_client.run_folder))

@@ -14,10 +14,17 @@ from peft import PeftModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hanabi_grpo.errors import VersionError
+from hanabi_grpo.token_filter import ALL_TOKENS, TokenFilter
 from hanabi_grpo.training.micro_batch import MicroBatch
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.model.forward import join_lora_products, reply_law, reply_logps
-from hanabi_grpo.training.model.output_head import CHUNK, TokenLaw, computes_logits, in_float32
+from hanabi_grpo.training.model.output_head import (
+    CHUNK,
+    FilteredSampling,
+    TokenLaw,
+    computes_logits,
+    in_float32,
+)
 from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 from hanabi_grpo.types import adapter_of
 
@@ -39,6 +46,7 @@ class Policy:
         *,
         temperature: float,
         has_whole_weights: bool,
+        token_filter: TokenFilter = ALL_TOKENS,
     ) -> None:
         """Prepare the forward pass.
 
@@ -46,6 +54,7 @@ class Policy:
             model: The base model with all adapters, not wrapped by DeepSpeed.
             adapter_names: The adapters of the run.
             temperature: That replies are sampled at.
+            token_filter: Which tokens could be drawn.
             has_whole_weights: False under ZeRO-3, where a process holds a part of each weight. Then
                 prefixes are not shared and logits are held for a whole micro-batch.
         """
@@ -53,6 +62,9 @@ class Policy:
         self.adapter_names = tuple(adapter_names)
         self.has_whole_weights = has_whole_weights
         self._temperature = temperature
+        vocab_size = model.config.get_text_config().vocab_size
+        self.token_filter = token_filter.within(vocab_size)
+        """Which tokens of the model's vocabulary could be drawn; logprobs are of all of them."""
         self._trained: torch.nn.Module = model
         self.adapter_parameters = adapter_parameters(model)
         """Every parameter of every adapter, by its name in the model."""
@@ -146,7 +158,9 @@ class Policy:
         with context, without_checkpointing(self._layers):
             return self._reply_logprobs(inner, batch)[batch.reply_mask]
 
-    def float32_law(self, batch: MicroBatch, adapter: str, ceiling: float) -> TokenLaw:
+    def float32_law(
+        self, batch: MicroBatch, adapter: str, ceiling: float, rounding: float = 0.0
+    ) -> TokenLaw:
         """Return the law of the reply tokens in float32 under an adapter.
 
         Call it within `in_float32`.
@@ -155,7 +169,11 @@ class Policy:
             batch: The micro-batch.
             adapter: Name of the adapter.
             ceiling: Most nats that a surprise counts.
+            rounding: Relative error of a sampler's probabilities.
         """
+        sampling = None
+        if not self.token_filter.keeps_all:
+            sampling = FilteredSampling(token_filter=self.token_filter, rounding=rounding)
         adapters.use_adapter(self.model, adapter)
         with without_checkpointing(self._layers):
             return reply_law(
@@ -166,6 +184,7 @@ class Policy:
                 self._temperature,
                 batch.tree,
                 ceiling=ceiling,
+                sampling=sampling,
                 whole_logits=self._needs_whole_logits,
             )
 

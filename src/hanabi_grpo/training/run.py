@@ -55,6 +55,7 @@ from hanabi_grpo.training.late_games import (
 from hanabi_grpo.training.learned.value_learner import ValueLearner, make_learners
 from hanabi_grpo.training.loss import LOSS_METRICS, PolicyLoss, add_entropy_bonus, mean_logprobs
 from hanabi_grpo.training.micro_batch import MicroBatch, collate
+from hanabi_grpo.training.minibatches import parts_of_games
 from hanabi_grpo.training.mismatch import CheckedGames, MismatchCheck
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.overlap import PlayAhead, StepGames
@@ -266,6 +267,8 @@ class TrainingRun:
         self._step_losses: list[torch.Tensor] = []
         self._log_ratios: list[dict[int, float]] = []
         """In a sequential step, per earlier player its log ratio of each game."""
+        self._updates_of_player = settings.updates_per_step
+        """Updates that each player makes in the step in progress."""
         self._estimator = run_estimator(settings)
         self._reference = Reference(parts.policy, settings.reference)
         self._trained: TrainedTokens = all_tokens
@@ -464,6 +467,12 @@ class TrainingRun:
                 whiten=self._settings.whiten_advantages, clip=self._settings.advantage_clip
             ),
             trained=self._trained,
+            parts=parts_of_games(
+                groups,
+                self._settings.minibatches,
+                seed=self._settings.seed,
+                step=self.state.step,
+            ),
         )
         # Of all own players: the baseline of one that rests in this step moves on.
         baselines = next_estimator_state(
@@ -535,7 +544,8 @@ class TrainingRun:
         target = self._settings.entropy_target
         if target is not None:
             # Exploration ends with learning: the target falls as the learning rate does.
-            target *= self._learning_rate / self._settings.learning_rate
+            first = self._policy.adapter_names[0]
+            target *= self._learning_rate / self._settings.rate_of(first)
         seats = played.seats
         means = mean_logprobs(
             played.used.drawn, seats.trained, seats.players, trained=self._trained
@@ -546,7 +556,9 @@ class TrainingRun:
         """Stop the run where the games are of another policy than the one that is trained.
 
         The absolute check of games by the version of now comes with the first forward pass
-        (`logprobs`), those of an earlier version are checked here.
+        (`logprobs`). Those of an earlier version are checked here, and those of a step whose parts
+        are learned from one after the other (HANABI_MINIBATCHES), because the policy has moved when
+        the later ones are met.
 
         Raises:
             ParityError: They are; nothing was updated in the step.
@@ -561,12 +573,19 @@ class TrainingRun:
         if sampled_by != played.version:
             # π_old, and what is compared with the sampler, is the policy that sampled.
             with self._metrics.timed("time/recall"), self._earlier.using(sampled_by):
-                for batch in batches:
-                    batch.old_logprobs = self._policy.fixed_logprobs(batch)
-                    self._check_gap(batch, batch.old_logprobs, sampled_by)
+                self._fix_old_logprobs(batches, sampled_by)
+        elif any(batch.part for batch in batches):
+            with self._metrics.timed("time/recall"):
+                self._fix_old_logprobs(batches, sampled_by)
         self._metrics.add(
             self._load.measure(batches, played.games, played.used, self._step_started)
         )
+
+    def _fix_old_logprobs(self, batches: Sequence[MicroBatch], sampled_by: int) -> None:
+        """Compute π_old of all micro-batches by the weights in use, and check it."""
+        for batch in batches:
+            batch.old_logprobs = self._policy.fixed_logprobs(batch)
+            self._check_gap(batch, batch.old_logprobs, sampled_by)
 
     def _checked_games(self, played: PlayedStep) -> CheckedGames:
         """Return what the mismatch check looks at: games as they were drawn, before any choice."""
@@ -629,11 +648,18 @@ class TrainingRun:
         self._guard.begin_step()
         self._log_ratios = []
         self._step_losses = []
+        num_parts = len({batch.part for batch in batches})
+        self._updates_of_player = self._settings.updates_per_step * num_parts
         for number, update in enumerate(updates):
             self._guard.begin_update(update.adapters)
             yield update
             if update.last_of_player != EVERYBODY and number + 1 < len(updates):
-                self._weigh_games(update, updates[number + 1])
+                following = updates[number + 1].player
+                self._weigh_games(
+                    [batch for batch in batches if batch.player == update.player],
+                    [batch for batch in batches if batch.player == following],
+                    has_moved=any(one.adapters for one in updates if one.player == update.player),
+                )
 
     def logprobs(self, batch: MicroBatch, update: Update) -> torch.Tensor:
         """Return [rows, tokens] logprobs under the micro-batch's own adapter, with a gradient.
@@ -686,11 +712,19 @@ class TrainingRun:
         for name, norm in self._guard.end_update().items():
             self._metrics.add({f"{name}/grad_norm": norm})
 
-    def _weigh_games(self, done: Update, following: Update) -> None:
-        """Weigh the next player's games by how much the last one has changed, see `updates`."""
+    def _weigh_games(
+        self, done: Sequence[MicroBatch], following: Sequence[MicroBatch], *, has_moved: bool
+    ) -> None:
+        """Weigh the next player's games by how much the last one has changed, see `updates`.
+
+        Args:
+            done: All micro-batches of the last player.
+            following: All of the next one.
+            has_moved: Whether an adapter was updated by the last player's.
+        """
         parts: list[dict[int, float]] = []
-        if done.adapters:
-            for batch in done.micro_batches:
+        if has_moved:
+            for batch in done:
                 if batch.old_logprobs is None:
                     raise RuntimeError(f"{batch.player}: a micro-batch was not computed.")
                 after = self._policy.fixed_logprobs(batch)
@@ -699,7 +733,7 @@ class TrainingRun:
                 )
         # All ranks hold the same players' rows, but of different games.
         self._log_ratios.append(sum_log_ratios(gather_object(parts)))
-        for batch in following.micro_batches:
+        for batch in following:
             weights = game_weights(self._log_ratios, batch.games).to(self._device)
             batch.game_weights = weights
             self._metrics.add({f"{batch.player}/game_weight": weights.mean().item()})
@@ -716,7 +750,11 @@ class TrainingRun:
                 "step_time": time.perf_counter() - self._step_started,
             }
         )
-        learning_rate = self._learning_rate
+        rates = {"learning_rate": self._learning_rate}
+        if isinstance(self._settings.learning_rate, str):
+            last_rates = self._parts.schedule.get_last_lr()
+            for name, rate in zip(self._policy.adapter_names, last_rates, strict=True):
+                rates[f"{name}/learning_rate"] = float(rate)
         if not self._accelerator.optimizer_step_was_skipped:
             self._parts.schedule.step()
         self._return_to_phase_best()
@@ -729,7 +767,7 @@ class TrainingRun:
         self._guard.end_step()
         is_last = self._verdict.ends_run or self.state.step == self._parts.max_steps
         self._events.end_step(self.state.step, is_last=is_last)
-        figures = self._mean_loss() | self._metrics.take() | {"learning_rate": learning_rate}
+        figures = self._mean_loss() | self._metrics.take() | rates
         self._events.log(figures)
 
     def should_save(self) -> bool:
@@ -776,11 +814,11 @@ class TrainingRun:
         return float(self._parts.schedule.get_last_lr()[0])
 
     def _mean_loss(self) -> dict[str, float]:
-        """Return the step's loss, a mean over passes and processes; nothing where it is not finite.
+        """Return the step's loss, a mean over updates and processes; nothing if it is not finite.
 
         Of several players it is the sum.
         """
-        total = torch.stack(self._step_losses).sum() / self._settings.updates_per_step
+        total = torch.stack(self._step_losses).sum() / self._updates_of_player
         mean = float(self._accelerator.gather(total[None].float()).mean())
         return {"loss": mean} if math.isfinite(mean) else {}
 

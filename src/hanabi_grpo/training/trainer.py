@@ -75,6 +75,7 @@ class HanabiGRPOTrainer(GRPOTrainer):
             self.model,
             self.adapter_names,
             temperature=settings.temperature,
+            token_filter=settings.token_filter,
             has_whole_weights=has_whole_weights,
         )
         self._base_checksum = adapters.base_checksum(self.model)
@@ -215,7 +216,7 @@ class PlayerOptimizers(OptimizerCallback):
         """Make the optimizer that --optim names."""
         trainer = self.trainer
         kind, options = trainer.get_optimizer_cls_and_kwargs(self.args, trainer.model)
-        groups = player_groups(trainer.model, trainer.adapter_names)
+        groups = player_groups(trainer.model, trainer.adapter_names, trainer.settings.rate_of)
         for group in groups:
             group["weight_decay"] = self.args.weight_decay
         optimizer: torch.optim.Optimizer = kind(groups, **options)

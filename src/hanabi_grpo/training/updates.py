@@ -2,7 +2,9 @@
 
 A step is one set of games, and the unit of versions, schedules, checkpoints and MAX_STEPS. It makes
 one update or several: HANABI_UPDATES_PER_STEP passes over all players' micro-batches, or, with
-HANABI_UPDATE=sequential, these passes over one player's after the other's.
+HANABI_UPDATE=sequential, these passes over one player's after the other's. With HANABI_MINIBATCHES
+each pass makes an update for every part of the games (`minibatches`). Every update of a step
+compares with the policy that sampled the step, as it was before the first of them.
 
 **Sequential updates.** HAPPO (Kuba et al. 2022, arXiv 2109.11251) lets agent i_m, the m-th of a
 random order, follow its clipped objective with M = (Π_{j<m} π_new^{i_j}(a^{i_j}|o) /
@@ -23,6 +25,7 @@ multiply.
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 
@@ -45,8 +48,10 @@ class Update:
     adapters: frozenset[str]
     """The adapters that move."""
     is_first_pass: bool
-    """Whether these micro-batches are met for the first time in the step: the policy is still the
-    one that sampled."""
+    """Whether these micro-batches are met for the first time in the step. The policy is still the
+    one that sampled, unless another part of the step's games came before."""
+    player: str = EVERYBODY
+    """Whose update this is, in a sequential step."""
     last_of_player: str = EVERYBODY
     """The player whose last update of the step this is, in a sequential step."""
 
@@ -66,30 +71,38 @@ def plan_updates(
     adapter_names: Sequence[str],
     active: Collection[str],
 ) -> list[Update]:
-    """Return the updates of a step, in order.
+    """Return the updates of a step, in order: players, then passes, then parts.
 
     Args:
         batches: All micro-batches of this rank.
         settings: The run's, for HANABI_UPDATE and HANABI_UPDATES_PER_STEP.
+            What HANABI_MINIBATCHES divided is in the micro-batches.
         step: Number of steps before this one.
         adapter_names: The run's adapters.
         active: Those of them that have data in this step and may move.
     """
     is_sequential = settings.update == "sequential"
     players = player_order(settings, step) if is_sequential else (EVERYBODY,)
+    parts = sorted({batch.part for batch in batches})
+    passes = list(product(range(settings.updates_per_step), parts))
     updates = []
     for player in players:
-        micro_batches = tuple(batch for batch in batches if player in (EVERYBODY, batch.player))
-        moving = frozenset(active)
-        if is_sequential:
-            moving &= {adapter_of(player, adapter_names)}
-        for number in range(settings.updates_per_step):
-            is_last = number == settings.updates_per_step - 1
+        for number, part in passes:
+            micro_batches = []
+            with_data = set()
+            for batch in batches:
+                if batch.part != part or player not in (EVERYBODY, batch.player):
+                    continue
+                micro_batches.append(batch)
+                if batch.has_data:
+                    with_data.add(adapter_of(batch.player, adapter_names))
+            is_last = (number, part) == passes[-1]
             updates.append(
                 Update(
-                    micro_batches=micro_batches,
-                    adapters=moving,
+                    micro_batches=tuple(micro_batches),
+                    adapters=frozenset(active) & with_data,
                     is_first_pass=number == 0,
+                    player=player,
                     last_of_player=player if is_last else EVERYBODY,
                 )
             )

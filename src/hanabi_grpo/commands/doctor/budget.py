@@ -172,7 +172,9 @@ def step_seconds(context: Context, sizes: ModelSizes, card: Card, budget: Budget
     update = learning_seconds(
         step, card, context.num_parameters, sizes, processes=settings.nproc_per_node
     )
-    learning = update * settings.updates_per_step
+    # One more forward pass, before the first part of the games moves the policy.
+    passes_before = 1 / _FORWARDS_OF_LEARNING if settings.minibatches > 1 else 0.0
+    learning = update * (settings.updates_per_step + passes_before)
     total = max(games, learning) if settings.overlap else games + learning
     return StepSeconds(step=step, games=games, learning=learning, total=total)
 

@@ -142,7 +142,7 @@ class Context:
 
     @cached_property
     def adapter_parameters(self) -> int:
-        """Parameters of one adapter; 0 without a model.
+        """Parameters of one adapter, the largest; 0 without a model.
 
         An adapter of rank r adds matrices of r × inputs and outputs × r to each linear layer.
         """
@@ -154,7 +154,7 @@ class Context:
             return 0
         total = 0
         for num_outputs, num_inputs in shapes.values():
-            total += self.settings.lora_rank * (num_outputs + num_inputs)
+            total += self.settings.largest_rank * (num_outputs + num_inputs)
         return total
 
     @cached_property

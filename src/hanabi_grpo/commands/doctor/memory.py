@@ -235,7 +235,7 @@ def trainer_parts(context: Context, sizes: ModelSizes) -> dict[str, float]:
         tokens,
         reply_tokens,
         bytes_per_number=BYTES[settings.dtype],
-        rank=settings.lora_rank,
+        rank=settings.largest_rank,
         checkpointed=settings.device != "cpu",
         whole=is_sharded,
     )

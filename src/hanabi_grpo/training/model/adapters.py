@@ -42,7 +42,12 @@ def adapter_names(num_players: int, mode: str) -> tuple[str, ...]:
 
 
 def add_adapters(
-    model: torch.nn.Module, names: Sequence[str], *, rank: int, alpha: int, seed: int
+    model: torch.nn.Module,
+    names: Sequence[str],
+    *,
+    rank: int | Mapping[str, int],
+    alpha: int | Mapping[str, int],
+    seed: int,
 ) -> PeftModel:
     """Wrap a base model with one trainable adapter per name.
 
@@ -52,22 +57,25 @@ def add_adapters(
     Args:
         model: The base model; its own parameters are frozen.
         names: Of the adapters; the first one is in use afterwards.
-        rank: LORA_RANK.
-        alpha: LORA_ALPHA.
+        rank: LORA_RANK, of all or by adapter.
+        alpha: LORA_ALPHA, of all or by adapter.
         seed: Of the first adapter's weights; each further one has the next.
     """
 
-    def config() -> LoraConfig:
+    def config(name: str) -> LoraConfig:
         return LoraConfig(
-            r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM"
+            r=rank if isinstance(rank, int) else rank[name],
+            lora_alpha=alpha if isinstance(alpha, int) else alpha[name],
+            target_modules="all-linear",
+            task_type="CAUSAL_LM",
         )
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        peft_model = get_peft_model(model, config(), adapter_name=names[0])
+        peft_model = get_peft_model(model, config(names[0]), adapter_name=names[0])
         for position, name in enumerate(names[1:], start=1):
             torch.manual_seed(seed + position)
-            peft_model.add_adapter(name, config())
+            peft_model.add_adapter(name, config(name))
     for name, parameter in peft_model.named_parameters():
         is_lora = "lora_" in name
         parameter.requires_grad_(is_lora)

@@ -28,6 +28,7 @@ from trl.trainer.utils import selective_log_softmax
 
 from hanabi_grpo.training.model.adapters import lora_layers
 from hanabi_grpo.training.model.output_head import (
+    FilteredSampling,
     TokenLaw,
     chosen_logps,
     law_of_logits,
@@ -88,6 +89,7 @@ def reply_law(
     tree: PrefixTree | None = None,
     *,
     ceiling: float,
+    sampling: FilteredSampling | None = None,
     whole_logits: bool = False,
 ) -> TokenLaw:
     """Return the law of the reply tokens, in their order, without a gradient.
@@ -100,6 +102,7 @@ def reply_law(
         temperature: That the replies were sampled at.
         tree: Of `ids` and `mask`, for a model that shares prefixes.
         ceiling: Most nats that a surprise counts, see `output_head.TokenLaw`.
+        sampling: What the replies were drawn with; None: every token could be drawn.
         whole_logits: As in `reply_logps`.
 
     Returns:
@@ -109,18 +112,14 @@ def reply_law(
         model, unwrapped, ids, mask, tree, whole_logits=whole_logits
     )
     if whole_logits:
-        law = law_of_logits(states[0], choices.tokens, temperature, ceiling)
+        law = law_of_logits(states[0], choices.tokens, temperature, ceiling, sampling)
     else:
         head = unwrapped.get_output_embeddings()
-        law = token_law(head, states[0], choices.tokens, temperature, ceiling)
+        law = token_law(head, states[0], choices.tokens, temperature, ceiling, sampling)
     position = choices.of_replies
     if position is not ...:
         position = position[0]
-    return TokenLaw(
-        logprobs=law.logprobs[choices.of_replies].flatten(),
-        mean=law.mean[position],
-        variance=law.variance[position],
-    )
+    return law.at(choices.of_replies, position)
 
 
 def reply_features(
