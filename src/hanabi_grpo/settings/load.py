@@ -242,11 +242,18 @@ def _game_problem(given: Mapping[str, Any], known: Sequence[Variable], error: Ex
     """
     fields = registry.get(given.get("env", HANABI)).Config.model_fields
     values = []
+    given_values = set()
     for variable in known:
         if variable.field in fields and variable.field in given:
-            values.append(f"{variable.env}={shown(given[variable.field])}")
-    # Without the field and the value that the error begins with: they are among those.
-    reason = re.sub(r"^(env_config: )?(\w+=[^:]*: )?", "", str(error))
+            value = given[variable.field]
+            values.append(f"{variable.env}={shown(value)}")
+            given_values |= {str(value), shown(value)}
+    reason = str(error).removeprefix("env_config: ")
+    # Without the name and the value that it begins with where they are among those: another value
+    # is a line of a file, or a file of a folder.
+    beginning = re.match(r"\w+=(?P<value>[^:]*): ", reason)
+    if beginning is not None and beginning["value"] in given_values:
+        reason = reason[beginning.end() :]
     return f"{' with '.join(values) or ENV}: {reason}"
 
 
