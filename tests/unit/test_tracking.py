@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 
 import psutil
 import pytest
@@ -19,6 +20,7 @@ from transformers import TrainerState
 
 from hanabi_grpo.commands.mirror import _LOOK_SECONDS
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.runs.history import read_history
 from hanabi_grpo.runs.manifest import check_checkpoint
 from hanabi_grpo.runs.restored_run import restore_run
 from hanabi_grpo.runs.validation import Validated, write_validations
@@ -130,6 +132,18 @@ def test_an_offline_run_holds_rows_games_and_artifacts_and_says_how_to_send_them
     assert files_with(run, KEY, SECRET) == []
     [folder] = unsent_folders(run)
     assert caplog.messages[-1].endswith(f".venv/bin/wandb sync {folder}")
+
+
+def test_logging_steps_joins_rows_for_wandb_up_to_the_last_of_the_run(tmp_path: Path) -> None:
+    variables = {"WANDB_MODE": "offline", "HANABI_PRESET": "laptop", "LOGGING_STEPS": "5"}
+    run = tracked_run(tmp_path / "run", steps=12, checkpoints=(12,), **variables)
+    scores = {row["step"]: row["score/mean"] for row in read_history(run / "metrics.jsonl")}
+    mirror_run(run, 0)
+    rows = [row for row in history(offline_records(run)) if "score/mean" in row]
+    expected = {}
+    for last, steps in ((5, range(1, 6)), (10, range(6, 11)), (12, range(11, 13))):
+        expected[last] = pytest.approx(fmean([scores[step] for step in steps]))
+    assert {row["step"]: row["score/mean"] for row in rows} == expected
 
 
 CANARIES = {
@@ -292,6 +306,7 @@ def test_a_resumed_run_goes_on_under_its_id_with_the_steps_that_are_new(tmp_path
 _SILENT = """
 import sys
 from pathlib import Path
+from statistics import fmean
 from transformers import TrainerState
 from hanabi_grpo.logs import set_up_logging
 from hanabi_grpo.settings import read_settings
@@ -386,6 +401,7 @@ def test_the_line_of_a_zero_sum_run_shows_exploitability_and_no_seats_return(
 _TRAINER = """
 import sys, time
 from pathlib import Path
+from statistics import fmean
 from hanabi_grpo.tracking.mirror import Mirror
 started = Mirror(Path(sys.argv[1]), 0)
 print(started._process.pid, flush=True)

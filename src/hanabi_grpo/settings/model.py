@@ -488,7 +488,8 @@ class Settings(BaseModel):
     )
     num_train_epochs: float | None = trainer(
         "NUM_TRAIN_EPOCHS",
-        "Passes over a dataset with seeds; MAX_STEPS wins when both are set.",
+        "Passes over the dataset; a row without seeds, and a run without DATASET, counts as one "
+        "step. MAX_STEPS wins when both are set.",
         gt=0,
         affects=Affects.SCHEDULE,
     )
@@ -896,6 +897,14 @@ class Settings(BaseModel):
         "none.",
         (values.NO_MONITOR,),
         allowed=values.MONITORS_ALLOWED,
+        affects=Affects.RECORD,
+    )
+    logging_steps: int = tracking(
+        "LOGGING_STEPS",
+        "Steps that one line of the terminal and one point of TensorBoard and W&B stand for, by "
+        "their mean; metrics.jsonl has every step.",
+        1,
+        ge=1,
         affects=Affects.RECORD,
     )
     wandb_project: values.ProjectName = tracking(

@@ -129,19 +129,22 @@ def deepspeed_stage(settings: Settings) -> int:
         ) from error
 
 
-def plan_line(settings: Settings, plan: BatchPlan, steps: int) -> str:
+def plan_line(settings: Settings, plan: BatchPlan, steps: int, reason: str = "") -> str:
     """Return the arithmetic of a step in one line.
 
     Args:
         settings: The run's settings.
         plan: What `batch_plan` made of them.
         steps: Optimizer steps of the run.
+        reason: Why so many, where that is not plain.
     """
     cut = f"{plan.micro_batches_per_player} micro-batches of {plan.per_device_train_batch_size}"
     if plan.tokens_per_micro_batch:
         cut = f"{plan.tokens_per_micro_batch} tokens at once"
+    because = f" ({reason})" if reason else ""
+    counted = "1 step" if steps == 1 else f"{steps} steps"
     return (
-        f"{steps} steps of {plan.tasks} tasks × {settings.num_generations} games, "
+        f"{counted}{because} of {plan.tasks} tasks × {settings.num_generations} games, "
         f"{plan.sequences} trajectories; "
         f"{settings.nproc_per_node} process(es) × {settings.players} players × {cut}"
     )
