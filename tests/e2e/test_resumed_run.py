@@ -42,7 +42,9 @@ def recorded_steps(folder: Path) -> list[int]:
     return [row["step"] for row in read_metrics(folder)]
 
 
-@pytest.mark.parametrize("stage", ["torch", "zero1", "critics", "mappo", "qmix", "bfloat16"])
+@pytest.mark.parametrize(
+    "stage", ["torch", "zero1", "zero3", "critics", "mappo", "qmix", "bfloat16"]
+)
 def test_resumed_steps_are_bit_equal_to_uninterrupted_ones(
     stage: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,7 +107,29 @@ def test_steps_after_a_resume_from_an_artifact_are_bit_equal_to_uninterrupted_on
     assert recorded_steps(elsewhere) == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("stage", ["torch", "critics"])
+def test_zero3_takes_the_gradients_of_zero2_also_with_weights_in_the_hosts_memory(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    config = {
+        "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}},
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+    }
+    offloaded = tmp_path / "offloaded.json"
+    offloaded.write_text(json.dumps(config))
+    norms = []
+    for stage in ("zero2", "zero3", str(offloaded)):
+        folder = tmp_path / Path(stage).stem
+        variables = {**STAGES["zero2"], "DEEPSPEED": stage, "MAX_STEPS": "3"}
+        run_trainer(write_settings(folder, tiny_model, **variables), processes=2)
+        rows = read_metrics(folder)
+        norms.append([row[f"{player}/grad_norm"] for row in rows for player in PLAYERS])
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
+    assert norms[2] == norms[1]
+
+
+@pytest.mark.parametrize("stage", ["torch", "zero3", "critics"])
 def test_steps_without_a_players_data_leave_all_of_it_bit_identical(
     stage: str, tiny_model: Path, tmp_path: Path
 ) -> None:

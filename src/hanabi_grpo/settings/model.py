@@ -941,7 +941,8 @@ class Settings(BaseModel):
     upload_ckpt_to_wandb: bool | Literal["full"] = tracking(
         "UPLOAD_CKPT_TO_WANDB",
         "The last adapters become an artifact; full: every artifact of the run also holds the "
-        "trainer's state and the run's records, so that RESUME=wandb:… continues from it elsewhere.",
+        "trainer's state and the run's records, so that RESUME=wandb:… continues from it "
+        "elsewhere.",
         True,
         allowed="true, false, full",
         affects=Affects.RECORD,
