@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from doctor_machines import NOWHERE, find, only
 from hanabi_grpo.cli import app
 from hanabi_grpo.commands.doctor.games import dataset_checks
+from hanabi_grpo.commands.training_plan import plan_training
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.dataset_rows import dataset_row
 from hanabi_grpo.rollout.datasets import (
@@ -66,10 +67,32 @@ def test_without_a_dataset_the_settings_are_the_row(
     assert tasks([row], 3, 1)[0].seed == 7 * 2**32 + 3
 
 
-def test_without_a_dataset_an_epoch_has_no_end() -> None:
-    refusal = "NUM_TRAIN_EPOCHS=2: without DATASET a run has a row without seeds"
-    with pytest.raises(SettingsError, match=refusal):
-        num_steps(settings(NUM_TRAIN_EPOCHS=2), training_rows(settings()))
+@pytest.mark.parametrize(
+    ("given", "steps", "reason"),
+    [
+        (
+            {"NUM_TRAIN_EPOCHS": 20, "HANABI_TASKS_PER_STEP": 6},
+            20,
+            "NUM_TRAIN_EPOCHS=20, an epoch is 6 tasks; a row without seeds counts as one step",
+        ),
+        (
+            {"NUM_TRAIN_EPOCHS": 1.5, "HANABI_TASKS_PER_STEP": 6},
+            2,
+            "NUM_TRAIN_EPOCHS=1.5, an epoch is 6 tasks; a row without seeds counts as one step",
+        ),
+        ({"NUM_TRAIN_EPOCHS": 20, "MAX_STEPS": 7}, 7, "MAX_STEPS=7 wins over NUM_TRAIN_EPOCHS=20"),
+        ({"MAX_STEPS": 7}, 7, ""),
+    ],
+)
+def test_without_a_dataset_an_epoch_is_one_step_and_max_steps_wins(
+    given: dict[str, object], steps: int, reason: str
+) -> None:
+    now = settings(**given)
+    plan = plan_training(now, training_rows(now), {})
+    assert plan.num_steps == steps
+    assert plan.steps_reason == reason
+    because = f" ({reason})" if reason else ""
+    assert plan.line(now).startswith(f"{steps} steps{because} of ")
 
 
 def test_a_dataset_of_another_board_is_refused_with_remedies_that_work(tmp_path: Path) -> None:

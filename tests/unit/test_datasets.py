@@ -343,6 +343,16 @@ def test_an_epoch_with_shares_ends_when_every_row_has_played_all_its_seeds(
     assert num_steps(settings, rows_of(tmp_path, *rows)) == steps
 
 
+def test_a_row_without_seeds_is_one_step_of_an_epoch(tmp_path: Path) -> None:
+    settings = Settings(num_train_epochs=3.0, tasks_per_step=4)
+    endless = {"env_config": {}}
+    assert num_steps(rows=rows_of(tmp_path, endless), settings=settings) == 3
+    assert num_steps(rows=rows_of(tmp_path, endless, endless), settings=settings) == 6
+    # Ten visits of each row, since shares hold within an epoch: 3 × 20 tasks in steps of 4.
+    seeded = {"env_config": {"seeds": list(range(10))}}
+    assert num_steps(rows=rows_of(tmp_path, endless, seeded), settings=settings) == 15
+
+
 # Seeds
 
 

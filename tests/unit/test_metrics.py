@@ -83,12 +83,18 @@ def test_a_step_s_figures_are_counted_from_its_games() -> None:
         "player_0/unparsable_share": 0.0,
         "player_0/tokens_per_reply": 2.0,
         "player_0/reward": 0.125,
+        "player_0/score/max": 1.0,
+        "player_0/score/min": -0.5,
+        "player_0/samples": 4.0,
         "player_0/entropy_estimate": 0.5,
         "player_1/games_without_turn": 3.0,
         "player_1/bad_reply_share": 0.0,
         "player_1/unparsable_share": 0.0,
         "player_1/tokens_per_reply": 2.0,
         "player_1/reward": 1.0,
+        "player_1/score/max": 1.0,
+        "player_1/score/min": 1.0,
+        "player_1/samples": 1.0,
         "player_1/entropy_estimate": 0.5,
         # Hanabi's own.
         "score_kept/mean": 0.75,
@@ -125,6 +131,11 @@ def test_a_zero_sum_game_is_scored_by_the_first_players_return_and_brings_figure
         "score/normalized": -0.25,
         "player_0/reward": -0.5,
         "player_1/reward": 0.5,
+        "player_0/score/max": 1.0,
+        "player_0/score/min": -2.0,
+        "player_1/score/max": 2.0,
+        "player_1/score/min": -1.0,
+        "player_1/samples": 2.0,
         "first_chips": -0.5,
         "bets": 1 / 3,
         "groups_without_spread": 0.0,
@@ -168,7 +179,9 @@ def test_a_step_without_games_has_counts_and_no_means_and_what_one_game_cannot_t
     }
     found = episode_metrics([[game(turn(0))]])
     assert found["player_1/games_without_turn"] == 1.0 and all(map(math.isfinite, found.values()))
-    assert not {"score/se", "player_1/reward", "player_1/entropy_estimate"} & set(found)
+    assert found["player_1/samples"] == 0.0
+    absent = {"score/se", "player_1/reward", "player_1/score/max", "player_1/entropy_estimate"}
+    assert not absent & set(found)
 
 
 def test_spread_is_of_any_player_s_reward_and_only_where_it_played() -> None:

@@ -15,6 +15,7 @@ from hanabi_grpo.settings import Settings
 from hanabi_grpo.tracking import file_monitor
 from hanabi_grpo.tracking.callback import TrackingCallback, make_monitors
 from hanabi_grpo.tracking.file_monitor import FileMonitor
+from hanabi_grpo.tracking.interval import Interval, IntervalMonitor
 from hanabi_grpo.tracking.monitor import Monitor, MonitorGroup, StepRow
 from hanabi_grpo.tracking.tensorboard_monitor import TensorBoardMonitor
 from hanabi_grpo.tracking.terminal_monitor import TerminalMonitor
@@ -59,6 +60,12 @@ def train(callback: TrackingCallback, *, after: int, scores: Sequence[float]) ->
         callback.on_log(None, state, None, {"games": 8.0, "score/mean": score})
 
 
+def kinds(monitors: Sequence[Monitor]) -> list[type[Monitor]]:
+    """Return the types of monitors, also of those that get a row for several steps."""
+    bare = [each.monitor if isinstance(each, IntervalMonitor) else each for each in monitors]
+    return [type(each) for each in bare]
+
+
 def scalars(run: Path, name: str) -> list[tuple[int, float]]:
     """Step and value of a figure, as TensorBoard reads them."""
     accumulator = EventAccumulator(str(run / "tensorboard")).Reload()
@@ -82,10 +89,42 @@ def test_report_to_chooses_the_monitors_beside_file_and_terminal(tmp_path: Path)
         ("wandb", [FileMonitor, WandbMonitor, TerminalMonitor]),
         ("wandb,tensorboard", [FileMonitor, TensorBoardMonitor, WandbMonitor, TerminalMonitor]),
     ):
-        settings = Settings(report_to=report_to)
-        assert [type(monitor) for monitor in make_monitors(settings, tmp_path)] == expected
+        assert kinds(make_monitors(Settings(report_to=report_to), tmp_path)) == expected
     disabled = Settings(report_to="wandb", wandb_mode="disabled")
-    assert WandbMonitor not in [type(monitor) for monitor in make_monitors(disabled, tmp_path)]
+    assert WandbMonitor not in kinds(make_monitors(disabled, tmp_path))
+
+
+def test_logging_steps_joins_steps_for_terminal_and_tensorboard_but_not_in_the_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    settings = Settings(report_to="tensorboard", logging_steps=4)
+    callback = TrackingCallback(settings, tmp_path)
+    train(callback, after=2, scores=[1.0, 3.0, 5.0, 5.0, 5.0, 7.0, 9.0, 11.0])
+    # The mean of steps 3 and 4 (the run resumed from 2), of 5 to 8, and of the last two.
+    expected = [(4, 2.0), (8, 5.5), (10, 10.0)]
+    assert scalars(tmp_path, "score/mean") == expected
+    callback.close()
+    assert scalars(tmp_path, "score/mean") == expected
+    lines = [message for message in caplog.messages if message.startswith("step ")]
+    assert [line.split("  ")[0] for line in lines] == ["step 4/10", "step 8/10", "step 10/10"]
+    assert "score 5.50" in lines[1]
+    assert rows_of(tmp_path) == [3, 4, 5, 6, 7, 8, 9, 10]
+
+
+def test_a_run_that_is_stopped_within_an_interval_logs_what_it_has(tmp_path: Path) -> None:
+    callback = TrackingCallback(Settings(report_to="tensorboard", logging_steps=4), tmp_path)
+    train(callback, after=0, scores=[1.0, 2.0])
+    callback.close(exit_code=130)
+    assert scalars(tmp_path, "score/mean") == [(2, 1.5)]
+
+
+def test_a_figure_of_some_steps_is_the_mean_over_those() -> None:
+    interval = Interval(3)
+    assert interval.add(1, {"loss": 1.0, "validation/score/mean": 2.0}) is None
+    assert interval.add(2, {"loss": None}) is None
+    assert interval.add(3, {"loss": 2.0}) == {"loss": 1.5, "validation/score/mean": 2.0}
+    assert interval.take_rest() is None
 
 
 def test_the_rows_of_a_run_arrive_in_tensorboard_and_in_the_file(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """The sizes of a step, who is trained in it, and which settings of updates are refused."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from pydantic import ValidationError
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.resume_settings import check_compatible
-from hanabi_grpo.settings import BatchPlan, Settings, batch_plan, settings_values
+from hanabi_grpo.settings import BatchPlan, Settings, batch_plan, deepspeed_stage, settings_values
 from hanabi_grpo.training.estimators import ESTIMATORS, GROUP_ESTIMATORS, Pool
 
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
@@ -211,3 +213,17 @@ def test_a_plan_uses_every_trajectory_exactly_once(
     plan = plan_of(**sizes)
     used = plan.gradient_accumulation_steps * plan.per_device_train_batch_size * processes
     assert used == plan.sequences == tasks * games * players
+
+
+def test_a_file_of_deepspeed_may_move_weights_off_the_gpu_but_not_the_optimizer(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "zero.json"
+    zero = {"stage": 3, "offload_param": {"device": "cpu"}}
+    path.write_text(json.dumps({"zero_optimization": zero}))
+    settings = Settings(deepspeed=str(path))
+    assert deepspeed_stage(settings) == 3
+    zero["offload_optimizer"] = {"device": "cpu"}
+    path.write_text(json.dumps({"zero_optimization": zero}))
+    with pytest.raises(SettingsError, match=r"offload_optimizer is 'cpu'; allowed is 'none'"):
+        deepspeed_stage(settings)

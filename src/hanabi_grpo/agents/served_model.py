@@ -66,7 +66,7 @@ class ServedPlayer:
     def seat(self, player: int, *, task: Task[Any], game: int) -> "ServedSeat":
         """Return a seat with an empty conversation, see `rollout.loop.Player.seat`."""
         memory = task.config.window
-        system = task.environment.system(task.config, player)
+        system = task.environment.system_message(task.config, player)
         request = self.sampling.seed
         return ServedSeat(
             player=self,

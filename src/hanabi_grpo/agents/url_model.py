@@ -348,7 +348,7 @@ class UrlPlayer:
             "task": f"{task.environment.name} {task.split}/{task.seed}",
             "game": game,
         }
-        system = task.environment.system(task.config, player)
+        system = task.environment.system_message(task.config, player)
         return UrlSeat(player=self, where=where, system=system)
 
 

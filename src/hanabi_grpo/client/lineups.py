@@ -6,6 +6,7 @@ its seat orders where games are counted.
 """
 
 import logging
+import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -290,6 +291,7 @@ class SeatResolver:
         for name, value in setup.config.model_dump(mode="json").items():
             if not name.startswith("reward_"):
                 here[f"HANABI_{name.upper()}"] = value
+        here.setdefault("HANABI_INSTRUCTION", setup.config.instruction)
         for run in self.run_folders(refs):
             if run in self._compared:
                 continue
@@ -304,7 +306,9 @@ class SeatResolver:
             is_same_game = recorded.get("HANABI_ENV") == setup.env
             if not learned or not is_same_game or "HANABI_PRESET" in learned:
                 continue
-            assignments = [f"{name}={value}" for name, value in learned.items()]
+            assignments = []
+            for name, value in learned.items():
+                assignments.append(f"{name}={'' if value is None else shlex.quote(str(value))}")
             exports = " ".join(assignments)
             logger.warning(
                 "%s: learned with %s; here: %s. To play as it learned: export %s",

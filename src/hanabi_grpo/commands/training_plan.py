@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hanabi_grpo.commands.nodes import Nodes, check_nodes, read_nodes
 from hanabi_grpo.rollout.dataset_rows import DatasetRow
-from hanabi_grpo.rollout.datasets import check_payoffs, num_steps, played_setups
+from hanabi_grpo.rollout.datasets import check_payoffs, num_steps, played_setups, steps_reason
 from hanabi_grpo.settings import BatchPlan, Settings, batch_plan
 from hanabi_grpo.settings.steps import plan_line
 
@@ -19,10 +19,12 @@ class TrainingPlan:
     num_steps: int
     """Steps of the whole run, those that were made before a resume included."""
     nodes: Nodes
+    steps_reason: str = ""
+    """Why so many steps, where that is not plain; see `datasets.steps_reason`."""
 
     def line(self, settings: Settings) -> str:
         """Return the arithmetic of a step as one line."""
-        return plan_line(settings, self.batch, self.num_steps)
+        return plan_line(settings, self.batch, self.num_steps, self.steps_reason)
 
 
 def plan_training(
@@ -45,4 +47,6 @@ def plan_training(
     steps = num_steps(settings, rows)
     nodes = read_nodes(environ)
     check_nodes(nodes, settings, batch)
-    return TrainingPlan(batch=batch, num_steps=steps, nodes=nodes)
+    return TrainingPlan(
+        batch=batch, num_steps=steps, nodes=nodes, steps_reason=steps_reason(settings, rows)
+    )

@@ -252,30 +252,44 @@ def check_payoffs(settings: Settings, setups: Sequence[Setup[Any]]) -> None:
 
 
 def num_steps(settings: Settings, rows: Sequence[DatasetRow]) -> int:
-    """Return how many optimizer steps a run takes.
-
-    One epoch visits every seed of every row at least once: with equal shares len(rows) × the
-    longest list of seeds.
-
-    Raises:
-        SettingsError: NUM_TRAIN_EPOCHS alone is set and a row has no end.
-    """
+    """Return how many optimizer steps a run takes, see `epoch_tasks`; MAX_STEPS wins."""
     if settings.max_steps is not None or settings.num_train_epochs is None:
         return settings.max_steps or 0
+    tasks_of_all_epochs = settings.num_train_epochs * epoch_tasks(settings, rows)
+    return max(1, math.ceil(tasks_of_all_epochs / settings.tasks_per_step))
+
+
+def steps_reason(settings: Settings, rows: Sequence[DatasetRow]) -> str:
+    """Return why a run takes as many steps, in a few words; empty without NUM_TRAIN_EPOCHS.
+
+    Example:
+        "NUM_TRAIN_EPOCHS=20, an epoch is 8 tasks; a row without seeds counts as one step"
+    """
+    if settings.num_train_epochs is None:
+        return ""
+    epochs = f"NUM_TRAIN_EPOCHS={settings.num_train_epochs:g}"
+    if settings.max_steps is not None:
+        return f"MAX_STEPS={settings.max_steps} wins over {epochs}"
+    reason = f"{epochs}, an epoch is {epoch_tasks(settings, rows)} tasks"
+    if any(not row.seeds for row in rows):
+        reason += "; a row without seeds counts as one step"
+    return reason
+
+
+def epoch_tasks(settings: Settings, rows: Sequence[DatasetRow]) -> int:
+    """Return how many tasks one epoch has.
+
+    It visits every seed of every row at least once: with equal shares len(rows) × the longest list
+    of seeds. A row without seeds draws fresh tasks for ever and counts as one step, so that a
+    dataset of one such row, the one without DATASET too, has epochs of one step.
+    """
     order = block_order(_shares(rows))
     blocks = 0
     for index, row in enumerate(rows):
-        if not row.seeds:
-            raise SettingsError(
-                f"NUM_TRAIN_EPOCHS={settings.num_train_epochs:g}: "
-                f"{settings.dataset or 'without DATASET a run'} has a row without seeds, which "
-                "draws fresh tasks for ever, so an epoch has no end. Set MAX_STEPS, or give every "
-                "row seeds."
-            )
+        num_tasks = len(row.seeds) if row.seeds else settings.tasks_per_step
         visits_per_block = order.count(index)
-        blocks = max(blocks, math.ceil(len(row.seeds) / visits_per_block))
-    epoch = blocks * len(order)
-    return max(1, math.ceil(settings.num_train_epochs * epoch / settings.tasks_per_step))
+        blocks = max(blocks, math.ceil(num_tasks / visits_per_block))
+    return blocks * len(order)
 
 
 def mix_line(rows: Sequence[DatasetRow]) -> str:

@@ -169,7 +169,7 @@ def prompt_hash(setup: Setup[Any]) -> str:
     """
     texts = []
     for player in range(setup.spec.num_players):
-        texts.append(setup.environment.system(setup.config, player))
+        texts.append(setup.environment.system_message(setup.config, player))
     for number in range(_NUM_PROBES):
         referee = Referee(setup.task("eval-handshake", number), is_rehearsal=True)
         for turn in range(_PROBE_TURNS):

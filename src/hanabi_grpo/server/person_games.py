@@ -341,7 +341,9 @@ class _Partner:
         return f"{self.adapter}@{versions[self.adapter]}"
 
     def seat(self, player: int, *, task: Task[Any], game: int) -> "_PartnerSeat":
-        return _PartnerSeat(partner=self, system=task.environment.system(task.config, player))
+        return _PartnerSeat(
+            partner=self, system=task.environment.system_message(task.config, player)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from hanabi_grpo.envs import registry
-from hanabi_grpo.errors import HanabiGrpoError, SettingsError
+from hanabi_grpo.errors import HanabiGrpoError, SettingsError, shown
 from hanabi_grpo.settings.defaults import installed_device, is_local_model
 from hanabi_grpo.settings.game import HANABI, game_values
 from hanabi_grpo.settings.model import Settings, variables
@@ -241,13 +241,20 @@ def _game_problem(given: Mapping[str, Any], known: Sequence[Variable], error: Ex
         error: Why they do not go together.
     """
     fields = registry.get(given.get("env", HANABI)).Config.model_fields
-    shown = []
+    values = []
+    given_values = set()
     for variable in known:
         if variable.field in fields and variable.field in given:
-            shown.append(f"{variable.env}={given[variable.field]!r}")
-    # Without the field and the value that the error begins with: they are among those.
-    reason = re.sub(r"^(env_config: )?(\w+=[^:]*: )?", "", str(error))
-    return f"{' with '.join(shown) or ENV}: {reason}"
+            value = given[variable.field]
+            values.append(f"{variable.env}={shown(value)}")
+            given_values |= {str(value), shown(value)}
+    reason = str(error).removeprefix("env_config: ")
+    # Without the name and the value that it begins with where they are among those: another value
+    # is a line of a file, or a file of a folder.
+    beginning = re.match(r"\w+=(?P<value>[^:]*): ", reason)
+    if beginning is not None and beginning["value"] in given_values:
+        reason = reason[beginning.end() :]
+    return f"{' with '.join(values) or ENV}: {reason}"
 
 
 def _cross_checks(settings: Settings, known: Sequence[Variable]) -> list[str]:

@@ -492,7 +492,8 @@ class Settings(BaseModel):
     )
     num_train_epochs: float | None = trainer(
         "NUM_TRAIN_EPOCHS",
-        "Passes over a dataset with seeds; MAX_STEPS wins when both are set.",
+        "Passes over the dataset; a row without seeds, and a run without DATASET, counts as one "
+        "step. MAX_STEPS wins when both are set.",
         gt=0,
         affects=Affects.SCHEDULE,
     )
@@ -850,8 +851,9 @@ class Settings(BaseModel):
     resume: str | None = trainer(
         "RESUME",
         "What to go on from; unset: a new run. With another OUTPUT_DIR: a new run from that "
-        "checkpoint.",
-        allowed="latest, or the folder of a run or of one of its checkpoints",
+        "checkpoint. An artifact of UPLOAD_CKPT_TO_WANDB=full becomes a run folder first.",
+        allowed="latest, the folder of a run or of one of its checkpoints, "
+        "wandb:entity/project/name:alias, or the folder of such an artifact",
         affects=Affects.PLACE,
     )
     # These two change no update, although they decide which earlier versions of the run a pool with
@@ -931,6 +933,14 @@ class Settings(BaseModel):
         allowed=values.MONITORS_ALLOWED,
         affects=Affects.RECORD,
     )
+    logging_steps: int = tracking(
+        "LOGGING_STEPS",
+        "Steps that one line of the terminal and one point of TensorBoard and W&B stand for, by "
+        "their mean; metrics.jsonl has every step.",
+        1,
+        ge=1,
+        affects=Affects.RECORD,
+    )
     wandb_project: values.ProjectName = tracking(
         "WANDB_PROJECT",
         "W&B project.",
@@ -955,16 +965,20 @@ class Settings(BaseModel):
         "W&B run name; unset: the run folder's name.",
         affects=Affects.RECORD,
     )
-    wandb_log_model: Literal["checkpoint", "end", "false"] = tracking(
+    wandb_log_model: values.LogModel = tracking(
         "WANDB_LOG_MODEL",
         "Artifacts: every checkpoint, the last, or none by this setting.",
         "checkpoint",
+        allowed=values.LOG_MODEL_ALLOWED,
         affects=Affects.RECORD,
     )
-    upload_ckpt_to_wandb: bool = tracking(
+    upload_ckpt_to_wandb: bool | Literal["full"] = tracking(
         "UPLOAD_CKPT_TO_WANDB",
-        "The last adapters become an artifact.",
+        "The last adapters become an artifact; full: every artifact of the run also holds the "
+        "trainer's state and the run's records, so that RESUME=wandb:… continues from it "
+        "elsewhere.",
         True,
+        allowed="true, false, full",
         affects=Affects.RECORD,
     )
     ckpt_artifact_name: values.ArtifactName | None = tracking(

@@ -122,32 +122,46 @@ def deepspeed_stage(settings: Settings) -> int:
     """Return the ZeRO stage of DEEPSPEED, 0 without DeepSpeed.
 
     Raises:
-        SettingsError: It names a file that is not JSON, or not DeepSpeed's.
+        SettingsError: It names a file that is not JSON, not DeepSpeed's, or that moves the
+            optimizer off the GPU.
     """
     if settings.deepspeed in DEEPSPEED_STAGES:
         return DEEPSPEED_STAGES.index(settings.deepspeed)
     try:
         config = json.loads(read_bytes(Path(settings.deepspeed), MAX_DOCUMENT_BYTES))
-        return int(config.get("zero_optimization", {}).get("stage", 0))
+        zero = config.get("zero_optimization", {})
+        stage = int(zero.get("stage", 0))
+        optimizer_device = zero.get("offload_optimizer", {}).get("device", "none")
     except (OSError, ValueError, AttributeError) as error:
         raise SettingsError(
             f"DEEPSPEED={settings.deepspeed}: cannot be read as DeepSpeed's JSON ({error})."
         ) from error
+    if optimizer_device not in ("none", None):
+        raise SettingsError(
+            f"DEEPSPEED={settings.deepspeed}: offload_optimizer is {optimizer_device!r}; allowed "
+            "is 'none'. The optimizer holds adapters alone, which are small, and DeepSpeed's own "
+            "optimizer for the CPU would leave each player's update out of our hands. "
+            "offload_param moves the base model's weights."
+        )
+    return stage
 
 
-def plan_line(settings: Settings, plan: BatchPlan, steps: int) -> str:
+def plan_line(settings: Settings, plan: BatchPlan, steps: int, reason: str = "") -> str:
     """Return the arithmetic of a step in one line.
 
     Args:
         settings: The run's settings.
         plan: What `batch_plan` made of them.
         steps: Optimizer steps of the run.
+        reason: Why so many, where that is not plain.
     """
     cut = f"{plan.micro_batches_per_player} micro-batches of {plan.per_device_train_batch_size}"
     if plan.tokens_per_micro_batch:
         cut = f"{plan.tokens_per_micro_batch} tokens at once"
+    because = f" ({reason})" if reason else ""
+    counted = "1 step" if steps == 1 else f"{steps} steps"
     return (
-        f"{steps} steps of {plan.tasks} tasks × {settings.num_generations} games, "
+        f"{counted}{because} of {plan.tasks} tasks × {settings.num_generations} games, "
         f"{plan.sequences} trajectories; "
         f"{settings.nproc_per_node} process(es) × {settings.players} players × {cut}"
     )

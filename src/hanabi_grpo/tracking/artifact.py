@@ -1,9 +1,12 @@
 """The folder that is uploaded as an artifact: `artifacts/step_N` of the run folder.
 
 It holds every adapter of `checkpoint-N` with its manifest, the card, the settings, the score of the
-training games, evaluations that lie in the run folder and some recorded games; no optimizer state.
-`hanabi-grpo evaluate` and `view` take such a folder as it is. Its adapters are hard links, so it
-costs next to nothing while the checkpoint is there, and outlives its rotation.
+training games, evaluations that lie in the run folder and some recorded games. `hanabi-grpo
+evaluate` and `view` take such a folder as it is. Its adapters are hard links, so it costs next to
+nothing while the checkpoint is there, and outlives its rotation.
+
+With UPLOAD_CKPT_TO_WANDB=full it also holds the trainer's state and the records of the run, from
+which `runs.restored_run` makes a run folder on another machine.
 
 The games are whole tasks, those of the replay page, so that `hanabi-grpo view` compares a game with
 the same others as in training. Token ids and logprobs are left out: nobody trains on these files.
@@ -31,7 +34,7 @@ from hanabi_grpo.rollout.recordings import (
 )
 from hanabi_grpo.runs.evaluation_files import find_evaluations
 from hanabi_grpo.runs.manifest import MANIFEST, Manifest, check_checkpoint, spec_hashes
-from hanabi_grpo.runs.resume import TRAINER_STATE
+from hanabi_grpo.runs.restored_run import RUN_FILES, TRAINER_STATE, run_files
 from hanabi_grpo.runs.run_folder import json_text, new_folder, write_json_atomic, write_text_atomic
 from hanabi_grpo.settings import Settings, settings_values
 from hanabi_grpo.settings.defaults import is_local_model
@@ -143,9 +146,15 @@ def _fill_artifact(
         evaluations: By the name that each file gets in the artifact.
         run_folder: Where sample games are taken from.
     """
+    is_full = settings.upload_ckpt_to_wandb == "full"
     for name in (*manifest.files, MANIFEST):
-        if not name.startswith(f"{TRAINER_STATE}/"):
+        if is_full or not name.startswith(f"{TRAINER_STATE}/"):
             _link(checkpoint / name, folder / name)
+    if is_full:
+        (folder / RUN_FILES).mkdir()
+        for path in run_files(run_folder):
+            # Copied: the run goes on writing these.
+            shutil.copy2(path, folder / RUN_FILES / path.name)
     write_json_atomic(folder / SETTINGS, {"settings": settings_values(settings)})
     if score is not None:
         write_json_atomic(

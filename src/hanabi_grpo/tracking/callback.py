@@ -12,6 +12,7 @@ from hanabi_grpo.runs.alarms import AlarmChange, AlarmWatch, alarms_of
 from hanabi_grpo.runs.history import IncidentLog, read_history
 from hanabi_grpo.settings import Settings, settings_values
 from hanabi_grpo.tracking.file_monitor import METRICS, FileMonitor
+from hanabi_grpo.tracking.interval import IntervalMonitor
 from hanabi_grpo.tracking.monitor import Monitor, MonitorGroup, StepRow
 from hanabi_grpo.tracking.tensorboard_monitor import TensorBoardMonitor
 from hanabi_grpo.tracking.terminal_monitor import TerminalMonitor
@@ -23,15 +24,17 @@ logger = logging.getLogger(__name__)
 def make_monitors(settings: Settings, run_folder: Path) -> list[Monitor]:
     """Return a run's monitors: file and terminal always, the others as REPORT_TO says.
 
-    The file comes first, since W&B's mirror reads it.
+    The file comes first, since W&B's mirror reads it. It has every step; LOGGING_STEPS says how
+    many are joined for the others (for W&B in its mirror).
     """
+    every = settings.logging_steps
     monitors: list[Monitor] = [FileMonitor(run_folder)]
     if "tensorboard" in settings.report_to:
-        monitors.append(TensorBoardMonitor(run_folder))
+        monitors.append(IntervalMonitor(TensorBoardMonitor(run_folder), every))
     if "wandb" in settings.report_to and settings.wandb_mode != "disabled":
         monitors.append(WandbMonitor(run_folder))
     has_common_score = settings.setup().spec.has_common_score
-    monitors.append(TerminalMonitor(has_common_score=has_common_score))
+    monitors.append(IntervalMonitor(TerminalMonitor(has_common_score=has_common_score), every))
     return monitors
 
 

@@ -18,6 +18,7 @@ from hanabi_grpo.runs.validation import best_of, read_validations
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.tracking.artifact import artifact_name, build_artifact
 from hanabi_grpo.tracking.file_monitor import METRICS
+from hanabi_grpo.tracking.interval import Interval
 from hanabi_grpo.tracking.record import (
     ArtifactRecord,
     RunningScore,
@@ -33,7 +34,11 @@ logger = logging.getLogger(__name__)
 BEST = "best"
 """Alias of the best artifact."""
 REPLAY = "replay.html"
+LOGS = ("train.log", "server.log")
+"""Files of the run folder that become files of the run at W&B when it ends."""
 
+_OF_LAST_STEP = ("step", "seconds")
+"""What a row for several steps has of the last of them, instead of a mean."""
 _START = 0
 """Step of the adapters that training began with."""
 
@@ -50,8 +55,8 @@ class Publisher:
     record: WandbRecord
     """What the run folder knows of it."""
     settings: Settings
-    """WANDB_LOG_MODEL, UPLOAD_CKPT_TO_WANDB and the artifact's name and aliases are taken from
-    here."""
+    """WANDB_LOG_MODEL, UPLOAD_CKPT_TO_WANDB, LOGGING_STEPS and the artifact's name and aliases are
+    taken from here."""
     run_folder: Path
     """What is published."""
     from_step: int
@@ -66,6 +71,7 @@ class Publisher:
         self._metrics_file = self.run_folder / METRICS
         self._read_bytes = 0
         """Of the metrics file, up to the end of the last row that was sent."""
+        self._interval = Interval(self.settings.logging_steps)
         self._failed: set[str] = set()
         """What has failed so far, for `_guard`."""
         self._published: set[int] = set()
@@ -85,7 +91,11 @@ class Publisher:
         """
         with self._guard("metrics"):
             for row in self._new_rows():
-                self.run.log_row(row)
+                figures = self._interval.add(row["step"], row)
+                if figures is not None:
+                    self.run.log_row(figures | {name: row.get(name) for name in _OF_LAST_STEP})
+            if everything:
+                self._log_rest()
         with self._guard("checkpoints"):
             checkpoints = self._new_checkpoints()
             # W&B calls `latest` what comes last, so an alias cannot be given to an earlier version
@@ -97,6 +107,14 @@ class Publisher:
                 if step not in self._published and step != awaited:
                     self._published.add(step)
                     self._publish_checkpoint(step, folder)
+
+    def _log_rest(self) -> None:
+        """Send the steps after the last whole interval of LOGGING_STEPS."""
+        rest = self._interval.take_rest()
+        if rest is not None:
+            step, figures = rest
+            figures.pop("seconds", None)
+            self.run.log_row(figures | {"step": step})
 
     def _publish_checkpoint(self, step: int, folder: Path) -> None:
         self.samples(step)
@@ -121,6 +139,8 @@ class Publisher:
                 self._publish_final(folder, step)
         with self._guard("the last validation"):
             self._send_last_validation()
+        with self._guard("the logs"):
+            self.run.save_files(self.run_folder, LOGS)
         with self._guard("the end of the run"):
             self.run.finish(exit_code)
         return not self._failed

@@ -37,7 +37,8 @@ def episode_metrics(
     Figures of `Environment.metrics` have the name of the environment before them where a step has
     several. `tokens/prompts_per_game` and `tokens/replies_per_game` are what the players'
     conversations hold: with HANABI_MEMORY=game each token once, else once for each turn that still
-    sees it.
+    sees it. Of each player, `reward`, `score/max` and `score/min` are the mean, greatest and least
+    of what its games paid it, and `samples` is their number.
 
     A figure that the games do not determine is absent. Scores and rates are of all games and all
     seats; what says how training goes (a player's reward, replies and games without a turn,
@@ -242,9 +243,14 @@ def _seat_figures(
             returns.append(episode.reward(seat))
         else:
             num_without_turn += 1
-    figures = {"games_without_turn": float(num_without_turn)}
+    figures = {
+        "games_without_turn": float(num_without_turn),
+        "samples": float(len(returns)),
+    }
     if returns:
         figures["reward"] = fmean(returns)
+        figures["score/max"] = max(returns)
+        figures["score/min"] = min(returns)
     return figures | _reply_figures(replies, reply_limit, end_id)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import deepspeed
 import torch
 from swift.arguments import RLHFArguments
 from swift.model import MODEL_MAPPING, model_meta
@@ -21,7 +22,7 @@ from hanabi_grpo.rollout.datasets import played_setups, training_rows
 from hanabi_grpo.rollout.vocabulary import check_vocabulary
 from hanabi_grpo.runs.fingerprint import resolve_model
 from hanabi_grpo.runs.resume import read_resume
-from hanabi_grpo.settings import Settings, batch_plan, deepspeed_stage, read_settings
+from hanabi_grpo.settings import Settings, batch_plan, read_settings
 from hanabi_grpo.tracking.callback import TrackingCallback
 from hanabi_grpo.training.fleet_link import make_link
 from hanabi_grpo.training.model.adapters import adapter_names, add_adapters
@@ -104,7 +105,12 @@ class HanabiArguments(RLHFArguments):
         super()._init_deepspeed()
         if not self.deepspeed:
             return
-        if self.deepspeed.get("zero_optimization", {}).get("stage") == 2:
+        stage = self.deepspeed.get("zero_optimization", {}).get("stage")
+        if stage == ZERO_STAGE_OF_SHARDED_WEIGHTS and not torch.cuda.is_available():
+            # Weights are divided while the model is loaded, for as many processes as DeepSpeed
+            # knows of. accelerate tells it of them before that on GPUs only.
+            deepspeed.init_distributed(dist_backend="gloo")
+        if stage == 2:
             # Else micro-batches add up in the model's own format: of 64 in bfloat16 the sum was off
             # by 1 %, so by .2 %. Under ZeRO-1 DeepSpeed would take another optimizer, whose state
             # `checkpoint` does not know.
@@ -173,9 +179,8 @@ def swift_options(
     if settings.sampler_correction != "none":
         options["rollout_importance_sampling_mode"] = settings.sampler_correction
         options["rollout_importance_sampling_threshold"] = settings.sampler_correction_limit
-    # Clipping is ours, player by player; ZeRO-3 alone leaves it to DeepSpeed.
-    clips_itself = deepspeed_stage(settings) != ZERO_STAGE_OF_SHARDED_WEIGHTS
-    options["max_grad_norm"] = 0 if clips_itself else settings.max_grad_norm
+    # Clipping is ours, player by player.
+    options["max_grad_norm"] = 0
     if settings.deepspeed != "none":
         options["deepspeed"] = settings.deepspeed
     if settings.device == "cpu":

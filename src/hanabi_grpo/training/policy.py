@@ -193,17 +193,22 @@ class Policy:
         """Compute in float32 for a while, with the weights as a server has them."""
         return in_float32(self.model)
 
-    def whole_adapters(self) -> AbstractContextManager[Any]:
-        """Hold whole adapter weights on every rank for a while.
+    def whole_adapters(self, *, written: bool = False) -> AbstractContextManager[Any]:
+        """Hold whole adapter weights on every rank for a while; all ranks must come here together.
 
         They always are but under ZeRO-3.
+
+        Args:
+            written: Whether the block puts the same values into them on every rank; else what it
+                puts there is lost under ZeRO-3.
         """
         if self.has_whole_weights:
             return contextlib.nullcontext()
         import deepspeed
 
         parameters = list(self.adapter_parameters.values())
-        return deepspeed.zero.GatheredParameters(parameters)
+        writer = 0 if written else None
+        return deepspeed.zero.GatheredParameters(parameters, modifier_rank=writer)
 
     def _reply_logprobs(self, module: torch.nn.Module, batch: MicroBatch) -> torch.Tensor:
         return reply_logps(

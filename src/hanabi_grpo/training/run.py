@@ -23,7 +23,7 @@ from accelerate.utils import DistributedType, broadcast_object_list, gather_obje
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.rollout.dataset_rows import TaskRow
 from hanabi_grpo.rollout.datasets import training_rows
-from hanabi_grpo.runs.resume import TRAINER_STATE
+from hanabi_grpo.runs.restored_run import TRAINER_STATE
 from hanabi_grpo.settings import Settings, batch_plan
 from hanabi_grpo.settings.objective import run_estimator
 from hanabi_grpo.training.advantages import next_estimator_state
@@ -44,7 +44,7 @@ from hanabi_grpo.training.checkpoint import (
 from hanabi_grpo.training.estimators import EstimatorContext, LearnedValues
 from hanabi_grpo.training.fleet_link import Link
 from hanabi_grpo.training.groups import flatten_groups
-from hanabi_grpo.training.isolation import PlayerGuard, PlayerSchedule
+from hanabi_grpo.training.isolation import PlayerGuard, PlayerSchedule, forget_gradients
 from hanabi_grpo.training.kl import Costs, adapted_weights, measure_batches, measure_costs
 from hanabi_grpo.training.late_games import (
     late_figures,
@@ -305,12 +305,14 @@ class TrainingRun:
 
     def _restore(self, folder: Path) -> None:
         """Go on from a checkpoint as the run that wrote it would have gone on."""
-        for name in self._policy.adapter_names:
-            adapters.load_adapter(self._policy.model, name, folder / name)
+        with self._policy.whole_adapters(written=True):
+            for name in self._policy.adapter_names:
+                adapters.load_adapter(self._policy.model, name, folder / name)
         saved = TrainingState.load(folder / TRAINER_STATE, self._parts.first_step)
         parameters = self._policy.adapter_parameters
         optimizer = OptimizerState(parameters, self._parts.optimizer)
-        optimizer.restore(saved.moments)
+        with self._policy.whole_adapters():
+            optimizer.restore(saved.moments)
         optimizer.restore_counts(saved.groups)
         self._parts.schedule.refresh()
         self.state = saved.step_state
@@ -722,6 +724,7 @@ class TrainingRun:
         self._parts.optimizer.step()
         self._events.after_update()
         self._policy.trained_module.zero_grad()
+        forget_gradients(self._parts.optimizer)
         for name, norm in self._guard.end_update().items():
             self._metrics.add({f"{name}/grad_norm": norm})
 
@@ -833,12 +836,11 @@ class TrainingRun:
         return {"loss": mean} if math.isfinite(mean) else {}
 
     def _weights_of(self, player: str) -> dict[str, torch.Tensor]:
-        """Return a copy of a player's adapter; nothing under ZeRO-3, where nobody holds it."""
-        if not self._policy.has_whole_weights:
-            return {}
+        """Return a copy of a player's adapter; all ranks must come here together."""
         adapter = adapter_of(player, self._policy.adapter_names)
         parameters = adapters.trainable_parameters(self._policy.model, adapter)
-        return adapters.copy_parameters(parameters)
+        with self._policy.whole_adapters():
+            return adapters.copy_parameters(parameters)
 
     def _return_to_phase_best(self) -> None:
         """Give the player whose phase is over the weights of its best version, see `phases`."""
@@ -850,8 +852,10 @@ class TrainingRun:
             logger.warning("%s stays at its last version: its best one was not kept", player)
             return
         parameters = self._policy.adapter_parameters
-        adapters.fill(parameters, best)
-        OptimizerState(parameters, self._parts.optimizer).adopt_weights(best)
+        with self._policy.whole_adapters(written=True):
+            adapters.fill(parameters, best)
+        with self._policy.whole_adapters():
+            OptimizerState(parameters, self._parts.optimizer).adopt_weights(best)
 
     def _checkpoint_facts(self) -> dict[str, object]:
         """Return what a checkpoint's manifest says beside its files."""

@@ -36,7 +36,7 @@ from hanabi_grpo.training.validation import Validation
 
 OPTIMIZER_PLUGIN = "hanabi_players"
 """Name of `PlayerOptimizers` among ms-swift's optimizers (--optimizer)."""
-ZERO_STAGES_OF_SHARDED_GRADIENTS = (1, 2)
+ZERO_STAGES_OF_SHARDED_GRADIENTS = (1, 2, 3)
 ZERO_STAGE_OF_SHARDED_WEIGHTS = 3
 
 
@@ -65,7 +65,7 @@ class HanabiGRPOTrainer(GRPOTrainer):
         stage = deepspeed_stage(settings)
         has_whole_weights = stage != ZERO_STAGE_OF_SHARDED_WEIGHTS
         self.guard = PlayerGuard(
-            max_norm=settings.max_grad_norm if has_whole_weights else None,
+            max_norm=settings.max_grad_norm,
             sharded=stage in ZERO_STAGES_OF_SHARDED_GRADIENTS,
             report=self.report_incident,
             loss_scaled=settings.dtype == "float16",

@@ -13,7 +13,14 @@ class WorkflowConfig(StateConfig):
     """Settings of every workflow."""
 
     problems: str = Field(default=CHAIN_SUM, json_schema_extra={"allowed": ALLOWED})
-    """What is asked: own sums, a file of questions and answers, or a data set of reasoning-gym."""
+    """What is asked: own sums, files of questions and answers, or a data set of reasoning-gym."""
+    verify: Literal["text", "math"] = Field(
+        default="text",
+        # What has none is hashed as before there was one.
+        exclude_if="text".__eq__,
+    )
+    """What makes an answer right: the same text or number, or also, by the package math-verify, the
+    same value."""
     chain_terms: int = Field(default=3, ge=2, le=20)
     """Numbers of a chain sum."""
     chain_highest: int = Field(default=4, ge=1, le=10**9)

@@ -21,6 +21,7 @@ from hanabi_grpo.envs.workflows.problems import (
     Source,
     draw_problem,
     load_source,
+    with_math,
 )
 from hanabi_grpo.types import player_name
 
@@ -76,7 +77,8 @@ class Workflow(base.Environment[C], Generic[C]):
 
     def source(self, config: C) -> Source:
         """Return where the problems come from; SettingsError where they cannot be had."""
-        return load_source(config.problems, config.chain_terms, config.chain_highest)
+        source = load_source(config.problems, config.chain_terms, config.chain_highest)
+        return with_math(source) if config.verify == "math" else source
 
     def outside(self, config: C) -> Mapping[str, base.Outside]:
         """Return the source of problems, unless it is made here."""
@@ -89,8 +91,11 @@ class Workflow(base.Environment[C], Generic[C]):
         return {"problems": outside}
 
     def may_block(self, config: C) -> bool:
-        """Return True for reasoning-gym, some of whose problems take seconds to make."""
-        return config.problems.startswith(REASONING_GYM)
+        """Return True where a problem or an answer may take seconds.
+
+        Some of reasoning-gym's problems do, and some answers that math-verify looks at.
+        """
+        return config.problems.startswith(REASONING_GYM) or config.verify == "math"
 
     def problem(self, config: C, *, split: str, seed: int) -> Problem:
         """Return the problem of a start."""
@@ -99,7 +104,10 @@ class Workflow(base.Environment[C], Generic[C]):
     def spec(self, config: C) -> base.EnvSpec:
         """Return the spec; problems count by their content, wherever their file is."""
         fields = config.model_dump(exclude={"preset", "problems"})
-        digest = self.source(config).digest
+        source = self.source(config)
+        digest = source.digest
+        if source.verifier:
+            digest += f" {source.verifier}"
         roles = self.roles(config)
         return base.EnvSpec(
             env=self.name,

@@ -143,14 +143,16 @@ def trainable_parameters(
 def base_checksum(model: torch.nn.Module) -> str:
     """Return a checksum of every frozen parameter's bits, computed where the parameters are.
 
-    Under ZeRO-3 it covers this rank's shards.
+    Under ZeRO-3 it covers this rank's shards, so that it depends on the number of processes.
     """
     total = 0
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             continue
-        integer = _INTEGER_OF_SIZE[parameter.element_size()]
-        bits = parameter.detach().contiguous().view(integer)
+        # ZeRO-3 leaves an empty tensor in the place of a weight that is divided.
+        held = getattr(parameter, "ds_tensor", parameter)
+        integer = _INTEGER_OF_SIZE[held.element_size()]
+        bits = held.detach().contiguous().view(integer)
         # Position counts too, so that two swapped parameters do not cancel.
         total = total * _CHECKSUM_FACTOR + int(bits.sum(dtype=torch.int64))
         total %= _CHECKSUM_MODULUS
