@@ -330,7 +330,7 @@ def test_every_quoted_message_is_one_that_the_software_prints() -> None:
 
 def test_every_section_on_training_quotes_a_message_or_links_to_one() -> None:
     without = set()
-    for name, text in sections("What is said in training").items():
+    for name, text in sections("Messages during training").items():
         if not quotes(text) and not re.search(r"\]\(#", text):
             without.add(name)
     assert without == set()
