@@ -16,6 +16,7 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.rollout.datasets import played_setups, training_rows
+from hanabi_grpo.runs.run_folder import results_folder
 from hanabi_grpo.settings import LoadedSettings, Settings, load_settings
 from hanabi_grpo.settings.game import default_preset
 from hanabi_grpo.terminal import sayer
@@ -55,7 +56,12 @@ class Chosen:
             settings = self.loaded.settings
             if own:
                 settings = stack.enter_context(
-                    own_server(settings, sayer(console), environ=self._game_variables())
+                    own_server(
+                        settings,
+                        sayer(console),
+                        environ=self._game_variables(),
+                        folder=results_folder(settings),
+                    )
                 )
             else:
                 wait_for_first_server(self.loaded, sayer(console), instead=_WITHOUT_SERVER)
