@@ -411,3 +411,12 @@ def test_a_badge_says_what_the_package_says(name: str) -> None:
     drawing = (ROOT / "docs" / "badges" / f"{name}.svg").read_text()
     assert f"<title>{name}: {expected[name]}</title>" in drawing
     assert f"[![{name.capitalize()}: {expected[name]}](docs/badges/{name}.svg)]" in README
+
+
+@pytest.mark.parametrize("document", PAGES)
+def test_the_site_shows_lists_and_tables_as_they_are_meant(document: str) -> None:
+    """Python-Markdown nests by four spaces, and fences no code inside of a list."""
+    text = re.sub(r"^```.*?^```$", "", text_of(document), flags=re.DOTALL | re.MULTILINE)
+    assert re.findall(r"^ {1,3}(?:- |\d+\. ).*", text, flags=re.MULTILINE) == []
+    assert re.findall(r"^ +```.*", text, flags=re.MULTILINE) == []
+    assert [row for row in text.splitlines() if row.startswith("|") and row[-1] != "|"] == []
