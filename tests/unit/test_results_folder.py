@@ -75,3 +75,11 @@ def test_a_run_may_begin_in_a_folder_that_was_evaluated_and_played_in() -> None:
     for name in ("evaluations", "played", "cross-play-laptop-20260131-093000"):
         (folder / name).mkdir(parents=True)
     check_fresh(folder)
+
+
+def test_a_board_for_other_players_is_refused_by_the_name_of_the_option() -> None:
+    refused = ("evaluate", "iggi", "--preset", "marshal-mini", "--players", "3", "--tasks", "4")
+    result = CliRunner().invoke(app, list(refused))
+    assert result.exit_code == 2
+    assert "players=3: preset 'marshal-mini' is for 2 players" in result.output + result.stderr
+    assert "env_config" not in result.output + result.stderr

@@ -148,7 +148,11 @@ def game_setup(
             options["players"] = players
         config = settings.config_row(options)
     fields = registry.get(env).Config.model_fields
-    game = registry.setup(env, {name: config[name] for name in fields if name in config})
+    try:
+        game = registry.setup(env, {name: config[name] for name in fields if name in config})
+    except SettingsError as error:
+        # Nobody has written an env_config here: the fields have the names of the options.
+        raise SettingsError(str(error).removeprefix("env_config: ")) from error
     if players not in (None, game.spec.num_players):
         raise SettingsError(
             f"--players {players}: {game.env} {game.spec.preset} has {game.spec.num_players} "
