@@ -43,9 +43,9 @@ case $game in
     hanabi)
         steps=60
         export MODEL=data/tiny-model DATASET=data/hanabi.laptop.jsonl
-        before=(base) after=(served) who="who have watched a noisy hint bot" rivals="hint-bot iggi" ;;
+        before=(base) after=(served) who="a noisy hint bot" rivals="hint-bot iggi" ;;
     kuhn_poker | leduc_poker | tic_tac_toe | connect_four-4x5)
-        before=(base,random) after=(served,random) who="who have watched a noisy teacher" rivals=random
+        before=(base,random) after=(served,random) who="a noisy teacher" rivals=random
         case $game in
             kuhn_poker)
                 steps=800
@@ -70,11 +70,11 @@ case $game in
         export SAVE_STEPS=${SAVE_STEPS:-20} SAVE_TOTAL_LIMIT=${SAVE_TOTAL_LIMIT:-100} ;;
     frozen_lake | sokoban)
         steps=300
-        before=(base) after=(served) who="who have watched a noisy bfs" rivals="random bfs"
+        before=(base) after=(served) who="a noisy bfs" rivals="random bfs"
         export NUM_GENERATIONS=${NUM_GENERATIONS:-8} HANABI_TASKS_PER_STEP=${HANABI_TASKS_PER_STEP:-16} ;;
     vote | debate | summary | pioneer_observer)
         steps=150
-        before=(base) after=(served) who="who have watched a noisy solver" rivals="noisy solver"
+        before=(base) after=(served) who="a noisy solver" rivals="noisy solver"
         if [ "$game" = pioneer_observer ]; then export HANABI_SWAP_EVERY=${HANABI_SWAP_EVERY:-5}; fi # as CORY's paper has it
         export NUM_GENERATIONS=${NUM_GENERATIONS:-8} HANABI_TASKS_PER_STEP=${HANABI_TASKS_PER_STEP:-16} ;;
     *)
@@ -97,7 +97,7 @@ start_session "${DEMO_PORT:-}"
 say "1 of 5: waiting for the rollout server, which loads vLLM and $MODEL in half a minute to a minute; log $folder/server.log"
 start_server
 
-say "2 of 5: before: the untrained players, $who, play $deals deals"
+say "2 of 5: before: players pretrained on games of $who play $deals deals"
 run - hanabi-grpo evaluate "${before[@]}" --label before --tasks "$deals" --out "$folder/before.json"
 
 say "3 of 5: training, $steps steps of 128 games, after the trainer's start of half a minute; log $folder/train.log"

@@ -396,6 +396,14 @@ def test_the_disk_is_compared_with_the_checkpoints_that_are_kept(
     assert not (tmp_path / "a").exists()
 
 
+def test_a_run_folder_below_a_file_fails(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    run_folder = tmp_path / "notes.txt" / "run"
+    check = only(find(machine.disk_checks, MODEL=folder, OUTPUT_DIR=run_folder))
+    assert check.status == "fail"
+    assert check.finding == f"{tmp_path / 'notes.txt'} is a file, so nothing can be made below it"
+
+
 def test_a_disk_that_is_too_small_for_the_checkpoints_fails(folder: Path, tmp_path: Path) -> None:
     check = only(
         find(

@@ -20,6 +20,7 @@ from hanabi_grpo.commands.playing import (
 )
 from hanabi_grpo.evaluation.evaluate import check_tasks
 from hanabi_grpo.evaluation.lineups import evaluate_lineups, parse_lineups
+from hanabi_grpo.runs.run_folder import EVALUATIONS, results_folder
 from hanabi_grpo.settings.refs import SERVED
 from hanabi_grpo.settings.zoo import use_zoo
 
@@ -55,7 +56,8 @@ def evaluate(
 ) -> None:
     """Play held-out tasks and compare with random and blind play of the same tasks.
 
-    The same command continues an interrupted one. A result of a run's checkpoint, or of what its
+    The same command continues an interrupted one, whose finished tasks are in evaluations/ of
+    OUTPUT_DIR, or of outputs/ where that is not set. A result of a run's checkpoint, or of what its
     trainer serves, is also kept in evaluations/ of the run folder, and so is one of base on its
     server or beside its checkpoints: report shows it as the run before training.
 
@@ -75,8 +77,11 @@ def evaluate(
     num_done = {team.name: 0 for team in teams}
     needs_server = any(team.lineup.needs_server for team in teams)
 
+    folder = results_folder(chosen.loaded.settings)
+    place = f" in {folder / EVALUATIONS}" if out is None else ""
+
     with (
-        interruptible(lambda: _stop_summary(num_done, tasks)),
+        interruptible(lambda: _stop_summary(num_done, tasks, place)),
         chosen.serving(console, needed=needs_server, own=own_server) as served,
         progress_bars(aside) as progress,
     ):
@@ -99,6 +104,7 @@ def evaluate(
             served=served,
             rotate=not no_rotate,
             out=out,
+            folder=folder,
             begin=begin,
         )
         progress.stop()
@@ -111,17 +117,19 @@ def evaluate(
             as_json=as_json,
             kept=evaluation.kept_document(),
         )
-        evaluation.keep_with_runs(served, sayer(aside))
+        say = sayer(aside)
+        if not evaluation.keep_with_runs(served, say) and out is None:
+            say("No file was written; --out FILE keeps the result.")
 
 
-def _stop_summary(num_done: Mapping[str, int], num_tasks: int) -> str:
-    """Say how many tasks of each lineup are done, and how to continue."""
+def _stop_summary(num_done: Mapping[str, int], num_tasks: int, place: str) -> str:
+    """Say how many tasks of each lineup are done, where they are, and how to continue."""
     by_lineup = ""
     if len(num_done) > 1:
         counts = ", ".join(f"{label}: {count}" for label, count in num_done.items())
         by_lineup = f" ({counts})"
     total = len(num_done) * num_tasks
     return (
-        f"stopped: {sum(num_done.values())} of {total} tasks are done{by_lineup} and kept; run the "
-        "same command again to continue."
+        f"stopped: {sum(num_done.values())} of {total} tasks are done{by_lineup} and kept"
+        f"{place}; run the same command again to continue."
     )
