@@ -107,7 +107,7 @@ def trained_by_hand(values: dict[str, Any], num_steps: int) -> dict[str, torch.T
             own = [batch for batch in batches if batch.player == player]
             for batch in own:
                 if is_sequential and log_ratios:
-                    batch.game_weights = game_weights(log_ratios, batch.games)
+                    batch.game_weights = game_weights(log_ratios, batch.games, 2.0)
             for _ in range(settings.updates_per_step):
                 for batch in own:
                     optimizers[player].zero_grad()

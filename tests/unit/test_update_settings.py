@@ -94,6 +94,10 @@ def test_values_out_of_range_are_refused(field: str, value: float) -> None:
 CHANGES: list[tuple[str, Any]] = [
     ("updates_per_step", 2),
     ("minibatches", 2),
+    ("critic", "adapter"),
+    ("gae_unit", "token"),
+    ("sequential_factor", "step"),
+    ("sequential_limit", 0.0),
     ("clip_low", 0.1),
     ("clip_high", 0.3),
     ("entropy_bonus", 0.01),

@@ -90,6 +90,10 @@ def _is_lora_rank(rank: int) -> bool:
     return rank in LORA_RANKS
 
 
+def _is_sequential_limit(limit: float) -> bool:
+    return limit == 0 or limit > 1
+
+
 def _default_max_steps(given: dict[str, Any]) -> int | None:
     return None if given.get("num_train_epochs") else _MAX_STEPS
 
@@ -676,6 +680,20 @@ class Settings(BaseModel):
         "independent",
         affects=Affects.LEARNING,
     )
+    sequential_factor: Literal["game", "step"] = trainer(
+        "HANABI_SEQUENTIAL_FACTOR",
+        "With HANABI_UPDATE=sequential, which replies of earlier players a token's factor is of: "
+        "those of the whole game, or those of the same step of the game (HAPPO's own).",
+        "game",
+        affects=Affects.LEARNING,
+    )
+    sequential_limit: Annotated[float, where(_is_sequential_limit)] = trainer(
+        "HANABI_SEQUENTIAL_LIMIT",
+        "Largest such factor; its inverse is the smallest. 0: no limit, which is exact.",
+        2.0,
+        allowed="0, or a number above 1",
+        affects=Affects.LEARNING,
+    )
     swap_every: int = trainer(
         "HANABI_SWAP_EVERY",
         "Steps after which every player moves to the next seat; 0: each stays in its own.",
@@ -784,10 +802,26 @@ class Settings(BaseModel):
         le=1,
         affects=Affects.LEARNING,
     )
+    gae_unit: Literal["turn", "token"] = trainer(
+        "HANABI_GAE_UNIT",
+        "What has an advantage of its own with ippo: a turn, or, with HANABI_CRITIC=adapter, each "
+        "token.",
+        "turn",
+        affects=Affects.LEARNING,
+    )
+    critic: Literal["head", "adapter"] = trainer(
+        "HANABI_CRITIC",
+        f"What learns values for {_WITH_CRITIC}: a small head on the model's features, or, with "
+        "ippo, a LoRA adapter of the critic's own on the base model.",
+        "head",
+        affects=Affects.LEARNING,
+    )
     critic_learning_rate: float = trainer(
         "HANABI_CRITIC_LEARNING_RATE",
-        f"Learning rate of the critics of {_WITH_CRITIC}, and of {_WITH_CREDIT}.",
+        f"Learning rate of the critics of {_WITH_CRITIC}, and of {_WITH_CREDIT}; unset with "
+        "HANABI_CRITIC=adapter: the default of LEARNING_RATE.",
         3e-3,
+        factory=defaults.critic_learning_rate,
         gt=0,
         affects=Affects.LEARNING,
     )

@@ -63,6 +63,12 @@ def batch_plan(settings: Settings) -> BatchPlan:
             "ZeRO-3 no process holds whole adapters, so earlier ones cannot be kept; take zero2, "
             "or HANABI_REFERENCE=base."
         )
+    if settings.critic == "adapter" and deepspeed_stage(settings) == _ZERO_3:
+        raise SettingsError(
+            f"HANABI_CRITIC=adapter with DEEPSPEED={settings.deepspeed}: under ZeRO-3 no process "
+            "holds whole weights, on which the critic's adapter would be computed; take zero2, or "
+            "HANABI_CRITIC=head."
+        )
     tasks = settings.tasks_per_step
     group = settings.num_generations
     games = tasks * group

@@ -9,6 +9,7 @@ time, which DeepSpeed's collectives need.
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import ceil
 from typing import TypeVar
 
@@ -52,6 +53,8 @@ class AdvantageOptions:
     """HANABI_WHITEN_ADVANTAGES."""
     clip: float | None = None
     """HANABI_ADVANTAGE_CLIP."""
+    of_tokens: bool = False
+    """HANABI_GAE_UNIT=token: each token has one of its own, not each turn."""
 
 
 PLAIN_ADVANTAGES = AdvantageOptions()
@@ -124,6 +127,7 @@ def token_rows(
     options: AdvantageOptions = PLAIN_ADVANTAGES,
     trained: TrainedTokens = all_tokens,
     parts: Sequence[int] | None = None,
+    with_steps: bool = False,
 ) -> list[TokenRow]:
     """Return the rows of one seat's trained player over all groups.
 
@@ -141,6 +145,7 @@ def token_rows(
         options: What becomes of the estimator's advantages.
         trained: Which tokens of a reply carry loss.
         parts: Per game of the step its part, see `minibatches`; None: the step is one part.
+        with_steps: Whether rows say in which step of the game each token was said.
 
     Raises:
         NonFiniteError: An advantage is infinite or not a number; rewards may be finite and still
@@ -159,7 +164,10 @@ def token_rows(
     for episode in episodes:
         lengths.append([sum(trained(turn)) for turn in episode.trajectory(player)])
     if options.whiten:
-        advantages = whiten(advantages, lengths)
+        counted: Sequence[Sequence[int]] = lengths
+        if options.of_tokens:
+            counted = [_token_counts(episode.trajectory(player), trained) for episode in episodes]
+        advantages = whiten(advantages, counted)
     if options.clip is not None:
         advantages = clip(advantages, options.clip)
     own_parts = [WHOLE_STEP if parts is None else parts[number] for number in numbers]
@@ -168,14 +176,19 @@ def token_rows(
     for number, episode, game_advantages, game_weights in zip(
         numbers, episodes, advantages, weights, strict=True
     ):
-        _check_finite(episode, player, game_advantages, game_weights)
+        largest_weight = max(game_weights, default=0.0)
+        _check_finite(episode, player, game_advantages, largest_weight)
         turns = episode.trajectory(player)
         conversations: list[TokenRow] = []
-        for turn, advantage, weight in zip(turns, game_advantages, game_weights, strict=True):
+        of_turns = _by_turn(turns, game_advantages, of_tokens=options.of_tokens)
+        for turn, advantage, weight in zip(turns, of_turns, game_weights, strict=True):
             if turn.fresh or not conversations:
                 conversations.append(
                     _empty_row(
-                        number, has_weights=unit != "token", trains_all=trained is all_tokens
+                        number,
+                        has_weights=unit != "token",
+                        trains_all=trained is all_tokens,
+                        with_steps=with_steps,
                     )
                 )
             conversations[-1].append(turn, trained(turn), advantage, weight)
@@ -197,6 +210,7 @@ def build_micro_batches(
     options: AdvantageOptions = PLAIN_ADVANTAGES,
     trained: TrainedTokens = all_tokens,
     parts: Sequence[int] | None = None,
+    with_steps: bool = False,
 ) -> list[MicroBatch]:
     """Return this rank's micro-batches of one step, seat by seat, and part by part.
 
@@ -215,6 +229,7 @@ def build_micro_batches(
         options: See `token_rows`.
         trained: See `token_rows`.
         parts: See `token_rows`. Every player has micro-batches of every part.
+        with_steps: See `token_rows`.
     """
     if parts is None:
         parts = [WHOLE_STEP] * len(flatten_groups(groups))
@@ -231,6 +246,7 @@ def build_micro_batches(
             options=options,
             trained=trained,
             parts=parts,
+            with_steps=with_steps,
         )
         for part, num_games in sorted(games_of_part.items()):
             rows_of_part = [row for row in rows if parts[row.game] == part]
@@ -299,7 +315,7 @@ def _cut_by_prefix(rows: list[Row], cut: CutPlan) -> list[list[Row]]:
     return shares
 
 
-def _empty_row(game: int, *, has_weights: bool, trains_all: bool) -> TokenRow:
+def _empty_row(game: int, *, has_weights: bool, trains_all: bool, with_steps: bool) -> TokenRow:
     return TokenRow(
         ids=[],
         mask=[],
@@ -307,14 +323,42 @@ def _empty_row(game: int, *, has_weights: bool, trains_all: bool) -> TokenRow:
         advantages=[],
         weights=[] if has_weights else None,
         trained=None if trains_all else [],
+        steps=[] if with_steps else None,
         game=game,
     )
 
 
+def _token_counts(turns: Sequence[Turn], trained: TrainedTokens) -> list[int]:
+    """Return 1 for each token of some turns that carries loss, else 0."""
+    counts: list[int] = []
+    for turn in turns:
+        counts.extend(int(carries_loss) for carries_loss in trained(turn))
+    return counts
+
+
+def _by_turn(
+    turns: Sequence[Turn], advantages: Sequence[float], *, of_tokens: bool
+) -> list[list[float]]:
+    """Return for each turn the advantage of each token of its reply.
+
+    Args:
+        turns: Of one player in one game.
+        advantages: Of the turns, or of all their tokens.
+        of_tokens: Which of the two.
+    """
+    if not of_tokens:
+        by_turn = []
+        for turn, advantage in zip(turns, advantages, strict=True):
+            by_turn.append([advantage] * len(turn.reply_ids))
+        return by_turn
+    tokens = iter(advantages)
+    return [list(islice(tokens, len(turn.reply_ids))) for turn in turns]
+
+
 def _check_finite(
-    episode: Episode, player: int, advantages: Sequence[float], weights: Sequence[float]
+    episode: Episode, player: int, advantages: Sequence[float], weight: float
 ) -> None:
-    for advantage, weight in zip(advantages, weights, strict=True):
+    for advantage in advantages:
         if not (abs(advantage) <= _LARGEST and abs(advantage * weight) <= _LARGEST):
             raise NonFiniteError(
                 f"{player_name(player)}, task {task_name(episode.suite, episode.seed)}, game "

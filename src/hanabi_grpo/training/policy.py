@@ -68,9 +68,10 @@ class Policy:
         self._trained: torch.nn.Module = model
         self.adapter_parameters = adapter_parameters(model)
         """Every parameter of every adapter, by its name in the model."""
-        self._layers = [
+        self.layers = [
             module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)
         ]
+        """Those that compute again in the backward pass, see `without_checkpointing`."""
         self.shares_prefixes = False
         """Whether micro-batches need the tree of their shared prefixes."""
         reason: str | None = "under ZeRO-3 the head's weights are not whole"
@@ -108,13 +109,13 @@ class Policy:
     def fixed_logprobs(self, batch: MicroBatch) -> torch.Tensor:
         """Return logprobs under the adapter of the micro-batch's player, without a gradient."""
         self.use_adapter_of(batch.player)
-        with without_checkpointing(self._layers):
+        with without_checkpointing(self.layers):
             return self._reply_logprobs(self.model, batch)
 
     @torch.no_grad()
     def reference_logprobs(self, batch: MicroBatch) -> torch.Tensor:
         """Return logprobs under the base model, without a gradient."""
-        with adapters.base_only(self.model), without_checkpointing(self._layers):
+        with adapters.base_only(self.model), without_checkpointing(self.layers):
             return self._reply_logprobs(self.model, batch)
 
     @torch.no_grad()
@@ -155,7 +156,7 @@ class Policy:
             context = adapters.scaled_by(self.model, adapter, scale)
         # What is called must be inside accelerate's autocast, which wraps the outermost model.
         inner: Any = self.model.base_model
-        with context, without_checkpointing(self._layers):
+        with context, without_checkpointing(self.layers):
             return self._reply_logprobs(inner, batch)[batch.reply_mask]
 
     def float32_law(
@@ -175,7 +176,7 @@ class Policy:
         if not self.token_filter.keeps_all:
             sampling = FilteredSampling(token_filter=self.token_filter, rounding=rounding)
         adapters.use_adapter(self.model, adapter)
-        with without_checkpointing(self._layers):
+        with without_checkpointing(self.layers):
             return reply_law(
                 self.model.base_model,
                 self.model,

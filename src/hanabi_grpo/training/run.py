@@ -10,7 +10,7 @@ players from moving each other, `checkpoint` saves, `record` counts.
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,6 +52,7 @@ from hanabi_grpo.training.late_games import (
     read_late_tasks,
     remember_late_tasks,
 )
+from hanabi_grpo.training.learned.adapter_critic import AdapterCritics
 from hanabi_grpo.training.learned.value_learner import ValueLearner, make_learners
 from hanabi_grpo.training.loss import LOSS_METRICS, PolicyLoss, add_entropy_bonus, mean_logprobs
 from hanabi_grpo.training.micro_batch import MicroBatch, collate
@@ -71,8 +72,8 @@ from hanabi_grpo.training.thoughts import WithoutThoughts
 from hanabi_grpo.training.updates import (
     EVERYBODY,
     Update,
-    game_log_ratios,
-    game_weights,
+    batch_log_ratios,
+    batch_weights,
     plan_updates,
     sum_log_ratios,
 )
@@ -265,8 +266,8 @@ class TrainingRun:
         self._verdict = self._validation.verdict(parts.first_step)
         self._step_started = time.perf_counter()
         self._step_losses: list[torch.Tensor] = []
-        self._log_ratios: list[dict[int, float]] = []
-        """In a sequential step, per earlier player its log ratio of each game."""
+        self._log_ratios: list[Mapping[Hashable, float]] = []
+        """In a sequential step, per earlier player its log ratio of each game, or of its steps."""
         self._updates_of_player = settings.updates_per_step
         """Updates that each player makes in the step in progress."""
         self._estimator = run_estimator(settings)
@@ -278,8 +279,17 @@ class TrainingRun:
         if parts.resume_folder is not None:
             self._restore(parts.resume_folder)
 
-    def _make_value_learner(self) -> ValueLearner | None:
+    def _make_value_learner(self) -> ValueLearner | AdapterCritics | None:
         """Return what learns values beside the model, where the run's estimator needs them."""
+        if self._settings.critic == "adapter":
+            return AdapterCritics(
+                self._settings,
+                {spec_hash: setup.spec for spec_hash, setup in self._parts.setups.items()},
+                policy=self._policy,
+                accelerator=self._accelerator,
+                cut=self._cut,
+                pad_id=self._parts.pad_id,
+            )
         width = self._policy.model.config.get_text_config().hidden_size
         specs = {spec_hash: setup.spec for spec_hash, setup in self._parts.setups.items()}
         learners = make_learners(self._settings, self._policy.adapter_names, specs, width)
@@ -466,7 +476,9 @@ class TrainingRun:
             device=self._device,
             unit=self._settings.loss_unit,
             options=AdvantageOptions(
-                whiten=self._settings.whiten_advantages, clip=self._settings.advantage_clip
+                whiten=self._settings.whiten_advantages,
+                clip=self._settings.advantage_clip,
+                of_tokens=self._settings.gae_unit == "token",
             ),
             trained=self._trained,
             parts=parts_of_games(
@@ -475,6 +487,7 @@ class TrainingRun:
                 seed=self._settings.seed,
                 step=self.state.step,
             ),
+            with_steps=self._settings.sequential_factor == "step",
         )
         # Of all own players: the baseline of one that rests in this step moves on.
         baselines = next_estimator_state(
@@ -725,21 +738,18 @@ class TrainingRun:
             following: All of the next one.
             has_moved: Whether an adapter was updated by the last player's.
         """
-        parts: list[dict[int, float]] = []
+        parts: list[Mapping[Hashable, float]] = []
         if has_moved:
             for batch in done:
-                if batch.old_logprobs is None:
-                    raise RuntimeError(f"{batch.player}: a micro-batch was not computed.")
-                after = self._policy.fixed_logprobs(batch)
-                parts.append(
-                    game_log_ratios(after, batch.old_logprobs, batch.reply_mask, batch.games)
-                )
+                parts.append(batch_log_ratios(batch, self._policy.fixed_logprobs(batch)))
         # All ranks hold the same players' rows, but of different games.
         self._log_ratios.append(sum_log_ratios(gather_object(parts)))
         for batch in following:
-            weights = game_weights(self._log_ratios, batch.games).to(self._device)
-            batch.game_weights = weights
-            self._metrics.add({f"{batch.player}/game_weight": weights.mean().item()})
+            weights = batch_weights(self._log_ratios, batch, self._settings.sequential_limit)
+            batch.game_weights = weights.to(self._device)
+            said = weights if batch.steps is None else weights[batch.reply_mask.cpu()]
+            mean = said.mean().item() if len(said) else 1.0
+            self._metrics.add({f"{batch.player}/game_weight": mean})
 
     # Behind a step
 

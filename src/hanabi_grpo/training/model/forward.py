@@ -129,7 +129,19 @@ def reply_features(
     mask: torch.Tensor,
     tree: PrefixTree | None = None,
 ) -> torch.Tensor:
-    """Return what the output head reads for each reply token, without a gradient.
+    """Return `reply_states` without a gradient."""
+    with torch.no_grad():
+        return reply_states(model, unwrapped, ids, mask, tree)
+
+
+def reply_states(
+    model: torch.nn.Module,
+    unwrapped: PeftModel,
+    ids: torch.Tensor,
+    mask: torch.Tensor,
+    tree: PrefixTree | None = None,
+) -> torch.Tensor:
+    """Return what the output head reads for each reply token.
 
     Args:
         model: What is called, as in `reply_logps`.
@@ -141,7 +153,7 @@ def reply_features(
     Returns:
         [tokens in mask, width] in float32.
     """
-    with torch.no_grad(), return_hidden_states(unwrapped.get_output_embeddings()):
+    with return_hidden_states(unwrapped.get_output_embeddings()):
         states, nodes = reply_logits(model, unwrapped, ids, mask, tree)
     if nodes is None:
         return states[0].float()
