@@ -15,7 +15,7 @@ import pytest
 from bad_server import Behaviour, bad_server, drips, http, resets, silent
 from doctor_machines import find, free_port
 from fake_engine import CHAT, task, task_row
-from hanabi_grpo.agents import url_model, url_transcript
+from hanabi_grpo.agents import url_calls, url_transcript
 from hanabi_grpo.agents.url_model import UrlPartners
 from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.client.lineups import SeatResolver, parse_lineup
@@ -92,7 +92,7 @@ class Handler(QuietHandler):
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(url_model, "PAUSES", (0.01, 0.01))
+    monkeypatch.setattr(url_calls, "PAUSES", (0.01, 0.01))
 
 
 def partners_of(folder: Path, *urls: str, **settings: Any) -> UrlPartners:
