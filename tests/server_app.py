@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import save
 
 from fake_engine import BASE, CHAT, LAPTOP, MAX_MODEL_LEN, TOKENIZER, StubSampler, sample
+from hanabi_grpo.agents.judge import Judge
 from hanabi_grpo.agents.served_model import Model
 from hanabi_grpo.agents.url_model import UrlPartners
 from hanabi_grpo.client.rollout_client import RolloutClient
@@ -181,6 +182,7 @@ def running_app(
     port: int = 0,
     engine: WordEngine | None = None,
     partners: UrlPartners | None = None,
+    judge: Judge | None = None,
     access: GameAccess = NOTHING_OUTSIDE,
     people: PersonSettings = NOBODY_SET,
     **identity: Any,
@@ -193,6 +195,7 @@ def running_app(
         port: Where to listen; 0: a free port.
         engine: The engine; None: a new one.
         partners: Models behind URLs.
+        judge: Scores the session's games.
         access: What requests may name beside games that only compute.
         people: What games of people take from the server's settings.
         identity: Fields of the server's identity that differ from `make_identity`.
@@ -200,7 +203,11 @@ def running_app(
     listener = listen("127.0.0.1", port)
     engine = engine or WordEngine()
     ring = LineRing()
-    described = make_identity(**identity, partners=partners.described if partners else {})
+    described = make_identity(
+        **identity,
+        partners=partners.described if partners else {},
+        judge=judge.agreement if judge else "",
+    )
     store = AdapterStore(
         engine, max_rank=RANK, shapes=SHAPES, session_timeout=described.session_timeout
     )
@@ -216,6 +223,7 @@ def running_app(
         instance_id=described.instance_id,
         game_timeout=60.0,
         workers=WorkerPool(call_timeout=60.0, session_workers=1),
+        judge=judge,
     )
     app = create_app(
         engine, store, scheduler, described, ring, api_key=api_key, access=access, people=people

@@ -14,7 +14,8 @@ from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.conformance import check
 from hanabi_grpo.envs.referee import Referee, parts_of, play_scripts
-from hanabi_grpo.envs.workflows.answers import majority_worth, normalize, public_text, read_answer
+from hanabi_grpo.envs.texts import public_text
+from hanabi_grpo.envs.workflows.answers import majority_worth, normalize, read_answer
 from hanabi_grpo.envs.workflows.environment import WORKFLOWS
 from hanabi_grpo.envs.workflows.problems import draw_problem, load_source, share_of
 from hanabi_grpo.envs.wrappers import AECWrapper, SeatEnv

@@ -14,6 +14,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from hanabi_grpo.agents.judge import Judge
 from hanabi_grpo.agents.served_model import Model
 from hanabi_grpo.agents.url_model import UrlPartners
 from hanabi_grpo.envs.access import GameAccess
@@ -132,6 +133,7 @@ def rollout_server(
     ring: LineRing,
     extra_args: Sequence[str] = (),
     partner_calls: Path | None = None,
+    judge_calls: Path | None = None,
 ) -> Iterator[RolloutServer]:
     """Start the engine and build the server around it; both end with the block.
 
@@ -143,12 +145,15 @@ def rollout_server(
         ring: The log lines that `/log/` returns.
         extra_args: vLLM's own command line options.
         partner_calls: Where calls of the models of HANABI_PARTNER_URLS are recorded.
+        judge_calls: Where calls of HANABI_JUDGE are recorded.
 
     Yields:
         The server.
     """
     from transformers import AutoConfig, AutoTokenizer
 
+    # Before the engine, which takes a minute to start.
+    judge = Judge(settings, judge_calls) if settings.judge else None
     setups = read_setups(settings)
     access = GameAccess.of(setups)
     tiny_model = tiny_model_command([settings.board or LAPTOP], settings.players)
@@ -178,6 +183,8 @@ def rollout_server(
         logger.info(
             "partners: %s; their calls are recorded in %s", partners.described, partner_calls
         )
+    if judge is not None:
+        logger.info("judge: %s; its calls are recorded in %s", judge.described, judge_calls)
     scheduler: Scheduler | None = None
     try:
         identity = ServerIdentity(
@@ -192,6 +199,8 @@ def rollout_server(
             max_model_len=settings.max_model_len,
             session_timeout=settings.session_timeout,
             partners=partners.described,
+            judge=judge.agreement if judge else "",
+            judge_model=judge.model if judge else "",
         )
         model = Model(
             sampler=engine,
@@ -209,6 +218,7 @@ def rollout_server(
             workers=WorkerPool(
                 call_timeout=settings.call_timeout, session_workers=settings.game_workers
             ),
+            judge=judge,
         )
         api_key = settings.api_key.get_secret_value() if settings.api_key else None
         app = create_app(

@@ -20,10 +20,10 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.people import Choice, Scene
+from hanabi_grpo.envs.texts import public_text
 from hanabi_grpo.envs.workflows.answers import (
     majority_worth,
     normalize,
-    public_text,
     read_answer,
 )
 from hanabi_grpo.envs.workflows.config import (
