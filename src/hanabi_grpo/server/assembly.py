@@ -35,6 +35,7 @@ from hanabi_grpo.server.identity import ServerIdentity
 from hanabi_grpo.server.person_games import PersonSettings
 from hanabi_grpo.server.plugin import PLUGIN_NAME
 from hanabi_grpo.server.scheduler import Scheduler
+from hanabi_grpo.server.sleep import SleepingSampler
 from hanabi_grpo.server.workers.pool import WorkerPool
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.defaults import LAPTOP, tiny_model_command
@@ -170,7 +171,11 @@ def rollout_server(
     shapes = linear_shapes(folder)
     options = engine_options(settings, str(folder), shapes)
     # The one place where a sampler is chosen.
-    engine: Sampler = VllmSampler(options, extra_args, patience=settings.engine_timeout)
+    vllm = VllmSampler(options, extra_args, patience=settings.engine_timeout)
+    engine: Sampler = vllm
+    if settings.sleep:
+        engine = SleepingSampler(vllm, lambda: store.ownership.is_alive)
+        logger.info("engine: sleeps while the trainer learns (HANABI_SLEEP=1)")
     store = AdapterStore(
         engine,
         max_rank=settings.lora_rank,

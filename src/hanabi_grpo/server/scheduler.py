@@ -45,6 +45,7 @@ from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.judging import Judging
 from hanabi_grpo.server.pacing import Places, in_slices
 from hanabi_grpo.server.seats import Tables, wanted_adapters
+from hanabi_grpo.server.sleep import engine_for_trainer
 from hanabi_grpo.server.threads import Threads
 from hanabi_grpo.server.workers.pool import LateEpisodeError, WorkerPool, game_limit
 from hanabi_grpo.settings.refs import ScriptRef, UrlRef, seat_adapter
@@ -168,7 +169,8 @@ class Scheduler:
         refs = [ref for task in tasks for ref in task.refs]
         self.model.partners.check(refs, own=own, max_tokens=sampling.max_tokens)
         judging = Judging(self._judge, own=own)
-        played = await self._play_all(tasks, sampling, own, prompts or PromptTokens(), judging)
+        async with engine_for_trainer(self.model.sampler, own=own):
+            played = await self._play_all(tasks, sampling, own, prompts or PromptTokens(), judging)
         played = judging.finish(played)
         _check_partners(tasks, played)
         self._check_some_played(tasks, played)
@@ -251,7 +253,10 @@ class Scheduler:
         unscored = _waiting_scores(wanted)
         place = partial(self._places.place, object(), own=own)
         with self._engine_faults(f"scores of {wanted.seat}"):
-            async with self._store.lease(dict([adapter]) if adapter else {}) as leased:
+            async with (
+                engine_for_trainer(self.model.sampler, own=own),
+                self._store.lease(dict([adapter]) if adapter else {}) as leased,
+            ):
                 handle = leased[adapter[0]].lora if adapter else None
 
                 async def score_some() -> None:

@@ -21,6 +21,7 @@ from hanabi_grpo.settings.model import Settings, variables
 from hanabi_grpo.settings.names import ENV, unknown_names
 from hanabi_grpo.settings.partners import read_pool
 from hanabi_grpo.settings.saved import ORIGINS, VALUES, read_settings_document
+from hanabi_grpo.settings.sleep import check_sleep
 from hanabi_grpo.settings.sources import DOTENV, PROFILE, Source, find, read_sources
 from hanabi_grpo.settings.values import why_key_is_needed
 from hanabi_grpo.settings.variables import PASSED_THROUGH, Variable
@@ -274,10 +275,11 @@ def _cross_checks(settings: Settings, known: Sequence[Variable]) -> list[str]:
             f"HANABI_HOST={settings.host!r}: {reason}. Set the same in both terminals, e.g. "
             'export HANABI_API_KEY="$(openssl rand -hex 16)", or listen on 127.0.0.1.'
         )
-    try:
-        check_judge(settings)
-    except HanabiGrpoError as error:
-        problems.append(str(error))
+    for check in (check_judge, check_sleep):
+        try:
+            check(settings)
+        except HanabiGrpoError as error:
+            problems.append(str(error))
     if settings.partners:
         try:
             read_pool(settings)

@@ -223,6 +223,14 @@ class Settings(BaseModel):
         le=1,
         affects=Affects.MACHINE,
     )
+    sleep: bool = server(
+        "HANABI_SLEEP",
+        "On a GPU that both terminals share: the engine hands its memory back while the trainer "
+        "learns (docs/hardware.md).",
+        False,
+        both=True,
+        affects=Affects.MACHINE,
+    )
     max_num_seqs: int = server(
         "HANABI_MAX_NUM_SEQS",
         "Replies sampled at once.",
