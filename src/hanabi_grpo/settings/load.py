@@ -16,10 +16,12 @@ from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError, shown
 from hanabi_grpo.settings.defaults import installed_device, is_local_model
 from hanabi_grpo.settings.game import HANABI, game_values
+from hanabi_grpo.settings.judge import check_judge
 from hanabi_grpo.settings.model import Settings, variables
 from hanabi_grpo.settings.names import ENV, unknown_names
 from hanabi_grpo.settings.partners import read_pool
 from hanabi_grpo.settings.saved import ORIGINS, VALUES, read_settings_document
+from hanabi_grpo.settings.sleep import check_sleep
 from hanabi_grpo.settings.sources import DOTENV, PROFILE, Source, find, read_sources
 from hanabi_grpo.settings.values import why_key_is_needed
 from hanabi_grpo.settings.variables import PASSED_THROUGH, Variable
@@ -273,6 +275,11 @@ def _cross_checks(settings: Settings, known: Sequence[Variable]) -> list[str]:
             f"HANABI_HOST={settings.host!r}: {reason}. Set the same in both terminals, e.g. "
             'export HANABI_API_KEY="$(openssl rand -hex 16)", or listen on 127.0.0.1.'
         )
+    for check in (check_judge, check_sleep):
+        try:
+            check(settings)
+        except HanabiGrpoError as error:
+            problems.append(str(error))
     if settings.partners:
         try:
             read_pool(settings)

@@ -343,6 +343,9 @@ class ServerLink:
                 raise VersionError(
                     f"{self._heartbeat.lost} This trainer stops; its checkpoints are complete."
                 )
+            if self.settings.sleep:
+                # torch keeps what it has freed, and the engine, which wakes now, would not get it.
+                torch.cuda.empty_cache()
             try:
                 with remind_while_waiting(f"{purpose} from {self.client.url}"):
                     return call()
