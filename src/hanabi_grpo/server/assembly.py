@@ -21,7 +21,7 @@ from hanabi_grpo.envs.access import GameAccess
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.logs import LineRing
 from hanabi_grpo.rollout.chat import ChatFormat
-from hanabi_grpo.rollout.datasets import played_setups, training_rows
+from hanabi_grpo.rollout.datasets import played_setups, training_rows, validation_rows
 from hanabi_grpo.rollout.handshake import tokenizer_hash
 from hanabi_grpo.rollout.sampler import Sampler
 from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
@@ -256,7 +256,7 @@ def rollout_server(
 
 
 def read_setups(settings: Settings) -> list[Setup[Any]]:
-    """Return the games of these settings and of their DATASET, the former first.
+    """Return the games of these settings, of their DATASET and of their HANABI_EVAL_DATASET.
 
     What they name, requests may name too.
 
@@ -264,15 +264,22 @@ def read_setups(settings: Settings) -> list[Setup[Any]]:
         SettingsError: One of them cannot be played.
     """
     setups = [settings.setup()]
-    if settings.dataset is not None:
-        if Path(settings.dataset).is_file():
-            setups += played_setups(training_rows(settings))
+    files = {
+        "DATASET": (settings.dataset, training_rows),
+        "HANABI_EVAL_DATASET": (settings.eval_dataset, validation_rows),
+    }
+    for variable, (file, read_rows) in files.items():
+        if file is None:
+            continue
+        if Path(file).is_file():
+            setups += played_setups(read_rows(settings))
         else:
             # The trainer reads it, perhaps on another machine; most rows name nothing outside.
             logger.info(
-                "DATASET=%s is not on this machine: requests may not name the files of problems of "
-                "its rows",
-                settings.dataset,
+                "%s=%s is not on this machine: requests may not name the files of problems of its "
+                "rows",
+                variable,
+                file,
             )
     return setups
 

@@ -169,7 +169,7 @@ class Settings(BaseModel):
     )
     profile: Path | None = run(
         "HANABI_PROFILE",
-        "File of settings for a kind of machine, such as tools/profiles/gpu-1.env.",
+        "File of settings, such as tools/profiles/gpu-1.env, or one of YAML (below).",
         both=True,
         affects=Affects.MACHINE,
     )
@@ -967,12 +967,37 @@ class Settings(BaseModel):
     )
     eval_tasks: int = trainer(
         "HANABI_EVAL_TASKS",
-        "Tasks of a validation.",
+        "Tasks of a validation, of each curve.",
         200,
         ge=2,
         affects=Affects.SCHEDULE,
         affects_when=_PHASES,
         renamed_from="HANABI_EVAL_DEALS",
+    )
+    eval_dataset: str | None = trainer(
+        "HANABI_EVAL_DATASET",
+        "File of rows to validate on, each different game a curve of its own; unset: the games of "
+        "training, one curve.",
+        affects=Affects.SCHEDULE,
+        affects_when=_PHASES,
+    )
+    eval_lineups: str = trainer(
+        "HANABI_EVAL_LINEUPS",
+        "Who plays in validations, lineups with semicolons between them, e.g. served;served,iggi; "
+        "each a curve of its own.",
+        "served",
+        allowed="lineups with a served seat; other seats: base, scripts, url:NAME, folders",
+        affects=Affects.SCHEDULE,
+        affects_when=_PHASES,
+    )
+    eval_best: str | None = trainer(
+        "HANABI_EVAL_BEST",
+        "The curve that chooses the best version, and counts for HANABI_EVAL_PATIENCE; unset: the "
+        "first.",
+        allowed="the name of a curve: training, the preset of a row, or a lineup, as preset:lineup "
+        "with a row",
+        affects=Affects.SCHEDULE,
+        affects_when=_PHASES,
     )
     eval_patience: int = trainer(
         "HANABI_EVAL_PATIENCE",
@@ -997,7 +1022,7 @@ class Settings(BaseModel):
     report_to: values.Monitors = tracking(
         "REPORT_TO",
         "Where metrics go besides the run folder: tensorboard, wandb, both as a comma list, or "
-        "none.",
+        "none; also those of collect and evaluate.",
         (values.NO_MONITOR,),
         allowed=values.MONITORS_ALLOWED,
         affects=Affects.RECORD,
