@@ -53,3 +53,41 @@ on_gpu() {
         compgen -G ".venv/lib/python*/site-packages/vllm-[0-9]*.dist-info" >/dev/null
     fi
 }
+
+# split_gpus server|trainer: where nobody says which GPUs a terminal takes, half of those of this machine: the server the first
+# ones, with a copy of the model on each, the trainer the others, with a process on each. It is said, and yields to whatever
+# the shell, .env, the profile or --set gives.
+split_gpus() {
+    local terminal=$1 variable=CUDA_VISIBLE_DEVICES_${1^^} listed="" count=8 half mine size
+    if given CUDA_VISIBLE_DEVICES || given "$variable"; then
+        return 0
+    fi
+    if listed=$(nvidia-smi -L 2>/dev/null); then
+        count=$(grep -c '^GPU ' <<<"$listed" || true)
+    else
+        echo "GPUs: nvidia-smi does not answer, so this is taken for a machine of 8" >&2
+    fi
+    if grep -q '^ *MIG ' <<<"$listed"; then
+        echo "GPUs: this machine has MIG slices; choose two as tools/profiles/mig.env says" >&2
+        return 0
+    fi
+    if [ "$count" -lt 2 ]; then
+        echo "GPUs: $count; both terminals share one with HANABI_PROFILE=tools/profiles/gpu-1.env (80 GB) or gpu-24gb.env" >&2
+        return 0
+    fi
+    half=$((count / 2))
+    if [ "$terminal" = server ]; then
+        size=$half
+        mine=$(seq -s , 0 $((half - 1)))
+        # Whoever divides the model says how many copies there are.
+        given VLLM_TENSOR_PARALLEL_SIZE || default_env VLLM_DATA_PARALLEL_SIZE $size
+    else
+        size=$((count - half))
+        mine=$(seq -s , $half $((count - 1)))
+        default_env NPROC_PER_NODE $size
+        [ $size -gt 1 ] || default_env DEEPSPEED none
+    fi
+    default_env "$variable" "$mine"
+    echo "GPUs: $count, of which the $terminal takes $mine ($size of $count) and the other terminal the rest; a profile" \
+        "(docs/hardware.md) or $variable chooses others" >&2
+}

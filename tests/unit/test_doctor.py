@@ -285,6 +285,22 @@ def test_eight_gpus_fit_the_defaults_of_the_scripts(tmp_path: Path) -> None:
         assert checks[name]["status"] == "ok", name
 
 
+@pytest.mark.parametrize(
+    ("num_gpus", "server", "trainer"),
+    [(2, "0", "1"), (4, "0,1", "2,3"), (8, "0,1,2,3", "4,5,6,7")],
+)
+def test_where_nobody_chose_the_gpus_are_halved_as_the_scripts_do(
+    tmp_path: Path, num_gpus: int, server: str, trainer: str
+) -> None:
+    checks = run_with_gpus(tmp_path, num_gpus, DEEPSPEED="zero2")
+    assert checks["gpu split"]["finding"] == f"server on {server}, trainer on {trainer}"
+    half = num_gpus // 2
+    assert checks["server gpus"]["finding"] == (
+        f"VLLM_TENSOR_PARALLEL_SIZE=1 × VLLM_DATA_PARALLEL_SIZE={half} fits {half}"
+    )
+    assert checks["trainer gpus"]["finding"] == f"NPROC_PER_NODE={half} fits {half}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
     """How both terminals share GPUs, and what the doctor says of it."""
@@ -296,9 +312,9 @@ class Split:
 
 
 SPLITS = {
-    "fewer GPUs than the scripts' defaults": Split(
+    "fewer GPUs than the profile names": Split(
         num_gpus=4,
-        environ=FOUR_EACH,
+        environ={"HANABI_PROFILE": "tools/profiles/gpu-8.env"},
         status="fail",
         finding="name GPU 4, 5, 6, 7, there are only 4",
     ),
