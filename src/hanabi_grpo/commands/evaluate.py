@@ -129,6 +129,8 @@ def _stop_summary(num_done: Mapping[str, int], num_tasks: int, place: str) -> st
         counts = ", ".join(f"{label}: {count}" for label, count in num_done.items())
         by_lineup = f" ({counts})"
     total = len(num_done) * num_tasks
+    if not sum(num_done.values()):
+        return f"stopped: none of {total} tasks is done."
     return (
         f"stopped: {sum(num_done.values())} of {total} tasks are done{by_lineup} and kept"
         f"{place}; run the same command again to continue."
