@@ -139,10 +139,13 @@ def plan_line(settings: Settings, plan: BatchPlan, steps: int) -> str:
     cut = f"{plan.micro_batches_per_player} micro-batches of {plan.per_device_train_batch_size}"
     if plan.tokens_per_micro_batch:
         cut = f"{plan.tokens_per_micro_batch} tokens at once"
+    processes = "1 process"
+    if settings.nproc_per_node > 1:
+        processes = f"{settings.nproc_per_node} processes"
     return (
         f"{steps} steps of {plan.tasks} tasks × {settings.num_generations} games, "
         f"{plan.sequences} trajectories; "
-        f"{settings.nproc_per_node} process(es) × {settings.players} players × {cut}"
+        f"{processes} × {settings.players} players × {cut}"
     )
 
 
