@@ -573,7 +573,7 @@ def test_weights_that_are_not_complete_fail(tmp_path: Path) -> None:
 
 def test_a_dataset_is_described_or_refused_as_train_would_refuse_it(tmp_path: Path) -> None:
     good = write_dataset(tmp_path / "good.jsonl", seeds=[1, 2, 3])
-    assert only(find(games.dataset_checks, DATASET=good)).finding == f"{good}: 1 row(s), laptop"
+    assert only(find(games.dataset_checks, DATASET=good)).finding == f"{good}: 1 row, laptop"
     bad = write_dataset(tmp_path / "bad.jsonl", seeds=[-1])
     check = only(find(games.dataset_checks, DATASET=bad))
     assert check.status == "fail"

@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
+from hanabi_grpo.commands.evaluate import _stop_summary
 from hanabi_grpo.evaluation.chosen import game_setup
 from hanabi_grpo.evaluation.lineups import evaluate_lineups, parse_lineups
 from hanabi_grpo.runs.run_folder import check_fresh, results_folder
@@ -75,6 +76,12 @@ def test_a_run_may_begin_in_a_folder_that_was_evaluated_and_played_in() -> None:
     for name in ("evaluations", "played", "cross-play-laptop-20260131-093000"):
         (folder / name).mkdir(parents=True)
     check_fresh(folder)
+
+
+def test_an_evaluation_that_is_stopped_at_once_names_no_file() -> None:
+    assert _stop_summary({"iggi": 0, "random": 0}, 4, " in outputs/evaluations") == (
+        "stopped: none of 8 tasks is done."
+    )
 
 
 def test_a_board_for_other_players_is_refused_by_the_name_of_the_option() -> None:

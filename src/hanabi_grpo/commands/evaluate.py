@@ -223,6 +223,8 @@ def _stop_summary(num_done: Mapping[str, int], total: int, place: str) -> str:
     if len(num_done) > 1:
         counts = ", ".join(f"{label}: {count}" for label, count in num_done.items())
         by_lineup = f" ({counts})"
+    if not sum(num_done.values()):
+        return f"stopped: none of {total} tasks is done."
     return (
         f"stopped: {sum(num_done.values())} of {total} tasks are done{by_lineup} and kept"
         f"{place}; run the same command again to continue."

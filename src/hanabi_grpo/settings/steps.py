@@ -160,10 +160,13 @@ def plan_line(settings: Settings, plan: BatchPlan, steps: int, reason: str = "")
         cut = f"{plan.tokens_per_micro_batch} tokens at once"
     because = f" ({reason})" if reason else ""
     counted = "1 step" if steps == 1 else f"{steps} steps"
+    processes = "1 process"
+    if settings.nproc_per_node > 1:
+        processes = f"{settings.nproc_per_node} processes"
     return (
         f"{counted}{because} of {plan.tasks} tasks × {settings.num_generations} games, "
         f"{plan.sequences} trajectories; "
-        f"{settings.nproc_per_node} process(es) × {settings.players} players × {cut}"
+        f"{processes} × {settings.players} players × {cut}"
     )
 
 
